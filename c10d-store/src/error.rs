@@ -138,7 +138,7 @@ impl fmt::Display for ErrorContext {
 /// Whether a failed operation can have taken effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The request was not sent: a retry is safe.
+    /// The request was not sent, or was taken back: a retry is safe.
     NotSent,
     /// The request may have been carried out. The caller decides whether a retry is safe (a `get` is,
     /// an `add` is not).
@@ -332,12 +332,18 @@ pub enum StoreError {
         detail: &'static str,
     },
 
-    /// This process [interrupted](crate::Store::interrupt) the wait. Nothing changed, except that an
-    /// arrival at a barrier stays counted, and the store stays usable.
-    #[error("{context}: interrupted by this process")]
+    /// This process ended the call: [`Store::interrupt`](crate::Store::interrupt) a wait, or
+    /// [`c10d_socket::interruptible`] any call. The store stays usable. After a wait nothing changed, except that an
+    /// arrival at a barrier stays counted.
+    #[error(
+        "{context}: interrupted by this process{}",
+        if *outcome == Outcome::Unknown { "; whether it took effect is unknown" } else { "" }
+    )]
     Interrupted {
         /// The failed call.
         context: ErrorContext,
+        /// Whether the operation may have taken effect.
+        outcome: Outcome,
     },
 
     /// This process closed the handle.
@@ -362,6 +368,15 @@ impl StoreError {
         Self::Timeout { context, timeout }
     }
 
+    /// [`Interrupted`](Self::Interrupted), where the arrival at a barrier counts as sent.
+    pub(crate) fn interrupted(context: ErrorContext, outcome: Outcome) -> Self {
+        let outcome = match context.operation {
+            Operation::Barrier => Outcome::Unknown,
+            _ => outcome,
+        };
+        Self::Interrupted { context, outcome }
+    }
+
     /// Whether a wait timed out, and nothing is broken.
     #[must_use]
     pub const fn is_timeout(&self) -> bool {
@@ -372,13 +387,14 @@ impl StoreError {
     #[must_use]
     pub const fn outcome_is_unknown(&self) -> bool {
         match self {
-            Self::ConnectionLost { outcome, .. } => matches!(outcome, Outcome::Unknown),
+            Self::ConnectionLost { outcome, .. } | Self::Interrupted { outcome, .. } => {
+                matches!(outcome, Outcome::Unknown)
+            }
             Self::NoReply { .. }
             | Self::Protocol { .. }
             | Self::BarrierTimeout { .. }
             | Self::File { .. }
             | Self::WorkersMissing { .. } => true,
-            Self::Interrupted { context } => matches!(context.operation, Operation::Barrier),
             Self::Timeout { .. }
             | Self::Connect { .. }
             | Self::Listen(_)

@@ -7,11 +7,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Deadline, is_interrupt_check_due, is_interrupted, until_interrupt_check};
 
 use crate::compare_set::CompareSet;
 use crate::decimal::write_decimal;
-use crate::error::{ErrorContext, Operation, StoreError};
+use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::interrupts::Interrupts;
 use crate::known::Known;
 use crate::store::{DEFAULT_TIMEOUT, Store, check_take_max, generic_barrier, takes_any_bytes};
@@ -150,12 +150,23 @@ impl HashStore {
                 let context = ErrorContext::new(operation, missing, self.label(), now - started);
                 return Err(StoreError::timeout(context, timeout));
             }
-            if self.interrupts().take() {
+            let mut must_end = self.interrupts().take();
+            if !must_end && is_interrupt_check_due(now) {
+                // The check may use the store.
+                drop(contents);
+                must_end = is_interrupted();
+                contents = self.shared.contents();
+                if !must_end {
+                    continue;
+                }
+            }
+            if must_end {
                 let keys = keys.iter().copied();
                 let context = ErrorContext::new(operation, keys, self.label(), now - started);
-                return Err(StoreError::Interrupted { context });
+                return Err(StoreError::interrupted(context, Outcome::NotSent));
             }
-            contents = self.shared.wait(contents, deadline.remaining(now));
+            let until = until_interrupt_check(deadline);
+            contents = self.shared.wait(contents, until.remaining(now));
             self.check_not_closed(operation, keys, started.elapsed())?;
         }
         Ok(contents)

@@ -492,9 +492,10 @@ pub(crate) fn generic_barrier<S: Store + ?Sized>(
             world_size,
             arrived: store.add(&format!("{key}/num_members"), 0).ok(),
         }),
-        Err(StoreError::Interrupted { context }) => Err(StoreError::Interrupted {
-            context: context.for_operation(Operation::Barrier, &store.full_key(key)),
-        }),
+        Err(StoreError::Interrupted { context, outcome }) => {
+            let context = context.for_operation(Operation::Barrier, &store.full_key(key));
+            Err(StoreError::interrupted(context, outcome))
+        }
         other => other,
     }
 }
@@ -546,9 +547,9 @@ pub(crate) fn generic_queue_take<S: Store + ?Sized>(
             Err(StoreError::Timeout { .. }) => {
                 return Err(StoreError::timeout(context(started.elapsed()), timeout));
             }
-            Err(StoreError::Interrupted { .. }) => {
+            Err(StoreError::Interrupted { outcome, .. }) => {
                 let context = context(started.elapsed());
-                return Err(StoreError::Interrupted { context });
+                return Err(StoreError::Interrupted { context, outcome });
             }
             Err(error) => return Err(error),
         }

@@ -51,6 +51,8 @@ pub(super) enum Failure {
     Lost(io::Error),
     /// No reply by the deadline.
     NoReply,
+    /// The process does not wait for the reply any longer.
+    Interrupted,
     /// The reply violates the protocol.
     Protocol(String),
 }
@@ -416,7 +418,11 @@ impl Connection {
                 .write_all_by(&mut [IoSlice::new(bytes)], deadline),
             None => self.stream.write_all_by(&mut request.io_slices(), deadline),
         };
-        result.map_err(Failure::NotSent)
+        result.map_err(|error| match error.kind() {
+            // Part of it may have been sent.
+            io::ErrorKind::Interrupted => Failure::Interrupted,
+            _ => Failure::NotSent(error),
+        })
     }
 
     /// Fails if the server has closed the connection; does not wait. Without this check, a write without
@@ -531,6 +537,7 @@ fn closed_by_server() -> io::Error {
 fn read_failure(error: io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::TimedOut => Failure::NoReply,
+        io::ErrorKind::Interrupted => Failure::Interrupted,
         io::ErrorKind::UnexpectedEof => Failure::Lost(closed_by_server()),
         // Of TLS: the peer does not have the secret, or bytes were changed.
         io::ErrorKind::InvalidData => Failure::Protocol(error.to_string()),

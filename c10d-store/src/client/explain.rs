@@ -16,6 +16,9 @@ pub(super) fn explain(
     // An error that names a limit comes from a call that has one.
     let timeout = timeout.unwrap_or(Duration::MAX);
     let failure = match error {
+        PoolError::Connect(source) if source.is_interrupted() => {
+            return StoreError::interrupted(context, Outcome::NotSent);
+        }
         PoolError::Connect(source) => {
             let source = source.with_limit(timeout);
             return StoreError::Connect { context, source };
@@ -29,7 +32,7 @@ pub(super) fn explain(
                 source,
             };
         }
-        PoolError::Interrupted => return StoreError::Interrupted { context },
+        PoolError::Interrupted => return StoreError::interrupted(context, Outcome::NotSent),
         PoolError::TimedOut => return StoreError::Timeout { context, timeout },
         PoolError::Failure(failure) => failure,
     };
@@ -58,6 +61,7 @@ pub(super) fn explain(
             }
         }
         Failure::NoReply => StoreError::NoReply { context, timeout },
+        Failure::Interrupted => StoreError::interrupted(context, Outcome::Unknown),
         Failure::Protocol(detail) => StoreError::Protocol { context, detail },
     }
 }

@@ -12,7 +12,8 @@
 //! is *settled*: everything sent on it before the wait has been acknowledged. A second wait need not
 //! look at that: it has been checked once on the first lane, after everything sent there. Writes on any
 //! lane except the first are acknowledged before the call returns. Together: a thread's next call sees
-//! what it has written, on any lane.
+//! what it has written, on any lane. Only a call of an interrupt check cannot wait for that: it skips the lane
+//! of the call that asks.
 
 use std::time::{Duration, Instant};
 
@@ -81,10 +82,20 @@ pub(super) enum Take {
 }
 
 impl Lanes {
-    /// Takes a lane, for a call that has asked the wait on lane `asked` to give way.
-    pub(super) fn take(&mut self, now: Instant, need: Need, asked: Option<usize>) -> Take {
+    /// Takes a lane, for a call that has asked the wait on lane `asked` to give way. Skips the lanes for which
+    /// `is_own` returns true: they are of calls that cannot continue before this one has ended.
+    pub(super) fn take(
+        &mut self,
+        now: Instant,
+        need: Need,
+        asked: Option<usize>,
+        is_own: impl Fn(usize) -> bool,
+    ) -> Take {
         let mut gives_way = None;
         for (index, lane) in self.lanes.iter_mut().enumerate() {
+            if is_own(index) {
+                continue;
+            }
             let later = gives_way.map_or(Take::WaitUntil(None), Take::GiveWay);
             match lane.state {
                 State::Idle if !lane.is_parked || asked == Some(index) => {
@@ -209,6 +220,9 @@ impl Lanes {
 mod tests {
     use super::*;
 
+    /// No lane is the caller's own.
+    const NONE: fn(usize) -> bool = |_| false;
+
     fn wait(since: Instant) -> Wait {
         Wait {
             since,
@@ -222,18 +236,32 @@ mod tests {
         let now = Instant::now();
         let mut lanes = Lanes::default();
         for _ in 0..3 {
-            assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+            assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
             lanes.give_back(0);
         }
+    }
+
+    #[test]
+    fn a_call_inside_another_skips_its_lane() {
+        let now = Instant::now();
+        let mut lanes = Lanes::default();
+        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
+        let own = |lane| lane == 0;
+        assert_eq!(lanes.take(now, Need::Answer, None, own), Take::Lane(1));
+        lanes.give_back(1);
+        lanes.start_waiting(0, wait(now));
+        lanes.stop_waiting(0);
+        lanes.park(0);
+        assert_eq!(lanes.take(now, Need::Wait, None, own), Take::Lane(1));
     }
 
     #[test]
     fn a_call_waits_for_a_short_call() {
         let now = Instant::now();
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
         let later = now + Duration::from_secs(9);
-        let take = lanes.take(later, Need::Answer, None);
+        let take = lanes.take(later, Need::Answer, None, NONE);
         assert_eq!(take, Take::WaitUntil(None));
     }
 
@@ -242,25 +270,31 @@ mod tests {
         let now = Instant::now();
         let late = now + GRACE;
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
         let barrier = Wait {
             settled: false,
             gives_way: false,
             ..wait(now)
         };
         lanes.start_waiting(0, barrier);
-        assert_eq!(lanes.take(late, Need::Answer, None), Take::WaitUntil(None));
+        assert_eq!(
+            lanes.take(late, Need::Answer, None, NONE),
+            Take::WaitUntil(None)
+        );
         lanes.settled(0);
         assert_eq!(
-            lanes.take(now, Need::Answer, None),
+            lanes.take(now, Need::Answer, None, NONE),
             Take::WaitUntil(Some(late))
         );
-        assert_eq!(lanes.take(late, Need::Answer, None), Take::Lane(1));
+        assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::Lane(1));
 
         // Calls now wait for the second lane, and prefer the first when it is free.
-        assert_eq!(lanes.take(late, Need::Answer, None), Take::WaitUntil(None));
+        assert_eq!(
+            lanes.take(late, Need::Answer, None, NONE),
+            Take::WaitUntil(None)
+        );
         lanes.give_back(0);
-        assert_eq!(lanes.take(late, Need::Answer, None), Take::Lane(0));
+        assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::Lane(0));
     }
 
     #[test]
@@ -268,15 +302,15 @@ mod tests {
         let now = Instant::now();
         let late = now + GRACE;
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
         lanes.start_waiting(0, wait(now));
         assert_eq!(
-            lanes.take(now, Need::Answer, None),
+            lanes.take(now, Need::Answer, None, NONE),
             Take::WaitUntil(Some(late))
         );
         assert!(!lanes.must_give_way(0));
         for _ in 0..2 {
-            assert_eq!(lanes.take(late, Need::Answer, None), Take::GiveWay(0));
+            assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::GiveWay(0));
             lanes.ask(0);
         }
         assert!(lanes.must_give_way(0));
@@ -286,16 +320,22 @@ mod tests {
         // A later call waits, and so does the wait itself, until both calls that asked have had the lane.
         for _ in 0..2 {
             assert!(!lanes.resume(0));
-            assert_eq!(lanes.take(late, Need::Answer, None), Take::WaitUntil(None));
-            assert_eq!(lanes.take(late, Need::Answer, Some(0)), Take::Lane(0));
+            assert_eq!(
+                lanes.take(late, Need::Answer, None, NONE),
+                Take::WaitUntil(None)
+            );
+            assert_eq!(lanes.take(late, Need::Answer, Some(0), NONE), Take::Lane(0));
             lanes.withdraw(0);
             assert!(!lanes.resume(0), "the lane is in use");
             lanes.give_back(0);
         }
-        assert_eq!(lanes.take(late, Need::Answer, None), Take::WaitUntil(None));
+        assert_eq!(
+            lanes.take(late, Need::Answer, None, NONE),
+            Take::WaitUntil(None)
+        );
         assert!(lanes.resume(0));
         lanes.start_waiting(0, wait(now));
-        assert_eq!(lanes.take(late, Need::Answer, None), Take::GiveWay(0));
+        assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::GiveWay(0));
     }
 
     #[test]
@@ -303,25 +343,25 @@ mod tests {
         let now = Instant::now();
         let late = now + GRACE;
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
         lanes.start_waiting(0, wait(now));
-        assert_eq!(lanes.take(late, Need::Answer, None), Take::GiveWay(0));
+        assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::GiveWay(0));
         lanes.ask(0);
         lanes.stop_waiting(0);
         lanes.park(0);
-        assert_eq!(lanes.take(late, Need::Answer, Some(0)), Take::Lane(0));
+        assert_eq!(lanes.take(late, Need::Answer, Some(0), NONE), Take::Lane(0));
         lanes.withdraw(0);
         // This call must wait too.
         assert!(lanes.is_parked(0));
         lanes.give_back(0);
-        assert_eq!(lanes.take(late, Need::Wait, None), Take::Lane(1));
+        assert_eq!(lanes.take(late, Need::Wait, None, NONE), Take::Lane(1));
         assert!(lanes.resume(0));
         lanes.start_waiting(0, wait(now));
         lanes.start_waiting(1, wait(now));
-        assert_eq!(lanes.take(late, Need::Answer, None), Take::GiveWay(0));
-        assert_eq!(lanes.take(late, Need::Wait, None), Take::Lane(2));
+        assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::GiveWay(0));
+        assert_eq!(lanes.take(late, Need::Wait, None, NONE), Take::Lane(2));
         lanes.give_back(1);
-        assert_eq!(lanes.take(late, Need::Answer, None), Take::Lane(1));
+        assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::Lane(1));
     }
 
     #[test]
@@ -329,10 +369,10 @@ mod tests {
         let now = Instant::now();
         let late = now + UNUSED_MAX * 2;
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
         lanes.start_waiting(0, wait(now));
         let soon = now + GRACE;
-        assert_eq!(lanes.take(soon, Need::Wait, None), Take::Lane(1));
+        assert_eq!(lanes.take(soon, Need::Wait, None, NONE), Take::Lane(1));
         assert!(!lanes.is_unused(1, late), "in use");
         lanes.give_back(1);
         lanes.give_back(0);
@@ -344,10 +384,13 @@ mod tests {
     fn the_lane_of_a_parked_call_that_ends_is_free() {
         let now = Instant::now();
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
         lanes.park(0);
-        assert_eq!(lanes.take(now, Need::Answer, None), Take::WaitUntil(None));
+        assert_eq!(
+            lanes.take(now, Need::Answer, None, NONE),
+            Take::WaitUntil(None)
+        );
         lanes.abandon(0);
-        assert_eq!(lanes.take(now, Need::Answer, None), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
     }
 }

@@ -20,12 +20,11 @@ mod transport;
 mod waiting;
 
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{ConnectOptions, Credentials, Deadline, HostPort, Protocol};
 
-use crate::error::{ErrorContext, Operation, StoreError};
+use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::server::TcpStoreServer;
 use crate::store::Store;
 use crate::wire::{ANNOUNCEMENT_BYTES_MAX, Opcode, WORKER_COUNT_KEY};
@@ -308,7 +307,12 @@ impl TcpStore {
                 });
             }
             let left = deadline.remaining(now).unwrap_or(WORKER_COUNT_INTERVAL);
-            thread::sleep(left.min(WORKER_COUNT_INTERVAL));
+            if c10d_socket::sleep(left.min(WORKER_COUNT_INTERVAL)).is_err() {
+                let elapsed = started.elapsed();
+                let context = ErrorContext::new(Operation::Open, [], self.label(), elapsed);
+                // This worker stays counted.
+                return Err(StoreError::interrupted(context, Outcome::Unknown));
+            }
             joined = self.worker_count()?;
         }
         Ok(())

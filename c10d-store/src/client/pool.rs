@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{
     Backoff, BackoffOptions, ConnectError, ConnectOptions, Credentials, Deadline, Dialer, HostPort,
-    TlsClient,
+    TlsClient, is_interrupt_check_due, is_interrupted, sleep, until_interrupt_check,
 };
 use mio::Waker;
 
@@ -53,6 +53,8 @@ struct Shared {
     idle: Vec<Option<Connection>>,
     /// Closes each lane's connection, in use or not.
     closers: Vec<Option<Closer>>,
+    /// The thread of the call that uses each lane, or has left it for a moment.
+    users: Vec<Option<ThreadId>>,
     /// Wakes the call that waits on a lane.
     wakers: Vec<Option<Arc<Waker>>>,
     /// The next wait of these threads that would block ends with [`PoolError::Interrupted`] instead.
@@ -89,7 +91,7 @@ pub(super) enum PoolError {
     Failure(Failure),
     /// Other calls held every lane until the deadline.
     TimedOut,
-    /// The process has interrupted the wait.
+    /// The process has interrupted the call, which had no effect.
     Interrupted,
 }
 
@@ -117,8 +119,10 @@ impl From<Failure> for PoolError {
 pub(super) enum Called {
     /// Another call needs the lane.
     GiveWay,
-    /// The process has interrupted the wait.
+    /// The process has interrupted the wait from another thread.
     Interrupted,
+    /// The [`interruptible`](c10d_socket::interruptible) call around the wait has to end.
+    MustEnd,
 }
 
 impl Pool {
@@ -203,6 +207,14 @@ impl Pool {
             if shared.interrupts.take() {
                 return Err(PoolError::Interrupted);
             }
+            if is_interrupt_check_due(now) {
+                drop(shared);
+                if is_interrupted() {
+                    return Err(PoolError::Interrupted);
+                }
+                shared = self.lock();
+                continue;
+            }
             shared = wait_by(&self.has_ended, shared, deadline, now);
         }
     }
@@ -231,6 +243,7 @@ impl Pool {
         need: Need,
         deadline: Deadline,
     ) -> Result<(usize, Option<Connection>, Option<Connection>), PoolError> {
+        let this = thread::current().id();
         let mut shared = self.lock();
         let mut asked = None;
         let result = loop {
@@ -238,17 +251,28 @@ impl Pool {
                 break Err(PoolError::Ended(ended.clone()));
             }
             let now = Instant::now();
-            match shared.lanes.take(now, need, asked) {
+            let Shared { lanes, users, .. } = &mut *shared;
+            match lanes.take(now, need, asked, |lane| users[lane] == Some(this)) {
                 Take::Lane(lane) => {
                     if lane == shared.idle.len() {
                         shared.idle.push(None);
                         shared.closers.push(None);
                         shared.wakers.push(None);
+                        shared.users.push(None);
                     }
+                    shared.users[lane] = Some(this);
                     let connection = shared.idle[lane].take();
                     break Ok((lane, connection, shared.take_unused(now)));
                 }
                 _ if deadline.has_passed(now) => break Err(PoolError::TimedOut),
+                _ if is_interrupt_check_due(now) => {
+                    drop(shared);
+                    let must_end = is_interrupted();
+                    shared = self.lock();
+                    if must_end {
+                        break Err(PoolError::Interrupted);
+                    }
+                }
                 Take::GiveWay(lane) if asked != Some(lane) => {
                     if let Some(lane) = asked.replace(lane) {
                         shared.lanes.withdraw(lane);
@@ -319,6 +343,7 @@ impl Pool {
         let result = self.dial(lane, &server, &once, deadline);
         if let Err(PoolError::Connect(error)) = &result
             && error.is_refused()
+            && !error.is_interrupted()
         {
             self.end(Ended::Lost {
                 kind: io::ErrorKind::ConnectionRefused,
@@ -395,6 +420,7 @@ impl Pool {
                     "connected, but the peer did not answer; it may not speak the TCPStore protocol",
                 ),
                 Err(failure @ Failure::Protocol(_)) => return Err(PoolError::Failure(failure)),
+                Err(Failure::Interrupted) => return Err(PoolError::Interrupted),
             };
             // A server that closes may be a version without PING, or not have started yet behind a
             // running proxy: alternate between both handshakes, the second one without a delay.
@@ -427,6 +453,7 @@ impl Pool {
         let link = loop {
             let error = match dialer.connect(0, deadline) {
                 Ok(link) => break link,
+                Err(_) if is_interrupted() => return Err(PoolError::Interrupted.into()),
                 Err(error) => error,
             };
             let delay = backoff.next_delay();
@@ -436,7 +463,9 @@ impl Pool {
                 SessionError::Connect(error) if !is_first || is_late => {
                     return Err(PoolError::Connect(error).into());
                 }
-                error if is_first && error.is_transient() && !is_late => thread::sleep(delay),
+                error if is_first && error.is_transient() && !is_late => {
+                    sleep(delay).map_err(|_| PoolError::Interrupted)?;
+                }
                 SessionError::Lost { source, .. } => return Err(Failure::Lost(source).into()),
                 error @ SessionError::Cancelled => {
                     let source = io::Error::new(io::ErrorKind::ConnectionAborted, error);
@@ -494,7 +523,7 @@ fn wait_by<'s>(
     deadline: Deadline,
     now: Instant,
 ) -> MutexGuard<'s, Shared> {
-    match deadline.remaining(now) {
+    match until_interrupt_check(deadline).remaining(now) {
         Some(left) => {
             let result = condition.wait_timeout(shared, left);
             result.unwrap_or_else(PoisonError::into_inner).0
@@ -642,7 +671,11 @@ impl Lease<'_> {
                     text: error.to_string(),
                 });
             }
-            Failure::Lost(_) | Failure::NotSent(_) | Failure::NoReply | Failure::Protocol(_) => {}
+            Failure::Lost(_)
+            | Failure::NotSent(_)
+            | Failure::NoReply
+            | Failure::Interrupted
+            | Failure::Protocol(_) => {}
         }
         PoolError::Failure(failure)
     }
@@ -735,9 +768,19 @@ impl Lease<'_> {
             if shared.interrupts.take() {
                 break PoolError::Interrupted;
             }
+            if is_interrupt_check_due(now) {
+                drop(shared);
+                let must_end = is_interrupted();
+                shared = self.pool.lock();
+                if must_end {
+                    break PoolError::Interrupted;
+                }
+                continue;
+            }
             shared = self.pool.wait_for_lane(shared, deadline, now);
         };
         shared.lanes.abandon(lane);
+        shared.users[lane] = None;
         self.pool.notify(shared);
         Err(error)
     }
@@ -775,6 +818,7 @@ impl Lease<'_> {
         let mut shared = self.pool.lock();
         shared.put_back(self.lane, connection);
         shared.lanes.give_back(self.lane);
+        shared.users[self.lane] = None;
         self.pool.notify(shared);
     }
 }

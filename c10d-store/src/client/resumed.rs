@@ -5,10 +5,9 @@
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Backoff, BackoffOptions, Deadline, SendBuf};
+use c10d_socket::{Backoff, BackoffOptions, Deadline, SendBuf, is_interrupted, sleep};
 use mio::Waker;
 
 use super::link::SessionLink;
@@ -25,7 +24,7 @@ const WIRE_BYTES: usize = 16 << 10;
 /// The longest time of one attempt to connect again.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The longest delay between two attempts: a call cannot be interrupted during it.
+/// The longest delay between two attempts: another thread cannot interrupt a call during it.
 const DELAY_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -180,7 +179,14 @@ impl Resumed {
         let received = self.link.read_by(&mut wire, deadline);
         let result = match received {
             Ok(count) if count > 0 => self.take(&wire[..count]),
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(error),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+                ) =>
+            {
+                Err(error)
+            }
             // The next call makes another link.
             Ok(_) | Err(_) => {
                 self.lose();
@@ -264,6 +270,7 @@ impl Resumed {
                     }
                 }
                 Err(error) if !error.is_transient() => return Err(self.end(error.to_string())),
+                Err(_) if is_interrupted() => return Err(io::ErrorKind::Interrupted.into()),
                 Err(error) => {
                     let now = Instant::now();
                     if give_up.has_passed(now) {
@@ -274,7 +281,7 @@ impl Resumed {
                     }
                     let delay = self.backoff.next_delay().min(DELAY_MAX);
                     let left = deadline.min(give_up).remaining(now).unwrap_or(delay);
-                    thread::sleep(delay.min(left));
+                    sleep(delay.min(left))?;
                 }
             }
         }

@@ -5,7 +5,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use c10d_socket::{Deadline, TlsLayer, recv_into_spare, send_vectored};
+use c10d_socket::{
+    Deadline, TlsLayer, check_interrupt, is_interrupted, recv_into_spare, send_vectored,
+    until_interrupt_check,
+};
 use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -141,7 +144,8 @@ impl Stream {
     }
 
     /// Whether a wake ends a wait early with [`io::ErrorKind::TimedOut`]. Input that arrives
-    /// at the same time has precedence. False at first.
+    /// at the same time has precedence. False at first. An [interrupted](c10d_socket::interruptible) wait then also
+    /// ends with that error; otherwise with [`io::ErrorKind::Interrupted`].
     pub(super) const fn set_wakeable(&mut self, is_wakeable: bool) {
         self.is_wakeable = is_wakeable;
     }
@@ -393,10 +397,15 @@ impl Stream {
             if self.is_wakeable && std::mem::take(&mut self.is_woken) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            let remaining = deadline.remaining(Instant::now());
+            let remaining = until_interrupt_check(deadline).remaining(Instant::now());
             match self.poll.poll(&mut self.events, remaining) {
-                // After a signal only the remaining time is waited.
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    // After a signal only the remaining time is waited.
+                    if is_interrupted() {
+                        return Err(self.interrupt_error());
+                    }
+                    continue;
+                }
                 result => result?,
             }
             let mut wanted = false;
@@ -412,9 +421,22 @@ impl Stream {
             if wanted {
                 return Ok(());
             }
-            if deadline.has_passed(Instant::now()) {
+            let now = Instant::now();
+            if deadline.has_passed(now) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
+            if check_interrupt(now) {
+                return Err(self.interrupt_error());
+            }
+        }
+    }
+
+    /// The error of an interrupted wait: that of a wake, if it is wakeable.
+    fn interrupt_error(&self) -> io::Error {
+        if self.is_wakeable {
+            io::ErrorKind::TimedOut.into()
+        } else {
+            io::ErrorKind::Interrupted.into()
         }
     }
 }

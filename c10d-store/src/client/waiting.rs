@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Deadline, check_interrupt, uninterruptible};
 
 use super::connection::{ANSWER_TIMEOUT_MIN, CANCEL_GRACE, Connection, Failure, Follows, Waited};
 use super::lanes::GRACE;
@@ -87,10 +87,13 @@ impl Lease<'_> {
                 return Ok(Waited::Done(values));
             }
             if waited.is_none() && matches!(wait.repeat, Repeat::Confirmed(_)) {
-                return Err(self.fail(Failure::NoReply));
+                return Err(self.fail(match called {
+                    Some(Called::MustEnd) => Failure::Interrupted,
+                    _ => Failure::NoReply,
+                }));
             }
             match called {
-                Some(Called::Interrupted) => return Err(PoolError::Interrupted),
+                Some(Called::Interrupted | Called::MustEnd) => return Err(PoolError::Interrupted),
                 Some(Called::GiveWay) if !wait.deadline.has_passed(Instant::now()) => {}
                 Some(Called::GiveWay) | None => return Ok(Waited::TimedOut),
             }
@@ -148,15 +151,26 @@ impl Lease<'_> {
             }
             self.make_wakeable();
             pause = CHECK_INTERVAL;
-            called = self.called();
+            called = if check_interrupt(Instant::now()) {
+                Some(Called::MustEnd)
+            } else {
+                self.called()
+            };
         }
-        if !ends_at_once {
-            self.exchange(Connection::cancel_wait)?;
-        }
-        let deadline = wait.cancel_deadline();
-        let waited = self.exchange_waiting(|connection, acknowledged| {
-            connection.await_reply(deadline, acknowledged)
-        })?;
+        let mut cancel = |deadline| {
+            if !ends_at_once {
+                self.exchange(Connection::cancel_wait)?;
+            }
+            self.exchange_waiting(|connection, acknowledged| {
+                connection.await_reply(deadline, acknowledged)
+            })
+        };
+        let waited = if called == Some(Called::MustEnd) {
+            let grace = Deadline::after(Instant::now(), CANCEL_GRACE);
+            uninterruptible(|| cancel(grace))?
+        } else {
+            cancel(wait.cancel_deadline())?
+        };
         Ok((waited, called))
     }
 

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Deadline, check_interrupt};
 
 use super::close_flag::CloseFlag;
 
@@ -37,6 +37,8 @@ pub(super) enum LockError {
     Busy,
     /// The store object was closed.
     Closed,
+    /// The process does not wait any longer.
+    Interrupted,
     Io(io::Error),
 }
 
@@ -155,6 +157,9 @@ fn lock(
         let now = Instant::now();
         if deadline.has_passed(now) {
             return Err(LockError::Busy);
+        }
+        if check_interrupt(now) {
+            return Err(LockError::Interrupted);
         }
         let sleep = deadline
             .remaining(now)

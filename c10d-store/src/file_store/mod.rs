@@ -11,6 +11,8 @@ use std::path::{self, Path};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use c10d_socket::check_interrupt;
+
 use self::record::{CLEANUP, DELETED_USER, Entries, REFCOUNT, TooLong, USER};
 use self::store_file::{Call, StoreFile, Writer};
 use crate::compare_set::CompareSet;
@@ -218,7 +220,11 @@ impl FileStore {
                 let context = self.file.context(call, missing);
                 return Err(StoreError::timeout(context, call.timeout()));
             }
-            let time_left = deadline.remaining(Instant::now());
+            let now = Instant::now();
+            if check_interrupt(now) {
+                return Err(self.file.interrupted_error(call));
+            }
+            let time_left = deadline.remaining(now);
             self.file
                 .pause(time_left.map_or(pause, |time_left| pause.min(time_left)));
             pause = (pause * 2).min(POLL_PAUSE_MAX);

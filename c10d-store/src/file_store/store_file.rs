@@ -12,7 +12,7 @@ use super::close_flag::CloseFlag;
 use super::locked_file::{LockError, LockedFile, Patience, open_to_read};
 use super::record::{Entries, TooLong};
 use super::replica::{Replica, Tail};
-use crate::error::{ErrorContext, Operation, StoreError};
+use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 
 /// The least time that an operation waits for the file's lock. Other workers often hold the lock for
 /// microseconds, so an operation with a zero timeout would otherwise fail at random.
@@ -201,12 +201,19 @@ impl StoreFile {
         match error {
             LockError::Io(error) => self.file_error(call, error),
             LockError::Closed => self.closed_error(call),
+            LockError::Interrupted => self.interrupted_error(call),
             LockError::Busy => {
                 let mut context = self.context(call, call.keys.iter().copied());
                 context.store.push_str(" (locked by another worker)");
                 StoreError::timeout(context, call.lock_timeout())
             }
         }
+    }
+
+    /// The process does not wait any longer. Nothing was written.
+    pub(super) fn interrupted_error(&self, call: &Call<'_>) -> StoreError {
+        let context = self.context(call, call.keys.iter().copied());
+        StoreError::interrupted(context, Outcome::NotSent)
     }
 
     fn file_error(&self, call: &Call<'_>, source: io::Error) -> StoreError {

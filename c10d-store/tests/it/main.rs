@@ -7,6 +7,7 @@ mod debug_output;
 mod file_store;
 mod give_way;
 mod hash_store;
+mod interruptible;
 mod log_lines;
 mod observer;
 mod prefix_store;
