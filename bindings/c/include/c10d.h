@@ -112,7 +112,7 @@ typedef enum c10d_swapped {
     C10D_SWAPPED_UNKNOWN = 2,
 } c10d_swapped;
 
-// Ends waiting calls from another thread. Give it to any number of calls, one after the other or at the same time.
+// Ends blocking calls from another thread. Give it to any number of calls, one after the other or at the same time.
 typedef struct c10d_cancel c10d_cancel;
 
 // All ranks of a job, or some of them. All do the same operations in the same order, one at a time, and each
@@ -229,6 +229,11 @@ enum c10d_status c10d_options_set_value_bytes_max(struct c10d_options *options, 
 // The most connections of a server at a time; it closes further ones. 262,144 by default.
 enum c10d_status c10d_options_set_connections_max(struct c10d_options *options, size_t connections);
 
+// Lets `cancel` end the calls that open a store or join a group with these options; later calls on it take a handle of
+// their own. Null, the default: only the timeout ends them. The handle may be freed before the options.
+enum c10d_status c10d_options_set_cancel(struct c10d_options *options,
+                                         const struct c10d_cancel *cancel);
+
 // Connects to the TCPStore server at `host`, a name or an address: of this library, of `c10d`, or of PyTorch. Tries
 // again until the timeout of the options. `options` may be null.
 enum c10d_status c10d_store_connect(const char *host,
@@ -244,8 +249,8 @@ enum c10d_status c10d_store_open_master(const char *host,
                                         const struct c10d_options *options,
                                         struct c10d_store **store);
 
-// Opens or creates a store in a file that processes share, in the format of PyTorch's FileStore. It has no queues, and
-// its waits cannot be cancelled, except by `c10d_store_close`. `options` may be null.
+// Opens or creates a store in a file that processes share, in the format of PyTorch's FileStore. It has no queues.
+// `options` may be null.
 enum c10d_status c10d_store_open_file(const char *path,
                                       const struct c10d_options *options,
                                       struct c10d_store **store);
@@ -450,9 +455,10 @@ enum c10d_status c10d_store_barrier(const struct c10d_store *store,
 // A new handle that cancels calls. Free it with `c10d_cancel_free`.
 enum c10d_status c10d_cancel_new(struct c10d_cancel **cancel);
 
-// Ends all calls that wait and were given this handle: they return `C10D_ERROR_INTERRUPTED`, as do later ones, until
-// `c10d_cancel_reset`. A call whose value is present, or arrives at the same time, may return it. Any thread may call
-// it. Does not block.
+// Ends all blocking calls that were given this handle: within 50 ms they return `C10D_ERROR_INTERRUPTED`, as later
+// ones do at once, until `c10d_cancel_reset`. A call whose result is present, or arrives at the same time, may return
+// it. To cancel a wait, the server is told, which has 100 ms to confirm it: the store stays usable. Any thread may
+// call it. Does not block.
 enum c10d_status c10d_cancel_now(const struct c10d_cancel *cancel);
 
 // Lets later calls with this handle wait again. Calls that were cancelled before still end.
@@ -499,7 +505,7 @@ enum c10d_status c10d_env_local_world_size(size_t *local_world_size);
 // launcher does.
 //
 // All ranks give the same `name`; null means `world`. A process can join a group of a name once. Of the options,
-// which may be null, it uses the timeout, the longest value and the secret.
+// which may be null, it uses the timeout, the longest value, the secret and the cancel handle.
 enum c10d_status c10d_group_init_from_env(const char *name,
                                           const struct c10d_options *options,
                                           struct c10d_group **group);

@@ -31,11 +31,10 @@ pub struct GroupHandle {
 }
 
 impl GroupHandle {
-    fn new(group: Group, can_interrupt: bool) -> Box<Self> {
+    fn new(group: Group) -> Box<Self> {
         let store = StoreHandle {
             store: Arc::clone(group.store()),
             tcp: None,
-            can_interrupt,
         };
         Box::new(Self { group, store })
     }
@@ -49,7 +48,7 @@ impl GroupHandle {
         with_timeout: impl FnOnce(&Group, Option<Duration>) -> Result<T, GroupError>,
     ) -> Result<T, Failure> {
         let timeout = timeout::explicit(timeout_ms)?;
-        cancel::run(cancel, &self.store, || {
+        cancel::run(cancel, || {
             Ok(match timeout {
                 None => with_default(&self.group)?,
                 Some(timeout) => with_timeout(&self.group, timeout)?,
@@ -86,7 +85,7 @@ fn named(name: &CText, options: Option<&Options>) -> Result<GroupOptions, Failur
 /// launcher does.
 ///
 /// All ranks give the same `name`; null means `world`. A process can join a group of a name once. Of the options,
-/// which may be null, it uses the timeout, the longest value and the secret.
+/// which may be null, it uses the timeout, the longest value, the secret and the cancel handle.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_group_init_from_env(
     name: CText,
@@ -95,8 +94,11 @@ pub extern "C" fn c10d_group_init_from_env(
 ) -> Status {
     call(|| {
         let place = border::result(group, None, "group")?;
-        let group = named(&name, options)?.init_from_env()?;
-        *place = Some(GroupHandle::new(group, true));
+        let group_options = named(&name, options)?;
+        let group = cancel::run(options.and_then(Options::cancel), || {
+            Ok(group_options.init_from_env()?)
+        })?;
+        *place = Some(GroupHandle::new(group));
         Ok(())
     })
 }
@@ -116,9 +118,11 @@ pub extern "C" fn c10d_group_join(
     call(|| {
         let place = border::result(group, None, "group")?;
         let handle = border::not_null(store, "store")?;
-        let options = named(&name, options)?;
-        let group = options.join(Arc::clone(&handle.store), rank, world_size)?;
-        *place = Some(GroupHandle::new(group, handle.can_interrupt));
+        let group_options = named(&name, options)?;
+        let group = cancel::run(options.and_then(Options::cancel), || {
+            Ok(group_options.join(Arc::clone(&handle.store), rank, world_size)?)
+        })?;
+        *place = Some(GroupHandle::new(group));
         Ok(())
     })
 }
@@ -146,7 +150,7 @@ pub extern "C" fn c10d_group_split(
             |group| group.split(name, ranks),
             |group, timeout| group.split_timeout(name, ranks, timeout),
         )?;
-        *place = Some(GroupHandle::new(group, parent.store.can_interrupt));
+        *place = Some(GroupHandle::new(group));
         Ok(())
     })
 }
@@ -191,7 +195,6 @@ pub extern "C" fn c10d_group_store(
         *place = Some(Box::new(StoreHandle {
             store: Arc::clone(&group.store.store),
             tcp: None,
-            can_interrupt: group.store.can_interrupt,
         }));
         Ok(())
     })
@@ -295,7 +298,7 @@ pub extern "C" fn c10d_group_finish(
 ) -> Status {
     call(|| {
         let group = border::not_null(group, "group")?;
-        cancel::run(cancel, &group.store, || Ok(group.group.finish()?))
+        cancel::run(cancel, || Ok(group.group.finish()?))
     })
 }
 

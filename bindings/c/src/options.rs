@@ -15,6 +15,7 @@ use c10d_store::{
 };
 
 use crate::border::{self, CText};
+use crate::cancel::CancelHandle;
 use crate::failure::Failure;
 use crate::guard::call;
 use crate::status::Status;
@@ -32,6 +33,7 @@ pub struct Options {
     credentials: Option<Credentials>,
     limits: WireLimits,
     connections_max: Option<usize>,
+    cancel: Option<CancelHandle>,
 }
 
 impl Default for Options {
@@ -46,6 +48,7 @@ impl Default for Options {
             credentials: None,
             limits: WireLimits::default(),
             connections_max: None,
+            cancel: None,
         }
     }
 }
@@ -109,6 +112,10 @@ impl Options {
             options = options.with_credentials(credentials.clone());
         }
         options
+    }
+
+    pub(crate) const fn cancel(&self) -> Option<&CancelHandle> {
+        self.cancel.as_ref()
     }
 
     /// The default timeout of a new store, if it is set.
@@ -292,6 +299,19 @@ pub extern "C" fn c10d_options_set_connections_max(
 ) -> Status {
     change(options, |options| {
         options.connections_max = Some(connections);
+        Ok(())
+    })
+}
+
+/// Lets `cancel` end the calls that open a store or join a group with these options; later calls on it take a handle of
+/// their own. Null, the default: only the timeout ends them. The handle may be freed before the options.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_set_cancel(
+    options: Option<&mut Options>,
+    cancel: Option<&CancelHandle>,
+) -> Status {
+    change(options, |options| {
+        options.cancel = cancel.cloned();
         Ok(())
     })
 }

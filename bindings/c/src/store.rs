@@ -11,6 +11,7 @@ use std::sync::Arc;
 use c10d_store::{FileStore, HashStore, PrefixStore, Store, TcpStore};
 
 use crate::border::{self, Buffer, CText, KeyPointer};
+use crate::cancel;
 use crate::failure::Failure;
 use crate::guard::{self, call};
 use crate::options::Options;
@@ -23,18 +24,12 @@ pub struct StoreHandle {
     pub(crate) store: Arc<dyn Store>,
     /// The store itself or the one that it wraps, if that is a TCP store.
     pub(crate) tcp: Option<Arc<TcpStore>>,
-    /// Whether the store can interrupt a wait.
-    pub(crate) can_interrupt: bool,
 }
 
 impl StoreHandle {
-    /// A store that can interrupt waits, and is not known as a TCP store.
-    pub(crate) const fn interruptible(store: Arc<dyn Store>) -> Self {
-        Self {
-            store,
-            tcp: None,
-            can_interrupt: true,
-        }
+    /// A store that is not known as a TCP store.
+    pub(crate) const fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, tcp: None }
     }
 }
 
@@ -52,11 +47,13 @@ fn open_tcp(
         let place = border::result(store, None, "store")?;
         let host = host.required("host")?;
         let options = options.cloned().unwrap_or_default();
-        let tcp = Arc::new(TcpStore::open(host, port, options.tcp(is_master))?);
+        let tcp = cancel::run(options.cancel(), || {
+            Ok(TcpStore::open(host, port, options.tcp(is_master))?)
+        })?;
+        let tcp = Arc::new(tcp);
         *place = Some(Box::new(StoreHandle {
             store: tcp.clone(),
             tcp: Some(tcp),
-            can_interrupt: true,
         }));
         Ok(())
     })
@@ -87,8 +84,8 @@ pub extern "C" fn c10d_store_open_master(
     open_tcp(host, port, options, store, true)
 }
 
-/// Opens or creates a store in a file that processes share, in the format of PyTorch's FileStore. It has no queues, and
-/// its waits cannot be cancelled, except by `c10d_store_close`. `options` may be null.
+/// Opens or creates a store in a file that processes share, in the format of PyTorch's FileStore. It has no queues.
+/// `options` may be null.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_store_open_file(
     path: CText,
@@ -98,11 +95,13 @@ pub extern "C" fn c10d_store_open_file(
     call(|| {
         let place = border::result(store, None, "store")?;
         let options = options.cloned().unwrap_or_default();
-        let file = FileStore::open_with(path.required("path")?, &options.file())?;
+        let path = path.required("path")?;
+        let file = cancel::run(options.cancel(), || {
+            Ok(FileStore::open_with(path, &options.file())?)
+        })?;
         *place = Some(Box::new(StoreHandle {
             store: Arc::new(file),
             tcp: None,
-            can_interrupt: false,
         }));
         Ok(())
     })
@@ -120,7 +119,7 @@ pub extern "C" fn c10d_store_open_hash(
         if let Some(timeout) = options.and_then(Options::timeout) {
             hash.set_timeout(timeout);
         }
-        *place = Some(Box::new(StoreHandle::interruptible(Arc::new(hash))));
+        *place = Some(Box::new(StoreHandle::new(Arc::new(hash))));
         Ok(())
     })
 }
@@ -141,7 +140,6 @@ pub extern "C" fn c10d_store_open_prefix(
         *place = Some(Box::new(StoreHandle {
             store: Arc::new(PrefixStore::new(prefix, Arc::clone(&underlying.store))),
             tcp: underlying.tcp.clone(),
-            can_interrupt: underlying.can_interrupt,
         }));
         Ok(())
     })
@@ -160,7 +158,6 @@ pub extern "C" fn c10d_store_clone(
         *place = Some(Box::new(StoreHandle {
             store: original.store.clone_store()?,
             tcp: None,
-            can_interrupt: original.can_interrupt,
         }));
         Ok(())
     })

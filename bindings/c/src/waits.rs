@@ -36,9 +36,7 @@ pub extern "C" fn c10d_store_get(
         let store = border::not_null(store, "store")?;
         let key = key.key(key_len, "key")?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-        let bytes = cancel::run(cancel, store, || {
-            Ok(store.store.get_timeout(key, timeout)?)
-        })?;
+        let bytes = cancel::run(cancel, || Ok(store.store.get_timeout(key, timeout)?))?;
         *value = Buffer::new(bytes);
         Ok(())
     })
@@ -58,9 +56,7 @@ pub extern "C" fn c10d_store_wait(
         let keys = keys.elements(key_count, "keys")?;
         let keys = operations::keys(keys)?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-        cancel::run(cancel, store, || {
-            Ok(store.store.wait_timeout(&keys, timeout)?)
-        })
+        cancel::run(cancel, || Ok(store.store.wait_timeout(&keys, timeout)?))
     })
 }
 
@@ -90,7 +86,7 @@ pub extern "C" fn c10d_store_wait_change(
         };
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
         let wait = || Ok(store.store.wait_change(key, known, timeout)?);
-        *value = Buffer::new(cancel::run(cancel, store, wait)?);
+        *value = Buffer::new(cancel::run(cancel, wait)?);
         Ok(())
     })
 }
@@ -112,7 +108,7 @@ pub extern "C" fn c10d_store_multi_get(
         let keys = operations::keys(keys)?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
         let get = || Ok(store.store.multi_get_timeout(&keys, timeout)?);
-        *values = BufferList::new(cancel::run(cancel, store, get)?);
+        *values = BufferList::new(cancel::run(cancel, get)?);
         Ok(())
     })
 }
@@ -175,9 +171,7 @@ fn take(
     let store = border::not_null(store, "store")?;
     let key = key.key(key_len, "key")?;
     let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-    cancel::run(cancel, store, || {
-        Ok(store.store.queue_take(key, max, timeout)?)
-    })
+    cancel::run(cancel, || Ok(store.store.queue_take(key, max, timeout)?))
 }
 
 /// Waits until `world_size` workers have arrived at the barrier `key`. A key works once: a completed barrier stays
@@ -196,6 +190,6 @@ pub extern "C" fn c10d_store_barrier(
         let key = key.key(key_len, "key")?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
         let barrier = || Ok(store.store.barrier_timeout(key, world_size, timeout)?);
-        cancel::run(cancel, store, barrier)
+        cancel::run(cancel, barrier)
     })
 }

@@ -130,6 +130,7 @@ static void options(void) {
     REFUSES("options is null", c10d_options_set_key_bytes_max(NULL, 1));
     REFUSES("options is null", c10d_options_set_value_bytes_max(NULL, 1));
     REFUSES("options is null", c10d_options_set_connections_max(NULL, 1));
+    REFUSES("options is null", c10d_options_set_cancel(NULL, NULL));
     OK(c10d_options_new(&options));
     REFUSES("-9 ms", c10d_options_set_timeout(options, -9));
     REFUSES("world size of 0", c10d_options_set_world_size(options, 0));

@@ -1,9 +1,14 @@
-/* 32 threads share one handle; waits of some are cancelled, and a close ends all. */
+/* 32 threads share one handle; waits of some and openings are cancelled, and a close ends all. */
 #include "check.h"
 
+#include <arpa/inet.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/file.h>
+#include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #define THREADS 32
 #define ROUNDS 50
@@ -15,6 +20,7 @@ struct worker {
     atomic_int *begun;
     c10d_status status;
     bool names_its_key;
+    bool has_queues;
 };
 
 static void pause_ms(long ms) {
@@ -65,7 +71,7 @@ static void *wait_long(void *argument) {
     c10d_buffer value;
     c10d_buffer_list values;
     atomic_fetch_add(worker->begun, 1);
-    switch (worker->number % 6) {
+    switch (worker->number % (worker->has_queues ? 6 : 5)) {
     case 0:
         worker->status = c10d_store_wait(worker->store, &key, 1, C10D_FOREVER, worker->cancel);
         break;
@@ -80,28 +86,31 @@ static void *wait_long(void *argument) {
             c10d_store_wait_change(worker->store, S("never"), NULL, 0, C10D_FOREVER, worker->cancel, &value);
         break;
     case 4:
-        worker->status = c10d_store_queue_pop(worker->store, S("never"), C10D_FOREVER, worker->cancel, &value);
+        worker->status = c10d_store_barrier(worker->store, S("never-met"), 100, C10D_FOREVER, worker->cancel);
         break;
     default:
-        worker->status = c10d_store_barrier(worker->store, S("never-met"), 100, C10D_FOREVER, worker->cancel);
+        worker->status = c10d_store_queue_pop(worker->store, S("never"), C10D_FOREVER, worker->cancel, &value);
         break;
     }
     return NULL;
 }
 
 /* Starts waits, of which the first half can be cancelled. */
-static void start_waits(c10d_store *store, c10d_cancel *cancel, int count, pthread_t *threads,
+static void start_waits(c10d_store *store, bool has_queues, c10d_cancel *cancel, int count, pthread_t *threads,
                         struct worker *workers, atomic_int *begun) {
     atomic_store(begun, 0);
     for (int i = 0; i < count; i++) {
-        workers[i] = (struct worker){
-            .store = store, .number = i, .begun = begun, .cancel = i < count / 2 ? cancel : NULL};
+        workers[i] = (struct worker){.store = store,
+                                     .has_queues = has_queues,
+                                     .number = i,
+                                     .begun = begun,
+                                     .cancel = i < count / 2 ? cancel : NULL};
         CHECK(pthread_create(&threads[i], NULL, wait_long, &workers[i]) == 0);
     }
     while (atomic_load(begun) < count) pause_ms(1);
 }
 
-static void cancel_half_and_close(c10d_store *store) {
+static void cancel_half_and_close(c10d_store *store, bool has_queues) {
     enum { COUNT = 12 };
     pthread_t threads[COUNT];
     struct worker workers[COUNT];
@@ -109,7 +118,8 @@ static void cancel_half_and_close(c10d_store *store) {
     c10d_cancel *cancel;
     c10d_buffer value;
     OK(c10d_cancel_new(&cancel));
-    start_waits(store, cancel, COUNT, threads, workers, &begun);
+    OK(c10d_store_add(store, S("sum"), 1, NULL));
+    start_waits(store, has_queues, cancel, COUNT, threads, workers, &begun);
     OK(c10d_cancel_now(cancel));
     OK(c10d_cancel_now(cancel));
     for (int i = 0; i < COUNT / 2; i++) {
@@ -133,47 +143,80 @@ static void cancel_half_and_close(c10d_store *store) {
     c10d_cancel_free(cancel);
 }
 
-struct racer {
-    c10d_cancel *cancel;
-    atomic_int round;
+struct opening {
+    const char *path;
+    c10d_store *other;
+    c10d_options *options;
+    uint16_t port;
+    int number;
+    c10d_status status;
 };
 
-static void *cancel_each(void *argument) {
-    struct racer *racer = argument;
-    for (int round = 1; round <= 200; round++) {
-        while (atomic_load(&racer->round) < round) {
-        }
-        OK(c10d_cancel_now(racer->cancel));
-        atomic_store(&racer->round, -round);
-        while (atomic_load(&racer->round) < 0) {
-        }
+/* Openings that never end, and a wait of a file store. */
+enum { OPENINGS = 5 };
+
+static void *open_one(void *argument) {
+    struct opening *opening = argument;
+    c10d_store *store;
+    c10d_group *group;
+    switch (opening->number) {
+    case 0:
+        opening->status = c10d_store_connect("127.0.0.1", opening->port, opening->options, &store);
+        break;
+    case 1:
+        opening->status = c10d_store_open_master("127.0.0.1", 0, opening->options, &store);
+        break;
+    case 2:
+        opening->status = c10d_store_open_file(opening->path, opening->options, &store);
+        break;
+    case 3:
+        opening->status = c10d_group_join("pair", opening->other, 0, 2, opening->options, &group);
+        break;
+    default:
+        /* The port that no store listens on. */
+        opening->status = c10d_group_init_from_env(NULL, opening->options, &group);
+        break;
     }
     return NULL;
 }
 
-/* A cancel that races with a call's own end never ends a later call. */
-static void a_cancel_ends_no_later_call(c10d_store *store) {
-    struct racer racer;
-    c10d_buffer value;
-    pthread_t thread;
-    OK(c10d_cancel_new(&racer.cancel));
-    atomic_init(&racer.round, 0);
-    CHECK(pthread_create(&thread, NULL, cancel_each, &racer) == 0);
-    int interrupted = 0;
-    for (int round = 1; round <= 200; round++) {
-        atomic_store(&racer.round, round);
-        c10d_status status = c10d_store_get(store, S("never"), round % 3, racer.cancel, &value);
-        CHECK(status == C10D_ERROR_TIMEOUT || status == C10D_ERROR_INTERRUPTED);
-        interrupted += status == C10D_ERROR_INTERRUPTED;
-        while (atomic_load(&racer.round) > 0) {
-        }
-        RETURNS(C10D_ERROR_TIMEOUT, c10d_store_get(store, S("never"), 1, NULL, &value));
-        OK(c10d_cancel_reset(racer.cancel));
-        atomic_store(&racer.round, 0);
+static void cancel_openings(const char *path) {
+    pthread_t threads[OPENINGS];
+    struct opening openings[OPENINGS];
+    c10d_store *other;
+    c10d_cancel *cancel;
+    c10d_options *options;
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    char port[8];
+    int closed = socket(AF_INET, SOCK_STREAM, 0);
+    int locked = open(path, O_RDWR | O_CREAT, 0600);
+    CHECK(bind(closed, (struct sockaddr *)&address, length) == 0);
+    CHECK(getsockname(closed, (struct sockaddr *)&address, &length) == 0);
+    CHECK(locked >= 0 && flock(locked, LOCK_EX) == 0);
+    snprintf(port, sizeof port, "%d", ntohs(address.sin_port));
+    CHECK(setenv("RANK", "1", 1) == 0 && setenv("WORLD_SIZE", "2", 1) == 0);
+    CHECK(setenv("MASTER_ADDR", "127.0.0.1", 1) == 0 && setenv("MASTER_PORT", port, 1) == 0);
+    OK(c10d_store_open_hash(NULL, &other));
+    OK(c10d_cancel_new(&cancel));
+    OK(c10d_options_new(&options));
+    OK(c10d_options_set_world_size(options, 2));
+    OK(c10d_options_set_cancel(options, cancel));
+    for (int i = 0; i < OPENINGS; i++) {
+        openings[i] = (struct opening){path, other, options, ntohs(address.sin_port), i, C10D_OK};
+        CHECK(pthread_create(&threads[i], NULL, open_one, &openings[i]) == 0);
     }
-    CHECK(pthread_join(thread, NULL) == 0);
-    printf("threads: %d of 200 racing calls were interrupted\n", interrupted);
-    c10d_cancel_free(racer.cancel);
+    pause_ms(100);
+    OK(c10d_cancel_now(cancel));
+    for (int i = 0; i < OPENINGS; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+        if (openings[i].status != C10D_ERROR_INTERRUPTED)
+            FAIL("opening %d ended with %s", i, c10d_status_name((int32_t)openings[i].status));
+    }
+    c10d_cancel_free(cancel);
+    c10d_options_free(options);
+    c10d_store_free(other);
+    CHECK(close(locked) == 0 && close(closed) == 0);
 }
 
 int main(void) {
@@ -182,30 +225,25 @@ int main(void) {
     uint16_t port;
     OK(c10d_store_open_hash(NULL, &store));
     share_one_handle(store);
-    a_cancel_ends_no_later_call(store);
-    cancel_half_and_close(store);
+    cancel_half_and_close(store, true);
     c10d_store_free(store);
 
     OK(c10d_server_start("127.0.0.1", 0, NULL, &server));
     OK(c10d_server_port(server, &port));
     OK(c10d_store_connect("127.0.0.1", port, NULL, &store));
     share_one_handle(store);
-    a_cancel_ends_no_later_call(store);
-    cancel_half_and_close(store);
+    cancel_half_and_close(store, true);
     c10d_store_free(store);
     c10d_server_free(server);
 
-    /* A file store says that its waits cannot be cancelled. */
     char folder[] = "/tmp/c10d-c-XXXXXX";
     char path[64];
-    c10d_cancel *cancel;
-    c10d_buffer value;
     CHECK(mkdtemp(folder) != NULL);
     snprintf(path, sizeof path, "%s/store", folder);
+    cancel_openings(path);
+    CHECK(remove(path) == 0);
     OK(c10d_store_open_file(path, NULL, &store));
-    OK(c10d_cancel_new(&cancel));
-    RETURNS(C10D_ERROR_UNSUPPORTED, c10d_store_get(store, S("a"), 0, cancel, &value));
-    c10d_cancel_free(cancel);
+    cancel_half_and_close(store, false);
     c10d_store_free(store);
     CHECK(remove(path) == 0 && remove(folder) == 0);
     printf("threads: ok\n");
