@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 
-use crate::call::{INTERRUPT_GRACE, run_interruptible};
+use crate::call::run;
 use crate::errors::store_error;
 use crate::store::Store;
 
@@ -29,16 +29,17 @@ impl FileStore {
         world_size: i64,
     ) -> PyResult<PyClassInitializer<Self>> {
         let world_size = usize::try_from(world_size).ok().filter(|size| *size > 0);
-        let path = file_name.clone();
-        let open = move || c10d_store::FileStore::open(file_name, world_size);
-        let store = run_interruptible(py, INTERRUPT_GRACE, |_| (), open)?
-            .map_err(|error| store_error(py, &error))?;
-        Ok(Self::around(Arc::new(store), path))
+        let store = run(py, || c10d_store::FileStore::open(&file_name, world_size))?;
+        let store = store.map_err(|error| store_error(py, &error))?;
+        Ok(Self::around(Arc::new(store), file_name))
     }
 
     /// Opens the same file again.
     fn clone(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Py<Self>> {
-        let store = slf.as_super().handle.ask(py, |store| store.clone_store())?;
+        let store = slf
+            .as_super()
+            .handle
+            .call(py, |store| store.clone_store())?;
         Py::new(py, Self::around(store, slf.path.clone()))
     }
 

@@ -2,15 +2,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::thread::ThreadId;
-use std::time::Duration;
 
 use c10d::{GroupError, GroupOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::arguments::{Timeout, Value};
-use crate::call::{INTERRUPT_GRACE, run_interruptible};
+use crate::call::run;
 use crate::errors::{raise, store_error};
 use crate::owned::Owned;
 use crate::store::Store;
@@ -28,8 +26,9 @@ pub(crate) fn init_from_env(
     let environment = py.import("os")?.getattr("environ")?.call_method0("copy")?;
     let environment: HashMap<String, String> = environment.extract()?;
     let options = options(name, timeout);
-    let join = move || options.init_from(&|name| environment.get(name).cloned());
-    let group = run_interruptible(py, Duration::ZERO, |_| (), join)?;
+    let group = run(py, || {
+        options.init_from(&|name| environment.get(name).cloned())
+    })?;
     Ok(Group::new(group.map_err(|error| group_error(py, &error))?))
 }
 
@@ -57,13 +56,8 @@ impl Group {
         timeout: Option<Timeout>,
     ) -> PyResult<Self> {
         let store = store.handle.store(py)?;
-        let joining = Arc::clone(&store);
         let options = options(name, timeout);
-        let interrupt = |thread: ThreadId| {
-            store.interrupt(thread);
-        };
-        let join = move || options.join(joining, rank, world_size);
-        let group = run_interruptible(py, INTERRUPT_GRACE, interrupt, join)?;
+        let group = run(py, || options.join(store, rank, world_size))?;
         Ok(Self::new(group.map_err(|error| group_error(py, &error))?))
     }
 
@@ -100,7 +94,7 @@ impl Group {
         root: usize,
         timeout: Option<Timeout>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let value = self.call(py, move |group| {
+        let value = self.call(py, |group| {
             let value = value.as_ref().map(|value| value.0.as_slice());
             match timeout {
                 Some(Timeout(timeout)) => group.broadcast_timeout(root, value, Some(timeout)),
@@ -113,7 +107,7 @@ impl Group {
     /// Waits until all ranks have called this.
     #[pyo3(signature = (timeout=None))]
     fn barrier(&self, py: Python<'_>, timeout: Option<Timeout>) -> PyResult<()> {
-        self.call(py, move |group| match timeout {
+        self.call(py, |group| match timeout {
             Some(Timeout(timeout)) => group.barrier_timeout(Some(timeout)),
             None => group.barrier(),
         })
@@ -127,7 +121,7 @@ impl Group {
         value: Value,
         timeout: Option<Timeout>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let values = self.call(py, move |group| match timeout {
+        let values = self.call(py, |group| match timeout {
             Some(Timeout(timeout)) => group.all_gather_bytes_timeout(&value.0, Some(timeout)),
             None => group.all_gather_bytes(&value.0),
         })?;
@@ -143,7 +137,7 @@ impl Group {
         ranks: Vec<usize>,
         timeout: Option<Timeout>,
     ) -> PyResult<Self> {
-        let group = self.call(py, move |group| match timeout {
+        let group = self.call(py, |group| match timeout {
             Some(Timeout(timeout)) => group.split_timeout(&name, &ranks, Some(timeout)),
             None => group.split(&name, &ranks),
         })?;
@@ -209,18 +203,13 @@ impl Group {
         }
     }
 
-    fn call<T: Send + 'static>(
+    fn call<T: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&c10d::Group) -> Result<T, GroupError> + Send + 'static,
+        call: impl FnOnce(&c10d::Group) -> Result<T, GroupError> + Send,
     ) -> PyResult<T> {
         let group = self.group.get(py)?;
-        let caller = Arc::clone(&group);
-        let interrupt = move |thread: ThreadId| {
-            group.interrupt(thread);
-        };
-        let result = run_interruptible(py, INTERRUPT_GRACE, interrupt, move || call(&caller))?;
-        result.map_err(|error| group_error(py, &error))
+        run(py, || call(&group))?.map_err(|error| group_error(py, &error))
     }
 }
 

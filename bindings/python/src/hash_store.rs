@@ -20,7 +20,10 @@ impl HashStore {
 
     /// Opens the same store again, with a timeout of its own.
     fn clone(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Py<Self>> {
-        let store = slf.as_super().handle.ask(py, |store| store.clone_store())?;
+        let store = slf
+            .as_super()
+            .handle
+            .call(py, |store| store.clone_store())?;
         Py::new(py, Self::around(store))
     }
 

@@ -3,22 +3,28 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::thread::ThreadId;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
 use elastic_rendezvous::{
     DEFAULT_PORT, DynamicRendezvous, Endpoint, RendezvousError, RendezvousHandler,
     RendezvousParameters, ServerHook, create_c10d,
 };
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::call::run_interruptible;
+use crate::call::run;
 use crate::errors::raise;
+use crate::main_thread::is_main_thread;
 use crate::owned::Owned;
 
 /// How long an interrupted join may take to leave the rendezvous. Without that, the other nodes wait for this one's
 /// heartbeats.
 const LEAVE_GRACE: Duration = Duration::from_secs(2);
+
+/// How often the main thread looks for signals while the rendezvous works.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// One node of a rendezvous over a c10d store.
 #[pyclass(frozen, module = "c10d_rs._native")]
@@ -42,16 +48,8 @@ impl Rendezvous {
         local_addr: Option<String>,
         settings: BTreeMap<String, String>,
     ) -> PyResult<Self> {
-        let open = move || {
-            open(
-                &endpoint,
-                run_id,
-                (min_nodes, max_nodes),
-                local_addr,
-                settings,
-            )
-        };
-        let opened = run_interruptible(py, Duration::ZERO, |_| (), open)?;
+        let nodes = (min_nodes, max_nodes);
+        let opened = run(py, || open(&endpoint, run_id, nodes, local_addr, settings))?;
         let (node, store_address) = opened.map_err(|error| rendezvous_error(py, &error))?;
         Ok(Self {
             node: Owned::new("rendezvous", Arc::new(node)),
@@ -102,7 +100,7 @@ impl Rendezvous {
         let Some(node) = self.node.take()? else {
             return Ok(true);
         };
-        run_interruptible(py, LEAVE_GRACE, |_| (), move || node.shutdown())
+        run_aside(py, || (), move || node.shutdown())
     }
 }
 
@@ -114,10 +112,42 @@ impl Rendezvous {
     ) -> PyResult<T> {
         let node = self.node.get(py)?;
         let caller = Arc::clone(&node);
-        let interrupt = move |_: ThreadId| node.interrupt();
-        let result = run_interruptible(py, LEAVE_GRACE, interrupt, move || call(&caller))?;
+        let result = run_aside(py, move || node.interrupt(), move || call(&caller))?;
         result.map_err(|error| rendezvous_error(py, &error))
     }
+}
+
+/// Runs a call of the rendezvous, whose own threads do the work. If Ctrl-C ends it on the main thread, `interrupt` makes
+/// this node leave, for which it has [`LEAVE_GRACE`]. After that its thread is left behind, and ends with its timeouts.
+fn run_aside<T: Send + 'static>(
+    py: Python<'_>,
+    interrupt: impl FnOnce() + Send,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    if !is_main_thread(py)? {
+        return Ok(py.detach(call));
+    }
+    let (sender, result) = mpsc::channel();
+    thread::Builder::new()
+        .name("c10d-call".to_owned())
+        .spawn(move || {
+            // The caller may have left.
+            let _ = sender.send(call());
+        })?;
+    let result = run(py, move || {
+        loop {
+            match result.recv_timeout(CHECK_INTERVAL) {
+                Err(RecvTimeoutError::Timeout) if !c10d_socket::is_interrupted() => {}
+                Err(RecvTimeoutError::Timeout) => break,
+                received => return received.ok(),
+            }
+        }
+        interrupt();
+        result.recv_timeout(LEAVE_GRACE).ok()
+    })?;
+    result.ok_or_else(|| {
+        PyRuntimeError::new_err("the thread of the call has panicked: see standard error")
+    })
 }
 
 /// The node, and the host and port under which it reaches the store.

@@ -38,33 +38,33 @@ impl Store {
 impl Store {
     /// Creates the key or replaces its value, and wakes all that wait for it.
     fn set(&self, py: Python<'_>, key: Key, value: Value) -> PyResult<()> {
-        self.handle.ask(py, |store| store.set(&key.0, &value.0))
+        self.handle.call(py, |store| store.set(&key.0, &value.0))
     }
 
     /// Returns the value. Waits until the key exists.
     fn get<'py>(&self, py: Python<'py>, key: Key) -> PyResult<Bound<'py, PyBytes>> {
         let timeout = self.limit(py, None)?;
-        let value = self.handle.wait(py, timeout, move |store, timeout| {
-            store.get_timeout(&key.0, timeout)
-        })?;
+        let value = self
+            .handle
+            .call(py, |store| store.get_timeout(&key.0, timeout))?;
         Ok(PyBytes::new(py, &value))
     }
 
     /// Returns the value, or None if the key is missing.
     fn try_get<'py>(&self, py: Python<'py>, key: Key) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let value = self.handle.ask(py, |store| store.try_get(&key.0))?;
+        let value = self.handle.call(py, |store| store.try_get(&key.0))?;
         Ok(value.map(|value| PyBytes::new(py, &value)))
     }
 
     /// Adds to the number at the key, and returns the sum. A missing key counts as 0.
     #[pyo3(signature = (key, value))]
     fn add(&self, py: Python<'_>, key: Key, value: i64) -> PyResult<i64> {
-        self.handle.ask(py, |store| store.add(&key.0, value))
+        self.handle.call(py, |store| store.add(&key.0, value))
     }
 
     /// Returns whether all keys exist.
     fn check(&self, py: Python<'_>, keys: Keys) -> PyResult<bool> {
-        self.handle.ask(py, |store| store.check(&keys.as_strs()))
+        self.handle.call(py, |store| store.check(&keys.as_strs()))
     }
 
     /// Writes the desired value if the present one is the expected one, or if the key is missing and the expected value
@@ -79,38 +79,37 @@ impl Store {
         let (expected, desired) = (expected_value.0, desired_value.0);
         let result = self
             .handle
-            .ask(py, |store| store.compare_set(&key.0, &expected, &desired))?;
+            .call(py, |store| store.compare_set(&key.0, &expected, &desired))?;
         Ok(PyBytes::new(py, result.value()))
     }
 
     /// Removes the key, and returns whether it existed.
     fn delete_key(&self, py: Python<'_>, key: Key) -> PyResult<bool> {
-        self.handle.ask(py, |store| store.delete_key(&key.0))
+        self.handle.call(py, |store| store.delete_key(&key.0))
     }
 
     /// Returns the number of keys in the whole store.
     fn num_keys(&self, py: Python<'_>) -> PyResult<u64> {
-        self.handle.ask(py, |store| store.num_keys())
+        self.handle.call(py, |store| store.num_keys())
     }
 
     /// Waits until all keys exist.
     #[pyo3(signature = (keys, timeout=None))]
     fn wait(&self, py: Python<'_>, keys: Keys, timeout: Option<Timeout>) -> PyResult<()> {
         let timeout = self.limit(py, timeout)?;
-        self.handle.wait(py, timeout, move |store, timeout| {
-            store.wait_timeout(&keys.as_strs(), timeout)
-        })
+        self.handle
+            .call(py, |store| store.wait_timeout(&keys.as_strs(), timeout))
     }
 
     /// Appends to the value of the key.
     fn append(&self, py: Python<'_>, key: Key, value: Value) -> PyResult<()> {
-        self.handle.ask(py, |store| store.append(&key.0, &value.0))
+        self.handle.call(py, |store| store.append(&key.0, &value.0))
     }
 
     /// Returns the values of all keys. Waits until all exist.
     fn multi_get<'py>(&self, py: Python<'py>, keys: Keys) -> PyResult<Bound<'py, PyList>> {
         let timeout = self.limit(py, None)?;
-        let values = self.handle.wait(py, timeout, move |store, timeout| {
+        let values = self.handle.call(py, |store| {
             store.multi_get_timeout(&keys.as_strs(), timeout)
         })?;
         PyList::new(py, values.iter().map(|value| PyBytes::new(py, value)))
@@ -126,13 +125,13 @@ impl Store {
         let keys = keys.as_strs();
         let values = values.iter().map(|value| value.0.as_slice());
         let pairs: Vec<(&str, &[u8])> = keys.into_iter().zip(values).collect();
-        self.handle.ask(py, |store| store.multi_set(&pairs))
+        self.handle.call(py, |store| store.multi_set(&pairs))
     }
 
     /// Appends the value to the queue.
     fn queue_push(&self, py: Python<'_>, key: Key, value: Value) -> PyResult<()> {
         self.handle
-            .ask(py, |store| store.queue_push(&key.0, &value.0))
+            .call(py, |store| store.queue_push(&key.0, &value.0))
     }
 
     /// Removes and returns the first value of the queue. Waits for one, or raises QueueEmptyError if block is False.
@@ -143,28 +142,26 @@ impl Store {
         key: Key,
         block: bool,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let value = self.handle.ask(py, |store| store.try_queue_pop(&key.0))?;
-        if let Some(value) = value {
+        if block {
+            let value = self.handle.call(py, |store| store.queue_pop(&key.0))?;
             return Ok(PyBytes::new(py, &value));
         }
-        if !block {
+        let value = self.handle.call(py, |store| store.try_queue_pop(&key.0))?;
+        let Some(value) = value else {
             let message = format!("queue_pop {:?}: the queue is empty", key.0);
             return Err(raise(py, "QueueEmptyError", message));
-        }
-        let value = self
-            .handle
-            .wait_once(py, move |store| store.queue_pop(&key.0))?;
+        };
         Ok(PyBytes::new(py, &value))
     }
 
     /// Returns the number of values in the queue.
     fn queue_len(&self, py: Python<'_>, key: Key) -> PyResult<u64> {
-        self.handle.ask(py, |store| store.queue_len(&key.0))
+        self.handle.call(py, |store| store.queue_len(&key.0))
     }
 
     /// Returns all keys that have a value, in no particular order.
     fn list_keys(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.handle.ask(py, |store| store.list_keys())
+        self.handle.call(py, |store| store.list_keys())
     }
 
     /// Waits until world_size workers have arrived at the barrier. A key works once.
@@ -177,7 +174,7 @@ impl Store {
         timeout: Option<Timeout>,
     ) -> PyResult<()> {
         let timeout = self.limit(py, timeout)?;
-        self.handle.wait_once(py, move |store| {
+        self.handle.call(py, |store| {
             store.barrier_timeout(&key.0, world_size, timeout)
         })
     }
@@ -207,7 +204,9 @@ impl Store {
 
     /// Opens the same store again.
     fn clone(&self, py: Python<'_>) -> PyResult<Self> {
-        Ok(Self::new(self.handle.ask(py, |store| store.clone_store())?))
+        Ok(Self::new(
+            self.handle.call(py, |store| store.clone_store())?,
+        ))
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {

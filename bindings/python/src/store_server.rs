@@ -1,10 +1,10 @@
 //! `StoreServer`: the server of a TCP store, without a client.
 
-use c10d_store::{ServerOptions, StoreError, TcpStoreServer};
+use c10d_store::{ServerOptions, TcpStoreServer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use crate::call::{INTERRUPT_GRACE, run_interruptible};
+use crate::call::run;
 use crate::errors::store_error;
 use crate::owned::Owned;
 
@@ -23,11 +23,10 @@ impl StoreServer {
     #[new]
     #[pyo3(signature = (host="127.0.0.1", port=0))]
     fn new(py: Python<'_>, host: &str, port: u16) -> PyResult<Self> {
-        let address = (if host.is_empty() { "::" } else { host }.to_owned(), port);
-        let bind =
-            move || TcpStoreServer::bind((address.0.as_str(), address.1), ServerOptions::default());
-        let server: Result<TcpStoreServer, StoreError> =
-            run_interruptible(py, INTERRUPT_GRACE, |_| (), bind)?;
+        let address = (if host.is_empty() { "::" } else { host }, port);
+        let server = run(py, || {
+            TcpStoreServer::bind(address, ServerOptions::default())
+        })?;
         let server = server.map_err(|error| store_error(py, &error))?;
         Ok(Self {
             host: host.to_owned(),

@@ -2,28 +2,16 @@
 
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
-use c10d_store::{
-    DEFAULT_TIMEOUT, ErrorContext, Operation, Store as _, StoreError, TcpStore, TcpStoreOptions,
-};
+use c10d_store::{DEFAULT_TIMEOUT, TcpStore, TcpStoreOptions};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::arguments::Timeout;
-use crate::call::{INTERRUPT_GRACE, run_interruptible};
+use crate::call::run;
 use crate::errors::store_error;
 use crate::store::Store;
-
-/// The first attempt of a client to connect, and the longest: after Ctrl-C, an attempt ends on a thread of its own.
-const FIRST_ATTEMPT: Duration = Duration::from_secs(2);
-const LONGEST_ATTEMPT: Duration = Duration::from_secs(30);
-
-/// How often a host counts the workers, as PyTorch does.
-const COUNT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Connects to the server of a store; the master hosts it as well. With a world size, the workers are counted, and the
 /// master waits until all have joined. The timeout is 300 s by default; use_libuv has no effect.
@@ -68,30 +56,19 @@ impl TCPStore {
                 "the world size of a TCPStore cannot be 0",
             ));
         }
-        let listener = match master_listen_fd.filter(|_| is_master) {
-            Some(fd) => Some(take_listener(py, fd)?),
-            None => None,
-        };
-        let opening = Opening {
-            host: host_name,
-            port,
-            // PyTorch takes a negative number for none.
-            world_size: world_size
-                .and_then(|size| usize::try_from(size).ok())
-                .filter(|_| wait_for_workers),
-            is_master,
-            timeout: timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0),
-            multi_tenant,
-            listener,
-            interrupted: Arc::default(),
-        };
-        let interrupted = Arc::clone(&opening.interrupted);
-        let store = run_interruptible(
-            py,
-            INTERRUPT_GRACE,
-            move |_| interrupted.store(true, Ordering::Relaxed),
-            move || opening.open(),
-        )?;
+        let mut options = TcpStoreOptions::default()
+            .with_master(is_master)
+            .with_multi_tenant(multi_tenant)
+            .with_wait_for_workers(wait_for_workers)
+            .with_timeout(timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0));
+        // PyTorch takes a negative number for none.
+        if let Some(world_size) = world_size.and_then(|size| usize::try_from(size).ok()) {
+            options = options.with_world_size(world_size);
+        }
+        if let Some(fd) = master_listen_fd.filter(|_| is_master) {
+            options = options.with_listener(take_listener(py, fd)?);
+        }
+        let store = run(py, || TcpStore::open(&host_name, port, options))?;
         let store = store.map_err(|error| store_error(py, &error))?;
         let tcp_store = Self {
             host: store.host().to_owned(),
@@ -103,7 +80,10 @@ impl TCPStore {
 
     /// Opens another connection to the same server.
     fn clone(slf: PyRef<'_, Self>, py: Python<'_>) -> PyResult<Py<Self>> {
-        let store = slf.as_super().handle.ask(py, |store| store.clone_store())?;
+        let store = slf
+            .as_super()
+            .handle
+            .call(py, |store| store.clone_store())?;
         let clone = Self {
             host: slf.host.clone(),
             port: slf.port,
@@ -135,94 +115,6 @@ impl TCPStore {
         };
         let closed = slf.as_super().handle.state();
         format!("TCPStore({:?}, {}{master}{closed})", slf.host, slf.port)
-    }
-}
-
-/// A store that is being opened.
-struct Opening {
-    host: String,
-    port: u16,
-    world_size: Option<usize>,
-    is_master: bool,
-    timeout: Duration,
-    multi_tenant: bool,
-    listener: Option<TcpListener>,
-    interrupted: Arc<AtomicBool>,
-}
-
-impl Opening {
-    fn open(mut self) -> Result<TcpStore, StoreError> {
-        let started = Instant::now();
-        let store = self.connect(started)?;
-        store.set_timeout(Some(self.timeout));
-        if let Some(world_size) = self.world_size {
-            self.join(&store, world_size, started)?;
-        }
-        Ok(store)
-    }
-
-    /// A client tries again until the timeout, in attempts, so that after an interrupt its thread ends soon.
-    fn connect(&mut self, started: Instant) -> Result<TcpStore, StoreError> {
-        let mut attempt = if self.is_master {
-            self.timeout
-        } else {
-            FIRST_ATTEMPT
-        };
-        loop {
-            let left = self.timeout.saturating_sub(started.elapsed());
-            let attempt_started = Instant::now();
-            let mut options = TcpStoreOptions::default()
-                .with_master(self.is_master)
-                .with_multi_tenant(self.multi_tenant)
-                .with_timeout(left.min(attempt));
-            if let Some(listener) = self.listener.take() {
-                options = options.with_listener(listener);
-            }
-            match TcpStore::open(&self.host, self.port, options) {
-                Err(StoreError::Connect { .. })
-                    if left > attempt
-                        && attempt_started.elapsed() >= attempt / 2
-                        && !self.interrupted.load(Ordering::Relaxed) => {}
-                Err(StoreError::Connect { context, source }) => {
-                    let elapsed = started.elapsed();
-                    let context = ErrorContext { elapsed, ..context };
-                    return Err(StoreError::Connect { context, source });
-                }
-                result => return result,
-            }
-            attempt = (attempt * 2).min(LONGEST_ATTEMPT);
-        }
-    }
-
-    /// Counts this worker; the master waits for the others (docs/wire.md, 7.2).
-    fn join(
-        &self,
-        store: &TcpStore,
-        world_size: usize,
-        started: Instant,
-    ) -> Result<(), StoreError> {
-        let mut joined = store.count_worker()?;
-        let expected = i64::try_from(world_size).unwrap_or(i64::MAX);
-        while self.is_master && joined < expected {
-            let elapsed = started.elapsed();
-            let context = |operation| ErrorContext::new(operation, [], store.label(), elapsed);
-            if self.interrupted.load(Ordering::Relaxed) {
-                return Err(StoreError::Interrupted {
-                    context: context(Operation::Open),
-                });
-            }
-            let left = self.timeout.saturating_sub(elapsed);
-            if left.is_zero() {
-                return Err(StoreError::WorkersMissing {
-                    context: context(Operation::Open),
-                    joined,
-                    world_size,
-                });
-            }
-            thread::sleep(left.min(COUNT_INTERVAL));
-            joined = store.worker_count()?;
-        }
-        Ok(())
     }
 }
 

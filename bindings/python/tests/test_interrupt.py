@@ -12,11 +12,17 @@ import unittest
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import patch
 
 import c10d_rs
 
 # The time from the signal to the exception. An idle machine takes less than 5 ms; a busy one may stop the process.
 LIMIT_SECONDS = float(os.environ.get("C10D_INTERRUPT_LIMIT", "1.0"))
+
+
+def state(task: Path) -> str:
+    """The state of a thread: T if it is stopped."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 class Interrupt(unittest.TestCase):
@@ -85,6 +91,85 @@ class Interrupt(unittest.TestCase):
             port = closed.getsockname()[1]
             self.interrupted(lambda: c10d_rs.TCPStore("127.0.0.1", port))
         self.interrupted(lambda: c10d_rs.TCPStore("127.0.0.1", 0, world_size=2, is_master=True))
+
+    def test_requests_to_a_server_that_hangs(self) -> None:
+        """A server that is stopped: the system accepts connections for it and answers nothing."""
+
+        def fill_buffers() -> None:
+            for _ in range(16):
+                store.set("key", bytes(4 << 20))
+
+        code = "import c10d_rs\nserver = c10d_rs.StoreServer()\nprint(server.port, flush=True)\ninput()\n"
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+            assert server.stdout is not None
+            store = c10d_rs.TCPStore("127.0.0.1", int(server.stdout.readline()))
+            prefix = c10d_rs.PrefixStore("p", store)
+            server.send_signal(signal.SIGSTOP)
+            while any(state(task) != "T" for task in Path(f"/proc/{server.pid}/task").iterdir()):
+                time.sleep(0.001)
+            try:
+                for call in (
+                    lambda: store.add("key", 1),
+                    lambda: store.check(["key"]),
+                    lambda: prefix.check(["key"]),
+                    lambda: store.compare_set("key", "", "1"),
+                    lambda: store.delete_key("key"),
+                    lambda: store.num_keys(),
+                    lambda: store.queue_len("key"),
+                    lambda: store.queue_pop("key"),
+                    lambda: store.get("key"),
+                    lambda: store.clone(),
+                    fill_buffers,
+                    lambda: c10d_rs.Group.join(store, 0, 2),
+                ):
+                    self.interrupted(call)
+            finally:
+                server.send_signal(signal.SIGCONT)
+            # An interrupted request costs its connection, not the store.
+            store.set("after", "1")
+            self.assertEqual(store.get("after"), b"1")
+            store.close()
+            server.communicate(b"\n")
+
+    def test_a_signal_during_requests(self) -> None:
+        """A handler uses the store at any moment of a call on it."""
+        handled = 0
+
+        def handle(*_: object) -> None:
+            nonlocal handled
+            handled = self.store.add("handled", 1)
+
+        previous = signal.signal(signal.SIGALRM, handle)
+        self.addCleanup(signal.signal, signal.SIGALRM, previous)
+        self.addCleanup(signal.setitimer, signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+        calls = 0
+        while handled < 100:
+            calls += 1
+            self.assertEqual(self.store.add("calls", 1), calls)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def test_no_thread_is_left(self) -> None:
+        def threads() -> int:
+            return len(os.listdir("/proc/self/task"))
+
+        with socket.socket() as closed, tempfile.TemporaryDirectory() as folder:
+            closed.bind(("127.0.0.1", 0))
+            port = closed.getsockname()[1]
+            file = c10d_rs.FileStore(Path(folder) / "store")
+            environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            with patch.dict(os.environ, environment):
+                before = threads()
+                for call in (
+                    lambda: file.get("missing"),
+                    lambda: self.store.get("missing"),
+                    lambda: c10d_rs.TCPStore("127.0.0.1", port),
+                    lambda: c10d_rs.TCPStore("127.0.0.1", 0, world_size=2, is_master=True),
+                    lambda: c10d_rs.init_from_env(),
+                ):
+                    self.interrupted(call)
+                    self.assertEqual(threads(), before)
 
     def test_a_handler_that_does_not_raise(self) -> None:
         handled: list[bytes] = []
