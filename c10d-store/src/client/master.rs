@@ -29,7 +29,7 @@ pub(super) fn start(
     options: &mut TcpStoreOptions,
     deadline: Deadline,
 ) -> Result<Arc<TcpStoreServer>, StoreError> {
-    if !options.multi_tenant || target.port() == 0 {
+    if !options.multi_tenant {
         return Ok(Arc::new(start_new(target, options, deadline)?));
     }
     // Held while the server starts, so that two masters on one port cannot both start one. Starting
@@ -55,7 +55,7 @@ pub(super) fn start(
         }
     };
     tenants.retain(|_, server| server.strong_count() > 0);
-    tenants.insert(target.port(), Arc::downgrade(&server));
+    tenants.insert(server.local_addr().port(), Arc::downgrade(&server));
     Ok(server)
 }
 

@@ -1100,6 +1100,16 @@ fn tenants_share_a_server_until_the_last_one_closes() {
     assert!(!third.check(&["k"]).unwrap(), "a new server");
 }
 
+#[test]
+fn a_tenant_shares_the_server_whose_port_the_system_chose() {
+    let tenant = |port| TcpStore::open("127.0.0.1", port, master().with_multi_tenant(true));
+    let first = tenant(0).unwrap();
+    first.set("k", b"v").unwrap();
+    first.ping().unwrap();
+    assert_eq!(tenant(first.port()).unwrap().get("k").unwrap(), b"v");
+    assert_ne!(tenant(0).unwrap().port(), first.port());
+}
+
 /// Another thread closes the last tenant while a new one opens.
 #[test]
 fn a_tenant_can_open_while_the_last_one_closes() {
