@@ -14,6 +14,7 @@ mod main_thread;
 mod owned;
 mod prefix_store;
 mod rendezvous;
+mod secret;
 mod store;
 mod store_server;
 mod tcp_store;

@@ -1,5 +1,7 @@
 //! `StoreServer`: the server of a TCP store, without a client.
 
+use std::path::PathBuf;
+
 use c10d_store::{ServerOptions, TcpStoreServer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -7,9 +9,11 @@ use pyo3::prelude::*;
 use crate::call::run;
 use crate::errors::store_error;
 use crate::owned::Owned;
+use crate::secret::read_secret_file;
 
 /// Serves a store over TCP from one thread, until it is closed. For port 0 the system chooses a port. A host of "" is
-/// all interfaces: every process that reaches the port can read and change the store.
+/// all interfaces. Every process that reaches the port can read and change the store, or with a secret_file every process
+/// that has the secret.
 #[pyclass(frozen, module = "c10d_rs")]
 #[derive(Debug)]
 pub(crate) struct StoreServer {
@@ -21,12 +25,14 @@ pub(crate) struct StoreServer {
 #[pymethods]
 impl StoreServer {
     #[new]
-    #[pyo3(signature = (host="127.0.0.1", port=0))]
-    fn new(py: Python<'_>, host: &str, port: u16) -> PyResult<Self> {
+    #[pyo3(signature = (host="127.0.0.1", port=0, *, secret_file=None))]
+    fn new(py: Python<'_>, host: &str, port: u16, secret_file: Option<PathBuf>) -> PyResult<Self> {
+        let mut options = ServerOptions::default();
+        if let Some(path) = secret_file {
+            options = options.with_credentials(read_secret_file(py, &path)?);
+        }
         let address = (if host.is_empty() { "::" } else { host }, port);
-        let server = run(py, || {
-            TcpStoreServer::bind(address, ServerOptions::default())
-        })?;
+        let server = run(py, || TcpStoreServer::bind(address, options))?;
         let server = server.map_err(|error| store_error(py, &error))?;
         Ok(Self {
             host: host.to_owned(),

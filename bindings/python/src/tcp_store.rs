@@ -1,6 +1,7 @@
 //! `TCPStore`: a client of a server, PyTorch's or ours, and optionally its host.
 
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use c10d_store::{DEFAULT_TIMEOUT, TcpStore, TcpStoreOptions};
@@ -11,10 +12,12 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_op
 use crate::arguments::Timeout;
 use crate::call::run;
 use crate::errors::store_error;
+use crate::secret::read_secret_file;
 use crate::store::Store;
 
 /// Connects to the server of a store; the master hosts it as well. With a world size, the workers are counted, and the
-/// master waits until all have joined. The timeout is 300 s by default; use_libuv has no effect.
+/// master waits until all have joined. The timeout is 300 s by default; use_libuv has no effect. With a secret_file,
+/// which PyTorch has not, only processes that have the same secret take part.
 #[pyclass(extends = Store, frozen, module = "c10d_rs")]
 #[derive(Debug)]
 pub(crate) struct TCPStore {
@@ -36,6 +39,8 @@ impl TCPStore {
         multi_tenant=false,
         master_listen_fd=None,
         use_libuv=true,
+        *,
+        secret_file=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
     fn new(
@@ -49,6 +54,7 @@ impl TCPStore {
         multi_tenant: bool,
         master_listen_fd: Option<i32>,
         use_libuv: Option<bool>,
+        secret_file: Option<PathBuf>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let _ = use_libuv;
         if world_size == Some(0) {
@@ -64,6 +70,9 @@ impl TCPStore {
         // PyTorch takes a negative number for none.
         if let Some(world_size) = world_size.and_then(|size| usize::try_from(size).ok()) {
             options = options.with_world_size(world_size);
+        }
+        if let Some(path) = secret_file {
+            options = options.with_credentials(read_secret_file(py, &path)?);
         }
         if let Some(fd) = master_listen_fd.filter(|_| is_master) {
             options = options.with_listener(take_listener(py, fd)?);

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,31 @@ store = c10d_rs.TCPStore("127.0.0.1", int(sys.argv[1]))
 for number in range(int(sys.argv[2])):
     store.wait([f"go {number}"])
     store.set(f"woken {number}", str(time.monotonic_ns()))
+"""
+
+# Passes bytes from its first connection to its second, as a store does, and back.
+FORWARDER = """
+import socket, sys, threading
+def forward(source, target):
+    while data := source.recv(64):
+        target.sendall(data)
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    print(listener.getsockname()[1], flush=True)
+    ends = [listener.accept()[0] for _ in range(2)]
+for end in ends:
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+threading.Thread(target=forward, args=ends[::-1]).start()
+forward(*ends)
+ends[1].shutdown(socket.SHUT_WR)
+"""
+
+# Answers each byte with the time at which it came.
+RECEIVER = """
+import socket, sys, time
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as end:
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while end.recv(1):
+        end.sendall(str(time.monotonic_ns()).encode())
 """
 
 
@@ -50,6 +76,30 @@ def wake_us(thread: bool) -> tuple[float, float]:
                 sent = time.monotonic_ns()
                 store.set(f"go {number}", "")
                 times.append((int(store.get(f"woken {number}")) - sent) / 1e3)
+    return percentiles(times)
+
+
+def byte_us() -> tuple[float, float]:
+    """Return the same for a byte that one process receives from another and passes on: what the system takes."""
+    forward = [sys.executable, "-c", FORWARDER]
+    with subprocess.Popen(forward, stdout=subprocess.PIPE) as forwarder:
+        assert forwarder.stdout is not None
+        port = forwarder.stdout.readline().decode().strip()
+        with socket.create_connection(("127.0.0.1", int(port))) as end:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with subprocess.Popen([sys.executable, "-c", RECEIVER, port]):
+                times = []
+                for _ in range(WAKES):
+                    time.sleep(0.002)
+                    sent = time.monotonic_ns()
+                    end.sendall(b"x")
+                    times.append((int(end.recv(64)) - sent) / 1e3)
+                end.shutdown(socket.SHUT_WR)
+    return percentiles(times)
+
+
+def percentiles(times: list[float]) -> tuple[float, float]:
+    """Return the median and the 99th percentile."""
     return statistics.median(times), statistics.quantiles(times, n=100)[98]
 
 
@@ -86,6 +136,8 @@ def main() -> None:
     for where, thread in (("main thread", False), ("other thread", True)):
         median, high = wake_us(thread)
         print(f"wait ends, {where:<15} p50 {median:.0f} us, p99 {high:.0f} us after the set")
+    median, high = byte_us()
+    print(f"a byte by way of a process p50 {median:.0f} us, p99 {high:.0f} us")
     median, longest = interrupt_ms()
     print(f"Ctrl-C ends a wait         p50 {median:.1f} ms, max {longest:.1f} ms")
 

@@ -1,10 +1,13 @@
-"""Servers of PyTorch for the tests."""
+"""Servers of PyTorch, and secrets, for the tests."""
 
 import atexit
 import functools
 import os
 import subprocess
+import sys
+import tempfile
 import unittest
+from pathlib import Path
 
 TORCH_PYTHON = os.environ.get("C10D_TORCH_PYTHON")
 
@@ -20,6 +23,17 @@ for line in sys.stdin:
     servers.append(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
     print(servers[-1].port, flush=True)
 """
+
+
+def new_secret(test: unittest.TestCase) -> Path:
+    """Return the path of a file with a new secret, which lasts as long as the test."""
+    folder = tempfile.TemporaryDirectory()
+    test.addCleanup(folder.cleanup)
+    path = Path(folder.name) / "secret"
+    secret = subprocess.run([sys.executable, "-m", "c10d_rs", "secret", "new"], stdout=subprocess.PIPE, check=True)
+    path.touch(0o600)
+    path.write_bytes(secret.stdout)
+    return path
 
 
 def torch_server() -> int:

@@ -7,8 +7,20 @@ import unittest
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+from unittest.mock import patch
 
-from c10d_rs import DistError, Group, GroupError, HashStore, MissingRanksError, StoreServer, TCPStore, init_from_env
+from c10d_rs import (
+    DistError,
+    DistNetworkError,
+    Group,
+    GroupError,
+    HashStore,
+    MissingRanksError,
+    StoreServer,
+    TCPStore,
+    init_from_env,
+)
+from servers import new_secret
 
 T = TypeVar("T")
 
@@ -78,26 +90,40 @@ class TestGroup(unittest.TestCase):
 
         self.assertEqual(on_all_ranks(2, work), [[1], []])
 
+    def run_workers(self, port: int, variables: dict[str, str]) -> None:
+        variables = {
+            **os.environ,
+            "WORLD_SIZE": "3",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            **variables,
+        }
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-c", WORKER],
+                env={**variables, "RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(3)
+        ]
+        outputs = [worker.communicate(timeout=60)[0] for worker in workers]
+        self.assertEqual(outputs, ["0 of 3\n", "1 of 3\n", "2 of 3\n"])
+
     def test_environment(self) -> None:
         with StoreServer() as server:
-            variables = {
-                **os.environ,
-                "WORLD_SIZE": "3",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(server.port),
-                "TORCHELASTIC_USE_AGENT_STORE": "True",
-            }
-            workers = [
-                subprocess.Popen(
-                    [sys.executable, "-c", WORKER],
-                    env={**variables, "RANK": str(rank)},
-                    stdout=subprocess.PIPE,
-                    text=True,
-                )
-                for rank in range(3)
-            ]
-            outputs = [worker.communicate(timeout=60)[0] for worker in workers]
-        self.assertEqual(outputs, ["0 of 3\n", "1 of 3\n", "2 of 3\n"])
+            self.run_workers(server.port, {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+    def test_environment_with_a_secret(self) -> None:
+        # Not one of those that the system gives to others.
+        port = 20_000 + os.getpid() % 10_000
+        secret = new_secret(self)
+        self.run_workers(port, {"C10D_SECRET_FILE": str(secret)})
+        alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        with patch.dict(os.environ, {**alone, "C10D_SECRET_FILE": str(secret)}), init_from_env():
+            with self.assertRaisesRegex(DistNetworkError, "secret"):
+                TCPStore("127.0.0.1", port, timeout=0.3)
+            TCPStore("127.0.0.1", port, secret_file=secret).close()
 
     def test_no_environment(self) -> None:
         kept = os.environ.pop("RANK", None)

@@ -23,7 +23,7 @@ from c10d_rs import (
     StoreTimeoutError,
     TCPStore,
 )
-from servers import needs_torch, torch_has, torch_server
+from servers import needs_torch, new_secret, torch_has, torch_server
 
 
 class TestTCPStore(contract.StoreContract):
@@ -49,6 +49,41 @@ class TestTCPStore(contract.StoreContract):
             waiting.close()
             with self.assertRaisesRegex(DistStoreError, "closed"):
                 waits.result(60)
+
+
+class TestTCPStoreWithSecret(TestTCPStore):
+    def serve(self) -> int:
+        self.secret = new_secret(self)
+        server = StoreServer(secret_file=self.secret)
+        self.addCleanup(server.close)
+        return server.port
+
+    def open(self) -> Store:
+        return TCPStore("127.0.0.1", self.port, secret_file=self.secret)
+
+    def test_strangers_are_refused(self) -> None:
+        for secret in (None, new_secret(self)):
+            with self.assertRaisesRegex(DistNetworkError, "secret"):
+                TCPStore("127.0.0.1", self.port, timeout=0.3, secret_file=secret)
+        server = StoreServer()
+        self.addCleanup(server.close)
+        with self.assertRaisesRegex(DistNetworkError, "secret"):
+            TCPStore("127.0.0.1", server.port, timeout=0.3, secret_file=self.secret)
+
+    def test_a_master_serves_with_its_secret(self) -> None:
+        with TCPStore("127.0.0.1", 0, is_master=True, secret_file=self.secret) as master:
+            master.set("key", "value")
+            with TCPStore("127.0.0.1", master.port, secret_file=self.secret) as client:
+                self.assertEqual(client.get("key"), b"value")
+            with self.assertRaisesRegex(DistNetworkError, "secret"):
+                TCPStore("127.0.0.1", master.port, timeout=0.3)
+
+    def test_a_file_that_is_no_secret(self) -> None:
+        self.secret.chmod(0o644)
+        with self.assertRaisesRegex(DistStoreError, "secret"):
+            StoreServer(secret_file=str(self.secret))
+        with self.assertRaisesRegex(DistStoreError, "missing"):
+            TCPStore("127.0.0.1", self.port, secret_file="missing")
 
 
 @needs_torch

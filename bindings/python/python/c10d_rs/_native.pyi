@@ -65,6 +65,8 @@ class TCPStore(Store):
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,
         use_libuv: bool | None = True,
+        *,
+        secret_file: str | PathLike[str] | None = None,
     ) -> TCPStore: ...
     @property
     def host(self) -> str: ...
@@ -91,7 +93,9 @@ class PrefixStore(Store):
 
 @final
 class StoreServer:
-    def __new__(cls, host: str = "127.0.0.1", port: int = 0) -> StoreServer: ...
+    def __new__(
+        cls, host: str = "127.0.0.1", port: int = 0, *, secret_file: str | PathLike[str] | None = None
+    ) -> StoreServer: ...
     @property
     def host(self) -> str: ...
     @property
