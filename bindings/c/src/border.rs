@@ -237,6 +237,9 @@ pub(crate) fn not_null<T>(reference: Option<T>, name: &str) -> Result<T, Failure
     reference.ok_or_else(|| Failure::invalid_argument(format!("{name} is null")))
 }
 
+/// Where a new handle is written.
+pub(crate) type Place<'a, T> = Option<&'a mut MaybeUninit<Option<Box<T>>>>;
+
 /// Where a result is written, which is `empty` until then and after a failure.
 pub(crate) fn result<'a, T>(
     place: Option<&'a mut MaybeUninit<T>>,

@@ -12,11 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use c10d_socket::interruptible;
 
-use crate::border;
+use crate::border::{self, Place};
 use crate::failure::Failure;
 use crate::guard::{self, call};
 use crate::status::Status;
-use crate::store::Place;
 
 /// Ends blocking calls from another thread. Give it to any number of calls, one after the other or at the same time.
 #[derive(Debug, Clone, Default)]

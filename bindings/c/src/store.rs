@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use c10d_store::{FileStore, HashStore, PrefixStore, Store, TcpStore};
 
-use crate::border::{self, Buffer, CText, KeyPointer};
+use crate::border::{self, Buffer, CText, KeyPointer, Place};
 use crate::cancel;
 use crate::failure::Failure;
 use crate::guard::{self, call};
@@ -32,9 +32,6 @@ impl StoreHandle {
         Self { store, tcp: None }
     }
 }
-
-/// Where a new handle is written.
-pub(crate) type Place<'a, T> = Option<&'a mut MaybeUninit<Option<Box<T>>>>;
 
 fn open_tcp(
     host: CText,
