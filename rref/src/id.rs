@@ -54,6 +54,16 @@ impl fmt::Display for ForkId {
     }
 }
 
+impl RRefId {
+    /// The id of its creator's user: the next one that the creator gives ([`Mint`]).
+    pub(crate) fn creators_fork(self) -> ForkId {
+        ForkId(GloballyUniqueId {
+            local_id: self.0.local_id.wrapping_add(1),
+            ..self.0
+        })
+    }
+}
+
 impl GloballyUniqueId {
     /// The worker that it is for: the owner of a reference, the holder of a user; of a creator's user, the owner.
     pub(crate) fn named_for(self) -> Option<WorkerId> {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::effect::Effect;
 use super::error::FetchError;
-use super::owned::Value;
+use super::owned::{Owned, Value};
 use super::state::{Phase, RRefContext};
 use crate::id::{ForkId, RRefId};
 
@@ -46,7 +46,28 @@ impl<V: Clone> RRefContext<V> {
     pub(super) fn user_deleted(&mut self, now: Instant, rref: RRefId, fork: ForkId) {
         self.tombstones.insert(now, fork.0);
         self.remove_holder(rref, fork);
+        if fork == rref.creators_fork() {
+            self.creator_deleted(now, rref);
+        }
         self.settle_owned(now, rref);
+    }
+
+    /// The creator's user was deleted. Without other users, a value that was not created never is: requests that
+    /// wait for it end, and later ones are refused (docs/rref-protocol.md, section 5).
+    fn creator_deleted(&mut self, now: Instant, rref: RRefId) {
+        let is_unused = |owned: &Owned<V>| {
+            matches!(owned.value, Value::Uncreated) && owned.forks.is_empty() && owned.handles == 0
+        };
+        if self.owned.get(&rref).is_some_and(|owned| !is_unused(owned)) {
+            return;
+        }
+        self.tombstones.insert(now, rref.0);
+        if let Some(owned) = self.owned.remove(&rref) {
+            self.uncreated -= 1;
+            for token in owned.waiters {
+                self.answer_fetch(token, Err(FetchError::Deleted(rref)));
+            }
+        }
     }
 
     /// Removes a user of a value here.

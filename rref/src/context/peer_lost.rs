@@ -267,7 +267,8 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// The message of an orphaned user has ended. If a later process may have registered the user, it is deleted
-    /// there.
+    /// there: also one that was not heard from yet, as the transport may have connected to it first. Without such a
+    /// process, the deletion ends with the next report of the loss.
     pub(super) fn orphan_ended(&mut self, now: Instant, orphans: Orphan, delivery: &Delivery) {
         let Orphan { owner, rref, fork } = orphans;
         let may_be_known = match delivery {
@@ -275,7 +276,7 @@ impl<V: Clone> RRefContext<V> {
                 incarnation,
                 answer: Answer::Ack | Answer::RemoteAccept,
             } => self.heard_from(now, owner, *incarnation),
-            Delivery::Unknown(_) => self.incarnation_of(owner).is_some(),
+            Delivery::Unknown(_) => true,
             _ => false,
         };
         if may_be_known {

@@ -8,7 +8,7 @@ use rpc_agent::WorkerId;
 
 use crate::context::fork::UNANSWERED_MAX;
 use crate::context::owned::WAITING_MAX;
-use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus};
+use crate::context::{Carrier, FetchError, Handle, RRefContext, Timing, UserStatus};
 use crate::context::{Control, Delivery, Effect, LossReport, ReceiveError};
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
@@ -180,6 +180,57 @@ fn a_creation_that_reaches_a_new_process_after_the_loss_of_the_old_one_is_delete
     user.take_effects();
     user.control_finished(now, Control::Create(fork), by(NEW, Answer::RemoteAccept));
     assert_eq!(deleted(&user.take_effects()), [(rref, fork)]);
+}
+
+/// The transport connects to the next process before anything is heard from it, and gives up the creation.
+#[test]
+fn a_creation_whose_outcome_is_unknown_after_the_loss_is_deleted() {
+    let now = Instant::now();
+    let mut user = context(A, now);
+    assert!(user.heard_from(now, worker(B), OLD));
+    let fork = user
+        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .unwrap();
+    let rref = user.rref_of(Handle::User(fork)).unwrap();
+    user.peer_lost(now, worker(B), Some(OLD));
+    user.drop_handle(now, Handle::User(fork));
+    user.take_effects();
+    let unknown = Delivery::Unknown("abandoned".into());
+    user.control_finished(now, Control::Create(fork), unknown);
+    assert_eq!(deleted(&user.take_effects()), [(rref, fork)]);
+    // There was no next process.
+    user.peer_lost(now, worker(B), Some(OLD));
+    user.check_invariants().unwrap();
+    assert!(!user.is_involved(worker(B)));
+}
+
+#[test]
+fn requests_for_a_value_that_its_creator_has_abandoned_end() {
+    let now = Instant::now();
+    let rref = RRefId(id(A, 100, 0));
+    let delete = || Message::UserDelete {
+        forks: vec![(rref, rref.creators_fork())],
+    };
+    for is_deleted_first in [false, true] {
+        let mut owner = context(B, now);
+        let mut messages = [Message::Fetch { rref }, delete()];
+        if is_deleted_first {
+            messages.reverse();
+        }
+        for (token, message) in (0..).zip(messages) {
+            owner.receive(now, worker(A), 100, token, None, message);
+        }
+        let effects = owner.take_effects();
+        let is_end = |effect: &Effect<_>| {
+            let Effect::AnswerFetch { result, .. } = effect else {
+                return false;
+            };
+            *result == Err(FetchError::Deleted(rref))
+        };
+        assert_eq!(effects.iter().filter(|it| is_end(it)).count(), 1);
+        owner.check_invariants().unwrap();
+        assert_eq!(owner.sizes().owners, 0);
+    }
 }
 
 #[test]
