@@ -19,8 +19,8 @@ pub(crate) enum StatusError {
     Http(#[from] HttpError),
 
     #[error(
-        "the server at {server} is a c10d store without status pages: it runs with --no-status, or is older; \
-         start it without that option"
+        "the server at {server} is a c10d store without status pages: a program hosts it, or it runs with \
+         --no-status; serve the store with `c10d run` or `c10d store serve`"
     )]
     TurnedOff { server: HostPort },
 

@@ -251,6 +251,6 @@ fn a_server_without_status_pages_has_no_clients_and_stats() {
     for word in ["clients", "stats"] {
         server
             .store(&[word])
-            .assert_fails(3, "without status pages: it runs with --no-status");
+            .assert_fails(3, "it runs with --no-status");
     }
 }

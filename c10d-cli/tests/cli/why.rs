@@ -151,5 +151,5 @@ fn a_full_disk_is_not_taken_for_a_missing_rank() {
 #[test]
 fn a_server_without_status_pages_is_named_as_such() {
     let server = Server::start_with(["store", "serve", "--port=0", "--no-status"]);
-    why(server.address, &[]).assert_fails(3, "without status pages: it runs with --no-status");
+    why(server.address, &[]).assert_fails(3, "it runs with --no-status");
 }
