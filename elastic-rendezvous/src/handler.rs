@@ -272,8 +272,8 @@ pub struct Membership {
     pub lost: Vec<LostNode>,
     /// Members that have left the round on their own, to restart or for good.
     pub left: Vec<LeftNode>,
-    /// How many members are gone besides: of many departures only some are named, and of those before a new holder
-    /// took over, none (docs/rendezvous.md, section 10).
+    /// How many members are gone besides: of many departures only some are named, and of those that a holder did not
+    /// name before it died, none (docs/rendezvous.md, section 10).
     pub unnamed: usize,
     /// Whether this node is no longer in its round: the others have dropped it as dead, or started the next
     /// round.

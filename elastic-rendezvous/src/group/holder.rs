@@ -126,6 +126,8 @@ pub(crate) struct Holder {
     to_send: Vec<(u32, Vec<u8>)>,
     summary: Vec<u8>,
     sent_summary: Vec<u8>,
+    /// The summary of the holder before, until a round is known.
+    inherited: Option<Summary>,
     write_after: Duration,
     fold_at: Duration,
     beats_at: Duration,
@@ -167,6 +169,7 @@ impl Holder {
             to_send: Vec::new(),
             summary: Vec::new(),
             sent_summary: Vec::new(),
+            inherited: None,
             write_after: at,
             fold_at: at.saturating_add(settings.keep_alive_interval),
             beats_at: at.saturating_add(settings.keep_alive_interval / READS_PER_INTERVAL),
@@ -190,9 +193,21 @@ impl Holder {
         self.epoch
     }
 
-    /// The stored summary: an earlier holder may have replaced it.
+    /// The stored summary: of the holder before, or replaced by an earlier one.
     pub(super) fn on_summary(&mut self, stored: Vec<u8>) {
+        if self.world.is_none() {
+            self.inherited = Summary::from_text(&stored);
+        }
         self.sent_summary = stored;
+    }
+
+    /// The summary, if it is still to be sent. It then counts as sent.
+    pub(super) fn unsent_summary(&mut self) -> Option<Vec<u8>> {
+        if self.summary == self.sent_summary {
+            return None;
+        }
+        self.sent_summary.clone_from(&self.summary);
+        Some(self.summary.clone())
     }
 
     /// The state to be written and the token it is based on, after [`Task::WriteState`].
@@ -213,9 +228,8 @@ impl Holder {
         if !self.to_send.is_empty() {
             return Task::Answer(std::mem::take(&mut self.to_send));
         }
-        if self.summary != self.sent_summary {
-            self.sent_summary.clone_from(&self.summary);
-            return Task::Summarize(self.summary.clone());
+        if let Some(summary) = self.unsent_summary() {
+            return Task::Summarize(summary);
         }
         if self.silence_at <= at {
             // Only what is requested from then on shows whether it still is.
@@ -798,7 +812,9 @@ impl Holder {
             };
             self.world_before = self.world.replace(world);
             self.departures.clear();
+            self.inherit_departures();
         }
+        let state = &self.state;
         self.dropped
             .retain(|node, _| !state.last_heartbeats.contains_key(node));
         let Some(world) = &self.world else { return };
@@ -821,6 +837,23 @@ impl Holder {
             })
             .collect();
         self.departures.extend(departures);
+    }
+
+    /// Adopts the departures from the round that the holder before has named.
+    fn inherit_departures(&mut self) {
+        let Some(summary) = self.inherited.take() else {
+            return;
+        };
+        let state = &self.state;
+        if !summary.is_complete || summary.round != state.round {
+            return;
+        }
+        let lost = summary.lost.named.into_iter();
+        let lost = lost.map(|(node, silence)| (node, Departure::Lost(silence)));
+        let left = summary.left.named.into_iter();
+        let left = left.map(|(node, _)| (node, Departure::Left));
+        let is_gone = |(node, _): &(NodeId, _)| !state.participants.contains_key(node);
+        self.departures.extend(lost.chain(left).filter(is_gone));
     }
 
     #[cfg(test)]

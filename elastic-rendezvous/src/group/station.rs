@@ -321,6 +321,11 @@ impl Station {
     fn next(&mut self, now: Now) -> Ask {
         let at = now.monotonic;
         if self.is_releasing {
+            // The next holder learns from it that this node has left.
+            if let Some(text) = self.holder.as_mut().and_then(Holder::unsent_summary) {
+                self.adopt_summary(text.clone());
+                return Ask::Summarize(text);
+            }
             self.is_releasing = false;
             if let Some(ask) = self.release() {
                 self.is_mark_known = false;
@@ -678,6 +683,8 @@ impl Station {
                 let me = self.me.clone();
                 let settings = self.settings.clone();
                 self.holder = Some(Holder::new(me, settings, epoch, now));
+                // It names the nodes that have departed before.
+                self.checks_summary = epoch > 1;
                 self.own_beat = 0;
                 self.renew_at = now.monotonic.saturating_add(RENEWAL);
                 self.stay();

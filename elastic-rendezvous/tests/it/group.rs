@@ -168,6 +168,46 @@ fn a_node_that_leaves_a_group_is_noticed_and_the_rest_continue() {
     assert_eq!(one_world(all)[0].round, 2);
 }
 
+/// Waits for a node that holds the lease of the group (docs/rendezvous.md, section 10).
+fn holder(store: &dyn Store, nodes: &[Arc<DynamicRendezvous>]) -> usize {
+    let keys = store.list_keys().expect("keys");
+    let key = keys.iter().find(|key| key.ends_with("/h"));
+    let key = key.expect("a mark");
+    let mut mark = String::new();
+    eventually("a node holds the lease", || {
+        mark = String::from_utf8(store.get(key).expect("a mark")).expect("text");
+        !mark.ends_with("free")
+    });
+    let index = mark.split(' ').nth(1).and_then(|index| index.parse().ok());
+    let index: usize = index.expect("an index");
+    assert!((1..=nodes.len()).contains(&index), "{mark}");
+    index - 1
+}
+
+/// Its successor did not see it as a member.
+#[test]
+fn a_holder_that_leaves_a_group_is_named_by_its_successor() {
+    let server = server();
+    let store = connect(&server);
+    let mut nodes = nodes(&server, &settings(NODES - 2, NODES), NODES);
+    join_all(&nodes);
+    let mut left = Vec::new();
+    for _ in 0..2 {
+        let leaver = nodes[holder(&*store, &nodes)].clone();
+        leaver.leave().expect("to leave");
+        left.push(leaver.node().clone());
+        left.sort();
+        for node in nodes.iter().filter(|node| !left.contains(node.node())) {
+            eventually("the holder is named", || {
+                let named = membership(node).left;
+                named.iter().map(|left| &left.node).eq(&left)
+            });
+        }
+    }
+    nodes.retain(|node| !left.contains(node.node()));
+    assert_eq!(join_all(&nodes)[0].world_size, NODES - 2);
+}
+
 #[test]
 fn a_node_of_a_group_that_dies_is_reported_lost() {
     let server = server();
