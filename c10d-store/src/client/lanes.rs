@@ -25,17 +25,19 @@ pub(super) const GRACE: Duration = Duration::from_millis(1);
 /// A lane except the first that no call has taken for so long needs no connection.
 const UNUSED_MAX: Duration = Duration::from_secs(10);
 
-#[derive(Debug, Default)]
-pub(super) struct Lanes {
-    lanes: Vec<Lane>,
+/// The lanes and their users, which a `C` identifies: the thread of the call.
+#[derive(Debug)]
+pub(super) struct Lanes<C> {
+    lanes: Vec<Lane<C>>,
 }
 
 #[derive(Debug)]
-struct Lane {
+struct Lane<C> {
     state: State,
     taken_at: Instant,
+    user: Option<C>,
     /// The call of a wait has left the lane, and takes it back after the calls that asked for it.
-    is_parked: bool,
+    parked: Option<C>,
     /// The number of calls that asked the wait on this lane to give way and have no lane yet.
     asking: usize,
 }
@@ -81,29 +83,36 @@ pub(super) enum Take {
     WaitUntil(Option<Instant>),
 }
 
-impl Lanes {
-    /// Takes a lane, for a call that has asked the wait on lane `asked` to give way. Skips the lanes for which
-    /// `is_own` returns true: they are of calls that cannot continue before this one has ended.
+impl<C> Default for Lanes<C> {
+    fn default() -> Self {
+        Self { lanes: Vec::new() }
+    }
+}
+
+impl<C: Copy + PartialEq> Lanes<C> {
+    /// Takes a lane, for a call that has asked the wait on lane `asked` to give way. Skips a lane that the caller uses
+    /// or has left for a moment: that call asks an interrupt check, which makes this one.
     pub(super) fn take(
         &mut self,
         now: Instant,
         need: Need,
         asked: Option<usize>,
-        is_own: impl Fn(usize) -> bool,
+        caller: C,
     ) -> Take {
         let mut gives_way = None;
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            if is_own(index) {
+            if [lane.user, lane.parked].contains(&Some(caller)) {
                 continue;
             }
             let later = gives_way.map_or(Take::WaitUntil(None), Take::GiveWay);
             match lane.state {
-                State::Idle if !lane.is_parked || asked == Some(index) => {
+                State::Idle if lane.parked.is_none() || asked == Some(index) => {
                     lane.state = State::Busy;
+                    lane.user = Some(caller);
                     lane.taken_at = now;
                     return Take::Lane(index);
                 }
-                State::Idle | State::Busy if lane.is_parked && need == Need::Wait => {}
+                State::Idle | State::Busy if lane.parked.is_some() && need == Need::Wait => {}
                 State::Idle | State::Busy => return later,
                 State::Waiting(wait) => {
                     let patience_ends = wait.since + GRACE;
@@ -126,7 +135,8 @@ impl Lanes {
         self.lanes.push(Lane {
             state: State::Busy,
             taken_at: now,
-            is_parked: false,
+            user: Some(caller),
+            parked: None,
             asking: 0,
         });
         Take::Lane(self.lanes.len() - 1)
@@ -176,12 +186,12 @@ impl Lanes {
     pub(super) fn park(&mut self, lane: usize) {
         let lane = &mut self.lanes[lane];
         lane.state = State::Idle;
-        lane.is_parked = true;
+        lane.parked = lane.user.take();
     }
 
     /// Whether a waiting call has left this lane for a moment, so that another wait must not use it.
     pub(super) fn is_parked(&self, lane: usize) -> bool {
-        self.lanes[lane].is_parked
+        self.lanes[lane].parked.is_some()
     }
 
     /// Takes the lane back for the call that has parked, unless another call uses it or has yet to.
@@ -190,14 +200,14 @@ impl Lanes {
         let is_free = lane.state == State::Idle && lane.asking == 0;
         if is_free {
             lane.state = State::Busy;
-            lane.is_parked = false;
+            lane.user = lane.parked.take();
         }
         is_free
     }
 
     /// The call that has parked ends without the lane.
     pub(super) fn abandon(&mut self, lane: usize) {
-        self.lanes[lane].is_parked = false;
+        self.lanes[lane].parked = None;
     }
 
     /// Whether a lane is one of those that a second wait needed, and has been idle since.
@@ -205,23 +215,30 @@ impl Lanes {
         let lane = &self.lanes[index];
         index > 0
             && lane.state == State::Idle
-            && !lane.is_parked
+            && lane.parked.is_none()
             && lane.asking == 0
             && now.saturating_duration_since(lane.taken_at) > UNUSED_MAX
     }
 
     /// The call on this lane has ended.
     pub(super) fn give_back(&mut self, lane: usize) {
-        self.lanes[lane].state = State::Idle;
+        let lane = &mut self.lanes[lane];
+        lane.state = State::Idle;
+        lane.user = None;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
 
-    /// No lane is the caller's own.
-    const NONE: fn(usize) -> bool = |_| false;
+    /// Another caller than all before.
+    fn other() -> u32 {
+        static CALLERS: AtomicU32 = AtomicU32::new(0);
+        CALLERS.fetch_add(1, Ordering::Relaxed)
+    }
 
     fn wait(since: Instant) -> Wait {
         Wait {
@@ -236,7 +253,7 @@ mod tests {
         let now = Instant::now();
         let mut lanes = Lanes::default();
         for _ in 0..3 {
-            assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
+            assert_eq!(lanes.take(now, Need::Answer, None, other()), Take::Lane(0));
             lanes.give_back(0);
         }
     }
@@ -245,23 +262,43 @@ mod tests {
     fn a_call_inside_another_skips_its_lane() {
         let now = Instant::now();
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
-        let own = |lane| lane == 0;
-        assert_eq!(lanes.take(now, Need::Answer, None, own), Take::Lane(1));
-        lanes.give_back(1);
+        let late = now + GRACE;
+        let me = other();
+        let skips = |lanes: &mut Lanes<u32>, need| {
+            assert_eq!(lanes.take(late, need, None, me), Take::Lane(1));
+            lanes.give_back(1);
+        };
+        assert_eq!(lanes.take(now, Need::Answer, None, me), Take::Lane(0));
+        skips(&mut lanes, Need::Answer);
         lanes.start_waiting(0, wait(now));
+        skips(&mut lanes, Need::Answer);
+        // It gives way.
+        lanes.ask(0);
         lanes.stop_waiting(0);
         lanes.park(0);
-        assert_eq!(lanes.take(now, Need::Wait, None, own), Take::Lane(1));
+        skips(&mut lanes, Need::Wait);
+        assert_eq!(
+            lanes.take(late, Need::Answer, Some(0), other()),
+            Take::Lane(0)
+        );
+        lanes.withdraw(0);
+        skips(&mut lanes, Need::Answer);
+        lanes.give_back(0);
+        skips(&mut lanes, Need::Answer);
+        assert!(lanes.resume(0));
+        lanes.start_waiting(0, wait(now));
+        skips(&mut lanes, Need::Answer);
+        lanes.give_back(0);
+        assert_eq!(lanes.take(late, Need::Answer, None, me), Take::Lane(0));
     }
 
     #[test]
     fn a_call_waits_for_a_short_call() {
         let now = Instant::now();
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, other()), Take::Lane(0));
         let later = now + Duration::from_secs(9);
-        let take = lanes.take(later, Need::Answer, None, NONE);
+        let take = lanes.take(later, Need::Answer, None, other());
         assert_eq!(take, Take::WaitUntil(None));
     }
 
@@ -270,7 +307,7 @@ mod tests {
         let now = Instant::now();
         let late = now + GRACE;
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, other()), Take::Lane(0));
         let barrier = Wait {
             settled: false,
             gives_way: false,
@@ -278,23 +315,23 @@ mod tests {
         };
         lanes.start_waiting(0, barrier);
         assert_eq!(
-            lanes.take(late, Need::Answer, None, NONE),
+            lanes.take(late, Need::Answer, None, other()),
             Take::WaitUntil(None)
         );
         lanes.settled(0);
         assert_eq!(
-            lanes.take(now, Need::Answer, None, NONE),
+            lanes.take(now, Need::Answer, None, other()),
             Take::WaitUntil(Some(late))
         );
-        assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::Lane(1));
+        assert_eq!(lanes.take(late, Need::Answer, None, other()), Take::Lane(1));
 
         // Calls now wait for the second lane, and prefer the first when it is free.
         assert_eq!(
-            lanes.take(late, Need::Answer, None, NONE),
+            lanes.take(late, Need::Answer, None, other()),
             Take::WaitUntil(None)
         );
         lanes.give_back(0);
-        assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::Lane(0));
+        assert_eq!(lanes.take(late, Need::Answer, None, other()), Take::Lane(0));
     }
 
     #[test]
@@ -302,15 +339,18 @@ mod tests {
         let now = Instant::now();
         let late = now + GRACE;
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, other()), Take::Lane(0));
         lanes.start_waiting(0, wait(now));
         assert_eq!(
-            lanes.take(now, Need::Answer, None, NONE),
+            lanes.take(now, Need::Answer, None, other()),
             Take::WaitUntil(Some(late))
         );
         assert!(!lanes.must_give_way(0));
         for _ in 0..2 {
-            assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::GiveWay(0));
+            assert_eq!(
+                lanes.take(late, Need::Answer, None, other()),
+                Take::GiveWay(0)
+            );
             lanes.ask(0);
         }
         assert!(lanes.must_give_way(0));
@@ -321,21 +361,27 @@ mod tests {
         for _ in 0..2 {
             assert!(!lanes.resume(0));
             assert_eq!(
-                lanes.take(late, Need::Answer, None, NONE),
+                lanes.take(late, Need::Answer, None, other()),
                 Take::WaitUntil(None)
             );
-            assert_eq!(lanes.take(late, Need::Answer, Some(0), NONE), Take::Lane(0));
+            assert_eq!(
+                lanes.take(late, Need::Answer, Some(0), other()),
+                Take::Lane(0)
+            );
             lanes.withdraw(0);
             assert!(!lanes.resume(0), "the lane is in use");
             lanes.give_back(0);
         }
         assert_eq!(
-            lanes.take(late, Need::Answer, None, NONE),
+            lanes.take(late, Need::Answer, None, other()),
             Take::WaitUntil(None)
         );
         assert!(lanes.resume(0));
         lanes.start_waiting(0, wait(now));
-        assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::GiveWay(0));
+        assert_eq!(
+            lanes.take(late, Need::Answer, None, other()),
+            Take::GiveWay(0)
+        );
     }
 
     #[test]
@@ -343,25 +389,34 @@ mod tests {
         let now = Instant::now();
         let late = now + GRACE;
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, other()), Take::Lane(0));
         lanes.start_waiting(0, wait(now));
-        assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::GiveWay(0));
+        assert_eq!(
+            lanes.take(late, Need::Answer, None, other()),
+            Take::GiveWay(0)
+        );
         lanes.ask(0);
         lanes.stop_waiting(0);
         lanes.park(0);
-        assert_eq!(lanes.take(late, Need::Answer, Some(0), NONE), Take::Lane(0));
+        assert_eq!(
+            lanes.take(late, Need::Answer, Some(0), other()),
+            Take::Lane(0)
+        );
         lanes.withdraw(0);
         // This call must wait too.
         assert!(lanes.is_parked(0));
         lanes.give_back(0);
-        assert_eq!(lanes.take(late, Need::Wait, None, NONE), Take::Lane(1));
+        assert_eq!(lanes.take(late, Need::Wait, None, other()), Take::Lane(1));
         assert!(lanes.resume(0));
         lanes.start_waiting(0, wait(now));
         lanes.start_waiting(1, wait(now));
-        assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::GiveWay(0));
-        assert_eq!(lanes.take(late, Need::Wait, None, NONE), Take::Lane(2));
+        assert_eq!(
+            lanes.take(late, Need::Answer, None, other()),
+            Take::GiveWay(0)
+        );
+        assert_eq!(lanes.take(late, Need::Wait, None, other()), Take::Lane(2));
         lanes.give_back(1);
-        assert_eq!(lanes.take(late, Need::Answer, None, NONE), Take::Lane(1));
+        assert_eq!(lanes.take(late, Need::Answer, None, other()), Take::Lane(1));
     }
 
     #[test]
@@ -369,10 +424,10 @@ mod tests {
         let now = Instant::now();
         let late = now + UNUSED_MAX * 2;
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, other()), Take::Lane(0));
         lanes.start_waiting(0, wait(now));
         let soon = now + GRACE;
-        assert_eq!(lanes.take(soon, Need::Wait, None, NONE), Take::Lane(1));
+        assert_eq!(lanes.take(soon, Need::Wait, None, other()), Take::Lane(1));
         assert!(!lanes.is_unused(1, late), "in use");
         lanes.give_back(1);
         lanes.give_back(0);
@@ -384,13 +439,13 @@ mod tests {
     fn the_lane_of_a_parked_call_that_ends_is_free() {
         let now = Instant::now();
         let mut lanes = Lanes::default();
-        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, other()), Take::Lane(0));
         lanes.park(0);
         assert_eq!(
-            lanes.take(now, Need::Answer, None, NONE),
+            lanes.take(now, Need::Answer, None, other()),
             Take::WaitUntil(None)
         );
         lanes.abandon(0);
-        assert_eq!(lanes.take(now, Need::Answer, None, NONE), Take::Lane(0));
+        assert_eq!(lanes.take(now, Need::Answer, None, other()), Take::Lane(0));
     }
 }

@@ -48,13 +48,11 @@ pub(super) struct PoolOptions {
 
 #[derive(Debug, Default)]
 struct Shared {
-    lanes: Lanes,
+    lanes: Lanes<ThreadId>,
     /// The connection of each lane while no call uses it; `None` before it is opened.
     idle: Vec<Option<Connection>>,
     /// Closes each lane's connection, in use or not.
     closers: Vec<Option<Closer>>,
-    /// The thread of the call that uses each lane, or has left it for a moment.
-    users: Vec<Option<ThreadId>>,
     /// Wakes the call that waits on a lane.
     wakers: Vec<Option<Arc<Waker>>>,
     /// The next wait of these threads that would block ends with [`PoolError::Interrupted`] instead.
@@ -208,11 +206,11 @@ impl Pool {
                 return Err(PoolError::Interrupted);
             }
             if is_interrupt_check_due(now) {
-                drop(shared);
-                if is_interrupted() {
+                let must_end;
+                (shared, must_end) = self.ask_check(shared);
+                if must_end {
                     return Err(PoolError::Interrupted);
                 }
-                shared = self.lock();
                 continue;
             }
             shared = wait_by(&self.has_ended, shared, deadline, now);
@@ -251,24 +249,24 @@ impl Pool {
                 break Err(PoolError::Ended(ended.clone()));
             }
             let now = Instant::now();
-            let Shared { lanes, users, .. } = &mut *shared;
-            match lanes.take(now, need, asked, |lane| users[lane] == Some(this)) {
+            match shared.lanes.take(now, need, asked, this) {
                 Take::Lane(lane) => {
                     if lane == shared.idle.len() {
                         shared.idle.push(None);
                         shared.closers.push(None);
                         shared.wakers.push(None);
-                        shared.users.push(None);
                     }
-                    shared.users[lane] = Some(this);
                     let connection = shared.idle[lane].take();
                     break Ok((lane, connection, shared.take_unused(now)));
                 }
                 _ if deadline.has_passed(now) => break Err(PoolError::TimedOut),
                 _ if is_interrupt_check_due(now) => {
-                    drop(shared);
-                    let must_end = is_interrupted();
-                    shared = self.lock();
+                    // The check may use the store, and would wait for this call to use the lane that it asked for.
+                    if let Some(lane) = asked.take() {
+                        shared.lanes.withdraw(lane);
+                    }
+                    let must_end;
+                    (shared, must_end) = self.ask_check(shared);
                     if must_end {
                         break Err(PoolError::Interrupted);
                     }
@@ -301,6 +299,14 @@ impl Pool {
             self.notify(shared);
         }
         result
+    }
+
+    /// Whether the [`interruptible`](c10d_socket::interruptible) call of this thread has to end. Its check is asked
+    /// without the lock, and may use the store.
+    fn ask_check<'s>(&'s self, shared: MutexGuard<'s, Shared>) -> (MutexGuard<'s, Shared>, bool) {
+        self.notify(shared);
+        let must_end = is_interrupted();
+        (self.lock(), must_end)
     }
 
     fn wait_for_lane<'s>(
@@ -769,9 +775,8 @@ impl Lease<'_> {
                 break PoolError::Interrupted;
             }
             if is_interrupt_check_due(now) {
-                drop(shared);
-                let must_end = is_interrupted();
-                shared = self.pool.lock();
+                let must_end;
+                (shared, must_end) = self.pool.ask_check(shared);
                 if must_end {
                     break PoolError::Interrupted;
                 }
@@ -780,7 +785,6 @@ impl Lease<'_> {
             shared = self.pool.wait_for_lane(shared, deadline, now);
         };
         shared.lanes.abandon(lane);
-        shared.users[lane] = None;
         self.pool.notify(shared);
         Err(error)
     }
@@ -818,7 +822,6 @@ impl Lease<'_> {
         let mut shared = self.pool.lock();
         shared.put_back(self.lane, connection);
         shared.lanes.give_back(self.lane);
-        shared.users[self.lane] = None;
         self.pool.notify(shared);
     }
 }

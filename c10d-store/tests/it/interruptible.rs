@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -15,6 +15,7 @@ use c10d_store::{
     FileStore, HashStore, Known, Operation, PrefixStore, ServerOptions, Store, StoreError,
     TcpStore, TcpStoreOptions, TcpStoreServer,
 };
+use socket2::{Domain, Socket, Type};
 
 fn serve() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
@@ -125,6 +126,26 @@ fn a_check_may_use_the_store() {
     }
 }
 
+/// The wait has left its connection to another thread, and taken it back.
+#[test]
+fn a_check_may_use_the_store_after_the_wait_gave_way() {
+    let server = serve();
+    let store = Arc::new(open(server.local_addr().port(), TcpStoreOptions::default()).unwrap());
+    let gave_way = Arc::new(AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            wait_until("the wait has arrived", || server.waiting_count() == 1);
+            store.add("other", 1).unwrap();
+            wait_until("the wait goes on", || server.waiting_count() == 1);
+            gave_way.store(true, Ordering::Release);
+        });
+        let (used, gave_way) = (Arc::clone(&store), Arc::clone(&gave_way));
+        let check = move || gave_way.load(Ordering::Acquire) && used.add("asked", 1).unwrap() == 2;
+        let error = interruptible(check, || store.get("never")).unwrap_err();
+        assert_ended(&error, Operation::Get, false);
+    });
+}
+
 /// A server that answers the handshake and nothing else.
 struct Silent {
     port: u16,
@@ -219,15 +240,19 @@ fn a_call_that_waits_for_a_connection_ends() {
 
 #[test]
 fn opening_ends() {
-    let closed = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = closed.local_addr().unwrap().port();
-    // Accepted by the system, and never answered.
+    // The system accepts connections, and nothing answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port();
     let options = TcpStoreOptions::default;
     let error = ended_at(2, || open(port, options()));
     assert_ended(&error, Operation::Open, false);
     let error = ended_at(2, || open(port, options().with_resume(LONG)));
     assert_ended(&error, Operation::Open, false);
-    drop(closed);
+    // A bound port on which nothing listens, so that no other test gets it.
+    let closed = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+    closed.bind(&any.into()).unwrap();
+    let port = closed.local_addr().unwrap().as_socket().unwrap().port();
     let error = ended_at(2, || open(port, options()));
     assert_ended(&error, Operation::Open, false);
     let error = ended_at(2, || open(port, options().with_resume(LONG)));
