@@ -9,7 +9,7 @@ use super::state::{Phase, RRefContext};
 use crate::id::{ForkId, RRefId};
 
 impl<V: Clone> RRefContext<V> {
-    /// Frees the value if no user is known, no handle is held, and no request waits for its creation.
+    /// Frees the value if no user is known, no handle is held, and no request waits for a creation that may come.
     pub(super) fn settle_owned(&mut self, now: Instant, rref: RRefId) {
         let is_sweeping = self.phase == Phase::Sweeping;
         let Some(owned) = self.owned.get_mut(&rref) else {
@@ -19,7 +19,8 @@ impl<V: Clone> RRefContext<V> {
             owned.handles = 0;
         }
         let is_uncreated = matches!(owned.value, Value::Uncreated);
-        let is_awaited = is_uncreated && !is_sweeping && !owned.waiters.is_empty();
+        let may_come = !is_sweeping && !self.tombstones.contains(rref.0);
+        let is_awaited = is_uncreated && may_come && !owned.waiters.is_empty();
         if !owned.forks.is_empty() || owned.handles > 0 || is_awaited {
             return;
         }
@@ -46,28 +47,14 @@ impl<V: Clone> RRefContext<V> {
     pub(super) fn user_deleted(&mut self, now: Instant, rref: RRefId, fork: ForkId) {
         self.tombstones.insert(now, fork.0);
         self.remove_holder(rref, fork);
-        if fork == rref.creators_fork() {
-            self.creator_deleted(now, rref);
-        }
-        self.settle_owned(now, rref);
-    }
-
-    /// The creator's user was deleted. Without other users, a value that was not created never is: requests that
-    /// wait for it end, and later ones are refused (docs/rref-protocol.md, section 5).
-    fn creator_deleted(&mut self, now: Instant, rref: RRefId) {
         let is_unused = |owned: &Owned<V>| {
             matches!(owned.value, Value::Uncreated) && owned.forks.is_empty() && owned.handles == 0
         };
-        if self.owned.get(&rref).is_some_and(|owned| !is_unused(owned)) {
-            return;
+        // Without other users, it will never be created: docs/rref-protocol.md, section 5.
+        if fork == rref.creators_fork() && self.owned.get(&rref).is_none_or(is_unused) {
+            self.tombstones.insert(now, rref.0);
         }
-        self.tombstones.insert(now, rref.0);
-        if let Some(owned) = self.owned.remove(&rref) {
-            self.uncreated -= 1;
-            for token in owned.waiters {
-                self.answer_fetch(token, Err(FetchError::Deleted(rref)));
-            }
-        }
+        self.settle_owned(now, rref);
     }
 
     /// Removes a user of a value here.
