@@ -73,8 +73,8 @@ impl ConnectOptions {
 /// one round without waiting, so a literal address on this machine can still connect.
 ///
 /// Blocks until the deadline at most. A name lookup that does not return in time, or is
-/// [interrupted](crate::interruptible), continues on its own thread, `c10d-resolve`, which ends when the system's resolver returns; a
-/// call leaves at most one such thread.
+/// [interrupted](crate::interruptible), continues on its own thread, `c10d-resolve`, which ends when the
+/// system's resolver returns; a call leaves at most one such thread.
 ///
 /// ```
 /// use c10d_socket::{ConnectOptions, Deadline, HostPort, connect};
@@ -273,9 +273,12 @@ mod tests {
 
     #[test]
     fn an_interrupt_ends_the_attempts() {
-        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let target = HostPort::new("127.0.0.1", closed.local_addr().unwrap().port());
-        drop(closed);
+        // A bound port on which nothing listens, so that no other test gets it.
+        let closed = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        closed.bind(&any.into()).unwrap();
+        let address = closed.local_addr().unwrap().as_socket().unwrap();
+        let target = HostPort::new("127.0.0.1", address.port());
         let asked = std::rc::Rc::new(std::cell::Cell::new(0));
         let count = std::rc::Rc::clone(&asked);
         let check = move || {

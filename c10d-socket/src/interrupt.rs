@@ -19,7 +19,6 @@ thread_local! {
 }
 
 /// The innermost [`interruptible`] call of a thread.
-#[derive(Clone)]
 struct Scope {
     check: Rc<dyn Fn() -> bool>,
     is_interrupted: bool,

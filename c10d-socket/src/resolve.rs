@@ -29,7 +29,7 @@ type Answer = io::Result<Vec<SocketAddr>>;
 /// ```
 ///
 /// # Errors
-/// The error of the system's resolver, [`io::ErrorKind::NotFound`] for a name without an address, or
+/// The error of the system's resolver, [`io::ErrorKind::NotFound`] for a name without an address,
 /// [`io::ErrorKind::TimedOut`] when it does not answer in time, or [`io::ErrorKind::Interrupted`] in an
 /// [`interruptible`](crate::interruptible) call that has to end.
 pub fn resolve(target: &HostPort, deadline: Deadline) -> io::Result<Vec<SocketAddr>> {
