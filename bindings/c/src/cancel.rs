@@ -30,7 +30,7 @@ struct State {
 
 impl CancelHandle {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Each change is one assignment.
+        // No code panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

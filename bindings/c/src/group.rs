@@ -32,10 +32,7 @@ pub struct GroupHandle {
 
 impl GroupHandle {
     fn new(group: Group) -> Box<Self> {
-        let store = StoreHandle {
-            store: Arc::clone(group.store()),
-            tcp: None,
-        };
+        let store = StoreHandle::new(Arc::clone(group.store()));
         Box::new(Self { group, store })
     }
 
@@ -192,10 +189,7 @@ pub extern "C" fn c10d_group_store(
     call(|| {
         let place = border::result(store, None, "store")?;
         let group = border::not_null(group, "group")?;
-        *place = Some(Box::new(StoreHandle {
-            store: Arc::clone(&group.store.store),
-            tcp: None,
-        }));
+        *place = Some(Box::new(StoreHandle::new(Arc::clone(&group.store.store))));
         Ok(())
     })
 }

@@ -96,10 +96,7 @@ pub extern "C" fn c10d_store_open_file(
         let file = cancel::run(options.cancel(), || {
             Ok(FileStore::open_with(path, &options.file())?)
         })?;
-        *place = Some(Box::new(StoreHandle {
-            store: Arc::new(file),
-            tcp: None,
-        }));
+        *place = Some(Box::new(StoreHandle::new(Arc::new(file))));
         Ok(())
     })
 }
@@ -152,10 +149,7 @@ pub extern "C" fn c10d_store_clone(
     call(|| {
         let place = border::result(store, None, "store")?;
         let original = border::not_null(original, "original")?;
-        *place = Some(Box::new(StoreHandle {
-            store: original.store.clone_store()?,
-            tcp: None,
-        }));
+        *place = Some(Box::new(StoreHandle::new(original.store.clone_store()?)));
         Ok(())
     })
 }

@@ -152,7 +152,7 @@ struct opening {
     c10d_status status;
 };
 
-/* Openings that never end, and a wait of a file store. */
+/* Openings that never end by themselves. */
 enum { OPENINGS = 5 };
 
 static void *open_one(void *argument) {
@@ -206,6 +206,7 @@ static void cancel_openings(const char *path) {
         openings[i] = (struct opening){path, other, options, ntohs(address.sin_port), i, C10D_OK};
         CHECK(pthread_create(&threads[i], NULL, open_one, &openings[i]) == 0);
     }
+    /* A call that begins after the cancel ends with the same status: the pause only lets most of them block. */
     pause_ms(100);
     OK(c10d_cancel_now(cancel));
     for (int i = 0; i < OPENINGS; i++) {
