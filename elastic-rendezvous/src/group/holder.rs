@@ -202,7 +202,7 @@ impl Holder {
     }
 
     /// The summary, if it is still to be sent. It then counts as sent.
-    pub(super) fn unsent_summary(&mut self) -> Option<Vec<u8>> {
+    pub(super) fn take_unsent_summary(&mut self) -> Option<Vec<u8>> {
         if self.summary == self.sent_summary {
             return None;
         }
@@ -228,7 +228,7 @@ impl Holder {
         if !self.to_send.is_empty() {
             return Task::Answer(std::mem::take(&mut self.to_send));
         }
-        if let Some(summary) = self.unsent_summary() {
+        if let Some(summary) = self.take_unsent_summary() {
             return Task::Summarize(summary);
         }
         if self.silence_at <= at {

@@ -321,8 +321,12 @@ impl Station {
     fn next(&mut self, now: Now) -> Ask {
         let at = now.monotonic;
         if self.is_releasing {
-            // The next holder learns from it that this node has left.
-            if let Some(text) = self.holder.as_mut().and_then(Holder::unsent_summary) {
+            // The next holder learns from it that this node has left. One that the others have dropped says nothing:
+            // there may be a next holder already.
+            let stays = |goal: &Goal| matches!(goal.want.kind, WantKind::Stay { .. });
+            if !self.goal.as_ref().is_some_and(stays)
+                && let Some(text) = self.holder.as_mut().and_then(Holder::take_unsent_summary)
+            {
                 self.adopt_summary(text.clone());
                 return Ask::Summarize(text);
             }
