@@ -245,6 +245,11 @@ impl Holder {
             self.decide(now);
         }
         if self.fold_at <= at || !self.has_written {
+            // Read later, they would be in the state only an interval later, and nodes that write alone would take a
+            // node that was stopped for a few seconds for dead.
+            if self.has_written && self.beats_requested < self.fold_at {
+                return self.read_beats(at);
+            }
             self.touch(now);
         }
         let is_urgent = self
@@ -262,15 +267,7 @@ impl Holder {
             return self.task(now);
         }
         if self.beats_at <= at {
-            self.beats_at =
-                at.saturating_add(self.settings.keep_alive_interval / READS_PER_INTERVAL);
-            self.beats_requested = at;
-            let known = self
-                .posts
-                .iter()
-                .filter(|(_, post)| !post.is_mute && self.is_listed(&post.want.node));
-            let indices: Vec<u32> = known.map(|(index, _)| *index).collect();
-            return Task::ReadBeats(indices);
+            return self.read_beats(at);
         }
         if self.poll_at <= at {
             self.poll_at = at.saturating_add(POLL_INTERVAL);
@@ -287,6 +284,16 @@ impl Holder {
             until = until.min(self.write_after);
         }
         Task::Wait(until)
+    }
+
+    fn read_beats(&mut self, at: Duration) -> Task {
+        self.beats_at = at.saturating_add(self.settings.keep_alive_interval / READS_PER_INTERVAL);
+        self.beats_requested = at;
+        let known = self
+            .posts
+            .iter()
+            .filter(|(_, post)| !post.is_mute && self.is_listed(&post.want.node));
+        Task::ReadBeats(known.map(|(index, _)| *index).collect())
     }
 
     /// Asks all nodes what they want, after [`Task::CountNodes`].
@@ -389,7 +396,7 @@ impl Holder {
         self.is_dirty = false;
         // A conflict must not cost anybody a heartbeat.
         if std::mem::take(&mut self.is_folding) {
-            self.fold_at = now.monotonic;
+            self.fold_at = self.beats_requested;
         }
         let time = self.observations.time_to_write(now);
         for post in self.posts.values().filter(|post| post.is_fresh) {
@@ -441,6 +448,7 @@ impl Holder {
     /// Adopts the values of the heartbeats that [`Task::ReadBeats`] asked for.
     pub(super) fn on_beats(&mut self, indices: &[u32], values: &[Vec<u8>], now: Now) {
         let time = self.observations.time_to_write(now);
+        let overdue = time.before(self.settings.keep_alive_interval * 2);
         let mut has_changed = false;
         for (index, value) in indices.iter().zip(values) {
             let Some(post) = self.posts.get_mut(index) else {
@@ -453,6 +461,10 @@ impl Holder {
             post.beat.clone_from(value);
             post.is_fresh = true;
             if let Some(heartbeat) = self.state.last_heartbeats.get_mut(&post.want.node) {
+                if *heartbeat < overdue {
+                    // Nodes that write alone may take it for dead before the next heartbeats are written.
+                    self.fold_at = self.beats_requested;
+                }
                 *heartbeat = time;
                 has_changed = true;
             }

@@ -29,6 +29,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
 const SECOND: Duration = Duration::from_secs(1);
 
+/// How long workers wait for others that never come.
+const WORKERS_FAIL_AFTER: Duration = Duration::from_secs(30);
+
 /// How likely faults are.
 #[derive(Debug, Clone, Copy)]
 struct Faults {
@@ -120,6 +123,8 @@ struct Node {
     is_over: bool,
     wants: VecDeque<Wish>,
     restart_at: Option<Duration>,
+    /// Since when others are in the same round with another world size.
+    disagrees_since: Option<Duration>,
     known: Option<Vec<u8>>,
 }
 
@@ -237,6 +242,7 @@ impl World {
             is_over: false,
             wants: VecDeque::new(),
             restart_at: None,
+            disagrees_since: None,
             known: None,
         });
         place
@@ -518,10 +524,24 @@ impl World {
         }
     }
 
+    /// Whether others joined the same round with another world size: their workers never come together.
+    ///
+    /// So it is among nodes of PyTorch if a member has died shortly before the round was complete: those that read the
+    /// state after its last heartbeat became too old leave it out.
+    fn disagrees(&self, place: usize) -> bool {
+        let Some(joined) = &self.nodes[place].joined else {
+            return false;
+        };
+        let live = self.nodes.iter().filter(|node| !node.is_dead);
+        live.filter_map(|node| node.joined.as_ref())
+            .any(|other| other.round == joined.round && other.size != joined.size)
+    }
+
     fn step_alone(&mut self, place: usize) {
         let now = self.clock(place);
         let delay = Duration::from_millis(self.random.u64(1..400));
         let interval = self.settings.keep_alive_interval;
+        let disagrees = self.disagrees(place);
         let node = &mut self.nodes[place];
         if !node.has_started {
             return;
@@ -535,9 +555,12 @@ impl World {
             let is_same = state.complete && state.round == joined.round;
             let is_waited_for =
                 !state.wait_list.is_empty() && state.participants.len() < self.settings.max_nodes;
-            // PyTorch's launcher looks at nothing else.
+            // PyTorch's launcher looks at nothing else, apart from its workers.
             let is_torch = matches!(node.kind, Kind::Torch(_));
+            let since = disagrees.then(|| *node.disagrees_since.get_or_insert(self.now));
+            node.disagrees_since = since;
             let is_changed = is_waited_for
+                || (is_torch && since.is_some_and(|at| at + WORKERS_FAIL_AFTER < self.now))
                 || (!is_torch
                     && (!is_same
                         || !state.participants.contains_key(&node.name)
@@ -986,6 +1009,36 @@ fn the_death_of_the_holder_delays_a_join_by_seconds() {
             "seed {seed}: {}",
             world.describe()
         );
+    }
+}
+
+/// PyTorch's nodes take a node for dead once its heartbeat in the state is too old, and know no other sign of life.
+#[test]
+fn a_node_that_was_stopped_for_seven_seconds_is_not_taken_for_dead() {
+    for seed in 0..200 {
+        let mut random = Rng::with_seed(seed);
+        let mut world = World::new(seed, settings(4, 4));
+        for _ in 0..4 {
+            let node = world.add(false);
+            world.nodes[node].skew = 0;
+            let after = Duration::from_millis(random.u64(..5000));
+            world.wish_at(after, node, Wish::Join);
+        }
+        let end = world.now + SECOND * 30;
+        assert!(world.run_until(end, World::is_settled), "seed {seed}");
+        world.run_for(Duration::from_millis(random.u64(..5000)));
+        let holder = world.holder().expect("a holder");
+        let others: Vec<usize> = (0..4).filter(|node| *node != holder).collect();
+        let stopped = others[random.usize(..others.len())];
+        world.schedule(world.now, stopped, Event::Pause(SECOND * 7));
+        for _ in 0..600 {
+            world.run_for(Duration::from_millis(50));
+            let (state, _) = world.stored.state.as_ref().expect("a state");
+            let heartbeat = state.last_heartbeats[&world.nodes[stopped].name];
+            let age = WALL.after(world.now).since(heartbeat);
+            let limit = world.settings.dead_after();
+            assert!(age < limit, "seed {seed}: {age:?} at {:?}", world.now);
+        }
     }
 }
 
