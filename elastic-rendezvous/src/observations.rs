@@ -23,11 +23,19 @@ pub(crate) struct Observations {
     /// When this node started. Its wall clock is advanced monotonically from here.
     start: Now,
     peers: HashMap<NodeId, Sighting>,
+    round: RoundTimes,
+    /// The same as of the last state that was read or written.
+    stored_round: RoundTimes,
+    /// When the state was last read.
+    read_at: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct RoundTimes {
+    /// The end of the last call, and when this node first saw it.
     deadline: Option<(Timestamp, Duration)>,
     /// The complete round, and when this node first saw it complete.
     complete: Option<(i64, Duration)>,
-    /// When the state was last read.
-    read_at: Option<Duration>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -55,13 +63,13 @@ impl Observations {
         Self {
             start,
             peers: HashMap::new(),
-            deadline: None,
-            complete: None,
+            round: RoundTimes::default(),
+            stored_round: RoundTimes::default(),
             read_at: None,
         }
     }
 
-    /// Adopts a state that was just read.
+    /// Adopts a state that was just read or written.
     pub(crate) fn observe(
         &mut self,
         state: &RendezvousState,
@@ -75,25 +83,45 @@ impl Observations {
             .read_at
             .is_none_or(|at| now.monotonic.saturating_sub(at) > dead_after);
         self.read_at = Some(now.monotonic);
-        self.complete = match self.complete {
+        self.round = self.stored_round;
+        self.peers
+            .retain(|node, _| state.last_heartbeats.contains_key(node));
+        // A node that was not listed at the last read must just have written.
+        self.adopt(state, now, !is_first_read, |heartbeat| {
+            was_away && own_time.since(heartbeat) > dead_after
+        });
+        self.stored_round = self.round;
+    }
+
+    /// Adopts a state that is still to be written. Another node may write first: then the same has to be decided on
+    /// what that node has written, so nothing is forgotten.
+    pub(crate) fn observe_draft(&mut self, state: &RendezvousState, now: Now) {
+        self.adopt(state, now, true, |_| false);
+    }
+
+    fn adopt(
+        &mut self,
+        state: &RendezvousState,
+        now: Now,
+        is_new: bool,
+        is_suspect: impl Fn(Timestamp) -> bool,
+    ) {
+        self.round.complete = match self.round.complete {
             _ if !state.complete => None,
             Some((round, since)) if round == state.round => Some((round, since)),
             _ => Some((state.round, now.monotonic)),
         };
-        self.peers
-            .retain(|node, _| state.last_heartbeats.contains_key(node));
         for (node, &heartbeat) in &state.last_heartbeats {
             let is_suspect = match self.peers.get(node) {
                 Some(sighting) if sighting.heartbeat == heartbeat => continue,
                 Some(_) => false,
-                // A node that was not listed at the last read must just have written.
-                None => was_away && own_time.since(heartbeat) > dead_after,
+                None => is_suspect(heartbeat),
             };
             let sighting = Sighting {
                 heartbeat,
                 seen_at: now.monotonic,
                 silent_since: now.monotonic,
-                is_new: !is_first_read,
+                is_new,
                 is_suspect,
             };
             self.peers.insert(node.clone(), sighting);
@@ -101,17 +129,17 @@ impl Observations {
         // A live member must see the complete round before a silent one is dropped. After this time it has
         // read the state, and so written a heartbeat, or it is silent itself.
         for (node, sighting) in &mut self.peers {
-            sighting.silent_since = match self.complete {
+            sighting.silent_since = match self.round.complete {
                 Some((_, since)) if state.participants.contains_key(node) => {
                     sighting.seen_at.max(since)
                 }
                 _ => sighting.seen_at,
             };
         }
-        match (state.deadline, self.deadline) {
-            (None, _) => self.deadline = None,
+        match (state.deadline, self.round.deadline) {
+            (None, _) => self.round.deadline = None,
             (Some(deadline), Some((known, _))) if deadline == known => {}
-            (Some(deadline), _) => self.deadline = Some((deadline, now.monotonic)),
+            (Some(deadline), _) => self.round.deadline = Some((deadline, now.monotonic)),
         }
     }
 
@@ -195,7 +223,7 @@ impl Observations {
 
     /// When this node first saw the current last call.
     pub(crate) fn last_call_begun_at(&self) -> Option<Duration> {
-        self.deadline.map(|(_, seen_at)| seen_at)
+        self.round.deadline.map(|(_, seen_at)| seen_at)
     }
 
     /// When the next node will have been silent for too long, without those that already are at `moment`.

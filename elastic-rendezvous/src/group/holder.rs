@@ -15,7 +15,7 @@ use crate::decide::{self, Action, Context, Decision};
 use crate::executor::{REJOIN_GRACE, Written};
 use crate::last_round::LastRound;
 use crate::node::NodeId;
-use crate::observations::Observations;
+use crate::observations::{Observations, Silent};
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
 use crate::timestamp::Timestamp;
@@ -143,6 +143,8 @@ pub(crate) struct Holder {
     gone: BTreeSet<NodeId>,
     departures: BTreeMap<NodeId, Departure>,
     dropped: BTreeMap<NodeId, Duration>,
+    /// Those that the next write drops.
+    newly_lost: Vec<Silent>,
     decide_again_at: Duration,
     /// When a node will have been silent for too long.
     silence_at: Duration,
@@ -183,6 +185,7 @@ impl Holder {
             gone: BTreeSet::new(),
             departures: BTreeMap::new(),
             dropped: BTreeMap::new(),
+            newly_lost: Vec::new(),
             decide_again_at: at,
             silence_at: Duration::MAX,
             settings,
@@ -470,7 +473,7 @@ impl Holder {
             }
         }
         if has_changed {
-            self.observations.observe(&self.state, &self.settings, now);
+            self.observations.observe_draft(&self.state, now);
         }
         self.decide_again_at = now.monotonic;
     }
@@ -491,11 +494,21 @@ impl Holder {
             };
             self.is_dirty = true;
             self.is_folding = true;
-            self.observations.observe(&self.state, &self.settings, now);
+            self.observations.observe_draft(&self.state, now);
         }
     }
 
+    /// Notes who is listed in the stored state, and warns of those that no longer are.
     fn note_listed(&mut self) {
+        for lost in std::mem::take(&mut self.newly_lost) {
+            if !self.is_listed(&lost.node) {
+                log::warn!(
+                    "lost node {}: no heartbeat for {} s",
+                    lost.node.named(),
+                    lost.silence.as_secs()
+                );
+            }
+        }
         for post in self.posts.values_mut() {
             post.was_listed = self.state.last_heartbeats.contains_key(&post.want.node);
         }
@@ -565,7 +578,7 @@ impl Holder {
             if !has_changed {
                 break;
             }
-            self.observations.observe(&self.state, &self.settings, now);
+            self.observations.observe_draft(&self.state, now);
         }
         self.evict();
         let ends_at = self.observations.last_call_ends_at(&self.settings);
@@ -595,7 +608,8 @@ impl Holder {
     fn drop_silent(&mut self, now: Now) {
         // A process that was stopped has not read what others wrote meanwhile.
         let as_of = self.beats_requested.min(self.state_requested);
-        let silent = self.observations.silent(&self.me, &self.settings, as_of);
+        let mut silent = self.observations.silent(&self.me, &self.settings, as_of);
+        silent.retain(|silent| self.is_listed(&silent.node));
         if silent.is_empty() {
             return;
         }
@@ -603,16 +617,12 @@ impl Holder {
         self.forget(|post| dead.contains(&post.want.node));
         for dead in &silent {
             self.dropped.insert(dead.node.clone(), dead.silence);
-            log::warn!(
-                "lost node {}: no heartbeat for {} s",
-                dead.node.named(),
-                dead.silence.as_secs()
-            );
         }
         let dead = silent.iter().map(|silent| &silent.node);
         remove_dead(&mut self.state, dead, &self.settings);
+        self.newly_lost.append(&mut silent);
         self.is_dirty = true;
-        self.observations.observe(&self.state, &self.settings, now);
+        self.observations.observe_draft(&self.state, now);
     }
 
     /// Decides about one want; returns whether the state has changed.

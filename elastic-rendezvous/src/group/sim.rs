@@ -934,8 +934,11 @@ impl World {
             .filter(|node| node.joined.is_some() || node.operation == Some(Operation::Join))
             .collect();
         let members: BTreeSet<&NodeId> = state.participants.keys().collect();
+        // Others may still be to drop.
+        let is_alive = |member: &&NodeId| alive.iter().any(|node| node.name == **member);
         state.complete
             && members.len() == alive.len().min(self.settings.max_nodes)
+            && members.iter().all(is_alive)
             && alive.iter().all(|node| {
                 if !members.contains(&node.name) {
                     return state.redundancy_list.contains(&node.name);
@@ -1009,6 +1012,35 @@ fn the_death_of_the_holder_delays_a_join_by_seconds() {
             "seed {seed}: {}",
             world.describe()
         );
+    }
+}
+
+/// Another node may write just before the holder drops the dead one. It is dead all the same.
+#[test]
+fn a_dead_node_is_dropped_in_time_though_others_write_too() {
+    for seed in 0..200 {
+        let mut random = Rng::with_seed(seed);
+        let mut world = World::new(seed, settings(4, 4));
+        for place in 0..4 {
+            let node = world.add(place == 0);
+            let after = Duration::from_millis(random.u64(..5000));
+            world.wish_at(after, node, Wish::Join);
+        }
+        let end = world.now + SECOND * 40;
+        assert!(world.run_until(end, World::is_settled), "seed {seed}");
+        world.run_for(Duration::from_millis(random.u64(..5000)));
+        let holder = world.holder().expect("a holder");
+        let others: Vec<usize> = (1..4).filter(|node| *node != holder).collect();
+        let dead = others[random.usize(..others.len())];
+        world.schedule(world.now, dead, Event::Die);
+        let interval = world.settings.keep_alive_interval;
+        let end = world.now + world.settings.dead_after() + interval;
+        let name = world.nodes[dead].name.clone();
+        let is_dropped = |world: &World| {
+            let (state, _) = world.stored.state.as_ref().expect("a state");
+            !state.last_heartbeats.contains_key(&name)
+        };
+        assert!(world.run_until(end, is_dropped), "seed {seed}");
     }
 }
 
