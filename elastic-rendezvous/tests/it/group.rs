@@ -110,6 +110,18 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// Counts the participants in the stored state.
+fn participant_count(server: &TcpStoreServer) -> impl Fn() -> usize {
+    let backend = C10dBackend::new(connect(server), "job").expect("a backend");
+    move || {
+        let Some(state) = backend.get_state().expect("an answer") else {
+            return 0;
+        };
+        let state = codec::decode(&state.state, &CodecLimits::default());
+        state.expect("a state").participants.len()
+    }
+}
+
 fn membership(node: &DynamicRendezvous) -> Membership {
     node.membership().expect("a membership")
 }
@@ -299,12 +311,7 @@ fn a_group_survives_the_death_of_the_node_that_writes_for_all() {
     waiting.recv_timeout(LONG).expect("to wait");
     let nodes = nodes(&server, &settings, NODES);
     let mut joining: Vec<_> = nodes[2..].iter().map(join).collect();
-    let backend = C10dBackend::new(connect(&server), "job").expect("a backend");
-    let joined = || {
-        let state = backend.get_state().expect("an answer").expect("a state");
-        let state = codec::decode(&state.state, &CodecLimits::default());
-        state.expect("a state").participants.len()
-    };
+    let joined = participant_count(&server);
     eventually("all but one have joined", || joined() == NODES - 1);
 
     // As if its process was killed.
@@ -340,19 +347,28 @@ fn nodes_with_and_without_a_group_share_a_rendezvous() {
 #[test]
 fn a_join_of_a_group_that_times_out_counts_the_nodes() {
     let server = server();
-    let settings = settings(NODES, NODES).with_join_timeout(Duration::from_millis(1500));
-    let nodes = nodes(&server, &settings, 3);
-    let joining: Vec<_> = nodes.iter().map(join).collect();
+    let settings = settings(NODES, NODES);
+    let patient = nodes(&server, &settings, 2);
+    let joining: Vec<_> = patient.iter().map(join).collect();
+    let joined = participant_count(&server);
+    eventually("both have joined", || joined() == 2);
+
+    let settings = settings.with_join_timeout(Duration::from_secs(2));
+    let impatient = node_with(&server, &settings, true);
+    let error = impatient.next_rendezvous().expect_err("too few");
+    let RendezvousError::Timeout { report } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(report.joined, 3, "{error}");
+    assert!(
+        error.to_string().contains("3 nodes are in round 0"),
+        "{error}"
+    );
+
+    impatient.set_closed().expect("to close");
     for joining in joining {
-        let error = joining.join().expect("no panic").expect_err("too few");
-        let RendezvousError::Timeout { report } = &error else {
-            panic!("{error}");
-        };
-        assert_eq!(report.joined, 3, "{error}");
-        assert!(
-            error.to_string().contains("3 nodes are in round 0"),
-            "{error}"
-        );
+        let error = joining.join().expect("no panic").expect_err("closed");
+        assert!(matches!(error, RendezvousError::Closed { .. }), "{error}");
     }
 }
 
