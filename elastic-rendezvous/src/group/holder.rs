@@ -329,8 +329,12 @@ impl Holder {
             if post.want.node != want.node || want.number < post.want.number {
                 return false;
             }
-            if want == post.want && matches!(post.status, Status::Pending { .. } | Status::Decided)
-            {
+            let is_known = match post.status {
+                Status::Pending { .. } | Status::Decided => true,
+                Status::Member { .. } => matches!(want.kind, WantKind::Stay { .. }),
+                Status::Evicted | Status::Over => false,
+            };
+            if want == post.want && is_known {
                 return false;
             }
             if post.status == Status::Decided {

@@ -7,7 +7,8 @@ use super::message::Place;
 use crate::node::NodeId;
 use crate::state::RendezvousState;
 
-/// How long a request of a node that died can be on its way, or in the queue of a holder that is replaced.
+/// How long a request of a node that died can be on its way, or in the queue of a holder that is replaced. In the queue
+/// of one that stands still it stays for longer.
 const ON_ITS_WAY: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Default)]
@@ -19,11 +20,17 @@ pub(super) struct Laws {
     firsts: BTreeMap<i64, NodeId>,
     left: BTreeSet<NodeId>,
     died: BTreeMap<NodeId, Duration>,
+    /// Until when nodes stood still.
+    stopped_until: BTreeMap<NodeId, Duration>,
 }
 
 impl Laws {
     pub(super) fn on_death(&mut self, node: &NodeId, now: Duration) {
         self.died.insert(node.clone(), now);
+    }
+
+    pub(super) fn on_stop(&mut self, node: &NodeId, until: Duration) {
+        self.stopped_until.insert(node.clone(), until);
     }
 
     pub(super) fn on_join(&mut self, node: &NodeId) {
@@ -61,9 +68,13 @@ impl Laws {
                 !is_new || !self.left.contains(*node),
                 "{writer} lists {node}, which has left"
             );
-            if let Some(died) = self.died.get(*node) {
+            if let Some(&died) = self.died.get(*node) {
+                let since = self
+                    .stopped_until
+                    .get(writer)
+                    .map_or(died, |it| died.max(*it));
                 assert!(
-                    !is_new || now.saturating_sub(*died) < ON_ITS_WAY,
+                    !is_new || now.saturating_sub(since) < ON_ITS_WAY,
                     "{writer} lists {node}, which died long ago"
                 );
             }

@@ -309,7 +309,10 @@ impl World {
                 self.laws.on_death(&node.name, self.now);
                 self.waits.retain(|wait| wait.node != place);
             }
-            Event::Pause(time) => node.paused_until = self.now + time,
+            Event::Pause(time) => {
+                node.paused_until = self.now + time;
+                self.laws.on_stop(&node.name, node.paused_until);
+            }
             Event::Wish(wish) => {
                 node.wants.push_back(wish);
                 self.interrupt(place);

@@ -19,6 +19,10 @@ const RENEWAL: Duration = Duration::from_millis(500);
 /// A lease that is not renewed for this time, as a node has seen it, is free.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// A want is posted again after 2 intervals of heartbeats, and then each time after twice as long, up to 2 intervals
+/// times two to the power of this.
+const DOUBLINGS_MAX: u32 = 8;
+
 /// For each node that may take part, the interval of those that wait for an answer is longer by this: whatever their
 /// number, one of them looks each millisecond.
 const LOOK_INTERVAL_PER_NODE: Duration = Duration::from_millis(1);
@@ -127,6 +131,9 @@ struct Goal {
     since: u32,
     /// The epoch of the holder that was told.
     posted: Option<u64>,
+    /// When to post it again: a holder that dies takes with it what it took from the queue.
+    repeat_at: Duration,
+    doublings: u32,
     deadline: Duration,
     is_spare: bool,
 }
@@ -137,9 +144,29 @@ impl Goal {
             since: want.number,
             want,
             posted: None,
+            repeat_at: Duration::MAX,
+            doublings: 0,
             deadline,
             is_spare: false,
         }
+    }
+
+    /// The text to push for the holder of this epoch.
+    /// What to push for the holder of this epoch.
+    fn post(&mut self, epoch: Option<u64>, at: Duration, settings: &RendezvousSettings) -> Vec<u8> {
+        let is_again = self.posted == epoch;
+        self.doublings = if is_again {
+            (self.doublings + 1).min(DOUBLINGS_MAX)
+        } else {
+            0
+        };
+        let pause = settings
+            .keep_alive_interval
+            .saturating_mul(2 << self.doublings);
+        self.repeat_at = at.saturating_add(pause);
+        self.posted = epoch;
+        self.want.epoch = epoch.unwrap_or_default();
+        self.want.to_text()
     }
 }
 
@@ -384,13 +411,15 @@ impl Station {
         }
         let epoch = Mark::from_text(&self.mark).map(|mark| mark.epoch);
         if let Some(goal) = &mut self.goal
-            && goal.posted != epoch
+            && (goal.posted != epoch || goal.repeat_at <= at)
         {
-            goal.posted = epoch;
-            goal.want.epoch = epoch.unwrap_or_default();
-            return Ask::Push(goal.want.to_text());
+            return Ask::Push(goal.post(epoch, at, &self.settings));
         }
-        let until = self.beat_at.min(self.look_at);
+        let repeat_at = self
+            .goal
+            .as_ref()
+            .map_or(Duration::MAX, |goal| goal.repeat_at);
+        let until = self.beat_at.min(self.look_at).min(repeat_at);
         match &self.goal {
             Some(goal) if !matches!(goal.want.kind, WantKind::Stay { .. }) => {
                 let deadline = goal.deadline.saturating_add(Duration::from_millis(1));
@@ -815,5 +844,55 @@ impl Station {
             self.summary = summary;
         }
         self.summary_text = text;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timestamp::Timestamp;
+
+    #[test]
+    fn a_want_without_an_answer_is_posted_again_and_again() {
+        let start = Now {
+            monotonic: Duration::from_secs(1000),
+            wall: Timestamp::from_micros(1_800_000_000_000_000),
+        };
+        let settings = RendezvousSettings::for_test(1, 4);
+        let interval = settings.keep_alive_interval;
+        let mut station = Station::new(NodeId::new("node", 1, 0), 7, settings, start);
+        let mut time = Duration::ZERO;
+        station.join(-1, Duration::MAX, start);
+        let (mut posts, mut beat) = (Vec::new(), 0);
+        while time < interval * 31 {
+            let now = start.after(time);
+            let reply = match station.step(now) {
+                Ask::Beat(_) => Reply::Done,
+                Ask::ReadMark => {
+                    // The holder lives.
+                    beat += 1;
+                    let mark = Mark {
+                        epoch: 3,
+                        index: 1,
+                        beat: Some(beat),
+                    };
+                    Reply::Value(Some(mark.to_text()))
+                }
+                Ask::Push(want) => {
+                    posts.push((time, want));
+                    Reply::Done
+                }
+                Ask::AwaitAnswer { until, .. } => {
+                    time = until - start.monotonic;
+                    Reply::Nothing
+                }
+                other => panic!("{other:?}"),
+            };
+            station.on_reply(reply, start.after(time));
+        }
+        let (times, wants): (Vec<_>, Vec<_>) = posts.into_iter().unzip();
+        let expected = [0, 2, 6, 14, 30].map(|intervals| interval * intervals);
+        assert_eq!(times, expected);
+        assert!(wants.iter().all(|want| *want == wants[0]), "{wants:?}");
     }
 }
