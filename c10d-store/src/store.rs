@@ -19,7 +19,7 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A key-value store shared by the workers of a training job.
 ///
-/// Keys are strings, values are bytes. All methods may be called from any number of threads, and a
+/// Keys are text, and any bytes with [`key_from_bytes`](crate::key_from_bytes); values are bytes. All methods may be called from any number of threads, and a
 /// call that blocks does not delay others.
 ///
 /// **Timeouts** mean the same in every store of this crate: `None` waits indefinitely, and
@@ -302,8 +302,8 @@ pub trait Store: Debug + Send + Sync {
         Err(no_queues(self, Operation::QueueLen, key))
     }
 
-    /// All keys that have a value, in no particular order. Bytes that are not UTF-8 become replacement
-    /// characters.
+    /// All keys that have a value, in no particular order. For keys that are not UTF-8 see
+    /// [`key_to_bytes`](crate::key_to_bytes).
     ///
     /// # Errors
     /// As [`set_bytes`](Self::set_bytes).

@@ -7,8 +7,7 @@
 // Result parameters must not overlap each other. A pointer must not be null, unless its comment says so.
 //
 // Bytes. Keys and values are a pointer and a length; the pointer may be null if the length is 0. The library copies
-// what it keeps. Values are any bytes. Keys are UTF-8, others are refused: PyTorch's keys are text too. Host names,
-// paths and names of groups end with a NUL byte.
+// what it keeps. Both are any bytes. Host names, paths and names of groups are UTF-8 and end with a NUL byte.
 //
 // Memory. Free a c10d_buffer and a c10d_buffer_list with their functions, and each handle with its own, once. The
 // library cannot notice the use of a freed handle.
@@ -49,7 +48,7 @@ typedef enum c10d_outcome {
 typedef enum c10d_status {
     // The call succeeded.
     C10D_OK = 0,
-    // An argument is invalid: null, a key that is not UTF-8, a negative time. Nothing was sent.
+    // An argument is invalid: null, a host name that is not UTF-8, a negative time. Nothing was sent.
     C10D_ERROR_INVALID_ARGUMENT = 1,
     // The key, the element or the ranks did not appear in time. Nothing is broken: the call can be repeated, except
     // an arrival at a barrier, which stays counted.
@@ -350,8 +349,8 @@ enum c10d_status c10d_store_delete_key(const struct c10d_store *store,
 enum c10d_status c10d_store_num_keys(const struct c10d_store *store,
                                      uint64_t *count);
 
-// All keys that have a value, in no particular order, of a prefix store those below its prefix. Bytes that are not
-// UTF-8 become replacement characters. Free the list with `c10d_buffer_list_free`.
+// All keys that have a value, in no particular order, of a prefix store those below its prefix. Free the list with
+// `c10d_buffer_list_free`.
 enum c10d_status c10d_store_list_keys(const struct c10d_store *store,
                                       struct c10d_buffer_list *keys);
 

@@ -9,10 +9,13 @@
     reason = "this file dereferences the pointers of C callers"
 )]
 
+use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
 use std::slice;
+
+use c10d_store::key_from_bytes;
 
 use crate::failure::Failure;
 use crate::status::Status;
@@ -50,11 +53,11 @@ impl CText {
 pub struct KeyPointer(*const c_char);
 
 impl KeyPointer {
-    /// The key. Keys are UTF-8 in Rust's stores.
-    pub(crate) fn key(&self, len: usize, name: &str) -> Result<&str, Failure> {
+    /// The key, for Rust's stores.
+    pub(crate) fn key(&self, len: usize, name: &str) -> Result<Cow<'_, str>, Failure> {
         // SAFETY: as the module says, `len` bytes are readable while `self` lives.
         let bytes = unsafe { elements(self.0.cast::<u8>(), len, name) }?;
-        utf_8(bytes, name)
+        Ok(key_from_bytes(bytes))
     }
 }
 
@@ -86,8 +89,8 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    pub(crate) fn key(&self, name: &str) -> Result<&str, Failure> {
-        utf_8(self.data.bytes(self.len, name)?, name)
+    pub(crate) fn key(&self, name: &str) -> Result<Cow<'_, str>, Failure> {
+        Ok(key_from_bytes(self.data.bytes(self.len, name)?))
     }
 
     pub(crate) fn bytes(&self, name: &str) -> Result<&[u8], Failure> {
@@ -249,15 +252,6 @@ pub(crate) fn result<'a, T>(
     Ok(not_null(place, name)?.write(empty))
 }
 
-fn utf_8<'a>(bytes: &'a [u8], name: &str) -> Result<&'a str, Failure> {
-    std::str::from_utf8(bytes).map_err(|error| {
-        let position = error.valid_up_to();
-        Failure::invalid_argument(format!(
-            "{name} is not UTF-8 from byte {position} on: encode binary keys, for instance in hexadecimal"
-        ))
-    })
-}
-
 fn check_elements<T>(pointer: *const T, len: usize, name: &str) -> Result<(), Failure> {
     let problem = if len == 0 {
         return Ok(());
@@ -306,6 +300,8 @@ unsafe fn unleak<T>(pointer: *mut T, len: usize) -> Box<[T]> {
 
 #[cfg(test)]
 mod tests {
+    use c10d_store::key_to_bytes;
+
     use super::*;
 
     fn problem<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
@@ -369,11 +365,11 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_not_utf_8_are_refused() {
+    fn keys_are_any_bytes() {
         let bytes = b"ab\xff";
         let key = KeyPointer(bytes.as_ptr().cast());
         assert_eq!(key.key(2, "key").unwrap(), "ab");
-        assert!(problem(key.key(3, "key")).starts_with("key is not UTF-8 from byte 2 on"));
+        assert_eq!(*key_to_bytes(&key.key(3, "key").unwrap()), bytes[..3]);
     }
 
     #[test]

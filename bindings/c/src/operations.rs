@@ -5,7 +5,10 @@
     reason = "C finds exported functions by their plain names"
 )]
 
+use std::borrow::Cow;
 use std::mem::MaybeUninit;
+
+use c10d_store::key_to_bytes;
 
 use crate::border::{self, Buffer, BufferList, Bytes, BytesArray, DataPointer, KeyPointer};
 use crate::failure::Failure;
@@ -14,8 +17,13 @@ use crate::status::Status;
 use crate::store::StoreHandle;
 
 /// The keys of an array.
-pub(crate) fn keys(keys: &[Bytes]) -> Result<Vec<&str>, Failure> {
+pub(crate) fn keys(keys: &[Bytes]) -> Result<Vec<Cow<'_, str>>, Failure> {
     keys.iter().map(|key| key.key("a key")).collect()
+}
+
+/// As the methods of stores take them.
+pub(crate) fn as_strs<'k>(keys: &'k [Cow<'k, str>]) -> Vec<&'k str> {
+    keys.iter().map(|key| &**key).collect()
 }
 
 /// Creates the key or replaces its value, and wakes all calls that wait for it. Over TCP the server sends no reply: a
@@ -33,7 +41,7 @@ pub extern "C" fn c10d_store_set(
         let key = key.key(key_len, "key")?;
         Ok(store
             .store
-            .set_bytes(key, value.bytes(value_len, "value")?)?)
+            .set_bytes(&key, value.bytes(value_len, "value")?)?)
     })
 }
 
@@ -50,7 +58,7 @@ pub extern "C" fn c10d_store_try_get(
         let value = border::result(value, Buffer::NULL, "value")?;
         let found = border::result(found, false, "found")?;
         let store = border::not_null(store, "store")?;
-        if let Some(bytes) = store.store.try_get(key.key(key_len, "key")?)? {
+        if let Some(bytes) = store.store.try_get(&key.key(key_len, "key")?)? {
             *found = true;
             *value = Buffer::new(bytes);
         }
@@ -71,7 +79,7 @@ pub extern "C" fn c10d_store_add(
     call(|| {
         let sum = sum.map(|sum| sum.write(0));
         let store = border::not_null(store, "store")?;
-        let total = store.store.add(key.key(key_len, "key")?, delta)?;
+        let total = store.store.add(&key.key(key_len, "key")?, delta)?;
         if let Some(sum) = sum {
             *sum = total;
         }
@@ -116,7 +124,7 @@ pub extern "C" fn c10d_store_compare_set(
         let swapped = swapped.map(|swapped| swapped.write(Swapped::C10D_SWAPPED_NO));
         let store = border::not_null(store, "store")?;
         let result = store.store.compare_set_bytes(
-            key.key(key_len, "key")?,
+            &key.key(key_len, "key")?,
             expected.bytes(expected_len, "expected")?,
             desired.bytes(desired_len, "desired")?,
         )?;
@@ -146,7 +154,8 @@ pub extern "C" fn c10d_store_check(
         let all_exist = border::result(all_exist, false, "all_exist")?;
         let store = border::not_null(store, "store")?;
         let keys = keys.elements(key_count, "keys")?;
-        *all_exist = store.store.check(&self::keys(keys)?)?;
+        let keys = self::keys(keys)?;
+        *all_exist = store.store.check(&as_strs(&keys))?;
         Ok(())
     })
 }
@@ -162,7 +171,7 @@ pub extern "C" fn c10d_store_delete_key(
     call(|| {
         let existed = existed.map(|existed| existed.write(false));
         let store = border::not_null(store, "store")?;
-        let was_there = store.store.delete_key(key.key(key_len, "key")?)?;
+        let was_there = store.store.delete_key(&key.key(key_len, "key")?)?;
         if let Some(existed) = existed {
             *existed = was_there;
         }
@@ -183,8 +192,8 @@ pub extern "C" fn c10d_store_num_keys(
     })
 }
 
-/// All keys that have a value, in no particular order, of a prefix store those below its prefix. Bytes that are not
-/// UTF-8 become replacement characters. Free the list with `c10d_buffer_list_free`.
+/// All keys that have a value, in no particular order, of a prefix store those below its prefix. Free the list with
+/// `c10d_buffer_list_free`.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_store_list_keys(
     store: Option<&StoreHandle>,
@@ -193,7 +202,7 @@ pub extern "C" fn c10d_store_list_keys(
     call(|| {
         let list = border::result(keys, BufferList::NULL, "keys")?;
         let keys = border::not_null(store, "store")?.store.list_keys()?;
-        *list = BufferList::new(keys.into_iter().map(String::into_bytes));
+        *list = BufferList::new(keys.iter().map(|key| key_to_bytes(key).into_owned()));
         Ok(())
     })
 }
@@ -212,7 +221,7 @@ pub extern "C" fn c10d_store_append(
         let key = key.key(key_len, "key")?;
         Ok(store
             .store
-            .append_bytes(key, value.bytes(value_len, "value")?)?)
+            .append_bytes(&key, value.bytes(value_len, "value")?)?)
     })
 }
 
@@ -228,8 +237,9 @@ pub extern "C" fn c10d_store_multi_set(
         let store = border::not_null(store, "store")?;
         let keys = keys.elements(count, "keys")?;
         let values = values.elements(count, "values")?;
+        let keys = self::keys(keys)?;
         let pairs = keys.iter().zip(values);
-        let pairs = pairs.map(|(key, value)| Ok((key.key("a key")?, value.bytes("a value")?)));
+        let pairs = pairs.map(|(key, value)| Ok((&**key, value.bytes("a value")?)));
         Ok(store
             .store
             .multi_set(&pairs.collect::<Result<Vec<_>, Failure>>()?)?)
@@ -250,7 +260,7 @@ pub extern "C" fn c10d_store_queue_push(
         let key = key.key(key_len, "key")?;
         Ok(store
             .store
-            .queue_push_bytes(key, value.bytes(value_len, "value")?)?)
+            .queue_push_bytes(&key, value.bytes(value_len, "value")?)?)
     })
 }
 
@@ -268,7 +278,7 @@ pub extern "C" fn c10d_store_try_queue_pop(
         let value = border::result(value, Buffer::NULL, "value")?;
         let found = border::result(found, false, "found")?;
         let store = border::not_null(store, "store")?;
-        if let Some(bytes) = store.store.try_queue_pop(key.key(key_len, "key")?)? {
+        if let Some(bytes) = store.store.try_queue_pop(&key.key(key_len, "key")?)? {
             *found = true;
             *value = Buffer::new(bytes);
         }
@@ -287,7 +297,7 @@ pub extern "C" fn c10d_store_queue_len(
     call(|| {
         let count = border::result(count, 0, "count")?;
         let store = border::not_null(store, "store")?;
-        *count = store.store.queue_len(key.key(key_len, "key")?)?;
+        *count = store.store.queue_len(&key.key(key_len, "key")?)?;
         Ok(())
     })
 }

@@ -15,7 +15,7 @@ use c10d_store::StoreError;
 pub enum Status {
     /// The call succeeded.
     C10D_OK = 0,
-    /// An argument is invalid: null, a key that is not UTF-8, a negative time. Nothing was sent.
+    /// An argument is invalid: null, a host name that is not UTF-8, a negative time. Nothing was sent.
     C10D_ERROR_INVALID_ARGUMENT = 1,
     /// The key, the element or the ranks did not appear in time. Nothing is broken: the call can be repeated, except
     /// an arrival at a barrier, which stays counted.

@@ -36,7 +36,7 @@ pub extern "C" fn c10d_store_get(
         let store = border::not_null(store, "store")?;
         let key = key.key(key_len, "key")?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-        let bytes = cancel::run(cancel, || Ok(store.store.get_timeout(key, timeout)?))?;
+        let bytes = cancel::run(cancel, || Ok(store.store.get_timeout(&key, timeout)?))?;
         *value = Buffer::new(bytes);
         Ok(())
     })
@@ -55,6 +55,7 @@ pub extern "C" fn c10d_store_wait(
         let store = border::not_null(store, "store")?;
         let keys = keys.elements(key_count, "keys")?;
         let keys = operations::keys(keys)?;
+        let keys = operations::as_strs(&keys);
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
         cancel::run(cancel, || Ok(store.store.wait_timeout(&keys, timeout)?))
     })
@@ -85,7 +86,7 @@ pub extern "C" fn c10d_store_wait_change(
             Known::whole(bytes)
         };
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-        let wait = || Ok(store.store.wait_change(key, known, timeout)?);
+        let wait = || Ok(store.store.wait_change(&key, known, timeout)?);
         *value = Buffer::new(cancel::run(cancel, wait)?);
         Ok(())
     })
@@ -106,6 +107,7 @@ pub extern "C" fn c10d_store_multi_get(
         let store = border::not_null(store, "store")?;
         let keys = keys.elements(key_count, "keys")?;
         let keys = operations::keys(keys)?;
+        let keys = operations::as_strs(&keys);
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
         let get = || Ok(store.store.multi_get_timeout(&keys, timeout)?);
         *values = BufferList::new(cancel::run(cancel, get)?);
@@ -129,7 +131,7 @@ pub extern "C" fn c10d_store_queue_pop(
         let mut taken = take(store, key, key_len, 1, timeout_ms, cancel)?;
         let Some(element) = taken.pop() else {
             let store = border::not_null(store, "store")?;
-            let key = store.store.full_key(key.key(key_len, "key")?);
+            let key = store.store.full_key(&key.key(key_len, "key")?);
             let label = store.store.label();
             let keys = [key.as_str()];
             let context = ErrorContext::new(Operation::QueuePop, keys, label, began.elapsed());
@@ -171,7 +173,7 @@ fn take(
     let store = border::not_null(store, "store")?;
     let key = key.key(key_len, "key")?;
     let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-    cancel::run(cancel, || Ok(store.store.queue_take(key, max, timeout)?))
+    cancel::run(cancel, || Ok(store.store.queue_take(&key, max, timeout)?))
 }
 
 /// Waits until `world_size` workers have arrived at the barrier `key`. A key works once: a completed barrier stays
@@ -189,7 +191,7 @@ pub extern "C" fn c10d_store_barrier(
         let store = border::not_null(store, "store")?;
         let key = key.key(key_len, "key")?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-        let barrier = || Ok(store.store.barrier_timeout(key, world_size, timeout)?);
+        let barrier = || Ok(store.store.barrier_timeout(&key, world_size, timeout)?);
         cancel::run(cancel, barrier)
     })
 }

@@ -113,6 +113,45 @@ static void lists(c10d_store *store) {
     c10d_buffer_list_free(&all_keys);
 }
 
+/* Every byte as a key, in places where it is no text, and what looks like the text of such a byte. */
+static void binary_keys(c10d_store *store) {
+    const char lookalike[] = "\xf4\x8f\xbf\xbf";
+    enum { COUNT = 257 };
+    char names[COUNT][5];
+    c10d_bytes keys[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        memcpy(names[i], "\xc3\0?/", 5);
+        names[i][2] = (char)i;
+        if (i == 256) memcpy(names[i], lookalike, 4);
+        keys[i] = (c10d_bytes){names[i], 4};
+        int64_t sum;
+        OK(c10d_store_add(store, names[i], 4, i + 1000, &sum));
+        CHECK(sum == i + 1000);
+    }
+    bool all = false;
+    OK(c10d_store_check(store, keys, COUNT, &all));
+    CHECK(all);
+    OK(c10d_store_wait(store, keys, COUNT, C10D_FOREVER, NULL));
+    c10d_buffer_list found;
+    OK(c10d_store_multi_get(store, keys, COUNT, 1000, NULL, &found));
+    CHECK(found.len == COUNT && memcmp(found.items[255].data, "1255", 4) == 0);
+    c10d_buffer_list_free(&found);
+    OK(c10d_store_list_keys(store, &found));
+    int seen[COUNT] = {0};
+    for (size_t i = 0; i < found.len; i++) {
+        for (int j = 0; j < COUNT; j++) {
+            if (found.items[i].len == 4 && memcmp(found.items[i].data, names[j], 4) == 0) seen[j]++;
+        }
+    }
+    c10d_buffer_list_free(&found);
+    for (int i = 0; i < COUNT; i++) CHECK(seen[i] == 1);
+    for (int i = 0; i < COUNT; i++) {
+        bool existed = false;
+        OK(c10d_store_delete_key(store, names[i], 4, &existed));
+        CHECK(existed);
+    }
+}
+
 static void queues(c10d_store *store) {
     c10d_buffer value;
     c10d_buffer_list values;
@@ -212,6 +251,7 @@ static void everything(c10d_store *store, bool has_queues) {
     numbers(store);
     compare_set(store);
     lists(store);
+    binary_keys(store);
     if (has_queues) {
         queues(store);
     } else {
@@ -243,9 +283,9 @@ int main(void) {
     OK(c10d_store_open_hash(NULL, &store));
     everything(store, true);
     only_of_tcp(store, false);
-    OK(c10d_store_open_prefix(store, S("below"), &prefixed));
+    OK(c10d_store_open_prefix(store, S("below\xff"), &prefixed));
     everything(prefixed, true);
-    OK(c10d_store_get(store, S("below/a"), 0, NULL, &value));
+    OK(c10d_store_get(store, S("below\xff/a"), 0, NULL, &value));
     HOLDS(value, "1");
     c10d_store_free(store);
     OK(c10d_store_set(prefixed, S("after"), S("the handle of the other was freed")));

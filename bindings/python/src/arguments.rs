@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use c10d_store::key_from_bytes;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyString};
 
-/// A key: text, or bytes that are UTF-8.
+/// A key: text or bytes.
 #[derive(Debug)]
 pub(crate) struct Key(pub(crate) String);
 
@@ -20,12 +21,7 @@ impl<'py> FromPyObject<'_, 'py> for Key {
         let Ok(bytes) = object.cast::<PyBytes>() else {
             return Err(wrong_type(&object, "a key is str"));
         };
-        match std::str::from_utf8(bytes.as_bytes()) {
-            Ok(text) => Ok(Self(text.to_owned())),
-            Err(error) => Err(PyValueError::new_err(format!(
-                "a key of bytes must be UTF-8: {error}"
-            ))),
-        }
+        Ok(Self(key_from_bytes(bytes.as_bytes()).into_owned()))
     }
 }
 

@@ -9,6 +9,7 @@ import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 from c10d_rs import (
     DistError,
@@ -107,6 +108,21 @@ class StoreContract(unittest.TestCase):
         if self.supports("list_keys"):
             self.assertNotIn("a", store.list_keys())
         self.assertFalse(store.check(["a"]))
+
+    def test_keys_of_bytes(self) -> None:
+        store = self.store
+        # As text they are typed, as in PyTorch, which takes bytes too.
+        keys: list[Any] = [b"not text \xff\x00", b"\xf4\x8f\xbf\xbf", "text é"]
+        for number, key in enumerate(keys):
+            store.set(key, str(number))
+        store.wait(keys)
+        self.assertEqual(store.multi_get(keys), [b"0", b"1", b"2"])
+        self.assertEqual(store.get("text é".encode()), b"2")  # type: ignore[arg-type]
+        if self.supports("list_keys"):
+            listed = [store.get(key) for key in store.list_keys()]
+            self.assertLessEqual({b"0", b"1", b"2"}, set(listed))
+        self.assertTrue(store.delete_key(keys[0]))
+        self.assertFalse(store.check(keys[:1]))
 
     def test_wait(self) -> None:
         store, writer = self.store, self.open()

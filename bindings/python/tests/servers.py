@@ -50,17 +50,26 @@ def torch_has(operation: str) -> bool:
     return operation in _process()[1]
 
 
+def run_torch(script: str, *arguments: str) -> None:
+    """Run a script in a process that has PyTorch."""
+    assert TORCH_PYTHON is not None
+    subprocess.run([TORCH_PYTHON, "-c", script, *arguments], env=_environment(), check=True)
+
+
+def _environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+
+
 @functools.cache
 def _process() -> tuple[subprocess.Popen[str], list[str]]:
     assert TORCH_PYTHON is not None
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     process = subprocess.Popen(
         [TORCH_PYTHON, "-c", _SERVE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=environment,
+        env=_environment(),
     )
     atexit.register(process.communicate)
     assert process.stdout is not None

@@ -8,6 +8,7 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import c10d_rs
 import contract
@@ -23,7 +24,7 @@ from c10d_rs import (
     StoreTimeoutError,
     TCPStore,
 )
-from servers import needs_torch, new_secret, torch_has, torch_server
+from servers import needs_torch, new_secret, run_torch, torch_has, torch_server
 
 
 class TestTCPStore(contract.StoreContract):
@@ -95,6 +96,20 @@ class TestTCPStoreOnTorch(TestTCPStore):
 
     def supports(self, operation: str) -> bool:
         return torch_has(operation)
+
+    def test_keys_of_bytes_are_the_same_in_torch(self) -> None:
+        key: Any = b"a\xff\x00"
+        self.store.set(key, "ours")
+        script = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), wait_for_workers=False)
+assert store.get(b"a\\xff\\x00") == b"ours"
+store.set(b"b\\xfe", "theirs")
+"""
+        run_torch(script, str(self.port))
+        theirs: Any = b"b\xfe"
+        self.assertEqual(self.store.get(theirs), b"theirs")
 
 
 class TestPrefixStore(TestTCPStore):

@@ -10,7 +10,7 @@ mod watch;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, key_to_bytes};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
@@ -215,7 +215,11 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
             }
         }
         ClientCommand::Keys(target) => {
-            let mut keys = target.connect()?.store().list_keys()?;
+            let keys = target.connect()?.store().list_keys()?;
+            let keys = keys.iter().map(|key| key_to_bytes(key));
+            let mut keys: Vec<String> = keys
+                .map(|key| String::from_utf8_lossy(&key).into_owned())
+                .collect();
             keys.sort_unstable();
             let lines: String = keys.iter().flat_map(|key| [key, "\n"]).collect();
             target.answer(json!({ "keys": keys }), lines.as_bytes())

@@ -12,6 +12,7 @@ use super::transport::Transport;
 use super::waiting::{Repeat, Wait};
 use crate::decimal::parse_decimal;
 use crate::error::{ErrorContext, Operation, StoreError};
+use crate::key::key_to_bytes;
 use crate::wire::{CHECK_NOT_READY, CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED};
 
 /// After a timeout, the most time spent on finding the missing keys, and the most keys checked.
@@ -421,8 +422,9 @@ impl<'c> Call<'c> {
         for key in self.keys {
             // The limit includes the `/`.
             let limit = limits.key_bytes_max().saturating_sub(1);
-            if key.len() > limit {
-                return Err(too_long("key bytes", key.len(), limit));
+            let length = key_to_bytes(key).len();
+            if length > limit {
+                return Err(too_long("key bytes", length, limit));
             }
         }
         let limit = limits.keys_per_request_max();

@@ -13,6 +13,7 @@ use super::options::TcpStoreOptions;
 use super::waiting::Repeat;
 use crate::compare_set::CompareSet;
 use crate::error::{Operation, StoreError};
+use crate::key::key_from_bytes;
 use crate::known::Known;
 use crate::store::{Store, check_take_max, generic_queue_take, takes_any_bytes};
 use crate::wire::{EXCHANGED, NOT_EXCHANGED, Opcode};
@@ -299,9 +300,7 @@ impl Store for TcpStore {
         )?;
         // docs/wire.md, 4.1: only users' keys start with the slash.
         let users = keys.iter().filter_map(|key| key.strip_prefix(b"/"));
-        Ok(users
-            .map(|key| String::from_utf8_lossy(key).into_owned())
-            .collect())
+        Ok(users.map(|key| key_from_bytes(key).into_owned()).collect())
     }
 
     fn barrier_timeout(

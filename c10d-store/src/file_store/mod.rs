@@ -18,6 +18,7 @@ use self::store_file::{Call, StoreFile, Writer};
 use crate::compare_set::CompareSet;
 use crate::decimal::write_decimal;
 use crate::error::{Operation, StoreError};
+use crate::key::{key_from_bytes, key_to_bytes};
 use crate::known::Known;
 use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier, takes_any_bytes};
 use crate::value_rules;
@@ -241,7 +242,7 @@ impl FileStore {
         let call = self.call(operation, keys);
         let mut records = Vec::new();
         for (key, value) in pairs {
-            record::encode(USER, key.as_bytes(), value, &mut records)
+            record::encode(USER, &key_to_bytes(key), value, &mut records)
                 .map_err(|too_long| self.file.too_long(&call, &too_long))?;
         }
         self.file.write(&call, |writer| writer.append(&records))
@@ -260,7 +261,7 @@ impl FileStore {
             let (value, answer) = decide(&call, writer.entries().user(key))?;
             if let Some(value) = value {
                 let mut record = Vec::new();
-                record::encode(USER, key.as_bytes(), &value, &mut record)
+                record::encode(USER, &key_to_bytes(key), &value, &mut record)
                     .map_err(|too_long| self.file.too_long(&call, &too_long))?;
                 writer.append(&record)?;
             }
@@ -394,7 +395,7 @@ impl Store for FileStore {
         let keys = [key];
         let call = self.call(Operation::DeleteKey, &keys);
         let mut record = Vec::new();
-        record::encode(DELETED_USER, key.as_bytes(), b"", &mut record)
+        record::encode(DELETED_USER, &key_to_bytes(key), b"", &mut record)
             .map_err(|too_long| self.file.too_long(&call, &too_long))?;
         let deleted = self.file.write_if_present(&call, |writer| {
             let exists = writer.entries().user(key).is_some();
@@ -441,8 +442,7 @@ impl Store for FileStore {
     fn list_keys(&self) -> Result<Vec<String>, StoreError> {
         self.read(Operation::ListKeys, |entries| {
             let keys = entries.user_keys();
-            keys.map(|key| String::from_utf8_lossy(key).into_owned())
-                .collect()
+            keys.map(|key| key_from_bytes(key).into_owned()).collect()
         })
     }
 

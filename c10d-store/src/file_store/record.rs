@@ -6,6 +6,8 @@ use std::collections::HashMap;
 
 use byteorder::{ByteOrder, LittleEndian};
 
+use crate::key::key_to_bytes;
+
 /// The prefixes of stored names: users' keys, and deletions.
 pub(super) const USER: &[u8] = b"/";
 pub(super) const DELETED_USER: &[u8] = b"-/";
@@ -207,7 +209,7 @@ impl Entries {
 
     /// The value of a user's key.
     pub(super) fn user(&self, key: &str) -> Option<&[u8]> {
-        self.user.get(key.as_bytes()).map(Vec::as_slice)
+        self.user.get(&*key_to_bytes(key)).map(Vec::as_slice)
     }
 
     /// The value of an internal counter.

@@ -6,6 +6,7 @@ use byteorder::{ByteOrder, LittleEndian};
 
 use super::handshake::{CAPABILITY_NONCE, VALIDATION_MAGIC};
 use super::opcode::{ANY_LENGTH, Opcode};
+use crate::key::key_to_bytes;
 use crate::known::Known;
 use crate::session::Hello;
 
@@ -96,11 +97,12 @@ impl<'v> RequestBuf<'v> {
         self
     }
 
-    /// Appends a user's key, with the `/` before it.
+    /// Appends a user's key, with the `/` before it. See [`key_to_bytes`] for keys that are not text.
     pub fn user_key(&mut self, key: &str) -> &mut Self {
+        let key = key_to_bytes(key);
         self.count(key.len() + 1);
         self.copied.push(PAYLOAD_KEY_PREFIX);
-        self.copied.extend_from_slice(key.as_bytes());
+        self.copied.extend_from_slice(&key);
         self
     }
 

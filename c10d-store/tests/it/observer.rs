@@ -10,7 +10,8 @@ use std::time::Duration;
 use c10d_store::wire::{ANNOUNCEMENT_BYTES_MAX, CAPABILITY_NONCE, Opcode};
 use c10d_store::{
     CloseReason, ConnectionRecord, HttpConnection, HttpHandler, KeyRecord, ServerOptions, Snapshot,
-    SnapshotError, Store, StoreError, StoreObserver, TcpStore, TcpStoreServer,
+    SnapshotError, Store, StoreError, StoreObserver, TcpStore, TcpStoreServer, WireLimits,
+    key_from_bytes,
 };
 
 use crate::raw::{LONG, Raw, wait_until};
@@ -39,6 +40,21 @@ fn wait_of(snapshot: &Snapshot, connection: usize) -> Vec<&[u8]> {
     wait.map_or(Vec::new(), |wait| {
         wait.missing.iter().map(|key| &**key).collect()
     })
+}
+
+#[test]
+fn a_key_that_is_no_text_has_its_bytes_at_the_server() {
+    let server = serve(ServerOptions::default());
+    let store = connect(&server);
+    let longest = vec![0xff; WireLimits::default().key_bytes_max() - 1];
+    for name in [&b"a\xff\0"[..], &longest] {
+        let key = key_from_bytes(name);
+        assert_eq!(store.add(&key, 7).unwrap(), 7);
+        let whole = [b"/", name].concat();
+        let snapshot = snapshot(&server);
+        assert!(snapshot.keys.iter().any(|it| *it.key == whole[..]));
+        assert!(store.delete_key(&key).unwrap());
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{Known, Operation, Store, StoreError};
+use c10d_store::{Known, Operation, Store, StoreError, key_from_bytes, key_to_bytes};
 
 use crate::blocked::Observed;
 
@@ -63,6 +63,7 @@ pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
         ),
         ("a_value_can_be_any_bytes", a_value_can_be_any_bytes),
         ("a_key_can_be_any_string", a_key_can_be_any_string),
+        ("a_key_can_be_any_bytes", a_key_can_be_any_bytes),
         ("keys_are_deleted", keys_are_deleted),
         (
             "compare_set_follows_its_table",
@@ -277,6 +278,23 @@ fn a_key_can_be_any_string(store: &Arc<dyn Store>, _: Features) {
         assert!(store.delete_key(key).unwrap(), "{key:?}");
         assert!(!store.check(&[key]).unwrap(), "{key:?}");
     }
+}
+
+fn a_key_can_be_any_bytes(store: &Arc<dyn Store>, _: Features) {
+    let names: Vec<Vec<u8>> = (0..=255).map(|byte| vec![b'k', byte, 0xc3]).collect();
+    let keys: Vec<_> = names.iter().map(|name| key_from_bytes(name)).collect();
+    for (number, key) in keys.iter().enumerate() {
+        store.set(key, number.to_string()).unwrap();
+    }
+    let keys: Vec<&str> = keys.iter().map(|key| &**key).collect();
+    let values = store.multi_get(&keys).unwrap();
+    assert_eq!(values[0xff], b"255");
+    let listed = store.list_keys().unwrap();
+    let mut listed: Vec<_> = listed.iter().map(|key| key_to_bytes(key)).collect();
+    listed.sort_unstable();
+    assert_eq!(listed, names);
+    assert!(store.delete_key(keys[0xff]).unwrap());
+    assert!(!store.check(&keys[0xfe..]).unwrap());
 }
 
 fn keys_are_deleted(store: &Arc<dyn Store>, _: Features) {
