@@ -142,7 +142,7 @@ class Template:
         while True:
             data, received, _, _ = socket.recv_fds(self.control, 4096, 1)
             if not data:
-                os._exit(0)
+                end()
             words = data.split(b"\0")
             if words[0] not in (b"fork", b"check"):
                 os._exit(1)
@@ -188,6 +188,7 @@ class Template:
         self.set_title([b"c10d-standby", os.fsencode(",".join(self.modules))])
         set_native_id()
         seed(self.generators)
+        leave_temporary_files()
         data, received, _, _ = socket.recv_fds(gate, START_BYTES_MAX, 5)
         # The launcher, or its template with it, has ended: nothing must start.
         if not data or len(received) != 5:
@@ -430,6 +431,35 @@ def seed(generators):
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.current_process().authkey = os.urandom(32)
+
+
+def leave_temporary_files():
+    """Files of the imports are the template's: a worker that ends must not remove them from under the others."""
+    import atexit
+    import weakref
+
+    for name in ("remove", "unlink", "rmdir", "removedirs"):
+        atexit.unregister(getattr(os, name))
+    shutil, tempfile = (sys.modules.get(name) for name in ("shutil", "tempfile"))
+    if shutil is not None:
+        atexit.unregister(shutil.rmtree)
+    if tempfile is None:
+        return
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        owner = (finalizer.peek() or (None,))[0]
+        if isinstance(owner, tempfile.TemporaryDirectory):
+            finalizer.detach()
+            atexit.unregister(owner.cleanup)
+
+
+def end():
+    """Ends the template as an interpreter ends, which removes the files. The launcher does not wait for long."""
+    import atexit
+
+    try:
+        atexit._run_exitfuncs()
+    finally:
+        os._exit(0)
 
 
 def hide_own_frames():

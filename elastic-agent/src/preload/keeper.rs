@@ -200,7 +200,10 @@ impl Keeper {
                     }
                     Command::Stop => {
                         self.workers = None;
-                        self.end_template();
+                        let has_group = self.has_group();
+                        if let Some(template) = self.template.take() {
+                            template.close(has_group);
+                        }
                         return;
                     }
                 }
@@ -377,9 +380,14 @@ impl Keeper {
         Ok(())
     }
 
+    /// Whether the template's process group has what it or an import has started, and no worker that runs.
+    fn has_group(&self) -> bool {
+        self.fork.is_some() || !self.has_given
+    }
+
     /// Ends the template, and with it a fork that is under way. Returns how the template ended.
     fn end_template(&mut self) -> String {
-        let has_group = self.fork.is_some() || !self.has_given;
+        let has_group = self.has_group();
         let how = self.template.take().map(|it| it.end(has_group));
         // After the end of what was forked, so that it is reaped here.
         self.fork = None;

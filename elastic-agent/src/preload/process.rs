@@ -5,10 +5,12 @@ use std::io::{self, PipeReader};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 use rustix::io::ioctl_fionbio;
+use rustix::net::{Shutdown, shutdown};
 use rustix::process::{
     Pid, Signal, WaitId, child_subreaper, getpid, kill_process, kill_process_group,
     set_child_subreaper,
@@ -27,6 +29,10 @@ const BOOTSTRAP: &str = include_str!("bootstrap.py");
 
 /// Room for the command lines of workers, which overwrite the template's.
 const TITLE_BYTES: usize = 2048;
+
+/// How long a template may take to remove the temporary files of its imports.
+const CLEANUP_MAX: Duration = Duration::from_millis(300);
+const CLEANUP_POLL: Duration = Duration::from_millis(1);
 
 /// How long a killed template may take to end. It can have gigabytes of memory.
 const KILL_WAIT_MAX: Duration = Duration::from_secs(10);
@@ -83,10 +89,21 @@ impl Template {
 
     /// Whether a signal has stopped the process, as SIGSTOP does.
     pub(super) fn is_stopped(&self) -> bool {
-        let stat =
-            fs::read(format!("/proc/{}/stat", self.pid.as_raw_nonzero())).unwrap_or_default();
-        let after_name = stat.iter().rposition(|&byte| byte == b')');
-        after_name.is_some_and(|end| matches!(stat.get(end + 2), Some(b'T' | b't')))
+        matches!(state_of(self.pid), Some(b'T' | b't'))
+    }
+
+    /// Lets a template that waits for a request remove the temporary files of its imports, and [ends](Self::end) it.
+    /// Blocks for up to 0.3 s longer than that.
+    pub(super) fn close(self, has_group: bool) -> String {
+        let _ = shutdown(&self.control, Shutdown::Both);
+        let deadline = Deadline::after(Instant::now(), CLEANUP_MAX);
+        // It stays a process that has ended, with its id, until it is reaped.
+        while !matches!(state_of(self.pid), None | Some(b'Z'))
+            && !deadline.has_passed(Instant::now())
+        {
+            thread::sleep(CLEANUP_POLL);
+        }
+        self.end(has_group)
     }
 
     /// Kills it, and with its process group what it or an import has started. Returns how it ended. Blocks until then,
@@ -113,6 +130,13 @@ impl Template {
         }
         how
     }
+}
+
+/// The letter of /proc for the state of a process.
+fn state_of(pid: Pid) -> Option<u8> {
+    let stat = fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    let name_end = stat.iter().rposition(|&byte| byte == b')')?;
+    stat.get(name_end + 2).copied()
 }
 
 /// Makes this process the parent of orphaned descendants until it is dropped.

@@ -526,6 +526,50 @@ fn workers_of_all_rounds_are_children_of_the_launcher_from_one_template() {
     }
 }
 
+/// A worker that ends as an interpreter does would remove what the imports have registered for that.
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn temporary_files_of_imports_last_as_long_as_the_template() {
+    let _watchdog = Watchdog::start("preload_temporary_files", LIMIT);
+    let place = waiters("1");
+    place.write(
+        "loaded.py",
+        "import atexit, os, shutil, tempfile\n\
+         PID = os.getpid()\n\
+         FINALIZED = tempfile.TemporaryDirectory(prefix='tmp.', dir=os.getcwd())\n\
+         CLEANED = tempfile.TemporaryDirectory(prefix='tmp.', dir=os.getcwd())\n\
+         atexit.register(CLEANED.cleanup)\n\
+         REMOVED = tempfile.mkdtemp(prefix='tmp.', dir=os.getcwd())\n\
+         atexit.register(shutil.rmtree, REMOVED)\n\
+         class Count:\n\
+         \x20   def __str__(self):\n\
+         \x20       names = FINALIZED.name, CLEANED.name, REMOVED\n\
+         \x20       return str(sum(map(os.path.isdir, names)))\n\
+         VALUE = Count()\n",
+    );
+    let launcher = place
+        .command(&[RESTARTS, &["train.py"]].concat())
+        .spawn()
+        .unwrap();
+    let mut templates = BTreeSet::new();
+    for restart in 0..3 {
+        for rank in 0..2 {
+            let [_, _, template, count] = up(&place, rank, restart);
+            assert_eq!(count, "3", "start {restart}");
+            templates.insert(template);
+        }
+        place.write(if restart < 2 { "fail" } else { "end" }, "");
+    }
+    assert_eq!(templates.len(), 1);
+    let ended = ended(launcher);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let entries = fs::read_dir(place.path("")).unwrap().flatten();
+    let left: Vec<_> = entries
+        .filter(|entry| entry.file_name().as_bytes().starts_with(b"tmp."))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 #[test]
 #[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_changed_source_is_imported_again() {
