@@ -185,44 +185,21 @@ fn open_tcp(
         Some(is_host) => is_host,
         None => names_this_host(endpoint.host(), &SystemResolver::new(lookup())),
     };
-    let failed = |error| RendezvousError::connection(&settings.run_id, error);
-    let served = if is_host {
-        let options = client_options(parameters)
-            .with_master(true)
-            .with_multi_tenant(true)
-            .with_timeout(read_timeout.min(settings.join_timeout));
-        match TcpStore::open(target.host(), target.port(), options) {
-            Ok(store) => {
-                log::info!(
-                    "this process hosts the rendezvous store at {}:{}",
-                    target.host(),
-                    store.port(),
-                );
-                Some(store)
-            }
-            Err(error) if is_given.is_none() => {
-                log::debug!("cannot serve the rendezvous store, connecting to it instead: {error}");
-                None
-            }
-            Err(error) => return Err(failed(error)),
-        }
-    } else {
-        None
+    let host_patience = read_timeout.min(settings.join_timeout);
+    let store = match is_given {
+        Some(true) => serve(parameters, &target, host_patience),
+        None if is_host => serve(parameters, &target, host_patience).or_else(|error| {
+            log::debug!("cannot serve the rendezvous store, connecting to it instead: {error}");
+            let mode = match &error {
+                StoreError::Listen(error) if error.is_address_in_use() => Mode::ConnectOrServe,
+                _ => Mode::Connect,
+            };
+            connect(parameters, &target, host_patience, mode)
+        }),
+        _ => connect(parameters, &target, settings.join_timeout, Mode::Connect),
     };
-    let store = match served {
-        Some(store) => {
-            store.set_timeout(Some(read_timeout));
-            store
-        }
-        // The port is in use on this machine, so the server should already be running.
-        None if is_host => {
-            let patience = read_timeout.min(settings.join_timeout);
-            connect(parameters, &target, patience, read_timeout).map_err(failed)?
-        }
-        None => {
-            connect(parameters, &target, settings.join_timeout, read_timeout).map_err(failed)?
-        }
-    };
+    let store = store.map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
+    store.set_timeout(Some(read_timeout));
     let workers_host = if settings.max_nodes == 1 {
         Some("127.0.0.1".to_owned())
     } else {
@@ -242,12 +219,39 @@ pub(crate) fn client_options(parameters: &RendezvousParameters) -> TcpStoreOptio
     }
 }
 
+fn serve(
+    parameters: &RendezvousParameters,
+    target: &HostPort,
+    timeout: Duration,
+) -> Result<TcpStore, StoreError> {
+    let options = client_options(parameters)
+        .with_master(true)
+        .with_multi_tenant(true)
+        .with_timeout(timeout);
+    let store = TcpStore::open(target.host(), target.port(), options)?;
+    log::info!(
+        "this process hosts the rendezvous store at {}:{}",
+        target.host(),
+        store.port(),
+    );
+    Ok(store)
+}
+
+/// What [`connect`] does when nobody answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Connect,
+    /// Also tries to serve the store. The port was in use on this machine: usually by a node that serves, but
+    /// a connection or the server of an ended job may have held it, and then every node would only connect.
+    ConnectOrServe,
+}
+
 /// Connects to a store whose server may start later, for at most `patience`.
 fn connect(
     parameters: &RendezvousParameters,
     target: &HostPort,
     patience: Duration,
-    read_timeout: Duration,
+    mode: Mode,
 ) -> Result<TcpStore, StoreError> {
     let deadline = Deadline::after(Instant::now(), patience);
     let mut slice = FIRST_CONNECT_SLICE;
@@ -257,10 +261,7 @@ fn connect(
         let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
         let options = client_options(parameters).with_timeout(left.min(slice));
         match TcpStore::open(target.host(), target.port(), options) {
-            Ok(store) => {
-                store.set_timeout(Some(read_timeout));
-                return Ok(store);
-            }
+            Ok(store) => return Ok(store),
             Err(error @ StoreError::Connect { .. }) if left > slice => {
                 if !was_unknown && is_unknown_host(&error) {
                     was_unknown = true;
@@ -276,6 +277,11 @@ fn connect(
                         "cannot connect to the rendezvous store, retrying for {:.0} s: {error}",
                         (left - slice).as_secs_f64(),
                     );
+                }
+                if mode == Mode::ConnectOrServe
+                    && let Ok(store) = serve(parameters, target, left - slice)
+                {
+                    return Ok(store);
                 }
                 slice = CONNECT_SLICE;
             }

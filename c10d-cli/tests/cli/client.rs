@@ -3,15 +3,14 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use socket2::{Domain, Socket, Type};
 
-use crate::process::{Running, Server, command, run, run_with_input, until};
+use crate::process::{Running, Server, command, refusing_address, run, run_with_input, until};
 
 /// Not UTF-8, with zeros and newlines.
 const BINARY: &[u8] = b"\x00\xff\n\r\x80\n";
@@ -397,16 +396,6 @@ fn invalid_arguments_have_exit_code_2() {
             "{words:?}"
         );
     }
-}
-
-/// An address that refuses connections while the socket exists: bound, so that no other process gets the
-/// port, but not listening.
-fn refusing_address() -> (Socket, String) {
-    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    socket.bind(&any_port.into()).unwrap();
-    let address = socket.local_addr().unwrap().as_socket().unwrap();
-    (socket, address.to_string())
 }
 
 #[test]

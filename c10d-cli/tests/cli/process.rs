@@ -2,12 +2,14 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::{self, Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use socket2::{Domain, Socket, Type};
 
 /// Far longer than any step takes: ends a test that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -218,4 +220,28 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(start.elapsed() < PATIENCE, "timed out: {what}");
         thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// A free port of 127.0.0.1, for a server that cannot report its own. Nothing else gets it meanwhile: the system
+/// assigns other ports (above 32767 on Linux), and no port is returned twice.
+pub(crate) fn free_port() -> u16 {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let first = process::id().wrapping_mul(64);
+    let mut ports = (0..10_000).filter_map(|_| {
+        let call = CALLS.fetch_add(1, Ordering::Relaxed);
+        u16::try_from(10_000 + first.wrapping_add(call) % 10_000).ok()
+    });
+    ports
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .unwrap()
+}
+
+/// An address that refuses connections while the socket exists: bound, so that no other process gets the
+/// port, but not listening.
+pub(crate) fn refusing_address() -> (Socket, String) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    socket.bind(&any_port.into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    (socket, address.to_string())
 }

@@ -1,13 +1,12 @@
 //! `c10d relay`, and `c10d run --relay`.
 
 use std::collections::BTreeSet;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
 use rustix::process::Signal;
 
-use crate::process::{Ended, Running, Server, command, run};
+use crate::process::{Ended, Running, Server, command, free_port, run};
 use crate::secret::{new_secret, option};
 
 /// Every rank sets a key and waits for those of all others, through the store at MASTER_ADDR and MASTER_PORT.
@@ -22,11 +21,6 @@ const MEET: &str = "
 const ADDRESSES: &str = "
     echo $RANK $MASTER_ADDR $MASTER_PORT $C10D_MASTER_ADDR $C10D_MASTER_PORT \
         $TORCHELASTIC_USE_AGENT_STORE $DCP_USE_PREFIX_STORE";
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
 
 /// A relay to a store, on a port of its own.
 fn start_relay(upstream: &Server, options: &[&str]) -> Server {

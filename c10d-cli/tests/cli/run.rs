@@ -8,6 +8,7 @@ mod scheduler;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::process::{Ended, Running, Server, command, until};
+use crate::process::{Ended, Running, Server, command, free_port, refusing_address, until};
 
 /// The job's folder, in the environment of all its processes, so that a test finds those that are left.
 const FOLDER: &str = "C10D_TEST_FOLDER";
@@ -145,12 +146,6 @@ impl Drop for Job {
     }
 }
 
-/// A port that was just free, for a server that cannot report its port.
-pub(crate) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
-
 /// The sorted output lines of nodes.
 fn lines<'a>(ended: impl IntoIterator<Item = &'a Ended>) -> Vec<&'a str> {
     let mut lines: Vec<&str> = ended
@@ -230,6 +225,36 @@ fn the_first_of_two_nodes_serves_the_store() {
     let ended = nodes.map(Running::end);
     ended.iter().for_each(assert_succeeded);
     assert_eq!(lines(&ended), RANKS_OF_2_NODES);
+}
+
+/// A connection or the server of an ended job can hold the port for a while.
+#[test]
+fn a_node_serves_the_store_as_soon_as_its_port_is_free() {
+    let job = Job::new();
+    let (held, address) = refusing_address();
+    let endpoint = format!("--rdzv-endpoint={address}");
+    let options = [
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        &endpoint,
+    ];
+    let mut nodes = [(); 2].map(|()| job.start(&options, RANKS));
+    let logs = nodes.each_mut().map(|node| {
+        let mut log = BufReader::new(node.stderr());
+        let mut line = String::new();
+        log.read_line(&mut line).unwrap();
+        assert!(
+            line.contains("cannot connect to the rendezvous store"),
+            "{line}"
+        );
+        log
+    });
+    drop(held);
+    let ended = nodes.map(Running::end);
+    assert!(ended.iter().all(|ended| ended.code == Some(0)), "{ended:?}");
+    assert_eq!(lines(&ended), RANKS_OF_2_NODES);
+    drop(logs);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use std::net::{TcpListener, TcpStream};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::process::{PATIENCE, Running, until};
-use crate::run::{Job, free_port};
+use crate::process::{PATIENCE, Running, free_port, until};
+use crate::run::Job;
 
 const PORT: &str = "TORCHELASTIC_HEALTH_CHECK_PORT";
 

@@ -4,8 +4,8 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::process::{Ended, Running, command, run};
-use crate::run::{Job, free_port};
+use crate::process::{Ended, Running, command, free_port, run};
+use crate::run::Job;
 
 /// Each start of a worker adds a line to the file.
 const START: &str = "echo $RANK >> $C10D_TEST_FOLDER/starts; ";
