@@ -19,8 +19,8 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A key-value store shared by the workers of a training job.
 ///
-/// Keys are text, and any bytes with [`key_from_bytes`](crate::key_from_bytes); values are bytes. All methods may be called from any number of threads, and a
-/// call that blocks does not delay others.
+/// Keys are text, and any bytes with [`key_from_bytes`](crate::key_from_bytes); values are bytes. All methods
+/// may be called from any number of threads, and a call that blocks does not delay others.
 ///
 /// **Timeouts** mean the same in every store of this crate: `None` waits indefinitely, and
 /// [`Duration::ZERO`] checks once without waiting. (In PyTorch, zero checks once in TCPStore, and

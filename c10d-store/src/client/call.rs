@@ -419,10 +419,12 @@ impl<'c> Call<'c> {
     fn check_limits(&self, values: &[&[u8]]) -> Result<(), StoreError> {
         let limits = self.transport.limits;
         let too_long = |what, actual, limit| self.limit_exceeded(what, actual, limit);
+        let mut of_keys = 0;
         for key in self.keys {
             // The limit includes the `/`.
             let limit = limits.key_bytes_max().saturating_sub(1);
             let length = key_to_bytes(key).len();
+            of_keys += length + 1;
             if length > limit {
                 return Err(too_long("key bytes", length, limit));
             }
@@ -433,7 +435,6 @@ impl<'c> Call<'c> {
         }
         // Two words for a count or other arguments.
         let length_words = 8 * (2 + self.keys.len() + values.len());
-        let of_keys: usize = self.keys.iter().map(|key| key.len() + 1).sum();
         let of_values: usize = values.iter().map(|value| value.len()).sum();
         let request_bytes = 1 + length_words + of_keys + of_values;
         let limit = limits.request_bytes_max();

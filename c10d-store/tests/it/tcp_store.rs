@@ -11,7 +11,7 @@ use crate::store_contract::{self, Features};
 use crate::without_extensions::WithoutExtensions;
 use c10d_store::{
     Known, ListenOn, Operation, Outcome, PrefixStore, ServerOptions, Store, StoreError, TcpStore,
-    TcpStoreOptions, TcpStoreServer,
+    TcpStoreOptions, TcpStoreServer, WireLimits, key_from_bytes,
 };
 
 fn serve() -> TcpStoreServer {
@@ -1016,6 +1016,20 @@ fn limits_are_checked_before_anything_is_sent() {
     }
     store.set(&long_key[1..], b"at the limit").unwrap();
     assert_eq!(store.get(&long_key[1..]).unwrap(), b"at the limit");
+}
+
+#[test]
+fn limits_count_the_bytes_on_the_wire() {
+    let server = serve();
+    let limits = WireLimits::default().with_request_bytes_max(1000);
+    let options = TcpStoreOptions::default()
+        .with_limits(limits)
+        .with_timeout(LONG);
+    let store = TcpStore::open("127.0.0.1", server.local_addr().port(), options).unwrap();
+    // In Rust, each of these bytes is a character of four.
+    store.set(&key_from_bytes(&[0xff; 900]), b"").unwrap();
+    let error = store.set(&key_from_bytes(&[0xff; 1000]), b"").unwrap_err();
+    assert!(matches!(error, StoreError::LimitExceeded { .. }), "{error}");
 }
 
 // --- hosting ---------------------------------------------------------------------------------
