@@ -146,7 +146,7 @@ pub(super) fn reap(
     }
 }
 
-fn is_living_child(pid: Pid) -> bool {
+pub(super) fn is_living_child(pid: Pid) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     loop {
         match waitid(WaitId::Pid(pid), options) {

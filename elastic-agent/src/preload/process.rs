@@ -16,7 +16,7 @@ use rustix::process::{
     set_child_subreaper,
 };
 
-use super::forked::reap;
+use super::forked::{is_living_child, reap};
 use super::options::TemplatePlan;
 use super::{link, message};
 use crate::signal_name::name_of;
@@ -89,21 +89,21 @@ impl Template {
 
     /// Whether a signal has stopped the process, as SIGSTOP does.
     pub(super) fn is_stopped(&self) -> bool {
-        matches!(state_of(self.pid), Some(b'T' | b't'))
+        let stat =
+            fs::read(format!("/proc/{}/stat", self.pid.as_raw_nonzero())).unwrap_or_default();
+        let after_name = stat.iter().rposition(|&byte| byte == b')');
+        after_name.is_some_and(|end| matches!(stat.get(end + 2), Some(b'T' | b't')))
     }
 
     /// Lets a template that waits for a request remove the temporary files of its imports, and [ends](Self::end) it.
     /// Blocks for up to 0.3 s longer than that.
-    pub(super) fn close(self, has_group: bool) -> String {
+    pub(super) fn close(self, has_group: bool) {
         let _ = shutdown(&self.control, Shutdown::Both);
         let deadline = Deadline::after(Instant::now(), CLEANUP_MAX);
-        // It stays a process that has ended, with its id, until it is reaped.
-        while !matches!(state_of(self.pid), None | Some(b'Z'))
-            && !deadline.has_passed(Instant::now())
-        {
+        while is_living_child(self.pid) && !deadline.has_passed(Instant::now()) {
             thread::sleep(CLEANUP_POLL);
         }
-        self.end(has_group)
+        self.end(has_group);
     }
 
     /// Kills it, and with its process group what it or an import has started. Returns how it ended. Blocks until then,
@@ -130,13 +130,6 @@ impl Template {
         }
         how
     }
-}
-
-/// The letter of /proc for the state of a process.
-fn state_of(pid: Pid) -> Option<u8> {
-    let stat = fs::read(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
-    let name_end = stat.iter().rposition(|&byte| byte == b')')?;
-    stat.get(name_end + 2).copied()
 }
 
 /// Makes this process the parent of orphaned descendants until it is dropped.
