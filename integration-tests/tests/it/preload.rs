@@ -244,7 +244,8 @@ const SCRIPTS: &[(&str, &str)] = &[
          print(sys.argv, sys.orig_argv[1:], sys.path[0], __name__, __file__, __spec__, __cached__, __package__)\n\
          print(type(__loader__).__name__, __doc__, sorted(globals()))\n\
          print({k: v for k, v in os.environ.items() if not k.startswith(('TORCHELASTIC', 'MASTER'))})\n\
-         print(os.popen('env | grep -c RANK').read())\n\
+         with os.popen('env | grep -c RANK') as count: print(count.read())\n\
+         del count\n\
          print(os.getcwd(), os.getpid() == os.getsid(0) == os.getpgrp(), os.umask(0))\n\
          print(signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), signal.pthread_sigmask(0, []))\n\
          print(threading.current_thread().native_id == os.getpid(), threading.active_count())\n\
