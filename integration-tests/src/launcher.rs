@@ -7,10 +7,11 @@ use std::collections::BTreeSet;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{self, Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -271,16 +272,23 @@ impl Drop for Launcher {
     }
 }
 
-/// An address that was just free, for a server that cannot report its port.
+/// A free address on loopback, for a server that cannot report its own. Nothing else gets it meanwhile: the system
+/// assigns other ports (above 32767 on Linux), and no port is returned twice.
 ///
 /// # Panics
 /// When no port is free.
 #[must_use]
 pub fn free_address() -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener
-        .local_addr()
-        .expect("a bound socket has an address")
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    let first = process::id().wrapping_mul(64);
+    let mut addresses = (0..10_000).filter_map(|_| {
+        let call = CALLS.fetch_add(1, Ordering::Relaxed);
+        let port = u16::try_from(10_000 + first.wrapping_add(call) % 10_000).ok()?;
+        Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+    });
+    addresses
+        .find(|address| TcpListener::bind(address).is_ok())
+        .expect("a free port")
 }
 
 /// Builds `c10d` in the profile of the tests and returns its path, which Cargo gives only to tests of its own

@@ -8,6 +8,7 @@ use c10d_store::{
     PrefixStore, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer,
 };
 use integration_tests::contract::{self, TCP, Traits};
+use integration_tests::launcher::free_address;
 use integration_tests::peer::{Failure, Ours, Peer};
 use integration_tests::torch::{Feature, Release, TcpArguments, Torch, TorchStore};
 use integration_tests::watchdog::Watchdog;
@@ -287,14 +288,13 @@ fn our_host_waits_for_pytorchs_workers() {
     let _watchdog = Watchdog::start("our_host_waits_for_pytorchs_workers", LIMIT);
     let torch = Torch::shared();
     // As in a job, the workers know the port and retry until the host listens.
-    let port = free_port();
+    let address = free_address();
     let arguments = TcpArguments {
         world_size: Some(3),
         is_master: Some(false),
         timeout: Some(LONG),
         ..TcpArguments::default()
     };
-    let address = SocketAddr::from(([127, 0, 0, 1], port));
     let workers = [
         torch.begin_open_tcp(address, &arguments),
         torch.begin_open_tcp(address, &arguments),
@@ -303,7 +303,8 @@ fn our_host_waits_for_pytorchs_workers() {
         .with_master(true)
         .with_world_size(3)
         .with_timeout(LONG);
-    let host = TcpStore::open("127.0.0.1", port, options).expect("all three workers join");
+    let host =
+        TcpStore::open("127.0.0.1", address.port(), options).expect("all three workers join");
     host.set("from the host", b"hello").expect("set");
     for worker in workers {
         let worker = worker.finish().expect("a client");
@@ -317,7 +318,7 @@ fn our_host_waits_for_pytorchs_workers() {
 fn pytorchs_host_waits_for_our_workers() {
     let _watchdog = Watchdog::start("pytorchs_host_waits_for_our_workers", LIMIT);
     for use_libuv in [true, false] {
-        let port = free_port();
+        let address = free_address();
         let arguments = TcpArguments {
             world_size: Some(3),
             is_master: Some(true),
@@ -325,16 +326,15 @@ fn pytorchs_host_waits_for_our_workers() {
             timeout: Some(LONG),
             ..TcpArguments::default()
         };
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
         let host = Torch::shared().begin_open_tcp(address, &arguments);
         let options = || {
             TcpStoreOptions::default()
                 .with_world_size(3)
                 .with_timeout(LONG)
         };
-        let first = TcpStore::open("127.0.0.1", port, options()).expect("a client");
+        let first = TcpStore::open("127.0.0.1", address.port(), options()).expect("a client");
         assert!(host.is_pending(), "one worker is missing");
-        let second = TcpStore::open("127.0.0.1", port, options()).expect("a client");
+        let second = TcpStore::open("127.0.0.1", address.port(), options()).expect("a client");
         let host = host.finish().expect("all three workers joined");
         host.set("from the host", b"hello").expect("set");
         for worker in [first, second] {
@@ -349,21 +349,20 @@ fn pytorchs_host_waits_for_our_workers() {
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_missing_worker_is_reported_by_our_host() {
     let _watchdog = Watchdog::start("a_missing_worker_is_reported_by_our_host", LIMIT);
-    let port = free_port();
+    let address = free_address();
     let arguments = TcpArguments {
         world_size: Some(3),
         timeout: Some(LONG),
         ..TcpArguments::default()
     };
-    let address = SocketAddr::from(([127, 0, 0, 1], port));
     let worker = Torch::shared().begin_open_tcp(address, &arguments);
     let options = TcpStoreOptions::default()
         .with_master(true)
         .with_world_size(3)
         .with_timeout(Duration::from_secs(3));
     let started = Instant::now();
-    let error =
-        TcpStore::open("127.0.0.1", port, options).expect_err("the third worker is missing");
+    let error = TcpStore::open("127.0.0.1", address.port(), options)
+        .expect_err("the third worker is missing");
     assert!(started.elapsed() < LONG);
     assert!(
         matches!(
@@ -407,11 +406,4 @@ fn a_timed_out_wait_does_not_end_the_waits_of_others() {
         assert_eq!(our_impatient.get("k").expect("get"), b"v");
         assert_eq!(torch_impatient.get("k").expect("get"), b"v");
     }
-}
-
-/// A port that was just free. No other test in this program binds a fixed port, and the system assigns other
-/// ports first.
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("its number").port()
 }
