@@ -271,17 +271,19 @@ fn connect(
                         target.host(),
                     );
                 }
+                let mut serving = String::new();
+                if mode == Mode::ConnectOrServe {
+                    match serve(parameters, target, left - slice) {
+                        Ok(store) => return Ok(store),
+                        Err(error) => serving = format!("; nor can this node serve it: {error}"),
+                    }
+                }
                 if logged_at.is_none_or(|at| at.elapsed() >= CONNECT_LOG_INTERVAL) {
                     logged_at = Some(Instant::now());
                     log::warn!(
-                        "cannot connect to the rendezvous store, retrying for {:.0} s: {error}",
+                        "cannot connect to the rendezvous store, retrying for {:.0} s: {error}{serving}",
                         (left - slice).as_secs_f64(),
                     );
-                }
-                if mode == Mode::ConnectOrServe
-                    && let Ok(store) = serve(parameters, target, left - slice)
-                {
-                    return Ok(store);
                 }
                 slice = CONNECT_SLICE;
             }
