@@ -237,11 +237,10 @@ pub(crate) fn free_port() -> u16 {
 }
 
 /// An address that refuses connections while the socket exists: bound, so that no other process gets the
-/// port, but not listening.
+/// port, but not listening. Afterwards its port is a [`free_port`].
 pub(crate) fn refusing_address() -> (Socket, String) {
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    let any_port = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    socket.bind(&any_port.into()).unwrap();
-    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
+    socket.bind(&address.into()).unwrap();
     (socket, address.to_string())
 }

@@ -229,7 +229,7 @@ fn the_first_of_two_nodes_serves_the_store() {
 
 /// A connection or the server of an ended job can hold the port for a while.
 #[test]
-fn a_node_serves_the_store_as_soon_as_its_port_is_free() {
+fn a_node_serves_the_store_once_its_port_is_free() {
     let job = Job::new();
     let (held, address) = refusing_address();
     let endpoint = format!("--rdzv-endpoint={address}");
