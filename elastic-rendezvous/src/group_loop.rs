@@ -323,9 +323,11 @@ impl GroupLoop {
             Ask::Done(result) => return Ok(Some(result)),
             ask => ask,
         };
+        self.record_for_all();
         match self.perform(ask) {
             Ok(reply) => {
                 self.station.on_reply(reply, self.clock.now());
+                self.record_for_all();
                 Ok(None)
             }
             Err(error) => {
@@ -527,6 +529,14 @@ impl GroupLoop {
     fn record(&self, steps: impl IntoIterator<Item = Step>) {
         let run_id = &self.station.settings().run_id;
         self.shared.record(run_id, self.station.me(), steps);
+    }
+
+    /// As the holder: records what it has changed for each node, as an event of that node.
+    fn record_for_all(&mut self) {
+        let run_id = &self.station.settings().run_id.clone();
+        for (node, step) in self.station.take_steps() {
+            self.shared.record(run_id, &node, [step]);
+        }
     }
 
     fn publish(&mut self) {

@@ -16,6 +16,7 @@ use crate::executor::{REJOIN_GRACE, Written};
 use crate::last_round::LastRound;
 use crate::node::NodeId;
 use crate::observations::{Observations, Silent};
+use crate::recorded_event::{Step, steps_of_action};
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
 use crate::timestamp::Timestamp;
@@ -148,6 +149,8 @@ pub(crate) struct Holder {
     decide_again_at: Duration,
     /// When a node will have been silent for too long.
     silence_at: Duration,
+    /// Changes of the state, each with the node that it is for, and results of writes, until they are recorded.
+    steps: Vec<(NodeId, Step)>,
 }
 
 impl Holder {
@@ -188,12 +191,18 @@ impl Holder {
             newly_lost: Vec::new(),
             decide_again_at: at,
             silence_at: Duration::MAX,
+            steps: Vec::new(),
             settings,
         }
     }
 
     pub(super) const fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// Takes the steps since the last call, in order, each with the node whose event it is.
+    pub(super) fn take_steps(&mut self) -> Vec<(NodeId, Step)> {
+        std::mem::take(&mut self.steps)
     }
 
     /// The stored summary: of the holder before, or replaced by an earlier one.
@@ -428,8 +437,12 @@ impl Holder {
     pub(super) fn on_written(&mut self, written: Written, now: Now) {
         // The reply shows the state as of the write.
         self.state_requested = self.write_requested;
+        if !matches!(written, Written::Ours(_)) {
+            self.steps.push((self.me.clone(), Step::IsStale));
+        }
         match written {
             Written::Ours(token) => {
+                self.note_synced();
                 self.token = Some(token);
                 self.is_dirty = false;
                 self.has_written = true;
@@ -500,6 +513,16 @@ impl Holder {
             self.is_folding = true;
             self.observations.observe_draft(&self.state, now);
         }
+    }
+
+    /// Records that the state is written, without the nodes that it no longer lists.
+    fn note_synced(&mut self) {
+        let lost = self.newly_lost.iter().map(|lost| &lost.node);
+        let dead: Vec<NodeId> = lost.filter(|node| !self.is_listed(node)).cloned().collect();
+        if !dead.is_empty() {
+            self.steps.push((self.me.clone(), Step::RemovedDead(dead)));
+        }
+        self.steps.push((self.me.clone(), Step::Synced));
     }
 
     /// Notes who is listed in the stored state, and warns of those that no longer are.
@@ -729,6 +752,7 @@ impl Holder {
 
     fn apply(&mut self, action: Action, node: &NodeId, pass: &mut Pass) {
         let was_complete = self.state.complete;
+        let round = self.state.round;
         let before = self.last_round.ranks_for(&self.state);
         apply(
             &mut self.state,
@@ -738,6 +762,9 @@ impl Holder {
             pass.time,
             before,
         );
+        let steps = steps_of_action(action, round, !was_complete && self.state.complete);
+        self.steps
+            .extend(steps.into_iter().map(|step| (node.clone(), step)));
         if self.last_round.has(node) {
             pass.claims = None;
         }

@@ -10,6 +10,7 @@ use crate::backend::Token;
 use crate::clock::Now;
 use crate::executor::Written;
 use crate::node::NodeId;
+use crate::recorded_event::Step;
 use crate::settings::{ROLLBACK_WINDOW, RendezvousSettings};
 use crate::state::RendezvousState;
 
@@ -273,6 +274,13 @@ impl Station {
     /// The state to be written and the token it is based on, after [`Ask::WriteState`].
     pub(crate) fn to_write(&self) -> Option<(&RendezvousState, Option<&Token>)> {
         self.holder.as_ref().map(Holder::to_write)
+    }
+
+    /// Takes what this node, as the holder, has changed for whom since the last call, and the results of its writes.
+    pub(crate) fn take_steps(&mut self) -> Vec<(NodeId, Step)> {
+        self.holder
+            .as_mut()
+            .map_or_else(Vec::new, Holder::take_steps)
     }
 
     /// Begins to join a round after `after`, for at most until `deadline`.

@@ -136,6 +136,64 @@ fn reports(node: &DynamicRendezvous) -> Receiver<WaitReport> {
     reports
 }
 
+/// The number of a node within its process, and what was recorded about it.
+type Message = (Option<i64>, String);
+
+/// What the nodes record from now on.
+fn recorded(nodes: &[Arc<DynamicRendezvous>]) -> Arc<Mutex<Vec<Message>>> {
+    let recorded: Arc<Mutex<Vec<Message>>> = Arc::default();
+    for node in nodes {
+        let recorded = Arc::clone(&recorded);
+        node.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+            if let RendezvousEvent::Recorded(event) = event {
+                let mut recorded = recorded.lock().expect("no panic");
+                recorded.push((event.local_id, event.message.clone()));
+            }
+        }));
+    }
+    recorded
+}
+
+#[test]
+fn the_holder_of_a_group_records_what_it_changes_for_each_node() {
+    let server = server();
+    let nodes = nodes(&server, &settings(3, 64), 3);
+    let recorded = recorded(&nodes);
+    join_all(&nodes);
+    nodes[2].leave().expect("it leaves");
+    nodes[0].set_closed().expect("it closes the rendezvous");
+
+    let recorded = recorded.lock().expect("no panic").clone();
+    let nodes_of = |text: &str| -> BTreeSet<Option<i64>> {
+        let about = recorded
+            .iter()
+            .filter(|(_, message)| message.contains(text));
+        about.map(|(node, _)| *node).collect()
+    };
+    let joined = nodes_of("has joined round 0");
+    assert_eq!(joined.len(), 3, "{recorded:#?}");
+    assert_eq!(
+        nodes_of("added itself to the participants of round 0"),
+        joined
+    );
+    for text in [
+        "marked round 0 of the rendezvous 'job' as complete",
+        "removed itself from the participants of round 0",
+        "marked the rendezvous 'job' as closed",
+        "has closed the rendezvous",
+    ] {
+        assert_eq!(nodes_of(text).len(), 1, "{text}: {recorded:#?}");
+    }
+    // A node is on a list before its call returns, and the write follows the change.
+    let place = |text: &str| {
+        recorded
+            .iter()
+            .position(|(_, message)| message.contains(text))
+    };
+    let places = ["added itself", "successfully synced", "has joined round 0"].map(place);
+    assert!(places.is_sorted() && places[0].is_some(), "{recorded:#?}");
+}
+
 #[test]
 fn the_nodes_of_a_group_get_ranks_and_join_again() {
     let server = server();
