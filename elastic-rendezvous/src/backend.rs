@@ -91,18 +91,18 @@ pub trait RendezvousBackend: Debug + Send + Sync {
     /// The name under which the backend is registered, such as `c10d`.
     fn name(&self) -> &str;
 
-    /// Reads the state; `None` while there is none.
+    /// Reads the state; `None` while there is none. Does not wait for one.
     ///
     /// # Errors
-    /// [`RendezvousError::Connection`] when the store fails, [`RendezvousError::CorruptState`] when
-    /// the stored value is not a state.
+    /// [`RendezvousError::Connection`] when the store fails, [`RendezvousError::StateLost`] when the state has
+    /// disappeared, [`RendezvousError::CorruptState`] when the stored value is not a state.
     fn get_state(&self) -> Result<Option<Stored>, RendezvousError>;
 
     /// Replaces the state if `token` is current; without a token, writes it if there is none. Returns
     /// `None` if there is no state afterwards.
     ///
     /// # Errors
-    /// As [`get_state`](Self::get_state); [`RendezvousError::StateLost`] when the state has disappeared.
+    /// As [`get_state`](Self::get_state).
     fn set_state(
         &self,
         state: &[u8],

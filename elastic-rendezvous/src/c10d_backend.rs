@@ -162,6 +162,13 @@ impl C10dBackend {
         RendezvousError::connection(&self.run_id, error)
     }
 
+    fn state_lost(&self) -> RendezvousError {
+        RendezvousError::StateLost {
+            run_id: self.run_id.clone(),
+            store: self.store.label(),
+        }
+    }
+
     fn unwrap(&self, text: Vec<u8>) -> Result<Option<Stored>, RendezvousError> {
         self.traffic.moved(text.len());
         unwrap(text, &self.limits).map_err(|source| RendezvousError::CorruptState {
@@ -178,11 +185,12 @@ impl RendezvousBackend for C10dBackend {
     }
 
     fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
+        // A GET would wait for a key that is lost until the store's timeout.
         let text = self
             .store
-            .get(&self.key)
+            .try_get(&self.key)
             .map_err(|error| self.failed(error))?;
-        self.unwrap(text)
+        self.unwrap(text.ok_or_else(|| self.state_lost())?)
     }
 
     fn set_state(
@@ -213,10 +221,7 @@ impl RendezvousBackend for C10dBackend {
         // The answer is the expected text although nothing was written: the key is missing
         // (docs/wire.md, COMPARE_SET 4).
         if current == expected {
-            return Err(RendezvousError::StateLost {
-                run_id: self.run_id.clone(),
-                store: self.store.label(),
-            });
+            return Err(self.state_lost());
         }
         let stored = self.unwrap(current)?;
         Ok(stored.map(|stored| SetState {

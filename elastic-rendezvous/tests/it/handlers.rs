@@ -355,6 +355,33 @@ fn the_write_lease_is_released_when_the_store_fails_under_it() {
     assert_eq!(node.next_rendezvous().expect("a round").world_size, 1);
 }
 
+#[test]
+fn a_lost_state_ends_the_calls_of_a_member_without_waiting_for_it() {
+    let (_host, store) = tcp();
+    let settings = settings(1, 1).with_keep_alive(Duration::from_millis(100), 3);
+    let node = node_with(&store, settings);
+    node.next_rendezvous().expect("a round");
+    // A wait for the key would last longer than the test may.
+    store.set_timeout(Some(LONG * 10));
+    let key = "torch.rendezvous.job";
+    assert!(store.delete_key(key).expect("a deletion"));
+
+    eventually("the heartbeats fail", || node.membership().is_err());
+    for result in [
+        node.is_closed().map(|_| ()),
+        node.set_closed(),
+        node.leave(),
+        node.next_rendezvous().map(|_| ()),
+    ] {
+        let error = result.expect_err("the state is lost");
+        assert!(
+            matches!(error, RendezvousError::StateLost { .. }),
+            "{error}"
+        );
+    }
+    assert!(!store.check(&[key]).expect("an answer"));
+}
+
 /// A backend whose watch always fails at once.
 #[derive(Debug)]
 struct CannotWatch {

@@ -16,6 +16,7 @@ mod processes;
 #[path = "../../../c10d-relay/tests/it/proxy.rs"]
 mod proxy;
 mod relays;
+mod rendezvous_backend;
 mod rendezvous_codec;
 mod rendezvous_urls;
 mod rpc;
