@@ -3,7 +3,10 @@
 use std::fmt;
 use std::io::{self, BufRead, IoSlice, Write};
 
-use rustls::{AlertDescription, CertificateError, Connection, Error, PeerIncompatible};
+use rustls::{
+    AlertDescription, CertificateError, Connection, Error, IoState, PeerIncompatible,
+    PeerMisbehaved,
+};
 
 use super::error::TlsError;
 
@@ -14,8 +17,8 @@ const UNSENT_BYTES_MAX: usize = 64 << 10;
 /// [`receive`](Self::receive), and [`send`](Self::send) writes what is to be sent.
 pub struct TlsLayer {
     connection: Box<Connection>,
-    /// The peer has got an answer, for which public-key operations were made.
-    has_answered: bool,
+    /// Public-key operations were made for the peer.
+    has_computed: bool,
 }
 
 impl fmt::Debug for TlsLayer {
@@ -31,7 +34,7 @@ impl TlsLayer {
         connection.set_buffer_limit(Some(UNSENT_BYTES_MAX));
         Self {
             connection: Box::new(connection),
-            has_answered: false,
+            has_computed: false,
         }
     }
 
@@ -41,10 +44,11 @@ impl TlsLayer {
         self.connection.is_handshaking()
     }
 
-    /// Whether public-key operations were made for the peer: its first message was answered.
+    /// Whether public-key operations were made for the peer, also if what it sent failed in the same call of
+    /// [`receive`](Self::receive).
     #[must_use]
-    pub const fn has_answered(&self) -> bool {
-        self.has_answered
+    pub const fn has_computed(&self) -> bool {
+        self.has_computed
     }
 
     /// Takes bytes that arrived, and appends what they contain for the protocol to `opened`. Nothing is appended
@@ -63,7 +67,9 @@ impl TlsLayer {
                 Err(error) => return Err(failed(error.to_string())),
             }
             let was_handshaking = self.is_handshaking();
-            let mut left = match self.connection.process_new_packets() {
+            let result = self.connection.process_new_packets();
+            self.has_computed |= has_computed(&self.connection, &result);
+            let mut left = match result {
                 Ok(state) => state.plaintext_bytes_to_read(),
                 Err(error) => return Err(failed(explain(&error))),
             };
@@ -75,7 +81,6 @@ impl TlsLayer {
                     "the peer did not say which protocol it speaks".to_owned(),
                 ));
             }
-            self.has_answered |= self.connection.wants_write();
             let mut reader = self.connection.reader();
             while left > 0 {
                 let count = match reader.fill_buf() {
@@ -158,6 +163,15 @@ impl<W: Write> Write for Sealing<'_, W> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Whether the key exchange was computed. A share that is no point of the curve is found out by computing with it.
+fn has_computed(connection: &Connection, result: &Result<IoState, Error>) -> bool {
+    connection.negotiated_key_exchange_group().is_some()
+        || matches!(
+            result,
+            Err(Error::PeerMisbehaved(PeerMisbehaved::InvalidKeyShare))
+        )
 }
 
 const fn failed(detail: String) -> TlsError {

@@ -70,7 +70,7 @@ impl TlsLayer {
         match self.0 {}
     }
 
-    pub fn has_answered(&self) -> bool {
+    pub fn has_computed(&self) -> bool {
         match self.0 {}
     }
 

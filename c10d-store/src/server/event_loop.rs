@@ -868,7 +868,7 @@ impl EventLoop {
             log::debug!("closed {} ({:?})", connection.peer, conn_id_of(token));
             if let Some(tls) = &connection.tls
                 && tls.is_handshaking()
-                && tls.has_answered()
+                && tls.has_computed()
             {
                 // Refused, or ended by the peer, which may have replayed the hello of another.
                 let address = connection.peer.ip();

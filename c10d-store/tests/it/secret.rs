@@ -229,33 +229,40 @@ fn a_handshake_that_is_not_completed_has_a_deadline() {
 /// address is soon refused, and open connections go on.
 #[test]
 fn an_address_whose_handshakes_fail_is_refused_for_a_while() {
-    let secret = secret();
-    let server = serve(&secret);
-    let store = client(&server, &secret);
-    let credentials = Credentials::from(secret);
-    let layer = credentials.client(Protocol::Store, "127.0.0.1");
-    let mut layer = layer.and_then(|client| client.start()).expect("a client");
-    let mut hello = Vec::new();
-    layer.send(&mut hello).expect("memory");
-    let replay = || {
-        let mut raw = Raw::connect(server.local_addr());
-        let mut first = [0];
-        let answer = raw
-            .0
-            .write_all(&hello)
-            .and_then(|()| raw.0.read(&mut first));
-        answer.is_ok_and(|count| count == 1)
-    };
-    let mut answered = 0;
-    while replay() {
-        answered += 1;
-        assert!(answered < 1000, "it is never refused");
+    // It says no more, or sends a bad record in the same segment.
+    for after_hello in [&[][..], &[0x17, 3, 3, 0, 20]] {
+        let secret = secret();
+        let server = serve(&secret);
+        let store = client(&server, &secret);
+        let credentials = Credentials::from(secret);
+        let layer = credentials.client(Protocol::Store, "127.0.0.1");
+        let mut layer = layer.and_then(|client| client.start()).expect("a client");
+        let mut bytes = Vec::new();
+        layer.send(&mut bytes).expect("memory");
+        if !after_hello.is_empty() {
+            bytes.extend_from_slice(after_hello);
+            bytes.extend_from_slice(&[7; 20]);
+        }
+        let replay = || {
+            let mut raw = Raw::connect(server.local_addr());
+            let mut first = [0];
+            let answer = raw
+                .0
+                .write_all(&bytes)
+                .and_then(|()| raw.0.read(&mut first));
+            answer.is_ok_and(|count| count == 1)
+        };
+        let mut answered = 0;
+        while replay() {
+            answered += 1;
+            assert!(answered < 1000, "it is never refused: {after_hello:?}");
+        }
+        assert!(answered >= 64, "refused after {answered}");
+        store.set("k", b"v").expect("set");
+        assert_eq!(store.get("k").expect("a value"), b"v");
+        // After a while it may try again.
+        wait_until("it is answered again", replay);
     }
-    assert!(answered >= 64, "refused after {answered}");
-    store.set("k", b"v").expect("set");
-    assert_eq!(store.get("k").expect("a value"), b"v");
-    // After a while it may try again.
-    wait_until("it is answered again", replay);
 }
 
 /// Needs root, which is another user than any: else the test says so and ends.

@@ -74,7 +74,7 @@ impl Tls {
     /// Whether the peer has not proved itself, but has cost public-key operations.
     pub(super) fn is_costly_handshake(&self) -> bool {
         let state = self.lock();
-        state.layer.is_handshaking() && state.layer.has_answered()
+        state.layer.is_handshaking() && state.layer.has_computed()
     }
 
     /// [`Socket::receive`](super::socket::Socket::receive). Everything that the received bytes contain for the decoder

@@ -356,33 +356,41 @@ fn a_handshake_of_tls_that_stops_is_closed_after_the_time_limit() {
 
 #[test]
 fn an_address_whose_handshakes_fail_has_to_wait() {
-    let secret = secret();
-    let (agent, _raw, store) = secure_agent(&secret);
-    let (address, _) = address_of(&*store, 0);
-    let credentials = Credentials::from(secret);
-    // Each costs the agent its public-key operations, and then stops.
-    let is_answered = || {
-        let mut peer = Sealed::new(connect(address), &credentials);
-        if peer.layer.send(&mut peer.stream).is_err() {
-            return false;
-        }
-        match peer.stream.read(&mut [0; 4096]) {
-            Ok(count) => count > 0,
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::ConnectionReset);
-                false
+    // Each costs the agent its public-key operations; then it stops, or sends a bad record in the same segment.
+    for has_bad_record in [false, true] {
+        let secret = secret();
+        let (agent, _raw, store) = secure_agent(&secret);
+        let (address, _) = address_of(&*store, 0);
+        let credentials = Credentials::from(secret);
+        let is_answered = || {
+            let mut peer = Sealed::new(connect(address), &credentials);
+            let mut bytes = Vec::new();
+            peer.layer.send(&mut bytes).unwrap();
+            if has_bad_record {
+                bytes.extend_from_slice(&[0x17, 3, 3, 0, 20]);
+                bytes.extend_from_slice(&[7; 20]);
             }
-        }
-    };
-    let answered = (0..300).filter(|_| is_answered()).count();
-    assert!((64..250).contains(&answered), "{answered}");
-    // The address is served again, the sooner the fewer of its handshakes fail.
-    until("a handshake succeeds", || {
-        thread::sleep(Duration::from_millis(50));
-        let mut peer = Sealed::new(connect(address), &credentials);
-        peer.shake_hands().is_ok()
-    });
-    drop(agent);
+            if peer.stream.write_all(&bytes).is_err() {
+                return false;
+            }
+            match peer.stream.read(&mut [0; 4096]) {
+                Ok(count) => count > 0,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+                    false
+                }
+            }
+        };
+        let answered = (0..300).filter(|_| is_answered()).count();
+        assert!((64..250).contains(&answered), "{answered} {has_bad_record}");
+        // The address is served again, the sooner the fewer of its handshakes fail.
+        until("a handshake succeeds", || {
+            thread::sleep(Duration::from_millis(50));
+            let mut peer = Sealed::new(connect(address), &credentials);
+            peer.shake_hands().is_ok()
+        });
+        drop(agent);
+    }
 }
 
 #[test]
