@@ -18,6 +18,9 @@ const CAPACITY_KEPT_MAX: usize = 512;
 /// batches.
 const CAPACITY_STEP: usize = 4096;
 
+/// About what a piece costs besides its bytes, with its share of the list's unused capacity and a short allocation.
+const PIECE_BYTES: usize = 96;
+
 /// A queue of outgoing bytes: short pieces are copied into one allocation, long ones can be shared
 /// with their owner instead.
 ///
@@ -112,6 +115,16 @@ impl SendBuf {
         self.unsent_bytes() - shared
     }
 
+    /// About how much memory the buffer holds: what was allocated for copied bytes, and the list of shared pieces, but not
+    /// the shared bytes themselves.
+    #[must_use]
+    pub fn memory_bytes(&self) -> usize {
+        let of_rest = self.rest.as_ref().map_or(0, |rest| {
+            rest.unsent - rest.shared_unsent + rest.pieces.len() * PIECE_BYTES
+        });
+        self.head.capacity() + of_rest
+    }
+
     /// Appends a copy of `bytes`.
     #[inline]
     pub fn push(&mut self, bytes: &[u8]) {
@@ -135,6 +148,7 @@ impl SendBuf {
 
     #[cold]
     fn grow_head(&mut self, count: usize) {
+        drop_sent(&mut self.head, &mut self.head_sent);
         let wanted = self.head.len() + count;
         if wanted > CAPACITY_KEPT_MAX && wanted < CAPACITY_STEP {
             self.head.reserve_exact(CAPACITY_STEP - self.head.len());
@@ -200,7 +214,8 @@ impl SendBuf {
 impl Rest {
     fn push(&mut self, bytes: &[u8]) {
         self.unsent += bytes.len();
-        if let Some(Piece::Copied { bytes: last, .. }) = self.pieces.back_mut() {
+        if let Some(Piece::Copied { bytes: last, sent }) = self.pieces.back_mut() {
+            drop_sent(last, sent);
             last.extend_from_slice(bytes);
         } else {
             self.pieces.push_back(Piece::Copied {
@@ -241,6 +256,15 @@ impl Rest {
             count -= unsent;
             self.pieces.pop_front();
         }
+    }
+}
+
+/// Removes the sent bytes from the front, once they are as many as the others: a buffer that never becomes empty must not
+/// keep everything that was ever sent. Each byte is moved once on average.
+fn drop_sent(bytes: &mut Vec<u8>, sent: &mut usize) {
+    if *sent > 0 && *sent >= bytes.len() - *sent {
+        bytes.drain(..*sent);
+        *sent = 0;
     }
 }
 
@@ -335,6 +359,63 @@ mod tests {
             out.head.capacity() >= 100,
             "capacity for a short reply is kept"
         );
+    }
+
+    /// Accepts so many bytes, then blocks.
+    struct Room(usize);
+
+    impl Write for Room {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.write_vectored(&[IoSlice::new(bytes)])
+        }
+
+        fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+            let count = slices.iter().map(|slice| slice.len()).sum::<usize>();
+            let count = count.min(self.0);
+            self.0 -= count;
+            if count == 0 {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Ok(count)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_buffer_that_never_becomes_empty_does_not_keep_what_was_sent() {
+        for shared in [0, 10] {
+            let mut out = SendBuf::new();
+            out.push_shared(Arc::new(vec![1; shared]), 0);
+            out.push(&[7; 1000]);
+            for _ in 0..10_000 {
+                out.push(&[7; 1000]);
+                assert!(!out.flush(&mut Room(1000)).expect("room does not fail"));
+            }
+            assert_eq!(out.unsent_bytes(), 1000 + shared);
+            let pieces = out.rest.iter().flat_map(|rest| &rest.pieces);
+            let of_pieces: usize = pieces
+                .map(|piece| match piece {
+                    Piece::Copied { bytes, .. } => bytes.capacity(),
+                    Piece::Shared { .. } => 0,
+                })
+                .sum();
+            let held = out.head.capacity() + of_pieces;
+            assert!(held < 20_000, "{held} bytes");
+            assert!(out.memory_bytes() < 20_000);
+        }
+    }
+
+    #[test]
+    fn the_memory_of_many_short_pieces_is_counted() {
+        let mut out = SendBuf::new();
+        for _ in 0..1000 {
+            out.push(b"length");
+            out.push_shared(Arc::new(vec![1; 100_000]), 0);
+        }
+        assert!((100_000..1_000_000).contains(&out.memory_bytes()));
     }
 
     #[test]
