@@ -5,4 +5,5 @@ mod cuts;
 mod history;
 mod proxy;
 mod resume;
+mod stores_end;
 mod strangers;

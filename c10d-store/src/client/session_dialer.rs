@@ -74,7 +74,10 @@ pub enum SessionError {
         is_same_store: bool,
     },
     /// The server has as many sessions as it may have.
-    #[error("{server} has too many sessions")]
+    #[error(
+        "{server} has no room for another session (a relay, or a client that resumes): most likely many of them ended \
+         without a word, and it remembers those for some minutes"
+    )]
     Full {
         /// The server.
         server: HostPort,
@@ -88,10 +91,7 @@ impl SessionError {
     /// Whether another attempt may succeed.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
-        matches!(
-            self,
-            Self::Connect(_) | Self::Lost { .. } | Self::Full { .. }
-        )
+        matches!(self, Self::Connect(_) | Self::Lost { .. })
     }
 }
 

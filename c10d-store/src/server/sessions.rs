@@ -56,7 +56,7 @@ pub(super) enum Attached {
         welcome: Welcome,
     },
     Refused(Welcome),
-    /// A newer attempt has arrived before.
+    /// A newer attempt has arrived before, or the number is that of no attempt.
     Late,
 }
 
@@ -84,6 +84,9 @@ impl Sessions {
 
     /// A connection has sent SESSION (docs/wire.md, SESSION 2 and 3).
     pub(super) fn attach(&mut self, hello: &Hello, candidate: Candidate) -> Attached {
+        if hello.attempt == 0 {
+            return Attached::Late;
+        }
         let store = self.store;
         let unknown = Attached::Refused(Welcome::Unknown { store });
         let slot = match self.by_id.get(&hello.session) {
@@ -91,10 +94,15 @@ impl Sessions {
             Some(slot) => *slot,
             // A session that was accepted once is never begun anew: its clients have a history.
             None if hello.store != StoreId::ANY || hello.received > 0 => return unknown,
-            None if self.slots.len() >= SESSIONS_MAX => {
-                return Attached::Refused(Welcome::Full { store });
+            None => {
+                if self.slots.len() >= SESSIONS_MAX {
+                    self.forget_unused();
+                }
+                if self.slots.len() >= SESSIONS_MAX {
+                    return Attached::Refused(Welcome::Full { store });
+                }
+                self.insert(hello.session, candidate)
             }
-            None => self.insert(hello.session, candidate),
         };
         let Some(session) = self.slots.get_mut(slot) else {
             return unknown;
@@ -159,6 +167,18 @@ impl Sessions {
             let session = slots.get(slot);
             session.is_some_and(|session| session.expires == Some(at))
         })
+    }
+
+    /// Forgets the sessions without a link that never had a client: they lose nothing.
+    fn forget_unused(&mut self) {
+        let by_id = &mut self.by_id;
+        self.slots.retain(|_, session| {
+            let is_used = session.link.is_some() || session.last_client.is_some();
+            if !is_used {
+                by_id.remove(&session.id);
+            }
+            is_used
+        });
     }
 
     fn insert(&mut self, id: SessionId, candidate: Candidate) -> usize {
@@ -310,6 +330,43 @@ mod tests {
             ..hello(id, store, 3)
         };
         assert_eq!(sessions.attach(&elsewhere, candidate(3)), unknown);
+    }
+
+    #[test]
+    fn an_attempt_without_a_number_leaves_nothing() {
+        let (mut sessions, _) = sessions();
+        for _ in 0..10 {
+            let attached =
+                sessions.attach(&hello(SessionId::random(), StoreId::ANY, 0), candidate(1));
+            assert_eq!(attached, Attached::Late);
+        }
+        assert!(sessions.slots.is_empty() && sessions.by_id.is_empty());
+    }
+
+    #[test]
+    fn sessions_that_were_never_used_make_room_for_others() {
+        let (mut sessions, store) = sessions();
+        let now = Instant::now();
+        let begin = |sessions: &mut Sessions| {
+            sessions.attach(&hello(SessionId::random(), StoreId::ANY, 1), candidate(1))
+        };
+        let (used, _) = accepted(begin(&mut sessions));
+        sessions.get_mut(used).expect("it").open(0, Token(7));
+        sessions.link_closed(used, Token(1), now);
+        while sessions.slots.len() < SESSIONS_MAX {
+            let (slot, _) = accepted(begin(&mut sessions));
+            sessions.link_closed(slot, Token(1), now);
+        }
+        accepted(begin(&mut sessions));
+        assert_eq!(sessions.slots.len(), 2, "this one and the used one");
+        assert!(sessions.get_mut(used).is_some());
+        assert_eq!(sessions.by_id.len(), 2);
+        while sessions.slots.len() < SESSIONS_MAX {
+            accepted(begin(&mut sessions));
+        }
+        let full = Attached::Refused(Welcome::Full { store });
+        assert_eq!(begin(&mut sessions), full, "all others have links");
+        assert_eq!(sessions.by_id.len(), SESSIONS_MAX);
     }
 
     #[test]

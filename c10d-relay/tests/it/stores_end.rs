@@ -1,0 +1,39 @@
+//! A store that takes no session, or no connection any more.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread;
+
+use c10d_relay::{RelayError, RelayOptions};
+use c10d_store::SessionError;
+use c10d_store::wire::{CAPABILITIES, CAPABILITY_NONCE};
+
+use crate::basics::{relay_to, soon};
+
+#[test]
+fn a_relay_says_that_the_store_has_no_room_for_its_session() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let store = thread::spawn(move || {
+        let (mut socket, _) = listener.accept().expect("the relay connects");
+        // VALIDATE, PING and SESSION.
+        let mut asked = [0; 5 + 5 + 1 + 52];
+        socket.read_exact(&mut asked).expect("the relay asks");
+        let mut answer = vec![0, 0, 0, 0, 2];
+        for (index, byte) in answer[..4].iter_mut().enumerate() {
+            *byte = ((CAPABILITY_NONCE | CAPABILITIES) >> (8 * index)) as u8;
+        }
+        answer.resize(4 + 25, 7);
+        socket.write_all(&answer).expect("the relay reads");
+        listener
+    });
+    let relay = relay_to(port, RelayOptions::default());
+    match relay.wait_until_connected(soon()) {
+        Err(RelayError::Session { source }) => {
+            assert!(matches!(*source, SessionError::Full { .. }), "{source}");
+            assert!(source.to_string().contains("no room"), "{source}");
+        }
+        other => panic!("{other:?}"),
+    }
+    store.join().expect("no panic");
+}
