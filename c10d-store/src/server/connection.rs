@@ -9,6 +9,7 @@ use mio::net::TcpStream;
 use mio::{Interest, Token};
 use slab::Slab;
 
+use super::session_memory::SessionMemory;
 use crate::message::{ConnId, Replies, Reply};
 use crate::request_parser::RequestParser;
 use crate::session::Credit;
@@ -48,8 +49,32 @@ pub(super) struct Client {
     pub(super) credit: Credit,
     /// Received bytes that wait because the client does not read its replies.
     pub(super) kept_bytes: usize,
+    /// Bytes of groups in requests that were not carried out yet. The peer has sent them once for many clients.
+    pub(super) grouped_bytes: usize,
+    /// The memory of its pending wait, as of its last request.
+    pub(super) waiting_bytes: usize,
     /// In the list of clients whose replies wait for room in the session.
     pub(super) waits_for_room: bool,
+    /// In the list of clients whose requests wait for the session's budget.
+    pub(super) waits_for_budget: bool,
+    /// What [`Connections::session_memory`] has counted of it.
+    counted: SessionMemory,
+}
+
+impl Client {
+    pub(super) fn new(session: usize, number: u32) -> Self {
+        Self {
+            session,
+            number,
+            credit: Credit::default(),
+            kept_bytes: 0,
+            grouped_bytes: 0,
+            waiting_bytes: 0,
+            waits_for_room: false,
+            waits_for_budget: false,
+            counted: SessionMemory::default(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -140,6 +165,8 @@ pub(super) struct Connections {
     next_generation: u32,
     unsent_bytes_max: usize,
     touched: Vec<Token>,
+    /// Of each session, by slot.
+    session_memory: Vec<SessionMemory>,
 }
 
 const SLOT_BITS: u32 = usize::BITS / 2;
@@ -155,6 +182,7 @@ impl Connections {
             next_generation: 0,
             unsent_bytes_max,
             touched: Vec::new(),
+            session_memory: Vec::new(),
         }
     }
 
@@ -206,8 +234,65 @@ impl Connections {
     }
 
     pub(super) fn remove(&mut self, token: Token) -> Option<Connection> {
-        self.get(token)?;
+        let connection = self.get_mut(token)?;
+        if let Some(client) = connection.client() {
+            client.grouped_bytes = 0;
+            client.waiting_bytes = 0;
+            connection.out = SendBuf::new();
+            self.recount(token);
+        }
         self.slots.try_remove(token.0 & SLOT_MASK)
+    }
+
+    /// What the clients of a session hold.
+    pub(super) fn session_memory(&self, session: usize) -> SessionMemory {
+        self.session_memory
+            .get(session)
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// Counts again what a client of a session holds: after each change of that. The client overflows if the session holds
+    /// more than a connection may.
+    pub(super) fn recount(&mut self, token: Token) {
+        let unsent_bytes_max = self.unsent_bytes_max;
+        let Some(connection) = self
+            .slots
+            .get_mut(token.0 & SLOT_MASK)
+            .filter(|connection| connection.generation as usize == token.0 >> SLOT_BITS)
+        else {
+            return;
+        };
+        let Carrier::Session(client) = &mut connection.carrier else {
+            return;
+        };
+        let now = SessionMemory {
+            reply_bytes: connection.out.memory_bytes(),
+            request_bytes: client.grouped_bytes + client.waiting_bytes,
+        };
+        let before = std::mem::replace(&mut client.counted, now);
+        if client.session >= self.session_memory.len() {
+            let none = SessionMemory::default();
+            self.session_memory.resize(client.session + 1, none);
+        }
+        let total = &mut self.session_memory[client.session];
+        total.reply_bytes = total.reply_bytes - before.reply_bytes + now.reply_bytes;
+        total.request_bytes = total.request_bytes - before.request_bytes + now.request_bytes;
+        let grows = now.all() > before.all();
+        connection.overflowed |= grows && total.all() > unsent_bytes_max;
+    }
+
+    /// Whether requests of a connection may be carried out now: its replies are read, and so are those of the other
+    /// clients of its session.
+    pub(super) fn may_continue(&self, token: Token) -> bool {
+        let Some(connection) = self.get(token) else {
+            return false;
+        };
+        let unsent_bytes_max = match &connection.carrier {
+            Carrier::Socket(_) => PAUSE_UNSENT_BYTES,
+            Carrier::Session(client) => self.session_memory(client.session).unsent_bytes_max(),
+        };
+        connection.out.unsent_bytes() < unsent_bytes_max
     }
 
     /// The connections with new replies since the last call, in the order of their first reply. Return
@@ -257,9 +342,13 @@ impl Replies for Connections {
         }
         encode_reply(without_sessions(reply, connection), &mut connection.out);
         connection.overflowed = connection.out.copied_bytes() > unsent_bytes_max;
+        let is_client = matches!(connection.carrier, Carrier::Session(_));
         if !connection.touched {
             connection.touched = true;
             self.touched.push(token);
+        }
+        if is_client {
+            self.recount(token);
         }
     }
 }

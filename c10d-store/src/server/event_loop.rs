@@ -642,10 +642,10 @@ impl EventLoop {
                 hello = Some(*begun);
             }
             state.handle(conn, request, connections)?;
-            let unsent = connections.get(token).map(|c| c.out.unsent_bytes());
-            Ok::<_, Refusal>(match unsent {
-                Some(unsent) if unsent < PAUSE_UNSENT_BYTES && hello.is_none() => Flow::Continue,
-                _ => Flow::Pause,
+            Ok::<_, Refusal>(if hello.is_none() && connections.may_continue(token) {
+                Flow::Continue
+            } else {
+                Flow::Pause
             })
         };
         let outcome = match bytes {

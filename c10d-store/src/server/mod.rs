@@ -6,6 +6,7 @@ mod event_loop;
 mod http;
 mod observer;
 mod options;
+mod session_memory;
 mod sessions;
 mod stall;
 mod timers;

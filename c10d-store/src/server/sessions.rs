@@ -15,6 +15,9 @@ use crate::session::{FrameReader, Hello, SessionId, SessionStream, StoreId, Viol
 /// The most sessions at a time. Each has a relay, thus a node, behind it.
 const SESSIONS_MAX: usize = 65_536;
 
+/// The most clients of a session at a time. A node has some hundreds of ranks at most, with a few connections each.
+const CLIENTS_MAX: usize = 65_536;
+
 #[derive(Debug)]
 pub(super) struct Sessions {
     store: StoreId,
@@ -44,6 +47,8 @@ pub(super) struct Session {
     pub(super) peer: IpAddr,
     /// Clients whose replies wait until the peer acknowledges others.
     pub(super) waiting_for_room: VecDeque<Token>,
+    /// Clients without unsent replies whose requests wait until those of other clients are sent.
+    pub(super) waiting_for_budget: VecDeque<Token>,
 }
 
 /// What follows from a SESSION.
@@ -194,6 +199,7 @@ impl Sessions {
             expires: None,
             peer: candidate.peer,
             waiting_for_room: VecDeque::new(),
+            waiting_for_budget: VecDeque::new(),
         });
         self.by_id.insert(id, slot);
         slot
@@ -218,6 +224,17 @@ impl Session {
             Some(last) if number <= last => Err(Violation::new("it opened a client twice")),
             _ => Ok(()),
         }
+    }
+
+    /// Whether there is room for one more client.
+    pub(super) const fn has_room_for_client(&self) -> bool {
+        self.clients.len() < CLIENTS_MAX
+    }
+
+    /// A client, whose number [is new](Self::check_new), is refused: its frames are those of a closed one.
+    pub(super) fn refuse(&mut self, number: u32) {
+        self.last_client = Some(number);
+        self.stream.push_close(number);
     }
 
     /// Adds a client, whose number [is new](Self::check_new).

@@ -344,6 +344,12 @@ impl StoreState {
         self.waiters.waiting()
     }
 
+    /// The number of names that a connection waits for.
+    pub(crate) fn missing_names(&self, conn: ConnId) -> usize {
+        let waiting = self.waiters.waiting_of(conn);
+        waiting.map_or(0, |waiting| waiting.missing as usize)
+    }
+
     /// A summary of the waits, with at most `keys_max` keys.
     pub(crate) fn summary_of_waits(&self, keys_max: usize) -> WaitSummary {
         self.waiters.summary(keys_max)

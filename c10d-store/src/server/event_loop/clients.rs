@@ -1,21 +1,24 @@
 //! The event loop's part for sessions: their links, and their clients, which are connections without a socket.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use c10d_socket::SendBuf;
+use c10d_socket::{RefusalLine, SendBuf};
 use mio::Token;
 
 use super::{EventLoop, Input};
 use crate::request_parser::{ParseError, RequestParser};
-use crate::server::connection::{Carrier, Client, PAUSE_UNSENT_BYTES, Phase, conn_id_of};
+use crate::server::connection::{Carrier, Client, Phase, conn_id_of};
 use crate::server::sessions::{Attached, Candidate};
-use crate::session::{Credit, Frame, Hello, Violation};
+use crate::session::{Frame, Hello, Violation};
 use crate::snapshot::CloseReason;
-use crate::state::Refusal;
 
 /// The most bytes of one client in a frame, so that the replies of several take turns.
 const CLIENT_FRAME_BYTES_MAX: usize = 64 << 10;
+
+/// About what a name costs that a client waits for.
+const WAIT_BYTES: usize = 128;
 
 /// Bytes handed to a link before it is written.
 const LINK_UNSENT_BYTES: usize = 256 << 10;
@@ -117,10 +120,12 @@ impl EventLoop {
     fn on_frame(&mut self, slot: usize, frame: Frame<'_>) -> Result<(), Violation> {
         match frame {
             Frame::Open { client, port } => self.open_client(slot, client, port)?,
-            Frame::Data { client, bytes } => self.on_client_bytes(slot, client, bytes)?,
+            Frame::Data { client, bytes } => {
+                self.on_client_bytes(slot, client, bytes, Sent::Once)?;
+            }
             Frame::Group(group) => {
                 for client in group.clients() {
-                    self.on_client_bytes(slot, client, group.bytes())?;
+                    self.on_client_bytes(slot, client, group.bytes(), Sent::InGroup)?;
                 }
             }
             Frame::Close { client } => {
@@ -153,30 +158,33 @@ impl EventLoop {
         };
         session.check_new(number)?;
         let peer = SocketAddr::new(session.peer, port);
-        let is_full = self.connections.len() >= self.options.connections_max();
-        let carrier = Carrier::Session(Client {
-            session: slot,
-            number,
-            credit: Credit::default(),
-            kept_bytes: 0,
-            waits_for_room: false,
-        });
-        let token = self.connections.insert(carrier, peer, None);
-        session.open(number, token);
-        self.state.connect(conn_id_of(token), peer);
-        self.publish_count();
-        if is_full {
-            self.traffic.rejected += 1;
-            log::warn!(
-                "refused {peer}: the limit of {} connections is reached",
-                self.options.connections_max()
-            );
-            self.refuse_client(token);
-        }
+        let connections_max = self.options.connections_max();
+        let reason: &dyn fmt::Display = if !session.has_room_for_client() {
+            &"the limit of clients of a session is reached"
+        } else if self.connections.len() >= connections_max {
+            &format_args!("the limit of {connections_max} connections is reached")
+        } else {
+            let carrier = Carrier::Session(Client::new(slot, number));
+            let token = self.connections.insert(carrier, peer, None);
+            session.open(number, token);
+            self.state.connect(conn_id_of(token), peer);
+            self.publish_count();
+            return Ok(());
+        };
+        session.refuse(number);
+        self.traffic.rejected += 1;
+        self.log_refused(peer, reason);
+        self.touch_link(slot);
         Ok(())
     }
 
-    fn on_client_bytes(&mut self, slot: usize, number: u32, bytes: &[u8]) -> Result<(), Violation> {
+    fn on_client_bytes(
+        &mut self,
+        slot: usize,
+        number: u32,
+        bytes: &[u8],
+        sent: Sent,
+    ) -> Result<(), Violation> {
         let Some(token) = self.token_of_client(slot, number)? else {
             return Ok(());
         };
@@ -193,23 +201,43 @@ impl EventLoop {
             return Ok(());
         }
         client.kept_bytes += bytes.len();
+        if matches!(sent, Sent::InGroup) {
+            client.grouped_bytes += bytes.len();
+        }
         if must_wait {
             connection.parser.keep(bytes);
-        } else {
+            self.count_client(token);
+        } else if self.connections.may_continue(token) {
             self.feed_client(token, Some(bytes));
+        } else if let Some(connection) = self.connections.get_mut(token) {
+            connection.parser.keep(bytes);
+            connection.paused = true;
+            self.count_client(token);
+            self.connections.touch(token);
         }
         Ok(())
     }
 
-    /// Goes on with the requests of a client that has read its replies.
+    /// Goes on with the requests of a client that has read its replies, if those of its session leave room for more.
     pub(super) fn resume_client(&mut self, token: Token) {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        if std::mem::take(&mut connection.resume) {
-            self.feed_client(token, None);
-            self.flush_touched();
+        let Some(client) = connection.client() else {
+            return;
+        };
+        let slot = client.session;
+        if !std::mem::take(&mut connection.resume) {
+            return;
         }
+        if self.connections.may_continue(token) {
+            self.feed_client(token, None);
+        } else if let Some(connection) = self.connections.get_mut(token) {
+            connection.paused = true;
+            self.connections.touch(token);
+        }
+        self.flush_touched();
+        self.use_budget(slot);
     }
 
     /// Handles a client's requests, and returns credit for their bytes unless it pauses.
@@ -223,16 +251,18 @@ impl EventLoop {
             Err(error) => {
                 match &error {
                     ParseError::Wire(error) => self.log_refusal(token, error),
-                    ParseError::Refused(error) => self.log_refusal::<Refusal>(token, error),
+                    ParseError::Refused(error) => self.log_refusal(token, error),
                 }
                 return self.refuse_client(token);
             }
         }
+        self.count_client(token);
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
         if connection.paused {
-            return;
+            // Perhaps without a reply, which would have it flushed.
+            return self.connections.touch(token);
         }
         if let Some(client) = connection.client() {
             let used = std::mem::take(&mut client.kept_bytes);
@@ -246,9 +276,42 @@ impl EventLoop {
         }
     }
 
-    fn log_refusal<E: std::fmt::Display>(&self, token: Token, error: &E) {
+    /// Counts what the client holds after a change. It is refused soon if that is too much.
+    fn count_client(&mut self, token: Token) {
+        let waiting_bytes = self.state.missing_names(conn_id_of(token)) * WAIT_BYTES;
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        let is_done = !connection.paused && connection.parser.is_between_requests();
+        if let Some(client) = connection.client() {
+            client.waiting_bytes = waiting_bytes;
+            if is_done {
+                client.grouped_bytes = 0;
+            }
+            self.connections.recount(token);
+        }
+        let connection = self.connections.get(token);
+        if connection.is_some_and(|connection| connection.overflowed) {
+            self.connections.touch(token);
+        }
+    }
+
+    fn log_refusal(&mut self, token: Token, error: &dyn fmt::Display) {
         if let Some(connection) = self.connections.get(token) {
-            log::warn!("refused {}: {error}", connection.peer);
+            let peer = connection.peer;
+            self.log_refused(peer, error);
+        }
+    }
+
+    fn log_refused(&mut self, peer: SocketAddr, reason: &dyn fmt::Display) {
+        match self.strangers.line(peer.ip(), Instant::now()) {
+            RefusalLine::Silent => {}
+            RefusalLine::Logged { silent: 0 } => log::warn!("refused {peer}: {reason}"),
+            RefusalLine::Logged { silent } => {
+                log::warn!(
+                    "refused {peer}: {reason} ({silent} refusals before it were not logged)"
+                );
+            }
         }
     }
 
@@ -270,7 +333,7 @@ impl EventLoop {
             return;
         };
         if connection.overflowed {
-            self.log_refusal(token, &"unread replies exceed the limit");
+            self.log_refusal(token, &"the unread replies of its session exceed the limit");
             self.say_closed(token);
             return self.remove_client(token, CloseReason::Refused);
         }
@@ -306,17 +369,61 @@ impl EventLoop {
             client.waits_for_room = true;
             session.waiting_for_room.push_back(token);
         }
-        if connection.paused && connection.out.unsent_bytes() < PAUSE_UNSENT_BYTES {
-            connection.paused = false;
-            connection.resume = true;
-            self.ready.push_back(token);
-        }
         let is_done = connection.phase == Phase::Refusing && connection.out.is_empty();
+        self.connections.recount(token);
         if is_done {
             self.say_closed(token);
             self.remove_client(token, CloseReason::Refused);
+        } else {
+            self.resume_or_wait(token, slot);
         }
+        self.use_budget(slot);
         self.touch_link(slot);
+    }
+
+    /// Lets a paused client go on if it can. If nothing of its own is to be sent, it waits for the budget of its session.
+    fn resume_or_wait(&mut self, token: Token, slot: usize) {
+        let may_continue = self.connections.may_continue(token);
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        if !connection.paused {
+            return;
+        }
+        if may_continue {
+            connection.paused = false;
+            connection.resume = true;
+            self.ready.push_back(token);
+        } else if connection.out.is_empty()
+            && let Some(client) = connection.client()
+            && !client.waits_for_budget
+            && let Some(session) = self.sessions.get_mut(slot)
+        {
+            client.waits_for_budget = true;
+            session.waiting_for_budget.push_back(token);
+        }
+    }
+
+    /// The next client that waits for the budget of its session continues, if there is some. It calls this again.
+    fn use_budget(&mut self, slot: usize) {
+        if self.connections.session_memory(slot).unsent_bytes_max() == 0 {
+            return;
+        }
+        while let Some(session) = self.sessions.get_mut(slot)
+            && let Some(token) = session.waiting_for_budget.pop_front()
+        {
+            let Some(connection) = self.connections.get_mut(token) else {
+                continue;
+            };
+            if let Some(client) = connection.client() {
+                client.waits_for_budget = false;
+            }
+            if connection.paused {
+                connection.paused = false;
+                connection.resume = true;
+                return self.ready.push_back(token);
+            }
+        }
     }
 
     /// Sends the unsent bytes of a session over its link.
@@ -384,13 +491,15 @@ impl EventLoop {
     /// Removes a client, from the session too.
     fn remove_client(&mut self, token: Token, reason: CloseReason) {
         let connection = self.connections.get_mut(token);
-        if let Some(client) = connection.and_then(|it| it.client()) {
-            let (slot, number) = (client.session, client.number);
-            if let Some(session) = self.sessions.get_mut(slot) {
-                session.close(number);
-            }
+        let client = connection.and_then(|it| it.client());
+        let Some((slot, number)) = client.map(|client| (client.session, client.number)) else {
+            return;
+        };
+        if let Some(session) = self.sessions.get_mut(slot) {
+            session.close(number);
         }
         self.close_quietly(token, reason);
+        self.use_budget(slot);
     }
 
     /// The peer has ended the session, and is told that all before that was carried out.
@@ -416,4 +525,12 @@ impl EventLoop {
             self.close_quietly(token, reason);
         }
     }
+}
+
+/// How the bytes of a client arrived.
+#[derive(Debug, Clone, Copy)]
+enum Sent {
+    Once,
+    /// Once for all clients of a group.
+    InGroup,
 }

@@ -1,0 +1,416 @@
+//! Sessions whose peer does not behave, by raw bytes (docs/wire.md, section 9.9). The tests that measure memory run their
+//! server in a process of its own: this binary again, with [`CHILD`] set.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use byteorder::{ByteOrder, LittleEndian};
+use c10d_socket::SendBuf;
+use c10d_store::session::{Credit, Frame, FrameReader, SessionStream};
+use c10d_store::wire::{Opcode, RequestBuf};
+use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+
+/// A timeout that only a hang reaches, even on a loaded machine.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Set in a process that only serves a store, to the limit for the unsent replies of a connection.
+const CHILD: &str = "C10D_TEST_SESSION_SERVER";
+
+const MIB: u64 = 1 << 20;
+
+/// The server of a test, in a process of its own.
+struct Server {
+    process: Child,
+    address: SocketAddr,
+    /// The process ends with it.
+    stdin: Option<ChildStdin>,
+    /// Read up to the address.
+    _stdout: BufReader<ChildStdout>,
+}
+
+impl Server {
+    /// Starts one for the test `name`, which must begin with [`serve_if_child`].
+    fn start(name: &str, unsent_bytes_max: u64) -> Self {
+        let mut process = Command::new(std::env::current_exe().expect("this binary"))
+            .args(["--exact", name, "--nocapture"])
+            .env(CHILD, unsent_bytes_max.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process");
+        let stdin = process.stdin.take();
+        let mut stdout = BufReader::new(process.stdout.take().expect("a pipe"));
+        let address = stdout
+            .by_ref()
+            .lines()
+            .map_while(Result::ok)
+            .find_map(|line| line.split_once("serving on ")?.1.parse().ok())
+            .expect("it serves");
+        Self {
+            process,
+            address,
+            stdin,
+            _stdout: stdout,
+        }
+    }
+
+    /// The most memory that the process has had, in bytes.
+    #[cfg(target_os = "linux")]
+    fn peak_bytes(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.process.id());
+        let status = std::fs::read_to_string(path).expect("the process runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = line.expect("a peak").trim().trim_end_matches(" kB");
+        let bytes = kib.parse::<u64>().expect("a number") * 1024;
+        let _ = writeln!(io::stderr(), "{} MiB", bytes / MIB);
+        bytes
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// Whether this process only had to serve.
+fn serve_if_child() -> bool {
+    let Some(unsent_bytes_max) = std::env::var(CHILD).ok().and_then(|it| it.parse().ok()) else {
+        return false;
+    };
+    let options = ServerOptions::default().with_unsent_bytes_max(unsent_bytes_max);
+    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a server");
+    writeln!(io::stdout(), "serving on {}", server.local_addr()).expect("a pipe");
+    let _ = io::stdin().read_to_end(&mut Vec::new());
+    true
+}
+
+/// The link of a session, with the client's end of it.
+struct Link {
+    socket: TcpStream,
+    stream: SessionStream,
+    reader: FrameReader,
+    credits: BTreeMap<u32, Credit>,
+    /// What each client has been sent.
+    replies: BTreeMap<u32, Vec<u8>>,
+    closed: Vec<u32>,
+}
+
+/// Sends SESSION after the handshake. Returns the connection, and the status; `None` if it was closed.
+fn ask(address: SocketAddr, attempt: u64) -> (TcpStream, Option<u8>) {
+    let mut socket = TcpStream::connect(address).expect("the server accepts");
+    socket.set_read_timeout(Some(LONG)).expect("an option");
+    socket.set_write_timeout(Some(LONG)).expect("an option");
+    let mut request = RequestBuf::new();
+    request.hello();
+    let mut bytes = request.to_bytes();
+    bytes.push(Opcode::Session as u8);
+    bytes.extend(std::iter::repeat_with(|| fastrand::u8(..)).take(16));
+    bytes.extend([0; 16]);
+    let mut numbers = [0; 20];
+    LittleEndian::write_u64(&mut numbers[..8], attempt);
+    LittleEndian::write_u32(&mut numbers[16..], 600_000);
+    bytes.extend(numbers);
+    socket.write_all(&bytes).expect("the server reads");
+    let mut answer = [0; 29];
+    match socket.read_exact(&mut answer) {
+        Ok(()) => (socket, Some(answer[4])),
+        Err(_) => (socket, None),
+    }
+}
+
+impl Link {
+    fn open(address: SocketAddr) -> Self {
+        let (socket, status) = ask(address, 1);
+        assert_eq!(status, Some(0), "accepted");
+        Self {
+            socket,
+            stream: SessionStream::default(),
+            reader: FrameReader::default(),
+            credits: BTreeMap::new(),
+            replies: BTreeMap::new(),
+            closed: Vec::new(),
+        }
+    }
+
+    fn open_clients(&mut self, clients: std::ops::Range<u32>) {
+        for client in clients {
+            self.stream.push_open(client, 4711);
+            self.credits.insert(client, Credit::default());
+        }
+    }
+
+    /// Sends what is in the stream.
+    fn send(&mut self) {
+        let mut out = SendBuf::new();
+        self.stream.fill(&mut out, usize::MAX);
+        out.flush(&mut self.socket).expect("the server reads");
+    }
+
+    /// Reads once, and returns credit.
+    fn receive(&mut self) {
+        let mut bytes = vec![0; 256 << 10];
+        let count = self.socket.read(&mut bytes).expect("the server sends");
+        assert!(count > 0, "the server has closed the link");
+        let mut bytes = &bytes[..count];
+        while let Some(mut piece) = self.stream.next_bytes(&mut bytes).expect("link frames") {
+            while let Some(frame) = self.reader.next(&mut piece).expect("frames") {
+                match frame {
+                    Frame::Data { client, bytes } => {
+                        let credit = self.credits.get_mut(&client).expect("it was opened");
+                        credit.received(bytes.len()).expect("it had credit");
+                        self.replies.entry(client).or_default().extend(bytes);
+                        if let Some(returned) = credit.used(bytes.len()) {
+                            self.stream.push_credit(client, returned);
+                        }
+                    }
+                    Frame::Close { client } => self.closed.push(client),
+                    _ => {}
+                }
+            }
+        }
+        self.send();
+    }
+
+    fn receive_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        let deadline = Instant::now() + LONG;
+        while !is_so(self) {
+            assert!(Instant::now() < deadline, "{what}");
+            self.receive();
+        }
+    }
+
+    fn received_bytes(&self) -> usize {
+        self.replies.values().map(Vec::len).sum()
+    }
+}
+
+/// Stores keys of 1000 bytes, so that LIST_KEYS replies with about 1 MB: the length of the reply.
+fn store_long_keys(address: SocketAddr) -> usize {
+    let store = TcpStore::connect("127.0.0.1", address.port()).expect("a client");
+    for number in 0..1000 {
+        store.set(&format!("{number:0>999}"), b"").expect("set");
+    }
+    8 + 1000 * (8 + 1000)
+}
+
+/// Waits until the server has handled all that was sent: it serves connections in turns.
+fn settle(address: SocketAddr) {
+    let store = TcpStore::connect("127.0.0.1", address.port()).expect("a client");
+    for _ in 0..200 {
+        store.num_keys().expect("num_keys");
+    }
+}
+
+fn requests<'v>(build: impl FnOnce(&mut RequestBuf<'v>)) -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    build(&mut request);
+    request.to_bytes()
+}
+
+/// A frame of 400 bytes makes the server list 1 MB for each of 100 clients, twice.
+#[cfg(target_os = "linux")]
+#[test]
+fn clients_whose_replies_are_not_read_share_a_budget() {
+    if serve_if_child() {
+        return;
+    }
+    let name = "clients_whose_replies_are_not_read_share_a_budget";
+    let server = Server::start(name, 256 * MIB);
+    let listing = store_long_keys(server.address);
+    let mut link = Link::open(server.address);
+    link.open_clients(0..100);
+    let clients: Vec<u32> = (0..100).collect();
+    link.stream
+        .push_group(&clients, &[Opcode::ListKeys as u8; 2]);
+    link.send();
+    settle(server.address);
+    let peak = server.peak_bytes();
+    assert!(peak < 120 * MIB, "{} MiB", peak / MIB);
+
+    // The peer reads: everything comes.
+    let expected = 100 * 2 * listing;
+    link.receive_until("all replies", |link| link.received_bytes() == expected);
+    assert!(
+        link.replies
+            .values()
+            .all(|replies| replies.len() == 2 * listing)
+    );
+    assert!(link.closed.is_empty(), "{:?}", link.closed);
+    let peak = server.peak_bytes();
+    assert!(peak < 120 * MIB, "{} MiB", peak / MIB);
+}
+
+/// Waits are ended by others, so a pause does not help: a client whose reply is too much for the session is closed.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_session_has_the_limit_of_one_connection() {
+    if serve_if_child() {
+        return;
+    }
+    let name = "a_session_has_the_limit_of_one_connection";
+    let server = Server::start(name, 100 * MIB);
+    let mut link = Link::open(server.address);
+    link.open_clients(0..200);
+    let clients: Vec<u32> = (0..200).collect();
+    // Each would be sent 3.2 MB when the key is set.
+    let wait = requests(|it| {
+        it.opcode(Opcode::WaitGet).user_keys(&["k"; 200]);
+    });
+    link.stream.push_group(&clients, &wait);
+    link.send();
+    settle(server.address);
+    let store = TcpStore::connect("127.0.0.1", server.address.port()).expect("a client");
+    store.set("k", [7; 16_000]).expect("set");
+    settle(server.address);
+    let peak = server.peak_bytes();
+    assert!(peak < 200 * MIB, "{} MiB", peak / MIB);
+    link.receive_until("some are closed", |link| {
+        let length = 1 + 200 * (8 + 16_000);
+        let done = link.replies.values().filter(|it| it.len() == length);
+        link.closed.len() + done.count() >= 200
+    });
+    assert!(link.closed.len() >= 150, "{:?}", link.closed.len());
+}
+
+/// As do unfinished requests, and waits, of groups: 4 KB that are sent once are 4 KB of each client.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_groups_expand_to_counts() {
+    if serve_if_child() {
+        return;
+    }
+    let name = "what_groups_expand_to_counts";
+    let server = Server::start(name, 64 * MIB);
+    let mut link = Link::open(server.address);
+    link.open_clients(0..1024);
+    let clients: Vec<u32> = (0..1024).collect();
+    let mut start = requests(|it| {
+        it.opcode(Opcode::Set).user_key("long").count(8 << 20);
+    });
+    start.resize(4096, 7);
+    link.stream.push_group(&clients, &start);
+    for _ in 0..60 {
+        link.stream.push_group(&clients, &[7; 4096]);
+    }
+    link.send();
+    settle(server.address);
+    let peak = server.peak_bytes();
+    assert!(peak < 140 * MIB, "{} MiB", peak / MIB);
+    link.receive_until("most are closed", |link| link.closed.len() > 500);
+
+    let before = link.closed.len();
+    link.open_clients(2000..6000);
+    let clients: Vec<u32> = (2000..6000).collect();
+    let wait = requests(|it| {
+        it.opcode(Opcode::Wait).user_keys(&["k"; 400]);
+    });
+    for clients in clients.chunks(1000) {
+        link.stream.push_group(clients, &wait);
+    }
+    link.send();
+    link.receive_until("most are closed", |link| link.closed.len() > before + 2000);
+    let peak = server.peak_bytes();
+    assert!(peak < 200 * MIB, "{} MiB", peak / MIB);
+}
+
+#[test]
+fn a_client_that_reads_goes_on_beside_clients_that_do_not() {
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
+    let listing = store_long_keys(server.local_addr());
+    let mut link = Link::open(server.local_addr());
+    link.open_clients(0..20);
+    let clients: Vec<u32> = (0..20).collect();
+    link.stream
+        .push_group(&clients, &[Opcode::ListKeys as u8; 9]);
+    link.send();
+    settle(server.local_addr());
+    link.open_clients(20..21);
+    let add = requests(|it| {
+        it.opcode(Opcode::Add).user_key("n").i64(1);
+    });
+    for round in 1..=20 {
+        link.stream.push_data(20, &add);
+        link.send();
+        // Only this client gets credit.
+        let mut bytes = vec![0; 256 << 10];
+        while link.replies.get(&20).map_or(0, Vec::len) < 8 * round {
+            let count = link.socket.read(&mut bytes).expect("the server sends");
+            let mut bytes = &bytes[..count];
+            while let Some(mut piece) = link.stream.next_bytes(&mut bytes).expect("link frames") {
+                while let Some(frame) = link.reader.next(&mut piece).expect("frames") {
+                    if let Frame::Data { client, bytes } = frame {
+                        link.replies.entry(client).or_default().extend(bytes);
+                    }
+                }
+            }
+            link.send();
+        }
+    }
+    assert!(link.replies[&0].len() < listing, "its credit is used up");
+}
+
+#[test]
+fn an_attempt_without_a_number_is_refused() {
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
+    assert_eq!(ask(server.local_addr(), 0).1, None);
+    assert_eq!(ask(server.local_addr(), 1).1, Some(0));
+}
+
+/// Counts the lines that name a limit.
+struct Lines(Mutex<usize>);
+
+static LINES: Lines = Lines(Mutex::new(0));
+
+impl log::Log for Lines {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if record.args().to_string().contains("is reached") {
+            *self.0.lock().expect("no panic") += 1;
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn clients_beyond_the_limits_are_closed_and_rarely_logged() {
+    log::set_logger(&LINES).expect("no other logger");
+    log::set_max_level(log::LevelFilter::Warn);
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
+    let mut link = Link::open(server.local_addr());
+    for client in 0..65_536 + 1000 {
+        link.stream.push_open(client, 4711);
+    }
+    link.send();
+    link.receive_until("1000 are closed", |link| link.closed.len() >= 1000);
+    let refused: Vec<u32> = (65_536..65_536 + 1000).collect();
+    assert_eq!(link.closed, refused);
+    assert_eq!(server.connection_count(), 65_537, "with the link");
+    // A closed client makes room for another.
+    link.stream.push_close(7);
+    link.open_clients(70_000..70_001);
+    let ping = requests(|it| {
+        it.mark();
+    });
+    link.stream.push_data(70_000, &ping);
+    link.send();
+    link.receive_until("an answer", |link| link.replies.contains_key(&70_000));
+
+    let options = ServerOptions::default().with_connections_max(10);
+    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a server");
+    let mut link = Link::open(server.local_addr());
+    link.open_clients(0..1000);
+    link.send();
+    link.receive_until("991 are closed", |link| link.closed.len() >= 991);
+    let lines = *LINES.0.lock().expect("no panic");
+    assert!((1..20).contains(&lines), "{lines} lines");
+}
