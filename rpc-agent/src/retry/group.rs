@@ -1,13 +1,16 @@
-//! Calls with retries that can be abandoned together.
+//! Calls with retries that are measured and can be abandoned together.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use super::round_trip::RoundTrip;
 use crate::worker::WorkerId;
 
 /// A group of calls with retries. [`AgentHandle::abandon_retries`](crate::AgentHandle::abandon_retries) ends
-/// those of the group to one worker, and no others.
+/// those of the group to one worker, and no others. The round trip of its calls is measured for
+/// [`RetryOptions::with_measured_timeout`](crate::RetryOptions::with_measured_timeout).
 ///
 /// A clone is a handle of the same group.
 ///
@@ -20,8 +23,15 @@ use crate::worker::WorkerId;
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct RetryGroup {
-    /// How often the group has abandoned each worker.
-    abandoned: Arc<Mutex<HashMap<WorkerId, Arc<AtomicU64>>>>,
+    workers: Arc<Mutex<HashMap<WorkerId, Arc<GroupWorker>>>>,
+}
+
+/// One worker that a group calls.
+#[derive(Debug, Default)]
+struct GroupWorker {
+    /// How often the group has abandoned it.
+    times_abandoned: AtomicU64,
+    round_trip: Mutex<RoundTrip>,
 }
 
 impl RetryGroup {
@@ -33,28 +43,26 @@ impl RetryGroup {
 
     /// Abandons the calls to this worker that have begun.
     pub(crate) fn abandon(&self, worker: WorkerId) {
-        self.times_abandoned(worker).fetch_add(1, Ordering::SeqCst);
+        let worker = self.worker(worker);
+        worker.times_abandoned.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn times_abandoned(&self, worker: WorkerId) -> Arc<AtomicU64> {
-        let mut abandoned = self
-            .abandoned
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(abandoned.entry(worker).or_default())
+    fn worker(&self, worker: WorkerId) -> Arc<GroupWorker> {
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(workers.entry(worker).or_default())
     }
 }
 
 impl PartialEq for RetryGroup {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.abandoned, &other.abandoned)
+        Arc::ptr_eq(&self.workers, &other.workers)
     }
 }
 
 /// A call to one worker as a member of a group.
 #[derive(Debug, Clone)]
 pub(crate) struct RetryMembership {
-    times_abandoned: Arc<AtomicU64>,
+    worker: Arc<GroupWorker>,
     /// `times_abandoned` when the call began.
     at_begin: u64,
 }
@@ -62,23 +70,49 @@ pub(crate) struct RetryMembership {
 impl RetryMembership {
     /// A call to `worker` begins.
     pub(crate) fn new(group: &RetryGroup, worker: WorkerId) -> Self {
-        let times_abandoned = group.times_abandoned(worker);
-        let at_begin = times_abandoned.load(Ordering::SeqCst);
-        Self {
-            times_abandoned,
-            at_begin,
-        }
+        let worker = group.worker(worker);
+        let at_begin = worker.times_abandoned.load(Ordering::SeqCst);
+        Self { worker, at_begin }
     }
 
     /// Whether the group has abandoned the worker since the call began. Without a lock.
     pub(crate) fn is_abandoned(&self) -> bool {
-        self.times_abandoned.load(Ordering::SeqCst) != self.at_begin
+        self.worker.times_abandoned.load(Ordering::SeqCst) != self.at_begin
+    }
+
+    /// An attempt was answered after `took`.
+    pub(crate) fn answered_after(&self, took: Duration) {
+        self.round_trip().record(took);
+    }
+
+    /// After this time the answer to an attempt is probably lost.
+    pub(crate) fn measured_timeout(&self) -> Duration {
+        self.round_trip().timeout()
+    }
+
+    fn round_trip(&self) -> MutexGuard<'_, RoundTrip> {
+        let round_trip = self.worker.round_trip.lock();
+        round_trip.unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn members_of_one_worker_share_its_measurements() {
+        let [a, b] = [1, 2].map(|id| WorkerId::new(id).unwrap());
+        let group = RetryGroup::new();
+        let unmeasured = RetryMembership::new(&group, a).measured_timeout();
+        RetryMembership::new(&group, a).answered_after(Duration::from_millis(2));
+        let measured = RetryMembership::new(&group, a).measured_timeout();
+        assert_eq!(measured, Duration::from_millis(6));
+        assert_eq!(
+            RetryMembership::new(&group, b).measured_timeout(),
+            unmeasured
+        );
+    }
 
     #[test]
     fn members_are_abandoned_by_worker_and_later_ones_are_not() {

@@ -5,6 +5,7 @@
 
 mod group;
 mod options;
+mod round_trip;
 mod state;
 mod thread;
 

@@ -34,6 +34,8 @@ pub struct RetryOptions {
     total_time_max: Duration,
     jitter: f64,
     attempt_timeout: Option<Duration>,
+    measured_timeout_min: Option<Duration>,
+    timeout: Duration,
     retry_executed: bool,
     group: Option<RetryGroup>,
 }
@@ -92,6 +94,25 @@ impl RetryOptions {
         self
     }
 
+    /// Has an attempt wait about as long as the worker takes to answer, as TCP does before it sends a packet again: a
+    /// lost message is repeated soon, and a slow worker is not flooded with repetitions.
+    ///
+    /// The first attempt waits for the smoothed round trip of the group's calls to this worker and four times its
+    /// variation (1 s before the first answer, and without [`RetryOptions::with_group`]), but at least for `min`; after
+    /// each attempt that times out, the next waits twice as long.
+    /// [`RetryOptions::with_attempt_timeout`] is the longest. Default: each attempt waits for that long, as the
+    /// functions of a group may take different times. For short functions that always answer at once.
+    pub fn with_measured_timeout(mut self, min: Duration) -> Self {
+        self.measured_timeout_min = Some(min);
+        self
+    }
+
+    /// How long the call takes at most, all attempts included: the last one is cut. Default [`Duration::MAX`].
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
     /// Whether permanent errors are retried too: the function's own errors, an unknown function or worker.
     /// Default no: they end the call at once.
     pub fn retry_executed(mut self, is_wanted: bool) -> Self {
@@ -145,7 +166,7 @@ impl RetryOptions {
                 jitter: self.jitter,
             });
         }
-        if self.attempt_timeout == Some(Duration::ZERO) {
+        if self.attempt_timeout == Some(Duration::ZERO) || self.timeout.is_zero() {
             return Err(RetryOptionsError::AttemptTimeout);
         }
         Ok(RetryPolicy {
@@ -156,6 +177,8 @@ impl RetryOptions {
             total_time_max: self.total_time_max,
             jitter: self.jitter,
             attempt_timeout: self.attempt_timeout,
+            measured_timeout_min: self.measured_timeout_min,
+            timeout: self.timeout,
             retry_executed: self.retry_executed,
         })
     }
@@ -171,6 +194,8 @@ impl Default for RetryOptions {
             total_time_max: Duration::MAX,
             jitter: 0.0,
             attempt_timeout: Some(Duration::from_secs(10)),
+            measured_timeout_min: None,
+            timeout: Duration::MAX,
             retry_executed: false,
             group: None,
         }
@@ -190,6 +215,10 @@ pub(crate) struct RetryPolicy {
     pub(crate) jitter: f64,
     /// Not zero; `None` for no limit.
     pub(crate) attempt_timeout: Option<Duration>,
+    /// `None`: each attempt has `attempt_timeout`.
+    pub(crate) measured_timeout_min: Option<Duration>,
+    /// Not zero.
+    pub(crate) timeout: Duration,
     pub(crate) retry_executed: bool,
 }
 
@@ -227,8 +256,8 @@ pub enum RetryOptionsError {
         /// The value given.
         jitter: f64,
     },
-    /// The timeout of an attempt is zero.
-    #[error("the timeout of an attempt must not be zero")]
+    /// The timeout of an attempt, or of the call, is zero.
+    #[error("the timeout of an attempt, and of the call, must not be zero")]
     AttemptTimeout,
 }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::options::RetryPolicy;
+use super::round_trip::UNMEASURED;
 use crate::error::{CallSite, Outcome, RpcError};
 
 /// The longest pause, as factors and counts can make pauses longer than a clock can express. 10,000 hours,
@@ -23,6 +24,9 @@ pub(crate) enum Verdict {
 pub(crate) struct RetryState {
     policy: RetryPolicy,
     attempts: u32,
+    /// Attempts that have timed out.
+    timeouts: u32,
+    attempt_began: Instant,
     /// Of all attempts: one that was sent may have run.
     outcome: Outcome,
     began: Instant,
@@ -35,16 +39,47 @@ impl RetryState {
         Self {
             policy,
             attempts: 0,
+            timeouts: 0,
+            attempt_began: began,
             outcome: Outcome::NotExecuted,
             began,
             random: fastrand::Rng::with_seed(seed),
         }
     }
 
-    /// Counts an attempt that begins, and returns its timeout.
-    pub(crate) const fn begin_attempt(&mut self) -> Option<Duration> {
+    /// Counts an attempt that begins, and returns its timeout. `measured`: after which time an answer is probably
+    /// lost; `None` while that is unknown.
+    pub(crate) fn begin_attempt(
+        &mut self,
+        now: Instant,
+        measured: Option<Duration>,
+    ) -> Option<Duration> {
         self.attempts += 1;
-        self.policy.attempt_timeout
+        self.attempt_began = now;
+        let longest = self.policy.attempt_timeout;
+        let timeout = match self.policy.measured_timeout_min {
+            None => longest,
+            Some(min) => {
+                let doubled = 2_u32.saturating_pow(self.timeouts);
+                let timeout = measured.unwrap_or(UNMEASURED).max(min);
+                let timeout = timeout.saturating_mul(doubled);
+                Some(timeout.min(longest.unwrap_or(Duration::MAX)))
+            }
+        };
+        let Some(end) = self.began.checked_add(self.policy.timeout) else {
+            return timeout;
+        };
+        // The retry thread may be late.
+        let left = end
+            .saturating_duration_since(now)
+            .max(Duration::from_millis(1));
+        Some(timeout.map_or(left, |timeout| timeout.min(left)))
+    }
+
+    /// How long the answer of the latest attempt took, if that is to be measured.
+    pub(crate) fn answered(&self, now: Instant) -> Option<Duration> {
+        let is_measured = self.policy.measured_timeout_min.is_some();
+        is_measured.then(|| now.saturating_duration_since(self.attempt_began))
     }
 
     /// Attempts that have begun.
@@ -57,6 +92,9 @@ impl RetryState {
         if error.outcome() != Outcome::NotExecuted {
             self.outcome = Outcome::Unknown;
         }
+        if matches!(error, RpcError::Timeout { .. }) {
+            self.timeouts = self.timeouts.saturating_add(1);
+        }
         let is_retried = match error {
             // An agent that was shut down sends nothing any more, whatever the options say.
             RpcError::Shutdown { .. } => false,
@@ -68,8 +106,10 @@ impl RetryState {
         if self.attempts <= self.policy.max_retries {
             let delay = delay(&self.policy, self.attempts, self.random.f64());
             let at = now.checked_add(delay);
-            let is_in_time =
-                |at: &Instant| at.duration_since(self.began) <= self.policy.total_time_max;
+            let is_in_time = |at: &Instant| {
+                let time = at.duration_since(self.began);
+                time <= self.policy.total_time_max && time < self.policy.timeout
+            };
             if let Some(at) = at.filter(is_in_time) {
                 return Verdict::Again { at };
             }
@@ -360,10 +400,81 @@ mod tests {
     #[test]
     fn attempts_are_counted_and_get_the_timeout_of_the_options() {
         let options = RetryOptions::default().with_attempt_timeout(Duration::from_secs(7));
-        let mut state = state(options.checked().unwrap(), Instant::now(), 0);
-        assert_eq!(state.begin_attempt(), Some(Duration::from_secs(7)));
-        state.begin_attempt();
+        let now = Instant::now();
+        let mut state = state(options.checked().unwrap(), now, 0);
+        assert_eq!(state.begin_attempt(now, None), Some(Duration::from_secs(7)));
+        state.begin_attempt(now, None);
         assert_eq!(state.attempts(), 2);
+    }
+
+    /// The timeouts of the attempts of a call whose answers are all lost, and when the call fails.
+    fn timeouts_ms(options: &RetryOptions, measured: Option<u64>) -> (Vec<u128>, u128) {
+        let began = Instant::now();
+        let mut now = began;
+        let mut state = RetryState::new(options.checked().unwrap(), began, 1);
+        let mut timeouts = Vec::new();
+        loop {
+            let measured = measured.map(Duration::from_millis);
+            let timeout = state.begin_attempt(now, measured).unwrap();
+            timeouts.push(timeout.as_millis());
+            now += timeout;
+            match state.on_failure(&timed_out(), now) {
+                Verdict::Again { at } => now = at,
+                Verdict::GiveUp(_) => return (timeouts, (now - began).as_millis()),
+            }
+        }
+    }
+
+    #[test]
+    fn measured_timeouts_follow_the_worker_and_double_after_each_that_passed() {
+        let options = RetryOptions::default()
+            .with_max_retries(5)
+            .with_retry_duration(Duration::from_millis(100))
+            .with_backoff(1.0)
+            .with_attempt_timeout(Duration::from_secs(2))
+            .with_measured_timeout(Duration::from_millis(200));
+        let timeouts = |measured| timeouts_ms(&options, measured).0;
+        assert_eq!(timeouts(Some(1)), [200, 400, 800, 1600, 2000, 2000]);
+        assert_eq!(timeouts(Some(300)), [300, 600, 1200, 2000, 2000, 2000]);
+        assert_eq!(timeouts(None), [1000, 2000, 2000, 2000, 2000, 2000]);
+        // An attempt that fails at once says nothing about the worker's speed.
+        let now = Instant::now();
+        let mut state = RetryState::new(options.checked().unwrap(), now, 1);
+        for _ in 0..3 {
+            let timeout = state.begin_attempt(now, Some(Duration::from_millis(1)));
+            assert_eq!(timeout, Some(Duration::from_millis(200)));
+            state.on_failure(&not_sent(), now);
+        }
+    }
+
+    #[test]
+    fn the_last_attempt_is_cut_to_the_timeout_of_the_call() {
+        let options = RetryOptions::default()
+            .with_max_retries(9)
+            .with_retry_duration(Duration::from_millis(100))
+            .with_backoff(1.0);
+        let within = |ms| options.clone().with_timeout(Duration::from_millis(ms));
+        assert_eq!(timeouts_ms(&within(3000), None), (vec![3000], 3000));
+        let measured = within(1000).with_measured_timeout(Duration::from_millis(200));
+        let timeouts = timeouts_ms(&measured, Some(1));
+        assert_eq!(timeouts, (vec![200, 400, 200], 1000));
+        let endless = within(1000).with_attempt_timeout(None);
+        assert_eq!(timeouts_ms(&endless, None), (vec![1000], 1000));
+    }
+
+    #[test]
+    fn only_measured_calls_are_measured() {
+        let now = Instant::now();
+        let later = now + Duration::from_millis(30);
+        let options = RetryOptions::default();
+        let mut plain = state(options.checked().unwrap(), now, 0);
+        plain.begin_attempt(now, None);
+        assert_eq!(plain.answered(later), None);
+        let options = options.with_measured_timeout(Duration::from_millis(200));
+        let mut measured = state(options.checked().unwrap(), now, 0);
+        measured.begin_attempt(now, None);
+        measured.begin_attempt(now + Duration::from_millis(10), None);
+        assert_eq!(measured.answered(later), Some(Duration::from_millis(20)));
     }
 
     #[test]
@@ -376,7 +487,7 @@ mod tests {
         let delays = |seed| {
             let mut state = RetryState::new(options.checked().unwrap(), now, seed);
             let delay = |_| {
-                state.begin_attempt();
+                state.begin_attempt(now, None);
                 match state.on_failure(&not_sent(), now) {
                     Verdict::Again { at } => at - now,
                     Verdict::GiveUp(error) => panic!("{error}"),
@@ -397,7 +508,7 @@ mod tests {
             let mut state = state(options.checked().unwrap(), now, 1);
             let first = state.on_failure(&timed_out(), now);
             assert!(matches!(first, Verdict::Again { .. }));
-            state.begin_attempt();
+            state.begin_attempt(now, None);
             state
         };
         let shutdown = RpcError::Shutdown {

@@ -107,7 +107,9 @@ impl Retrier {
     }
 
     fn attempt(self: &Arc<Self>, mut call: Box<Retried>) {
-        let timeout = call.state.begin_attempt();
+        let membership = call.membership.as_ref();
+        let measured = membership.map(RetryMembership::measured_timeout);
+        let timeout = call.state.begin_attempt(Instant::now(), measured);
         let attempt = self.caller.call_peer(
             &call.peer,
             &call.function,
@@ -121,7 +123,14 @@ impl Retrier {
     fn after_attempt(&self, mut call: Box<Retried>, result: &Result<Bytes, RpcError>) {
         let driver = &self.caller.driver;
         let error = match result {
-            Ok(payload) => return self.end(*call, Ok(payload.clone())),
+            Ok(payload) => {
+                if let Some(membership) = &call.membership
+                    && let Some(took) = call.state.answered(Instant::now())
+                {
+                    membership.answered_after(took);
+                }
+                return self.end(*call, Ok(payload.clone()));
+            }
             Err(error) => error,
         };
         let (me, attempts) = (driver.me(), call.state.attempts());
