@@ -6,6 +6,10 @@ use rpc_agent::{RetryOptions, RetryOptionsError};
 
 use crate::context::Timing;
 
+/// An answer is waited for at least this long, as a packet by TCP on Linux: a shorter pause of the receiver is no
+/// loss.
+const MEASURED_TIMEOUT_MIN: Duration = Duration::from_millis(200);
+
 /// Retries and timers of a worker's references. [`RRefs::register_with`](crate::RRefs::register_with) checks
 /// them.
 ///
@@ -40,8 +44,10 @@ impl RRefOptions {
         self
     }
 
-    /// How long one attempt waits for its answer. `None`: until the connection is lost. A time below 1 ms counts
-    /// as 1 ms. Default 10 s, as that of [`RetryOptions`].
+    /// The longest time that one attempt waits for its answer. The first waits about as long as the receiver usually
+    /// takes, at least 0.2 s, and each further one twice as long:
+    /// [`RetryOptions::with_measured_timeout`]. `None`: no longest time. A time below 1 ms counts as 1 ms. Default
+    /// 10 s, as that of [`RetryOptions`].
     pub fn with_attempt_timeout(mut self, timeout: Option<Duration>) -> Self {
         self.attempt_timeout = timeout.map_or(Duration::MAX, at_least_a_millisecond);
         self
@@ -74,15 +80,11 @@ impl RRefOptions {
 
     /// The retries of a message that is to be answered within `timeout`; `None`: as long as they go on.
     pub(crate) fn retries_within(&self, timeout: Option<Duration>) -> RetryOptions {
-        let retries = self.retries.clone();
-        let Some(timeout) = timeout.map(at_least_a_millisecond) else {
-            return retries.with_attempt_timeout(self.attempt_timeout);
-        };
-        let attempt = self.attempt_timeout.min(timeout);
-        retries
-            .with_attempt_timeout(attempt)
-            // An attempt that begins by then ends in time.
-            .with_total_time_max(timeout.saturating_sub(attempt))
+        self.retries
+            .clone()
+            .with_attempt_timeout(self.attempt_timeout)
+            .with_measured_timeout(MEASURED_TIMEOUT_MIN)
+            .with_timeout(timeout.map_or(Duration::MAX, at_least_a_millisecond))
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) enum Control {
     Probe(ForkId),
     /// Asks whether the owner knows a child.
     Query(ForkId),
-    /// Deletes users; one such message to an owner is under way at a time.
+    /// Deletes users.
     Deletes {
         owner: WorkerId,
         /// Counts this context's batches.

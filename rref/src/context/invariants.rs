@@ -1,5 +1,7 @@
 //! The invariants of one worker's tables, which hold between any two steps.
 
+use std::collections::BTreeMap;
+
 use super::effect::Control;
 use super::owned::{Arrival, Value};
 use super::state::{Phase, RRefContext};
@@ -197,11 +199,24 @@ impl<V: Clone> RRefContext<V> {
             {
                 return Err(format!("a living user is not deleted: {fork}"));
             }
-            if let Control::Deletes { owner, .. } = control
-                && !outbox.deleting.contains(owner)
-            {
-                return Err(format!("each batch of deletions is listed: to {owner}"));
+        }
+        let mut deleting = BTreeMap::new();
+        for control in outbox.unanswered.keys() {
+            if let Control::Deletes { owner, .. } = control {
+                *deleting.entry(*owner).or_insert(0) += 1;
             }
+        }
+        if deleting != outbox.deleting {
+            return Err(format!(
+                "{deleting:?} batches of deletions are sent, not {:?}",
+                outbox.deleting
+            ));
+        }
+        let batches_max = self.delete_window.batches_max;
+        if let Some((owner, batches)) = deleting.iter().find(|(_, n)| **n > batches_max) {
+            return Err(format!(
+                "{batches} batches of deletions are sent to {owner}"
+            ));
         }
         for (to, stalled) in &outbox.stalled {
             let controls = &stalled.controls;
@@ -210,7 +225,7 @@ impl<V: Clone> RRefContext<V> {
             }
         }
         for (owner, queue) in &outbox.deletes {
-            if !outbox.deleting.contains(owner) {
+            if !outbox.deleting.contains_key(owner) {
                 return Err(format!("queued deletions wait for a batch: to {owner}"));
             }
             if let Some((_, fork)) = queue.iter().find(|(_, fork)| self.is_used(*fork)) {

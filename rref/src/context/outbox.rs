@@ -32,8 +32,8 @@ pub(super) struct Outbox {
     pub(super) probes: usize,
     /// Deletions that wait for an earlier batch, by owner. No queue is empty.
     pub(super) deletes: BTreeMap<WorkerId, VecDeque<(RRefId, ForkId)>>,
-    /// The owners that have a batch of deletions among `unanswered`.
-    pub(super) deleting: BTreeSet<WorkerId>,
+    /// How many batches of deletions are among `unanswered`, by owner. No number is 0.
+    pub(super) deleting: BTreeMap<WorkerId, usize>,
     pub(super) batches: u64,
 }
 
@@ -77,8 +77,13 @@ impl Outbox {
         if matches!(control, Control::Probe(_)) && !was_stalled {
             self.probes -= 1;
         }
-        if let Control::Deletes { owner, .. } = control {
-            self.deleting.remove(&owner);
+        if let Control::Deletes { owner, .. } = control
+            && let Entry::Occupied(mut batches) = self.deleting.entry(owner)
+        {
+            *batches.get_mut() -= 1;
+            if *batches.get() == 0 {
+                batches.remove();
+            }
         }
         Some(sending)
     }

@@ -7,9 +7,9 @@ use rpc_agent::WorkerId;
 
 use super::effect::{Control, Effect};
 use super::outbox::{Stalled, Unanswered};
-use super::state::{RRefContext, has_elapsed};
+use super::state::{DeleteWindow, RRefContext, has_elapsed};
 use crate::id::{ForkId, RRefId};
-use crate::protocol::{DELETES_MAX, Message};
+use crate::protocol::Message;
 
 impl<V: Clone> RRefContext<V> {
     pub(super) fn send(&mut self, now: Instant, to: WorkerId, control: Control, message: Message) {
@@ -41,22 +41,28 @@ impl<V: Clone> RRefContext<V> {
         self.send_deletes(now, owner);
     }
 
+    /// Sends queued deletions: what there is if no batch is under way, and full batches beside others, so that a lost
+    /// one does not delay the rest and single deletions still travel together.
     pub(super) fn send_deletes(&mut self, now: Instant, owner: WorkerId) {
-        if self.outbox.deleting.contains(&owner) {
-            return;
+        let DeleteWindow {
+            deletes_max,
+            batches_max,
+        } = self.delete_window;
+        while let Some(queue) = self.outbox.deletes.get_mut(&owner) {
+            let batches = self.outbox.deleting.entry(owner).or_default();
+            if *batches > 0 && (queue.len() < deletes_max || *batches >= batches_max) {
+                return;
+            }
+            *batches += 1;
+            let forks = queue.drain(..queue.len().min(deletes_max)).collect();
+            if queue.is_empty() {
+                self.outbox.deletes.remove(&owner);
+            }
+            let batch = self.outbox.batches;
+            self.outbox.batches += 1;
+            let control = Control::Deletes { owner, batch };
+            self.send(now, owner, control, Message::UserDelete { forks });
         }
-        let Some(queue) = self.outbox.deletes.get_mut(&owner) else {
-            return;
-        };
-        let forks = queue.drain(..queue.len().min(DELETES_MAX)).collect();
-        if queue.is_empty() {
-            self.outbox.deletes.remove(&owner);
-        }
-        let batch = self.outbox.batches;
-        self.outbox.batches += 1;
-        self.outbox.deleting.insert(owner);
-        let control = Control::Deletes { owner, batch };
-        self.send(now, owner, control, Message::UserDelete { forks });
     }
 
     pub(super) fn send_child_accept(&mut self, now: Instant, parent: WorkerId, fork: ForkId) {

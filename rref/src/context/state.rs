@@ -13,6 +13,7 @@ use super::peer::Peer;
 use super::tombstones::Tombstones;
 use super::user::{Child, Orphan, State, User};
 use crate::id::{ForkId, Mint, RRefId};
+use crate::protocol::DELETES_MAX;
 
 /// The shortest time of [`Timing`]: what is due again at once would never end.
 const WAIT_MIN: Duration = Duration::from_millis(1);
@@ -36,6 +37,25 @@ impl Default for Timing {
     }
 }
 
+/// How many deletions may be unanswered at one owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct DeleteWindow {
+    /// In one message.
+    pub(super) deletes_max: usize,
+    /// Messages.
+    pub(super) batches_max: usize,
+}
+
+impl Default for DeleteWindow {
+    /// 16 messages, so that a few lost ones do not delay the others, and few enough for any owner's queue.
+    fn default() -> Self {
+        Self {
+            deletes_max: DELETES_MAX,
+            batches_max: 16,
+        }
+    }
+}
+
 /// How far the shutdown is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Phase {
@@ -52,6 +72,7 @@ pub(crate) struct RRefContext<V> {
     pub(super) me: WorkerId,
     pub(super) incarnation: u64,
     pub(super) timing: Timing,
+    pub(super) delete_window: DeleteWindow,
     pub(super) mint: Mint,
     pub(super) phase: Phase,
     pub(super) owned: BTreeMap<RRefId, Owned<V>>,
@@ -83,6 +104,7 @@ impl<V: Clone> RRefContext<V> {
             me,
             incarnation,
             timing,
+            delete_window: DeleteWindow::default(),
             mint: Mint::new(me, incarnation),
             phase: Phase::Running,
             owned: BTreeMap::new(),
@@ -98,6 +120,13 @@ impl<V: Clone> RRefContext<V> {
             tombstones: Tombstones::new(now),
             effects: Vec::new(),
         }
+    }
+
+    /// Sends fewer deletions in one message, so that a test with few references has several messages.
+    #[cfg(test)]
+    pub(super) const fn with_delete_window(mut self, delete_window: DeleteWindow) -> Self {
+        self.delete_window = delete_window;
+        self
     }
 
     /// The effects of the steps since the last call, to be carried out in this order.

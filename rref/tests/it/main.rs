@@ -8,6 +8,7 @@ mod end;
 mod faults;
 mod late_value;
 mod limits;
+mod losses;
 #[expect(
     dead_code,
     reason = "rpc-agent's tests need a part of it that these do not"

@@ -1,4 +1,5 @@
 mod all_orders;
+mod deletions;
 mod random;
 mod replaced;
 mod scripted;

@@ -15,13 +15,13 @@ use crate::context::{
 use crate::id::{ForkId, GloballyUniqueId, RRefId};
 use crate::protocol::{Answer, ForkData, Message};
 
-type Context = RRefContext<&'static str>;
+pub(super) type Context = RRefContext<&'static str>;
 
-const A: u32 = 0;
-const B: u32 = 1;
+pub(super) const A: u32 = 0;
+pub(super) const B: u32 = 1;
 const C: u32 = 2;
 
-fn worker(id: u32) -> WorkerId {
+pub(super) fn worker(id: u32) -> WorkerId {
     WorkerId::new(id).unwrap()
 }
 
@@ -37,7 +37,7 @@ fn id(of: u32, local_id: u64) -> GloballyUniqueId {
     }
 }
 
-fn context(of: u32, now: Instant) -> Context {
+pub(super) fn context(of: u32, now: Instant) -> Context {
     Context::new(worker(of), incarnation(of), Timing::default(), now)
 }
 
@@ -55,7 +55,7 @@ fn reply(answer: Answer) -> Effect<&'static str> {
     Effect::Reply { token: 7, answer }
 }
 
-fn answered(by: u32, answer: Answer) -> Delivery {
+pub(super) fn answered(by: u32, answer: Answer) -> Delivery {
     Delivery::Answered {
         incarnation: incarnation(by),
         answer,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rpc_agent::WorkerId;
 
+use crate::context::state::DeleteWindow;
 use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus};
 use crate::context::{Control, Delivery, Effect, FetchError};
 use crate::id::{ForkId, RRefId};
@@ -245,7 +246,13 @@ impl World {
         let contexts: Vec<_> = (0..workers)
             .map(|index| {
                 let (me, incarnation) = (worker(index), incarnation_of(index));
-                Context::new(me, incarnation, Timing::default(), now)
+                // Deletions of one worker travel in different messages, in any order.
+                Context::new(me, incarnation, Timing::default(), now).with_delete_window(
+                    DeleteWindow {
+                        deletes_max: 1,
+                        batches_max: 2,
+                    },
+                )
             })
             .collect();
         Self {
