@@ -165,8 +165,8 @@ fn create_private_file(
     result
 }
 
-/// The store; the same if this process serves it; and the host under which other nodes reach this one, if
-/// its own name does not resolve.
+/// The store; the same if this process serves it; and the host under which other nodes reach this one, unless
+/// that is its own name.
 type OpenStore = (Arc<dyn Store>, Option<Arc<TcpStore>>, Option<String>);
 
 fn open_tcp(
@@ -200,7 +200,8 @@ fn open_tcp(
     };
     let store = store.map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
     store.set_timeout(Some(read_timeout));
-    let workers_host = if settings.max_nodes == 1 {
+    // Nodes that meet at a loopback address are on one machine.
+    let workers_host = if settings.max_nodes == 1 || is_loopback_name(target.host()) {
         Some("127.0.0.1".to_owned())
     } else {
         other_host(&target, lookup())
@@ -229,7 +230,7 @@ fn serve(
         .with_multi_tenant(true)
         .with_timeout(timeout);
     let store = TcpStore::open(target.host(), target.port(), options)?;
-    log::info!(
+    log::debug!(
         "this process hosts the rendezvous store at {}:{}",
         target.host(),
         store.port(),
@@ -310,11 +311,7 @@ fn other_host(target: &HostPort, deadline: Deadline) -> Option<String> {
     if resolve_local(&HostPort::new(name.as_str(), 0), deadline).is_ok_and(|ips| !ips.is_empty()) {
         return None;
     }
-    let host = if is_loopback_name(target.host()) {
-        "127.0.0.1".to_owned()
-    } else {
-        address_towards(target)?
-    };
+    let host = address_towards(target)?;
     log::warn!(
         "this machine's name {name:?} does not resolve to one of its addresses; publishing {host} \
          instead (set --local-addr to choose another)"

@@ -348,6 +348,7 @@ impl DynamicRendezvous {
             max_nodes: self.settings.max_nodes,
             waited: Duration::ZERO,
             time_left: Duration::ZERO,
+            last_call_left: None,
             joined: joined.world_size,
             participants: joined.nodes.clone(),
             waiting: Vec::new(),
@@ -395,7 +396,7 @@ impl RendezvousHandler for DynamicRendezvous {
         loop {
             let answer = self.ask(Goal::Join)?;
             let joined = answer.joined.ok_or_else(|| self.shut_down_error())?;
-            log::info!(
+            log::debug!(
                 "node {} has joined round {} of run {:?} as rank {} in a world of size {}",
                 self.node.named(),
                 answer.round,

@@ -363,6 +363,11 @@ impl Executor {
             max_nodes: self.settings.max_nodes,
             waited: now.monotonic.saturating_sub(self.since),
             time_left: self.deadline.saturating_sub(now.monotonic),
+            last_call_left: self
+                .observations
+                .last_call_ends_at(&self.settings)
+                .filter(|_| self.state.deadline.is_some() && !self.state.complete)
+                .map(|ends_at| ends_at.saturating_sub(now.monotonic)),
             joined: self.state.participants.len(),
             participants: self.state.participants.keys().cloned().collect(),
             waiting: self.state.wait_list.iter().cloned().collect(),

@@ -612,6 +612,8 @@ impl GroupLoop {
             max_nodes: settings.max_nodes,
             waited: now.saturating_sub(since),
             time_left: deadline.saturating_sub(now),
+            // Only the holder of the state knows.
+            last_call_left: None,
             joined: summary.joined,
             participants: Vec::new(),
             waiting: summary.waiting.named.clone(),

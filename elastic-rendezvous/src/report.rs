@@ -27,6 +27,8 @@ pub struct WaitReport {
     pub waited: Duration,
     /// How long it will wait further.
     pub time_left: Duration,
+    /// How long the nodes of the round wait for further ones, as there are enough; `None` while there are not.
+    pub last_call_left: Option<Duration>,
     /// How many nodes are in the round.
     pub joined: usize,
     /// The nodes of the round. Empty in a [group](crate::GroupStore), whose nodes do not read the state.
@@ -218,6 +220,7 @@ mod tests {
             max_nodes: 4,
             waited: Duration::from_secs(5),
             time_left: Duration::from_secs(595),
+            last_call_left: None,
             joined: 1,
             participants: vec![NodeId::new("a", 1, 0)],
             waiting: vec![],

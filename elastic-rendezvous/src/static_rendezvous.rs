@@ -162,7 +162,7 @@ impl Meeting {
         let store = TcpStore::open(self.target.host(), self.target.port(), options)?;
         if self.rank == 0 {
             let (host, port) = (self.target.host(), store.port());
-            log::info!("this process hosts the rendezvous store at {host}:{port}");
+            log::debug!("this process hosts the rendezvous store at {host}:{port}");
         }
         if let (Some(hook), Some(server)) = (&self.server_hook, store.server()) {
             hook.call(server);
