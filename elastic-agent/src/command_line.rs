@@ -5,6 +5,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use crate::template::substitute;
 
+/// Runs the path in its first argument, with the other ones.
+const RUN_PATH: &str =
+    "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
+
 /// What a worker runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Entrypoint {
@@ -12,6 +16,9 @@ pub enum Entrypoint {
     Script(OsString),
     /// A Python module, by its name (`--module`).
     Module(OsString),
+    /// Anything that Python's `runpy.run_path` runs, by its path (`--run-path`): a script with any name, a directory or a
+    /// ZIP file with a `__main__.py`.
+    RunPath(OsString),
     /// A program, by its path or its name (`--no-python`).
     Program(OsString),
 }
@@ -21,7 +28,9 @@ impl Entrypoint {
     #[must_use]
     pub fn name(&self) -> &OsStr {
         match self {
-            Self::Script(name) | Self::Module(name) | Self::Program(name) => name,
+            Self::Script(name) | Self::Module(name) | Self::RunPath(name) | Self::Program(name) => {
+                name
+            }
         }
     }
 }
@@ -67,6 +76,10 @@ impl CommandLine {
             Entrypoint::Script(path) => (python.into(), vec!["-u".into(), path.clone()]),
             Entrypoint::Module(name) => {
                 let before = vec!["-u".into(), "-m".into(), name.clone()];
+                (python.into(), before)
+            }
+            Entrypoint::RunPath(path) => {
+                let before = vec!["-u".into(), "-c".into(), RUN_PATH.into(), path.clone()];
                 (python.into(), before)
             }
             Entrypoint::Program(program) => (program.clone(), Vec::new()),
@@ -124,7 +137,9 @@ mod tests {
 
     #[test]
     fn scripts_and_modules_run_in_python_and_programs_directly() {
+        let run_path = format!("py -u -c {RUN_PATH} a -x 1");
         let table = [
+            (Entrypoint::RunPath("a".into()), run_path.as_str()),
             (Entrypoint::Script("a.py".into()), "py -u a.py -x 1"),
             (Entrypoint::Module("a.b".into()), "py -u -m a.b -x 1"),
             (Entrypoint::Program("./a".into()), "./a -x 1"),

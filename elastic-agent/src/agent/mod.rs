@@ -208,8 +208,8 @@ impl ElasticAgent {
         AgentHandle::new(Arc::clone(&self.shared))
     }
 
-    /// The log directory of this job on this node; `None` before the first workers start, and when
-    /// nothing is written to files.
+    /// The log directory of this job on this node; `None` before the first workers start, and when nothing is
+    /// written to files. When all workers have ended, `None` too if they have written nothing.
     #[must_use]
     pub fn log_directory(&self) -> Option<PathBuf> {
         self.logs.path().map(PathBuf::from)
@@ -235,6 +235,7 @@ impl ElasticAgent {
         self.start_preloader()?;
         let result = self.run_rounds();
         self.preloader = None;
+        self.logs.remove_empty();
         result
     }
 
@@ -425,7 +426,7 @@ impl ElasticAgent {
         if let Some(watchdog) = &self.watchdog {
             watchdog.watch(&group.pids());
         }
-        log::info!(
+        log::debug!(
             "round {}: this node has group rank {} of {}; the workers' store is {}, served by {}{}",
             round.round,
             round.rank,
@@ -440,7 +441,7 @@ impl ElasticAgent {
                 format!(", and reached through the relay at {address}")
             }),
         );
-        log::info!(
+        log::debug!(
             "world size {}: {}",
             ranks.world_size,
             worker_list::ranks_with_pids(ranks.first_rank, &group.pids()),

@@ -6,7 +6,7 @@
 mod check;
 mod retry;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
 pub(crate) use check::run;
@@ -38,6 +38,12 @@ impl HealthCheck {
             command: command.into(),
             timeout: Self::DEFAULT_TIMEOUT,
         }
+    }
+
+    /// The command.
+    #[must_use]
+    pub fn command(&self) -> &OsStr {
+        &self.command
     }
 
     /// How long the command may run, before it is killed and counts as failed. The default is

@@ -8,9 +8,10 @@
 //!                                                                 /filtered_stderr.log
 //! ```
 //!
-//! The files themselves are created when workers start, and by workers. Nothing is ever removed.
+//! The files themselves are created when workers start, and by workers. No file is ever removed; at the end, directories
+//! without a file are.
 
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,9 @@ use super::routing::{LogOptions, WorkerLogs};
 const PRIVATE: u32 = 0o700;
 
 const RANDOM_CHARS: usize = 8;
+
+/// The first part of the name of a temporary directory, as in PyTorch.
+const TEMPORARY: &str = "torchelastic";
 
 /// How many random names are tried: the first is almost always free.
 const RANDOM_TRIES_MAX: usize = 100;
@@ -38,7 +42,7 @@ const RUN_ID_BYTES_MAX: usize = 100;
 pub struct LogDirectory {
     options: LogOptions,
     run_id: String,
-    /// The job's own directory; `None` until it is created.
+    /// The job's own directory; `None` until it is created, and once it is removed.
     path: Option<PathBuf>,
 }
 
@@ -92,10 +96,48 @@ impl LogDirectory {
         }
     }
 
-    /// The job's own directory; `None` before the first round, and when nothing is written to files.
+    /// The job's own directory; `None` before the first round, when nothing is written to files, and after
+    /// [`remove_empty`](Self::remove_empty) has removed it.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// Creates a directory where those of a job would be, and removes it, to find out before the nodes meet that this
+    /// is impossible. Creates the directory that the options name, unless it exists. Blocks while the file system does.
+    ///
+    /// # Errors
+    /// [`LogDirectoryError`].
+    pub fn check(options: &LogOptions) -> Result<(), LogDirectoryError> {
+        if is_off(options) {
+            return Ok(());
+        }
+        let parent = match options.log_dir() {
+            Some(parent) => make_parents(parent)?,
+            None => env::temp_dir(),
+        };
+        let path = make_random(&parent, TEMPORARY)?;
+        fs::remove_dir(&path).map_err(|source| LogDirectoryError { path, source })
+    }
+
+    /// Removes the job's own directory if no file is in it. For the end of the job. Blocks while the file system does.
+    pub fn remove_empty(&mut self) {
+        let Some(path) = self.path.take() else { return };
+        for round in directories_in(&path) {
+            for worker in directories_in(&round) {
+                remove_if_empty(&worker);
+            }
+            remove_if_empty(&round);
+        }
+        if !remove_if_empty(&path) {
+            self.path = Some(path);
+            return;
+        }
+        if self.options.log_dir().is_none()
+            && let Some(temporary) = path.parent()
+        {
+            remove_if_empty(temporary);
+        }
     }
 
     /// Creates the directories of a round with `local_world_size` workers. Blocks while the file system
@@ -108,7 +150,7 @@ impl LogDirectory {
         restart_count: usize,
         local_world_size: usize,
     ) -> Result<RoundLogs, LogDirectoryError> {
-        let directory = if self.is_off() {
+        let directory = if is_off(&self.options) {
             None
         } else {
             Some(make_round(self.job_directory()?, restart_count)?)
@@ -138,10 +180,6 @@ impl LogDirectory {
         })
     }
 
-    fn is_off(&self) -> bool {
-        self.options.log_dir() == Some(Path::new("/dev/null"))
-    }
-
     /// The job's own directory, created on first use.
     fn job_directory(&mut self) -> Result<&Path, LogDirectoryError> {
         let path = match self.path.take() {
@@ -149,15 +187,32 @@ impl LogDirectory {
             None => {
                 let parent = match self.options.log_dir() {
                     Some(parent) => make_parents(parent)?,
-                    None => make_random(&env::temp_dir(), "torchelastic")?,
+                    None => make_random(&env::temp_dir(), TEMPORARY)?,
                 };
                 let path = make_random(&parent, &self.run_id)?;
-                log::info!("logs of this node's workers are in {}", path.display());
+                if self.options.has_output() {
+                    log::info!("logs of this node's workers are in {}", path.display());
+                }
                 path
             }
         };
         Ok(self.path.insert(path))
     }
+}
+
+fn is_off(options: &LogOptions) -> bool {
+    options.log_dir() == Some(Path::new("/dev/null"))
+}
+
+fn directories_in(path: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    let directories = entries.filter(|entry| entry.file_type().is_ok_and(|it| it.is_dir()));
+    directories.map(|entry| entry.path())
+}
+
+/// Returns whether it is removed.
+fn remove_if_empty(path: &Path) -> bool {
+    fs::remove_dir(path).is_ok()
 }
 
 /// Creates the directory of a round, under the first free name.
@@ -288,6 +343,44 @@ mod tests {
             fs::metadata(job).unwrap().permissions().mode() & 0o777,
             PRIVATE
         );
+    }
+
+    #[test]
+    fn a_directory_stays_if_a_file_is_in_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut logs = LogDirectory::new(options(folder.path()), "job");
+        logs.start_round(0, 2).unwrap();
+        let round = logs.start_round(1, 2).unwrap();
+        let job = logs.path().unwrap().to_owned();
+        let file = round.workers[1].error_file.clone().unwrap();
+        fs::write(&file, "kept").unwrap();
+        logs.remove_empty();
+        assert_eq!(logs.path(), Some(&*job));
+        let left: Vec<_> = directories_in(&job).collect();
+        assert_eq!(left, [round.directory.unwrap()]);
+        assert_eq!(
+            directories_in(&left[0]).collect::<Vec<_>>(),
+            [file.parent().unwrap()]
+        );
+
+        fs::remove_file(&file).unwrap();
+        logs.remove_empty();
+        assert_eq!(logs.path(), None);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_check_leaves_nothing_but_the_named_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let parent = folder.path().join("a/b");
+        LogDirectory::check(&options(&parent)).unwrap();
+        assert_eq!(fs::read_dir(&parent).unwrap().count(), 0);
+
+        let file = parent.join("file");
+        fs::write(&file, "").unwrap();
+        let error = LogDirectory::check(&options(&file)).unwrap_err();
+        assert_eq!(error.path, file);
+        LogDirectory::check(&LogOptions::new().with_log_dir("/dev/null")).unwrap();
     }
 
     #[test]

@@ -119,6 +119,11 @@ impl LogOptions {
         self.log_dir.as_deref()
     }
 
+    /// Whether output of any worker goes to a file.
+    pub(super) fn has_output(&self) -> bool {
+        !self.redirects.is_empty() || !self.tee.is_empty()
+    }
+
     /// Routes the output of one worker to files in its own directory. Without a directory nothing goes to
     /// files, and redirected output stays on the console.
     pub(super) fn route(&self, local_rank: usize, directory: Option<&Path>) -> WorkerLogs {

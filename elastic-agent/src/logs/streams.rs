@@ -65,6 +65,15 @@ impl StreamMap {
             Self::ByLocalRank(map) => map.get(&local_rank).copied().unwrap_or_default(),
         }
     }
+
+    /// Whether no stream of any worker is selected.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Self::All(streams) => *streams == Streams::NONE,
+            Self::ByLocalRank(map) => map.values().all(|streams| *streams == Streams::NONE),
+        }
+    }
 }
 
 /// No stream of any worker.

@@ -64,6 +64,18 @@ impl PreloadOptions {
         &self.modules
     }
 
+    /// Whether it is an error that workers cannot be forked.
+    #[must_use]
+    pub const fn is_required(&self) -> bool {
+        self.is_required
+    }
+
+    /// Whether workers are forked ahead of their start.
+    #[must_use]
+    pub const fn has_standbys(&self) -> bool {
+        self.has_standbys
+    }
+
     /// The plan of a template for workers that run `command`.
     ///
     /// # Errors
