@@ -163,6 +163,8 @@ fn start_logging(default_level: &str) {
         .default_filter_or(default_level)
         .default_write_style_or(style);
     env_logger::Builder::from_env(environment)
+        // The modules that log are for those who choose by them.
+        .format_target(std::env::var_os(env_logger::DEFAULT_FILTER_ENV).is_some())
         .target(env_logger::Target::Pipe(Box::new(terminal::StandardError)))
         .init();
 }

@@ -1,10 +1,16 @@
-//! Suggests the intended command for an unknown one.
+//! Suggests the intended command for an unknown one, and options by the names that the help has.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, Error};
 
-/// Adds a suggestion to an error about an unknown command: `c10d store serve` for `c10d serve`.
+/// Adds a suggestion to an error about an unknown command: `c10d store serve` for `c10d serve`. Replaces hidden names in a
+/// suggestion about an unknown option.
 pub(crate) fn complete(mut error: Error, command: &Command) -> Error {
+    if let Some(ContextValue::String(option)) = error.get(ContextKind::SuggestedArg)
+        && let Some(name) = visible_name(option, command)
+    {
+        error.insert(ContextKind::SuggestedArg, ContextValue::String(name));
+    }
     if error.kind() != ErrorKind::InvalidSubcommand {
         return error;
     }
@@ -16,6 +22,21 @@ pub(crate) fn complete(mut error: Error, command: &Command) -> Error {
         error.insert(ContextKind::SuggestedSubcommand, suggested);
     }
     error
+}
+
+/// The name of the option with this alias; `None` if none has.
+fn visible_name(option: &str, command: &Command) -> Option<String> {
+    let alias = option.strip_prefix("--")?;
+    let mut commands = vec![command];
+    while let Some(command) = commands.pop() {
+        let mut options = command.get_arguments();
+        let named = options.find(|it| it.get_all_aliases().is_some_and(|all| all.contains(&alias)));
+        if let Some(name) = named.and_then(|it| it.get_long()) {
+            return Some(format!("--{name}"));
+        }
+        commands.extend(command.get_subcommands());
+    }
+    None
 }
 
 fn intended(word: &str, command: &Command) -> Option<String> {
@@ -39,6 +60,23 @@ mod tests {
 
     use super::*;
     use crate::Cli;
+
+    #[test]
+    fn hidden_names_of_options_are_not_suggested() {
+        for (option, name) in [
+            ("--max-rest", Some("--max-restarts")),
+            ("--max_restarts", Some("--max-restarts")),
+            ("--eve", Some("--event-log-handler")),
+            ("--max-restarts", None),
+            ("--nonsense", None),
+        ] {
+            assert_eq!(
+                visible_name(option, &Cli::command()).as_deref(),
+                name,
+                "{option}"
+            );
+        }
+    }
 
     #[test]
     fn likely_mistakes_suggest_the_command() {

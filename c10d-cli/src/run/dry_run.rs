@@ -1,6 +1,8 @@
 //! `--dry-run`: the plan of a launcher, and where each value is from.
 
+use std::ffi::OsString;
 use std::fmt::Write;
+use std::time::Duration;
 
 use elastic_rendezvous::{DEFAULT_PORT, Endpoint, EndpointError, ParametersError};
 use serde_json::{Value, json};
@@ -61,8 +63,21 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
         origin(plan, "workers"),
     );
     lines.add("command", command(plan).join(" "), None);
+    lines.add("log dir", log_dir(plan), None);
+    for (name, streams) in [("redirects", &plan.redirects), ("tee", &plan.tee)] {
+        if streams != "0" {
+            lines.add(name, streams, None);
+        }
+    }
     if let Some(preload) = &plan.preload {
-        lines.add("preload", preload.modules().join(","), None);
+        let how = match (preload.is_required(), preload.has_standbys()) {
+            (false, false) => "",
+            (true, false) => ", required",
+            (false, true) => ", with standbys",
+            (true, true) => ", required, with standbys",
+        };
+        let modules = preload.modules().join(",");
+        lines.add("preload", format!("{modules}{how}"), None);
     }
     if plan.has_relay {
         lines.add("relay", "yes", None);
@@ -73,6 +88,12 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
     let max_restarts =
         max_restarts(plan).map_or_else(|| "no limit".to_owned(), |max| max.to_string());
     lines.add("max restarts", max_restarts, None);
+    for (name, rule) in restart_rules(plan) {
+        lines.add(name, rule, None);
+    }
+    if let Some(check) = &plan.health_check {
+        lines.add("health check", check.command().to_string_lossy(), None);
+    }
     lines.add(
         "shutdown timeout",
         format!("{:?}", plan.shutdown_timeout),
@@ -105,6 +126,12 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "workers": plan.worker_count,
         "command": command(plan),
         "preload": plan.preload.as_ref().map_or(&[][..], |preload| preload.modules()),
+        "log_dir": plan.log_dir,
+        "redirects": plan.redirects,
+        "tee": plan.tee,
+        "health_check": plan.health_check.as_ref().map(|it| it.command().to_string_lossy()),
+        "restart_rules": restart_rules(plan).into_iter().map(|(name, rule)| (name.replace(' ', "_"), rule.into()))
+            .collect::<serde_json::Map<String, Value>>(),
         "relay": plan.has_relay,
         "environment": environment(plan).into_iter().map(|(name, value)| (name.to_owned(), value.into()))
             .collect::<serde_json::Map<String, Value>>(),
@@ -142,7 +169,7 @@ fn endpoint(plan: &RunPlan) -> Result<Endpoint, EndpointError> {
 }
 
 /// The endpoint with its port; a path as it is.
-fn shown_endpoint(plan: &RunPlan) -> String {
+pub(super) fn shown_endpoint(plan: &RunPlan) -> String {
     match endpoint(plan) {
         Ok(endpoint) => endpoint.with_default_port(DEFAULT_PORT).to_string(),
         Err(_) => plan.rendezvous.endpoint().to_owned(),
@@ -150,10 +177,57 @@ fn shown_endpoint(plan: &RunPlan) -> String {
 }
 
 fn command(plan: &RunPlan) -> Vec<String> {
-    let words = std::iter::once(&plan.program).chain(&plan.args);
+    let program = std::iter::once(plan.command.program());
+    let words = program.chain(plan.command.arguments().iter().map(OsString::as_os_str));
     words
         .map(|word| word.to_string_lossy().into_owned())
         .collect()
+}
+
+fn log_dir(plan: &RunPlan) -> String {
+    match &plan.log_dir {
+        Some(path) => path.display().to_string(),
+        None => format!("a new directory in {}", std::env::temp_dir().display()),
+    }
+}
+
+/// The rules for restarts besides their number.
+fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
+    let restarts = &plan.restarts;
+    let rules = &restarts.rules;
+    let codes = rules.final_exit_codes.iter().map(i32::to_string);
+    let codes = codes.collect::<Vec<_>>().join(",");
+    let time = |time: Option<Duration>| time.map(|time| format!("{time:?}"));
+    let all = [
+        (
+            "restart budget",
+            rules
+                .budget
+                .map(|it| format!("{} in any {:?}", it.restarts, it.window)),
+        ),
+        (
+            "without progress",
+            rules.max_without_progress.map(|max| max.to_string()),
+        ),
+        ("no restart after", Some(codes).filter(|it| !it.is_empty())),
+        (
+            "progress file",
+            restarts
+                .progress_file
+                .as_ref()
+                .map(|it| it.display().to_string()),
+        ),
+        ("progress timeout", time(restarts.progress_timeout)),
+        ("first progress", time(restarts.first_progress_timeout)),
+        (
+            "events",
+            restarts.events.as_ref().map(|it| it.display().to_string()),
+        ),
+    ];
+    let given = all
+        .into_iter()
+        .filter_map(|(name, rule)| Some((name, rule?)));
+    given.collect()
 }
 
 /// `None` if only other rules limit the restarts.

@@ -11,17 +11,11 @@ use super::hosted::{Happening, Hosted};
 pub(super) fn agent_listener(hosted: Arc<Hosted>) -> AgentListener {
     Arc::new(move |event| {
         let happening = match event {
-            AgentEvent::WorkersStarted(started) => {
-                let store = hosted.on_port(started.master.port());
-                if store.is_some_and(|store| store.has_status()) {
-                    log::info!("status page: http://{}/", started.master);
-                }
-                Happening::Round {
-                    number: started.round,
-                    nodes: started.nodes,
-                    workers: started.world_size,
-                }
-            }
+            AgentEvent::WorkersStarted(started) => Happening::Round {
+                number: started.round,
+                nodes: started.nodes,
+                workers: started.world_size,
+            },
             AgentEvent::WorkerFailed(exit) => {
                 let (rank, exit) = (exit.rank, exit.exit);
                 Happening::WorkerFailed(format!("worker with rank {rank} failed: {exit}"))

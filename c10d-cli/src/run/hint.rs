@@ -119,7 +119,7 @@ fn lacks_torch(interpreter: &Path) -> bool {
 }
 
 /// The path of a program: in the first directory of `search` that has it.
-fn full_path(program: &Path, search: Option<&std::ffi::OsStr>) -> PathBuf {
+pub(super) fn full_path(program: &Path, search: Option<&std::ffi::OsStr>) -> PathBuf {
     if program.components().count() > 1 {
         return program.to_owned();
     }
@@ -131,7 +131,7 @@ fn full_path(program: &Path, search: Option<&std::ffi::OsStr>) -> PathBuf {
     found.unwrap_or_else(|| program.to_owned())
 }
 
-fn is_executable(path: &Path) -> bool {
+pub(super) fn is_executable(path: &Path) -> bool {
     fs::metadata(path)
         .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }

@@ -18,6 +18,7 @@ mod hosted;
 mod leaving;
 pub(crate) mod options;
 mod own_address;
+mod preflight;
 mod private_directory;
 mod processes;
 mod progress;
@@ -25,6 +26,7 @@ mod report;
 mod restart_options;
 mod scheduler;
 mod signals;
+mod spoken;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -39,8 +41,8 @@ use c10d_inspect::Report;
 use c10d_inspect::http::StatusOptions;
 use c10d_socket::{Credentials, Deadline};
 use elastic_agent::{
-    AgentError, AgentOptions, AgentOutcome, CommandLine, ElasticAgent, ErrorFileError, Failures,
-    LogOptions, ProgressOptions, StartError, StreamMap, write_error_file,
+    AgentError, AgentOptions, AgentOutcome, ElasticAgent, ErrorFileError, Failures, LogOptions,
+    ProgressOptions, StartError, StreamMap, write_error_file,
 };
 use elastic_rendezvous::this_host::{self, Resolver, SystemResolver, names_this_host};
 use elastic_rendezvous::{
@@ -65,8 +67,7 @@ use scheduler::Site;
 use signals::Signals;
 
 /// The default of RUST_LOG: warnings, and events of the whole job.
-pub(crate) const LOG_LEVELS: &str =
-    "warn,c10d::run=info,c10d_relay=info,elastic_agent::agent=info,elastic_rendezvous=info";
+pub(crate) const LOG_LEVELS: &str = "warn,c10d::run=info,c10d_relay=info,elastic_agent::agent=info,elastic_agent::logs=info,elastic_rendezvous=info";
 
 /// Names the file in which the launcher writes why it failed, as in PyTorch.
 const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
@@ -138,9 +139,12 @@ fn dry_run(plan: &RunPlan) -> Result<u8, Failure> {
     let resolver = || SystemResolver::new(Deadline::after(Instant::now(), LOOKUP_TIMEOUT));
     let is_host = dry_run::is_host(plan, &|host| names_this_host(host, &resolver()))
         .map_err(|error| Failure::Usage(error.to_string()))?;
+    let mut plan = plan.clone();
+    // The plan may be for another machine.
+    plan.warnings.extend(preflight::missing(&plan));
     match plan.json {
-        true => print_line(dry_run::json(plan, is_host))?,
-        false => print_line(dry_run::text(plan, is_host))?,
+        true => print_line(dry_run::json(&plan, is_host))?,
+        false => print_line(dry_run::text(&plan, is_host))?,
     }
     Ok(0)
 }
@@ -179,6 +183,11 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
         None => None,
     };
     let mut agent_options = agent_options(plan, is_on(IDENTICAL_WORKERS))?;
+    if let Err(failure) = preflight::check(plan, &log_options(plan)?) {
+        let text = failure.to_string();
+        leave_error_file(|path| write_error_file(path, &text, &text, epoch_seconds()));
+        return Err(failure);
+    }
     // Declared first, so that it is dropped last, after all that can delay the end.
     let exit_deadline;
     let debug_servers = match plan.debug_server {
@@ -217,6 +226,7 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
                 error => Failure::No(error.to_string()),
             })?;
     progress::show(&*handler);
+    handler.add_listener(spoken::rendezvous_listener(dry_run::shown_endpoint(plan)));
     let events = Recorder::open(&plan.restarts, || JobNames {
         run_id: plan.rendezvous.run_id().to_owned(),
         host: this_host::full_name(),
@@ -250,6 +260,10 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     agent.add_listener(announcer.listener());
     agent.add_listener(explainer.agent_listener(announcer.flusher()));
     agent.add_listener(happenings::agent_listener(Arc::clone(&hosted)));
+    agent.add_listener(spoken::agent_listener(
+        Arc::clone(&hosted),
+        plan.has_default_threads(),
+    ));
     if let Some(events) = &events {
         handler.add_listener(events.rendezvous_listener());
         agent.add_listener(events.agent_listener());
@@ -309,7 +323,7 @@ fn failures_of(result: &mut Result<AgentOutcome, AgentError>) -> Option<&mut Fai
     }
 }
 
-fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptions, Failure> {
+fn log_options(plan: &RunPlan) -> Result<LogOptions, Failure> {
     let streams = |option: &str, text: &str| -> Result<StreamMap, Failure> {
         text.parse()
             .map_err(|error| Failure::Usage(format!("--{option}: {error}")))
@@ -324,13 +338,16 @@ fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptio
     if let Some(path) = &plan.log_dir {
         logs = logs.with_log_dir(path);
     }
-    let command = CommandLine::new(plan.program.clone(), plan.args.iter().cloned());
-    let mut options = AgentOptions::new(command, plan.worker_count)
+    Ok(logs)
+}
+
+fn agent_options(plan: &RunPlan, are_nodes_identical: bool) -> Result<AgentOptions, Failure> {
+    let mut options = AgentOptions::new(plan.command.clone(), plan.worker_count)
         .with_name(plan.script.to_string_lossy())
         .with_role(&plan.role)
         .with_restart_rules(plan.restarts.rules.clone())
         .with_shutdown_timeout(plan.shutdown_timeout)
-        .with_logs(logs)
+        .with_logs(log_options(plan)?)
         .with_virtual_local_rank(plan.virtual_local_rank)
         .with_identical_nodes(are_nodes_identical)
         .with_relay(plan.has_relay)
@@ -425,6 +442,12 @@ fn conclude(
             signal,
             had_workers,
         }) => {
+            if !had_workers {
+                let signal = signals::name_of(*signal);
+                log::warn!(
+                    "stopped by {signal} before workers were started: leaving the rendezvous"
+                );
+            }
             leaving::leave(handler, plan.exit_limits.map(|limits| limits.leave));
             let by_signal = u8::try_from(*signal).map_or(1, |signal| signal.saturating_add(128));
             Ok(if *had_workers { 1 } else { by_signal })
@@ -486,7 +509,7 @@ fn show_failures(plan: &RunPlan, agent: &ElasticAgent, failures: &Failures, why:
     }
     let _ = writeln!(terminal::StandardError, "{}", agent.summary(failures));
     if plan.is_python
-        && let Some(hint) = hint::for_failures(Path::new(&plan.program), failures)
+        && let Some(hint) = hint::for_failures(Path::new(plan.command.program()), failures)
     {
         log::warn!("{hint}");
     }

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use elastic_agent::{HealthCheck, PreloadOptions, parse_line_filters};
+use elastic_agent::{CommandLine, Entrypoint, HealthCheck, PreloadOptions, parse_line_filters};
 use elastic_rendezvous::RendezvousParameters;
 
 use super::devices::DeviceKind;
@@ -48,6 +48,9 @@ Exit codes:
   2    invalid options: nothing was started
   3    a system call failed that concerns neither workers nor rendezvous
   128+N  signal N arrived before workers were started";
+
+/// How many threads the libraries of one worker use for computations.
+const THREADS: &str = "OMP_NUM_THREADS";
 
 /// Importing PyTorch and meeting take less on most machines.
 const EXPLAIN_AFTER: Duration = Duration::from_secs(30);
@@ -104,7 +107,7 @@ pub(crate) struct RunOptions {
     #[arg(
         long,
         // torchrun's abbreviations, some of which also begin --max-restarts-without-progress.
-        aliases = ["max_restarts", "max-r", "max-re", "max-res", "max-rest", "max-resta", "max-restar", "max-restart"],
+        aliases = ["max_restarts", "max", "max-", "max-r", "max-re", "max-res", "max-rest", "max-resta", "max-restar", "max-restart"],
         value_name = "N",
         allow_negative_numbers = true
     )]
@@ -221,8 +224,8 @@ pub(crate) struct RunOptions {
     #[arg(long, alias = "no_python")]
     no_python: bool,
 
-    /// Not supported.
-    #[arg(long, alias = "run_path", hide = true)]
+    /// SCRIPT is run by Python's `runpy.run_path` whatever its name: a file, a directory or a ZIP file with a __main__.py.
+    #[arg(long, alias = "run_path")]
     run_path: bool,
 
     /// The directory for log files; each run creates a directory in it. [default: a new temporary one]
@@ -383,10 +386,8 @@ pub(crate) struct RunPlan {
     pub(crate) duplicate_stderr_filters: Vec<String>,
     /// Whether each worker sees one GPU and local rank 0.
     pub(crate) virtual_local_rank: bool,
-    /// The program that each worker executes.
-    pub(crate) program: OsString,
-    /// The program's arguments, with `${local_rank}` not replaced.
-    pub(crate) args: Vec<OsString>,
+    /// What each worker executes, with `${local_rank}` not replaced.
+    pub(crate) command: CommandLine,
     /// Whether the program is a Python interpreter.
     pub(crate) is_python: bool,
     /// Whether to print the report as JSON.
@@ -417,10 +418,19 @@ pub(crate) struct RunPlan {
     pub(crate) preload: Option<PreloadOptions>,
     /// The script, module or program as the user gave it.
     pub(crate) script: OsString,
+    /// The file of a Python script, if it is the same for all workers.
+    pub(crate) script_file: Option<PathBuf>,
     /// Variables that workers get in addition to this command's own environment.
     pub(crate) environment: Vec<(&'static str, String)>,
     /// Warnings to log before the start, one line each.
     pub(crate) warnings: Vec<String>,
+}
+
+impl RunPlan {
+    /// Whether workers get a number of threads that the user has not chosen.
+    pub(crate) fn has_default_threads(&self) -> bool {
+        self.environment.iter().any(|(name, _)| *name == THREADS)
+    }
 }
 
 impl RunOptions {
@@ -433,9 +443,11 @@ impl RunOptions {
         surroundings: &Surroundings<'_>,
     ) -> Result<RunPlan, UsageError> {
         let mut warnings = Vec::new();
-        self.refuse_unsupported(surroundings)?;
+        self.refuse_unsupported()?;
         self.warn_of_ignored(surroundings, &mut warnings)?;
-        let (script, program, args, is_python) = self.command(surroundings)?;
+        let (entrypoint, command) = self.command(surroundings)?;
+        let script = entrypoint.name().to_owned();
+        let is_python = !matches!(entrypoint, Entrypoint::Program(_));
         let no_scheduler = surroundings.flag("no-scheduler", self.no_scheduler)?;
         let found = match no_scheduler {
             true => None,
@@ -457,8 +469,11 @@ impl RunOptions {
             None => None,
         };
         let preload = self.preload(surroundings, &mut warnings)?;
-        if preload.is_some() && !is_python {
-            return Err(UsageError::PreloadWithoutPython { script });
+        match entrypoint {
+            _ if preload.is_none() => {}
+            Entrypoint::Program(_) => return Err(UsageError::PreloadWithoutPython { script }),
+            Entrypoint::RunPath(_) => return Err(UsageError::PreloadWithRunPath),
+            Entrypoint::Script(_) | Entrypoint::Module(_) => {}
         }
         let health_port = health_port(surroundings, &mut warnings);
         let health_check = self.health_check(surroundings, &mut warnings)?;
@@ -494,12 +509,9 @@ impl RunOptions {
         );
         // Workers that launch others pass this on (`torch/distributed/launcher/api.py`).
         let mut environment = vec![("TORCHELASTIC_SIGNALS_TO_HANDLE", signals.clone())];
-        if worker_count > 1 && surroundings.variable("OMP_NUM_THREADS").is_none() {
-            warnings.push(format!(
-                "OMP_NUM_THREADS is not set: each of the {worker_count} workers gets OMP_NUM_THREADS=1, so that \
-                 they do not overload this machine; set it for the best performance"
-            ));
-            environment.push(("OMP_NUM_THREADS", "1".to_owned()));
+        // So that several workers do not overload this machine, as with torchrun.
+        if worker_count > 1 && surroundings.variable(THREADS).is_none() {
+            environment.push((THREADS, "1".to_owned()));
         }
         Ok(RunPlan {
             rendezvous: rendezvous.with_relays(has_relay),
@@ -554,8 +566,8 @@ impl RunOptions {
                 "",
             )),
             virtual_local_rank: surroundings.flag("virtual-local-rank", self.virtual_local_rank)?,
-            program,
-            args,
+            script_file: script_file(&entrypoint),
+            command,
             is_python,
             json: surroundings.flag("json", self.json)?,
             explain_after: match surroundings.given("explain-after", self.explain_after) {
@@ -636,19 +648,17 @@ impl RunOptions {
     }
 
     /// Rejects options without which the job would do something else than the user asked for.
-    fn refuse_unsupported(&mut self, surroundings: &Surroundings<'_>) -> Result<(), UsageError> {
+    fn refuse_unsupported(&mut self) -> Result<(), UsageError> {
         let refuse = |name: String, why| Err(UsageError::Unsupported { name, why });
         if let Some(mode) = self.numa_binding.take().filter(|mode| mode != "none") {
             let why = "workers are not bound to processors; a script can call numactl";
             return refuse(format!("--numa-binding {mode}"), why);
         }
-        if let Some(name) = self.logs_specs.take() {
-            let why = "it names a Python class, and the launcher runs no Python";
+        // `default` is the name of what torchrun does without the option.
+        if let Some(name) = self.logs_specs.take().filter(|name| name != "default") {
+            let why = "it names a Python class of a plug-in for torchrun, and the launcher runs no Python; for files \
+                       use --log-dir, --redirects and --tee";
             return refuse(format!("--logs-specs {name}"), why);
-        }
-        if surroundings.flag("run-path", self.run_path)? {
-            let why = "the launcher runs no Python; without the option python runs the script";
-            return refuse("--run-path".to_owned(), why);
         }
         if let Some(shell) = self.print_completion.take() {
             return refuse(
@@ -696,11 +706,10 @@ impl RunOptions {
         }))
     }
 
-    /// The name for reports, the program, its arguments, and whether it is a Python interpreter.
     fn command(
         &mut self,
         surroundings: &Surroundings<'_>,
-    ) -> Result<(OsString, OsString, Vec<OsString>, bool), UsageError> {
+    ) -> Result<(Entrypoint, CommandLine), UsageError> {
         let Some(Script::Command(words)) = self.script.take() else {
             return Err(UsageError::NoScript);
         };
@@ -708,26 +717,33 @@ impl RunOptions {
         let script = words.next().ok_or(UsageError::NoScript)?;
         let is_module = surroundings.flag("module", self.module)?;
         let no_python = surroundings.flag("no-python", self.no_python)?;
-        if is_module && no_python {
-            return Err(UsageError::ModuleWithoutPython);
-        }
-        let is_python = is_module || (!no_python && is_python_file(&script));
-        if !is_python {
-            return Ok((script.clone(), script, words.collect(), false));
-        }
+        let is_run_path = surroundings.flag("run-path", self.run_path)?;
+        let entrypoint = match (is_run_path, is_module, no_python) {
+            // As with torchrun, whatever else is given.
+            (true, _, _) => Entrypoint::RunPath(script),
+            (_, true, true) => return Err(UsageError::ModuleWithoutPython),
+            (_, true, false) => Entrypoint::Module(script),
+            _ if !no_python && is_python_file(&script) => Entrypoint::Script(script),
+            _ => Entrypoint::Program(script),
+        };
         let interpreter = surroundings
             .variable("PYTHON_EXEC")
             .map(|given| given.value)
             .filter(|path| !path.is_empty())
             .unwrap_or_else(|| "python3".to_owned());
-        // Unbuffered, so that the last output of a worker that crashes is not lost.
-        let mut args: Vec<OsString> = vec!["-u".into()];
-        if is_module {
-            args.push("-m".into());
+        let command = CommandLine::of(&entrypoint, interpreter, words);
+        Ok((entrypoint, command))
+    }
+}
+
+/// The file that Python reads; `None` if its name depends on the worker.
+fn script_file(entrypoint: &Entrypoint) -> Option<PathBuf> {
+    match entrypoint {
+        Entrypoint::Script(path) | Entrypoint::RunPath(path) => {
+            let varies = path.as_encoded_bytes().contains(&b'$');
+            (!varies).then(|| path.into())
         }
-        args.push(script.clone());
-        args.extend(words);
-        Ok((script, interpreter.into(), args, true))
+        Entrypoint::Module(_) | Entrypoint::Program(_) => None,
     }
 }
 

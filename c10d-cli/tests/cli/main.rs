@@ -14,6 +14,7 @@ mod relay;
 mod run;
 mod run_explain;
 mod run_failures;
+mod run_first_use;
 mod run_health;
 mod run_health_port;
 mod run_options;

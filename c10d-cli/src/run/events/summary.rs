@@ -18,6 +18,9 @@ pub(super) struct Summary {
     last: Vec<Row>,
     left_out: usize,
     total: Duration,
+    /// Whether any round has reported steps.
+    has_steps: bool,
+    ran: Duration,
     productive: Duration,
     restarts_used: usize,
     restarts_left: usize,
@@ -29,6 +32,8 @@ struct Row {
     ended: &'static str,
     meeting: Duration,
     first_step: Option<Duration>,
+    ran: Duration,
+    /// Zero if the workers have reported no step, as then it is not known when they were done with their imports.
     productive: Duration,
     stop: Duration,
     total: Duration,
@@ -43,6 +48,7 @@ impl Summary {
             ended: round::ending(&record.ending).0,
             meeting: phases.rendezvous + phases.ranks + phases.start,
             first_step: record.first_progress,
+            ran: phases.run,
             productive: productive(record),
             stop: phases.stop,
             total: phases.total(),
@@ -55,7 +61,9 @@ impl Summary {
 
     fn push(&mut self, row: Row) {
         self.total += row.total;
+        self.ran += row.ran;
         self.productive += row.productive;
+        self.has_steps |= row.first_step.is_some();
         if self.first.len() < ROWS_FIRST {
             self.first.push(row);
             return;
@@ -68,11 +76,11 @@ impl Summary {
     }
 }
 
-/// From the first progress to the last; without any reports the whole time in which the workers ran.
+/// From the first progress to the last.
 fn productive(record: &RoundRecord) -> Duration {
     match (record.first_progress, record.last_progress) {
         (Some(first), Some(last)) => last.saturating_sub(first).min(record.phases.run),
-        _ => record.phases.run,
+        _ => Duration::ZERO,
     }
 }
 
@@ -81,8 +89,8 @@ impl fmt::Display for Summary {
         writeln!(f, "where the time of this node went, in seconds:")?;
         writeln!(
             f,
-            "{:>6}  {:<15} {:>9} {:>10} {:>10} {:>8} {:>10}  last step",
-            "round", "ended", "meeting", "first step", "productive", "stop", "total"
+            "{:>6}  {:<15} {:>9} {:>10} {:>10} {:>10} {:>8} {:>10}  last step",
+            "round", "ended", "meeting", "ran", "first step", "productive", "stop", "total"
         )?;
         for row in &self.first {
             writeln!(f, "{row}")?;
@@ -93,18 +101,32 @@ impl fmt::Display for Summary {
         for row in &self.last {
             writeln!(f, "{row}")?;
         }
-        let share = match self.total.as_secs_f64() {
+        let total = self.total.as_secs_f64();
+        let share = |part: Duration| match total {
             0.0 => 0.0,
-            total => 100.0 * self.productive.as_secs_f64() / total,
+            total => 100.0 * part.as_secs_f64() / total,
         };
+        write!(f, "total {total:.1} s: ")?;
+        if self.has_steps {
+            write!(
+                f,
+                "{:.1} s productive ({:.0} %), {:.1} s lost",
+                self.productive.as_secs_f64(),
+                share(self.productive),
+                self.total.saturating_sub(self.productive).as_secs_f64(),
+            )?;
+        } else {
+            write!(
+                f,
+                "workers ran for {:.1} s ({:.0} %), imports included (no worker has reported a step: see --progress-file)",
+                self.ran.as_secs_f64(),
+                share(self.ran),
+            )?;
+        }
         writeln!(
             f,
-            "total {:.1} s: {:.1} s productive ({share:.0} %), {:.1} s lost; {} restarts used, {} left",
-            self.total.as_secs_f64(),
-            self.productive.as_secs_f64(),
-            self.total.saturating_sub(self.productive).as_secs_f64(),
-            self.restarts_used,
-            self.restarts_left,
+            "; {} restarts used, {} left",
+            self.restarts_used, self.restarts_left
         )
     }
 }
@@ -112,17 +134,21 @@ impl fmt::Display for Summary {
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let round = self.round.map_or("-".to_owned(), |round| round.to_string());
-        let first = self.first_step;
-        let first = first.map_or("-".to_owned(), |time| format!("{:.1}", time.as_secs_f64()));
+        let seconds = |time: Option<Duration>| {
+            time.map_or("-".to_owned(), |time| format!("{:.1}", time.as_secs_f64()))
+        };
+        let productive = self.first_step.map(|_| self.productive);
         let step = self
             .last_step
             .map_or("-".to_owned(), |step| step.to_string());
         write!(
             f,
-            "{round:>6}  {:<15} {:>9.1} {first:>10} {:>10.1} {:>8.1} {:>10.1}  {step}",
+            "{round:>6}  {:<15} {:>9.1} {:>10.1} {:>10} {:>10} {:>8.1} {:>10.1}  {step}",
             self.ended,
             self.meeting.as_secs_f64(),
-            self.productive.as_secs_f64(),
+            self.ran.as_secs_f64(),
+            seconds(self.first_step),
+            seconds(productive),
             self.stop.as_secs_f64(),
             self.total.as_secs_f64(),
         )
@@ -143,7 +169,8 @@ mod tests {
             ended,
             meeting: Duration::from_millis(1250),
             first_step: step.map(|_| seconds(30)),
-            productive: seconds(productive),
+            ran: seconds(productive + 30),
+            productive: step.map_or(Duration::ZERO, |_| seconds(productive)),
             stop: seconds(5),
             total: seconds(productive + 40),
             last_step: step,
@@ -160,10 +187,10 @@ mod tests {
         assert_eq!(
             summary.to_string(),
             "where the time of this node went, in seconds:\n \
-             round  ended             meeting first step productive     stop      total  last step\n     \
-             0  stuck                 1.2       30.0      100.0      5.0      140.0  1700\n     \
-             1  succeeded             1.2          -      220.0      5.0      260.0  -\n\
-             total 400.0 s: 320.0 s productive (80 %), 80.0 s lost; 1 restarts used, 2 left\n"
+             round  ended             meeting        ran first step productive     stop      total  last step\n     \
+             0  stuck                 1.2      130.0       30.0      100.0      5.0      140.0  1700\n     \
+             1  succeeded             1.2      250.0          -          -      5.0      260.0  -\n\
+             total 400.0 s: 100.0 s productive (25 %), 300.0 s lost; 1 restarts used, 2 left\n"
         );
     }
 
@@ -181,7 +208,7 @@ mod tests {
         );
         assert!(text.contains("\n        ... 980 more rounds\n"), "{text}");
         assert!(
-            text.contains("\ntotal 100000.0 s: 60000.0 s productive (60 %)"),
+            text.contains("\ntotal 100000.0 s: workers ran for 90000.0 s (90 %), imports included"),
             "{text}"
         );
     }
@@ -191,7 +218,7 @@ mod tests {
         assert!(
             Summary::default()
                 .to_string()
-                .contains("total 0.0 s: 0.0 s productive (0 %)")
+                .contains("total 0.0 s: workers ran for 0.0 s (0 %)")
         );
     }
 }

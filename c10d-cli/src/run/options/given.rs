@@ -103,6 +103,10 @@ pub(crate) enum UsageError {
         /// The script, as given.
         script: OsString,
     },
+    #[error(
+        "--preload cannot be combined with --run-path: forked workers run a script or a module"
+    )]
+    PreloadWithRunPath,
     #[error("no SCRIPT given: name a script or program to run")]
     NoScript,
 }

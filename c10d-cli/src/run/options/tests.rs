@@ -94,8 +94,11 @@ fn rendezvous(line: &str, variables: Variables<'_>) -> String {
 /// The program and its arguments.
 fn command(line: &str, variables: Variables<'_>) -> Vec<String> {
     let plan = plan(line, variables);
-    let words = std::iter::once(plan.program).chain(plan.args);
-    words.map(|word| word.into_string().unwrap()).collect()
+    let program = std::iter::once(plan.command.program());
+    let words = program.chain(plan.command.arguments().iter().map(OsString::as_os_str));
+    words
+        .map(|word| word.to_str().unwrap().to_owned())
+        .collect()
 }
 
 #[test]
@@ -131,8 +134,8 @@ fn a_script_alone_has_torchruns_defaults() {
             duplicate_stdout_filters: Vec::new(),
             duplicate_stderr_filters: Vec::new(),
             virtual_local_rank: false,
-            program: "python3".into(),
-            args: vec!["-u".into(), "s.py".into()],
+            command: elastic_agent::CommandLine::new("python3", ["-u", "s.py"]),
+            script_file: Some("s.py".into()),
             is_python: true,
             json: false,
             explain_after: Some(Duration::from_secs(30)),
@@ -274,7 +277,7 @@ fn all_arguments_after_the_script_are_the_scripts() {
         assert_eq!(command(&format!("-- {line}"), &[]), words);
     }
     let empty = plan_of(["", "a"], &[]).unwrap();
-    assert_eq!((empty.program, empty.args), ("".into(), vec!["a".into()]));
+    assert_eq!(empty.command, elastic_agent::CommandLine::new("", ["a"]));
 }
 
 #[test]
@@ -384,12 +387,12 @@ fn several_workers_get_one_thread_each_by_default() {
         threads("--nproc-per-node=2 s.py", &[("OMP_NUM_THREADS", "")]),
         None
     );
-    let warnings = plan("--nproc-per-node=2 s.py", &[]).warnings;
-    assert_eq!(warnings.len(), 1);
-    assert!(
-        warnings[0].starts_with("OMP_NUM_THREADS is not set"),
-        "{warnings:?}"
-    );
+    let given = [("OMP_NUM_THREADS", "4")];
+    for (variables, is_default) in [(&[][..], true), (&given, false)] {
+        let plan = plan("--nproc-per-node=2 s.py", variables);
+        assert_eq!(plan.has_default_threads(), is_default);
+        assert!(plan.warnings.is_empty(), "{:?}", plan.warnings);
+    }
 }
 
 #[test]
@@ -556,7 +559,10 @@ fn an_invalid_value_is_named_with_its_option() {
             "--numa-binding node is not supported: ",
         ),
         ("--logs-specs=x s.py", "--logs-specs x is not supported: "),
-        ("--run-path s.py", "--run-path is not supported: "),
+        (
+            "--run-path --preload torch s.py",
+            "--preload cannot be combined with --run-path",
+        ),
         (
             "--print-completion=bash s.py",
             "--print-completion bash is not supported: ",
@@ -603,7 +609,6 @@ fn an_invalid_variable_is_named() {
         ("PET_STANDALONE", "true", "PET_STANDALONE is \"true\""),
         ("PET_STANDALONE", "", "PET_STANDALONE is \"\""),
         ("PET_MASTER_PORT", "", "PET_MASTER_PORT is \"\""),
-        ("PET_RUN_PATH", "1", "--run-path is not supported"),
         (
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
             "-8",

@@ -1,0 +1,331 @@
+//! The first minutes with `c10d run`: what it says before the job does, what it finds out before it joins, and what it
+//! leaves behind.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::process::{Ended, Running, Server, command, free_port};
+
+/// `c10d run WORDS` with a temporary directory of its own.
+fn launcher<'w>(folder: &TempDir, words: impl IntoIterator<Item = &'w str>) -> Command {
+    let mut command = command(["run"].into_iter().chain(words));
+    command
+        .env("TMPDIR", folder.path())
+        .env_remove("OMP_NUM_THREADS")
+        .env_remove("TORCHELASTIC_ERROR_FILE")
+        .current_dir(folder.path());
+    command
+}
+
+fn run(folder: &TempDir, words: &[&str]) -> Ended {
+    Running::start(launcher(folder, words.iter().copied())).end()
+}
+
+fn entries(folder: &TempDir) -> Vec<String> {
+    let entries = fs::read_dir(folder.path()).unwrap();
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+#[track_caller]
+fn assert_matches(line: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(line.contains(part), "no {part:?} in {line:?}");
+    }
+}
+
+#[test]
+fn a_job_that_goes_well_has_two_lines() {
+    let folder = TempDir::new().unwrap();
+    let options = ["--standalone", "--nproc-per-node=2"];
+    let ended = run(
+        &folder,
+        &[&options[..], &["sh", "-c", "echo $RANK"]].concat(),
+    );
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let lines: Vec<&str> = ended.stderr.lines().collect();
+    let [started, store] = lines[..] else {
+        panic!("{ended:?}");
+    };
+    assert_matches(
+        started,
+        &[
+            "INFO",
+            "started ranks 0-1 of 2: pid ",
+            "OMP_NUM_THREADS is not set: each gets 1",
+        ],
+    );
+    assert_matches(
+        store,
+        &[
+            "status page: http://127.0.0.1:",
+            "if the job hangs: c10d why --connect 127.0.0.1:",
+        ],
+    );
+    assert!(!ended.stderr.contains("::"), "{ended:?}");
+    assert_eq!(entries(&folder), [""; 0]);
+}
+
+#[test]
+fn a_chosen_log_level_shows_the_modules_that_log() {
+    let folder = TempDir::new().unwrap();
+    let mut command = launcher(&folder, ["--standalone", "true"]);
+    command.env("RUST_LOG", "debug");
+    let ended = Running::start(command).end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_matches(
+        &ended.stderr,
+        &[
+            "c10d_rendezvous] this process hosts the rendezvous store",
+            "elastic_agent::agent] world size 1: rank 0 = local rank 0, pid ",
+        ],
+    );
+}
+
+#[test]
+fn a_directory_of_logs_stays_if_a_worker_has_written_to_it() {
+    let folder = TempDir::new().unwrap();
+    let ended = run(&folder, &["--standalone", "-t3", "sh", "-c", "echo here"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_matches(&ended.stderr, &["logs of this node's workers are in "]);
+    let left = entries(&folder);
+    assert!(
+        matches!(&left[..], [it] if it.starts_with("torchelastic_")),
+        "{left:?}"
+    );
+
+    let folder = TempDir::new().unwrap();
+    let script = "echo '{}' > \"$TORCHELASTIC_ERROR_FILE\"; exit 3";
+    let ended = run(&folder, &["--standalone", "sh", "-c", script]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert_matches(&ended.stderr, &["logs of this node's workers are in "]);
+    assert_eq!(entries(&folder).len(), 1);
+
+    // Nothing is written, not even by a worker that fails.
+    let folder = TempDir::new().unwrap();
+    let ended = run(&folder, &["--standalone", "sh", "-c", "exit 3"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(!ended.stderr.contains("logs of"), "{ended:?}");
+    assert_eq!(entries(&folder), [""; 0]);
+}
+
+/// Nobody is at the endpoint: a node that joined would wait for it.
+#[test]
+fn what_keeps_workers_from_starting_is_noticed_before_the_join() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("file"), "").unwrap();
+    let port = free_port();
+    let endpoint = format!("--rdzv-endpoint=127.0.0.1:{port}");
+    let common = [
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=is_host=0",
+        &endpoint,
+    ];
+    for (words, text) in [
+        (
+            &["./missing.sh"][..],
+            "cannot start ./missing.sh: No such file",
+        ),
+        (&["./file"], "./file is not executable: chmod +x ./file"),
+        (&["missing-program"], "cannot start missing-program: "),
+        (&["missing.py"], "cannot read the script missing.py (in "),
+        (
+            &["--run-path", "missing"],
+            "cannot read the script missing (in ",
+        ),
+        (
+            &["--log-dir=file", "true"],
+            "cannot create the log directory file: ",
+        ),
+        (
+            &["--log-dir=file/x", "-t3", "true"],
+            "cannot create the log directory file/x: ",
+        ),
+    ] {
+        let ended = run(&folder, &[&common, words].concat());
+        ended.assert_fails(1, text);
+    }
+    assert_eq!(entries(&folder), ["file"]);
+
+    let mut command = launcher(&folder, common);
+    command.arg("true").env("TMPDIR", "/nonexistent");
+    let ended = Running::start(command).end();
+    ended.assert_fails(
+        1,
+        "cannot create the log directory /nonexistent/torchelastic_",
+    );
+
+    // The report of a run without a round is one too.
+    let report = folder.path().join("error.json");
+    let mut command = launcher(&folder, common);
+    command
+        .arg("missing.py")
+        .env("TORCHELASTIC_ERROR_FILE", &report);
+    assert_eq!(Running::start(command).end().code, Some(1));
+    assert!(fs::read_to_string(report).unwrap().contains("missing.py"));
+}
+
+#[test]
+fn a_dry_run_warns_of_a_missing_script() {
+    let folder = TempDir::new().unwrap();
+    let ended = run(&folder, &["--dry-run", "missing.py"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_matches(
+        ended.stdout_text(),
+        &["warning           cannot read the script missing.py (in "],
+    );
+}
+
+#[test]
+fn a_node_says_what_it_waits_for_and_how_long() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start();
+    let endpoint = format!("--rdzv-endpoint={}", server.address);
+    let common = [
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=is_host=0,join_timeout=333",
+        &endpoint,
+    ];
+    for (nodes, parts) in [
+        (
+            "--nnodes=2",
+            [
+                "INFO",
+                "1 of 2 nodes at 127.0.0.1:",
+                ": waiting up to 33",
+                " s (join_timeout) for 1 more",
+            ],
+        ),
+        (
+            "--nnodes=1:3",
+            [
+                "INFO",
+                "1 of 1 to 3 nodes at 127.0.0.1:",
+                " s (last_call_timeout)",
+                ", or when 2 more have joined",
+            ],
+        ),
+    ] {
+        let id = format!("--rdzv-id={nodes}");
+        let words = common.into_iter().chain([nodes, &id, "true"]);
+        let mut node = Running::start(launcher(&folder, words));
+        assert_matches(&node.line_of_stderr(), &parts);
+    }
+}
+
+#[test]
+fn a_signal_while_nodes_meet_leaves_a_line() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start();
+    let endpoint = format!("--rdzv-endpoint={}", server.address);
+    let words = [
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=is_host=0",
+        &endpoint,
+        "true",
+    ];
+    let mut node = Running::start(launcher(&folder, words));
+    let mut lines = BufReader::new(node.stderr()).lines().map(Result::unwrap);
+    let waiting = lines.next().unwrap();
+    assert_matches(&waiting, &["waiting up to"]);
+    node.signal(Signal::TERM);
+    let last = lines.last().unwrap();
+    assert_matches(
+        &last,
+        &["WARN", "stopped by SIGTERM before workers were started"],
+    );
+    assert_eq!(node.end().code, Some(143));
+}
+
+/// The workers' store is reached at the address at which the nodes have met, and so is on no other interface.
+#[test]
+fn nodes_that_meet_on_loopback_have_their_store_there() {
+    let folder = TempDir::new().unwrap();
+    let server = Server::start();
+    let endpoint = format!("--rdzv-endpoint={}", server.address);
+    let words = [
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-conf=is_host=0",
+        &endpoint,
+    ];
+    let script = "test $MASTER_ADDR = 127.0.0.1";
+    let node = || {
+        let mut command = launcher(&folder, words);
+        command.args(["sh", "-c", script]);
+        Running::start(command)
+    };
+    for ended in [node(), node()].map(Running::end) {
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(!ended.stderr.contains("WARN"), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_dry_run_shows_logs_restarts_and_preloading() {
+    let folder = TempDir::new().unwrap();
+    fs::write(folder.path().join("s.py"), "").unwrap();
+    let default = run(&folder, &["--dry-run", "s.py"]);
+    let temporary = format!(
+        "log dir           a new directory in {}\n",
+        folder.path().display()
+    );
+    assert_matches(
+        default.stdout_text(),
+        &[&temporary, "max restarts      0\n"],
+    );
+    let words = [
+        "--dry-run",
+        "--log-dir=/var/log/job",
+        "-t3",
+        "--preload=torch",
+        "--preload-required",
+        "--restart-budget=10/1h",
+        "--max-restarts-without-progress=3",
+        "--no-restart-exit-codes=93,-6",
+        "--progress-timeout=10m",
+        "--health-check=nvidia-smi",
+        "s.py",
+    ];
+    let ended = run(&folder, &words);
+    assert_matches(
+        ended.stdout_text(),
+        &[
+            "log dir           /var/log/job\n",
+            "tee               3\n",
+            "preload           torch, required\n",
+            "max restarts      no limit\n",
+            "restart budget    10 in any 3600s\n",
+            "without progress  3\n",
+            "no restart after  -6,93\n",
+            "progress timeout  600s\n",
+            "health check      nvidia-smi\n",
+        ],
+    );
+    let json = run(&folder, &[&words[..1], &["--json"], &words[1..]].concat());
+    let plan: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(plan["log_dir"], "/var/log/job");
+    assert_eq!(plan["restart_rules"]["without_progress"], "3");
+    assert!(!Path::new("/var/log/job").exists());
+}
+
+#[test]
+fn an_abbreviation_is_torchruns_and_a_suggestion_has_the_name_of_the_help() {
+    let folder = TempDir::new().unwrap();
+    let ended = run(&folder, &["--dry-run", "--max", "3", "true"]);
+    assert_matches(ended.stdout_text(), &["max restarts      3\n"]);
+    let ended = run(&folder, &["--max-restart-s=3", "true"]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert_matches(
+        &ended.stderr,
+        &["tip: a similar argument exists: '--max-restarts'"],
+    );
+}
