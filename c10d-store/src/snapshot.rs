@@ -65,6 +65,9 @@ pub struct ConnectionRecord {
     pub reads: Vec<Version>,
     /// When and why it closed; `None` while it is open.
     pub closed: Option<Closed>,
+    /// Since when it has been away: it is behind a relay, or resumes, and has no connection to the server. `None` if it has
+    /// one, or is closed.
+    pub away_since: Option<Duration>,
 }
 
 impl ConnectionRecord {
@@ -81,6 +84,7 @@ impl ConnectionRecord {
             wait: None,
             reads: Vec::new(),
             closed: None,
+            away_since: None,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The relay with a real store and real clients, over loopback.
 
+mod away;
 mod basics;
 mod cuts;
 mod history;

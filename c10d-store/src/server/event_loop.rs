@@ -874,8 +874,10 @@ impl EventLoop {
                 let address = connection.peer.ip();
                 self.strangers.on_failure(address, Instant::now());
             }
-            if let Some(session) = connection.link {
-                self.sessions.link_closed(session, token, Instant::now());
+            if let Some(session) = connection.link
+                && self.sessions.link_closed(session, token, Instant::now())
+            {
+                self.set_away(session, true);
             }
             // Close the socket before its end wakes other connections.
             drop(connection);

@@ -133,18 +133,20 @@ impl Sessions {
     }
 
     /// A connection was closed that may have been the link of this session: its time runs (docs/wire.md, SESSION 9).
-    pub(super) fn link_closed(&mut self, slot: usize, link: Token, now: Instant) {
+    /// Returns whether it was, so that its clients are away from now on.
+    pub(super) fn link_closed(&mut self, slot: usize, link: Token, now: Instant) -> bool {
         let Some(session) = self.slots.get_mut(slot) else {
-            return;
+            return false;
         };
         if session.link != Some(link) {
-            return;
+            return false;
         }
         session.link = None;
         session.expires = now.checked_add(session.keep);
         if let Some(at) = session.expires {
             self.expiries.add(at, Token(slot));
         }
+        true
     }
 
     /// Removes a session. Its clients are closed by the caller.
@@ -254,6 +256,11 @@ impl Session {
     }
 
     /// The connections of all clients.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = Token> {
+        self.clients.iter().map(|(_, token)| *token)
+    }
+
+    /// The connections of all clients.
     pub(super) fn into_clients(self) -> impl Iterator<Item = Token> {
         self.clients.into_iter().map(|(_, token)| token)
     }
@@ -300,14 +307,14 @@ mod tests {
         let (id, start) = (SessionId::random(), Instant::now());
         let (slot, _) = accepted(sessions.attach(&hello(id, StoreId::ANY, 1), candidate(1)));
         assert_eq!(sessions.time_left(|| start), None);
-        sessions.link_closed(slot, Token(1), start);
+        assert!(sessions.link_closed(slot, Token(1), start));
         assert_eq!(sessions.time_left(|| start), Some(KEEP));
 
         let again = sessions.attach(&hello(id, store, 2), candidate(2));
         assert_eq!(accepted(again), (slot, None));
         assert_eq!(sessions.next_expired(start + KEEP), None);
         // The late end of the first link is not that of the second.
-        sessions.link_closed(slot, Token(1), start);
+        assert!(!sessions.link_closed(slot, Token(1), start));
         assert_eq!(sessions.time_left(|| start), None);
 
         sessions.link_closed(slot, Token(2), start + KEEP);

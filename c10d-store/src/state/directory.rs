@@ -221,7 +221,9 @@ impl Directory {
             .filter(|(_, entry)| entry.is_open())
             .map(|(slot, entry)| {
                 let mut record = entry.activity.to_record();
-                record.wait = pending_wait(ConnId::new(slot as u32, entry.generation), waiters);
+                let conn = ConnId::new(slot as u32, entry.generation);
+                record.wait = pending_wait(conn, waiters);
+                record.away_since = waiters.away_since(conn).map(Moment::since_start);
                 record
             });
         (open.collect(), self.closed.records().collect())
@@ -268,7 +270,8 @@ impl Copying {
             return 0;
         }
         entry.copied_in = snapshot;
-        let waiting = waiters.waiting_of(ConnId::new(slot, entry.generation));
+        let conn = ConnId::new(slot, entry.generation);
+        let waiting = waiters.waiting_of(conn);
         let start = self.image.missing.len();
         let wait = waiting.map(|waiting| {
             let missing = waiters.missing_of(waiting).take(MISSING_MAX);
@@ -282,6 +285,7 @@ impl Copying {
         self.image.open.push(ConnectionImage {
             activity: entry.activity,
             wait,
+            away_since: waiters.away_since(conn),
         });
         self.image.missing.len() - start
     }

@@ -42,6 +42,7 @@ pub(super) struct ConnectionsImage {
 pub(super) struct ConnectionImage {
     pub(super) activity: Activity,
     pub(super) wait: Option<WaitImage>,
+    pub(super) away_since: Option<Moment>,
 }
 
 #[derive(Debug)]
@@ -121,6 +122,7 @@ impl Image {
 
     fn open_connection(&self, connection: &ConnectionImage) -> ConnectionRecord {
         let mut record = connection.activity.to_record();
+        record.away_since = connection.away_since.map(Moment::since_start);
         record.wait = connection.wait.as_ref().map(|wait| {
             let (start, count) = wait.missing;
             PendingWait {

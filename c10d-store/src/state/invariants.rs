@@ -13,7 +13,8 @@ impl StoreState {
     ///
     /// - No slot and no queue is empty, and values and their bytes are counted.
     /// - A slot and its list of waiters refer to each other, and the chains are consistent.
-    /// - No WAIT or QUEUE_TAKE waits for a queue with more elements than woken connections. There is no such invariant
+    /// - No WAIT or QUEUE_TAKE waits for a queue with more elements than woken connections, except of a connection that is
+    ///   away. There is no such invariant
     ///   for values: an unfinished BARRIER creates its counter without waking waits (docs/wire.md).
     pub(crate) fn check_invariants(&self) {
         let mut values = 0;

@@ -259,7 +259,22 @@ impl StoreState {
             self.announcements.close(closed);
         }
         self.cancel(conn);
+        self.waiters.set_away(conn, None);
         if !self.pledges.is_empty() {
+            self.settle_pledge(conn, None, replies);
+        }
+    }
+
+    /// The session of a connection has lost its link, or has another one (docs/wire.md, SESSION 11). A connection that is
+    /// away is given no element of a queue, and passes on a wakeup. One that comes back is given what is there.
+    pub(crate) fn set_away(&mut self, conn: ConnId, is_away: bool, replies: &mut impl Replies) {
+        self.directory.keep(conn, &self.waiters);
+        if !self.waiters.set_away(conn, is_away.then_some(self.now)) {
+            return;
+        }
+        if !is_away {
+            self.give_elements(conn, replies);
+        } else if !self.pledges.is_empty() {
             self.settle_pledge(conn, None, replies);
         }
     }
@@ -657,6 +672,30 @@ impl StoreState {
         if let Some(name) = self.waiters.element_pushed(list, &mut woken) {
             self.slots.remove_waiters(&name);
         }
+        self.woken = woken;
+        self.reply_to_woken(key, replies);
+    }
+
+    /// Ends the wait of a connection for queues that have elements.
+    fn give_elements(&mut self, conn: ConnId, replies: &mut impl Replies) {
+        let entries = self.waiters.element_entries(conn);
+        let given: Vec<(u32, Arc<[u8]>)> = entries
+            .filter(|(_, name)| self.queue(name).is_some())
+            .map(|(at, name)| (at, Arc::clone(name)))
+            .collect();
+        for (at, key) in given {
+            let mut woken = std::mem::take(&mut self.woken);
+            if let Some(name) = self.waiters.element_given(at, &mut woken) {
+                self.slots.remove_waiters(&name);
+            }
+            self.woken = woken;
+            self.reply_to_woken(&key, replies);
+        }
+    }
+
+    /// Replies to the connections whose waits an element of this queue has ended.
+    fn reply_to_woken(&mut self, key: &[u8], replies: &mut impl Replies) {
+        let mut woken = std::mem::take(&mut self.woken);
         for Woken { conn, answer, .. } in woken.drain(..) {
             match answer {
                 Answer::Stop => {

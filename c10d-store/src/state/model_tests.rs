@@ -1,7 +1,7 @@
 //! Compares the state with a naive model that scans everything: the same requests must get the same
 //! replies in the same order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -38,6 +38,8 @@ enum Operation {
     Barrier(u8, i64),
     Ping,
     Disconnect,
+    Away,
+    Back,
 }
 
 /// The part of a value that a waiter knows: the bytes at an offset, and possibly the length.
@@ -119,6 +121,8 @@ fn operation() -> impl Strategy<Value = Operation> {
         4 => (key(), 0..5_i64).prop_map(|(k, n)| Operation::Barrier(k, n)),
         1 => Just(Operation::Ping),
         2 => Just(Operation::Disconnect),
+        4 => Just(Operation::Away),
+        4 => Just(Operation::Back),
     ]
 }
 
@@ -148,6 +152,8 @@ struct Model {
     pending: Vec<Pending>,
     /// The connections that a push has woken and that have not used the wakeup, each with its queue.
     pledges: BTreeMap<u64, u8>,
+    /// The connections whose sessions have no link.
+    away: BTreeSet<u64>,
     clock: u64,
     replies: Vec<(u64, OwnedReply)>,
 }
@@ -169,7 +175,7 @@ impl Model {
         OwnedReply::Bytes(self.values.get(&key).cloned().unwrap_or_default())
     }
 
-    /// The waits that miss `key`, oldest entry first: the time of the entry and the connection.
+    /// The waits that miss `key`, oldest entry first, those that are away last: the time of the entry and the connection.
     fn waiting_for(&self, key: u8) -> Vec<(u64, u64)> {
         let mut entries = Vec::new();
         for pending in &self.pending {
@@ -179,8 +185,41 @@ impl Model {
                 }
             }
         }
-        entries.sort_unstable();
+        entries.sort_unstable_by_key(|(since, conn)| (self.away.contains(conn), *since));
         entries
+    }
+
+    /// Its waits leave their places.
+    fn move_entries(&mut self, conn: u64) {
+        for pending in self.pending.iter_mut().filter(|p| p.conn == conn) {
+            for (_, since) in &mut pending.missing {
+                self.clock += 1;
+                *since = self.clock;
+            }
+        }
+    }
+
+    fn come_back(&mut self, conn: u64) {
+        self.move_entries(conn);
+        let waits = self.pending.iter().find(|p| p.conn == conn);
+        let takes = |p: &&Pending| matches!(p.kind, Kind::Wait | Kind::Barrier | Kind::Take(_));
+        let missing = waits.filter(takes).map(|p| p.missing.clone());
+        for (key, since) in missing.unwrap_or_default() {
+            if self.has_element(key)
+                && let Some(pending) = self.remove_entry(conn, since)
+            {
+                self.give(conn, key, &pending.kind);
+            }
+        }
+    }
+
+    fn give(&mut self, conn: u64, key: u8, kind: &Kind) {
+        if let Kind::Take(max) = kind {
+            self.reply_elements(conn, key, *max);
+        } else {
+            self.pledges.insert(conn, key);
+            self.reply(conn, OwnedReply::Stop);
+        }
     }
 
     /// Removes one entry of a wait. Returns the wait if no key is missing any more.
@@ -225,17 +264,11 @@ impl Model {
             let wants_value = |p: &Pending| {
                 p.conn == conn && matches!(p.kind, Kind::WaitGet | Kind::WaitChange(_))
             };
-            if self.pending.iter().any(wants_value) {
+            if self.pending.iter().any(wants_value) || self.away.contains(&conn) {
                 continue;
             }
             if let Some(pending) = self.remove_entry(conn, since) {
-                if let Kind::Take(max) = pending.kind {
-                    self.reply_elements(conn, key, max);
-                } else {
-                    self.pledges.insert(conn, key);
-                    self.reply(conn, OwnedReply::Stop);
-                }
-                return;
+                return self.give(conn, key, &pending.kind);
             }
         }
     }
@@ -317,7 +350,10 @@ impl Model {
 
     /// Executes an operation. Returns `false` if the connection must be closed.
     fn step(&mut self, conn: u64, operation: &Operation) -> bool {
-        if !matches!(operation, Operation::Ping)
+        if matches!(operation, Operation::Away) && self.away.insert(conn) {
+            self.move_entries(conn);
+        }
+        if !matches!(operation, Operation::Ping | Operation::Back)
             && let Some(queue) = self.pledges.remove(&conn)
             && !matches!(operation, Operation::Pop(key) | Operation::Take(key, _) if *key == queue)
         {
@@ -456,7 +492,16 @@ impl Model {
                 None => return false,
             },
             Operation::Ping => self.reply(conn, OwnedReply::Nonce(3)),
-            Operation::Disconnect => self.cancel(conn),
+            Operation::Disconnect => {
+                self.cancel(conn);
+                self.away.remove(&conn);
+            }
+            Operation::Away => {}
+            Operation::Back => {
+                if self.away.remove(&conn) {
+                    self.come_back(conn);
+                }
+            }
         }
         true
     }
@@ -546,6 +591,10 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
         Operation::Ping => handle!(Request::Ping { nonce: 3 }),
         Operation::Disconnect => {
             state.disconnect(conn, CloseReason::Peer, out);
+            true
+        }
+        Operation::Away | Operation::Back => {
+            state.set_away(conn, matches!(operation, Operation::Away), out);
             true
         }
     }

@@ -5,6 +5,8 @@ use crate::known::Known;
 use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
 use crate::snapshot::CloseReason;
 
+mod away;
+
 /// A reply that owns its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum OwnedReply {

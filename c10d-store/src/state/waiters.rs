@@ -4,6 +4,9 @@
 //! its name and that of its wait, so that a wakeup costs the waits it reaches, and a cancel costs the
 //! entries of its own wait. (PyTorch's server scans all waits for both.)
 //!
+//! A connection can be *away*: its session has no link, so that nothing that it is sent arrives now. Its entries are behind
+//! those of all others in each list, and take no element.
+//!
 //! Knows no values and queues: the caller compares known values.
 
 use std::collections::HashMap;
@@ -83,6 +86,8 @@ pub(super) struct Waiters {
     entries: Slab<Entry>,
     lists: Slab<List>,
     waits: HashMap<ConnId, Wait, ConnHash>,
+    /// The connections that are away, each since when.
+    away: HashMap<ConnId, Moment, ConnHash>,
     /// Entries removed so far, for the test that a cancel costs its own entries only.
     #[cfg(test)]
     steps: u64,
@@ -93,6 +98,8 @@ struct List {
     name: Arc<[u8]>,
     first: u32,
     last: u32,
+    /// From here on, all entries are of connections that are away.
+    first_away: u32,
 }
 
 #[derive(Debug)]
@@ -224,6 +231,7 @@ impl Waiters {
             name,
             first: NONE,
             last: NONE,
+            first_away: NONE,
         })))
     }
 
@@ -243,27 +251,73 @@ impl Waiters {
     /// Adds a missing name to the open wait of `conn`.
     pub(super) fn miss(&mut self, conn: ConnId, list: ListId, wants: Wants) {
         let wait = self.waits.get_mut(&conn).expect("the wait is open");
-        let list_record = &mut self.lists[list.0 as usize];
         let entry = index(self.entries.insert(Entry {
             conn,
             list,
             wants,
             next_in_list: NONE,
-            prev_in_list: list_record.last,
+            prev_in_list: NONE,
             next_in_wait: NONE,
             prev_in_wait: wait.last,
         }));
-        match list_record.last {
-            NONE => list_record.first = entry,
-            last => self.entries[last as usize].next_in_list = entry,
-        }
-        list_record.last = entry;
         match wait.last {
             NONE => wait.first = entry,
             last => self.entries[last as usize].next_in_wait = entry,
         }
         wait.last = entry;
         wait.missing += 1;
+        let is_away = self.is_away(conn);
+        self.link_into_list(entry, list, is_away);
+    }
+
+    /// Since when a connection has been away; `None` if it is not.
+    pub(super) fn away_since(&self, conn: ConnId) -> Option<Moment> {
+        self.away.get(&conn).copied()
+    }
+
+    /// A connection is away since this moment, or is not any more. Its entries leave their places for the ends of their
+    /// lists. Returns whether that is new.
+    pub(super) fn set_away(&mut self, conn: ConnId, since: Option<Moment>) -> bool {
+        match since {
+            Some(_) if self.is_away(conn) => return false,
+            Some(since) => _ = self.away.insert(conn, since),
+            None if self.away.remove(&conn).is_none() => return false,
+            None => {}
+        }
+        let mut at = self.waits.get(&conn).map_or(NONE, |wait| wait.first);
+        while at != NONE {
+            let entry = &self.entries[at as usize];
+            let (list, next) = (entry.list, entry.next_in_wait);
+            self.unlink_from_list(at);
+            self.link_into_list(at, list, since.is_some());
+            at = next;
+        }
+        true
+    }
+
+    /// The entries of a connection that accept an element, each with its name.
+    pub(super) fn element_entries(&self, conn: ConnId) -> impl Iterator<Item = (u32, &Arc<[u8]>)> {
+        let mut at = self.waits.get(&conn).map_or(NONE, |wait| wait.first);
+        let entries = std::iter::from_fn(move || {
+            let entry = self.entries.get(at as usize)?;
+            let this = std::mem::replace(&mut at, entry.next_in_wait);
+            Some((this, entry))
+        });
+        entries
+            .filter(|(_, entry)| entry.wants.takes_element())
+            .map(|(at, entry)| (at, &self.lists[entry.list.0 as usize].name))
+    }
+
+    /// Removes one entry, and appends its wait to `woken` if that is complete. Returns the name if its list became empty
+    /// and was removed.
+    pub(super) fn element_given(&mut self, at: u32, woken: &mut Vec<Woken>) -> Option<Arc<[u8]>> {
+        let list = self.entries[at as usize].list;
+        self.count_down(at, woken);
+        self.drop_if_empty(list)
+    }
+
+    fn is_away(&self, conn: ConnId) -> bool {
+        !self.away.is_empty() && self.away.contains_key(&conn)
     }
 
     /// A value was written: removes the entries of the list, except those that wait for an element, or for a
@@ -293,15 +347,18 @@ impl Waiters {
     }
 
     /// An element was pushed: removes entries that accept one, in order of arrival, until one wait is
-    /// complete, and appends that to `woken`. Returns the name if the list became empty and was removed.
+    /// complete, and appends that to `woken`. Passes over the entries of connections that are away. Returns the name if the list became empty and was removed.
     pub(super) fn element_pushed(
         &mut self,
         list: ListId,
         woken: &mut Vec<Woken>,
     ) -> Option<Arc<[u8]>> {
         let before = woken.len();
-        let mut at = self.lists[list.0 as usize].first;
-        while at != NONE && woken.len() == before {
+        let List {
+            first, first_away, ..
+        } = self.lists[list.0 as usize];
+        let mut at = first;
+        while at != first_away && woken.len() == before {
             let entry = &self.entries[at as usize];
             let next = entry.next_in_list;
             if entry.wants.takes_element() {
@@ -320,8 +377,8 @@ impl Waiters {
         };
         let mut at = wait.first;
         while at != NONE {
+            self.unlink_from_list(at);
             let entry = self.entries.remove(at as usize);
-            self.unlink_from_list(&entry);
             emptied.extend(self.drop_if_empty(entry.list));
             at = entry.next_in_wait;
         }
@@ -329,8 +386,8 @@ impl Waiters {
     }
 
     fn count_down(&mut self, at: u32, woken: &mut Vec<Woken>) {
+        self.unlink_from_list(at);
         let entry = self.entries.remove(at as usize);
-        self.unlink_from_list(&entry);
         let wait = self.waits.get_mut(&entry.conn).expect("an entry's wait");
         wait.missing -= 1;
         if wait.missing == 0 {
@@ -357,19 +414,44 @@ impl Waiters {
         self.steps
     }
 
-    fn unlink_from_list(&mut self, entry: &Entry) {
+    /// Makes an entry, which is in no list, the last one of those that are away, or of those that are not.
+    fn link_into_list(&mut self, at: u32, list: ListId, is_away: bool) {
+        let list = &mut self.lists[list.0 as usize];
+        let next = if is_away { NONE } else { list.first_away };
+        if is_away && list.first_away == NONE {
+            list.first_away = at;
+        }
+        let prev = match next {
+            NONE => std::mem::replace(&mut list.last, at),
+            next => std::mem::replace(&mut self.entries[next as usize].prev_in_list, at),
+        };
+        match prev {
+            NONE => list.first = at,
+            prev => self.entries[prev as usize].next_in_list = at,
+        }
+        let entry = &mut self.entries[at as usize];
+        entry.prev_in_list = prev;
+        entry.next_in_list = next;
+    }
+
+    fn unlink_from_list(&mut self, at: u32) {
         #[cfg(test)]
         {
             self.steps += 1;
         }
+        let entry = &self.entries[at as usize];
+        let (prev, next) = (entry.prev_in_list, entry.next_in_list);
         let list = &mut self.lists[entry.list.0 as usize];
-        match entry.prev_in_list {
-            NONE => list.first = entry.next_in_list,
-            prev => self.entries[prev as usize].next_in_list = entry.next_in_list,
+        if list.first_away == at {
+            list.first_away = next;
         }
-        match entry.next_in_list {
-            NONE => list.last = entry.prev_in_list,
-            next => self.entries[next as usize].prev_in_list = entry.prev_in_list,
+        match prev {
+            NONE => list.first = next,
+            prev => self.entries[prev as usize].next_in_list = next,
+        }
+        match next {
+            NONE => list.last = prev,
+            next => self.entries[next as usize].prev_in_list = prev,
         }
     }
 
@@ -379,23 +461,33 @@ impl Waiters {
     }
 
     /// Checks the invariants of this module. Calls `wanted` for each list with its name and what its
-    /// entries want.
+    /// entries want, except those that are away.
     #[cfg(any(test, debug_assertions))]
     pub(super) fn check_invariants(&self, mut wanted: impl FnMut(ListId, &[u8], &[&Wants])) {
         let mut entries_in_lists = 0;
         for (id, list) in &self.lists {
             let mut wants = Vec::new();
+            let mut away = 0;
             let (mut at, mut prev) = (list.first, NONE);
             while at != NONE {
                 let entry = &self.entries[at as usize];
                 assert_eq!(entry.prev_in_list, prev, "a name's list is consistent");
                 assert_eq!(entry.list.0 as usize, id, "an entry knows its list");
-                wants.push(&entry.wants);
+                assert_eq!(
+                    at == list.first_away || away > 0,
+                    self.is_away(entry.conn),
+                    "the entries that are away are the last ones"
+                );
+                if self.is_away(entry.conn) {
+                    away += 1;
+                } else {
+                    wants.push(&entry.wants);
+                }
                 (prev, at) = (at, entry.next_in_list);
             }
             assert_eq!(list.last, prev, "a list knows its last entry");
-            assert!(!wants.is_empty(), "no list is empty");
-            entries_in_lists += wants.len();
+            assert!(wants.len() + away > 0, "no list is empty");
+            entries_in_lists += wants.len() + away;
             wanted(ListId(index(id)), &list.name, &wants);
         }
         let mut entries_in_waits = 0;

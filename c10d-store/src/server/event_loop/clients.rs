@@ -70,7 +70,18 @@ impl EventLoop {
             self.connections.touch(token);
         }
         if let Some(slot) = link {
+            self.set_away(slot, false);
             self.use_room(slot);
+        }
+    }
+
+    /// A session has lost its link, or has one: its clients are away, or back. No connection is flushed here.
+    pub(super) fn set_away(&mut self, slot: usize, is_away: bool) {
+        if let Some(session) = self.sessions.get_mut(slot) {
+            for token in session.tokens() {
+                let conn = conn_id_of(token);
+                self.state.set_away(conn, is_away, &mut self.connections);
+            }
         }
     }
 
