@@ -3,15 +3,15 @@
 //! Decides nothing about requests. One turn: accept, read from ranks and from the link, then send.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io::{self, Read};
-use std::net::{Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Deadline, HostPort, RefusalLine, SocketOptions, Strangers, configure_accepted, loopback_user,
-    own_user,
+    Deadline, HostPort, RefusalLog, SocketOptions, configure_accepted, loopback_user, own_user,
 };
 use c10d_store::SessionError;
 use mio::event::Event;
@@ -78,7 +78,7 @@ pub(crate) struct EventLoop {
     report_at: Option<Instant>,
     accept_retry_at: Option<Instant>,
     status: Arc<Status>,
-    strangers: Strangers,
+    refusals: RefusalLog,
     read_buffer: Box<[u8]>,
     /// Ranks and listeners with work left, for which no event comes.
     ready: BTreeSet<u32>,
@@ -135,7 +135,7 @@ impl EventLoop {
             report_at: None,
             accept_retry_at: None,
             status: parts.status,
-            strangers: Strangers::new(Instant::now()),
+            refusals: RefusalLog::new(Instant::now()),
             read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
             ready: BTreeSet::new(),
             accept_more: BTreeSet::new(),
@@ -175,6 +175,7 @@ impl EventLoop {
         let next = [
             self.report_at,
             self.accept_retry_at,
+            self.refusals.due(),
             closing,
             self.hub.next_cancel(),
             self.finishing.and_then(|(by, _)| by.instant()),
@@ -231,6 +232,9 @@ impl EventLoop {
         self.flush_link(now);
         self.close_late(now);
         self.finish(now);
+        if let Some(line) = self.refusals.report(now) {
+            log::warn!("{line}");
+        }
         self.status.set_connections(self.connections.len());
     }
 
@@ -247,7 +251,10 @@ impl EventLoop {
                     | io::ErrorKind::ConnectionReset
                     | io::ErrorKind::Interrupted => {}
                     _ => {
-                        log::warn!("the relay cannot accept connections, retrying soon: {error}");
+                        let text = format_args!(
+                            "the relay cannot accept connections, retrying soon: {error}"
+                        );
+                        self.log_about(None, &text, now);
                         self.accept_retry_at = Some(now + ACCEPT_RETRY);
                         return;
                     }
@@ -263,7 +270,7 @@ impl EventLoop {
             .and_then(|local| loopback_user(local, peer));
         match user {
             Ok(user) if user == Some(own_user()) => {}
-            Ok(_) => return self.refuse(peer, "it is not of the user that runs this relay", now),
+            Ok(_) => return self.refuse(peer, &"it is not of the user that runs this relay", now),
             Err(error) => {
                 let reason = format!("its user cannot be found out: {error}");
                 return self.refuse(peer, &reason, now);
@@ -273,12 +280,13 @@ impl EventLoop {
             log::debug!("{peer}: cannot set socket options: {error}");
         }
         let Some(client) = self.hub.open(peer.port()) else {
-            return self.refuse(peer, "this relay has served 4 billion connections", now);
+            return self.refuse(peer, &"this relay has served 4 billion connections", now);
         };
         let both = Interest::READABLE | Interest::WRITABLE;
         let token = Token(client as usize);
         if let Err(error) = self.poll.registry().register(&mut stream, token, both) {
-            log::warn!("{peer}: cannot register the connection: {error}");
+            let text = format_args!("{peer}: cannot register the connection: {error}");
+            self.log_about(peer.ip(), &text, now);
             return self.hub.close(client);
         }
         let connection = Connection {
@@ -293,13 +301,20 @@ impl EventLoop {
         }
     }
 
-    fn refuse(&mut self, peer: SocketAddr, reason: &str, now: Instant) {
-        match self.strangers.line(peer.ip(), now) {
-            RefusalLine::Silent => {}
-            RefusalLine::Logged { silent: 0 } => log::warn!("refused {peer}: {reason}"),
-            RefusalLine::Logged { silent } => {
-                log::warn!("refused {peer}: {reason} ({silent} refusals before it were not logged)")
-            }
+    /// Logs why a peer is refused, unless there are too many such lines.
+    fn refuse(&mut self, peer: SocketAddr, reason: &dyn fmt::Display, now: Instant) {
+        self.log_about(peer.ip(), &format_args!("refused {peer}: {reason}"), now);
+    }
+
+    /// Logs what a peer has caused, unless there are too many such lines.
+    fn log_about(
+        &mut self,
+        address: impl Into<Option<IpAddr>>,
+        text: &dyn fmt::Display,
+        now: Instant,
+    ) {
+        if let Some(line) = self.refusals.line(address, text, now) {
+            log::warn!("{line}");
         }
     }
 
@@ -326,7 +341,8 @@ impl EventLoop {
             if !is_closing {
                 let result = self.hub.receive(client, &self.read_buffer[..count], now);
                 if let Err(error) = result {
-                    log::warn!("refused {}: {error}", connection.peer);
+                    let peer = connection.peer;
+                    self.refuse(peer, &error, now);
                     return self.close_rank(client);
                 }
             }
@@ -348,7 +364,7 @@ impl EventLoop {
             // Also for a rank that is gone, of which something is left.
             if let Err(error) = self.hub.resume(client, now) {
                 if let Some(connection) = self.connections.get(&client) {
-                    log::warn!("refused {}: {error}", connection.peer);
+                    self.refuse(connection.peer, &error, now);
                 }
                 self.close_rank(client);
                 continue;
@@ -385,13 +401,14 @@ impl EventLoop {
                 connection.close_at.get_or_insert(now + CLOSING_TIMEOUT);
                 if is_drained && !connection.is_shut {
                     connection.is_shut = true;
-                    log::warn!(
-                        "the store has closed the connection of {}: its log says why",
-                        connection.peer
-                    );
                     // It fails if the rank is gone.
                     let _ = connection.stream.shutdown(Shutdown::Write);
                     self.ready.insert(client);
+                    let peer = connection.peer;
+                    let text = format_args!(
+                        "the store has closed the connection of {peer}: its log says why"
+                    );
+                    self.log_about(peer.ip(), &text, now);
                 }
             }
             Ok(_) => {}

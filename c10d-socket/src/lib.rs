@@ -12,6 +12,7 @@ mod interrupt;
 mod listen;
 mod loopback_user;
 mod options;
+mod refusal_log;
 mod resolve;
 mod send;
 mod strangers;
@@ -32,9 +33,10 @@ pub use interrupt::{
 pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, resolve_local};
 pub use loopback_user::{loopback_user, own_user};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};
+pub use refusal_log::RefusalLog;
 pub use resolve::resolve;
 pub use send::send_vectored;
-pub use strangers::{RefusalLine, Strangers};
+pub use strangers::Strangers;
 pub use sys::recv_into_spare;
 #[cfg(feature = "tls")]
 pub use tls::{CertificateFiles, Secret};

@@ -1,6 +1,6 @@
-//! What peers without the secret may cost: failed handshakes an address, lines in the log.
+//! What peers without the secret may cost: failed handshakes an address.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
@@ -14,20 +14,12 @@ const FORGET_INTERVAL: Duration = Duration::from_millis(125);
 /// How many addresses are remembered.
 const ADDRESSES_MAX: usize = 4096;
 
-/// How many addresses are logged in an interval, each with its first refusal.
-const LINES_MAX: usize = 20;
-const LINES_INTERVAL: Duration = Duration::from_secs(10);
-
-/// Limits what peers without the secret cost a server: failed handshakes of an address, and lines in the log.
+/// Limits what peers without the secret cost a server: failed handshakes of an address.
 ///
 /// Pure: the time is an argument. Memory is bounded. It decides nothing about a peer that has the secret.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Strangers {
     failures: HashMap<IpAddr, Failures>,
-    logged: HashSet<IpAddr>,
-    lines_since: Instant,
-    /// Refusals that were not logged.
-    silent: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -37,30 +29,7 @@ struct Failures {
     at: Instant,
 }
 
-/// Whether a refusal is logged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RefusalLine {
-    /// It is not logged.
-    Silent,
-    /// It is logged.
-    Logged {
-        /// Refusals before it that were not.
-        silent: u64,
-    },
-}
-
 impl Strangers {
-    /// No failure yet.
-    #[must_use]
-    pub fn new(now: Instant) -> Self {
-        Self {
-            failures: HashMap::new(),
-            logged: HashSet::new(),
-            lines_since: now,
-            silent: 0,
-        }
-    }
-
     /// Whether the server may begin a handshake with this address.
     #[must_use]
     pub fn may_try(&self, address: IpAddr, now: Instant) -> bool {
@@ -88,21 +57,6 @@ impl Strangers {
         failures.count = failures.left(now).saturating_add(1);
         failures.at = now;
     }
-
-    /// Counts a refusal. Returns whether to log it.
-    pub fn line(&mut self, address: IpAddr, now: Instant) -> RefusalLine {
-        if now.saturating_duration_since(self.lines_since) >= LINES_INTERVAL {
-            self.lines_since = now;
-            self.logged.clear();
-        }
-        if self.logged.len() >= LINES_MAX || !self.logged.insert(network(address)) {
-            self.silent += 1;
-            return RefusalLine::Silent;
-        }
-        RefusalLine::Logged {
-            silent: std::mem::take(&mut self.silent),
-        }
-    }
 }
 
 impl Failures {
@@ -115,7 +69,7 @@ impl Failures {
 }
 
 /// What one owner of addresses usually has: an IPv4 address, or a /64 of IPv6.
-fn network(address: IpAddr) -> IpAddr {
+pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
             let bits = address.to_bits() >> 64 << 64;
@@ -136,7 +90,7 @@ mod tests {
     #[test]
     fn an_address_whose_handshakes_fail_has_to_wait() {
         let start = Instant::now();
-        let mut strangers = Strangers::new(start);
+        let mut strangers = Strangers::default();
         let (one, other) = (address("10.0.0.1"), address("10.0.0.2"));
         for _ in 0..FAILURES_MAX {
             assert!(strangers.may_try(one, start));
@@ -164,7 +118,7 @@ mod tests {
     #[test]
     fn a_network_of_ipv6_counts_as_one_address() {
         let now = Instant::now();
-        let mut strangers = Strangers::new(now);
+        let mut strangers = Strangers::default();
         for host in 0..FAILURES_MAX {
             strangers.on_failure(address(&format!("2001:db8::{host:x}")), now);
         }
@@ -175,7 +129,7 @@ mod tests {
     #[test]
     fn the_number_of_addresses_is_limited() {
         let now = Instant::now();
-        let mut strangers = Strangers::new(now);
+        let mut strangers = Strangers::default();
         for number in 0..10_000_u32 {
             strangers.on_failure(std::net::Ipv4Addr::from_bits(number).into(), now);
         }
@@ -183,25 +137,5 @@ mod tests {
         let later = now + Duration::from_secs(60);
         strangers.on_failure(address("10.0.0.1"), later);
         assert_eq!(strangers.failures.len(), 1);
-    }
-
-    #[test]
-    fn refusals_are_logged_until_there_are_many() {
-        let start = Instant::now();
-        let mut strangers = Strangers::new(start);
-        let address = |number: u32| IpAddr::from(std::net::Ipv4Addr::from_bits(number));
-        let logged = |silent| RefusalLine::Logged { silent };
-        assert_eq!(strangers.line(address(0), start), logged(0));
-        assert_eq!(strangers.line(address(0), start), RefusalLine::Silent);
-        assert_eq!(strangers.line(address(1), start), logged(1));
-        for number in 2..20 {
-            assert_eq!(strangers.line(address(number), start), logged(0));
-        }
-        for number in 20..27 {
-            assert_eq!(strangers.line(address(number), start), RefusalLine::Silent);
-        }
-        let later = start + LINES_INTERVAL;
-        assert_eq!(strangers.line(address(0), later), logged(7));
-        assert_eq!(strangers.line(address(1), later), logged(0));
     }
 }

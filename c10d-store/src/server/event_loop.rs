@@ -7,13 +7,13 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::{Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    RefusalLine, SocketOptions, Strangers, TlsLayer, TlsServer, configure_accepted, is_tls,
+    RefusalLog, SocketOptions, Strangers, TlsLayer, TlsServer, configure_accepted, is_tls,
     loopback_user, own_user, recv_into_spare,
 };
 use mio::event::Event;
@@ -87,6 +87,7 @@ pub(super) struct EventLoop {
     /// With it, other connections are strangers.
     tls: Option<TlsServer>,
     strangers: Strangers,
+    refusals: RefusalLog,
     /// Connections that have begun a TLS handshake, in this order; some have completed it.
     handshakes: VecDeque<Token>,
     stop: Arc<AtomicBool>,
@@ -140,7 +141,8 @@ impl EventLoop {
             stall: StallWatch::new(options.stall_report_after()),
             options,
             tls,
-            strangers: Strangers::new(Instant::now()),
+            strangers: Strangers::default(),
+            refusals: RefusalLog::new(Instant::now()),
             handshakes: VecDeque::new(),
             stop,
             counts,
@@ -197,8 +199,15 @@ impl EventLoop {
             .stall
             .due()
             .map(|at| at.saturating_duration_since(Instant::now()));
+        let refusals = self
+            .refusals
+            .due()
+            .map(|at| at.saturating_duration_since(Instant::now()));
         let session = self.sessions.time_left(Instant::now);
-        [timer, retry, report, session].into_iter().flatten().min()
+        [timer, retry, report, refusals, session]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn handle_events(&mut self, events: &Events) {
@@ -222,6 +231,9 @@ impl EventLoop {
         self.flush_touched();
         self.watch_waits(now);
         self.watch_announcements();
+        if let Some(line) = self.refusals.report(now) {
+            log::warn!("{line}");
+        }
         self.answer_observers();
         self.observed.turn_done();
     }
@@ -334,7 +346,9 @@ impl EventLoop {
                         // does not mean that a connection is queued.
                         Refused::NoneQueued => return,
                         Refused::Impossible => {
-                            log::warn!("cannot accept connections, retrying soon: {error}");
+                            let text =
+                                format_args!("cannot accept connections, retrying soon: {error}");
+                            self.log_about(None, &text);
                             self.accept_retry_at = Some(now + ACCEPT_RETRY);
                             return;
                         }
@@ -361,7 +375,8 @@ impl EventLoop {
         match refused {
             Ok(peer) => {
                 self.traffic.rejected += 1;
-                log::warn!("refused {peer}: this process has no file descriptor left: {error}");
+                let reason = format_args!("this process has no file descriptor left: {error}");
+                self.log_refusal(peer, &reason);
                 Refused::One
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Refused::NoneQueued,
@@ -372,9 +387,10 @@ impl EventLoop {
     fn admit(&mut self, stream: mio::net::TcpStream, peer: SocketAddr, now: Instant) {
         if self.connections.len() >= self.options.connections_max() {
             self.traffic.rejected += 1;
-            log::warn!(
-                "refused {peer}: the limit of {} connections is reached",
-                self.options.connections_max()
+            let limit = self.options.connections_max();
+            self.log_refusal(
+                peer,
+                &format_args!("the limit of {limit} connections is reached"),
             );
             return;
         }
@@ -552,17 +568,20 @@ impl EventLoop {
             return;
         };
         self.traffic.rejected += 1;
-        match self.strangers.line(connection.peer.ip(), Instant::now()) {
-            RefusalLine::Silent => {}
-            RefusalLine::Logged { silent: 0 } => {
-                log::warn!("refused {}: {reason}", connection.peer)
-            }
-            RefusalLine::Logged { silent } => log::warn!(
-                "refused {}: {reason} ({silent} refusals before it were not logged)",
-                connection.peer
-            ),
-        }
+        self.log_refusal(connection.peer, reason);
         self.close_quietly(token, CloseReason::Refused);
+    }
+
+    /// Logs why a peer is refused, unless there are too many such lines.
+    fn log_refusal(&mut self, peer: SocketAddr, reason: &dyn fmt::Display) {
+        self.log_about(peer.ip(), &format_args!("refused {peer}: {reason}"));
+    }
+
+    /// Logs what a peer has caused, unless there are too many such lines.
+    fn log_about(&mut self, address: impl Into<Option<IpAddr>>, text: &dyn fmt::Display) {
+        if let Some(line) = self.refusals.line(address, text, Instant::now()) {
+            log::warn!("{line}");
+        }
     }
 
     /// Removes a connection that speaks HTTP. Its first bytes are in the shared read buffer.
@@ -695,7 +714,8 @@ impl EventLoop {
                 "unread replies exceed the limit of {} bytes",
                 self.options.unsent_bytes_max()
             ));
-            log::warn!("refused {}: {error}", connection.peer);
+            let peer = connection.peer;
+            self.log_refusal(peer, &error);
             return self.close(token, CloseReason::Refused, &error);
         }
         let unsent_bytes = connection.out.unsent_bytes();
@@ -746,10 +766,9 @@ impl EventLoop {
         };
         connection.registered = wanted;
         if let Err(error) = result {
-            log::warn!(
-                "{}: cannot register the connection: {error}",
-                connection.peer
-            );
+            let peer = connection.peer;
+            let text = format_args!("{peer}: cannot register the connection: {error}");
+            self.log_about(peer.ip(), &text);
             self.close(token, CloseReason::Failed, &error);
         }
     }
@@ -774,16 +793,13 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        match error {
-            ParseError::Wire(error) => {
-                log::warn!("refused {}: {error}", connection.peer);
-            }
-            ParseError::Refused(error) => {
-                log::warn!("refused {}: {error}", connection.peer);
-            }
-        }
         connection.phase = Phase::Refusing;
         connection.parser = RequestParser::default();
+        let peer = connection.peer;
+        match error {
+            ParseError::Wire(error) => self.log_refusal(peer, error),
+            ParseError::Refused(error) => self.log_refusal(peer, error),
+        }
         self.set_deadline(token, REFUSING_TIMEOUT);
         self.forget(token, CloseReason::Refused);
         self.flush(token);
@@ -838,17 +854,19 @@ impl EventLoop {
             if connection.deadline != Some(at) {
                 continue;
             }
+            let peer = connection.peer;
             match connection.phase {
-                Phase::Open => log::warn!(
-                    "refused {}: no handshake within {:?}",
-                    connection.peer,
-                    self.options.handshake_timeout()
-                ),
-                Phase::Finishing => log::warn!(
-                    "closing {}: {} bytes of replies unread for {FINISHING_TIMEOUT:?}",
-                    connection.peer,
-                    connection.out.unsent_bytes()
-                ),
+                Phase::Open => {
+                    let limit = self.options.handshake_timeout();
+                    self.log_refusal(peer, &format_args!("no handshake within {limit:?}"));
+                }
+                Phase::Finishing => {
+                    let unread = connection.out.unsent_bytes();
+                    let text = format_args!(
+                        "closing {peer}: {unread} bytes of replies unread for {FINISHING_TIMEOUT:?}"
+                    );
+                    self.log_about(peer.ip(), &text);
+                }
                 Phase::Refusing => {}
             }
             self.close_quietly(token, CloseReason::Refused);

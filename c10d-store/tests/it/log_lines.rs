@@ -34,6 +34,13 @@ pub(crate) fn record() {
     });
 }
 
+/// How many lines contain one of the texts.
+pub(crate) fn count_with(texts: &[String]) -> usize {
+    let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
+    let has_one = |line: &&String| texts.iter().any(|text| line.contains(text));
+    lines.iter().filter(has_one).count()
+}
+
 /// Waits for a line that contains `text`.
 pub(crate) fn wait_for(text: &str) -> String {
     let deadline = Instant::now() + LONG;

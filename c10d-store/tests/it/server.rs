@@ -720,6 +720,27 @@ fn a_long_wait_is_logged_while_workers_are_missing() {
     wait_until("no worker waits", || server.waiting_count() == 0);
 }
 
+/// Strangers cause a few lines, and one with the number of the others, whatever they send.
+#[test]
+fn a_flood_of_refusals_is_logged_in_a_few_lines() {
+    const CONNECTIONS: usize = 500;
+    log_lines::record();
+    let server = serve(ServerOptions::default());
+    let refused: Vec<String> = (0..CONNECTIONS)
+        .map(|_| {
+            let mut raw = Raw::connect(server.local_addr());
+            raw.send(&[0xff]);
+            raw.read_to_close();
+            format!("refused {}: ", raw.0.local_addr().unwrap())
+        })
+        .collect();
+    log_lines::wait_for("refusals of the last 10 s were not logged");
+    let logged = log_lines::count_with(&refused);
+    // The flood may take longer than one interval.
+    assert!((1..=CONNECTIONS / 10).contains(&logged), "{logged} lines");
+    wait_until("they are gone", || server.connection_count() == 0);
+}
+
 #[test]
 fn the_connection_count_is_zero_after_the_last_disconnect() {
     let server = serve(ServerOptions::default());

@@ -5,11 +5,11 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{RefusalLine, SocketOptions, Strangers, TlsServer, configure_accepted};
+use c10d_socket::{RefusalLog, SocketOptions, Strangers, TlsServer, configure_accepted};
 
 use super::driver::{Driver, Served};
 use super::reader::{self, ReadBuffers};
@@ -47,6 +47,7 @@ pub(super) struct Acceptor {
     driver: Arc<Driver>,
     options: AcceptOptions,
     strangers: Strangers,
+    refusals: RefusalLog,
     /// By token.
     handshakes: HashMap<usize, Handshake>,
     reads: SealedReads,
@@ -64,7 +65,8 @@ impl Acceptor {
         Self {
             driver,
             options,
-            strangers: Strangers::new(now),
+            strangers: Strangers::default(),
+            refusals: RefusalLog::new(now),
             handshakes: HashMap::new(),
             reads: SealedReads::default(),
         }
@@ -104,7 +106,7 @@ impl Acceptor {
                 }
                 let address = handshake.socket.address;
                 if is_stranger(&handshake.socket, &error) {
-                    self.log_stranger(address, &error);
+                    self.log_refusal(address, &error);
                 } else {
                     log::debug!("{me}: {address} closed or failed before the handshake: {error}");
                 }
@@ -113,8 +115,11 @@ impl Acceptor {
         }
     }
 
-    /// Closes the connections that have taken too long.
+    /// Closes the connections that have taken too long, and reports refusals that were not logged.
     pub(super) fn expire(&mut self, now: Instant) {
+        if let Some(line) = self.refusals.report(now) {
+            log::warn!("{}: {line}", self.driver.me());
+        }
         let is_late = |_: &usize, handshake: &mut Handshake| handshake.until <= now;
         let late: Vec<_> = self.handshakes.extract_if(is_late).collect();
         for (_, handshake) in late {
@@ -124,10 +129,11 @@ impl Acceptor {
         }
     }
 
-    /// When a connection will have taken too long.
+    /// When [`expire`](Self::expire) has something to do.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let handshakes = self.handshakes.values();
-        handshakes.map(|handshake| handshake.until).min()
+        let first = handshakes.map(|handshake| handshake.until).min();
+        first.into_iter().chain(self.refusals.due()).min()
     }
 
     fn begin(&mut self, stream: TcpStream, now: Instant) -> io::Result<()> {
@@ -139,7 +145,7 @@ impl Acceptor {
             Some(server) => {
                 let address = stream.peer_addr()?;
                 if !self.strangers.may_try(address.ip(), now) {
-                    self.log_stranger(address, &"too many failed handshakes of its address");
+                    self.log_refusal(address, &"too many failed handshakes of its address");
                     return Ok(());
                 }
                 let layer = server.start().map_err(io::Error::other)?;
@@ -150,11 +156,10 @@ impl Acceptor {
             && let Some((&oldest, _)) = self.handshakes.iter().min_by_key(|(_, one)| one.until)
             && let Some(oldest) = self.handshakes.remove(&oldest)
         {
-            log::warn!(
-                "{}: handshake limit reached ({HANDSHAKES_MAX}): closing the oldest connection, from {}",
-                self.driver.me(),
-                oldest.socket.address
+            let reason = format_args!(
+                "handshake limit reached ({HANDSHAKES_MAX}), and it is the oldest connection"
             );
+            self.log_refusal(oldest.socket.address, &reason);
             self.release(&oldest);
         }
         let driver = &self.driver;
@@ -207,15 +212,21 @@ impl Acceptor {
         self.driver.sockets.release(socket, *watched);
     }
 
-    /// Logs the refusal of a peer without the secret.
-    fn log_stranger(&mut self, address: SocketAddr, reason: &dyn fmt::Display) {
-        let me = self.driver.me();
-        match self.strangers.line(address.ip(), Instant::now()) {
-            RefusalLine::Silent => {}
-            RefusalLine::Logged { silent: 0 } => log::warn!("{me}: refused {address}: {reason}"),
-            RefusalLine::Logged { silent } => log::warn!(
-                "{me}: refused {address}: {reason} ({silent} refusals before it were not logged)"
-            ),
+    /// Logs why a peer is refused, unless there are too many such lines.
+    fn log_refusal(&mut self, address: SocketAddr, reason: &dyn fmt::Display) {
+        let text = format_args!("refused {address}: {reason}");
+        self.log_about(address.ip(), &text, Instant::now());
+    }
+
+    /// Logs what this address has caused, unless there are too many such lines.
+    pub(super) fn log_about(
+        &mut self,
+        address: impl Into<Option<IpAddr>>,
+        text: &dyn fmt::Display,
+        now: Instant,
+    ) {
+        if let Some(line) = self.refusals.line(address, text, now) {
+            log::warn!("{}: {line}", self.driver.me());
         }
     }
 

@@ -151,10 +151,10 @@ impl Poller {
                             io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
                         ) => {}
                     Err(error) => {
-                        log::warn!(
-                            "{}: cannot accept a connection: {error}; trying again in {ACCEPT_PAUSE:?}",
-                            self.driver.me()
+                        let text = format_args!(
+                            "cannot accept a connection: {error}; trying again in {ACCEPT_PAUSE:?}"
                         );
+                        self.acceptor.log_about(None, &text, now);
                         self.accept_again_at = Some(now + ACCEPT_PAUSE);
                         break;
                     }

@@ -9,6 +9,7 @@ mod groups;
 mod handlers;
 mod jobs;
 mod liveness;
+mod log_lines;
 mod own_process;
 mod peer_death;
 mod proxy;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use c10d_socket::{RefusalLine, SendBuf};
+use c10d_socket::SendBuf;
 use mio::Token;
 
 use super::{EventLoop, Input};
@@ -33,7 +33,7 @@ impl EventLoop {
         let is_alone = connection.parser.is_between_requests();
         let peer = connection.peer;
         if !is_alone {
-            log::warn!("refused {peer}: it does not wait for the answer to SESSION");
+            self.log_refusal(peer, &"it does not wait for the answer to SESSION");
             return self.close_quietly(token, CloseReason::Refused);
         }
         let candidate = Candidate {
@@ -56,7 +56,8 @@ impl EventLoop {
                 (welcome, Some(slot))
             }
             Attached::Refused(welcome) => {
-                log::info!("{peer} asks for a session that is not here: {welcome:?}");
+                let text = format_args!("{peer} asks for a session that is not here: {welcome:?}");
+                self.log_about(peer.ip(), &text);
                 (welcome, None)
             }
             Attached::Late => {
@@ -91,9 +92,7 @@ impl EventLoop {
             this.on_link_bytes(slot, bytes.unwrap_or_default())
         });
         if let Err(violation) = result {
-            if let Some(connection) = self.connections.get(link) {
-                log::warn!("refused {}: {violation}", connection.peer);
-            }
+            self.log_refusal_of(link, &violation);
             self.end_session(slot, CloseReason::Refused);
         }
         self.use_room(slot);
@@ -103,11 +102,11 @@ impl EventLoop {
     /// Ends the sessions whose time without a link has passed.
     pub(super) fn expire_sessions(&mut self, now: Instant) {
         while let Some(slot) = self.sessions.next_expired(now) {
-            if let Some(session) = self.sessions.get_mut(slot) {
-                log::warn!(
-                    "the session of {} ends with its clients: it has had no connection for too long",
-                    session.peer
+            if let Some(peer) = self.sessions.get_mut(slot).map(|session| session.peer) {
+                let text = format_args!(
+                    "the session of {peer} ends with its clients: it has had no connection for too long"
                 );
+                self.log_about(peer, &text);
             }
             self.end_session(slot, CloseReason::Failed);
         }
@@ -184,7 +183,7 @@ impl EventLoop {
         };
         session.refuse(number);
         self.traffic.rejected += 1;
-        self.log_refused(peer, reason);
+        self.log_refusal(peer, reason);
         self.touch_link(slot);
         Ok(())
     }
@@ -256,13 +255,13 @@ impl EventLoop {
         match self.feed(token, bytes) {
             Ok(None) => {}
             Ok(Some(_)) => {
-                self.log_refusal(token, &"it asked for a session in a session");
+                self.log_refusal_of(token, &"it asked for a session in a session");
                 return self.refuse_client(token);
             }
             Err(error) => {
                 match &error {
-                    ParseError::Wire(error) => self.log_refusal(token, error),
-                    ParseError::Refused(error) => self.log_refusal(token, error),
+                    ParseError::Wire(error) => self.log_refusal_of(token, error),
+                    ParseError::Refused(error) => self.log_refusal_of(token, error),
                 }
                 return self.refuse_client(token);
             }
@@ -307,22 +306,10 @@ impl EventLoop {
         }
     }
 
-    fn log_refusal(&mut self, token: Token, error: &dyn fmt::Display) {
+    fn log_refusal_of(&mut self, token: Token, error: &dyn fmt::Display) {
         if let Some(connection) = self.connections.get(token) {
             let peer = connection.peer;
-            self.log_refused(peer, error);
-        }
-    }
-
-    fn log_refused(&mut self, peer: SocketAddr, reason: &dyn fmt::Display) {
-        match self.strangers.line(peer.ip(), Instant::now()) {
-            RefusalLine::Silent => {}
-            RefusalLine::Logged { silent: 0 } => log::warn!("refused {peer}: {reason}"),
-            RefusalLine::Logged { silent } => {
-                log::warn!(
-                    "refused {peer}: {reason} ({silent} refusals before it were not logged)"
-                );
-            }
+            self.log_refusal(peer, error);
         }
     }
 
@@ -344,7 +331,7 @@ impl EventLoop {
             return;
         };
         if connection.overflowed {
-            self.log_refusal(token, &"the unread replies of its session exceed the limit");
+            self.log_refusal_of(token, &"the unread replies of its session exceed the limit");
             self.say_closed(token);
             return self.remove_client(token, CloseReason::Refused);
         }
