@@ -13,16 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    RefusalLog, SocketOptions, Strangers, TlsLayer, TlsServer, configure_accepted, is_tls,
-    loopback_user, own_user, recv_into_spare,
+    RefusalLog, SocketOptions, Strangers, TlsServer, configure_accepted, is_tls, loopback_user,
+    own_user, recv_into_spare,
 };
 use mio::event::Event;
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::connection::{
-    Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of,
-};
+use super::connection::{Carrier, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of};
 use super::counts::Counts;
 use super::http::{HttpConnection, InstalledHandler, is_http};
 use super::observer::{Observed, StoreObserver};
@@ -30,6 +28,7 @@ use super::options::ServerOptions;
 use super::sessions::Sessions;
 use super::stall::{Stall, StallWatch, Workers};
 use super::timers::Timers;
+use super::unproven::{Oldest, Stage, Unproven};
 use crate::message::Request;
 use crate::moment::Moment;
 use crate::request_parser::{Flow, NextRead, ParseError, RequestParser};
@@ -67,9 +66,9 @@ const REFUSING_TIMEOUT: Duration = Duration::from_secs(1);
 /// The delay before accepting again after the system had no memory or descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// The most TLS handshakes at a time. A legitimate peer takes a round trip and 0.3 ms of this server, so thousands of
-/// them can return at once; each one holds about 10 KB.
-const HANDSHAKES_MAX: usize = 8192;
+/// How long a peer of a server with credentials may take to send its first byte. Clients send it when they are
+/// connected, so only strangers need more, and each holds a descriptor.
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The most keys named in a report of long waits.
 const KEYS_REPORTED_MAX: usize = 3;
@@ -88,8 +87,7 @@ pub(super) struct EventLoop {
     tls: Option<TlsServer>,
     strangers: Strangers,
     refusals: RefusalLog,
-    /// Connections that have begun a TLS handshake, in this order; some have completed it.
-    handshakes: VecDeque<Token>,
+    unproven: Unproven,
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
     http_handler: InstalledHandler,
@@ -143,7 +141,7 @@ impl EventLoop {
             tls,
             strangers: Strangers::default(),
             refusals: RefusalLog::new(Instant::now()),
-            handshakes: VecDeque::new(),
+            unproven: Unproven::default(),
             stop,
             counts,
             http_handler,
@@ -214,6 +212,7 @@ impl EventLoop {
         let now = Instant::now();
         self.state
             .set_now(Moment::from(now.saturating_duration_since(self.started)));
+        self.unproven.next_turn();
         self.accept_where_possible(events);
         let left_over = self.ready.len();
         for event in events {
@@ -340,8 +339,9 @@ impl EventLoop {
                     io::ErrorKind::ConnectionAborted
                     | io::ErrorKind::ConnectionReset
                     | io::ErrorKind::Interrupted => {}
-                    _ => match self.refuse_one(listener, &error) {
+                    _ => match self.accept_with_spare(listener, &error, now) {
                         Refused::One => {}
+                        Refused::OneOfMany => break,
                         // The system allocates a descriptor before it checks the queue, so the error
                         // does not mean that a connection is queued.
                         Refused::NoneQueued => return,
@@ -359,33 +359,49 @@ impl EventLoop {
         self.accept_more.push(listener);
     }
 
-    /// Out of descriptors: closes the spare one to accept a connection and close it, which the peer
-    /// notices at once.
-    fn refuse_one(&mut self, listener: usize, error: &io::Error) -> Refused {
+    /// Out of descriptors: closes the spare one to accept a connection, which takes the place of one that has not
+    /// proved itself, or is closed, which the peer notices at once.
+    fn accept_with_spare(&mut self, listener: usize, error: &io::Error, now: Instant) -> Refused {
         if !matches!(error.raw_os_error(), Some(EMFILE | ENFILE)) {
             return Refused::Impossible;
         }
         let Some(spare_file) = self.spare_file.take() else {
+            let room = self.make_room();
             self.spare_file = open_spare_file();
-            return Refused::Impossible;
+            return match room {
+                Room::Made => Refused::One,
+                Room::Soon | Room::None => Refused::Impossible,
+            };
         };
         drop(spare_file);
-        let refused = self.listeners[listener].accept().map(|(_, peer)| peer);
-        self.spare_file = open_spare_file();
-        match refused {
-            Ok(peer) => {
+        let accepted = self.listeners[listener].accept();
+        let room = match accepted {
+            Ok(_) => self.make_room(),
+            Err(_) => Room::None,
+        };
+        let accepted = accepted.map(|(stream, peer)| {
+            if room == Room::Made {
+                self.admit(stream, peer, now);
+            } else {
+                drop(stream);
                 self.traffic.rejected += 1;
                 let reason = format_args!("this process has no file descriptor left: {error}");
                 self.log_refusal(peer, &reason);
-                Refused::One
             }
+        });
+        self.spare_file = open_spare_file();
+        match accepted {
+            Ok(()) if room == Room::Soon => Refused::OneOfMany,
+            Ok(()) => Refused::One,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Refused::NoneQueued,
             Err(_) => Refused::Impossible,
         }
     }
 
     fn admit(&mut self, stream: mio::net::TcpStream, peer: SocketAddr, now: Instant) {
-        if self.connections.len() >= self.options.connections_max() {
+        if self.connections.len() >= self.options.connections_max()
+            && self.make_room() != Room::Made
+        {
             self.traffic.rejected += 1;
             let limit = self.options.connections_max();
             self.log_refusal(
@@ -397,10 +413,13 @@ impl EventLoop {
         if let Err(error) = configure_accepted(&stream, &SocketOptions::default()) {
             log::debug!("{peer}: cannot set socket options: {error}");
         }
-        let deadline = now.checked_add(self.options.handshake_timeout());
+        let deadline = now.checked_add(self.first_byte_timeout());
         let token = self
             .connections
             .insert(Carrier::Socket(stream), peer, deadline);
+        let connections = &self.connections;
+        self.unproven
+            .accepted(token, |token| stage_of(connections, token));
         self.state.connect(conn_id_of(token), peer);
         self.publish_count();
         if let Some(deadline) = deadline {
@@ -498,9 +517,9 @@ impl EventLoop {
         let Some(tls) = &self.tls else {
             return Some(Input::Shared(count));
         };
-        let connection = self.connections.get_mut(token)?;
         if !is_tls(first) {
-            if self.options.plain_from_same_user && is_of_same_user(connection) {
+            if self.options.plain_from_same_user && self.is_of_same_user(token) {
+                self.set_deadline(token, self.options.handshake_timeout());
                 return Some(Input::Shared(count));
             }
             let reason =
@@ -508,6 +527,7 @@ impl EventLoop {
             self.refuse_stranger(token, &reason);
             return None;
         }
+        let connection = self.connections.get_mut(token)?;
         if !self.strangers.may_try(connection.peer.ip(), Instant::now()) {
             self.refuse_stranger(token, &"too many failed handshakes of its address");
             return None;
@@ -519,8 +539,14 @@ impl EventLoop {
                 return None;
             }
         }
-        self.limit_handshakes();
-        self.handshakes.push_back(token);
+        self.set_deadline(token, self.options.handshake_timeout());
+        let connections = &self.connections;
+        let excess = self
+            .unproven
+            .handshake_begun(token, |token| stage_of(connections, token));
+        for oldest in excess {
+            self.refuse_stranger(oldest, &"handshake limit reached, and it is the oldest");
+        }
         self.open(token, count)
     }
 
@@ -540,25 +566,61 @@ impl EventLoop {
         None
     }
 
-    /// Closes the oldest connections that have not completed the TLS handshake, if there are too many.
-    fn limit_handshakes(&mut self) {
-        if self.handshakes.len() < HANDSHAKES_MAX {
-            return;
+    /// Closes the oldest connection that has not proved itself.
+    fn make_room(&mut self) -> Room {
+        loop {
+            let connections = &self.connections;
+            let oldest = self
+                .unproven
+                .take_oldest(|token| stage_of(connections, token));
+            let (token, stage) = match oldest {
+                Oldest::Found(token, stage) => (token, stage),
+                Oldest::TooNew => return Room::Soon,
+                Oldest::None => return Room::None,
+            };
+            // What proves it may have arrived.
+            self.read(token, true);
+            if self.connections.get(token).is_none() {
+                return Room::Made;
+            }
+            if stage_of(&self.connections, token) == stage {
+                let reason = "its place is needed, and it is the oldest that has not completed the handshake";
+                self.refuse_stranger(token, &reason);
+                return Room::Made;
+            }
         }
-        let connections = &self.connections;
-        let is_handshaking = |token: &Token| {
-            let connection = connections.get(*token);
-            connection
-                .and_then(|connection| connection.tls.as_ref())
-                .is_some_and(TlsLayer::is_handshaking)
+    }
+
+    /// Whether a process of the user that runs the server is at the other end, on this machine.
+    fn is_of_same_user(&mut self, token: Token) -> bool {
+        let Some(connection) = self.connections.get(token) else {
+            return false;
         };
-        self.handshakes.retain(is_handshaking);
-        // Some at once: the list is searched the less often.
-        let most = HANDSHAKES_MAX / 8 * 7;
-        while self.handshakes.len() > most
-            && let Some(oldest) = self.handshakes.pop_front()
-        {
-            self.refuse_stranger(oldest, &"handshake limit reached, and it is the oldest");
+        let (Carrier::Socket(stream), peer) = (&connection.carrier, connection.peer) else {
+            return false;
+        };
+        // To ask takes a descriptor.
+        self.spare_file = None;
+        let user = stream
+            .local_addr()
+            .and_then(|local| loopback_user(local, peer));
+        self.spare_file = open_spare_file();
+        match user {
+            Ok(user) => user == Some(own_user()),
+            Err(error) => {
+                let text = format_args!("{peer}: cannot find out its user: {error}");
+                self.log_about(peer.ip(), &text);
+                false
+            }
+        }
+    }
+
+    /// How long a new connection may be silent.
+    fn first_byte_timeout(&self) -> Duration {
+        let handshake_timeout = self.options.handshake_timeout();
+        match self.tls {
+            None => handshake_timeout,
+            Some(_) => handshake_timeout.min(FIRST_BYTE_TIMEOUT),
         }
     }
 
@@ -835,10 +897,12 @@ impl EventLoop {
     }
 
     fn set_deadline(&mut self, token: Token, timeout: Duration) {
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now().checked_add(timeout);
         if let Some(connection) = self.connections.get_mut(token) {
-            connection.deadline = Some(deadline);
-            self.timers.add(deadline, token);
+            connection.deadline = deadline;
+            if let Some(deadline) = deadline {
+                self.timers.add(deadline, token);
+            }
         }
     }
 
@@ -856,6 +920,10 @@ impl EventLoop {
             }
             let peer = connection.peer;
             match connection.phase {
+                Phase::Open if stage_of(&self.connections, token) == Stage::Silent => {
+                    let limit = self.first_byte_timeout();
+                    self.log_refusal(peer, &format_args!("it has sent nothing within {limit:?}"));
+                }
                 Phase::Open => {
                     let limit = self.options.handshake_timeout();
                     self.log_refusal(peer, &format_args!("no handshake within {limit:?}"));
@@ -938,10 +1006,23 @@ impl Traffic {
     }
 }
 
-/// The result of [`EventLoop::refuse_one`].
+/// The result of [`EventLoop::make_room`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    /// A connection was closed.
+    Made,
+    /// Some have not proved themselves, but had no time to.
+    Soon,
+    None,
+}
+
+/// The result of [`EventLoop::accept_with_spare`].
 #[derive(Debug, Clone, Copy)]
 enum Refused {
+    /// One connection was accepted, or refused.
     One,
+    /// The same, and the next ones are better accepted in the next turn.
+    OneOfMany,
     NoneQueued,
     Impossible,
 }
@@ -957,20 +1038,20 @@ enum Input {
     InParser,
 }
 
-/// Whether a process of the user that runs the server is at the other end, on this machine.
-fn is_of_same_user(connection: &Connection) -> bool {
-    let Carrier::Socket(stream) = &connection.carrier else {
-        return false;
+/// How far a connection is on its way to be served.
+fn stage_of(connections: &Connections, token: Token) -> Stage {
+    let Some(connection) = connections.get(token) else {
+        return Stage::Done;
     };
-    let user = stream
-        .local_addr()
-        .and_then(|local| loopback_user(local, connection.peer));
-    match user {
-        Ok(user) => user == Some(own_user()),
-        Err(error) => {
-            log::warn!("{}: cannot find out its user: {error}", connection.peer);
-            false
+    match (&connection.carrier, &connection.tls) {
+        (Carrier::Session(_), _) => Stage::Done,
+        (Carrier::Socket(_), Some(tls)) if tls.is_handshaking() => Stage::Handshaking,
+        (Carrier::Socket(_), None)
+            if connection.parser.is_new() && connection.phase == Phase::Open =>
+        {
+            Stage::Silent
         }
+        (Carrier::Socket(_), _) => Stage::Done,
     }
 }
 

@@ -10,6 +10,7 @@ mod session_memory;
 mod sessions;
 mod stall;
 mod timers;
+mod unproven;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};

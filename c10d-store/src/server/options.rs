@@ -73,7 +73,7 @@ impl ServerOptions {
 
     /// The time limit for the handshake of a new connection; [`Duration::MAX`] for none. Default 60 s:
     /// far above the slowest start seen, and short enough to close idle connections of port scanners.
-    /// PyTorch has no limit.
+    /// PyTorch has no limit. A server with [credentials](Self::with_credentials) gives the first byte 5 s of it.
     #[must_use]
     pub const fn handshake_timeout(&self) -> Duration {
         self.handshake_timeout
