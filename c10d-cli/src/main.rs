@@ -8,6 +8,7 @@ mod end_signals;
 mod explain_text;
 mod failure;
 mod flight;
+mod job_pages;
 mod man;
 mod open_files;
 mod output;
@@ -63,8 +64,8 @@ enum Command {
     Relay(relay::RelayArgs),
     /// Says who the job waits for: the missing ranks, where they are, and what they do instead.
     ///
-    /// Asks the store's server, on the store's own port. Needs a store that `c10d run` or `c10d store serve` serves;
-    /// the ranks can be PyTorch's.
+    /// Asks the store's server, on the store's own port: that of the rendezvous, which names the workers' store, or the
+    /// workers' own. Needs a store that `c10d run` or `c10d store serve` serves; the ranks can be PyTorch's.
     #[command(after_help = why::EXIT_CODES)]
     Why(why::WhyArgs),
     /// Shows all ranks and what they do, renewed each second, until `q` is pressed.

@@ -73,6 +73,19 @@ enum Kind {
 impl StatusPages {
     pub(crate) fn open(args: &ServerArgs, timeout: Duration) -> Result<Self, Failure> {
         let (server, credentials) = (args.target_of_pages()?, args.credentials()?);
+        Ok(Self::resolved(server, credentials, timeout)?)
+    }
+
+    /// The pages of another server of the same job.
+    pub(crate) fn of(&self, server: HostPort) -> Result<Self, StatusError> {
+        Self::resolved(server, self.credentials.clone(), self.timeout)
+    }
+
+    fn resolved(
+        server: HostPort,
+        credentials: Option<Credentials>,
+        timeout: Duration,
+    ) -> Result<Self, StatusError> {
         let timeout = timeout.max(TIMEOUT_MIN);
         let deadline = Deadline::after(Instant::now(), timeout);
         match resolve(&server, deadline) {
@@ -83,8 +96,13 @@ impl StatusPages {
                 timeout,
                 has_answered: AtomicBool::new(false),
             }),
-            Err(source) => Err(StatusError::UnknownHost { server, source }.into()),
+            Err(source) => Err(StatusError::UnknownHost { server, source }),
         }
+    }
+
+    /// Whether both have an address in common.
+    pub(crate) fn is_of_same_server(&self, other: &Self) -> bool {
+        self.addresses.iter().any(|it| other.addresses.contains(it))
     }
 
     pub(crate) const fn server(&self) -> &HostPort {

@@ -26,12 +26,26 @@ pub(crate) enum StatusError {
 
     #[error(
         "the server at {server} is PyTorch's: it does not know who waits; serve the store with `c10d run` or \
-         `c10d store serve` instead of torchrun or rank 0"
+         `c10d store serve` instead of torchrun or rank 0; if only the nodes meet there, ask the store of \
+         MASTER_ADDR and MASTER_PORT in a worker"
     )]
     PyTorchs { server: HostPort },
 
     #[error("the server at {server} is not a store: {source}")]
     NotAStore { server: HostPort, source: HttpError },
+
+    #[error(
+        "the workers of run \"{}\" use the store {}, which the rendezvous at {rendezvous} names, and it cannot be asked: \
+         {source}",
+        printable(run_id),
+        printable(store)
+    )]
+    WorkersStore {
+        store: String,
+        run_id: String,
+        rendezvous: HostPort,
+        source: Box<Self>,
+    },
 
     #[error("{server} refuses {path} with HTTP status {status}: {reason}")]
     Refused {

@@ -2,22 +2,25 @@
 
 use std::io;
 
-use c10d_inspect::Report;
+use c10d_inspect::{Report, WorkersStore};
+use c10d_socket::HostPort;
 use clap::Args;
 use serde_json::{Map, Value};
 
 use crate::explain_text::{Style, write_styled};
 use crate::failure::Failure;
+use crate::job_pages::{elsewhere, follow};
 use crate::output::print;
-use crate::printable::printable_json;
-use crate::status::StatusArgs;
+use crate::printable::{printable, printable_json};
+use crate::status::{StatusArgs, StatusPages};
+use crate::status_error::StatusError;
 
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
-  0    no rank waits for another
+  0    no rank waits for another, and no node for another
   2    invalid arguments
   3    no connection, a server that is not c10d's, or standard output cannot be written
-  4    ranks wait for a rank that is missing or stands still
+  4    ranks wait for a rank that is missing or stands still, or nodes for a node that is missing
   141  the reader of standard output closed it, as `head` does; no message";
 
 #[derive(Debug, Args)]
@@ -32,26 +35,84 @@ pub(crate) struct WhyArgs {
 
 /// Prints the report. Fails with [`Failure::Stuck`] if somebody is missing.
 pub(crate) fn run(args: &WhyArgs) -> Result<(), Failure> {
-    let pages = args.status.open()?;
-    let mut text = Vec::new();
-    let report: Report = if args.json {
-        // Every field that the server knows, also those of a newer version.
-        let json: Map<String, Value> = pages.get("/why.json?ranks=all")?;
-        let json = Value::Object(json);
-        text.extend(printable_json(&format!("{json}\n")).into_bytes());
-        serde_json::from_value(json).map_err(|error| pages.not_understood("/why.json", error))?
-    } else {
-        let report = pages.get("/why.json")?;
-        write_styled(&report, Style::of(&io::stdout()), &mut text).map_err(Failure::Output)?;
-        report
-    };
-    // Exit code 4 of other commands, for an output that cannot be written, means something else here.
-    print(&text).map_err(|failure| match failure {
-        Failure::Output(source) => Failure::system("cannot write to standard output")(source),
-        failure => failure,
-    })?;
-    if report.is_stuck {
-        return Err(Failure::Stuck);
+    let asked = args.status.open()?;
+    let first = Answer::of(&asked, args.json)?;
+    match follow(&asked, elsewhere(&first.report), |pages| {
+        Answer::of(pages, args.json)
+    }) {
+        Ok(None) => first.print(None)?,
+        Ok(Some(followed)) => followed.answer.print(Some((&followed.store, &asked)))?,
+        // What is known comes first, then why it is not all.
+        Err(error) => {
+            first.print(None).or_else(|failure| match failure {
+                Failure::Stuck => Ok(()),
+                failure => Err(failure),
+            })?;
+            return Err(error.into());
+        }
     }
     Ok(())
+}
+
+/// The report of one store.
+struct Answer {
+    server: HostPort,
+    report: Report,
+    /// Every field that the server knows, also those of a newer version, if JSON is to be printed.
+    json: Option<Map<String, Value>>,
+}
+
+impl Answer {
+    fn of(pages: &StatusPages, is_json: bool) -> Result<Self, StatusError> {
+        let server = pages.server().clone();
+        if !is_json {
+            let report = pages.get("/why.json")?;
+            return Ok(Self {
+                server,
+                report,
+                json: None,
+            });
+        }
+        let json: Map<String, Value> = pages.get("/why.json?ranks=all")?;
+        let report = serde_json::from_value(Value::Object(json.clone()));
+        Ok(Self {
+            server,
+            report: report.map_err(|error| pages.not_understood("/why.json", error))?,
+            json: Some(json),
+        })
+    }
+
+    /// Prints it. `named` is the store, and the rendezvous that names it, if the user asked the latter.
+    fn print(self, named: Option<(&WorkersStore, &StatusPages)>) -> Result<(), Failure> {
+        let mut text = Vec::new();
+        match self.json {
+            Some(mut json) => {
+                json.insert("store".to_owned(), self.server.to_string().into());
+                let json = Value::Object(json);
+                text.extend(printable_json(&format!("{json}\n")).into_bytes());
+            }
+            None => {
+                write_styled(&self.report, Style::of(&io::stdout()), &mut text)
+                    .map_err(Failure::Output)?;
+                if let Some((store, rendezvous)) = named {
+                    let line = format!(
+                        "\nThis is the store of the workers of run \"{}\", {}, which the rendezvous at {} names.\n",
+                        printable(&store.run_id),
+                        self.server,
+                        rendezvous.server()
+                    );
+                    text.extend(line.into_bytes());
+                }
+            }
+        }
+        // Exit code 4 of other commands, for an output that cannot be written, means something else here.
+        print(&text).map_err(|failure| match failure {
+            Failure::Output(source) => Failure::system("cannot write to standard output")(source),
+            failure => failure,
+        })?;
+        if self.report.is_stuck {
+            return Err(Failure::Stuck);
+        }
+        Ok(())
+    }
 }

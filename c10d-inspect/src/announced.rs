@@ -30,6 +30,23 @@ pub struct AnnouncedNode {
     pub workers: Vec<AnnouncedWorker>,
     /// Where the launcher answers requests for stacks, if it does.
     pub debug_address: Option<SocketAddr>,
+    /// The nodes' meeting that this launcher waits in; `None` while it waits in none.
+    pub meeting: Option<AnnouncedMeeting>,
+}
+
+/// A round of a rendezvous that is not complete, as one of its nodes sees it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct AnnouncedMeeting {
+    /// The round; 0 in a rendezvous that has no rounds.
+    pub round: i64,
+    /// How many nodes are missing; 0 while the nodes that suffice give others time to join.
+    pub missing: usize,
+    /// Which nodes have joined and which are missing, in the words of the launcher's own reports.
+    pub text: String,
+    /// How long the launcher has waited, in milliseconds.
+    pub waited_ms: u64,
 }
 
 /// One worker.

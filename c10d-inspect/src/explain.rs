@@ -8,6 +8,7 @@ use crate::identity::Identities;
 use crate::index::Index;
 use crate::job::Job;
 use crate::launched::Launched;
+use crate::meeting::meetings;
 use crate::options::ExplainOptions;
 use crate::parts::{groups, nodes, unknown_processes, waits};
 use crate::ranks::{milliseconds, ranks};
@@ -43,6 +44,10 @@ pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
         nodes: nodes(&job),
         groups: groups(&job),
         waits: waits(&job),
+        workers_stores: match meetings(&job).is_empty() {
+            true => job.workers_stores.clone(),
+            false => Vec::new(),
+        },
         findings,
     }
 }
@@ -50,8 +55,25 @@ pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
 fn headline(job: &Job<'_>, findings: &[Finding]) -> String {
     match findings.first() {
         Some(first) => first.text.clone(),
-        None => progress(job),
+        None => meeting(job)
+            .or_else(|| elsewhere(job))
+            .unwrap_or_else(|| progress(job)),
     }
+}
+
+/// Which nodes have joined, while nodes meet.
+fn meeting(job: &Job<'_>) -> Option<String> {
+    let meetings = meetings(job);
+    Some(format!("The nodes meet: {}.", meetings.first()?.text()))
+}
+
+/// Where the workers are, if they use another store.
+fn elsewhere(job: &Job<'_>) -> Option<String> {
+    let latest = job.workers_stores.first()?;
+    Some(format!(
+        "The workers of run \"{}\" use another store, {}. Their nodes only meet at this one.",
+        latest.run_id, latest.address
+    ))
 }
 
 /// How far the job has come, while nothing is wrong.

@@ -11,8 +11,9 @@ use crate::keys::{Family, GROUP_SIZE_MAX, meaning};
 use crate::launched::Launched;
 use crate::options::ExplainOptions;
 use crate::progress::{Progress, progress};
-use crate::report::RankSet;
+use crate::report::{RankSet, WorkersStore};
 use crate::text;
+use crate::workers_stores::workers_stores;
 
 /// The most missing members of all groups together: a stranger can publish addresses of many huge groups.
 const MISSING_MAX: usize = 1 << 20;
@@ -32,6 +33,8 @@ pub(crate) struct Job<'a> {
     pub(crate) world_size: Option<usize>,
     /// What open connections wait for, by the first missing key; watchers of changes left out.
     pub(crate) waits: BTreeMap<&'a [u8], Waiting>,
+    /// Where the workers are whose nodes meet here.
+    pub(crate) workers_stores: Vec<WorkersStore>,
 }
 
 /// The connections that wait for one key.
@@ -82,7 +85,11 @@ impl<'a> Job<'a> {
             mains: Vec::new(),
             world_size: None,
             waits: waits(index),
+            workers_stores: workers_stores(index),
         };
+        if job.has_workers() {
+            job.workers_stores.clear();
+        }
         job.world_size = job.known_world_size();
         let mut missing = MISSING_MAX;
         job.groups = index
@@ -94,6 +101,11 @@ impl<'a> Job<'a> {
             .filter(|&place| job.is_main(job.groups[place].group))
             .collect();
         job
+    }
+
+    /// Whether the workers of a job use this store.
+    fn has_workers(&self) -> bool {
+        self.who.seen().next().is_some() || self.launched.workers().next().is_some()
     }
 
     fn known_world_size(&self) -> Option<usize> {
@@ -109,8 +121,12 @@ impl<'a> Job<'a> {
             .or_else(|| self.barrier_size())
     }
 
-    /// The number of ranks in what the first launcher assigned: `[first rank, ranks, ..]`.
+    /// The number of ranks in what the first launcher assigned: `[first rank, ranks, ..]`. They are not those of this
+    /// store if the workers use another one.
     fn assigned_world_size(&self) -> Option<usize> {
+        if !self.workers_stores.is_empty() {
+            return None;
+        }
         let mut assigned = self.index.others.iter().filter_map(|(family, key)| {
             matches!(family, Family::ElasticRanks { .. }).then_some(*key)
         });

@@ -11,6 +11,7 @@ mod index;
 mod job;
 mod keys;
 mod launched;
+mod meeting;
 mod options;
 mod parts;
 mod progress;
@@ -23,12 +24,15 @@ pub mod stacks;
 mod text;
 mod translate;
 mod why;
+mod workers_stores;
 
-pub use announced::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
+pub use announced::{
+    AnnouncedMeeting, AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd,
+};
 pub use explain::explain;
 pub use options::ExplainOptions;
 pub use report::{
     Finding, FindingKind, Group, NodeReport, Process, RankReport, RankSet, RankState, Report,
-    Sureness, WaitFor,
+    Sureness, WaitFor, WorkersStore,
 };
 pub use translate::translate;

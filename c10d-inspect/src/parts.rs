@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use c10d_store::PendingWait;
+use c10d_store::wire::Opcode;
+
 use crate::identity::shown_name;
 use crate::index::Slot;
 use crate::job::Job;
@@ -28,7 +31,9 @@ struct Waiting {
 pub(crate) fn waits(job: &Job<'_>) -> Vec<WaitFor> {
     let mut waits: HashMap<&[u8], Waiting> = HashMap::new();
     for (slot, connection) in job.index.snapshot.connections.iter().enumerate() {
-        let Some(wait) = &connection.wait else {
+        // A watcher of changes waits for nobody.
+        let is_wait = |wait: &&PendingWait| wait.command != Opcode::WaitChange;
+        let Some(wait) = connection.wait.as_ref().filter(is_wait) else {
             continue;
         };
         for key in &wait.missing {
@@ -90,11 +95,12 @@ pub(crate) fn groups(job: &Job<'_>) -> Vec<Group> {
         .collect()
 }
 
-/// The nodes that announced themselves.
+/// The nodes that announced workers. A launcher that waits for other nodes announces none.
 pub(crate) fn nodes(job: &Job<'_>) -> Vec<NodeReport> {
     // Later announcements of a node replace earlier ones, as after a restart of its launcher.
     let mut nodes: BTreeMap<(Option<usize>, String), NodeReport> = BTreeMap::new();
-    for node in &job.launched.nodes {
+    let nodes_of_workers = job.launched.nodes.iter();
+    for node in nodes_of_workers.filter(|node| !node.announced.workers.is_empty()) {
         let announced = &node.announced;
         let host = shown_name(&announced.host);
         let connection = node.connection.map(|slot| job.index.connections[slot]);

@@ -36,6 +36,22 @@ pub struct Report {
     pub groups: Vec<Group>,
     /// What is waited for, the longest wait first.
     pub waits: Vec<WaitFor>,
+    /// The stores of the workers whose nodes meet at this one, that of the latest round first. Empty for a store that
+    /// the workers use themselves.
+    pub workers_stores: Vec<WorkersStore>,
+}
+
+/// The store that the workers of a run use, as the rendezvous of its nodes names it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct WorkersStore {
+    /// The id of the run, as of `--rdzv-id`.
+    pub run_id: String,
+    /// The round of the rendezvous.
+    pub round: u64,
+    /// The address, as `host:port` or `[host]:port`.
+    pub address: String,
 }
 
 /// One thing that was found.
@@ -97,6 +113,8 @@ pub enum FindingKind {
     WorkerStopped,
     /// A launcher has gone silent.
     NodeLost,
+    /// Launchers wait for other nodes.
+    NodesMissing,
     /// Two processes say that they have the same rank.
     SameRank,
     /// Two jobs share this store.

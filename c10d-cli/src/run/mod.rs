@@ -39,14 +39,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use c10d_inspect::Report;
 use c10d_inspect::http::StatusOptions;
-use c10d_socket::{Credentials, Deadline};
+use c10d_socket::{Credentials, Deadline, HostPort};
 use elastic_agent::{
     AgentError, AgentOptions, AgentOutcome, ElasticAgent, ErrorFileError, Failures, LogOptions,
     ProgressOptions, StartError, StreamMap, write_error_file,
 };
 use elastic_rendezvous::this_host::{self, Resolver, SystemResolver, names_this_host};
 use elastic_rendezvous::{
-    RendezvousHandler, RendezvousParameters, RendezvousRegistry, RendezvousSettings,
+    Endpoint, RendezvousHandler, RendezvousParameters, RendezvousRegistry, RendezvousSettings,
 };
 use serde_json::{Value, json};
 
@@ -248,9 +248,11 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     };
     let cannot_start = || Failure::system("cannot start a thread");
     let proxy = debug_servers.as_ref().map(DebugServers::proxy_address);
-    let announcer = Announcer::start(identity, proxy).map_err(cannot_start())?;
+    let announcer =
+        Announcer::start(identity, proxy, meeting_place(&parameters)).map_err(cannot_start())?;
     let explainer = Explainer::start(plan.explain_after, Arc::clone(&hosted), announcer.view())
         .map_err(cannot_start())?;
+    handler.add_listener(announcer.rendezvous_listener());
     handler.add_listener(explainer.rendezvous_listener());
     handler.add_listener(happenings::rendezvous_listener(Arc::clone(&hosted)));
     // Before the announcer's: it announces the address that this one makes.
@@ -301,6 +303,16 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     // Last: until then a signal must not end this process before its workers.
     drop(signals);
     exit
+}
+
+/// The store where the nodes meet, and what it asks for; `None` if they do not meet at a store that listens.
+fn meeting_place(parameters: &RendezvousParameters) -> Option<(HostPort, Option<Credentials>)> {
+    let is_file = parameters
+        .get("store_type")
+        .is_some_and(|kind| !kind.trim().eq_ignore_ascii_case("tcp"));
+    let endpoint: Endpoint = parameters.endpoint().parse().ok()?;
+    let store = endpoint.with_default_port(elastic_rendezvous::DEFAULT_PORT);
+    (!is_file && store.port() != 0).then(|| (store, parameters.credentials().cloned()))
 }
 
 /// The name that this host has for itself, which PyTorch's workers publish too.

@@ -61,7 +61,7 @@ impl Job {
     /// Reads the ranks from the status pages of the store, or their addresses from the keys of a store without
     /// them.
     pub(crate) fn load(args: &StatusArgs) -> Result<Self, Failure> {
-        let pages = args.open()?;
+        let pages = args.open_job()?;
         let server = pages.server();
         let deadline = Deadline::after(Instant::now(), NAMES_TIMEOUT);
         let addresses = resolve(server, deadline).unwrap_or_default();

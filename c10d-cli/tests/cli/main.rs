@@ -29,3 +29,4 @@ mod store_status;
 #[cfg(target_os = "linux")]
 mod top;
 mod why;
+mod why_job;

@@ -52,6 +52,7 @@ pub(super) fn without_bystanders(report: &Report) -> Report {
         nodes: report.nodes.clone(),
         groups: report.groups.clone(),
         waits: report.waits.clone(),
+        workers_stores: report.workers_stores.clone(),
     }
 }
 

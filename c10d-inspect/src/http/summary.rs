@@ -10,6 +10,7 @@ use super::timeline::Event;
 use crate::text;
 use crate::{
     FindingKind, Group, NodeReport, Process, RankReport, RankSet, RankState, Report, WaitFor,
+    WorkersStore,
 };
 
 /// The most cells of the grid. A rank's number can be what a stranger claims, so it must not choose the size of the answer.
@@ -43,6 +44,7 @@ pub(super) struct Summary<'a> {
     nodes: Limited<&'a NodeReport>,
     groups: Limited<&'a Group>,
     unknown_processes: Limited<&'a Process>,
+    workers_stores: &'a [WorkersStore],
     timeline: Vec<Event>,
     counters: CounterLines,
 }
@@ -137,6 +139,7 @@ impl<'a> Summary<'a> {
             nodes: limited(report.nodes.iter()),
             groups: limited(report.groups.iter()),
             unknown_processes: limited(report.unknown_processes.iter()),
+            workers_stores: &report.workers_stores,
             timeline,
             counters: CounterLines::new(counters),
         }

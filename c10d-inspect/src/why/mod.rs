@@ -9,6 +9,7 @@ mod frozen;
 mod gave_up;
 mod groups;
 mod left;
+mod meeting;
 mod nccl;
 mod other_keys;
 mod quiet;
@@ -37,6 +38,7 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     stale::find(job, &mut drafts);
     conflict::find(job, &mut drafts);
     stopped::find(job, &mut drafts);
+    meeting::find(job, &mut drafts);
     let is_stuck = drafts.iter().any(|draft| draft.is_stall);
     (ordered(job, drafts), is_stuck)
 }
@@ -45,7 +47,8 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
 fn class(kind: FindingKind) -> u8 {
     use FindingKind as Kind;
     match kind {
-        Kind::TwoJobs | Kind::SameRank | Kind::WorldSizeDiffers => 0,
+        // The workers of the round before have been stopped.
+        Kind::NodesMissing | Kind::TwoJobs | Kind::SameRank | Kind::WorldSizeDiffers => 0,
         Kind::StaleAddresses => 1,
         Kind::NodeLost => 2,
         Kind::WorkerEnded

@@ -9,8 +9,7 @@ use crate::text;
 
 /// The finding that all ranks are connected and none waits; `None` while some are not.
 pub(crate) fn nothing_waits(job: &Job<'_>) -> Option<Finding> {
-    let mut open = job.index.snapshot.connections.iter();
-    if open.any(|connection| connection.wait.is_some()) {
+    if !job.waits.is_empty() {
         return None;
     }
     let text = match job.world_size {

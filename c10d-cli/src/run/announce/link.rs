@@ -30,11 +30,11 @@ pub(super) fn close(open: &Open) {
     }
 }
 
-/// Sends announcements to the store of the current round.
+/// Sends announcements to one store: that of the workers of the current round, or that of the rendezvous.
 #[derive(Debug)]
 pub(super) struct Link {
     open: Open,
-    /// `None` if the store is not served by an agent.
+    /// `None` if the workers' store is not served by an agent.
     target: Option<HostPort>,
     /// What the store asks for.
     credentials: Option<Credentials>,
@@ -58,6 +58,20 @@ impl Link {
             pause: PAUSE_MIN,
             not_before: None,
         }
+    }
+
+    /// Sends to a store that stays the same.
+    pub(super) fn to(open: Open, store: HostPort, credentials: Option<Credentials>) -> Self {
+        Self {
+            target: Some(store),
+            credentials,
+            ..Self::new(open)
+        }
+    }
+
+    /// Ends the connection. The next announcement makes a new one.
+    pub(super) fn close(&self) {
+        close(&self.open);
     }
 
     /// Sends to the store of these workers from now on.

@@ -1,9 +1,11 @@
-//! Tells the workers' store about the workers of this node: ranks, processes, connections, ends.
+//! Tells the workers' store about the workers of this node: ranks, processes, connections, ends. While nodes meet,
+//! tells it and the rendezvous' store which of them are missing.
 //!
 //! An announcement is no key, and the server forgets it with its connection, which is one of the
 //! announcer's own. A server that does not support it, as PyTorch's, gets none.
 
 mod link;
+mod meeting;
 mod roster;
 
 use std::io;
@@ -15,11 +17,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use c10d_inspect::AnnouncedNode;
+use c10d_socket::{Credentials, HostPort};
 use elastic_agent::{AgentEvent, AgentListener, StartedWorkers, WorkerExit};
+use elastic_rendezvous::Listener;
 
 use super::debug_server::ProxyAddress;
 use super::processes::{Scanner, StoreAddress};
 use link::{Link, Open};
+use meeting::{Meeting, MeetingReport};
 pub(super) use roster::NodeIdentity;
 use roster::{EarlyExits, Roster, Step};
 
@@ -30,6 +35,8 @@ const LAST_WORD_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Announces the workers of an agent until it is dropped, which joins its thread. The drop takes 300 ms at
 /// most, or 1 s while the thread connects to a store that does not answer.
+///
+/// A launcher is connected to the rendezvous' store for this only while it waits for nodes.
 #[derive(Debug)]
 pub(super) struct Announcer {
     messages: Sender<Message>,
@@ -41,8 +48,10 @@ pub(super) struct Announcer {
 /// What the thread shares with its owner.
 #[derive(Debug, Default)]
 struct Shared {
-    /// The store that the thread may be using.
+    /// The workers' store, which the thread may be using.
     open: Open,
+    /// The rendezvous' store, the same.
+    open_rendezvous: Open,
     /// The last announcement.
     last: Mutex<AnnouncedNode>,
     /// Whether the current store has taken one.
@@ -51,6 +60,7 @@ struct Shared {
 
 #[derive(Debug)]
 enum Message {
+    Meeting(MeetingReport),
     Started(StartedWorkers),
     Exited(WorkerExit),
     Stopping,
@@ -60,11 +70,16 @@ enum Message {
 }
 
 impl Announcer {
-    /// Starts the thread. `proxy` is where the launcher answers for its workers' debug servers.
+    /// Starts the thread. `proxy` is where the launcher answers for its workers' debug servers, `rendezvous` the store
+    /// where nodes meet and what it asks for, if there is one.
     ///
     /// # Errors
     /// The system has no thread left.
-    pub(super) fn start(identity: NodeIdentity, proxy: Option<ProxyAddress>) -> io::Result<Self> {
+    pub(super) fn start(
+        identity: NodeIdentity,
+        proxy: Option<ProxyAddress>,
+        rendezvous: Option<(HostPort, Option<Credentials>)>,
+    ) -> io::Result<Self> {
         let (messages, inbox) = channel();
         let (end, ended) = channel();
         let shared = Arc::<Shared>::default();
@@ -74,6 +89,10 @@ impl Announcer {
             shared: Arc::clone(&shared),
             scanner: Scanner::new(PathBuf::from("/proc")),
             link: Link::new(Arc::clone(&shared.open)),
+            rendezvous: rendezvous.map(|(store, credentials)| {
+                Link::to(Arc::clone(&shared.open_rendezvous), store, credentials)
+            }),
+            meeting: Meeting::default(),
             roster: None,
             early: EarlyExits::default(),
             proxy,
@@ -104,6 +123,18 @@ impl Announcer {
             };
             // Fails when the announcer is dropped.
             let _ = messages.send(message);
+        })
+    }
+
+    /// A listener that passes the rendezvous' reports on, without blocking.
+    pub(super) fn rendezvous_listener(&self) -> Listener {
+        let messages = Mutex::new(self.messages.clone());
+        Arc::new(move |event| {
+            if let Some(report) = MeetingReport::of(event) {
+                let messages = messages.lock().unwrap_or_else(PoisonError::into_inner);
+                // Fails when the announcer is dropped.
+                let _ = messages.send(Message::Meeting(report));
+            }
         })
     }
 
@@ -155,6 +186,7 @@ impl Drop for Announcer {
         let _ = self.messages.send(Message::End);
         if self.ended.recv_timeout(LAST_WORD_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             link::close(&self.shared.open);
+            link::close(&self.shared.open_rendezvous);
         }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
@@ -170,6 +202,9 @@ struct Thread {
     shared: Arc<Shared>,
     scanner: Scanner,
     link: Link,
+    /// `None` if nodes do not meet at a store.
+    rendezvous: Option<Link>,
+    meeting: Meeting,
     roster: Option<Roster>,
     early: EarlyExits,
     proxy: Option<ProxyAddress>,
@@ -203,7 +238,13 @@ impl Thread {
     fn take(&mut self, message: Message) -> bool {
         let now = Instant::now();
         match message {
+            Message::Meeting(report) => {
+                if self.meeting.note(report, &self.identity, now) {
+                    self.announce_meeting();
+                }
+            }
             Message::Started(started) => {
+                self.end_meeting();
                 self.link.aim(&started);
                 let early = std::mem::take(&mut self.early);
                 self.roster = Some(Roster::new(self.identity.clone(), started, early, now));
@@ -230,11 +271,31 @@ impl Thread {
                 let _ = done.send(());
             }
             Message::End => {
+                self.end_meeting();
                 self.announce_news(now);
                 return false;
             }
         }
         true
+    }
+
+    fn announce_meeting(&mut self) {
+        let now = Instant::now();
+        if let Some(link) = &mut self.rendezvous {
+            let node = self.meeting.announcement(&self.identity, now);
+            link.send(&serde_json::to_vec(&node).unwrap_or_default());
+        }
+        // One may know only the store of the round before.
+        if self.link.is_open() {
+            self.announce();
+        }
+    }
+
+    fn end_meeting(&mut self) {
+        self.meeting.end();
+        if let Some(link) = &mut self.rendezvous {
+            link.close();
+        }
     }
 
     /// Announces what is new, unless it would take a new connection.
@@ -276,7 +337,9 @@ impl Thread {
         let Some(roster) = &mut self.roster else {
             return;
         };
-        let mut node = roster.announcement(Instant::now());
+        let now = Instant::now();
+        let mut node = roster.announcement(now);
+        node.meeting = self.meeting.announced(now);
         node.debug_address = self.proxy.as_ref().and_then(ProxyAddress::get);
         let bytes = serde_json::to_vec(&node).unwrap_or_default();
         *self
