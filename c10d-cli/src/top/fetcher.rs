@@ -18,7 +18,9 @@ pub(super) struct Fetcher {
 }
 
 impl Fetcher {
-    pub(super) fn start(fetch: impl Fn(Request) -> Answer + Send + 'static) -> io::Result<Self> {
+    pub(super) fn start(
+        mut fetch: impl FnMut(Request) -> Answer + Send + 'static,
+    ) -> io::Result<Self> {
         let (requests, inbox) = mpsc::channel();
         let (outbox, answers) = mpsc::channel();
         let thread = thread::Builder::new()

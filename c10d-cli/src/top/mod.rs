@@ -1,5 +1,6 @@
 //! `c10d top`: all ranks by state, on the whole terminal, renewed each second.
 
+mod cause;
 mod fetcher;
 mod grid;
 mod keys;
@@ -24,6 +25,7 @@ use crate::status::StatusArgs;
 use fetcher::Fetcher;
 use model::{Answer, Input, Next, Top};
 use screen::Screen;
+use source::Source;
 
 /// How long an answer or a signal may wait until it is noticed.
 const NOTICE_EVERY: Duration = Duration::from_millis(100);
@@ -46,11 +48,10 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
         let text = "c10d top needs a terminal as standard input and output: use `c10d why`";
         return Err(Failure::Usage(text.to_owned()));
     }
-    let pages = args.status.open()?;
-    let target = pages.server().to_string();
+    let mut source = Source::new(args.status.open()?);
     // Before the screen is taken: a wrong address is an error message and not an empty screen.
-    let first = source::overview(&pages)?;
-    let mut fetcher = Fetcher::start(move |request| source::answer(&pages, request))
+    let first = source.overview()?;
+    let mut fetcher = Fetcher::start(move |request| source.answer(request))
         .map_err(Failure::system("cannot start a thread"))?;
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
@@ -77,7 +78,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
         let now = started.elapsed();
         if now >= draw_at {
             screen
-                .draw(|frame| view::draw(frame, &top, now, &target, has_colors))
+                .draw(|frame| view::draw(frame, &top, now, has_colors))
                 .map_err(failed())?;
             draw_at = now + DRAW_EVERY;
         }

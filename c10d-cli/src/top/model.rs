@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use c10d_inspect::{RankReport, RankState};
 
+use super::cause::{Cause, CauseLine, cause_lines};
 use super::grid::Grid;
 
 /// How often the state of all ranks is fetched.
@@ -30,22 +31,13 @@ const SEARCH_MAX: usize = 64;
 /// What the server says about all ranks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Overview {
+    /// The store that was asked, as `host:port`.
+    pub(super) target: String,
     pub(super) headline: String,
     pub(super) is_stuck: bool,
     pub(super) findings: Vec<Cause>,
     /// The ranks, from 0 on.
     pub(super) cells: Vec<Cell>,
-}
-
-/// A finding of the report.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Cause {
-    pub(super) text: String,
-    /// The ranks to blame, as in "0-3, 7".
-    pub(super) culprits: String,
-    /// The ranks that wait for them.
-    pub(super) waiting: String,
-    pub(super) is_consequence: bool,
 }
 
 /// The state of one rank.
@@ -220,6 +212,7 @@ pub(super) struct Top {
     /// In lower case.
     search: String,
     is_searching: bool,
+    is_helping: bool,
     columns: usize,
     lines: usize,
     /// Made from the fields above after each change.
@@ -227,14 +220,8 @@ pub(super) struct Top {
     wanted: (Vec<usize>, Duration),
 }
 
-/// Enough for most headlines on 80 columns.
-pub(super) const HEADLINE_LINES: usize = 2;
-
-/// The shown findings below the headline; `c10d why` has the others.
-const FINDINGS_MAX: usize = 3;
-
-/// The title, the headline, the counts, and the help.
-const FIXED_LINES: usize = 1 + HEADLINE_LINES + 1 + 1;
+/// The title, the counts, and the footer.
+const FIXED_LINES: usize = 1 + 1 + 1;
 
 impl Top {
     pub(super) fn new(columns: usize, rows: usize) -> Self {
@@ -254,6 +241,7 @@ impl Top {
             is_reversed: false,
             search: String::new(),
             is_searching: false,
+            is_helping: false,
             columns,
             lines: rows,
             order: Vec::new(),
@@ -357,13 +345,18 @@ impl Top {
         self.first_line
     }
 
-    /// The findings below the headline: those that say something else.
-    pub(super) fn findings(&self) -> impl Iterator<Item = &Cause> {
+    /// The headline, and the findings that say something else.
+    pub(super) fn cause_lines(&self) -> Vec<CauseLine> {
         let overview = self.overview.as_ref();
-        let headline = overview.map_or("", |overview| &overview.headline);
-        let findings = overview.map_or(&[][..], |overview| &overview.findings);
-        let others = findings.iter().filter(move |f| f.text != headline);
-        others.take(FINDINGS_MAX)
+        let (headline, findings) = overview.map_or(("", &[][..]), |overview| {
+            (&overview.headline, &overview.findings)
+        });
+        cause_lines(headline, findings, self.columns, self.lines)
+    }
+
+    /// Whether the keys and letters are explained instead of the ranks.
+    pub(super) const fn is_helping(&self) -> bool {
+        self.is_helping
     }
 
     pub(super) fn grid(&self) -> Grid {
@@ -422,7 +415,7 @@ impl Top {
 
     /// The lines for the grid, the table or the details.
     pub(super) fn main_lines(&self) -> usize {
-        let taken = FIXED_LINES + self.findings().count();
+        let taken = FIXED_LINES + self.cause_lines().len();
         self.lines.saturating_sub(taken).max(1)
     }
 
@@ -437,7 +430,12 @@ impl Top {
         if self.is_searching {
             return self.type_search(key);
         }
+        // Any key ends the help.
+        if std::mem::take(&mut self.is_helping) {
+            return;
+        }
         match key {
+            Key::Char('?') => self.is_helping = true,
             Key::Char('/') => {
                 self.is_searching = true;
                 self.is_detailed = false;

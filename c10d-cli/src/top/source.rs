@@ -1,23 +1,69 @@
 //! Asks the server for what `c10d top` shows.
 
-use c10d_inspect::{RankReport, RankState};
+use c10d_inspect::{RankReport, RankState, WorkersStore};
 use serde::Deserialize;
 
-use super::model::{Answer, CHUNK, Cause, Cell, Overview, Request};
+use super::cause::Cause;
+use super::model::{Answer, CHUNK, Cell, Overview, Request};
+use crate::job_pages::follow;
 use crate::status::StatusPages;
 use crate::status_error::StatusError;
 
-/// Executes a request.
-pub(super) fn answer(pages: &StatusPages, request: Request) -> Answer {
-    let answer = match request {
-        Request::Overview => overview(pages).map(Answer::Overview),
-        Request::Rows { chunk } => rows(pages, chunk).map(|rows| Answer::Rows { chunk, rows }),
-    };
-    answer.unwrap_or_else(|error| Answer::Failed(error.to_string()))
+/// The pages that the user named, and those of the workers' store if it is another one.
+#[derive(Debug)]
+pub(super) struct Source {
+    asked: StatusPages,
+    workers: Option<StatusPages>,
 }
 
-pub(super) fn overview(pages: &StatusPages) -> Result<Overview, StatusError> {
-    Ok(pages.get::<StatusJson>("/status.json")?.into())
+impl Source {
+    pub(super) const fn new(asked: StatusPages) -> Self {
+        Self {
+            asked,
+            workers: None,
+        }
+    }
+
+    /// Executes a request.
+    pub(super) fn answer(&mut self, request: Request) -> Answer {
+        let answer = match request {
+            Request::Overview => self.overview().map(Answer::Overview),
+            Request::Rows { chunk } => {
+                let pages = self.workers.as_ref().unwrap_or(&self.asked);
+                rows(pages, chunk).map(|rows| Answer::Rows { chunk, rows })
+            }
+        };
+        answer.unwrap_or_else(|error| Answer::Failed(error.to_string()))
+    }
+
+    /// The ranks of the workers' store, which is asked for again when it does not answer: the next round may have
+    /// another one.
+    pub(super) fn overview(&mut self) -> Result<Overview, StatusError> {
+        if let Some(pages) = self.workers.take()
+            && let Ok(status) = status(&pages)
+        {
+            let target = pages.server().to_string();
+            self.workers = Some(pages);
+            return Ok(status.into_overview(target));
+        }
+        let first = status(&self.asked)?;
+        let stores = match first.is_stuck {
+            true => &[],
+            false => &first.workers_stores[..],
+        };
+        Ok(match follow(&self.asked, stores, status)? {
+            None => first.into_overview(self.asked.server().to_string()),
+            Some(followed) => {
+                let target = followed.pages.server().to_string();
+                self.workers = Some(followed.pages);
+                followed.answer.into_overview(target)
+            }
+        })
+    }
+}
+
+fn status(pages: &StatusPages) -> Result<StatusJson, StatusError> {
+    pages.get("/status.json")
 }
 
 fn rows(pages: &StatusPages, chunk: usize) -> Result<Vec<RankReport>, StatusError> {
@@ -34,6 +80,7 @@ struct StatusJson {
     findings: Entries,
     /// A letter for each rank, in capitals for suspects.
     cells: String,
+    workers_stores: Vec<WorkersStore>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -51,15 +98,17 @@ struct FindingJson {
     is_consequence: bool,
 }
 
-impl From<StatusJson> for Overview {
-    fn from(status: StatusJson) -> Self {
+impl StatusJson {
+    fn into_overview(self, target: String) -> Overview {
+        let status = self;
         let findings = status.findings.entries.into_iter().map(|finding| Cause {
             text: finding.text,
             culprits: finding.culprits,
             waiting: finding.waiting,
             is_consequence: finding.is_consequence,
         });
-        Self {
+        Overview {
+            target,
             headline: status.headline,
             is_stuck: status.is_stuck,
             findings: findings.collect(),
@@ -98,7 +147,8 @@ mod tests {
                 "left_out": 0},
             "cells": "wiN-Lsce?"
         }"#;
-        let overview = Overview::from(serde_json::from_str::<StatusJson>(json).unwrap());
+        let status = serde_json::from_str::<StatusJson>(json).unwrap();
+        let overview = status.into_overview("node0:29500".to_owned());
         assert_eq!(overview.headline, "Waiting for rank 2.");
         assert!(overview.is_stuck);
         assert_eq!(overview.findings[0].waiting, "0-1, 3");

@@ -9,31 +9,26 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
 use super::grid::LABEL_COLUMNS;
-use super::model::{Cell, HEADLINE_LINES, Top, View};
-use crate::explain_text::{age_text, wrapped};
+use super::model::{Cell, Top, View};
+use crate::explain_text::age_text;
 use crate::printable::printable;
 
-/// Draws the whole screen. `target` is the server's address.
-pub(super) fn draw(
-    frame: &mut Frame<'_>,
-    top: &Top,
-    now: Duration,
-    target: &str,
-    has_colors: bool,
-) {
+/// Draws the whole screen.
+pub(super) fn draw(frame: &mut Frame<'_>, top: &Top, now: Duration, has_colors: bool) {
     let mut painter = Painter {
         area: frame.area(),
         frame,
         used: 0,
         has_colors,
     };
-    painter.title(top, now, target);
-    painter.headline(top);
-    painter.findings(top);
+    painter.title(top, now);
+    painter.cause(top);
     painter.counts(top);
     let main_lines = top.main_lines();
     let end = painter.used + main_lines;
-    if let Some((rank, cell)) = top.detailed() {
+    if top.is_helping() {
+        painter.help(end);
+    } else if let Some((rank, cell)) = top.detailed() {
         painter.details(top, rank, cell, end);
     } else {
         match top.view() {
@@ -59,6 +54,33 @@ const fn letter_of(state: RankState) -> (char, &'static str) {
     }
 }
 
+const fn meaning_of(state: RankState) -> &'static str {
+    match state {
+        RankState::NotSeen => "nothing is known of it: it has never connected",
+        RankState::Starting => "its launcher has started it; it has not connected",
+        RankState::Connecting => "connected, and not yet in its group",
+        RankState::Waiting => "waits on the store for others",
+        RankState::Idle => {
+            "connected, and asks the store for nothing: it computes, or hangs elsewhere"
+        }
+        RankState::Ended => "ended in order",
+        RankState::Lost => "ended otherwise, or left while others needed it",
+        _ => "",
+    }
+}
+
+/// What the keys do.
+const KEYS: [(&str, &str); 8] = [
+    ("arrows, hjkl", "select a rank"),
+    ("Enter, Esc", "open the rank, go back"),
+    ("Tab", "change between grid and table"),
+    ("/", "search a rank, host, pid or key"),
+    ("n, N", "go to the next match, to the one before"),
+    ("s", "sort by rank, state, wait, last request, host"),
+    ("r", "reverse the order"),
+    ("q", "quit"),
+];
+
 /// The longest part of a host name in a table.
 const HOST_COLUMNS_MAX: usize = 20;
 
@@ -82,7 +104,7 @@ struct Painter<'p, 'f> {
 }
 
 impl Painter<'_, '_> {
-    fn title(&mut self, top: &Top, now: Duration, target: &str) {
+    fn title(&mut self, top: &Top, now: Duration) {
         let age = u64::try_from(top.age(now).as_millis()).unwrap_or(u64::MAX);
         let age = age_text(age);
         let (text, style) = match (top.failure(), top.overview()) {
@@ -91,31 +113,44 @@ impl Painter<'_, '_> {
             (None, None) => ("connecting".to_owned(), Style::new()),
             (None, Some(_)) => (format!("updated {age} ago"), self.dim()),
         };
+        let target = top.overview().map_or("", |overview| &overview.target);
         let name = format!("c10d top  {target}  ");
         self.line(vec![span(&name, self.bold()), span(&text, style)]);
     }
 
-    fn headline(&mut self, top: &Top) {
-        let (text, style) = match top.overview() {
-            None => (String::new(), Style::new()),
-            Some(overview) if overview.is_stuck => (printable(&overview.headline), self.bad()),
-            Some(overview) => (printable(&overview.headline), self.good()),
+    fn cause(&mut self, top: &Top) {
+        let headline = match top.overview().is_some_and(|overview| overview.is_stuck) {
+            true => self.bad(),
+            false => self.good(),
         };
-        let mut lines = wrapped(&text, usize::from(self.area.width)).into_iter();
-        for _ in 0..HEADLINE_LINES {
-            let text = lines.next().unwrap_or_default();
-            self.line(vec![Span::styled(text, style)]);
+        for line in top.cause_lines() {
+            let style = match (line.is_headline, line.is_consequence) {
+                (true, _) => headline,
+                (false, true) => self.dim(),
+                (false, false) => Style::new(),
+            };
+            self.line(vec![span(&line.mark, self.dim()), span(&line.text, style)]);
         }
     }
 
-    fn findings(&mut self, top: &Top) {
-        for finding in top.findings() {
-            let (mark, style) = if finding.is_consequence {
-                ("  then: ", self.dim())
-            } else {
-                ("  also: ", Style::new())
-            };
-            self.line(vec![span(mark, self.dim()), span(&finding.text, style)]);
+    /// What the keys do, and what the letters are.
+    fn help(&mut self, end: usize) {
+        let mut lines: Vec<(String, &str)> = Vec::new();
+        lines.extend(KEYS.map(|(key, what)| (key.to_owned(), what)));
+        lines.push((String::new(), ""));
+        lines.extend(STATES.map(|state| {
+            let (letter, name) = letter_of(state);
+            (format!("{letter} {name}"), meaning_of(state))
+        }));
+        let suspect =
+            "what the others wait for, or where something went wrong: see the cause above";
+        lines.push(("underlined".to_owned(), suspect));
+        for (name, what) in lines {
+            if self.used >= end {
+                return;
+            }
+            let name = span(&format!("  {name:<16}"), self.bold());
+            self.line(vec![name, span(what, Style::new())]);
         }
     }
 
@@ -139,9 +174,8 @@ impl Painter<'_, '_> {
                 spans.push(span(&format!(" {count} {name}  "), Style::new()));
             }
         }
-        let suspects = cells.iter().filter(|cell| cell.is_suspect).count();
-        if suspects > 0 {
-            spans.push(span(&format!("suspects: {suspects}  "), self.bad()));
+        if let Some(suspects) = suspects_text(cells) {
+            spans.push(span(&suspects, self.bad()));
         }
         self.line(spans);
     }
@@ -276,7 +310,7 @@ impl Painter<'_, '_> {
             text => format!("  n next of {text:?}"),
         };
         let help = format!(
-            "q quit  Tab grid/table  Enter details  Esc back  / search{search}  s sort ({}{reversed})  r reverse",
+            "q quit  ? help  Tab view  Enter open  Esc back  / search{search}  s sort ({}{reversed})",
             sort.name()
         );
         self.line(vec![span(&help, self.dim())]);
@@ -335,6 +369,18 @@ impl Painter<'_, '_> {
             Style::new()
         }
     }
+}
+
+/// "suspect: rank 2", "suspects: ranks 2 and 5", or how many ranks they are.
+fn suspects_text(cells: &[Cell]) -> Option<String> {
+    let ranks = (0..cells.len()).filter(|rank| cells[*rank].is_suspect);
+    let ranks: Vec<usize> = ranks.collect();
+    Some(match ranks[..] {
+        [] => return None,
+        [only] => format!("suspect: rank {only}"),
+        [first, second] => format!("suspects: ranks {first} and {second}"),
+        _ => format!("{} ranks are suspects", ranks.len()),
+    })
 }
 
 fn span(text: &str, style: Style) -> Span<'static> {

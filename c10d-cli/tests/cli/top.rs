@@ -198,6 +198,23 @@ fn is_cooked(terminal: &impl std::os::fd::AsFd) -> bool {
 }
 
 #[test]
+fn the_rendezvous_leads_to_the_ranks_of_the_workers_store() {
+    let (rendezvous, workers) = (Pages::start(), Pages::start());
+    stuck_job(&workers, 4);
+    rendezvous.set(
+        "/status.json",
+        &serde_json::json!({ "headline": "The workers use another store.", "workers_stores": [
+            { "run_id": "job", "round": 0, "address": workers.address.to_string() }
+        ] }),
+    );
+    let mut shown = Shown::start(rendezvous.address);
+    shown.wait_for(&format!("c10d top  {}  updated", workers.address));
+    shown.wait_for("waits for rank 2");
+    shown.press("q");
+    assert_eq!(shown.end(), Some(0));
+}
+
+#[test]
 fn keys_show_the_grid_the_table_and_one_rank() {
     let pages = Pages::start();
     stuck_job(&pages, 500);
@@ -277,7 +294,7 @@ fn the_ranks_of_a_real_server_are_shown() {
     let server = Server::start();
     let _ranks = [0, 1, 3].map(|rank| rank_that_waits(&server, rank, 4, 2));
     let mut top = Shown::start(server.address);
-    top.wait_for("4 ranks: ? 1 not seen  w 3 waiting  suspects: 1");
+    top.wait_for("4 ranks: ? 1 not seen  w 3 waiting  suspect: rank 2");
     top.wait_for("waits for the address of rank 2");
     top.press("\x1b[H\r");
     top.wait_for("  process         4000");

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use c10d_inspect::{RankReport, RankState};
 
-use super::model::{Answer, CHUNK, Cause, Cell, Input, Key, Next, Overview, Request, Top};
+use super::cause::Cause;
+use super::model::{Answer, CHUNK, Cell, Input, Key, Next, Overview, Request, Top};
 
 /// The answers of a server.
 pub(super) struct Job {
@@ -55,6 +56,7 @@ impl Job {
         };
         Self {
             overview: Overview {
+                target: "127.0.0.1:29500".to_owned(),
                 headline: text,
                 is_stuck: true,
                 findings: vec![cause, follows],

@@ -12,7 +12,7 @@ fn draw_on(top: &Top, columns: u16, rows: u16, has_colors: bool) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
     let now = Duration::from_millis(400);
     terminal
-        .draw(|frame| draw(frame, top, now, "127.0.0.1:29500", has_colors))
+        .draw(|frame| draw(frame, top, now, has_colors))
         .unwrap();
     terminal.backend().buffer().clone()
 }
@@ -38,7 +38,7 @@ fn a_small_job_is_a_table() {
         "Waiting for rank 2 (1 of 4) for 31 s.",
         "",
         "  then: A barrier waits as well.",
-        "4 ranks: ? 1 not seen  w 3 waiting  suspects: 1",
+        "4 ranks: ? 1 not seen  w 3 waiting  suspect: rank 2",
         "    RANK STATE          WAITS FOR LAST REQUEST      PID HOST  WHAT IT DOES",
         "       0 w waiting           30 s         30 s     4000 node0 waits for rank 2",
         "       1 w waiting           30 s         30 s     4001 node0 waits for rank 2",
@@ -47,7 +47,7 @@ fn a_small_job_is_a_table() {
         "",
         "",
         "",
-        "q quit  Tab grid/table  Enter details  Esc back  / search  s sort (rank)  r reverse",
+        "q quit  ? help  Tab view  Enter open  Esc back  / search  s sort (rank)",
     ];
     assert_eq!(lines, expected);
 }
@@ -60,7 +60,7 @@ fn a_large_job_is_a_grid_with_the_missing_rank_in_red() {
     let lines = lines_of(&buffer);
     assert_eq!(
         lines[4],
-        "16384 ranks: ? 1 not seen  w 16383 waiting  suspects: 1"
+        "16384 ranks: ? 1 not seen  w 16383 waiting  suspect: rank 9000"
     );
     // 192 ranks in a line, after a label of 8 columns.
     let (line, column) = (5 + 9_000 / 192, 8 + 9_000 % 192);
@@ -134,6 +134,43 @@ fn details_name_all_that_is_known() {
 }
 
 #[test]
+fn the_help_explains_keys_and_letters_until_the_next_key() {
+    let job = Job::stuck(4, 2);
+    let mut top = job.shown(100, 30);
+    job.press(&mut top, seconds(0), &[Key::Char('?')]);
+    let text = lines_of(&draw_on(&top, 100, 30, true)).join("\n");
+    for part in [
+        "  Tab             change between grid and table",
+        "  ? not seen      nothing is known of it: it has never connected",
+        "  . idle          connected, and asks the store for nothing",
+        "  underlined      what the others wait for",
+    ] {
+        assert!(text.contains(part), "{part:?} in\n{text}");
+    }
+    assert!(!text.contains("waits for rank 2"), "{text}");
+    // Also a key that would do something else.
+    job.press(&mut top, seconds(0), &[Key::Tab]);
+    let text = lines_of(&draw_on(&top, 100, 30, true)).join("\n");
+    assert!(text.contains("waits for rank 2"), "{text}");
+}
+
+#[test]
+fn suspects_are_named_or_counted() {
+    for (suspects, expected) in [
+        (&[2][..], "suspect: rank 2"),
+        (&[1, 3], "suspects: ranks 1 and 3"),
+        (&[0, 1, 3], "3 ranks are suspects"),
+    ] {
+        let mut job = Job::stuck(4, 2);
+        for (rank, cell) in job.overview.cells.iter_mut().enumerate() {
+            cell.is_suspect = suspects.contains(&rank);
+        }
+        let lines = lines_of(&draw_on(&job.shown(100, 30), 100, 30, true));
+        assert!(lines[4].ends_with(expected), "{}", lines[4]);
+    }
+}
+
+#[test]
 fn the_footer_shows_what_is_typed_and_the_title_what_fails() {
     let job = Job::stuck(4, 2);
     let mut top = job.shown(100, 20);
@@ -191,6 +228,7 @@ fn nothing_that_is_pressed_or_answered_breaks_the_screen() {
                 Key::Tab,
                 Key::Backspace,
                 Key::Char('/'),
+                Key::Char('?'),
                 Key::Char('s'),
                 Key::Char('r'),
                 Key::Char('n'),
