@@ -26,6 +26,8 @@ pub struct AnnouncedNode {
     pub run_id: String,
     /// How often the workers have been restarted.
     pub restarts: usize,
+    /// How long ago the launcher looked at the state of the workers' processes, in milliseconds.
+    pub looked_ago_ms: u64,
     /// The workers of this node.
     pub workers: Vec<AnnouncedWorker>,
     /// Where the launcher answers requests for stacks, if it does.

@@ -323,6 +323,14 @@ impl Worker<'_> {
             .saturating_sub(Duration::from_millis(self.worker.started_ago_ms))
     }
 
+    /// When its launcher looked at its processes, since the server's start.
+    pub(crate) fn seen(&self) -> Duration {
+        let announced = &self.node.announced;
+        self.node
+            .at
+            .saturating_sub(Duration::from_millis(announced.looked_ago_ms))
+    }
+
     /// A process of it that is stopped, as by SIGSTOP.
     pub(crate) fn stopped_pid(&self) -> Option<u32> {
         let mut stopped = self.stopped();

@@ -1,13 +1,20 @@
 //! The store servers that this process hosts: observed, and with a status page on their port.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use c10d_inspect::http::{Counter, EventKind, Gauge, LauncherMetrics, StatusOptions, StatusServer};
+use c10d_inspect::http::{
+    Counter, EventKind, Gauge, LauncherMetrics, StatusOptions, StatusServer, StatusSource,
+};
 use c10d_inspect::{ExplainOptions, Report, explain};
-use c10d_store::{Snapshot, StoreObserver, TcpStoreServer};
+use c10d_store::{Counters, Snapshot, SnapshotError, StoreObserver, TcpStoreServer};
 use elastic_rendezvous::ServerHook;
+
+use super::announce::Flusher;
+
+/// How long an answer waits for a look at this node's own workers.
+const OWN_WORKERS_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The servers of one run.
 #[derive(Debug)]
@@ -17,6 +24,8 @@ pub(super) struct Hosted {
     /// The password of the pages of this job's servers.
     token: Option<String>,
     servers: Mutex<Vec<HostedServer>>,
+    /// Announces this node's workers, once it runs.
+    announcements: Arc<OnceLock<Flusher>>,
 }
 
 /// One server.
@@ -31,6 +40,26 @@ pub(super) struct HostedServer {
 struct Status {
     server: Arc<StatusServer>,
     metrics: Arc<Metrics>,
+}
+
+/// A store whose snapshots have what this node's launcher sees when they are taken, not what it saw last.
+#[derive(Debug)]
+struct FreshSource {
+    observer: StoreObserver,
+    announcements: Arc<OnceLock<Flusher>>,
+}
+
+impl StatusSource for FreshSource {
+    fn snapshot(&self, timeout: Duration) -> Result<Snapshot, SnapshotError> {
+        if let Some(announcements) = self.announcements.get() {
+            announcements.flush(OWN_WORKERS_TIMEOUT);
+        }
+        self.observer.snapshot(timeout)
+    }
+
+    fn counters(&self, timeout: Duration) -> Result<Counters, SnapshotError> {
+        self.observer.counters(timeout)
+    }
 }
 
 /// The launcher's own metrics.
@@ -69,7 +98,14 @@ impl Hosted {
             status,
             token,
             servers: Mutex::default(),
+            announcements: Arc::default(),
         })
+    }
+
+    /// Looks at this node's workers before each answer from now on.
+    pub(super) fn look_at_workers(&self, announcements: Flusher) {
+        // There is one announcer.
+        let _ = self.announcements.set(announcements);
     }
 
     /// The hook that observes each server from its start.
@@ -119,7 +155,11 @@ impl Hosted {
         }
         let observer = server.observer();
         let options = self.status.clone();
-        let status = options.and_then(|options| Status::start(server, &observer, options));
+        let source = FreshSource {
+            observer: observer.clone(),
+            announcements: Arc::clone(&self.announcements),
+        };
+        let status = options.and_then(|options| Status::start(server, source, options));
         self.lock().push(HostedServer {
             addresses,
             observer,
@@ -156,12 +196,8 @@ impl HostedServer {
 
 impl Status {
     /// A job runs without a page if the system has no thread left for it.
-    fn start(
-        server: &TcpStoreServer,
-        observer: &StoreObserver,
-        options: StatusOptions,
-    ) -> Option<Self> {
-        let status = StatusServer::start(observer.clone(), options);
+    fn start(server: &TcpStoreServer, source: FreshSource, options: StatusOptions) -> Option<Self> {
+        let status = StatusServer::start(source, options);
         let status = status
             .inspect_err(|error| log::warn!("cannot serve a status page: {error}"))
             .ok()?;

@@ -252,6 +252,7 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
         Announcer::start(identity, proxy, meeting_place(&parameters)).map_err(cannot_start())?;
     let explainer = Explainer::start(plan.explain_after, Arc::clone(&hosted), announcer.view())
         .map_err(cannot_start())?;
+    hosted.look_at_workers(announcer.flusher());
     handler.add_listener(announcer.rendezvous_listener());
     handler.add_listener(explainer.rendezvous_listener());
     handler.add_listener(happenings::rendezvous_listener(Arc::clone(&hosted)));

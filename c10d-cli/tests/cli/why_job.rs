@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::pages::{Pages, stuck_report};
-use crate::process::{Ended, Running, Server, refusing_address, run, until};
+use crate::process::{Ended, Running, Server, free_port, refusing_address, run, until};
 use crate::run_explain::{Job, WAITS_FOR_RANK_1};
 
 fn why(address: SocketAddr, words: &[&str]) -> Ended {
@@ -177,4 +177,41 @@ fn a_node_rank_that_is_absent_is_missing_at_the_static_endpoint() {
     until("the launcher is forgotten", || {
         why(server.address, &[]).code == Some(0)
     });
+}
+
+/// None of them has connected to the store, so only the launcher can know it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_worker_is_called_stopped_while_it_is_with_the_age_of_that() {
+    let job = Job::new();
+    let port = free_port().to_string();
+    let options = [
+        "--nproc-per-node=2",
+        "--rdzv-backend=static",
+        "--master-addr=127.0.0.1",
+        "--master-port",
+        &port,
+        "--explain-after=never",
+    ];
+    let launcher = Running::start(job.command(&options, "exec sleep 600", "log"));
+    let address: SocketAddr = format!("127.0.0.1:{port}").parse().unwrap();
+    let report = || -> Value {
+        let ended = why(address, &["--json"]);
+        serde_json::from_str(ended.stdout_text()).unwrap_or_default()
+    };
+    until("it runs", || report()["ranks"][1]["pid"].is_number());
+    let pid = report()["ranks"][1]["pid"].as_i64().unwrap();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, Signal::STOP).unwrap();
+    until("it is called stopped", || why(address, &[]).code == Some(4));
+    let text = why(address, &[]).stdout_text().to_owned();
+    assert!(text.starts_with("Rank 1 is stopped: pid "), "{text}");
+    assert!(
+        text.contains(" is in state T, seen ") && text.contains(" s ago. Continue it"),
+        "{text}"
+    );
+    rustix::process::kill_process(pid, Signal::CONT).unwrap();
+    until("it goes on", || why(address, &[]).code == Some(0));
+    launcher.signal(Signal::TERM);
+    launcher.end();
 }

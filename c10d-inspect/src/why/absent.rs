@@ -254,9 +254,12 @@ impl<'a> Absent<'a> {
             let stopped = job
                 .launched
                 .worker(rank)
-                .and_then(|worker| worker.stopped_pid());
+                .and_then(|worker| Some((worker.stopped_pid()?, worker.seen())));
             match stopped {
-                Some(pid) => format!("rank {rank} ({process}, pid {pid} is in state T: stopped)"),
+                Some((pid, seen)) => format!(
+                    "rank {rank} ({process}, pid {pid} is in state T, seen {} ago: stopped)",
+                    text::age(job.ago(seen))
+                ),
                 None => format!("rank {rank} ({process})"),
             }
         }));

@@ -1,6 +1,7 @@
 //! Ranks that stand still in the middle of joining a group.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::draft::{DRAFTS_MAX, Draft};
 use crate::job::{GroupState, Job};
@@ -73,9 +74,10 @@ fn find_in(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {
         text.push_str(&format!(" {} of this group are frozen: ", frozen.len()));
         text.push_str(&format!("{}.", text::ranks(&ranks)));
     }
-    if let Some(pid) = first.rank.and_then(|rank| stopped_pid(job, rank)) {
+    if let Some((pid, seen)) = first.rank.and_then(|rank| stopped_pid(job, rank)) {
         text.push_str(&format!(
-            " Pid {pid} is stopped (state T): continue it with kill -CONT {pid}."
+            " Pid {pid} is stopped (state T, seen {} ago): continue it with kill -CONT {pid}.",
+            text::age(job.ago(seen))
         ));
     }
     let others = state.ranks(|member| {
@@ -89,6 +91,7 @@ fn find_in(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {
     Some(draft.caused_by(ranks).waited_by(others.0))
 }
 
-fn stopped_pid(job: &Job<'_>, rank: usize) -> Option<u32> {
-    job.launched.worker(rank)?.stopped_pid()
+fn stopped_pid(job: &Job<'_>, rank: usize) -> Option<(u32, Duration)> {
+    let worker = job.launched.worker(rank)?;
+    Some((worker.stopped_pid()?, worker.seen()))
 }

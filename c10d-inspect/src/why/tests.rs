@@ -107,12 +107,14 @@ fn a_launcher_says_that_a_rank_is_stopped_though_none_waits_for_it() {
     let ranks = script.run_all(4);
     let (launcher, mut node) = script.launch(&ranks);
     node.workers[2].processes[0].state = Some('T');
+    node.looked_ago_ms = 500;
     script.store.announce(launcher, &node);
+    script.pass(1.0);
     let cause = script.cause();
     assert_cause(&cause, FindingKind::WorkerStopped, &[2], &[]);
     assert_eq!(
         cause.text,
-        "Rank 2 is stopped: pid 4102 on vm is in state T. Continue it with kill -CONT 4102."
+        "Rank 2 is stopped: pid 4102 on vm is in state T, seen 1 s ago. Continue it with kill -CONT 4102."
     );
     assert!(script.report().is_stuck);
     // A group that the others wait for it to make is a consequence.

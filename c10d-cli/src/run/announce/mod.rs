@@ -265,6 +265,10 @@ impl Thread {
                 }
             }
             Message::Flush(done) => {
+                self.glance();
+                if let Some(roster) = &mut self.roster {
+                    roster.renew_halted();
+                }
                 self.announce_news(now);
                 self.link.confirm();
                 // The asking thread may no longer wait.
@@ -314,6 +318,7 @@ impl Thread {
         };
         match roster.step(now) {
             Step::Look => self.look(),
+            Step::Glance => self.glance(),
             Step::Announce => self.announce(),
             Step::Wait(until) => return Some(until.saturating_duration_since(now)),
         }
@@ -331,6 +336,13 @@ impl Thread {
         let found = self.scanner.look(&pids, store);
         let now = Instant::now();
         roster.note_look(&pids, found, now - started, now);
+    }
+
+    fn glance(&mut self) {
+        if let Some(roster) = &mut self.roster {
+            let states = self.scanner.states(&roster.known());
+            roster.note_glance(&states, Instant::now());
+        }
     }
 
     fn announce(&mut self) {

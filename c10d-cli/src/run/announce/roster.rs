@@ -11,13 +11,17 @@ use elastic_agent::{AgentOptions, ExitKind, StartedWorkers, WorkerExit};
 const LOOK_INTERVAL_STARTING: Duration = Duration::from_secs(1);
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
+/// How often only the states of the known processes are read, so that one that is stopped or continued is announced
+/// within this time.
+const GLANCE_INTERVAL: Duration = Duration::from_secs(1);
+
 /// A look at the host takes at most this part of the time, so that a host with many processes is not
 /// looked at as often.
 const LOOK_SHARE: u32 = 50;
 
-/// How often an announcement is renewed though nothing has changed, while workers start, and later: a
+/// How often an announcement is renewed though nothing has changed, while workers start or are stopped, and later: a
 /// launcher that is silent for longer is lost.
-const RENEWAL_STARTING: Duration = Duration::from_secs(2);
+const RENEWAL_SOON: Duration = Duration::from_secs(2);
 const RENEWAL: Duration = Duration::from_secs(10);
 
 /// A worker without a connection is no longer starting after this time: it may never use the store.
@@ -38,6 +42,8 @@ pub(in crate::run) struct NodeIdentity {
 pub(super) enum Step {
     /// Look at the host's processes.
     Look,
+    /// Read the states of the known processes.
+    Glance,
     /// Send an announcement.
     Announce,
     /// Wait for a message, at most until then.
@@ -53,7 +59,10 @@ pub(super) struct Roster {
     is_stopping: bool,
     has_news: bool,
     next_look: Instant,
+    next_glance: Instant,
     next_renewal: Instant,
+    /// When the states of the processes were read last.
+    looked: Instant,
 }
 
 #[derive(Debug)]
@@ -105,7 +114,9 @@ impl Roster {
             is_stopping: false,
             has_news: false,
             next_look: now,
+            next_glance: now + GLANCE_INTERVAL,
             next_renewal: now,
+            looked: now,
         };
         for (exit, at) in early.0.values() {
             roster.note_exit(exit, *at);
@@ -163,13 +174,44 @@ impl Roster {
             LOOK_INTERVAL
         };
         self.next_look = now + interval.max(cost * LOOK_SHARE);
+        self.next_glance = now + GLANCE_INTERVAL;
+        self.looked = now;
+    }
+
+    /// The processes of the workers that run, as of the last look.
+    pub(super) fn known(&self) -> Vec<u32> {
+        let running = self.workers.iter().filter(|worker| worker.end.is_none());
+        let processes = running.flat_map(|worker| &worker.processes);
+        processes.map(|process| process.pid).collect()
+    }
+
+    /// Takes over the states of processes. Those that are not in `states` are gone, which the next look finds out.
+    pub(super) fn note_glance(&mut self, states: &HashMap<u32, char>, now: Instant) {
+        let processes = self.workers.iter_mut().flat_map(|it| &mut it.processes);
+        for process in processes {
+            let Some(state) = states.get(&process.pid) else {
+                continue;
+            };
+            let was_halted = is_halted(process);
+            process.state = Some(*state);
+            self.has_news |= was_halted != is_halted(process);
+        }
+        self.next_glance = now + GLANCE_INTERVAL;
+        self.looked = now;
+    }
+
+    /// Announces the last glance though nothing has changed, if a process is stopped: its age is told.
+    pub(super) fn renew_halted(&mut self) {
+        let mut processes = self.workers.iter().flat_map(|worker| &worker.processes);
+        self.has_news |= processes.any(is_halted);
     }
 
     /// Notes that an announcement has been sent, or could not be.
     pub(super) fn note_announced(&mut self, now: Instant) {
         self.has_news = false;
-        let renewal = if self.is_starting(now) {
-            RENEWAL_STARTING
+        let mut processes = self.workers.iter().flat_map(|worker| &worker.processes);
+        let renewal = if self.is_starting(now) || processes.any(is_halted) {
+            RENEWAL_SOON
         } else {
             RENEWAL
         };
@@ -182,10 +224,13 @@ impl Roster {
             Step::Announce
         } else if any_runs && self.next_look <= now {
             Step::Look
+        } else if any_runs && self.next_glance <= now {
+            Step::Glance
         } else if self.next_renewal <= now {
             Step::Announce
         } else if any_runs {
-            Step::Wait(self.next_look.min(self.next_renewal))
+            let next = self.next_look.min(self.next_glance);
+            Step::Wait(next.min(self.next_renewal))
         } else {
             Step::Wait(self.next_renewal)
         }
@@ -200,6 +245,7 @@ impl Roster {
         node.nodes = Some(self.started.nodes);
         node.world_size = Some(self.started.world_size);
         node.restarts = self.started.restarts;
+        node.looked_ago_ms = millis(now, self.looked);
         let workers = self.workers.iter().map(|worker| {
             let mut announced = worker.announced(now);
             let sockets = self.identity.debug_sockets.as_deref();
@@ -261,7 +307,6 @@ fn millis(now: Instant, then: Instant) -> u64 {
 /// Whether nothing has changed that is worth an announcement of its own: not the CPU time, nor whether a
 /// process runs or sleeps.
 fn is_alike(before: &[AnnouncedProcess], after: &[AnnouncedProcess]) -> bool {
-    let is_halted = |it: &AnnouncedProcess| matches!(it.state, Some('T' | 't' | 'Z' | 'D'));
     before.len() == after.len()
         && before.iter().zip(after).all(|(before, after)| {
             before.pid == after.pid
@@ -269,6 +314,11 @@ fn is_alike(before: &[AnnouncedProcess], after: &[AnnouncedProcess]) -> bool {
                 && before.connecting_to == after.connecting_to
                 && is_halted(before) == is_halted(after)
         })
+}
+
+/// Whether a process does not run and does not wait for an event that it can be woken by.
+const fn is_halted(process: &AnnouncedProcess) -> bool {
+    matches!(process.state, Some('T' | 't' | 'Z' | 'D'))
 }
 
 #[cfg(test)]
@@ -358,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_and_a_stop_are_announced_at_once_and_then_looks_are_rare() {
+    fn a_connection_is_announced_at_once_and_then_looks_are_rare() {
         let start = Instant::now();
         let mut roster = roster(start);
         look(&mut roster, start, [ALONE, ALONE]);
@@ -371,21 +421,57 @@ mod tests {
         look(&mut roster, now, [CONNECTED, CONNECTED]);
         assert_eq!(roster.step(now), Step::Announce);
         roster.note_announced(now);
-        assert_eq!(roster.step(now), Step::Wait(now + 5 * SECOND));
-        now += 5 * SECOND;
-        look(&mut roster, now, [('T', CONNECTED.1), CONNECTED]);
-        assert_eq!(roster.step(now), Step::Announce);
-        assert_eq!(
-            roster.announcement(now).workers[0].processes[0].state,
-            Some('T')
-        );
+        let mut looks = Vec::new();
+        for second in 1..=9 {
+            let at = now + second * SECOND;
+            match roster.step(at) {
+                Step::Look => {
+                    looks.push(second);
+                    look(&mut roster, at, [CONNECTED, CONNECTED]);
+                }
+                Step::Glance => roster.note_glance(&HashMap::new(), at),
+                step => panic!("{step:?} after {second} s"),
+            }
+            assert_eq!(roster.step(at), Step::Wait(at + SECOND));
+        }
+        assert_eq!(looks, [5]);
+    }
+
+    #[test]
+    fn a_process_that_stops_is_announced_within_a_second_and_so_is_one_that_goes_on() {
+        let start = Instant::now();
+        let mut roster = roster(start);
+        look(&mut roster, start, [CONNECTED, CONNECTED]);
+        roster.note_announced(start);
+        assert_eq!(roster.known(), [100, 101]);
+        let mut now = start;
+        let mut glance = |roster: &mut Roster, state: char| {
+            now += SECOND;
+            assert_eq!(roster.step(now), Step::Glance);
+            roster.note_glance(&HashMap::from([(100, state)]), now);
+            let state = roster.announcement(now + SECOND).workers[0].processes[0].state;
+            assert_eq!(roster.announcement(now + SECOND).looked_ago_ms, 1000);
+            (now, state)
+        };
+        // Running or sleeping is not announced.
+        let (now, _) = glance(&mut roster, 'R');
+        assert_eq!(roster.step(now), Step::Wait(now + SECOND));
+        let (now, state) = glance(&mut roster, 'T');
+        assert_eq!((roster.step(now), state), (Step::Announce, Some('T')));
         roster.note_announced(now);
-        look(
-            &mut roster,
-            now + 5 * SECOND,
-            [('T', CONNECTED.1), CONNECTED],
+        // While it is stopped, this is renewed, so that its age stays small.
+        glance(&mut roster, 'T');
+        let (now, _) = glance(&mut roster, 'T');
+        assert_eq!(roster.step(now), Step::Announce);
+        roster.note_announced(now);
+        look(&mut roster, now + SECOND, [('S', CONNECTED.1), CONNECTED]);
+        assert_eq!(roster.step(now + SECOND), Step::Announce);
+        roster.note_announced(now + SECOND);
+        assert_eq!(
+            roster.step(now + SECOND),
+            Step::Wait(now + 2 * SECOND),
+            "as usual again"
         );
-        assert_eq!(roster.step(now + 5 * SECOND), Step::Wait(now + 10 * SECOND));
     }
 
     #[test]
@@ -435,6 +521,7 @@ mod tests {
         roster.note_look(&[], Vec::new(), cost, start);
         roster.note_announced(start);
         roster.next_renewal = start + 100 * SECOND;
+        roster.next_glance = start + 100 * SECOND;
         assert_eq!(roster.step(start), Step::Wait(start + 10 * SECOND));
     }
 
@@ -445,6 +532,11 @@ mod tests {
         let now = start + STARTING_MAX;
         look(&mut roster, now, [ALONE, ALONE]);
         roster.note_announced(now);
-        assert_eq!(roster.step(now), Step::Wait(now + 5 * SECOND));
+        roster.note_glance(&HashMap::new(), now + 4 * SECOND);
+        assert_eq!(
+            roster.step(now + 4 * SECOND),
+            Step::Wait(now + 5 * SECOND),
+            "a look is due"
+        );
     }
 }

@@ -91,6 +91,12 @@ impl Scanner {
         workers.iter().zip(members).map(of_worker).collect()
     }
 
+    /// The states of these processes, of those that exist.
+    pub(super) fn states(&self, pids: &[u32]) -> HashMap<u32, char> {
+        let state = |pid: &u32| Some((*pid, Stat::parse(&self.read(*pid, "stat")?)?.state));
+        pids.iter().filter_map(state).collect()
+    }
+
     fn stats(&self) -> HashMap<u32, Stat> {
         let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
