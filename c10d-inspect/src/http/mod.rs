@@ -21,6 +21,7 @@ mod command;
 mod hosts;
 mod looker;
 mod metrics;
+mod newcomers;
 mod options;
 mod pace;
 mod page;

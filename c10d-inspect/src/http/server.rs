@@ -1,6 +1,6 @@
 //! The status server: one thread that serves the HTTP connections of a store.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::fmt;
 use std::io::{self, Cursor, Read, Write};
@@ -23,11 +23,12 @@ use tokio::net::TcpStream;
 use tokio::runtime::Builder;
 use tokio::select;
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::task::{JoinSet, LocalSet};
+use tokio::task::{JoinSet, LocalSet, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::looker::Looker;
 use super::metrics::LauncherMetrics;
+use super::newcomers::Newcomers;
 use super::options::StatusOptions;
 use super::routes::route;
 use super::source::StatusSource;
@@ -37,7 +38,8 @@ use crate::Report;
 /// How many connections there may be, and for how long.
 #[derive(Debug, Clone, Copy)]
 struct Limits {
-    /// The most connections at a time: a few people and a Prometheus. Each holds a descriptor that a rank may need.
+    /// The most connections at a time: a few people and a Prometheus. Each holds a descriptor that a rank may need. One
+    /// without an accepted request makes room for the next.
     connections_max: usize,
     /// How long a client may take to send a request, and how long a connection may be idle between two.
     header: Duration,
@@ -208,6 +210,7 @@ async fn serve(looker: Looker, mut inbox: mpsc::Receiver<Message>, end: &Notify,
     let looker = Rc::new(RefCell::new(looker));
     let (closing, closes) = watch::channel(());
     let mut connections = JoinSet::new();
+    let mut newcomers = Newcomers::default();
     loop {
         let message = select! {
             biased;
@@ -224,16 +227,34 @@ async fn serve(looker: Looker, mut inbox: mpsc::Receiver<Message>, end: &Notify,
             }
             Some(Message::Connection(connection)) => {
                 if connections.len() >= limits.connections_max {
-                    refuse(&connection.stream);
-                    continue;
+                    // Those that have sent their requests get their answers.
+                    yield_now().await;
+                    while connections.try_join_next().is_some() {}
+                }
+                if connections.len() >= limits.connections_max {
+                    if !newcomers.end_oldest() {
+                        refuse(&connection.stream);
+                        continue;
+                    }
+                    // Its end, or that of another one.
+                    let _ = connections.join_next().await;
                 }
                 let Ok(stream) = TcpStream::from_std(connection.stream) else {
                     continue;
                 };
                 let looker = Rc::clone(&looker);
-                let work =
-                    serve_connection(stream, connection.received, looker, closes.clone(), limits);
-                connections.spawn_local(work);
+                let is_accepted = Rc::new(Cell::new(false));
+                let received = connection.received;
+                let work = serve_connection(
+                    stream,
+                    received,
+                    looker,
+                    Rc::clone(&is_accepted),
+                    closes.clone(),
+                    limits,
+                );
+                let task = connections.spawn_local(work);
+                newcomers.add(is_accepted, task, limits.connections_max);
             }
         }
     }
@@ -254,11 +275,12 @@ fn refuse(mut stream: &net::TcpStream) {
     let _ = stream.write(BUSY);
 }
 
-/// Serves one connection. `received` has been read from it already.
+/// Serves one connection. `received` has been read from it already. Sets `is_accepted` with the first accepted request.
 async fn serve_connection(
     stream: TcpStream,
     received: Vec<u8>,
     looker: Rc<RefCell<Looker>>,
+    is_accepted: Rc<Cell<bool>>,
     mut closes: watch::Receiver<()>,
     limits: Limits,
 ) {
@@ -268,7 +290,10 @@ async fn serve_connection(
         let (request, _) = request.into_parts();
         let mut looker = looker.borrow_mut();
         let answer = match route(&request, looker.options()) {
-            Ok(wanted) => looker.answer(&wanted),
+            Ok(wanted) => {
+                is_accepted.set(true);
+                looker.answer(&wanted)
+            }
             Err(refusal) => refusal,
         };
         async { Ok::<_, Infallible>(answer.into_response()) }

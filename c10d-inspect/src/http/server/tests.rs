@@ -116,6 +116,57 @@ fn a_client_that_does_not_read_its_answer_is_closed() {
     );
 }
 
+/// Reads until the answer has this status.
+fn expect_status(client: &mut TcpStream, status: &str) {
+    let mut head = [0; 12];
+    client.read_exact(&mut head).expect("an answer");
+    assert_eq!(head, *format!("HTTP/1.1 {status}").as_bytes());
+}
+
+#[test]
+fn connections_without_an_accepted_request_keep_no_other_out() {
+    let limits = Limits {
+        header: LIMIT,
+        lifetime: LIMIT,
+        ..SHORT
+    };
+    let options = StatusOptions::default().with_token("secret".to_owned());
+    let server = StatusServer::start_with(Large, options, limits).expect("a thread");
+    let request =
+        "GET /healthz HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n\r\n";
+    // Half a request, none, and a whole one without the password.
+    let hostile = ["GET /healthz HT", "G", REQUEST];
+    let flood = |count| -> Vec<TcpStream> {
+        let requests = hostile.iter().cycle().take(count);
+        let clients = requests.map(|request| connect(&server, request)).collect();
+        server.report(LIMIT).expect("the thread has taken all");
+        clients
+    };
+    let mut strangers = flood(limits.connections_max);
+    let mut client = connect(&server, request);
+    expect_status(&mut client, "200");
+    assert_eq!(read_to_end(&strangers.remove(0)), 0, "the oldest");
+    // Its connection stays, whatever comes.
+    strangers.extend(flood(100));
+    client.write_all(request.as_bytes()).expect("it is open");
+    let mut answers = String::new();
+    while !answers.contains("HTTP/1.1 200") {
+        let mut bytes = [0; 4096];
+        let count = client.read(&mut bytes).expect("the second answer");
+        assert!(count > 0, "closed after {answers}");
+        answers.push_str(&String::from_utf8_lossy(&bytes[..count]));
+    }
+    let mut others: Vec<TcpStream> = (1..limits.connections_max)
+        .map(|_| connect(&server, request))
+        .collect();
+    for other in &mut others {
+        expect_status(other, "200");
+    }
+    // Those with the password make no room for each other.
+    expect_status(&mut connect(&server, request), "503");
+    expect_status(&mut connect(&server, REQUEST), "503");
+}
+
 #[test]
 fn shutdown_does_not_wait_for_slow_clients() {
     let server = start(Limits {
