@@ -178,7 +178,7 @@ four "$scratch/cmake/nccl_id" | diff "$scratch/expected" -
 say 'tests'
 # A fixed secret, for tests only.
 (umask 077 && printf 'c10ds1_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh9868wmkpl_\n' >"$scratch/secret")
-tests=(operations arguments threads servers groups)
+tests=(operations arguments threads servers groups forks)
 for test in "${tests[@]}"; do
     "${test_c[@]}" "tests/$test.c" -o "$scratch/$test" "${link[@]}"
     limited "$scratch/$test" "$scratch/secret"
@@ -193,7 +193,7 @@ done
 if command -v valgrind >/dev/null; then
     say 'tests under valgrind'
     # Of optimized code it also reports comparisons with values that are not set, whose result nothing uses. The tests
-    # with threads spin, and valgrind runs one thread at a time.
+    # with threads spin, and valgrind runs one thread at a time. A forked child forgets what it does not own.
     for test in operations arguments servers groups; do
         limited valgrind --quiet --error-exitcode=3 --undef-value-errors=no --leak-check=full \
             --show-leak-kinds=definite --errors-for-leak-kinds=definite \

@@ -18,7 +18,8 @@
 // Time. Calls that wait take milliseconds, C10D_FOREVER, C10D_CHECK_ONCE or C10D_DEFAULT. All others are limited by
 // the timeout of the store; a server that does not answer is given 250 ms at least.
 //
-// Processes. Threads and connections do not survive a fork: open stores in the child.
+// Processes. Threads and connections do not survive a fork: in the child, the parent's stores, servers and groups
+// return C10D_ERROR_FORKED, and freeing them does not touch the parent's. Open others in the child.
 
 #ifndef C10D_H
 #define C10D_H
@@ -94,6 +95,8 @@ typedef enum c10d_status {
     // Another operation of the group is not complete: another thread carries it out, or it was abandoned after a
     // failure that allows to repeat it.
     C10D_ERROR_OUT_OF_STEP = 21,
+    // A forked child used a handle of its parent, which is unharmed. Nothing was sent: open another one in the child.
+    C10D_ERROR_FORKED = 22,
     // A failure that this version of the interface has no number for; see its text.
     C10D_ERROR_OTHER = 98,
     // A bug of the library: it panicked. The handles of the call can still be freed.
@@ -123,10 +126,11 @@ typedef struct c10d_group c10d_group;
 typedef struct c10d_options c10d_options;
 
 // A TCPStore server for clients of this library, of `c10d` and of PyTorch, with one thread of its own. Any number of
-// threads may use one.
+// threads of the process that started it may use one.
 typedef struct c10d_server c10d_server;
 
-// A store. Any number of threads may use one at a time; a call that waits delays no other.
+// A store of the process that opened it. Any number of threads may use one at a time; a call that waits delays no
+// other.
 typedef struct c10d_store c10d_store;
 
 // Bytes that a function of the library returns. Free them with `c10d_buffer_free`.
@@ -275,7 +279,7 @@ enum c10d_status c10d_store_close(const struct c10d_store *store);
 
 // Frees a store. No call on it may be in progress, and none may follow: to end those of other threads, close it, then
 // join the threads. Blocks while a master's server stops, which takes microseconds, and for a file store until it has
-// the file's lock, at most 5 s. Null is left alone.
+// the file's lock, at most 5 s. Null is left alone. In a forked child only the memory of the handle is freed.
 void c10d_store_free(struct c10d_store *store);
 
 // The port of a TCP store's server: of a master that was opened with port 0, the one that the system chose.
@@ -484,7 +488,8 @@ enum c10d_status c10d_server_connection_count(const struct c10d_server *server, 
 // changes nothing.
 enum c10d_status c10d_server_stop(const struct c10d_server *server);
 
-// Stops the server if it runs, and frees it. No call on it may be in progress. Null is left alone.
+// Stops the server if it runs, and frees it. No call on it may be in progress. Null is left alone. In a forked child
+// only the memory of the handle is freed.
 void c10d_server_free(struct c10d_server *server);
 
 // The rank of this process in the job: `RANK`.
@@ -580,7 +585,7 @@ enum c10d_status c10d_group_finish(const struct c10d_group *group,
                                    const struct c10d_cancel *cancel);
 
 // Frees a group; a store that this process hosts for it ends, unless a handle of `c10d_group_store` remains. No
-// call on it may be in progress. Null is left alone.
+// call on it may be in progress. Null is left alone. In a forked child only the memory of the handle is freed.
 void c10d_group_free(struct c10d_group *group);
 
 // The version of the library that runs, such as `0.1.0`.

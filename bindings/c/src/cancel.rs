@@ -8,7 +8,9 @@
 )]
 
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use c10d_socket::interruptible;
 
@@ -19,25 +21,21 @@ use crate::status::Status;
 
 /// Ends blocking calls from another thread. Give it to any number of calls, one after the other or at the same time.
 #[derive(Debug, Clone, Default)]
-pub struct CancelHandle(Arc<Mutex<State>>);
+pub struct CancelHandle(Arc<State>);
 
+/// Without a lock, which a thread of the parent may hold when a child is forked.
 #[derive(Debug, Default)]
 struct State {
-    is_cancelled: bool,
+    is_cancelled: AtomicBool,
     /// How often it was cancelled: a call that began before ends, even after a reset.
-    cancels: u64,
+    cancels: AtomicU64,
 }
 
 impl CancelHandle {
-    fn state(&self) -> MutexGuard<'_, State> {
-        // No code panics while it holds the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The number of cancels when a call begins; `None` if it must not begin.
     fn begin(&self) -> Option<u64> {
-        let state = self.state();
-        (!state.is_cancelled).then_some(state.cancels)
+        let cancels = self.0.cancels.load(SeqCst);
+        (!self.0.is_cancelled.load(SeqCst)).then_some(cancels)
     }
 }
 
@@ -54,7 +52,7 @@ pub(crate) fn run<T>(
         return Err(Failure::new(Status::C10D_ERROR_INTERRUPTED, text));
     };
     let cancel = cancel.clone();
-    interruptible(move || cancel.state().cancels != cancels, operation)
+    interruptible(move || cancel.0.cancels.load(SeqCst) != cancels, operation)
 }
 
 /// A new handle that cancels calls. Free it with `c10d_cancel_free`.
@@ -76,9 +74,9 @@ pub extern "C" fn c10d_cancel_new(
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_cancel_now(cancel: Option<&CancelHandle>) -> Status {
     call(|| {
-        let mut state = border::not_null(cancel, "cancel")?.state();
-        state.is_cancelled = true;
-        state.cancels += 1;
+        let state = &border::not_null(cancel, "cancel")?.0;
+        state.is_cancelled.store(true, SeqCst);
+        state.cancels.fetch_add(1, SeqCst);
         Ok(())
     })
 }
@@ -87,7 +85,8 @@ pub extern "C" fn c10d_cancel_now(cancel: Option<&CancelHandle>) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_cancel_reset(cancel: Option<&CancelHandle>) -> Status {
     call(|| {
-        border::not_null(cancel, "cancel")?.state().is_cancelled = false;
+        let state = &border::not_null(cancel, "cancel")?.0;
+        state.is_cancelled.store(false, SeqCst);
         Ok(())
     })
 }

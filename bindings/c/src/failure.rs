@@ -1,6 +1,7 @@
 //! Why a call failed: what C reads as a status, a text, an outcome and ranks.
 
 use c10d::GroupError;
+use c10d_socket::OtherProcess;
 use c10d_store::StoreError;
 
 use crate::status::{CallOutcome, Status};
@@ -60,6 +61,12 @@ impl From<StoreError> for Failure {
             outcome: CallOutcome::of(&error),
             ..Self::new(Status::of(&error), error.to_string())
         }
+    }
+}
+
+impl From<OtherProcess> for Failure {
+    fn from(error: OtherProcess) -> Self {
+        Self::new(Status::C10D_ERROR_FORKED, error.to_string())
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use c10d::{Group, GroupError, GroupOptions};
+use c10d_socket::ProcessBound;
 
 use crate::border::{self, Buffer, BufferList, CText, DataPointer, NumberArray, ValuePointer};
 use crate::cancel::{self, CancelHandle};
@@ -24,18 +25,25 @@ use crate::timeout;
 /// operation returns when all ranks have taken part. After `C10D_ERROR_MISSING_RANKS` and `C10D_ERROR_INTERRUPTED`
 /// the same call can be made again: it goes on where it was.
 #[derive(Debug)]
-pub struct GroupHandle {
+pub struct GroupHandle(ProcessBound<JoinedGroup>);
+
+#[derive(Debug)]
+struct JoinedGroup {
     group: Group,
-    /// The store of the group.
-    store: StoreHandle,
 }
 
 impl GroupHandle {
     fn new(group: Group) -> Box<Self> {
-        let store = StoreHandle::new(Arc::clone(group.store()));
-        Box::new(Self { group, store })
+        Box::new(Self(ProcessBound::new("group", JoinedGroup { group })))
     }
 
+    /// The group of a call's argument; refused are null, and a group of the process that forked this one.
+    fn used<'a>(group: Option<&'a Self>, name: &str) -> Result<&'a JoinedGroup, Failure> {
+        Ok(border::not_null(group, name)?.0.get()?)
+    }
+}
+
+impl JoinedGroup {
     /// Runs one of the two forms of an operation: with the timeout of the group, or with another one.
     fn run<T>(
         &self,
@@ -114,7 +122,7 @@ pub extern "C" fn c10d_group_join(
 ) -> Status {
     call(|| {
         let place = border::result(group, None, "group")?;
-        let handle = border::not_null(store, "store")?;
+        let handle = StoreHandle::used(store, "store")?;
         let group_options = named(&name, options)?;
         let group = cancel::run(options.and_then(Options::cancel), || {
             Ok(group_options.join(Arc::clone(&handle.store), rank, world_size)?)
@@ -138,7 +146,7 @@ pub extern "C" fn c10d_group_split(
 ) -> Status {
     call(|| {
         let place = border::result(group, None, "group")?;
-        let parent = border::not_null(parent, "parent")?;
+        let parent = GroupHandle::used(parent, "parent")?;
         let name = name.required("name")?;
         let ranks = ranks.elements(rank_count, "ranks")?;
         let group = parent.run(
@@ -160,7 +168,7 @@ pub extern "C" fn c10d_group_rank(
 ) -> Status {
     call(|| {
         let rank = border::result(rank, 0, "rank")?;
-        *rank = border::not_null(group, "group")?.group.rank();
+        *rank = GroupHandle::used(group, "group")?.group.rank();
         Ok(())
     })
 }
@@ -173,7 +181,7 @@ pub extern "C" fn c10d_group_world_size(
 ) -> Status {
     call(|| {
         let world_size = border::result(world_size, 0, "world_size")?;
-        *world_size = border::not_null(group, "group")?.group.world_size();
+        *world_size = GroupHandle::used(group, "group")?.group.world_size();
         Ok(())
     })
 }
@@ -188,8 +196,8 @@ pub extern "C" fn c10d_group_store(
 ) -> Status {
     call(|| {
         let place = border::result(store, None, "store")?;
-        let group = border::not_null(group, "group")?;
-        *place = Some(Box::new(StoreHandle::new(Arc::clone(&group.store.store))));
+        let group = GroupHandle::used(group, "group")?;
+        *place = Some(StoreHandle::new(Arc::clone(group.group.store())));
         Ok(())
     })
 }
@@ -208,7 +216,7 @@ pub extern "C" fn c10d_group_broadcast(
 ) -> Status {
     call(|| {
         let mut value = value;
-        let group = border::not_null(group, "group")?;
+        let group = GroupHandle::used(group, "group")?;
         value.check(len, "value")?;
         if group.group.rank() == root {
             let bytes = value.bytes(len, "value")?;
@@ -234,7 +242,7 @@ pub extern "C" fn c10d_group_broadcast_any(
 ) -> Status {
     call(|| {
         let received = border::result(received, Buffer::NULL, "received")?;
-        let group = border::not_null(group, "group")?;
+        let group = GroupHandle::used(group, "group")?;
         let value = if group.group.rank() == root {
             Some(value.bytes(len, "value")?)
         } else {
@@ -253,7 +261,7 @@ pub extern "C" fn c10d_group_barrier(
     cancel: Option<&CancelHandle>,
 ) -> Status {
     call(|| {
-        let group = border::not_null(group, "group")?;
+        let group = GroupHandle::used(group, "group")?;
         group.run(timeout_ms, cancel, Group::barrier, Group::barrier_timeout)
     })
 }
@@ -270,7 +278,7 @@ pub extern "C" fn c10d_group_all_gather(
 ) -> Status {
     call(|| {
         let values = border::result(values, BufferList::NULL, "values")?;
-        let group = border::not_null(group, "group")?;
+        let group = GroupHandle::used(group, "group")?;
         let value = value.bytes(len, "value")?;
         let gathered = group.run(
             timeout_ms,
@@ -291,13 +299,13 @@ pub extern "C" fn c10d_group_finish(
     cancel: Option<&CancelHandle>,
 ) -> Status {
     call(|| {
-        let group = border::not_null(group, "group")?;
+        let group = GroupHandle::used(group, "group")?;
         cancel::run(cancel, || Ok(group.group.finish()?))
     })
 }
 
 /// Frees a group; a store that this process hosts for it ends, unless a handle of `c10d_group_store` remains. No
-/// call on it may be in progress. Null is left alone.
+/// call on it may be in progress. Null is left alone. In a forked child only the memory of the handle is freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_group_free(group: Option<Box<GroupHandle>>) {
     guard::value((), || drop(group));

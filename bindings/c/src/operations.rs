@@ -37,7 +37,7 @@ pub extern "C" fn c10d_store_set(
     value_len: usize,
 ) -> Status {
     call(|| {
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let key = key.key(key_len, "key")?;
         Ok(store
             .store
@@ -57,7 +57,7 @@ pub extern "C" fn c10d_store_try_get(
     call(|| {
         let value = border::result(value, Buffer::NULL, "value")?;
         let found = border::result(found, false, "found")?;
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         if let Some(bytes) = store.store.try_get(&key.key(key_len, "key")?)? {
             *found = true;
             *value = Buffer::new(bytes);
@@ -78,7 +78,7 @@ pub extern "C" fn c10d_store_add(
 ) -> Status {
     call(|| {
         let sum = sum.map(|sum| sum.write(0));
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let total = store.store.add(&key.key(key_len, "key")?, delta)?;
         if let Some(sum) = sum {
             *sum = total;
@@ -122,7 +122,7 @@ pub extern "C" fn c10d_store_compare_set(
     call(|| {
         let value = value.map(|value| value.write(Buffer::NULL));
         let swapped = swapped.map(|swapped| swapped.write(Swapped::C10D_SWAPPED_NO));
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let result = store.store.compare_set_bytes(
             &key.key(key_len, "key")?,
             expected.bytes(expected_len, "expected")?,
@@ -152,7 +152,7 @@ pub extern "C" fn c10d_store_check(
 ) -> Status {
     call(|| {
         let all_exist = border::result(all_exist, false, "all_exist")?;
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let keys = keys.elements(key_count, "keys")?;
         let keys = self::keys(keys)?;
         *all_exist = store.store.check(&as_strs(&keys))?;
@@ -170,7 +170,7 @@ pub extern "C" fn c10d_store_delete_key(
 ) -> Status {
     call(|| {
         let existed = existed.map(|existed| existed.write(false));
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let was_there = store.store.delete_key(&key.key(key_len, "key")?)?;
         if let Some(existed) = existed {
             *existed = was_there;
@@ -187,7 +187,7 @@ pub extern "C" fn c10d_store_num_keys(
 ) -> Status {
     call(|| {
         let count = border::result(count, 0, "count")?;
-        *count = border::not_null(store, "store")?.store.num_keys()?;
+        *count = StoreHandle::used(store, "store")?.store.num_keys()?;
         Ok(())
     })
 }
@@ -201,7 +201,7 @@ pub extern "C" fn c10d_store_list_keys(
 ) -> Status {
     call(|| {
         let list = border::result(keys, BufferList::NULL, "keys")?;
-        let keys = border::not_null(store, "store")?.store.list_keys()?;
+        let keys = StoreHandle::used(store, "store")?.store.list_keys()?;
         *list = BufferList::new(keys.iter().map(|key| key_to_bytes(key).into_owned()));
         Ok(())
     })
@@ -217,7 +217,7 @@ pub extern "C" fn c10d_store_append(
     value_len: usize,
 ) -> Status {
     call(|| {
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let key = key.key(key_len, "key")?;
         Ok(store
             .store
@@ -234,7 +234,7 @@ pub extern "C" fn c10d_store_multi_set(
     count: usize,
 ) -> Status {
     call(|| {
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let keys = keys.elements(count, "keys")?;
         let values = values.elements(count, "values")?;
         let keys = self::keys(keys)?;
@@ -256,7 +256,7 @@ pub extern "C" fn c10d_store_queue_push(
     value_len: usize,
 ) -> Status {
     call(|| {
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let key = key.key(key_len, "key")?;
         Ok(store
             .store
@@ -277,7 +277,7 @@ pub extern "C" fn c10d_store_try_queue_pop(
     call(|| {
         let value = border::result(value, Buffer::NULL, "value")?;
         let found = border::result(found, false, "found")?;
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         if let Some(bytes) = store.store.try_queue_pop(&key.key(key_len, "key")?)? {
             *found = true;
             *value = Buffer::new(bytes);
@@ -296,7 +296,7 @@ pub extern "C" fn c10d_store_queue_len(
 ) -> Status {
     call(|| {
         let count = border::result(count, 0, "count")?;
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         *count = store.store.queue_len(&key.key(key_len, "key")?)?;
         Ok(())
     })

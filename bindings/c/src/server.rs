@@ -6,9 +6,9 @@
 )]
 
 use std::mem::MaybeUninit;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use c10d_socket::{ListenOptions, listen};
+use c10d_socket::{ListenOptions, ProcessBound, listen};
 use c10d_store::{StoreError, TcpStoreServer};
 
 use crate::border::{self, CText};
@@ -18,20 +18,26 @@ use crate::options::Options;
 use crate::status::Status;
 
 /// A TCPStore server for clients of this library, of `c10d` and of PyTorch, with one thread of its own. Any number of
-/// threads may use one.
+/// threads of the process that started it may use one.
 #[derive(Debug)]
-pub struct ServerHandle {
+pub struct ServerHandle(ProcessBound<Server>);
+
+#[derive(Debug)]
+struct Server {
     port: u16,
     /// `None` once it is stopped.
-    server: Mutex<Option<TcpStoreServer>>,
+    running: Mutex<Option<TcpStoreServer>>,
 }
 
 impl ServerHandle {
-    fn take(&self) -> Option<TcpStoreServer> {
-        self.server
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+    fn used(server: Option<&Self>) -> Result<&Server, Failure> {
+        Ok(border::not_null(server, "server")?.0.get()?)
+    }
+}
+
+impl Server {
+    fn running(&self) -> MutexGuard<'_, Option<TcpStoreServer>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -55,10 +61,11 @@ pub extern "C" fn c10d_server_start(
         let options = options.cloned().unwrap_or_default();
         let listeners = listen(&listen_options).map_err(StoreError::from)?;
         let server = TcpStoreServer::serve(listeners, options.server())?;
-        *place = Some(Box::new(ServerHandle {
+        let server = Server {
             port: server.local_addr().port(),
-            server: Mutex::new(Some(server)),
-        }));
+            running: Mutex::new(Some(server)),
+        };
+        *place = Some(Box::new(ServerHandle(ProcessBound::new("server", server))));
         Ok(())
     })
 }
@@ -71,7 +78,7 @@ pub extern "C" fn c10d_server_port(
 ) -> Status {
     call(|| {
         let port = border::result(port, 0, "port")?;
-        *port = border::not_null(server, "server")?.port;
+        *port = ServerHandle::used(server)?.port;
         Ok(())
     })
 }
@@ -84,8 +91,8 @@ pub extern "C" fn c10d_server_connection_count(
 ) -> Status {
     call(|| {
         let count = border::result(count, 0, "count")?;
-        let server = border::not_null(server, "server")?;
-        let running = server.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let server = ServerHandle::used(server)?;
+        let running = server.running();
         let Some(running) = running.as_ref() else {
             let text = format!("the server of port {} was stopped", server.port);
             return Err(Failure::new(Status::C10D_ERROR_CLOSED, text));
@@ -100,14 +107,16 @@ pub extern "C" fn c10d_server_connection_count(
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_server_stop(server: Option<&ServerHandle>) -> Status {
     call(|| {
-        if let Some(running) = border::not_null(server, "server")?.take() {
+        let running = ServerHandle::used(server)?.running().take();
+        if let Some(running) = running {
             running.shutdown();
         }
         Ok(())
     })
 }
 
-/// Stops the server if it runs, and frees it. No call on it may be in progress. Null is left alone.
+/// Stops the server if it runs, and frees it. No call on it may be in progress. Null is left alone. In a forked child
+/// only the memory of the handle is freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_server_free(server: Option<Box<ServerHandle>>) {
     guard::value((), || drop(server));

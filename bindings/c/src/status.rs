@@ -61,6 +61,8 @@ pub enum Status {
     /// Another operation of the group is not complete: another thread carries it out, or it was abandoned after a
     /// failure that allows to repeat it.
     C10D_ERROR_OUT_OF_STEP = 21,
+    /// A forked child used a handle of its parent, which is unharmed. Nothing was sent: open another one in the child.
+    C10D_ERROR_FORKED = 22,
     /// A failure that this version of the interface has no number for; see its text.
     C10D_ERROR_OTHER = 98,
     /// A bug of the library: it panicked. The handles of the call can still be freed.
@@ -93,6 +95,7 @@ impl Status {
             19 => c"C10D_ERROR_BROKEN",
             20 => c"C10D_ERROR_TAKEN",
             21 => c"C10D_ERROR_OUT_OF_STEP",
+            22 => c"C10D_ERROR_FORKED",
             98 => c"C10D_ERROR_OTHER",
             99 => c"C10D_ERROR_PANIC",
             _ => c"unknown",
@@ -186,6 +189,6 @@ mod tests {
             assert_eq!(Status::name(number).to_str(), Ok(name));
             named += 1;
         }
-        assert_eq!(named, 24);
+        assert_eq!(named, 25);
     }
 }

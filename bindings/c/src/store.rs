@@ -8,6 +8,7 @@
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
+use c10d_socket::ProcessBound;
 use c10d_store::{FileStore, HashStore, PrefixStore, Store, TcpStore};
 
 use crate::border::{self, Buffer, CText, KeyPointer, Place};
@@ -18,18 +19,32 @@ use crate::options::Options;
 use crate::status::Status;
 use crate::timeout;
 
-/// A store. Any number of threads may use one at a time; a call that waits delays no other.
+/// A store of the process that opened it. Any number of threads may use one at a time; a call that waits delays no
+/// other.
 #[derive(Debug)]
-pub struct StoreHandle {
+pub struct StoreHandle(ProcessBound<OpenStore>);
+
+#[derive(Debug)]
+pub(crate) struct OpenStore {
     pub(crate) store: Arc<dyn Store>,
     /// The store itself or the one that it wraps, if that is a TCP store.
     pub(crate) tcp: Option<Arc<TcpStore>>,
 }
 
 impl StoreHandle {
+    fn with(store: Arc<dyn Store>, tcp: Option<Arc<TcpStore>>) -> Box<Self> {
+        let open = OpenStore { store, tcp };
+        Box::new(Self(ProcessBound::new("store", open)))
+    }
+
     /// A store that is not known as a TCP store.
-    pub(crate) const fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, tcp: None }
+    pub(crate) fn new(store: Arc<dyn Store>) -> Box<Self> {
+        Self::with(store, None)
+    }
+
+    /// The store of a call's argument; refused are null, and a store of the process that forked this one.
+    pub(crate) fn used<'a>(store: Option<&'a Self>, name: &str) -> Result<&'a OpenStore, Failure> {
+        Ok(border::not_null(store, name)?.0.get()?)
     }
 }
 
@@ -48,10 +63,7 @@ fn open_tcp(
             Ok(TcpStore::open(host, port, options.tcp(is_master))?)
         })?;
         let tcp = Arc::new(tcp);
-        *place = Some(Box::new(StoreHandle {
-            store: tcp.clone(),
-            tcp: Some(tcp),
-        }));
+        *place = Some(StoreHandle::with(tcp.clone(), Some(tcp)));
         Ok(())
     })
 }
@@ -96,7 +108,7 @@ pub extern "C" fn c10d_store_open_file(
         let file = cancel::run(options.cancel(), || {
             Ok(FileStore::open_with(path, &options.file())?)
         })?;
-        *place = Some(Box::new(StoreHandle::new(Arc::new(file))));
+        *place = Some(StoreHandle::new(Arc::new(file)));
         Ok(())
     })
 }
@@ -113,7 +125,7 @@ pub extern "C" fn c10d_store_open_hash(
         if let Some(timeout) = options.and_then(Options::timeout) {
             hash.set_timeout(timeout);
         }
-        *place = Some(Box::new(StoreHandle::new(Arc::new(hash))));
+        *place = Some(StoreHandle::new(Arc::new(hash)));
         Ok(())
     })
 }
@@ -129,12 +141,13 @@ pub extern "C" fn c10d_store_open_prefix(
 ) -> Status {
     call(|| {
         let place = border::result(store, None, "store")?;
-        let underlying = border::not_null(underlying, "underlying")?;
+        let underlying = StoreHandle::used(underlying, "underlying")?;
         let prefix = prefix.key(prefix_len, "prefix")?;
-        *place = Some(Box::new(StoreHandle {
-            store: Arc::new(PrefixStore::new(prefix, Arc::clone(&underlying.store))),
-            tcp: underlying.tcp.clone(),
-        }));
+        let prefixed = PrefixStore::new(prefix, Arc::clone(&underlying.store));
+        *place = Some(StoreHandle::with(
+            Arc::new(prefixed),
+            underlying.tcp.clone(),
+        ));
         Ok(())
     })
 }
@@ -148,8 +161,8 @@ pub extern "C" fn c10d_store_clone(
 ) -> Status {
     call(|| {
         let place = border::result(store, None, "store")?;
-        let original = border::not_null(original, "original")?;
-        *place = Some(Box::new(StoreHandle::new(original.store.clone_store()?)));
+        let original = StoreHandle::used(original, "original")?;
+        *place = Some(StoreHandle::new(original.store.clone_store()?));
         Ok(())
     })
 }
@@ -159,14 +172,14 @@ pub extern "C" fn c10d_store_clone(
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_store_close(store: Option<&StoreHandle>) -> Status {
     call(|| {
-        border::not_null(store, "store")?.store.close();
+        StoreHandle::used(store, "store")?.store.close();
         Ok(())
     })
 }
 
 /// Frees a store. No call on it may be in progress, and none may follow: to end those of other threads, close it, then
 /// join the threads. Blocks while a master's server stops, which takes microseconds, and for a file store until it has
-/// the file's lock, at most 5 s. Null is left alone.
+/// the file's lock, at most 5 s. Null is left alone. In a forked child only the memory of the handle is freed.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_store_free(store: Option<Box<StoreHandle>>) {
     guard::value((), || drop(store));
@@ -181,7 +194,7 @@ pub extern "C" fn c10d_store_port(
 ) -> Status {
     call(|| {
         let port = border::result(port, 0, "port")?;
-        *port = tcp(border::not_null(store, "store")?)?.port();
+        *port = tcp(StoreHandle::used(store, "store")?)?.port();
         Ok(())
     })
 }
@@ -195,13 +208,13 @@ pub extern "C" fn c10d_store_ping(
 ) -> Status {
     call(|| {
         let nanoseconds = border::result(nanoseconds, 0, "nanoseconds")?;
-        let trip = tcp(border::not_null(store, "store")?)?.ping()?;
+        let trip = tcp(StoreHandle::used(store, "store")?)?.ping()?;
         *nanoseconds = u64::try_from(trip.as_nanos()).unwrap_or(u64::MAX);
         Ok(())
     })
 }
 
-fn tcp(store: &StoreHandle) -> Result<&TcpStore, Failure> {
+fn tcp(store: &OpenStore) -> Result<&TcpStore, Failure> {
     store.tcp.as_deref().ok_or_else(|| {
         let label = store.store.label();
         let text = format!("{label}: not a TCP store, or a clone of one");
@@ -217,7 +230,7 @@ pub extern "C" fn c10d_store_label(
 ) -> Status {
     call(|| {
         let label = border::result(label, Buffer::NULL, "label")?;
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         *label = Buffer::new(store.store.label().into_bytes());
         Ok(())
     })
@@ -231,7 +244,7 @@ pub extern "C" fn c10d_store_timeout(
 ) -> Status {
     call(|| {
         let timeout_ms = border::result(timeout_ms, 0, "timeout_ms")?;
-        *timeout_ms = timeout::to_ms(border::not_null(store, "store")?.store.timeout());
+        *timeout_ms = timeout::to_ms(StoreHandle::used(store, "store")?.store.timeout());
         Ok(())
     })
 }
@@ -241,7 +254,7 @@ pub extern "C" fn c10d_store_timeout(
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_store_set_timeout(store: Option<&StoreHandle>, timeout_ms: i64) -> Status {
     call(|| {
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let Some(timeout) = timeout::explicit(timeout_ms)? else {
             let text = "the default timeout cannot be C10D_DEFAULT";
             return Err(Failure::invalid_argument(text));

@@ -33,7 +33,7 @@ pub extern "C" fn c10d_store_get(
 ) -> Status {
     call(|| {
         let value = border::result(value, Buffer::NULL, "value")?;
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let key = key.key(key_len, "key")?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
         let bytes = cancel::run(cancel, || Ok(store.store.get_timeout(&key, timeout)?))?;
@@ -52,7 +52,7 @@ pub extern "C" fn c10d_store_wait(
     cancel: Option<&CancelHandle>,
 ) -> Status {
     call(|| {
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let keys = keys.elements(key_count, "keys")?;
         let keys = operations::keys(keys)?;
         let keys = operations::as_strs(&keys);
@@ -77,7 +77,7 @@ pub extern "C" fn c10d_store_wait_change(
 ) -> Status {
     call(|| {
         let value = border::result(value, Buffer::NULL, "value")?;
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let key = key.key(key_len, "key")?;
         let bytes = known.bytes(known_len, "known")?;
         let known = if known.is_null() {
@@ -104,7 +104,7 @@ pub extern "C" fn c10d_store_multi_get(
 ) -> Status {
     call(|| {
         let values = border::result(values, BufferList::NULL, "values")?;
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let keys = keys.elements(key_count, "keys")?;
         let keys = operations::keys(keys)?;
         let keys = operations::as_strs(&keys);
@@ -130,7 +130,7 @@ pub extern "C" fn c10d_store_queue_pop(
         let began = Instant::now();
         let mut taken = take(store, key, key_len, 1, timeout_ms, cancel)?;
         let Some(element) = taken.pop() else {
-            let store = border::not_null(store, "store")?;
+            let store = StoreHandle::used(store, "store")?;
             let key = store.store.full_key(&key.key(key_len, "key")?);
             let label = store.store.label();
             let keys = [key.as_str()];
@@ -170,7 +170,7 @@ fn take(
     timeout_ms: i64,
     cancel: Option<&CancelHandle>,
 ) -> Result<Vec<Vec<u8>>, Failure> {
-    let store = border::not_null(store, "store")?;
+    let store = StoreHandle::used(store, "store")?;
     let key = key.key(key_len, "key")?;
     let timeout = timeout::of_call(timeout_ms, &*store.store)?;
     cancel::run(cancel, || Ok(store.store.queue_take(&key, max, timeout)?))
@@ -188,7 +188,7 @@ pub extern "C" fn c10d_store_barrier(
     cancel: Option<&CancelHandle>,
 ) -> Status {
     call(|| {
-        let store = border::not_null(store, "store")?;
+        let store = StoreHandle::used(store, "store")?;
         let key = key.key(key_len, "key")?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
         let barrier = || Ok(store.store.barrier_timeout(&key, world_size, timeout)?);

@@ -1,30 +1,26 @@
 //! Connections, threads and servers that belong to one process, until they are closed.
 
-use std::mem;
-use std::process;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
+use c10d_socket::ProcessBound;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::errors::raise;
 
-/// A value that only the process that made it may use or end. In a forked child its locks may be held and its threads
-/// do not exist, so the child's copy is forgotten.
+/// A value that only the process that made it may use or end, until it is taken out.
 #[derive(Debug)]
 pub(crate) struct Owned<T> {
-    process: u32,
     what: &'static str,
-    value: Mutex<Option<T>>,
+    value: ProcessBound<Mutex<Option<T>>>,
 }
 
 impl<T> Owned<T> {
     /// Errors call the value `what`.
     pub(crate) fn new(what: &'static str, value: T) -> Self {
         Self {
-            process: process::id(),
             what,
-            value: Mutex::new(Some(value)),
+            value: ProcessBound::new(what, Mutex::new(Some(value))),
         }
     }
 
@@ -36,8 +32,7 @@ impl<T> Owned<T> {
     where
         T: Clone,
     {
-        self.check_process()?;
-        self.lock().as_ref().cloned().ok_or_else(|| {
+        self.with(|value| value.clone())?.ok_or_else(|| {
             let message = format!("the {} has been closed", self.what);
             raise(py, "DistStoreError", message)
         })
@@ -48,38 +43,22 @@ impl<T> Owned<T> {
     /// # Errors
     /// In a forked child.
     pub(crate) fn take(&self) -> PyResult<Option<T>> {
-        self.check_process()?;
-        Ok(self.lock().take())
+        self.with(Option::take)
     }
 
     /// What `read` makes of the value; `None` after [`take`](Self::take), and in a forked child.
     pub(crate) fn read<R>(&self, read: impl FnOnce(&T) -> R) -> Option<R> {
-        self.check_process().ok()?;
-        self.lock().as_ref().map(read)
+        self.with(|value| value.as_ref().map(read)).ok()?
     }
 
-    fn check_process(&self) -> PyResult<()> {
-        let this = process::id();
-        if self.process == this {
-            return Ok(());
-        }
-        Err(PyRuntimeError::new_err(format!(
-            "process {} opened this {}, and its forked child {this} cannot use it: open another one after the fork, or \
-             start the child with the method \"spawn\"",
-            self.process, self.what
-        )))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        self.value.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T> Drop for Owned<T> {
-    fn drop(&mut self) {
-        if self.process != process::id() {
-            let value = self.value.get_mut().unwrap_or_else(PoisonError::into_inner);
-            mem::forget(value.take());
-        }
+    fn with<R>(&self, work: impl FnOnce(&mut Option<T>) -> R) -> PyResult<R> {
+        let value = self.value.get().map_err(|forked| {
+            PyRuntimeError::new_err(format!(
+                "{forked}, or start the child with the method \"spawn\""
+            ))
+        })?;
+        Ok(work(
+            &mut value.lock().unwrap_or_else(PoisonError::into_inner),
+        ))
     }
 }
