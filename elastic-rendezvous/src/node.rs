@@ -65,3 +65,15 @@ impl fmt::Display for NodeId {
         write!(f, "{}_{}_{}", self.addr, self.pid, self.local_id)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_shown_as_in_pytorchs_logs() {
+        let node = NodeId::new("gpu1.example", 4711, 3);
+        assert_eq!(node.to_string(), "gpu1.example_4711_3");
+        assert_eq!(node.named().to_string(), "gpu1.example (pid 4711)");
+    }
+}

@@ -657,14 +657,15 @@ mod tests {
         }
     }
 
-    fn run(input: &[u8], limits: &CodecLimits) -> Result<(), Fault> {
+    /// Runs the machine to its end, and returns how many bytes it has read.
+    fn run(input: &[u8], limits: &CodecLimits) -> Result<usize, Fault> {
         let mut machine = Unpickler::new(input, limits);
         loop {
             let before = machine.position;
             let done = machine.step();
             machine.check_invariants();
             if done?.is_some() {
-                return Ok(());
+                return Ok(machine.position);
             }
             assert!(machine.position > before);
         }
@@ -734,7 +735,12 @@ mod tests {
     #[test]
     fn a_state_ends_the_machine_at_its_end() {
         let bytes = encode(&state());
-        assert_eq!(run(&bytes, &CodecLimits::default()), Ok(()));
+        let limits = CodecLimits::default();
+        assert_eq!(run(&bytes, &limits), Ok(bytes.len()));
+        // What follows is not its own.
+        let followed = [&bytes[..], b"more"].concat();
+        assert_eq!(run(&followed, &limits), Ok(bytes.len()));
+        assert!(run(&bytes[..bytes.len() - 1], &limits).is_err());
     }
 
     #[test]
