@@ -1,9 +1,14 @@
 //! The decimal text of the numbers of `add`: the only parser and formatter, for all stores.
 
+/// A number ends within this many bytes, or at the end of the value. `add` writes at most 20.
+const NUMBER_BYTES_MAX: usize = 64;
+
 /// Reads the number at the start of `text` as C's `strtoll` in base 10 and PyTorch's stores do
 /// (docs/wire.md, ADD): leading white space, an optional sign, then digits up to the first other byte.
-/// `None` without digits, or if the number does not fit an `i64`.
-pub(crate) fn parse_decimal(text: &[u8]) -> Option<i64> {
+/// `None` without digits, if the number does not fit an `i64`, or if it does not end within 64 bytes: a value of
+/// megabytes of white space costs no more than that.
+pub(crate) fn parse_decimal(value: &[u8]) -> Option<i64> {
+    let text = &value[..value.len().min(NUMBER_BYTES_MAX)];
     let start = text.iter().position(|byte| !is_c_space(*byte))?;
     let (is_negative, digits) = match &text[start..] {
         [b'-', digits @ ..] => (true, digits),
@@ -19,8 +24,10 @@ pub(crate) fn parse_decimal(text: &[u8]) -> Option<i64> {
             .checked_sub(i64::from(byte - b'0'))?;
         digit_count += 1;
     }
+    let is_cut = digit_count == digits.len() && text.len() < value.len();
     match digit_count {
         0 => None,
+        _ if is_cut => None,
         _ if is_negative => Some(negated),
         _ => negated.checked_neg(),
     }
@@ -99,6 +106,26 @@ mod tests {
         ];
         for (text, number) in table {
             assert_eq!(parse_decimal(text), *number, "{:?}", text.escape_ascii());
+        }
+    }
+
+    /// docs/wire.md, ADD 7.
+    #[test]
+    fn the_first_64_bytes_decide_whether_a_value_is_a_number() {
+        let after = |blanks: usize, rest: &str| " ".repeat(blanks) + rest;
+        let table = [
+            (after(62, "42"), Some(42)),
+            (after(61, "42x"), Some(42)),
+            (after(61, "42x and more"), Some(42)),
+            (after(62, "42x"), None),
+            (after(63, "42"), None),
+            (after(64, "42"), None),
+            (after(1 << 20, ""), None),
+            ("0".repeat(64), Some(0)),
+            ("0".repeat(65), None),
+        ];
+        for (text, number) in table {
+            assert_eq!(parse_decimal(text.as_bytes()), number, "{text:?}");
         }
     }
 
