@@ -11,7 +11,7 @@ const CHECKED_ITEMS_MAX: usize = 64;
 impl StoreState {
     /// Panics if an invariant is violated, which is a bug in this module.
     ///
-    /// - No slot and no queue is empty, and values and their bytes are counted.
+    /// - No slot and no queue is empty; values and their bytes are counted, and the slots with a value come first.
     /// - A slot and its list of waiters refer to each other, and the chains are consistent.
     /// - No WAIT or QUEUE_TAKE waits for a queue with more elements than woken connections, except of a connection that is
     ///   away. There is no such invariant
@@ -20,7 +20,9 @@ impl StoreState {
         let mut values = 0;
         let mut bytes = 0;
         let mut lists = 0;
-        for (key, slot) in self.slots.iter() {
+        for (index, (key, slot)) in self.slots.iter().enumerate() {
+            let is_listed = index < self.slots.value_count();
+            assert_eq!(slot.stored.is_some(), is_listed, "values come first");
             assert!(!slot.is_empty(), "no slot is empty");
             assert!(
                 slot.queue.as_ref().is_none_or(|queue| !queue.is_empty()),

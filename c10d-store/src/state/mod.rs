@@ -25,6 +25,9 @@ mod stored;
 #[cfg(test)]
 mod tests;
 mod waiters;
+mod wanted;
+#[cfg(test)]
+mod work_tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -46,6 +49,7 @@ use slots::{NotANumber, Slot, Slots};
 use stored::Writer;
 pub(crate) use waiters::WaitSummary;
 use waiters::{Answer, ListId, Origin, Waiters, Wants, Woken};
+use wanted::WantedKeys;
 
 /// Why a request is refused. The protocol has no error replies, so the connection is closed after the
 /// earlier replies. A refused request changes nothing.
@@ -66,6 +70,9 @@ const NOT_A_NUMBER_HEAD_BYTES: usize = 64;
 /// memory for the unsent replies of a peer.
 const TAKEN_BYTES_MAX: usize = 4 << 20;
 
+/// Copying or comparing this many bytes counts as much work as visiting a key.
+const BYTES_PER_WORK: usize = 1024;
+
 /// The most keys of a snapshot, and the most queues. A job of 100,000 ranks has fewer.
 const SNAPSHOT_KEYS_MAX: usize = 262_144;
 
@@ -84,6 +91,8 @@ pub(crate) struct StoreState {
     /// The connection whose request is being handled.
     requester: ConnectionId,
     waits_cancelled: u64,
+    /// Requests carried out, keys visited for them, and bytes copied, in [`BYTES_PER_WORK`].
+    work: u64,
     /// Connections that were woken by a push and have not sent their next request, each with the queue's
     /// name. If that request is not a pop or take, the wakeup passes to the next waiter, so that no wait continues
     /// while the queue has an element.
@@ -128,6 +137,7 @@ impl StoreState {
         let (now, waiters) = (self.now, &self.waiters);
         let requester = self.directory.note_request(conn, &outline, now, waiters);
         self.requester = requester.unwrap_or_default();
+        self.work += 1 + outline.key_count as u64;
         if !self.pledges.is_empty() {
             self.settle_pledge(conn, Some(&request), replies);
         }
@@ -172,11 +182,7 @@ impl StoreState {
                 replies.reply(conn, Reply::Ready(ready));
             }
             Request::Wait { keys } => self.wait(conn, keys, replies),
-            Request::WaitGet { keys } => {
-                self.cancel(conn);
-                let origin = self.origin(Opcode::WaitGet);
-                self.wait_get(conn, keys, origin, replies);
-            }
+            Request::WaitGet { keys } => self.wait_get(conn, keys, replies),
             Request::WaitChange {
                 key,
                 offset,
@@ -201,6 +207,7 @@ impl StoreState {
                 replies.reply(conn, Reply::Integer(i64::from(deleted)));
             }
             Request::Append { key, value } => {
+                self.work += work_of(value.as_bytes());
                 let waiters = self.slots.append(key, value, self.writer());
                 self.wake_for_value(waiters, replies);
             }
@@ -215,10 +222,9 @@ impl StoreState {
             }
             Request::ListKeys => {
                 replies.reply(conn, Reply::Integer(count(self.slots.value_count())));
-                for (key, slot) in self.slots.iter() {
-                    if slot.stored.is_some() {
-                        replies.reply(conn, Reply::Bytes(key));
-                    }
+                self.work += self.slots.value_count() as u64;
+                for key in self.slots.names_with_value() {
+                    replies.reply(conn, Reply::Bytes(key));
                 }
             }
             // The event loop does it: nothing in the store changes.
@@ -301,6 +307,12 @@ impl StoreState {
         counters
     }
 
+    /// A measure of the work that all requests so far have caused, in units of about 100 ns: a request counts, as does
+    /// each key, wait and kilobyte that it visits. It bounds the time between two looks at the clock.
+    pub(crate) const fn work(&self) -> u64 {
+        self.work.wrapping_add(self.waiters.visits())
+    }
+
     /// The number of announcements that there was no room for.
     pub(crate) const fn announcements_ignored(&self) -> u64 {
         self.announcements.ignored()
@@ -381,6 +393,11 @@ impl StoreState {
         self.slots.get(key).is_some_and(Slot::exists)
     }
 
+    fn has_value(&self, key: &[u8]) -> bool {
+        let slot = self.slots.get(key);
+        slot.is_some_and(|slot| slot.stored.is_some())
+    }
+
     fn queue(&self, key: &[u8]) -> Option<&VecDeque<Value>> {
         self.slots.get(key)?.queue.as_deref()
     }
@@ -400,6 +417,7 @@ impl StoreState {
     }
 
     fn set(&mut self, key: &[u8], new: Payload<'_>, replies: &mut impl Replies) {
+        self.work += work_of(new.as_bytes());
         let waiters = self.slots.write(key, new, self.writer());
         self.wake_for_value(waiters, replies);
     }
@@ -410,6 +428,7 @@ impl StoreState {
         let mut has_waiters = false;
         let writer = self.writer();
         while let (Some(key), Some(value)) = (blobs.next(), blobs.next()) {
+            self.work += work_of(value);
             let waiters = self.slots.write(key, Payload::Borrowed(value), writer);
             has_waiters |= waiters.is_some();
         }
@@ -461,26 +480,49 @@ impl StoreState {
     }
 
     /// docs/wire.md, WAIT_GET: answered as soon as all values exist at the same moment.
-    fn wait_get(
-        &mut self,
-        conn: ConnId,
-        keys: Keys<'_>,
-        origin: Origin,
-        replies: &mut impl Replies,
-    ) {
-        let has_value =
-            |state: &Self, key: &[u8]| state.slots.get(key).is_some_and(|s| s.stored.is_some());
-        if keys.iter().all(|key| has_value(self, key)) {
+    fn wait_get(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
+        self.cancel(conn);
+        if keys.iter().all(|key| self.has_value(key)) {
             replies.reply(conn, Reply::StopWaiting);
             self.reply_values(conn, keys.iter(), replies);
             return;
         }
-        let wanted = keys.iter().map(Box::from).collect();
-        self.waiters.open(conn, Answer::Values(wanted), origin);
+        let origin = self.origin(Opcode::WaitGet);
+        let answer = Answer::Values(WantedKeys::new(keys));
+        self.waiters.open(conn, answer, origin);
         for key in keys.iter() {
-            if !has_value(self, key) {
+            if !self.has_value(key) {
                 self.miss(conn, key, Wants::Value);
             }
+        }
+    }
+
+    /// The last missing key of a WAIT_GET or WAIT_CHANGE was written. An earlier one may have been deleted again: then
+    /// the wait continues.
+    fn check_again(
+        &mut self,
+        conn: ConnId,
+        mut wanted: WantedKeys,
+        origin: Origin,
+        replies: &mut impl Replies,
+    ) {
+        self.work += wanted.distinct_len() as u64;
+        if wanted.distinct().all(|key| self.has_value(key)) {
+            replies.reply(conn, Reply::StopWaiting);
+            self.reply_values(conn, wanted.all(), replies);
+            return;
+        }
+        wanted.find_distinct();
+        let mut missing = Vec::new();
+        for key in wanted.distinct() {
+            if !self.has_value(key) {
+                let waiters = &mut self.waiters;
+                missing.push(self.slots.waiters_of(key, |name| waiters.new_list(name)));
+            }
+        }
+        self.waiters.open(conn, Answer::Values(wanted), origin);
+        for list in missing {
+            self.waiters.miss(conn, list, Wants::Value);
         }
     }
 
@@ -512,8 +554,11 @@ impl StoreState {
             _ => Arc::new(KnownValue::new(offset, bytes, length)),
         };
         let origin = self.origin(Opcode::WaitChange);
-        self.waiters
-            .open(conn, Answer::Values([key.into()].into()), origin);
+        self.waiters.open(
+            conn,
+            Answer::Values(WantedKeys::new(Keys::from(&[key][..]))),
+            origin,
+        );
         self.miss(conn, key, Wants::Change(known));
     }
 
@@ -573,6 +618,7 @@ impl StoreState {
         let elements = self.slots.take(key, max, TAKEN_BYTES_MAX);
         replies.reply(conn, Reply::StopWaiting);
         replies.reply(conn, Reply::Integer(count(elements.len())));
+        self.work += elements.len() as u64;
         for element in &elements {
             replies.reply(conn, Reply::Value(Some(element)));
         }
@@ -630,6 +676,7 @@ impl StoreState {
                 {
                     self.comparisons += 1;
                 }
+                self.work += work_of(known.as_known().bytes());
                 let differs =
                     value.is_some_and(|value| known.as_known().differs_from(value.as_bytes()));
                 compared = Some((Arc::clone(known), differs));
@@ -645,11 +692,7 @@ impl StoreState {
             let conn = woken.conn;
             match woken.answer {
                 Answer::Stop => replies.reply(conn, Reply::StopWaiting),
-                Answer::Values(keys) => {
-                    // An earlier key may have been deleted again: then the wait continues.
-                    let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
-                    self.wait_get(conn, Keys::from(&keys[..]), woken.origin, replies);
-                }
+                Answer::Values(wanted) => self.check_again(conn, wanted, woken.origin, replies),
                 Answer::Elements(_) => unreachable!("a value does not end a wait for an element"),
             }
         }
@@ -746,6 +789,11 @@ impl From<NotANumber> for Refusal {
     fn from(_: NotANumber) -> Self {
         Self::NotANumber
     }
+}
+
+/// The [work](StoreState::work) of copying or comparing bytes.
+const fn work_of(bytes: &[u8]) -> u64 {
+    (bytes.len() / BYTES_PER_WORK) as u64
 }
 
 /// Counts are `i64` on the wire; memory ends long before their limit.

@@ -53,13 +53,13 @@ impl Slot {
     }
 }
 
-/// Indexed, so that a snapshot can continue where it stopped.
+/// Indexed, so that a snapshot can continue where it stopped, and a listing need not visit names without a value.
 type Map = IndexMap<Arc<[u8]>, Slot, KeyHash>;
 
 #[derive(Debug, Default)]
 pub(super) struct Slots {
+    /// Invariant: the first [`value_count`](Self::value_count) slots have a value, the others have none.
     map: Map,
-    /// The number of slots with a value.
     value_count: usize,
     /// The bytes of the values and of their keys.
     stored_bytes: usize,
@@ -73,7 +73,8 @@ pub(super) struct Slots {
 /// A snapshot in progress.
 ///
 /// It visits the slots from the last one down. A removal moves the last slot down into the gap, so a slot that was
-/// not visited stays below `left`; one that was visited carries the snapshot's number and is not copied twice.
+/// not visited stays below `left`; one that was visited carries the snapshot's number and is not copied twice. Slots
+/// that change places are copied first.
 #[derive(Debug)]
 struct Copying {
     image: KeysImage,
@@ -111,6 +112,13 @@ impl Slots {
         self.map.get(key)
     }
 
+    /// The names that have a value.
+    pub(super) fn names_with_value(&self) -> impl Iterator<Item = &Arc<[u8]>> {
+        self.map.keys().take(self.value_count)
+    }
+
+    /// Every name.
+    #[cfg(any(test, debug_assertions))]
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<[u8]>, &Slot)> {
         self.map.iter()
     }
@@ -131,18 +139,9 @@ impl Slots {
     /// Writes a value. Returns the waiters of the name.
     pub(super) fn write(&mut self, key: &[u8], new: Payload<'_>, writer: Writer) -> Option<ListId> {
         let written = self.next_write(writer);
-        let Some(slot) = find(&mut self.map, &mut self.copy, self.snapshots, key) else {
-            let slot = insert(&mut self.map, self.snapshots, key);
-            self.value_count += 1;
-            self.stored_bytes += key.len() + new.as_bytes().len();
-            slot.stored = Some(Stored {
-                value: new.into_value(),
-                written,
-                previous: None,
-            });
-            return None;
-        };
         self.stored_bytes += new.as_bytes().len();
+        let (index, slot) = find_or_insert(&mut self.map, &mut self.copy, self.snapshots, key);
+        let waiters = slot.waiters;
         if let Some(stored) = &mut slot.stored {
             self.stored_bytes -= stored.value.as_bytes().len();
             stored.rewritten(written);
@@ -151,15 +150,15 @@ impl Slots {
                 Payload::Owned(value) => stored.value = value,
             }
         } else {
-            self.value_count += 1;
-            self.stored_bytes += key.len();
             slot.stored = Some(Stored {
                 value: new.into_value(),
                 written,
                 previous: None,
             });
+            self.stored_bytes += key.len();
+            self.value_added(index);
         }
-        slot.waiters
+        waiters
     }
 
     /// docs/wire.md, ADD and BARRIER: adds to the number at `key`. Returns the sum and the waiters of the name.
@@ -172,10 +171,8 @@ impl Slots {
         delta: i64,
         writer: Writer,
     ) -> Result<(i64, Option<ListId>), NotANumber> {
-        let slot = match find(&mut self.map, &mut self.copy, self.snapshots, key) {
-            Some(slot) => slot,
-            None => insert(&mut self.map, self.snapshots, key),
-        };
+        let (index, slot) = find_or_insert(&mut self.map, &mut self.copy, self.snapshots, key);
+        let waiters = slot.waiters;
         let current = match slot.value() {
             None => 0,
             Some(value) => parse_decimal(value.as_bytes()).ok_or(NotANumber)?,
@@ -183,6 +180,7 @@ impl Slots {
         let sum = current.wrapping_add(delta);
         self.writes += 1;
         let written = Written::new(self.writes, writer);
+        let is_new = slot.stored.is_none();
         let stored = match &mut slot.stored {
             Some(stored) => {
                 self.stored_bytes -= stored.value.as_bytes().len();
@@ -190,7 +188,6 @@ impl Slots {
                 stored
             }
             None => {
-                self.value_count += 1;
                 self.stored_bytes += key.len();
                 slot.stored.insert(Stored {
                     value: Value::from(&[][..]),
@@ -202,7 +199,10 @@ impl Slots {
         let text = stored.value.make_short();
         write_decimal(sum, text);
         self.stored_bytes += text.len();
-        Ok((sum, slot.waiters))
+        if is_new {
+            self.value_added(index);
+        }
+        Ok((sum, waiters))
     }
 
     /// Appends to a value, or writes the first one. Returns the waiters of the name.
@@ -213,11 +213,14 @@ impl Slots {
         writer: Writer,
     ) -> Option<ListId> {
         match find(&mut self.map, &mut self.copy, self.snapshots, key) {
-            Some(Slot {
-                stored: Some(stored),
-                waiters,
-                ..
-            }) => {
+            Some((
+                _,
+                Slot {
+                    stored: Some(stored),
+                    waiters,
+                    ..
+                },
+            )) => {
                 self.writes += 1;
                 self.stored_bytes += more.as_bytes().len();
                 stored.rewritten(Written::new(self.writes, writer));
@@ -230,33 +233,56 @@ impl Slots {
 
     /// Removes a value; `false` if there is none.
     pub(super) fn delete(&mut self, key: &[u8]) -> bool {
-        let Some(slot) = find(&mut self.map, &mut self.copy, self.snapshots, key) else {
+        let found = find(&mut self.map, &mut self.copy, self.snapshots, key);
+        let Some((index, slot)) = found else {
             return false;
         };
         let Some(deleted) = slot.stored.take() else {
             return false;
         };
-        self.value_count -= 1;
+        let is_empty = slot.is_empty();
         self.stored_bytes -= key.len() + deleted.value.as_bytes().len();
-        if slot.is_empty() {
-            self.map.swap_remove(key);
+        self.value_count -= 1;
+        let last = self.value_count;
+        self.exchange(index, last);
+        if is_empty {
+            self.map.swap_remove_index(last);
         }
         true
     }
 
+    /// The slot at `index` has its first value.
+    fn value_added(&mut self, index: usize) {
+        let end = self.value_count;
+        self.value_count += 1;
+        self.exchange(index, end);
+    }
+
+    /// Exchanges two slots, which a snapshot in progress copies first.
+    fn exchange(&mut self, a: usize, b: usize) {
+        if a == b {
+            return;
+        }
+        if let Some(copy) = &mut self.copy {
+            for index in [a, b] {
+                if let Some((name, slot)) = self.map.get_index_mut(index) {
+                    copy.copy(name, slot, self.snapshots);
+                }
+            }
+        }
+        self.map.swap_indices(a, b);
+    }
+
     /// Adds an element to a queue. Returns the waiters of the name.
     pub(super) fn push(&mut self, key: &[u8], element: Value) -> Option<ListId> {
-        let slot = match find(&mut self.map, &mut self.copy, self.snapshots, key) {
-            Some(slot) => slot,
-            None => insert(&mut self.map, self.snapshots, key),
-        };
+        let (_, slot) = find_or_insert(&mut self.map, &mut self.copy, self.snapshots, key);
         slot.queue.get_or_insert_default().push_back(element);
         slot.waiters
     }
 
     /// Removes the first element of a queue.
     pub(super) fn pop(&mut self, key: &[u8]) -> Option<Value> {
-        let slot = find(&mut self.map, &mut self.copy, self.snapshots, key)?;
+        let (_, slot) = find(&mut self.map, &mut self.copy, self.snapshots, key)?;
         let queue = slot.queue.as_mut()?;
         let element = queue.pop_front();
         if queue.is_empty() {
@@ -271,7 +297,7 @@ impl Slots {
     /// Removes elements from the head of a queue: at most `max`, and together with a length word each at most
     /// `bytes_max`, but at least one if the queue has any.
     pub(super) fn take(&mut self, key: &[u8], max: usize, bytes_max: usize) -> Vec<Value> {
-        let Some(slot) = find(&mut self.map, &mut self.copy, self.snapshots, key) else {
+        let Some((_, slot)) = find(&mut self.map, &mut self.copy, self.snapshots, key) else {
             return Vec::new();
         };
         let Some(queue) = &mut slot.queue else {
@@ -301,10 +327,10 @@ impl Slots {
         new_list: impl FnOnce(Arc<[u8]>) -> ListId,
     ) -> ListId {
         // Waiters are not part of a slot's copy.
-        let index = self.map.get_index_of(key).unwrap_or_else(|| {
-            insert(&mut self.map, self.snapshots, key);
-            self.map.len() - 1
-        });
+        let index = self
+            .map
+            .get_index_of(key)
+            .unwrap_or_else(|| insert(&mut self.map, self.snapshots, key));
         let (name, slot) = &mut self.map.get_index_mut(index).expect("found or inserted");
         *slot
             .waiters
@@ -355,25 +381,45 @@ impl Slots {
     }
 }
 
-/// The slot of a name, for a change: a snapshot in progress copies it first.
+/// The slot of a name with its index, for a change: a snapshot in progress copies it first.
 #[inline]
 fn find<'m>(
     map: &'m mut Map,
     copy: &mut Option<Box<Copying>>,
     snapshot: u32,
     key: &[u8],
-) -> Option<&'m mut Slot> {
-    let (_, name, slot) = map.get_full_mut(key)?;
+) -> Option<(usize, &'m mut Slot)> {
+    let (index, name, slot) = map.get_full_mut(key)?;
     if let Some(copy) = copy {
         copy.copy(name, slot, snapshot);
     }
-    Some(slot)
+    Some((index, slot))
 }
 
-/// A new slot. It does not belong to a snapshot that has started.
-fn insert<'m>(map: &'m mut Map, snapshot: u32, key: &[u8]) -> &'m mut Slot {
-    map.entry(key.into()).or_insert(Slot {
+/// [`find`], or a new slot.
+#[inline]
+fn find_or_insert<'m>(
+    map: &'m mut Map,
+    copy: &mut Option<Box<Copying>>,
+    snapshot: u32,
+    key: &[u8],
+) -> (usize, &'m mut Slot) {
+    let index = match map.get_index_of(key) {
+        Some(index) => index,
+        None => insert(map, snapshot, key),
+    };
+    let (name, slot) = map.get_index_mut(index).expect("found or inserted");
+    if let Some(copy) = copy {
+        copy.copy(name, slot, snapshot);
+    }
+    (index, slot)
+}
+
+/// Adds a slot, and returns its index. It does not belong to a snapshot that has started.
+fn insert(map: &mut Map, snapshot: u32, key: &[u8]) -> usize {
+    let slot = Slot {
         copied_in: snapshot,
         ..Slot::default()
-    })
+    };
+    map.insert_full(key.into(), slot).0
 }

@@ -829,13 +829,13 @@ fn a_cancel_touches_only_its_own_entries() {
             .handle(ConnId(conn), Request::Wait { keys }, &mut sink)
             .expect("a wait");
     }
-    let before = store.waiters.steps();
+    let before = store.waiters.visits();
     for conn in 0..waiters {
         store
             .handle(ConnId(conn), Request::CancelWait, &mut sink)
             .expect("a cancel");
     }
-    assert_eq!(store.waiters.steps() - before, 2 * waiters);
+    assert_eq!(store.waiters.visits() - before, 2 * waiters);
     store.check_invariants();
     assert!(store.slots.iter().next().is_none());
 }

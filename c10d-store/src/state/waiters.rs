@@ -16,6 +16,7 @@ use slab::Slab;
 
 use super::conn_hash::ConnHash;
 use super::known_value::KnownValue;
+use super::wanted::WantedKeys;
 use crate::message::ConnId;
 use crate::moment::Moment;
 use crate::wire::Opcode;
@@ -39,6 +40,10 @@ impl Wants {
     const fn takes_element(&self) -> bool {
         matches!(self, Self::ValueOrElement | Self::Barrier | Self::Element)
     }
+
+    const fn takes_value(&self) -> bool {
+        !matches!(self, Self::Element)
+    }
 }
 
 /// The reply once no name is missing.
@@ -46,7 +51,7 @@ impl Wants {
 pub(super) enum Answer {
     Stop,
     /// The values of these keys, which all exist at the same moment.
-    Values(Box<[Box<[u8]>]>),
+    Values(WantedKeys),
     /// At most this many elements of the queue.
     Elements(usize),
 }
@@ -88,9 +93,8 @@ pub(super) struct Waiters {
     waits: HashMap<ConnId, Wait, ConnHash>,
     /// The connections that are away, each since when.
     away: HashMap<ConnId, Moment, ConnHash>,
-    /// Entries removed so far, for the test that a cancel costs its own entries only.
-    #[cfg(test)]
-    steps: u64,
+    /// Entries visited so far by wakeups and cancels.
+    visits: u64,
 }
 
 #[derive(Debug)]
@@ -100,6 +104,9 @@ struct List {
     last: u32,
     /// From here on, all entries are of connections that are away.
     first_away: u32,
+    /// The number of entries that a value, and that an element can satisfy; some count in both.
+    for_value: u32,
+    for_element: u32,
 }
 
 #[derive(Debug)]
@@ -232,6 +239,8 @@ impl Waiters {
             first: NONE,
             last: NONE,
             first_away: NONE,
+            for_value: 0,
+            for_element: 0,
         })))
     }
 
@@ -248,8 +257,13 @@ impl Waiters {
         debug_assert!(replaced.is_none(), "{conn:?} was waiting already");
     }
 
-    /// Adds a missing name to the open wait of `conn`.
+    /// Adds a missing name to the open wait of `conn`, unless it has it. No other wait was extended since that was opened.
     pub(super) fn miss(&mut self, conn: ConnId, list: ListId, wants: Wants) {
+        let is_away = self.is_away(conn);
+        let last = self.last_entry(list, is_away);
+        if last.is_some_and(|last| last.conn == conn) {
+            return;
+        }
         let wait = self.waits.get_mut(&conn).expect("the wait is open");
         let entry = index(self.entries.insert(Entry {
             conn,
@@ -266,8 +280,17 @@ impl Waiters {
         }
         wait.last = entry;
         wait.missing += 1;
-        let is_away = self.is_away(conn);
         self.link_into_list(entry, list, is_away);
+    }
+
+    /// The last entry of those that are away, or of those that are not.
+    fn last_entry(&self, list: ListId, is_away: bool) -> Option<&Entry> {
+        let list = &self.lists[list.0 as usize];
+        let last = match self.entries.get(list.first_away as usize) {
+            Some(first_away) if !is_away => first_away.prev_in_list,
+            _ => list.last,
+        };
+        self.entries.get(last as usize)
     }
 
     /// Since when a connection has been away; `None` if it is not.
@@ -330,7 +353,8 @@ impl Waiters {
         woken: &mut Vec<Woken>,
     ) -> Option<Arc<[u8]>> {
         let mut at = self.lists[list.0 as usize].first;
-        while at != NONE {
+        while at != NONE && self.lists[list.0 as usize].for_value > 0 {
+            self.visits += 1;
             let entry = &self.entries[at as usize];
             let next = entry.next_in_list;
             let is_settled = match &entry.wants {
@@ -355,10 +379,14 @@ impl Waiters {
     ) -> Option<Arc<[u8]>> {
         let before = woken.len();
         let List {
-            first, first_away, ..
+            first,
+            first_away,
+            for_element,
+            ..
         } = self.lists[list.0 as usize];
-        let mut at = first;
+        let mut at = if for_element > 0 { first } else { first_away };
         while at != first_away && woken.len() == before {
+            self.visits += 1;
             let entry = &self.entries[at as usize];
             let next = entry.next_in_list;
             if entry.wants.takes_element() {
@@ -377,6 +405,7 @@ impl Waiters {
         };
         let mut at = wait.first;
         while at != NONE {
+            self.visits += 1;
             self.unlink_from_list(at);
             let entry = self.entries.remove(at as usize);
             emptied.extend(self.drop_if_empty(entry.list));
@@ -409,9 +438,9 @@ impl Waiters {
         }
     }
 
-    #[cfg(test)]
-    pub(super) const fn steps(&self) -> u64 {
-        self.steps
+    /// Entries visited so far by wakeups and cancels.
+    pub(super) const fn visits(&self) -> u64 {
+        self.visits
     }
 
     /// Makes an entry, which is in no list, the last one of those that are away, or of those that are not.
@@ -432,16 +461,16 @@ impl Waiters {
         let entry = &mut self.entries[at as usize];
         entry.prev_in_list = prev;
         entry.next_in_list = next;
+        list.for_value += u32::from(entry.wants.takes_value());
+        list.for_element += u32::from(entry.wants.takes_element());
     }
 
     fn unlink_from_list(&mut self, at: u32) {
-        #[cfg(test)]
-        {
-            self.steps += 1;
-        }
         let entry = &self.entries[at as usize];
         let (prev, next) = (entry.prev_in_list, entry.next_in_list);
         let list = &mut self.lists[entry.list.0 as usize];
+        list.for_value -= u32::from(entry.wants.takes_value());
+        list.for_element -= u32::from(entry.wants.takes_element());
         if list.first_away == at {
             list.first_away = next;
         }
@@ -468,6 +497,7 @@ impl Waiters {
         for (id, list) in &self.lists {
             let mut wants = Vec::new();
             let mut away = 0;
+            let (mut for_value, mut for_element) = (0, 0);
             let (mut at, mut prev) = (list.first, NONE);
             while at != NONE {
                 let entry = &self.entries[at as usize];
@@ -478,6 +508,8 @@ impl Waiters {
                     self.is_away(entry.conn),
                     "the entries that are away are the last ones"
                 );
+                for_value += u32::from(entry.wants.takes_value());
+                for_element += u32::from(entry.wants.takes_element());
                 if self.is_away(entry.conn) {
                     away += 1;
                 } else {
@@ -486,6 +518,11 @@ impl Waiters {
                 (prev, at) = (at, entry.next_in_list);
             }
             assert_eq!(list.last, prev, "a list knows its last entry");
+            assert_eq!(
+                (list.for_value, list.for_element),
+                (for_value, for_element),
+                "a list counts what its entries want"
+            );
             assert!(wants.len() + away > 0, "no list is empty");
             entries_in_lists += wants.len() + away;
             wanted(ListId(index(id)), &list.name, &wants);

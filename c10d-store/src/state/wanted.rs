@@ -1,0 +1,61 @@
+//! The keys of a pending WAIT_GET or WAIT_CHANGE.
+
+use std::collections::HashSet;
+
+use crate::message::Keys;
+
+/// Keys whose values are wanted at the same moment, in the order of the request. They may repeat.
+#[derive(Debug)]
+pub(super) struct WantedKeys {
+    keys: Box<[Box<[u8]>]>,
+    /// The position of the first occurrence of each key, if that is known.
+    distinct: Option<Box<[u32]>>,
+}
+
+impl WantedKeys {
+    pub(super) fn new(keys: Keys<'_>) -> Self {
+        Self {
+            keys: keys.iter().map(Box::from).collect(),
+            distinct: None,
+        }
+    }
+
+    /// Every key, in the order of the request.
+    pub(super) fn all(&self) -> impl Iterator<Item = &[u8]> {
+        self.keys.iter().map(|key| &**key)
+    }
+
+    /// Finds the distinct keys, so that a wait that is checked again and again costs a repeated key once. Most waits
+    /// are checked once, after their last missing key was written.
+    pub(super) fn find_distinct(&mut self) {
+        if self.distinct.is_some() {
+            return;
+        }
+        let mut seen = HashSet::with_capacity(self.keys.len());
+        let positions = (0_u32..).zip(&self.keys);
+        self.distinct = Some(
+            positions
+                .filter(|(_, key)| seen.insert(&***key))
+                .map(|(position, _)| position)
+                .collect(),
+        );
+    }
+
+    /// Each key, at least once.
+    pub(super) fn distinct(&self) -> impl Iterator<Item = &[u8]> {
+        // One of the two is always empty: chains two iterator types without an allocation.
+        let (positions, all) = match &self.distinct {
+            Some(positions) => (&**positions, &[][..]),
+            None => (&[][..], &*self.keys),
+        };
+        let distinct = positions.iter().map(|at| &*self.keys[*at as usize]);
+        distinct.chain(all.iter().map(|key| &**key))
+    }
+
+    /// The number of keys that [`distinct`](Self::distinct) returns.
+    pub(super) fn distinct_len(&self) -> usize {
+        self.distinct
+            .as_ref()
+            .map_or(self.keys.len(), |it| it.len())
+    }
+}
