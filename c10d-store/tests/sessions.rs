@@ -196,6 +196,8 @@ fn store_long_keys(address: SocketAddr) -> usize {
     for number in 0..1000 {
         store.set(&format!("{number:0>999}"), b"").expect("set");
     }
+    // `set` has no reply, and other connections do not wait for this one.
+    assert_eq!(store.num_keys().expect("num_keys"), 1000);
     8 + 1000 * (8 + 1000)
 }
 
@@ -307,8 +309,11 @@ fn what_groups_expand_to_counts() {
     let before = link.closed.len();
     link.open_clients(2000..6000);
     let clients: Vec<u32> = (2000..6000).collect();
+    // Repeated keys would count once.
+    let keys: Vec<String> = (0..330).map(|key| format!("{key:03x}")).collect();
+    let keys: Vec<&str> = keys.iter().map(|key| &key[..]).collect();
     let wait = requests(|it| {
-        it.opcode(Opcode::Wait).user_keys(&["k"; 400]);
+        it.opcode(Opcode::Wait).user_keys(&keys);
     });
     for clients in clients.chunks(1000) {
         link.stream.push_group(clients, &wait);

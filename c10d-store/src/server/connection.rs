@@ -92,6 +92,8 @@ pub(super) struct Connection {
     pub(super) paused: bool,
     /// Waiting requests can be carried out now.
     pub(super) resume: bool,
+    /// In the event loop's list of connections that are read without an event.
+    pub(super) is_ready: bool,
     /// The replies exceed the limit: the connection is to be closed.
     pub(super) overflowed: bool,
     /// In the list of connections that have new replies.
@@ -212,6 +214,7 @@ impl Connections {
             phase: Phase::Open,
             paused: false,
             resume: false,
+            is_ready: false,
             overflowed: false,
             touched: false,
             deadline,

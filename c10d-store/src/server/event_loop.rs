@@ -28,6 +28,7 @@ use super::options::ServerOptions;
 use super::sessions::Sessions;
 use super::stall::{Stall, StallWatch, Workers};
 use super::timers::Timers;
+use super::turn::TurnClock;
 use super::unproven::{Oldest, Stage, Unproven};
 use crate::message::Request;
 use crate::moment::Moment;
@@ -98,8 +99,9 @@ pub(super) struct EventLoop {
     read_buffer: Box<[u8]>,
     /// What a TLS connection has received, opened.
     opened: Vec<u8>,
-    /// Connections with work left from this iteration, for which no event will arrive.
-    ready: VecDeque<Token>,
+    /// Connections and sessions with work left from an earlier turn, for which no event will arrive.
+    ready: VecDeque<Ready>,
+    turn: TurnClock,
     /// Listeners that may have more connections to accept, for which no event will arrive.
     accept_more: Vec<usize>,
     accept_retry_at: Option<Instant>,
@@ -151,6 +153,7 @@ impl EventLoop {
             read_buffer: vec![0; READ_BYTES].into_boxed_slice(),
             opened: Vec::new(),
             ready: VecDeque::new(),
+            turn: TurnClock::new(Instant::now()),
             accept_more: Vec::new(),
             accept_retry_at: None,
             timers: Timers::default(),
@@ -162,7 +165,7 @@ impl EventLoop {
     /// Runs until the stop flag is set and the waker is called. All connections close on return.
     pub(super) fn run(mut self) {
         let mut events = Events::with_capacity(EVENTS_PER_ITERATION);
-        while !self.stop.load(Ordering::Acquire) {
+        while !self.is_stopping() {
             let timeout = self.time_to_sleep();
             if let Err(error) = self.poll.poll(&mut events, timeout) {
                 if error.kind() == io::ErrorKind::Interrupted {
@@ -213,18 +216,18 @@ impl EventLoop {
         self.state
             .set_now(Moment::from(now.saturating_duration_since(self.started)));
         self.unproven.next_turn();
+        self.turn.start_iteration(now);
         self.accept_where_possible(events);
         let left_over = self.ready.len();
         for event in events {
+            if self.is_stopping() {
+                return;
+            }
             if self.connections.get(event.token()).is_some() {
                 self.on_event(event);
             }
         }
-        for _ in 0..left_over {
-            if let Some(token) = self.ready.pop_front() {
-                self.read(token, true);
-            }
-        }
+        self.serve_ready(left_over);
         self.expire();
         self.expire_sessions(now);
         self.flush_touched();
@@ -235,6 +238,54 @@ impl EventLoop {
         }
         self.answer_observers();
         self.observed.turn_done();
+    }
+
+    /// Serves those that had work left, at most this many, as long as the iteration has time, but at least one.
+    fn serve_ready(&mut self, most: usize) {
+        for _ in 0..most {
+            if self.is_stopping() {
+                return;
+            }
+            match self.ready.pop_front() {
+                None => return,
+                Some(Ready::Connection(token)) => {
+                    if let Some(connection) = self.connections.get_mut(token) {
+                        connection.is_ready = false;
+                        self.read(token, true);
+                    }
+                }
+                Some(Ready::Session(slot)) => self.continue_session(slot),
+            }
+            if self.turn.is_iteration_over() {
+                return;
+            }
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// Has a connection read again after the others.
+    fn serve_later(&mut self, token: Token) {
+        if let Some(connection) = self.connections.get_mut(token)
+            && !connection.is_ready
+        {
+            connection.is_ready = true;
+            self.ready.push_back(Ready::Connection(token));
+        }
+    }
+
+    /// Goes on with the requests of a connection that has read enough of its replies.
+    fn resume_if_read(&mut self, token: Token) {
+        if let Some(connection) = self.connections.get_mut(token)
+            && connection.paused
+            && connection.out.unsent_bytes() < PAUSE_UNSENT_BYTES
+        {
+            connection.paused = false;
+            connection.resume = true;
+            self.serve_later(token);
+        }
     }
 
     /// Copies a slice of a snapshot. What happens between two slices does not change it.
@@ -302,9 +353,15 @@ impl EventLoop {
         if event.is_writable() {
             self.flush(token);
         }
-        if event.is_readable() || event.is_read_closed() || event.is_error() {
-            self.read(token, event.is_read_closed() || event.is_error());
+        if !(event.is_readable() || event.is_read_closed() || event.is_error()) {
+            return;
         }
+        // It has had its turn, or its turn comes in the next iteration.
+        let connection = self.connections.get(token);
+        if self.turn.is_iteration_over() || connection.is_some_and(|it| it.is_ready) {
+            return self.serve_later(token);
+        }
+        self.read(token, event.is_read_closed() || event.is_error());
     }
 
     fn accept_where_possible(&mut self, events: &Events) {
@@ -433,6 +490,7 @@ impl EventLoop {
     /// one, since the end of the stream may follow.
     fn read(&mut self, token: Token, to_the_end: bool) {
         let mut budget = BYTES_PER_ITERATION;
+        self.turn.start_turn();
         while let Some(connection) = self.connections.get_mut(token) {
             match connection.phase {
                 Phase::Open if connection.paused => return,
@@ -446,9 +504,8 @@ impl EventLoop {
             if std::mem::take(&mut connection.resume) {
                 self.process(token, Input::InParser);
                 budget = budget.saturating_sub(PAUSE_UNSENT_BYTES);
-                if budget == 0 {
-                    self.ready.push_back(token);
-                    return;
+                if budget == 0 || self.turn.is_turn_over() {
+                    return self.serve_later(token);
                 }
                 continue;
             }
@@ -457,6 +514,10 @@ impl EventLoop {
                 Some(_) => NextRead::Anywhere,
             };
             let link = connection.link;
+            if link.is_some_and(|slot| self.sessions.has_backlog(slot)) {
+                // The session reads on once it has carried out what has arrived.
+                return;
+            }
             let Carrier::Socket(stream) = &mut connection.carrier else {
                 return;
             };
@@ -481,6 +542,7 @@ impl EventLoop {
                 },
             };
             self.traffic.received_bytes += count as u64;
+            self.turn.received(count, Instant::now);
             let input = match next_read {
                 NextRead::Anywhere if connection.tls.is_some() => self.open(token, count),
                 NextRead::Anywhere if connection.parser.is_new() => self.classify(token, count),
@@ -496,9 +558,8 @@ impl EventLoop {
             if count < asked && !to_the_end {
                 return;
             }
-            if budget == 0 {
-                self.ready.push_back(token);
-                return;
+            if budget == 0 || self.turn.is_turn_over() {
+                return self.serve_later(token);
             }
         }
     }
@@ -718,15 +779,21 @@ impl EventLoop {
         let conn = conn_id_of(token);
         let limits = self.options.limits();
         let (state, connections) = (&mut self.state, &mut self.connections);
+        let turn = &mut self.turn;
+        let mut must_wait = false;
         let handle = |request: Request<'_>| {
             if let Request::Session(begun) = &request {
                 hello = Some(*begun);
             }
-            state.handle(conn, request, connections)?;
-            Ok::<_, Refusal>(if hello.is_none() && connections.may_continue(token) {
-                Flow::Continue
-            } else {
+            let before = state.work();
+            let result = state.handle(conn, request, connections);
+            turn.spend(state.work().wrapping_sub(before), Instant::now);
+            result?;
+            must_wait = hello.is_some() || !connections.may_continue(token);
+            Ok::<_, Refusal>(if must_wait || turn.is_turn_over() {
                 Flow::Pause
+            } else {
+                Flow::Continue
             })
         };
         let outcome = match bytes {
@@ -738,7 +805,12 @@ impl EventLoop {
                 connection.deadline = None;
             }
             connection.parser = parser;
-            connection.paused = outcome == Ok(Flow::Pause);
+            let has_stopped = outcome == Ok(Flow::Pause);
+            connection.paused = has_stopped && must_wait;
+            if has_stopped && !must_wait {
+                connection.resume = true;
+                self.serve_later(token);
+            }
         }
         outcome.map(|_| hello)
     }
@@ -786,11 +858,10 @@ impl EventLoop {
             Err(error) => return self.close(token, CloseReason::Failed, &error),
         };
         self.traffic.sent_bytes += (unsent_bytes - connection.out.unsent_bytes()) as u64;
-        if connection.paused && connection.out.unsent_bytes() < PAUSE_UNSENT_BYTES {
-            connection.paused = false;
-            connection.resume = true;
-            self.ready.push_back(token);
-        }
+        self.resume_if_read(token);
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
         if drained {
             match connection.phase {
                 Phase::Open => {}
@@ -890,8 +961,7 @@ impl EventLoop {
                 },
             }
             if budget == 0 {
-                self.ready.push_back(token);
-                return;
+                return self.serve_later(token);
             }
         }
     }
@@ -1004,6 +1074,14 @@ impl Traffic {
         counters.rejected = self.rejected;
         counters
     }
+}
+
+/// What is served again without an event.
+#[derive(Debug, Clone, Copy)]
+enum Ready {
+    Connection(Token),
+    /// The session in this slot, which has a backlog.
+    Session(usize),
 }
 
 /// The result of [`EventLoop::make_room`].

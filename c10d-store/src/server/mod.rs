@@ -1,5 +1,6 @@
 //! The TCPStore server: one thread with an event loop and a store.
 
+mod backlog;
 mod connection;
 mod counts;
 mod event_loop;
@@ -10,6 +11,7 @@ mod session_memory;
 mod sessions;
 mod stall;
 mod timers;
+mod turn;
 mod unproven;
 
 use std::io;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use mio::Token;
 use slab::Slab;
 
+use super::backlog::Backlog;
 use super::timers::Timers;
 use crate::session::{FrameReader, Hello, SessionId, SessionStream, StoreId, Violation, Welcome};
 
@@ -34,6 +35,7 @@ pub(super) struct Session {
     id: SessionId,
     pub(super) stream: SessionStream,
     pub(super) reader: FrameReader,
+    pub(super) backlog: Backlog,
     /// The open clients in the order of their numbers, each with the token of its connection.
     clients: Vec<(u32, Token)>,
     /// The number of the last client that was opened.
@@ -85,6 +87,12 @@ impl Sessions {
 
     pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Session> {
         self.slots.get_mut(slot)
+    }
+
+    /// Whether a session has received what it has not carried out.
+    pub(super) fn has_backlog(&self, slot: usize) -> bool {
+        let session = self.slots.get(slot);
+        session.is_some_and(|session| !session.backlog.is_empty())
     }
 
     /// A connection has sent SESSION (docs/wire.md, SESSION 2 and 3).
@@ -193,6 +201,7 @@ impl Sessions {
             id,
             stream: SessionStream::default(),
             reader: FrameReader::default(),
+            backlog: Backlog::default(),
             clients: Vec::new(),
             last_client: None,
             link: None,

@@ -379,13 +379,13 @@ impl Waiters {
     ) -> Option<Arc<[u8]>> {
         let before = woken.len();
         let List {
-            first,
-            first_away,
-            for_element,
-            ..
+            first, first_away, ..
         } = self.lists[list.0 as usize];
-        let mut at = if for_element > 0 { first } else { first_away };
-        while at != first_away && woken.len() == before {
+        let mut at = first;
+        while at != first_away
+            && woken.len() == before
+            && self.lists[list.0 as usize].for_element > 0
+        {
             self.visits += 1;
             let entry = &self.entries[at as usize];
             let next = entry.next_in_list;

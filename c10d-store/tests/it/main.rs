@@ -18,4 +18,5 @@ mod secret;
 mod server;
 mod store_contract;
 mod tcp_store;
+mod turns;
 mod without_extensions;

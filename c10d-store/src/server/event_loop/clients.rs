@@ -7,11 +7,11 @@ use std::time::Instant;
 use c10d_socket::SendBuf;
 use mio::Token;
 
-use super::{EventLoop, Input};
+use super::{EventLoop, Input, Ready};
 use crate::request_parser::{ParseError, RequestParser};
 use crate::server::connection::{Carrier, Client, Phase, conn_id_of};
 use crate::server::sessions::{Attached, Candidate};
-use crate::session::{Frame, Hello, Violation};
+use crate::session::{Frame, Group, Hello, Violation};
 use crate::snapshot::CloseReason;
 
 /// The most bytes of one client in a frame, so that the replies of several take turns.
@@ -22,6 +22,11 @@ const WAIT_BYTES: usize = 128;
 
 /// Bytes handed to a link before it is written.
 const LINK_UNSENT_BYTES: usize = 256 << 10;
+
+/// The work of a frame besides that of the requests in it, see [`StoreState::work`].
+///
+/// [`StoreState::work`]: crate::state::StoreState::work
+const WORK_OF_FRAME: u64 = 2;
 
 impl EventLoop {
     /// A connection asks to be the link of a session.
@@ -91,8 +96,35 @@ impl EventLoop {
         let result = self.with_input(input, |this, bytes| {
             this.on_link_bytes(slot, bytes.unwrap_or_default())
         });
+        self.after_frames(slot, Some(link), result);
+    }
+
+    /// Carries out what a session received after its last turn was over.
+    pub(super) fn continue_session(&mut self, slot: usize) {
+        self.turn.start_turn();
+        let Some(session) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        let link = session.link;
+        let (group, bytes) = session.backlog.take();
+        let result = match group {
+            Some((group, next)) => self.on_group(slot, group, next),
+            None => Ok(()),
+        };
+        let result = result.and_then(|()| self.on_stream_bytes(slot, &bytes));
+        if let Some(link) = link
+            && !self.sessions.has_backlog(slot)
+        {
+            self.serve_later(link);
+        }
+        self.after_frames(slot, link, result);
+    }
+
+    fn after_frames(&mut self, slot: usize, link: Option<Token>, result: Result<(), Violation>) {
         if let Err(violation) = result {
-            self.log_refusal_of(link, &violation);
+            if let Some(link) = link {
+                self.log_refusal_of(link, &violation);
+            }
             self.end_session(slot, CloseReason::Refused);
         }
         self.use_room(slot);
@@ -114,15 +146,48 @@ impl EventLoop {
 
     fn on_link_bytes(&mut self, slot: usize, mut bytes: &[u8]) -> Result<(), Violation> {
         while let Some(session) = self.sessions.get_mut(slot) {
-            let Some(mut piece) = session.stream.next_bytes(&mut bytes)? else {
+            let Some(piece) = session.stream.next_bytes(&mut bytes)? else {
                 break;
             };
-            while let Some(session) = self.sessions.get_mut(slot) {
-                let Some(frame) = session.reader.next(&mut piece)? else {
-                    break;
-                };
+            self.on_stream_bytes(slot, piece)?;
+        }
+        Ok(())
+    }
+
+    /// Carries out the frames in these bytes until the session's turn is over, and keeps the others.
+    fn on_stream_bytes(&mut self, slot: usize, mut bytes: &[u8]) -> Result<(), Violation> {
+        while !bytes.is_empty()
+            && let Some(session) = self.sessions.get_mut(slot)
+        {
+            if self.turn.is_turn_over() || !session.backlog.is_empty() {
+                if session.backlog.is_empty() {
+                    self.ready.push_back(Ready::Session(slot));
+                }
+                session.backlog.keep_bytes(bytes);
+                break;
+            }
+            if let Some(frame) = session.reader.next(&mut bytes)? {
+                self.turn.spend(WORK_OF_FRAME, Instant::now);
                 self.on_frame(slot, frame)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Gives the clients of a group its bytes, from this one on, until the session's turn is over.
+    fn on_group(&mut self, slot: usize, group: Group, mut next: usize) -> Result<(), Violation> {
+        let mut is_over = false;
+        for client in group.clients().skip(next) {
+            is_over = self.turn.is_turn_over();
+            if is_over {
+                break;
+            }
+            self.on_client_bytes(slot, client, group.bytes(), Sent::InGroup)?;
+            next += 1;
+        }
+        if is_over && let Some(session) = self.sessions.get_mut(slot) {
+            session.backlog.keep_group(group, next);
+            self.ready.push_back(Ready::Session(slot));
         }
         Ok(())
     }
@@ -133,11 +198,7 @@ impl EventLoop {
             Frame::Data { client, bytes } => {
                 self.on_client_bytes(slot, client, bytes, Sent::Once)?;
             }
-            Frame::Group(group) => {
-                for client in group.clients() {
-                    self.on_client_bytes(slot, client, group.bytes(), Sent::InGroup)?;
-                }
-            }
+            Frame::Group(group) => self.on_group(slot, group, 0)?,
             Frame::Close { client } => {
                 if let Some(token) = self.token_of_client(slot, client)? {
                     self.remove_client(token, CloseReason::Peer);
@@ -274,6 +335,9 @@ impl EventLoop {
             // Perhaps without a reply, which would have it flushed.
             return self.connections.touch(token);
         }
+        if connection.resume {
+            return;
+        }
         if let Some(client) = connection.client() {
             let used = std::mem::take(&mut client.kept_bytes);
             let (slot, number) = (client.session, client.number);
@@ -391,7 +455,7 @@ impl EventLoop {
         if may_continue {
             connection.paused = false;
             connection.resume = true;
-            self.ready.push_back(token);
+            self.serve_later(token);
         } else if connection.out.is_empty()
             && let Some(client) = connection.client()
             && !client.waits_for_budget
@@ -419,7 +483,7 @@ impl EventLoop {
             if connection.paused {
                 connection.paused = false;
                 connection.resume = true;
-                return self.ready.push_back(token);
+                return self.serve_later(token);
             }
         }
     }

@@ -1,0 +1,37 @@
+//! What a session's link has delivered after the session's turn was over.
+
+use crate::session::Group;
+
+/// A part of a session's stream that waits for the session's next turn. At most a group and what one read delivers,
+/// since the link is not read before it is carried out.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    /// A group, and how many of its clients have had their bytes.
+    group: Option<(Group, usize)>,
+    /// What follows the group.
+    bytes: Vec<u8>,
+}
+
+impl Backlog {
+    pub(super) const fn is_empty(&self) -> bool {
+        self.group.is_none() && self.bytes.is_empty()
+    }
+
+    /// Keeps the clients of a group from this one on. There must be no other group.
+    pub(super) fn keep_group(&mut self, group: Group, next: usize) {
+        debug_assert!(
+            self.is_empty(),
+            "a group comes before the bytes that follow"
+        );
+        self.group = Some((group, next));
+    }
+
+    pub(super) fn keep_bytes(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Takes the group with the position of its next client, and the bytes that follow it.
+    pub(super) fn take(&mut self) -> (Option<(Group, usize)>, Vec<u8>) {
+        (self.group.take(), std::mem::take(&mut self.bytes))
+    }
+}
