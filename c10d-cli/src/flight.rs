@@ -56,23 +56,33 @@ pub(crate) fn run(args: &FlightArgs) -> Result<(), Failure> {
     if ranks.is_empty() {
         return Err(Failure::No(nobody(&job)));
     }
-    let (recordings, silent) = ask_all(&job.reach(&ranks));
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    let clock = |unix_ns: u64| time_and_age(unix_ns, now);
-    let report = compare_flights(&recordings, &silent, &clock);
+    let report = compare_all(&job, &ranks);
     if args.json {
         let json = serde_json::to_string(&report).unwrap_or_default();
         print_line(printable_json(&json))?;
     } else {
-        print(to_text(&report, &clock).as_bytes())?;
+        let now = unix_time();
+        print(to_text(&report, &|unix_ns| time_and_age(unix_ns, now)).as_bytes())?;
     }
-    if silent.is_empty() {
+    if report.ranks.iter().all(|rank| rank.error.is_none()) {
         Ok(())
     } else {
         Err(Failure::No(String::new()))
     }
+}
+
+/// Asks these ranks and compares what they have recorded. Blocks for 2 s or more for each 64 ranks of which one does not
+/// answer.
+pub(crate) fn compare_all(job: &Job, ranks: &BTreeSet<usize>) -> FlightReport {
+    let (recordings, silent) = ask_all(&job.reach(ranks));
+    let now = unix_time();
+    compare_flights(&recordings, &silent, &|unix_ns| time_and_age(unix_ns, now))
+}
+
+fn unix_time() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
 }
 
 /// What each rank has recorded, or why that is unknown.

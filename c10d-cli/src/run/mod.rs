@@ -250,8 +250,13 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     let proxy = debug_servers.as_ref().map(DebugServers::proxy_address);
     let announcer =
         Announcer::start(identity, proxy, meeting_place(&parameters)).map_err(cannot_start())?;
-    let explainer = Explainer::start(plan.explain_after, Arc::clone(&hosted), announcer.view())
-        .map_err(cannot_start())?;
+    let explainer = Explainer::start(
+        plan.explain_after,
+        plan.debug_server,
+        Arc::clone(&hosted),
+        announcer.view(),
+    )
+    .map_err(cannot_start())?;
     hosted.look_at_workers(announcer.flusher());
     handler.add_listener(announcer.rendezvous_listener());
     handler.add_listener(explainer.rendezvous_listener());
@@ -266,6 +271,7 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     agent.add_listener(spoken::agent_listener(
         Arc::clone(&hosted),
         plan.has_default_threads(),
+        plan.is_python && !plan.debug_server,
     ));
     if let Some(events) = &events {
         handler.add_listener(events.rendezvous_listener());

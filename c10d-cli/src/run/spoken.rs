@@ -13,8 +13,13 @@ use super::hosted::Hosted;
 /// Nodes that have met within this time need no line.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// Logs two lines when workers start, and one when they start again at the same store.
-pub(super) fn agent_listener(hosted: Arc<Hosted>, has_default_threads: bool) -> AgentListener {
+/// Logs two lines when workers start, and one when they start again at the same store. With `can_have_debug_server` the
+/// second one names the option that is too late once the job hangs.
+pub(super) fn agent_listener(
+    hosted: Arc<Hosted>,
+    has_default_threads: bool,
+    can_have_debug_server: bool,
+) -> AgentListener {
     let shown = Mutex::new(None::<HostPort>);
     Arc::new(move |event| {
         let AgentEvent::WorkersStarted(started) = event else {
@@ -25,7 +30,7 @@ pub(super) fn agent_listener(hosted: Arc<Hosted>, has_default_threads: bool) -> 
         if shown.as_ref() != Some(&started.master) {
             let store = hosted.on_port(started.master.port());
             let has_page = store.is_some_and(|store| store.has_status());
-            if let Some(line) = store_line(started, has_page) {
+            if let Some(line) = store_line(started, has_page, can_have_debug_server) {
                 log::info!("{line}");
             }
             *shown = Some(started.master.clone());
@@ -112,16 +117,27 @@ fn started_line(started: &StartedWorkers, has_default_threads: bool) -> String {
 }
 
 /// Where to look at the workers; `None` before there is a store.
-fn store_line(started: &StartedWorkers, has_page: bool) -> Option<String> {
-    let master = &started.master;
-    match (started.is_agent_store, has_page) {
-        (true, true) => Some(format!(
-            "status page: http://{master}/; if the job hangs: c10d why --connect {master}"
-        )),
-        (true, false) => Some(format!("if the job hangs: c10d why --connect {master}")),
+fn store_line(
+    started: &StartedWorkers,
+    has_page: bool,
+    can_have_debug_server: bool,
+) -> Option<String> {
+    if !started.is_agent_store {
         // The worker with rank 0 is PyTorch's server.
-        (false, _) => None,
+        return None;
     }
+    let master = &started.master;
+    let page = match has_page {
+        true => format!("status page: http://{master}/; "),
+        false => String::new(),
+    };
+    let more = match can_have_debug_server {
+        true => " (it knows more with --debug-server)",
+        false => "",
+    };
+    Some(format!(
+        "{page}if the job hangs: c10d why --connect {master}{more}"
+    ))
 }
 
 /// `1 of 1 to 3 nodes at node0:29400: the job starts in 29 s, or when 2 more have joined`.
@@ -209,7 +225,7 @@ mod tests {
     #[test]
     fn the_line_about_the_store_has_a_command() {
         let mut started = started(1);
-        let line = |started: &StartedWorkers, has_page| store_line(started, has_page);
+        let line = |started: &StartedWorkers, has_page| store_line(started, has_page, false);
         assert_eq!(
             line(&started, true).unwrap(),
             "status page: http://node0:4711/; if the job hangs: c10d why --connect node0:4711"
@@ -217,6 +233,10 @@ mod tests {
         assert_eq!(
             line(&started, false).unwrap(),
             "if the job hangs: c10d why --connect node0:4711"
+        );
+        assert_eq!(
+            store_line(&started, false, true).unwrap(),
+            "if the job hangs: c10d why --connect node0:4711 (it knows more with --debug-server)"
         );
         started.is_agent_store = false;
         assert_eq!(line(&started, false), None);

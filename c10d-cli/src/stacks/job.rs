@@ -72,17 +72,25 @@ impl Job {
             }
             Err(error) => return Err(error.into()),
         };
+        Ok(Self {
+            is_from_keys,
+            ..Self::of(report, addresses.first().map(SocketAddr::ip), pages.token())
+        })
+    }
+
+    /// The job of a report with all ranks, from the store at this address. Launchers ask for the token.
+    pub(crate) fn of(report: Report, store: Option<IpAddr>, token: Option<String>) -> Self {
         let host = rustix::system::uname()
             .nodename()
             .to_string_lossy()
             .into_owned();
-        Ok(Self {
+        Self {
             report,
-            is_from_keys,
+            is_from_keys: false,
             host,
-            store: addresses.first().map(SocketAddr::ip),
-            token: pages.token(),
-        })
+            store,
+            token,
+        }
     }
 
     pub(crate) fn rank(&self, rank: usize) -> Option<&RankReport> {

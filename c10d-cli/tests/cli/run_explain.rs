@@ -3,11 +3,16 @@
 //! The workers are shells that send the requests of a rank in a gloo group over one connection, as PyTorch does.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::process::{Running, Server, command, until};
@@ -263,4 +268,71 @@ fn a_rendezvous_that_stands_still_is_explained() {
     );
     node.signal(Signal::TERM);
     assert_ne!(node.end().code, Some(0));
+}
+
+/// Answers as PyTorch's debug server of a rank that is in the collective with this number.
+fn serve_recorder(stream: UnixStream, entered: u64) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    while line != "\r\n" {
+        line.clear();
+        if reader.read_line(&mut line)? == 0 {
+            return Ok(());
+        }
+    }
+    let entry = json!({
+        "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": entered, "retired": false,
+        "profiling_name": "gloo:all_reduce", "time_created_ns": 1_000_000_000_u64,
+    });
+    let body = json!({ "entries": [entry] }).to_string();
+    let length = body.len();
+    let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+    reader.into_inner().write_all((head + &body).as_bytes())
+}
+
+/// The store sees two workers that ask it for nothing. Their debug servers know that one skips a collective.
+#[test]
+fn a_skipped_collective_is_explained_where_debug_servers_run() {
+    let job = Job::new();
+    let options = [
+        "--nproc-per-node=2",
+        "--debug-server",
+        "--explain-after=2s",
+        "--standalone",
+    ];
+    let script =
+        "echo $C10D_DEBUG_SOCKET > $DIR/socket$RANK; until [ -e $DIR/go ]; do sleep 0.01; done";
+    let running = Running::start(job.command(&options, script, "log"));
+    let entered = [4, 3].map(|number| Arc::new(AtomicU64::new(number)));
+    for (rank, entered) in entered.iter().enumerate() {
+        let name = format!("socket{rank}");
+        until("a worker runs", || job.text(&name).ends_with('\n'));
+        let listener = UnixListener::bind(job.text(&name).trim_end()).unwrap();
+        let entered = Arc::clone(entered);
+        // Ends with the test process.
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                // A launcher that ends closes its connection.
+                let _ = serve_recorder(stream.unwrap(), entered.load(Ordering::SeqCst));
+            }
+        });
+    }
+    job.until_log_has(
+        "log",
+        "c10d run: the job has stood still in its collectives for ",
+    );
+    job.until_log_has(
+        "log",
+        "\nRank 1 is behind: it has entered 3 collectives of group 0",
+    );
+    job.until_log_has(
+        "log",
+        "\n  all ranks: c10d flight; where they are: c10d stacks 1\n",
+    );
+    for entered in &entered {
+        entered.store(5, Ordering::SeqCst);
+    }
+    job.until_log_has("log", "c10d run: the job goes on: ");
+    job.go();
+    assert_eq!(running.end().code, Some(0));
 }

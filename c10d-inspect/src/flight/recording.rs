@@ -136,6 +136,18 @@ impl FlightRecording {
         self.is_empty
     }
 
+    /// Whether the rank has entered or ended a collective since it recorded `earlier`. Compares no times: those are of
+    /// the rank's clock.
+    #[must_use]
+    pub fn has_moved_since(&self, earlier: &Self) -> bool {
+        let progress = |recording: &Self| -> Vec<(u64, Option<u64>, bool)> {
+            let groups = recording.groups.values();
+            let of_group = |it: &GroupRecording| (it.entered, it.completed, it.open().is_some());
+            groups.map(of_group).collect()
+        };
+        !self.groups.keys().eq(earlier.groups.keys()) || progress(self) != progress(earlier)
+    }
+
     /// Adds what another recorder of the same rank knows: each backend may have one of its own.
     pub fn merge(&mut self, other: Self) {
         self.is_empty &= other.is_empty;

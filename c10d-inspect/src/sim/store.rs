@@ -159,6 +159,14 @@ impl Store {
         false
     }
 
+    /// Makes the connection's wait one for a change.
+    pub(crate) fn watch(&mut self, id: ConnectionId) {
+        let record = self.connections.get_mut(&id).expect("an open connection");
+        if let Some(wait) = &mut record.wait {
+            wait.command = Opcode::WaitChange;
+        }
+    }
+
     pub(crate) fn barrier(&mut self, id: ConnectionId, key: &str, clients: i64) {
         self.request(id, Opcode::Barrier, key, 1, clients);
         let wait = PendingWait {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::job::Job;
 use crate::keys::Family;
+use crate::launched::Worker;
 use crate::report::{Finding, FindingKind};
 use crate::text;
 
@@ -30,9 +31,24 @@ fn all_are_idle(job: &Job<'_>, size: usize) -> Option<String> {
         return None;
     }
     Some(format!(
-        "All {} are connected and idle; none waits on the store. If the job hangs it is not in the store.",
-        text::count(size, "rank")
+        "All {} are connected and idle; none waits on the store. If the job hangs it is not in the store: {}",
+        text::count(size, "rank"),
+        next_step(job)
     ))
+}
+
+/// Where a hang outside of the store shows.
+fn next_step(job: &Job<'_>) -> &'static str {
+    let has_socket = |worker: Worker<'_>| worker.worker.debug_socket.is_some();
+    let mut others = job.index.others.iter();
+    let has_debug_servers = job.launched.workers().any(has_socket)
+        || others.any(|(family, _)| matches!(family, Family::DebugServer { .. }));
+    if has_debug_servers {
+        "c10d flight names the rank that skipped a collective, c10d stacks --all shows where each one is."
+    } else {
+        "c10d stacks --all shows what the processes do. In a job of c10d run --debug-server, c10d flight names the rank \
+         that skipped a collective."
+    }
 }
 
 /// A NCCL job without a launcher: neither its size nor its ranks are on the wire.
@@ -55,4 +71,51 @@ fn nccl_readers(job: &Job<'_>) -> Option<String> {
          job has, and which, is not visible in the store: start it with c10d run to see who is missing.",
         text::capitalized(&text::count(readers.len(), "process")),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::report::FindingKind;
+    use crate::sim::Script;
+
+    #[test]
+    fn a_hang_elsewhere_is_told_with_the_next_command() {
+        let mut script = Script::new();
+        let ranks = script.run_all(2);
+        script.pass(10.0);
+        let cause = script.cause();
+        assert_eq!(cause.kind, FindingKind::NotInTheStore);
+        assert_eq!(
+            cause.text,
+            "All 2 ranks are connected and idle; none waits on the store. If the job hangs it is not in the store: \
+             c10d stacks --all shows what the processes do. In a job of c10d run --debug-server, c10d flight names the \
+             rank that skipped a collective."
+        );
+        let (launcher, mut node) = script.launch(&ranks);
+        node.workers[1].debug_socket = Some("/run/c10d/0-1".into());
+        script.store.announce(launcher, &node);
+        let text = script.cause().text;
+        assert!(
+            text.ends_with(
+                "it is not in the store: c10d flight names the rank that skipped a collective, c10d stacks --all shows \
+                 where each one is."
+            ),
+            "{text}"
+        );
+    }
+
+    /// `c10d store watch` waits for a change, not for a rank.
+    #[test]
+    fn a_watcher_of_changes_is_not_waited_for() {
+        let mut script = Script::new();
+        script.run_all(2);
+        let address = script.address();
+        let watcher = script.store.connect(address, 0xC10D_0000);
+        script.store.wait(watcher, &["any".to_owned()]);
+        script.store.watch(watcher);
+        script.pass(10.0);
+        let report = script.report();
+        assert_eq!(report.findings[0].kind, FindingKind::NotInTheStore);
+        assert_eq!(report.waits, []);
+    }
 }

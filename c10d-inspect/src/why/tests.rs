@@ -358,11 +358,8 @@ fn a_rank_killed_in_training_left_first() {
     }
     script.pass(60.0);
     let idle = script.report();
-    assert_eq!(
-        idle.headline,
-        "All 4 ranks are connected and idle; none waits on the store. If the job hangs it is not in \
-         the store."
-    );
+    let start = "All 4 ranks are connected and idle; none waits on the store. ";
+    assert!(idle.headline.starts_with(start), "{}", idle.headline);
     assert_eq!(idle.findings[0].kind, FindingKind::NotInTheStore);
     assert!(!idle.is_stuck);
     script.close(&ranks[2]);

@@ -1,5 +1,6 @@
 //! Says on its own why a job stands still: while nodes meet, while workers start, and when one fails.
 
+mod collectives;
 mod local;
 mod source;
 mod watch;
@@ -21,6 +22,7 @@ use super::hosted::Hosted;
 use crate::explain_text::write_report;
 use crate::printable::printable;
 use crate::terminal;
+use collectives::Collectives;
 use source::Source;
 use watch::{Say, Standstill, Watch};
 
@@ -87,12 +89,14 @@ enum Message {
 }
 
 impl Explainer {
-    /// Starts the thread. It speaks when the job has stood still for `after`, never if `None`.
+    /// Starts the thread. It speaks when the job has stood still for `after`, never if `None`. If workers have debug
+    /// servers, it also compares their collectives.
     ///
     /// # Errors
     /// The system has no thread left.
     pub(super) fn start(
         after: Option<Duration>,
+        has_debug_servers: bool,
         hosted: Arc<Hosted>,
         local: LocalView,
     ) -> io::Result<Self> {
@@ -106,6 +110,7 @@ impl Explainer {
         });
         let thread = Thread {
             after,
+            has_debug_servers,
             shared: Arc::clone(&shared),
             inbox,
             epoch: Instant::now(),
@@ -230,12 +235,15 @@ enum Phase {
     Working {
         watch: Watch,
         source: Source,
+        /// `None` unless this process serves the workers' store and they have debug servers.
+        collectives: Option<Box<Collectives>>,
         next_look: Instant,
     },
 }
 
 struct Thread {
     after: Option<Duration>,
+    has_debug_servers: bool,
     shared: Arc<Shared>,
     inbox: Receiver<Message>,
     epoch: Instant,
@@ -295,10 +303,14 @@ impl Thread {
         *lock(&self.shared.source) = Some(source.clone());
         let after = self.after.unwrap_or(NEVER).min(NEVER);
         let watch = Watch::new(after, source.is_remote());
+        let collectives = (self.has_debug_servers && self.after.is_some() && !source.is_remote())
+            .then(|| self.shared.hosted.token().map(str::to_owned))
+            .map(|token| Box::new(Collectives::new(after, token)));
         let next_look = Instant::now() + watch.next_look(self.epoch.elapsed());
         self.phase = Phase::Working {
             watch,
             source,
+            collectives,
             next_look,
         };
     }
@@ -309,13 +321,23 @@ impl Thread {
         let Phase::Working {
             watch,
             source,
+            collectives,
             next_look,
         } = &mut self.phase
         else {
             return;
         };
         let report = source.report(LOOK_TIMEOUT);
-        let seen = Standstill::of(&report);
+        let in_store = Standstill::of(&report);
+        // What the store knows comes first: collectives stand still because of it.
+        let stuck = collectives
+            .as_mut()
+            .filter(|_| in_store.is_none())
+            .and_then(|it| it.look(now, &report, &self.shared.local.get()));
+        let seen = in_store.or_else(|| {
+            let stuck = stuck.as_ref()?;
+            Some(Standstill::of_collectives(&stuck.report, stuck.lasted))
+        });
         let say = watch.look(now, seen);
         let cost = started.elapsed();
         *next_look = Instant::now() + watch.next_look(now).max(cost * LOOK_SHARE);
@@ -325,18 +347,21 @@ impl Thread {
             .and_then(|_| local::short_names(&report));
         match say {
             Say::Nothing => {}
-            Say::All(lasted) => print(&text_of(lasted, &report)),
+            Say::All(lasted) => print(&match &stuck {
+                Some(stuck) => stuck.text(),
+                None => text_of(lasted, &report),
+            }),
             Say::Unchanged(lasted) => print(&format!(
                 "the job still stands still, for {} s now: {}\n",
                 lasted.as_secs(),
-                headline(&report)
+                match &stuck {
+                    Some(stuck) => printable(&stuck.report.headline),
+                    None => headline(&report),
+                }
             )),
-            Say::GoesOn => print(&format!(
-                "nobody waits on the store any more: {}\n",
-                headline(&report)
-            )),
+            Say::GoesOn => print(&format!("the job goes on: {}\n", headline(&report))),
         }
-        if seen.is_some() {
+        if in_store.is_some() {
             *lock(&self.shared.last_stuck) = Some((Instant::now(), report));
         }
         self.show(line);

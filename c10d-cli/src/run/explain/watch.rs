@@ -4,6 +4,7 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::time::Duration;
 
+use c10d_inspect::flight::FlightReport;
 use c10d_inspect::{FindingKind, Report};
 
 /// When to speak again about a job that stands still without a change, since it began; then in intervals
@@ -102,6 +103,20 @@ impl Standstill {
                 .max(),
             is_urgent: causes().any(|cause| is_urgent(cause.kind)),
         })
+    }
+
+    /// Ranks that have stood still in collectives for `lasted`.
+    pub(super) fn of_collectives(report: &FlightReport, lasted: Duration) -> Self {
+        let mut hasher = DefaultHasher::new();
+        for cause in report.findings.iter().filter(|it| !it.is_consequence) {
+            (cause.kind, &cause.group, cause.number, &cause.culprits.0).hash(&mut hasher);
+        }
+        Self {
+            fingerprint: hasher.finish(),
+            age: Some(lasted),
+            // The time has passed already.
+            is_urgent: true,
+        }
     }
 
     /// Nodes that wait for others, of which `joined` have come.
