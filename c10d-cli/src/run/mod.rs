@@ -12,6 +12,7 @@ mod events;
 mod exit_deadline;
 mod explain;
 mod happenings;
+mod headings;
 mod health_port;
 mod hint;
 mod hosted;

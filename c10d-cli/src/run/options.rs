@@ -18,6 +18,10 @@ use elastic_agent::{CommandLine, Entrypoint, HealthCheck, PreloadOptions, parse_
 use elastic_rendezvous::RendezvousParameters;
 
 use super::devices::DeviceKind;
+use super::headings::{
+    AFTER_HELP, AFTER_SHORT_HELP, HANGS, IGNORED, NODES, OUTPUT, PRELOADING, RESTARTS, SCRIPT,
+    SECURITY, STOPPING,
+};
 use super::restart_options::{RestartArgs, RestartPlan};
 use super::scheduler::{self, Found, Sourced};
 use crate::quantity::parse_duration;
@@ -29,26 +33,6 @@ use rendezvous::RendezvousOptions;
 pub(crate) use stopping::ExitLimits;
 use stopping::Stopping;
 
-const AFTER_HELP: &str = "\
-Each worker runs SCRIPT with all arguments after it, even those that look like options. A SCRIPT whose name
-ends with .py is run by python3, or by $PYTHON_EXEC; any other is executed as a program.
-
-Options can also be written with underscores, as in --nproc_per_node, and abbreviated as long as they are
-unambiguous. The default of each option is an environment variable: PET_NPROC_PER_NODE for --nproc-per-node,
-and so on; a flag is on if its variable is a number other than 0.
-
-Under Slurm, Kubernetes, MPI, PBS or Flux, the nodes, this node's rank, the endpoint, the id of the job and the workers
-are found in the environment, as far as they are not given: see --dry-run and --no-scheduler.
-
-A job of one node without --rdzv-backend, --rdzv-endpoint and --master-port is run as with --standalone.
-
-Exit codes:
-  0    all workers of this node succeeded, or the node was a spare that was not needed
-  1    workers failed or could not start, the rendezvous failed, or a signal stopped the workers
-  2    invalid options: nothing was started
-  3    a system call failed that concerns neither workers nor rendezvous
-  128+N  signal N arrived before workers were started";
-
 /// How many threads the libraries of one worker use for computations.
 const THREADS: &str = "OMP_NUM_THREADS";
 
@@ -59,7 +43,8 @@ const EXPLAIN_AFTER: Duration = Duration::from_secs(30);
 /// environment in the same way.
 #[derive(Debug, Clone, Args)]
 #[command(
-    after_help = AFTER_HELP,
+    after_help = AFTER_SHORT_HELP,
+    after_long_help = AFTER_HELP,
     args_override_self = true,
     infer_long_args = true,
     disable_help_subcommand = true,
@@ -67,13 +52,15 @@ const EXPLAIN_AFTER: Duration = Duration::from_secs(30);
 )]
 pub(crate) struct RunOptions {
     /// The number of nodes: N, or MIN:MAX for an elastic job. [default: 1:1]
-    #[arg(long, value_name = "N|MIN:MAX", allow_negative_numbers = true)]
+    #[arg(help_heading = NODES, long, value_name = "N|MIN:MAX", allow_negative_numbers = true)]
     nnodes: Option<String>,
 
-    /// The number of workers on this node: a number, or one per processor (cpu), per GPU of NVIDIA or AMD
-    /// (gpu), per GPU of Intel (xpu), or per GPU if there is one and else per processor (auto).
-    /// [default: 1]
+    /// The number of workers on this node: a number, cpu, gpu, xpu or auto. [default: 1]
+    ///
+    /// One per processor (cpu), per GPU of NVIDIA or AMD (gpu), per GPU of Intel (xpu), or per GPU if there is one and
+    /// else per processor (auto).
     #[arg(
+        help_heading = NODES,
         long,
         alias = "nproc_per_node",
         value_name = "N|cpu|gpu|xpu|auto",
@@ -81,30 +68,103 @@ pub(crate) struct RunOptions {
     )]
     nproc_per_node: Option<String>,
 
+    /// Runs a job of one node, on a free port of this machine; overrides --rdzv-backend, --rdzv-endpoint
+    /// and --rdzv-id.
+    #[arg(help_heading = NODES, long)]
+    standalone: bool,
+
     /// How nodes find each other: c10d or static. [default: static]
-    #[arg(long, alias = "rdzv_backend", value_name = "NAME")]
+    #[arg(help_heading = NODES, long, alias = "rdzv_backend", value_name = "NAME")]
     rdzv_backend: Option<String>,
 
     /// Where nodes meet: HOST or HOST:PORT. For a c10d rendezvous on a shared file, its path.
-    #[arg(long, alias = "rdzv_endpoint", value_name = "HOST[:PORT]")]
+    #[arg(help_heading = NODES, long, alias = "rdzv_endpoint", value_name = "HOST[:PORT]")]
     rdzv_endpoint: Option<String>,
 
     /// The id of the job: the same on all nodes, different for each run. [default: none]
-    #[arg(long, alias = "rdzv_id", value_name = "ID")]
+    #[arg(help_heading = NODES, long, alias = "rdzv_id", value_name = "ID")]
     rdzv_id: Option<String>,
 
     /// Settings of the rendezvous, as in join_timeout=60,is_host=1.
-    #[arg(long, alias = "rdzv_conf", value_name = "KEY=VALUE,...")]
+    #[arg(help_heading = NODES, hide_short_help = true, long, alias = "rdzv_conf", value_name = "KEY=VALUE,...")]
     rdzv_conf: Option<String>,
 
-    /// Runs a job of one node, on a free port of this machine; overrides --rdzv-backend, --rdzv-endpoint
-    /// and --rdzv-id.
-    #[arg(long)]
-    standalone: bool,
-
-    /// How often workers are restarted after a failure. [default: 0; without a limit if --restart-budget or
-    /// --max-restarts-without-progress is given]
+    /// The rank of this node, from 0; only for the static backend. [default: 0]
     #[arg(
+        help_heading = NODES, hide_short_help = true,
+        long,
+        alias = "node_rank",
+        value_name = "N",
+        allow_negative_numbers = true
+    )]
+    node_rank: Option<String>,
+
+    /// The host of node 0; only for the static backend without --rdzv-endpoint. [default: 127.0.0.1]
+    #[arg(help_heading = NODES, hide_short_help = true, long, alias = "master_addr", value_name = "HOST")]
+    master_addr: Option<String>,
+
+    /// The port of node 0; only for the static backend without --rdzv-endpoint. [default: 29500]
+    #[arg(
+        help_heading = NODES, hide_short_help = true,
+        long,
+        alias = "master_port",
+        value_name = "PORT",
+        allow_negative_numbers = true
+    )]
+    master_port: Option<String>,
+
+    /// The address of this node that other nodes get. [default: the full name of this machine]
+    #[arg(help_heading = NODES, hide_short_help = true, long, alias = "local_addr", value_name = "HOST")]
+    local_addr: Option<String>,
+
+    /// How long after a round its members have precedence over spares in the next one; 0 for not at all.
+    /// [default: 15s]
+    #[arg(help_heading = NODES, hide_short_help = true, long, alias = "spare_wait", value_name = "TIME")]
+    spare_wait: Option<String>,
+
+    /// A command for /bin/sh that must succeed before this node joins a round, the first and every later one. While
+    /// it fails, the node stays away and tries again after 10 s, doubled each time up to 5 min.
+    #[arg(help_heading = NODES, hide_short_help = true, long, alias = "health_check", value_name = "COMMAND")]
+    health_check: Option<String>,
+
+    /// How long --health-check may take before it is killed and counts as failed. [default: 60s]
+    #[arg(help_heading = NODES, hide_short_help = true, long, alias = "health_check_timeout", value_name = "TIME")]
+    health_check_timeout: Option<String>,
+
+    /// Does not ask the environment of a scheduler (Slurm, Kubernetes, MPI, PBS, Flux) for the nodes, this node's rank,
+    /// the endpoint, the id of the job, and the workers.
+    #[arg(help_heading = NODES, hide_short_help = true, long, alias = "no_scheduler")]
+    no_scheduler: bool,
+
+    /// Prints the plan, with the source of each value, and starts nothing; with --json as JSON.
+    #[arg(help_heading = NODES, long, alias = "dry_run")]
+    dry_run: bool,
+
+    /// The role of this node's workers; each role has ranks of its own. [default: default]
+    #[arg(help_heading = NODES, hide_short_help = true, long, value_name = "NAME")]
+    role: Option<String>,
+
+    /// Makes one GPU visible to each worker, with LOCAL_RANK=0.
+    #[arg(help_heading = NODES, hide_short_help = true, long, alias = "virtual_local_rank")]
+    virtual_local_rank: bool,
+
+    /// SCRIPT is a Python module, as with `python -m`.
+    #[arg(help_heading = SCRIPT, short, long)]
+    module: bool,
+
+    /// SCRIPT is run by Python's `runpy.run_path` whatever its name: a file, a directory or a ZIP file with a __main__.py.
+    #[arg(help_heading = SCRIPT, hide_short_help = true, long, alias = "run_path")]
+    run_path: bool,
+
+    /// SCRIPT is a program, even if its name ends with .py.
+    #[arg(help_heading = SCRIPT, hide_short_help = true, long, alias = "no_python")]
+    no_python: bool,
+
+    /// How often workers are restarted after a failure. [default: 0]
+    ///
+    /// Without a limit if --restart-budget or --max-restarts-without-progress is given instead.
+    #[arg(
+        help_heading = RESTARTS,
         long,
         // torchrun's abbreviations, some of which also begin --max-restarts-without-progress.
         aliases = ["max_restarts", "max", "max-", "max-r", "max-re", "max-res", "max-rest", "max-resta", "max-restar", "max-restart"],
@@ -113,138 +173,27 @@ pub(crate) struct RunOptions {
     )]
     max_restarts: Option<String>,
 
-    /// Accepted for compatibility, without effect: exits of workers are noticed at once.
-    #[arg(
-        long,
-        alias = "monitor_interval",
-        value_name = "SECONDS",
-        allow_negative_numbers = true
-    )]
-    monitor_interval: Option<String>,
-
-    /// spawn, fork or forkserver. Accepted for compatibility, without effect: workers are programs.
-    #[arg(long, alias = "start_method", value_name = "METHOD")]
-    start_method: Option<String>,
-
-    #[command(flatten)]
+    #[command(flatten, next_help_heading = RESTARTS)]
     restarts: RestartArgs,
 
-    /// Also reports the outcome as one line of JSON, the last one on standard output.
-    #[arg(long)]
-    json: bool,
-
-    /// A command for /bin/sh that must succeed before this node joins a round, the first and every later one. While
-    /// it fails, the node stays away and tries again after 10 s, doubled each time up to 5 min.
-    #[arg(long, alias = "health_check", value_name = "COMMAND")]
-    health_check: Option<String>,
-
-    /// How long --health-check may take before it is killed and counts as failed. [default: 60s]
-    #[arg(long, alias = "health_check_timeout", value_name = "TIME")]
-    health_check_timeout: Option<String>,
-
-    /// How long after a round its members have precedence over spares in the next one; 0 for not at all.
-    /// [default: 15s]
-    #[arg(long, alias = "spare_wait", value_name = "TIME")]
-    spare_wait: Option<String>,
-
-    /// Prints why the job stands still when it has done so for this long, while nodes meet or workers wait
-    /// for each other; `never` for not at all. [default: 30s]
-    #[arg(long, alias = "explain_after", value_name = "TIME")]
-    explain_after: Option<String>,
-
-    /// Serves no status page on the ports of the stores that this node hosts.
-    #[arg(long, alias = "no_status")]
-    no_status: bool,
-
-    #[command(flatten)]
-    secret: SecretArgs,
-
-    /// Connects this node's workers to their store through a relay in this launcher, at a loopback address: with a
-    /// secret, the workers' store of several nodes is protected too. All nodes need it, and none can be torchrun's.
-    #[arg(long)]
-    relay: bool,
-
-    /// The port of the relays, the same for all nodes. [default: the nodes agree on a free one]
-    #[arg(
-        long,
-        alias = "relay_port",
-        value_name = "PORT",
-        allow_negative_numbers = true
-    )]
-    relay_port: Option<String>,
-
-    /// Further names under which browsers reach the status page, separated by commas. It always answers for IP
-    /// addresses, `localhost` and this machine's name.
-    #[arg(long, alias = "status_host", value_name = "NAMES")]
-    status_host: Option<String>,
-
-    /// Does not ask the environment of a scheduler (Slurm, Kubernetes, MPI, PBS, Flux) for the nodes, this node's rank,
-    /// the endpoint, the id of the job, and the workers.
-    #[arg(long, alias = "no_scheduler")]
-    no_scheduler: bool,
-
-    /// Prints the plan, with the source of each value, and starts nothing; with --json as JSON.
-    #[arg(long, alias = "dry_run")]
-    dry_run: bool,
-
-    /// The time that the scheduler leaves between SIGTERM and SIGKILL, as in 30s or 2m: the workers are killed, and
-    /// this node leaves the job, before it ends. [default: the scheduler's, if one is found]
-    #[arg(long, alias = "grace_period", value_name = "TIME")]
-    grace_period: Option<String>,
-
-    /// Has each worker run PyTorch's debug server, for `c10d stacks` and `c10d flight` (PyTorch 2.15; the script
-    /// needs no change). Only this user reaches it, on a unix socket; this launcher shows others the Python
-    /// stacks and collectives of its workers, on the network of the workers' store.
-    #[arg(long, alias = "debug_server")]
-    debug_server: bool,
-
-    /// Imports these Python modules once, in a process from which workers are forked, so that a restart takes
-    /// milliseconds: `torch,torch._dynamo` for training scripts. Workers that cannot be forked start as without it,
-    /// with a warning (Linux).
-    #[arg(long, value_name = "MODULE,...")]
-    preload: Option<String>,
-
-    /// Fails instead of starting workers that are not forked.
-    #[arg(long, alias = "preload_required")]
-    preload_required: bool,
-
-    /// Forks workers ahead, which saves some 10 ms for each at a restart.
-    #[arg(long, alias = "preload_standby")]
-    preload_standby: bool,
-
-    /// The role of this node's workers; each role has ranks of its own. [default: default]
-    #[arg(long, value_name = "NAME")]
-    role: Option<String>,
-
-    /// SCRIPT is a Python module, as with `python -m`.
-    #[arg(short, long)]
-    module: bool,
-
-    /// SCRIPT is a program, even if its name ends with .py.
-    #[arg(long, alias = "no_python")]
-    no_python: bool,
-
-    /// SCRIPT is run by Python's `runpy.run_path` whatever its name: a file, a directory or a ZIP file with a __main__.py.
-    #[arg(long, alias = "run_path")]
-    run_path: bool,
-
     /// The directory for log files; each run creates a directory in it. [default: a new temporary one]
-    #[arg(long, alias = "log_dir", value_name = "DIR")]
+    #[arg(help_heading = OUTPUT, long, alias = "log_dir", value_name = "DIR")]
     log_dir: Option<String>,
 
     /// Writes output to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both; or by local
     /// rank, as in 0:1,1:2. [default: 0]
-    #[arg(short, long, value_name = "STREAMS")]
+    #[arg(help_heading = OUTPUT, short, long, value_name = "STREAMS")]
     redirects: Option<String>,
 
     /// Writes output to files and to the console; values as for --redirects. [default: 0]
-    #[arg(short, long, value_name = "STREAMS")]
+    #[arg(help_heading = OUTPUT, short, long, value_name = "STREAMS")]
     tee: Option<String>,
 
     /// The prefix of each --tee line on the console: text with ${role_name}, ${local_rank}, ${rank} and
     /// ${hostname}. [default: $TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or
     /// [${role_name}${local_rank}]:]
     #[arg(
+        help_heading = OUTPUT, hide_short_help = true,
         long,
         alias = "log_line_prefix_template",
         value_name = "TEMPLATE",
@@ -253,12 +202,13 @@ pub(crate) struct RunOptions {
     log_line_prefix_template: Option<String>,
 
     /// Shows only the output of these local ranks, as in 0,2.
-    #[arg(long, alias = "local_ranks_filter", value_name = "RANKS")]
+    #[arg(help_heading = OUTPUT, hide_short_help = true, long, alias = "local_ranks_filter", value_name = "RANKS")]
     local_ranks_filter: Option<String>,
 
     /// Also writes --tee lines of stdout that contain one of these texts to a file of their own; `,,` is a
     /// comma within a text.
     #[arg(
+        help_heading = OUTPUT, hide_short_help = true,
         long,
         alias = "duplicate_stdout_filters",
         value_name = "TEXT,...",
@@ -268,6 +218,7 @@ pub(crate) struct RunOptions {
 
     /// The same for stderr.
     #[arg(
+        help_heading = OUTPUT, hide_short_help = true,
         long,
         alias = "duplicate_stderr_filters",
         value_name = "TEXT,...",
@@ -275,47 +226,44 @@ pub(crate) struct RunOptions {
     )]
     duplicate_stderr_filters: Option<String>,
 
-    /// The rank of this node, from 0; only for the static backend. [default: 0]
-    #[arg(
-        long,
-        alias = "node_rank",
-        value_name = "N",
-        allow_negative_numbers = true
-    )]
-    node_rank: Option<String>,
+    /// Also reports the outcome as one line of JSON, the last one on standard output.
+    #[arg(help_heading = OUTPUT, hide_short_help = true, long)]
+    json: bool,
 
-    /// The host of node 0; only for the static backend without --rdzv-endpoint. [default: 127.0.0.1]
-    #[arg(long, alias = "master_addr", value_name = "HOST")]
-    master_addr: Option<String>,
+    /// Prints why the job stands still when it has done so for this long, while nodes meet or workers wait
+    /// for each other; `never` for not at all. [default: 30s]
+    #[arg(help_heading = HANGS, hide_short_help = true, long, alias = "explain_after", value_name = "TIME")]
+    explain_after: Option<String>,
 
-    /// The port of node 0; only for the static backend without --rdzv-endpoint. [default: 29500]
-    #[arg(
-        long,
-        alias = "master_port",
-        value_name = "PORT",
-        allow_negative_numbers = true
-    )]
-    master_port: Option<String>,
+    /// Has each worker run PyTorch's debug server, for `c10d stacks` and `c10d flight` (PyTorch 2.15).
+    ///
+    /// The script needs no change. Only this user reaches it, on a unix socket; this launcher shows others the Python
+    /// stacks and collectives of its workers, on the network of the workers' store.
+    #[arg(help_heading = HANGS, long, alias = "debug_server")]
+    debug_server: bool,
 
-    /// The address of this node that other nodes get. [default: the full name of this machine]
-    #[arg(long, alias = "local_addr", value_name = "HOST")]
-    local_addr: Option<String>,
+    /// Serves no status page on the ports of the stores that this node hosts.
+    #[arg(help_heading = HANGS, hide_short_help = true, long, alias = "no_status")]
+    no_status: bool,
 
-    /// Not supported.
-    #[arg(long, alias = "logs_specs", hide = true)]
-    logs_specs: Option<String>,
+    /// Further names under which browsers reach the status page, separated by commas. It always answers for IP
+    /// addresses, `localhost` and this machine's name.
+    #[arg(help_heading = HANGS, hide_short_help = true, long, alias = "status_host", value_name = "NAMES")]
+    status_host: Option<String>,
 
-    /// Only `none` is supported: workers are not bound to processors.
-    #[arg(long, alias = "numa_binding", value_name = "MODE")]
-    numa_binding: Option<String>,
+    /// The time that the scheduler leaves between SIGTERM and SIGKILL, as in 30s or 2m: the workers are killed, and
+    /// this node leaves the job, before it ends. [default: the scheduler's, if one is found]
+    #[arg(help_heading = STOPPING, hide_short_help = true, long, alias = "grace_period", value_name = "TIME")]
+    grace_period: Option<String>,
 
     /// The signals that stop the workers before the launcher. [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT]
-    #[arg(long, alias = "signals_to_handle", value_name = "NAME,...")]
+    #[arg(help_heading = STOPPING, hide_short_help = true, long, alias = "signals_to_handle", value_name = "NAME,...")]
     signals_to_handle: Option<String>,
 
     /// How long workers have to exit after such a signal, before SIGKILL.
     /// [default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30]
     #[arg(
+        help_heading = STOPPING, hide_short_help = true,
         long,
         alias = "shutdown_timeout",
         value_name = "SECONDS",
@@ -323,9 +271,60 @@ pub(crate) struct RunOptions {
     )]
     shutdown_timeout: Option<String>,
 
-    /// Makes one GPU visible to each worker, with LOCAL_RANK=0.
-    #[arg(long, alias = "virtual_local_rank")]
-    virtual_local_rank: bool,
+    #[command(flatten, next_help_heading = SECURITY)]
+    secret: SecretArgs,
+
+    /// Connects this node's workers to their store through a relay in this launcher, at a loopback address: with a
+    /// secret, the workers' store of several nodes is protected too. All nodes need it, and none can be torchrun's.
+    #[arg(help_heading = SECURITY, hide_short_help = true, long)]
+    relay: bool,
+
+    /// The port of the relays, the same for all nodes. [default: the nodes agree on a free one]
+    #[arg(
+        help_heading = SECURITY, hide_short_help = true,
+        long,
+        alias = "relay_port",
+        value_name = "PORT",
+        allow_negative_numbers = true
+    )]
+    relay_port: Option<String>,
+
+    /// Imports these Python modules once, in a process from which workers are forked.
+    ///
+    /// A restart takes milliseconds then. `torch,torch._dynamo` for training scripts. Workers that cannot be forked start as without it,
+    /// with a warning (Linux).
+    #[arg(help_heading = PRELOADING, long, value_name = "MODULE,...")]
+    preload: Option<String>,
+
+    /// Fails instead of starting workers that are not forked.
+    #[arg(help_heading = PRELOADING, hide_short_help = true, long, alias = "preload_required")]
+    preload_required: bool,
+
+    /// Forks workers ahead, which saves some 10 ms for each at a restart.
+    #[arg(help_heading = PRELOADING, hide_short_help = true, long, alias = "preload_standby")]
+    preload_standby: bool,
+
+    /// Accepted for compatibility, without effect: exits of workers are noticed at once.
+    #[arg(
+        help_heading = IGNORED, hide_short_help = true,
+        long,
+        alias = "monitor_interval",
+        value_name = "SECONDS",
+        allow_negative_numbers = true
+    )]
+    monitor_interval: Option<String>,
+
+    /// spawn, fork or forkserver. Accepted for compatibility, without effect: workers are programs.
+    #[arg(help_heading = IGNORED, hide_short_help = true, long, alias = "start_method", value_name = "METHOD")]
+    start_method: Option<String>,
+
+    /// Only `none` is supported: workers are not bound to processors.
+    #[arg(help_heading = IGNORED, hide_short_help = true, long, alias = "numa_binding", value_name = "MODE")]
+    numa_binding: Option<String>,
+
+    /// Not supported.
+    #[arg(long, alias = "logs_specs", hide = true)]
+    logs_specs: Option<String>,
 
     /// Not supported.
     #[arg(long, alias = "print_completion", hide = true)]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use elastic_agent::{RestartBudget, RestartRules};
 
+use super::headings::OUTPUT;
 use crate::quantity::parse_duration;
 
 /// The options as text.
@@ -14,6 +15,7 @@ use crate::quantity::parse_duration;
 pub(crate) struct RestartArgs {
     /// Exit codes of workers, negative for signals, that end the job on all nodes at once, as in 93,-6.
     #[arg(
+        hide_short_help = true,
         long,
         alias = "no_restart_exit_codes",
         value_name = "CODES",
@@ -23,16 +25,22 @@ pub(crate) struct RestartArgs {
 
     /// Also restarts workers after Python errors that each start meets again, such as a module that is missing.
     /// Otherwise they end the job on all nodes.
-    #[arg(long, alias = "restart_on_fatal_errors")]
+    #[arg(hide_short_help = true, long, alias = "restart_on_fatal_errors")]
     restart_on_fatal_errors: bool,
 
     /// How many restarts are allowed within any period, as in 10/1h. In place of --max-restarts, or besides it.
-    #[arg(long, alias = "restart_budget", value_name = "N/TIME")]
+    #[arg(
+        hide_short_help = true,
+        long,
+        alias = "restart_budget",
+        value_name = "N/TIME"
+    )]
     restart_budget: Option<String>,
 
     /// How many restarts in a row may bring no progress; then the job ends on all nodes. In place of --max-restarts, or
     /// besides it.
     #[arg(
+        hide_short_help = true,
         long,
         alias = "max_restarts_without_progress",
         value_name = "N",
@@ -42,29 +50,44 @@ pub(crate) struct RestartArgs {
 
     /// A file to which the script writes its step, as a number. Each worker also finds a file of its own in
     /// $C10D_PROGRESS_FILE; `c10d progress STEP` writes it.
-    #[arg(long, alias = "progress_file", value_name = "FILE")]
+    #[arg(
+        hide_short_help = true,
+        long,
+        alias = "progress_file",
+        value_name = "FILE"
+    )]
     progress_file: Option<String>,
 
     /// Workers that report no step for this long are stuck: they are stopped and restarted. Counted from the first step
     /// after each start. [default: never]
-    #[arg(long, alias = "progress_timeout", value_name = "TIME")]
+    #[arg(
+        hide_short_help = true,
+        long,
+        alias = "progress_timeout",
+        value_name = "TIME"
+    )]
     progress_timeout: Option<String>,
 
     /// The same until the first step. For nodes whose workers report steps. [default: never]
-    #[arg(long, alias = "first_progress_timeout", value_name = "TIME")]
+    #[arg(
+        hide_short_help = true,
+        long,
+        alias = "first_progress_timeout",
+        value_name = "TIME"
+    )]
     first_progress_timeout: Option<String>,
 
     /// Appends a line of JSON about each round to this file, and PyTorch's events.
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = OUTPUT, hide_short_help = true, long, value_name = "FILE")]
     events: Option<String>,
 
     /// Prints at the end where the time of this node went.
-    #[arg(long)]
+    #[arg(help_heading = OUTPUT, hide_short_help = true, long)]
     summary: bool,
 
     /// `console` prints PyTorch's events as JSON on standard error; `null` and `dynamic_rendezvous` print nothing.
     /// [default: null]
-    #[arg(long, aliases = ["event_log_handler", "ev", "eve", "even", "event"], value_name = "NAME")]
+    #[arg(help_heading = OUTPUT, hide_short_help = true, long, aliases = ["event_log_handler", "ev", "eve", "even", "event"], value_name = "NAME")]
     event_log_handler: Option<String>,
 }
 

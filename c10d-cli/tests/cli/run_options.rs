@@ -95,6 +95,30 @@ fn the_help_names_every_option_and_the_source_of_defaults() {
 }
 
 #[test]
+fn the_short_help_fits_a_screen_and_has_what_most_people_need() {
+    let short = run(["run", "-h"]);
+    assert_eq!(short.code, Some(0), "{short:?}");
+    let text = short.stdout_text();
+    assert!(text.lines().count() <= 60, "{text}");
+    for option in [
+        "--nnodes",
+        "--nproc-per-node",
+        "--standalone",
+        "--rdzv-endpoint",
+        "--max-restarts",
+        "--log-dir",
+        "--dry-run",
+    ] {
+        assert!(text.contains(option), "{option}");
+    }
+    assert!(text.contains("c10d run --help"), "{text}");
+    let long = run(["run", "--help"]);
+    let (of_short, of_long) = (names(text), names(long.stdout_text()));
+    assert!(of_short.is_subset(&of_long), "{of_short:?}");
+    assert!(of_short.len() < of_long.len() / 2, "{of_short:?}");
+}
+
+#[test]
 fn the_manual_has_every_option_of_the_help_and_no_other() {
     let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/run.md");
     let manual = fs::read_to_string(manual).unwrap();

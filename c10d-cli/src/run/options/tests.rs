@@ -281,6 +281,21 @@ fn all_arguments_after_the_script_are_the_scripts() {
 }
 
 #[test]
+fn every_option_of_the_help_is_under_a_heading() {
+    let command = CommandLine::command();
+    let mut headings = Vec::new();
+    for argument in command.get_arguments().filter(|it| !it.is_hide_set()) {
+        let heading = argument.get_help_heading();
+        let heading = heading.unwrap_or_else(|| panic!("{}", argument.get_id()));
+        if !headings.contains(&heading) {
+            headings.push(heading);
+        }
+    }
+    assert_eq!(headings.first(), Some(&"Nodes and workers"));
+    assert_eq!(headings.len(), 9, "{headings:?}");
+}
+
+#[test]
 fn every_option_has_an_underscored_form() {
     for argument in CommandLine::command().get_arguments() {
         let Some(name) = argument.get_long().filter(|name| name.contains('-')) else {
