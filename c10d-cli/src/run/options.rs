@@ -448,10 +448,12 @@ impl RunOptions {
         let script = entrypoint.name().to_owned();
         let is_python = !matches!(entrypoint, Entrypoint::Program(_));
         let no_scheduler = surroundings.flag("no-scheduler", self.no_scheduler)?;
-        let found = match no_scheduler {
-            true => None,
+        let (found, doubts) = match no_scheduler {
+            true => (None, Vec::new()),
             false => scheduler::find(surroundings.variable, surroundings.site),
         };
+        let doubts = doubts.into_iter();
+        warnings.extend(doubts.map(|doubt| format!("{doubt}; it is not used")));
         let chosen = self.rendezvous(surroundings)?.choose(
             found.as_ref(),
             surroundings.seed,

@@ -140,6 +140,12 @@ impl RendezvousOptions {
             }
             // The endpoint is on the node with rank 0, which may have other names too.
             Meeting::C10d(Some(Place { is_found: true, .. })) => {
+                if let Some(found) = found
+                    && node_rank.is_none()
+                    && found.contradiction.is_some()
+                {
+                    known(found, &found.node_rank, "--node-rank")?;
+                }
                 let of_scheduler =
                     || found.and_then(|found| found.node_rank.clone().ok().map(as_given));
                 let rank = node_rank.or_else(of_scheduler);

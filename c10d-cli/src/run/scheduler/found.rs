@@ -21,6 +21,8 @@ pub(crate) struct Found {
     pub(crate) nodes: Finding<usize>,
     /// The rank of this node, from 0.
     pub(crate) node_rank: Finding<usize>,
+    /// Why the rank cannot be right, if it cannot.
+    pub(crate) contradiction: Option<String>,
     /// The host and port where nodes meet, the same on all nodes: on the node with rank 0.
     pub(crate) endpoint: Finding<String>,
     /// The id of the job, the same on all nodes.
@@ -52,6 +54,7 @@ impl Found {
             scheduler,
             nodes: Err(unknown()),
             node_rank: Err(unknown()),
+            contradiction: None,
             endpoint: Err(unknown()),
             run_id: Err(unknown()),
             gpus: None,

@@ -48,7 +48,8 @@ pub(super) fn find_step(variables: Variables<'_>, site: &Site<'_>) -> Option<Fou
         node_rank: variables.number(&["SLURM_NODEID"]),
         endpoint: first.and_then(|host| variables.endpoint_on(host, &run_id)),
         run_id,
-        gpus: gpus(variables),
+        // A value that cannot be right is a doubt.
+        gpus: gpus(variables).unwrap_or_default(),
         has_several_hosts: hosts.is_ok_and(|hosts| has_different(&hosts.value)),
         grace_period: Some(KILL_WAIT),
         ..Found::by(NAME)
@@ -93,7 +94,8 @@ pub(super) fn find_batch(variables: Variables<'_>) -> Option<Found> {
         nodes: if is_one { Ok(nodes) } else { Err(why) },
         node_rank: Ok(Sourced::new(0, "the only node")),
         run_id: Ok(with_restarts(variables, job)),
-        gpus: gpus(variables),
+        // A value that cannot be right is a doubt.
+        gpus: gpus(variables).unwrap_or_default(),
         grace_period: Some(KILL_WAIT),
         ..Found::by(NAME)
     })
@@ -159,20 +161,34 @@ fn most_tasks(tasks: &str) -> Option<usize> {
     counts.max().flatten()
 }
 
-/// The number of GPUs of one node: `8`, or with types, `a100:4,v100:4`.
-fn gpus(variables: Variables<'_>) -> Option<Sourced<usize>> {
+/// More than any machine has.
+const GPUS_MAX: usize = 1024;
+
+/// The number of GPUs of one node: `8`, or with types, `a100:4,v100:4`; `None` for no number and for 0.
+///
+/// # Errors
+/// Why the value is no such number.
+pub(super) fn gpus(variables: Variables<'_>) -> Result<Option<Sourced<usize>>, String> {
     let names = [
         "SLURM_GPUS_ON_NODE",
         "SLURM_GPUS_PER_TASK",
         "SLURM_GPUS_PER_NODE",
     ];
-    let text = variables.first(&names)?;
+    let Some(text) = variables.first(&names) else {
+        return Ok(None);
+    };
     let counts = text.value.split(',').map(|entry| {
         let count = entry.rsplit_once(':').map_or(entry, |(_, count)| count);
-        count.trim().parse::<usize>().ok()
+        let count = count.trim().parse::<usize>().ok();
+        count.filter(|count| *count <= GPUS_MAX)
     });
-    let sum = counts.sum::<Option<usize>>().filter(|sum| *sum > 0)?;
-    Some(Sourced::new(sum, text.from))
+    match counts.sum::<Option<usize>>() {
+        Some(sum) => Ok((sum > 0).then(|| Sourced::new(sum, text.from))),
+        None => Err(format!(
+            "{} is {:?}, which is not a number of GPUs",
+            text.from, text.value
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -195,15 +211,17 @@ mod tests {
     #[test]
     fn gpus_are_counted_over_all_types() {
         for (name, value, number) in [
-            ("SLURM_GPUS_ON_NODE", "8", Some(8)),
-            ("SLURM_GPUS_PER_NODE", "a100:4", Some(4)),
-            ("SLURM_GPUS_PER_NODE", "a100:4,v100:2", Some(6)),
-            ("SLURM_GPUS_ON_NODE", "0", None),
-            ("SLURM_GPUS_ON_NODE", "many", None),
-            ("SLURM_GPUS_ON_NODE", "18446744073709551616", None),
+            ("SLURM_GPUS_ON_NODE", "8", Ok(Some(8))),
+            ("SLURM_GPUS_PER_NODE", "a100:4", Ok(Some(4))),
+            ("SLURM_GPUS_PER_NODE", "a100:4,v100:2", Ok(Some(6))),
+            ("SLURM_GPUS_ON_NODE", "0", Ok(None)),
+            ("SLURM_GPUS_ON_NODE", "many", Err(())),
+            ("SLURM_GPUS_ON_NODE", "1025", Err(())),
+            ("SLURM_GPUS_ON_NODE", "18446744073709551616", Err(())),
         ] {
             let read = |asked: &str| (asked == name).then(|| value.to_owned());
-            let found = gpus(Variables(&read)).map(|gpus| gpus.value);
+            let found = gpus(Variables(&read));
+            let found = found.map(|gpus| gpus.map(|gpus| gpus.value)).map_err(drop);
             assert_eq!(found, number, "{name}={value}");
         }
     }

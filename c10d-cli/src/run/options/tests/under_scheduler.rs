@@ -203,7 +203,8 @@ fn unknown_values_that_are_needed_are_refused_with_an_option() {
         (
             "--rdzv-endpoint=h:1 s.py",
             &[("SLURM_NODEID", "2")],
-            "SLURM_NODEID is 2, but with 2 nodes the highest rank is 1",
+            "Slurm: SLURM_NODEID is 2, but SLURM_STEP_NUM_NODES is 2, so that the highest rank is 1, or give \
+             --node-rank (--no-scheduler ignores Slurm)",
         ),
         (
             "s.py",
@@ -279,4 +280,51 @@ fn a_default_endpoint_for_several_nodes_causes_a_warning() {
     ] {
         assert!(plan(line, &[]).warnings.is_empty(), "{line}");
     }
+}
+
+#[test]
+fn values_that_cannot_be_right_are_named() {
+    // Rank 7 of two nodes: without an option for the rank no node might serve the store.
+    let seventh = in_slurm(&[("SLURM_NODEID", "7")]);
+    let why = "SLURM_NODEID is 7, but SLURM_STEP_NUM_NODES is 2, so that the highest rank is 1";
+    assert_eq!(
+        refusal("s.py", &seventh),
+        format!("Slurm: {why}, or give --node-rank (--no-scheduler ignores Slurm)")
+    );
+    for line in [
+        "--node-rank=1 s.py",
+        "--rdzv-backend=c10d --rdzv-endpoint=a:1 s.py",
+        "--standalone s.py",
+    ] {
+        let warnings = plan(line, &seventh).warnings;
+        assert_eq!(warnings[0], format!("{why}; it is not used"), "{line}");
+    }
+    assert!(
+        plan("--no-scheduler --standalone s.py", &seventh)
+            .warnings
+            .is_empty()
+    );
+
+    let mpi = [
+        ("PMI_RANK", "0"),
+        ("PMI_SIZE", "-3"),
+        ("MPI_LOCALNRANKS", "1"),
+    ];
+    let why = "PMI_SIZE is \"-3\", which is not a whole number";
+    assert!(refusal("s.py", &mpi).contains(why));
+    // Also where the value is not needed, and where no scheduler is recognized by it.
+    for variables in [&mpi[..], &mpi[1..2]] {
+        let warnings = plan("--standalone s.py", variables).warnings;
+        assert_eq!(warnings, [format!("{why}; it is not used")]);
+    }
+
+    let many = in_slurm(&[("SLURM_GPUS_ON_NODE", "18446744073709551616")]);
+    let plan = plan("s.py", &many);
+    assert_eq!(plan.worker_count, 1);
+    assert_eq!(
+        plan.warnings,
+        [
+            "SLURM_GPUS_ON_NODE is \"18446744073709551616\", which is not a number of GPUs; it is not used"
+        ]
+    );
 }
