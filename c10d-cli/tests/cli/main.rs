@@ -12,6 +12,7 @@ mod process;
 mod pty;
 mod relay;
 mod run;
+mod run_as_torchrun;
 mod run_explain;
 mod run_failures;
 mod run_first_use;
