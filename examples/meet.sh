@@ -7,6 +7,9 @@
 # MASTER_PORT, which `c10d store` reads.
 set -eu
 
+# Or in a clone, where `cargo run --release -p c10d-cli` has built it.
+PATH=$PATH:$(dirname "$0")/../target/release
+
 # Restarted workers meet again, so each key contains the restart count.
 meeting="meet/${TORCHELASTIC_RESTART_COUNT:-0}"
 
