@@ -12,6 +12,7 @@ use crate::keys::{Family, meaning};
 use crate::progress::Progress;
 use crate::report::{Finding, RankReport, RankState, Sureness};
 use crate::text;
+use crate::why::away_since;
 
 /// The ranks of the job, in order; those of which nothing is known too, if the number of ranks is known.
 pub(crate) fn ranks(job: &Job<'_>, findings: &[Finding]) -> Vec<RankReport> {
@@ -149,7 +150,14 @@ fn state(
     if open.is_empty() {
         return closed_state(job, main, progress);
     }
-    open_state(job, open, main, progress)
+    let (state, doing) = open_state(job, open, main, progress);
+    match away_since(job, rank) {
+        Some((since, _)) => {
+            let age = text::age(job.ago(since));
+            (state, format!("away for {age} with its relay; {doing}"))
+        }
+        None => (state, doing),
+    }
 }
 
 fn closed_state(job: &Job<'_>, main: Slot, progress: Option<Progress>) -> (RankState, String) {

@@ -115,6 +115,8 @@ pub enum FindingKind {
     NodeLost,
     /// Launchers wait for other nodes.
     NodesMissing,
+    /// Ranks whose relay has no connection to the store.
+    Away,
     /// Two processes say that they have the same rank.
     SameRank,
     /// Two jobs share this store.

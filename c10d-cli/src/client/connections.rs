@@ -48,6 +48,7 @@ struct Row {
     last_ms: Option<u64>,
     waits_for: Option<String>,
     waits_ms: Option<u64>,
+    away_ms: Option<u64>,
     closed: Option<String>,
     closed_ms: Option<u64>,
 }
@@ -130,7 +131,14 @@ fn columns_of(row: &Row) -> [String; 7] {
             let ago = ago(row.closed_ms).unwrap_or_default();
             format!("closed ({reason}){ago}")
         }
-        None => waits.unwrap_or_default(),
+        None => {
+            let away = row.away_ms.map(|age| format!("away for {}", age_text(age)));
+            [away, waits]
+                .into_iter()
+                .flatten()
+                .collect::<Vec<_>>()
+                .join(", ")
+        }
     };
     [
         printable(&row.address),
@@ -157,6 +165,7 @@ mod tests {
                 "closed": null, "closed_ms": null
             },
             { "address": "[::1]:1", "last_command": "SET", "last_key": "\u{1b}[2J", "last_ms": 5 },
+            { "address": "10.0.0.4:9", "away_ms": 20_000, "waits_for": "/k", "waits_ms": 31_000 },
             { "address": "10.0.0.3:9", "closed": "peer", "closed_ms": 1_500, "requests": 3 }
         ]);
         let rows: Vec<Row> = serde_json::from_value(rows).unwrap();
@@ -164,6 +173,7 @@ mod tests {
 PEER              PID  RANK    AGE  REQUESTS  LAST REQUEST                            WAITS FOR
 127.0.0.1:43210  4711     2   61 s        16  WAIT /default_pg/0//cpu//0/3, 31 s ago  /default_pg/0//cpu//0/3 for 31 s
 [::1]:1             -     -  0.0 s         0  SET \\u{1b}[2J, 0.0 s ago
+10.0.0.4:9          -     -  0.0 s         0                                          away for 20 s, /k for 31 s
 10.0.0.3:9          -     -  0.0 s         3                                          closed (peer), 1.5 s ago
 ";
         assert_eq!(table(&rows), expected);

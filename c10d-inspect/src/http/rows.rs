@@ -99,6 +99,8 @@ pub(super) struct ClientRow {
     last_ms: Option<u64>,
     waits_for: Option<String>,
     waits_ms: Option<u64>,
+    /// How long the relay that it is behind has had no connection; `null` if it has one.
+    away_ms: Option<u64>,
     /// Why it closed; `null` while it is open.
     closed: Option<&'static str>,
     closed_ms: Option<u64>,
@@ -153,6 +155,7 @@ pub(super) fn clients(
             .and_then(|wait| wait.missing.first())
             .map(|key| shown_up_to(key, KEY_CHARS_MAX)),
         waits_ms: record.wait.as_ref().map(|wait| age(wait.since)),
+        away_ms: record.away_since.map(age),
         closed: record.closed.map(|closed| match closed.reason {
             CloseReason::Peer => "peer",
             CloseReason::Refused => "refused",

@@ -57,6 +57,12 @@ impl Store {
         }
     }
 
+    /// The relay of a connection has lost its own.
+    pub(crate) fn set_away(&mut self, id: ConnectionId) {
+        let record = self.connections.get_mut(&id).expect("an open connection");
+        record.away_since = Some(self.now);
+    }
+
     pub(crate) fn is_open(&self, id: ConnectionId) -> bool {
         self.connections.contains_key(&id)
     }

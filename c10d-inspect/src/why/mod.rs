@@ -2,6 +2,7 @@
 
 mod absence;
 mod absent;
+mod away;
 mod barrier;
 mod conflict;
 mod draft;
@@ -21,6 +22,7 @@ use std::collections::BTreeSet;
 use crate::job::Job;
 use crate::ranks::milliseconds;
 use crate::report::{Finding, FindingKind, RankSet};
+pub(crate) use away::away_since;
 use draft::Draft;
 pub(crate) use quiet::nothing_waits;
 
@@ -28,6 +30,7 @@ pub(crate) use quiet::nothing_waits;
 pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     let mut drafts: Vec<Draft> = Vec::new();
     absent::find(job, &mut drafts);
+    away::find(job, &mut drafts);
     frozen::find(job, &mut drafts);
     left::find(job, &mut drafts);
     gave_up::find(job, &mut drafts);
@@ -50,7 +53,7 @@ fn class(kind: FindingKind) -> u8 {
         // The workers of the round before have been stopped.
         Kind::NodesMissing | Kind::TwoJobs | Kind::SameRank | Kind::WorldSizeDiffers => 0,
         Kind::StaleAddresses => 1,
-        Kind::NodeLost => 2,
+        Kind::NodeLost | Kind::Away => 2,
         Kind::WorkerEnded
         | Kind::WorkerStopped
         | Kind::LostInInit

@@ -248,6 +248,38 @@ fn a_rank_stopped_after_it_published_is_frozen() {
 }
 
 #[test]
+fn ranks_whose_relay_has_lost_its_connection_are_away() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    script.run_without(&mut ranks, &[2]);
+    script.pass(3.0);
+    script.store.set_away(ranks[1].connection.unwrap());
+    script.store.set_away(ranks[3].connection.unwrap());
+    script.pass(1.0);
+    let early = script.report();
+    assert!(
+        early.findings.iter().all(|it| it.kind != FindingKind::Away),
+        "{:?}",
+        early.findings
+    );
+    script.pass(20.0);
+    let report = script.report();
+    assert_cause(&report.findings[0], FindingKind::Away, &[1, 3], &[0]);
+    assert_eq!(report.findings[1].kind, FindingKind::NeverConnected);
+    assert_eq!(
+        report.headline,
+        "Ranks 1 and 3 of vm are away: their relay has had no connection to this store for 21 s. Either the relay was \
+         killed, or its host or the network is down."
+    );
+    let doing = &report.ranks[3].doing;
+    assert!(
+        doing.starts_with("away for 21 s with its relay; waits for"),
+        "{doing}"
+    );
+    assert!(report.is_stuck);
+}
+
+#[test]
 fn a_rank_stopped_while_it_waited_is_frozen_once_it_has_its_answer() {
     let mut script = Script::new();
     let mut ranks = script.processes(4);
