@@ -29,6 +29,10 @@ const COMPARED_MAX: usize = 16;
 /// The most bytes of one rank in a frame, so that long requests of several ranks take turns.
 const CLIENT_FRAME_BYTES_MAX: usize = 64 << 10;
 
+/// The memory for replies that ranks have not read, beyond which no more are taken from the store. A rank alone has at most
+/// its window there, so that 128 ranks that do not read delay no other.
+const UNREAD_BYTES_MAX: usize = 64 << 20;
+
 #[derive(Debug, Default)]
 pub(crate) struct Hub {
     limits: WireLimits,
@@ -40,6 +44,8 @@ pub(crate) struct Hub {
     touched: Vec<u32>,
     waiting_to_send: VecDeque<u32>,
     is_ended: bool,
+    /// The memory for replies that ranks have not read.
+    unread_bytes: usize,
     /// CANCEL_WAITs that the store should have answered by then: the client, and which of its cancels.
     cancels: VecDeque<(Instant, u32, u64)>,
 }
@@ -137,8 +143,14 @@ impl Hub {
         resumed
     }
 
+    /// Whether nothing of the link should be read until ranks have read their replies.
+    pub(crate) const fn is_full(&self) -> bool {
+        self.unread_bytes >= UNREAD_BYTES_MAX
+    }
+
     /// A rank has read this many bytes of its replies.
     pub(crate) fn was_read(&mut self, client: u32, bytes: usize) {
+        self.recount(client);
         if let Some(rank) = self.ranks.get_mut(&client)
             && let Some(returned) = rank.credit.used(bytes)
             && !rank.is_closing
@@ -156,6 +168,7 @@ impl Hub {
             }
             if let Some(rank) = self.ranks.get_mut(&client) {
                 rank.answer_cancel(cancel);
+                self.recount(client);
                 self.touch(client);
             }
         }
@@ -344,10 +357,20 @@ impl Hub {
             return;
         }
         let was_closed = rank.is_closing;
+        self.unread_bytes -= rank.counted_bytes;
         self.ranks.remove(&client);
         if !was_closed {
             self.emit_turn();
             self.stream.push_close(client);
+        }
+    }
+
+    /// Counts again what a rank has not read.
+    fn recount(&mut self, client: u32) {
+        if let Some(rank) = self.ranks.get_mut(&client) {
+            let now = rank.down.memory_bytes();
+            let before = std::mem::replace(&mut rank.counted_bytes, now);
+            self.unread_bytes = self.unread_bytes - before + now;
         }
     }
 

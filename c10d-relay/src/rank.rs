@@ -25,6 +25,8 @@ pub(crate) struct Rank {
     pub(crate) up: SendBuf,
     /// Replies for the rank.
     pub(crate) down: SendBuf,
+    /// What the hub has counted of its memory.
+    pub(crate) counted_bytes: usize,
     pub(crate) credit: Credit,
     /// The replies to come, in order.
     owed: VecDeque<Owed>,

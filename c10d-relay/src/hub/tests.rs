@@ -398,3 +398,32 @@ fn a_refused_rank_reads_what_it_was_sent_before() {
     node.hub.close(0);
     assert_eq!(node.turn(), [], "the store knows");
 }
+
+#[test]
+fn ranks_that_do_not_read_stop_the_link_before_they_fill_the_memory() {
+    let count = 400;
+    let mut node = Node::with_ranks(count);
+    let mut reading = 0;
+    while !node.hub.is_full() {
+        node.send(
+            reading,
+            &request(|it| {
+                it.opcode(Opcode::Get).user_key("k");
+            }),
+        );
+        node.turn();
+        let mut reply = vec![0; CLIENT_WINDOW_BYTES as usize];
+        reply[..8].copy_from_slice(&[0, 0, 0x10, 0, 0, 0, 0, 0]);
+        node.reply(reading, &reply);
+        reading += 1;
+    }
+    assert!((120..=256).contains(&reading), "{reading} ranks");
+    // One that reads, or closes its connection, is enough to go on.
+    let is_full_with = node.hub.rank(0).expect("a rank").down.unsent_bytes();
+    assert_eq!(node.read(0).len(), is_full_with);
+    assert!(!node.hub.is_full());
+    for client in 1..reading {
+        node.hub.close(client);
+    }
+    assert!(node.hub.unread_bytes < 1 << 20, "{}", node.hub.unread_bytes);
+}
