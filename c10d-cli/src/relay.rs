@@ -43,6 +43,11 @@ pub(crate) struct RelayArgs {
     #[arg(long, alias = "resume_timeout", value_name = "TIME", value_parser = parse_duration)]
     resume_timeout: Option<Duration>,
 
+    /// How long the store's machine may refuse connections, after a loss, until the relay gives its clients up: then the
+    /// store has ended. [default: 30s]
+    #[arg(long, alias = "refused_timeout", value_name = "TIME", value_parser = parse_duration)]
+    refused_timeout: Option<Duration>,
+
     /// Ends together with the parent process, so that a killed script leaves no relay behind (Linux).
     #[arg(long, alias = "end_with_parent")]
     end_with_parent: bool,
@@ -81,6 +86,9 @@ impl RelayArgs {
         }
         if let Some(timeout) = self.resume_timeout {
             options = options.with_resume_timeout(timeout);
+        }
+        if let Some(timeout) = self.refused_timeout {
+            options = options.with_refused_timeout(timeout);
         }
         Ok(options)
     }
@@ -180,8 +188,15 @@ mod tests {
 
     #[test]
     fn options_can_be_written_with_underscores() {
-        let args = parse(&["--upstream=a", "--resume_timeout=30s", "--end_with_parent"]);
+        let args = parse(&[
+            "--upstream=a",
+            "--resume_timeout=30s",
+            "--refused_timeout=5s",
+            "--end_with_parent",
+        ]);
         assert_eq!(args.resume_timeout, Some(Duration::from_secs(30)));
+        let options = args.options().expect("options");
+        assert_eq!(options.refused_timeout(), Duration::from_secs(5));
         assert!(args.end_with_parent);
     }
 

@@ -12,6 +12,8 @@ use c10d_store::{Closer, SessionDialer, SessionError, SessionLink};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use mio::Waker;
 
+use crate::patience::{Decision, Patience};
+
 /// The longest time of one attempt. Thousands of relays can come back at once, each of which costs the server a
 /// handshake.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
@@ -22,6 +24,8 @@ pub(crate) struct Order {
     /// How many bytes of the session have arrived; `None` for a new session.
     pub(crate) received: Option<u64>,
     pub(crate) give_up_at: Instant,
+    /// How long connections of a session that goes on may be refused.
+    pub(crate) refused_timeout: Duration,
 }
 
 /// A [`SessionLink`], or why there is none.
@@ -90,7 +94,7 @@ fn work(
             dialer.start_anew();
             0
         });
-        let Some(outcome) = connect(&mut dialer, received, order.give_up_at, orders) else {
+        let Some(outcome) = connect(&mut dialer, received, &order, orders) else {
             return;
         };
         if outcomes.send(outcome).is_err() {
@@ -106,9 +110,12 @@ fn work(
 fn connect(
     dialer: &mut SessionDialer,
     received: u64,
-    give_up_at: Instant,
+    order: &Order,
     orders: &Receiver<Order>,
 ) -> Option<Outcome> {
+    let give_up_at = order.give_up_at;
+    let refused_timeout = order.received.map(|_| order.refused_timeout);
+    let mut patience = Patience::new(give_up_at, refused_timeout);
     let mut backoff = Backoff::new(BackoffOptions::default(), fastrand::u64(..));
     loop {
         let attempt = Deadline::after(Instant::now(), ATTEMPT_TIME_MAX);
@@ -117,10 +124,21 @@ fn connect(
             Err(SessionError::Cancelled) => return None,
             Err(error) => error,
         };
-        let again_at = Instant::now() + backoff.next_delay();
-        if !error.is_transient() || again_at >= give_up_at {
+        if !error.is_transient() {
             return Some(Err(error));
         }
+        let decision =
+            patience.on_failure(is_refused(&error), Instant::now(), backoff.next_delay());
+        let again_at = match decision {
+            Decision::Retry(again_at) => again_at,
+            Decision::GiveUp => return Some(Err(error)),
+            Decision::StoreEnded(refused_for) => {
+                return Some(Err(SessionError::Ended {
+                    server: dialer.target().clone(),
+                    refused_for,
+                }));
+            }
+        };
         log::debug!("not connected to the store yet: {error}");
         match orders.recv_timeout(again_at.saturating_duration_since(Instant::now())) {
             Err(RecvTimeoutError::Timeout) => {}
@@ -128,4 +146,14 @@ fn connect(
             Ok(_) | Err(RecvTimeoutError::Disconnected) => return None,
         }
     }
+}
+
+/// Whether the store's machine is there, and nothing listens on the port.
+fn is_refused(error: &SessionError) -> bool {
+    let SessionError::Connect(error) = error else {
+        return false;
+    };
+    let mut failures = error.failures().iter();
+    let is_refused = |kind| kind == io::ErrorKind::ConnectionRefused;
+    !error.failures().is_empty() && failures.all(|failure| is_refused(failure.error().kind()))
 }

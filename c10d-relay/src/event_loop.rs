@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,6 +19,7 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use crate::connector::{Connector, Order};
+use crate::http::{self, StoreState, is_http};
 use crate::hub::Hub;
 use crate::link::{Link, LinkState, SHORT_READ_DRAINS};
 use crate::status::{Status, Upstream};
@@ -44,6 +45,9 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How long a rank whose connection the store has closed may take to read its last replies and to close.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How long an HTTP client may take for its request, and to close.
+const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How long after the last bytes of the store it is told that they have arrived, if there is nothing else to send: it
 /// keeps them until then.
 const REPORT_DELAY: Duration = Duration::from_millis(200);
@@ -57,6 +61,10 @@ struct Connection {
     close_at: Option<Instant>,
     /// The sending side is closed.
     is_shut: bool,
+    /// Nothing has been received.
+    is_new: bool,
+    /// The start of an HTTP request.
+    http_head: Option<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -68,7 +76,10 @@ pub(crate) struct EventLoop {
     connector: Connector,
     target: HostPort,
     resume_timeout: Duration,
+    refused_timeout: Duration,
     link: Option<Link>,
+    /// The address of the store, as of the last link.
+    store_address: Option<SocketAddr>,
     /// The relay ends: the deadline, and whether the store was told.
     finishing: Option<(Deadline, bool)>,
     /// A session has begun, and goes on over the next link.
@@ -97,6 +108,7 @@ pub(crate) struct Parts {
     pub(crate) connector: Connector,
     pub(crate) target: HostPort,
     pub(crate) resume_timeout: Duration,
+    pub(crate) refused_timeout: Duration,
     pub(crate) status: Arc<Status>,
 }
 
@@ -127,7 +139,9 @@ impl EventLoop {
             connector: parts.connector,
             target: parts.target,
             resume_timeout: parts.resume_timeout,
+            refused_timeout: parts.refused_timeout,
             link: None,
+            store_address: None,
             finishing: None,
             has_session: false,
             is_connecting: false,
@@ -167,7 +181,7 @@ impl EventLoop {
     }
 
     fn time_to_sleep(&self) -> Option<Duration> {
-        if !self.ready.is_empty() || !self.accept_more.is_empty() || self.is_link_ready {
+        if !self.ready.is_empty() || !self.accept_more.is_empty() || self.may_read_link() {
             return Some(Duration::ZERO);
         }
         let now = Instant::now();
@@ -223,7 +237,8 @@ impl EventLoop {
         for (client, to_the_end) in readable {
             self.read_rank(client, to_the_end, now);
         }
-        if std::mem::take(&mut self.is_link_ready) {
+        if self.may_read_link() {
+            self.is_link_ready = false;
             self.read_link();
         }
         self.hub.answer_cancels(now);
@@ -294,11 +309,10 @@ impl EventLoop {
             peer,
             close_at: None,
             is_shut: false,
+            is_new: true,
+            http_head: None,
         };
         self.connections.insert(client, connection);
-        if self.link.is_none() && !self.is_connecting {
-            self.connect(now);
-        }
     }
 
     /// Logs why a peer is refused, unless there are too many such lines.
@@ -324,6 +338,7 @@ impl EventLoop {
             let is_closing = match self.hub.rank(client) {
                 Some(rank) if rank.is_paused => return,
                 Some(rank) => rank.is_closing,
+                // Also for one that has spoken HTTP.
                 None => true,
             };
             let count = match connection.stream.read(&mut self.read_buffer) {
@@ -338,7 +353,19 @@ impl EventLoop {
                     }
                 },
             };
-            if !is_closing {
+            let is_new = std::mem::take(&mut connection.is_new);
+            if is_new && is_http(self.read_buffer[0]) {
+                connection.http_head = Some(Vec::new());
+            } else if is_new && self.link.is_none() && !self.is_connecting {
+                self.connect(now);
+            }
+            let Some(connection) = self.connections.get_mut(&client) else {
+                return;
+            };
+            if let Some(head) = &mut connection.http_head {
+                head.extend_from_slice(&self.read_buffer[..count]);
+                self.answer_http(client, now);
+            } else if !is_closing {
                 let result = self.hub.receive(client, &self.read_buffer[..count], now);
                 if let Err(error) = result {
                     let peer = connection.peer;
@@ -353,6 +380,37 @@ impl EventLoop {
             if budget == 0 {
                 self.ready.insert(client);
                 return;
+            }
+        }
+    }
+
+    /// Answers an HTTP request once its head is there. The connection is not one of a rank then.
+    fn answer_http(&mut self, client: u32, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&client) else {
+            return;
+        };
+        let head = connection.http_head.take().unwrap_or_default();
+        let reason = match self.status.get() {
+            Upstream::Failed(error) => error.to_string(),
+            _ => {
+                let lost_at = self.lost_at.unwrap_or(now);
+                let age = now.saturating_duration_since(lost_at).as_secs();
+                format!("it has had no connection to it for {age} s")
+            }
+        };
+        let store = StoreState {
+            target: self.target.clone(),
+            connected: self.store_address.filter(|_| self.link.is_some()),
+            reason,
+        };
+        connection.close_at.get_or_insert(now + HTTP_TIMEOUT);
+        match http::answer(&head, &store) {
+            None => connection.http_head = Some(head),
+            Some(answer) => {
+                // A new connection takes so little at once; and if the peer is gone, nothing is lost.
+                let _ = connection.stream.write(answer.as_bytes());
+                let _ = connection.stream.shutdown(Shutdown::Write);
+                self.hub.close(client);
             }
         }
     }
@@ -438,6 +496,7 @@ impl EventLoop {
         let from = *self.lost_at.get_or_insert(now);
         let far = now + Duration::from_secs(365 * 86_400);
         let received = self.has_session.then(|| self.hub.stream().received());
+        let refused_timeout = self.refused_timeout;
         self.is_connecting = true;
         self.status.set(if self.has_session {
             Upstream::Lost
@@ -447,6 +506,7 @@ impl EventLoop {
         self.connector.order(Order {
             received,
             give_up_at: from.checked_add(self.resume_timeout).unwrap_or(far),
+            refused_timeout,
         });
     }
 
@@ -461,6 +521,7 @@ impl EventLoop {
                 }
             };
             let server = link.server;
+            self.store_address = Some(server);
             if self.hub.stream().attach(link.received_by_server).is_err() {
                 self.fail(SessionError::Unknown {
                     server: self.target.clone(),
@@ -492,6 +553,11 @@ impl EventLoop {
                 self.break_session(violation.to_string());
             }
         }
+    }
+
+    /// Whether there may be something to read of the link, and room for it. What a closed link has left is little.
+    fn may_read_link(&self) -> bool {
+        self.is_link_ready && (self.has_link_ended || !self.hub.is_full())
     }
 
     fn read_link(&mut self) {

@@ -4,9 +4,11 @@
 mod connector;
 mod error;
 mod event_loop;
+mod http;
 mod hub;
 mod link;
 mod options;
+mod patience;
 mod rank;
 mod relay;
 mod status;

@@ -23,6 +23,7 @@ pub struct RelayOptions {
     pub(crate) connect_options: ConnectOptions,
     pub(crate) limits: WireLimits,
     resume_timeout: Duration,
+    refused_timeout: Duration,
 }
 
 impl Default for RelayOptions {
@@ -41,6 +42,7 @@ impl Default for RelayOptions {
             ),
             limits: WireLimits::default(),
             resume_timeout: Duration::from_secs(600),
+            refused_timeout: Duration::from_secs(30),
         }
     }
 }
@@ -58,6 +60,21 @@ impl RelayOptions {
     #[must_use]
     pub const fn with_resume_timeout(mut self, timeout: Duration) -> Self {
         self.resume_timeout = timeout;
+        self
+    }
+
+    /// How long the store's machine may refuse connections, after a loss, before the relay closes the connections of its
+    /// ranks: nothing listens on the port, so the store has ended, and one that is started again is another one. Default
+    /// 30 s: longer than a firewall or a load balancer in between usually takes to change.
+    #[must_use]
+    pub const fn refused_timeout(&self) -> Duration {
+        self.refused_timeout
+    }
+
+    /// Sets [`refused_timeout`](Self::refused_timeout).
+    #[must_use]
+    pub const fn with_refused_timeout(mut self, timeout: Duration) -> Self {
+        self.refused_timeout = timeout;
         self
     }
 

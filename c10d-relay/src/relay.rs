@@ -21,8 +21,11 @@ use crate::status::{Status, Upstream};
 /// The ranks of a node connect to it on loopback as to an ordinary TCPStore, and it holds one connection to the store
 /// for all of them. It serves only processes of the user that runs it. When the connection to the store breaks, it
 /// connects again and goes on: each request takes effect exactly once, and ranks notice nothing but a pause. If the
-/// store cannot be reached for [`RelayOptions::resume_timeout`], or was restarted, the relay closes the connections of
-/// its ranks and logs why; the next rank that connects begins anew.
+/// store cannot be reached for [`RelayOptions::resume_timeout`], refuses connections for
+/// [`RelayOptions::refused_timeout`], or was restarted, the relay closes the connections of its ranks and logs why; the
+/// next rank that connects begins anew.
+///
+/// An HTTP request, as of `c10d why`, is redirected to the store; while the store cannot be reached, the answer says so.
 ///
 /// It has two threads, `c10d-relay` and `c10d-relay-dial`, which [`shutdown`](Self::shutdown) and `Drop` stop.
 ///
@@ -87,6 +90,7 @@ impl Relay {
             connector: Connector::start(dialer, Arc::clone(&waker))?,
             target: upstream.clone(),
             resume_timeout: options.resume_timeout(),
+            refused_timeout: options.refused_timeout(),
             status: Arc::clone(&status),
         })?;
         let thread = thread::Builder::new()

@@ -260,7 +260,8 @@ pub enum HttpError {
     },
 }
 
-/// Sends a request and returns the whole answer, whatever its status. Blocks for up to `timeout`. Must not be
+/// Sends a request and returns the whole answer, whatever its status. Follows one redirect to another address, as a relay
+/// sends to its store. Blocks for up to `timeout`. Must not be
 /// called inside an async runtime.
 ///
 /// # Errors
@@ -348,7 +349,7 @@ pub(super) async fn exchange(
     timeout: Duration,
 ) -> Result<HttpResponse, HttpError> {
     let progress = Arc::new(Progress(AtomicU8::new(Progress::CONNECTING)));
-    match time::timeout(timeout, connect_and_talk(request, &progress)).await {
+    match time::timeout(timeout, connect_and_talk(request, &progress, true)).await {
         Ok(answer) => answer,
         Err(_) => {
             let target = request.target.clone();
@@ -364,6 +365,7 @@ pub(super) async fn exchange(
 async fn connect_and_talk(
     request: &HttpRequest,
     progress: &Progress,
+    may_follow: bool,
 ) -> Result<HttpResponse, HttpError> {
     let wire = request.to_wire()?;
     let failed = |source| HttpError::Connect {
@@ -373,7 +375,20 @@ async fn connect_and_talk(
     match &request.target {
         Target::Tcp(address) => {
             let stream = TcpStream::connect(address).await.map_err(failed)?;
-            talk(request, wire, stream, progress).await
+            let (answer, location) = talk(request, wire, stream, progress).await?;
+            match location.filter(|_| may_follow) {
+                Some((address, path)) => {
+                    let target = Target::Tcp(address);
+                    let there = HttpRequest {
+                        target,
+                        path,
+                        ..request.clone()
+                    };
+                    progress.reach(Progress::CONNECTING);
+                    Box::pin(connect_and_talk(&there, progress, false)).await
+                }
+                None => Ok(answer),
+            }
         }
         Target::Unix(path) => {
             let stream = loop {
@@ -386,9 +401,21 @@ async fn connect_and_talk(
                     result => break result.map_err(failed)?,
                 }
             };
-            talk(request, wire, stream, progress).await
+            let (answer, _) = talk(request, wire, stream, progress).await?;
+            Ok(answer)
         }
     }
+}
+
+/// Where a relay says that its store is: an address, since this client looks up no names, and a path.
+fn location_of<B>(answer: &hyper::Response<B>) -> Option<(SocketAddr, String)> {
+    if answer.status() != hyper::StatusCode::TEMPORARY_REDIRECT {
+        return None;
+    }
+    let location = answer.headers().get(header::LOCATION)?.to_str().ok()?;
+    let there = location.strip_prefix("http://")?;
+    let (address, path) = there.split_at(there.find('/')?);
+    Some((address.parse().ok()?, path.to_owned()))
 }
 
 async fn talk<S>(
@@ -396,7 +423,7 @@ async fn talk<S>(
     wire: Request<Full<Bytes>>,
     stream: S,
     progress: &Progress,
-) -> Result<HttpResponse, HttpError>
+) -> Result<(HttpResponse, Option<(SocketAddr, String)>), HttpError>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
 {
@@ -416,6 +443,7 @@ where
         .map_err(|error| without_answer(target(), &error))?;
     progress.reach(Progress::READING);
     let status = answer.status().as_u16();
+    let location = location_of(&answer);
     let mut body = answer.into_body();
     let too_large = || HttpError::TooLarge {
         target: target(),
@@ -436,10 +464,11 @@ where
         }
         bytes.extend_from_slice(&data);
     }
-    Ok(HttpResponse {
+    let answer = HttpResponse {
         status,
         body: bytes,
-    })
+    };
+    Ok((answer, location))
 }
 
 /// The error for a connection that ended before the answer's head was complete.

@@ -1,14 +1,16 @@
 //! A store that takes no session, or no connection any more.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::thread;
+use std::time::Duration;
 
-use c10d_relay::{RelayError, RelayOptions};
-use c10d_store::SessionError;
+use c10d_relay::{Relay, RelayError, RelayOptions};
 use c10d_store::wire::{CAPABILITIES, CAPABILITY_NONCE};
+use c10d_store::{SessionError, Store, StoreError};
 
-use crate::basics::{relay_to, soon};
+use crate::basics::{rank_of, relay_to, server, soon, wait_until};
+use crate::proxy::Proxy;
 
 #[test]
 fn a_relay_says_that_the_store_has_no_room_for_its_session() {
@@ -36,4 +38,73 @@ fn a_relay_says_that_the_store_has_no_room_for_its_session() {
         other => panic!("{other:?}"),
     }
     store.join().expect("no panic");
+}
+
+#[test]
+fn a_relay_gives_up_a_store_whose_machine_refuses_connections() {
+    let server = server();
+    let options = RelayOptions::default().with_refused_timeout(Duration::from_millis(300));
+    let relay = relay_to(server.local_addr().port(), options);
+    let rank = rank_of(&relay);
+    let waiting = thread::spawn(move || rank.get("never"));
+    wait_until("it waits", || server.waiting_count() == 1);
+    server.shutdown();
+    let error = waiting.join().expect("no panic").expect_err("no store");
+    assert!(
+        matches!(error, StoreError::ConnectionLost { .. }),
+        "{error}"
+    );
+    match relay.wait_until_connected(soon()) {
+        Err(RelayError::Session { source }) => {
+            assert!(matches!(*source, SessionError::Ended { .. }), "{source}");
+            assert!(source.to_string().contains("has ended"), "{source}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let answer = get(&relay, "/why.json");
+    assert!(
+        answer.starts_with("HTTP/1.1 503 ") && answer.contains("has ended"),
+        "{answer}"
+    );
+}
+
+/// Sends a request in two pieces, and returns the answer.
+fn get(relay: &Relay, path: &str) -> String {
+    let mut client = TcpStream::connect(relay.local_addrs()[0]).expect("the relay listens");
+    client
+        .set_read_timeout(Some(Duration::from_secs(60)))
+        .expect("an option");
+    write!(client, "GET {path} HTTP").expect("the relay reads");
+    write!(client, "/1.1\r\nHost: a\r\n\r\n").expect("the relay reads");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+#[test]
+fn a_relay_answers_http_by_pointing_to_its_store() {
+    let server = server();
+    let proxy = Proxy::to(server.local_addr());
+    let relay = relay_to(proxy.port(), RelayOptions::default());
+    relay.wait_until_connected(soon()).expect("a session");
+    let answer = get(&relay, "/clients.json?from=0");
+    let location = format!(
+        "\r\nLocation: http://127.0.0.1:{}/clients.json?from=0\r\n",
+        proxy.port()
+    );
+    assert!(
+        answer.starts_with("HTTP/1.1 307 ") && answer.contains(&location),
+        "{answer}"
+    );
+    wait_until("it is none of a rank", || {
+        relay.connection_count() == 0 && server.connection_count() == 1
+    });
+
+    proxy.cut(true);
+    wait_until("the loss is noticed", || !relay.is_connected());
+    let answer = get(&relay, "/");
+    assert!(
+        answer.starts_with("HTTP/1.1 503 ") && answer.contains("has had no connection to it"),
+        "{answer}"
+    );
 }

@@ -73,6 +73,16 @@ pub enum SessionError {
         /// Whether it is still the store that had the session.
         is_same_store: bool,
     },
+    /// The server's machine refuses connections, for so long that the server must have ended.
+    #[error(
+        "the store at {server} has ended: its machine has refused connections for {:.0} s", refused_for.as_secs_f64()
+    )]
+    Ended {
+        /// The server.
+        server: HostPort,
+        /// How long.
+        refused_for: Duration,
+    },
     /// The server has as many sessions as it may have.
     #[error(
         "{server} has no room for another session (a relay, or a client that resumes): most likely many of them ended \
