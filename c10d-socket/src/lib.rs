@@ -39,7 +39,7 @@ pub use refusal_log::RefusalLog;
 pub use resolve::resolve;
 pub use send::send_vectored;
 pub use strangers::Strangers;
-pub use sys::recv_into_spare;
+pub use sys::{recv_into_spare, release_freed_memory};
 #[cfg(feature = "tls")]
 pub use tls::{CertificateFiles, Secret};
 pub use tls::{

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{
     RefusalLog, SocketOptions, Strangers, TlsServer, configure_accepted, is_tls, loopback_user,
-    own_user, recv_into_spare,
+    own_user, recv_into_spare, release_freed_memory,
 };
 use mio::event::Event;
 use mio::net::TcpListener;
@@ -238,6 +238,9 @@ impl EventLoop {
         }
         self.answer_observers();
         self.observed.turn_done();
+        if self.state.take_released() {
+            release_freed_memory();
+        }
     }
 
     /// Serves those that had work left, at most this many, as long as the iteration has time, but at least one.

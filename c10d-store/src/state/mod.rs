@@ -313,6 +313,11 @@ impl StoreState {
         self.work.wrapping_add(self.waiters.visits())
     }
 
+    /// Whether requests since the last call have freed much memory, which the allocator may keep.
+    pub(crate) const fn take_released(&mut self) -> bool {
+        self.slots.take_released()
+    }
+
     /// The number of announcements that there was no room for.
     pub(crate) const fn announcements_ignored(&self) -> u64 {
         self.announcements.ignored()

@@ -19,6 +19,12 @@ use crate::stored_value::Value;
 /// The length word of an element in a reply.
 const LENGTH_BYTES: usize = 8;
 
+/// A map with room for at most this many names keeps its memory.
+const KEPT_NAMES: usize = 1024;
+
+/// The allocator is worth a call once a map with room for this many names has shrunk.
+const RELEASED_NAMES_MIN: usize = 65_536;
+
 /// The value is not a number, so nothing was added.
 #[derive(Debug)]
 pub(super) struct NotANumber;
@@ -68,6 +74,8 @@ pub(super) struct Slots {
     /// The number of snapshots started so far.
     snapshots: u32,
     copy: Option<Box<Copying>>,
+    /// Names were removed whose memory, and that of their values, is worth returning to the system.
+    has_released: bool,
 }
 
 /// A snapshot in progress.
@@ -115,6 +123,12 @@ impl Slots {
     /// The names that have a value.
     pub(super) fn names_with_value(&self) -> impl Iterator<Item = &Arc<[u8]>> {
         self.map.keys().take(self.value_count)
+    }
+
+    /// The number of names that the map has memory for.
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.map.capacity()
     }
 
     /// Every name.
@@ -247,8 +261,23 @@ impl Slots {
         self.exchange(index, last);
         if is_empty {
             self.map.swap_remove_index(last);
+            self.release_memory();
         }
         true
+    }
+
+    /// Returns memory of removed names to the allocator, once most of the map is unused.
+    fn release_memory(&mut self) {
+        let (names, room) = (self.map.len(), self.map.capacity());
+        if room > KEPT_NAMES && names < room / 8 {
+            self.map.shrink_to((2 * names).max(KEPT_NAMES));
+            self.has_released |= room >= RELEASED_NAMES_MIN;
+        }
+    }
+
+    /// Whether much memory was freed since the last call.
+    pub(super) const fn take_released(&mut self) -> bool {
+        std::mem::replace(&mut self.has_released, false)
     }
 
     /// The slot at `index` has its first value.
@@ -289,6 +318,7 @@ impl Slots {
             slot.queue = None;
             if slot.is_empty() {
                 self.map.swap_remove(key);
+                self.release_memory();
             }
         }
         element
@@ -315,6 +345,7 @@ impl Slots {
             slot.queue = None;
             if slot.is_empty() {
                 self.map.swap_remove(key);
+                self.release_memory();
             }
         }
         taken
@@ -343,6 +374,7 @@ impl Slots {
             slot.waiters = None;
             if slot.is_empty() {
                 self.map.swap_remove(name);
+                self.release_memory();
             }
         }
     }

@@ -143,6 +143,9 @@ struct Entry {
     prev_in_wait: u32,
 }
 
+/// Entries whose memory is kept while nobody waits.
+const KEPT_ENTRIES: usize = 1024;
+
 /// The end of a linked list.
 const NONE: u32 = u32::MAX;
 
@@ -156,6 +159,12 @@ impl Waiters {
     /// The number of entries of all waits.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// The number of entries that there is memory for.
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.entries.capacity()
     }
 
     /// The number of waiting connections.
@@ -485,8 +494,16 @@ impl Waiters {
     }
 
     fn drop_if_empty(&mut self, list: ListId) -> Option<Arc<[u8]>> {
-        let empty = self.lists[list.0 as usize].first == NONE;
-        empty.then(|| self.lists.remove(list.0 as usize).name)
+        if self.lists[list.0 as usize].first != NONE {
+            return None;
+        }
+        let name = self.lists.remove(list.0 as usize).name;
+        if self.lists.is_empty() && self.entries.capacity() > KEPT_ENTRIES {
+            self.entries = Slab::new();
+            self.lists = Slab::new();
+            self.waits.shrink_to(KEPT_ENTRIES);
+        }
+        Some(name)
     }
 
     /// Checks the invariants of this module. Calls `wanted` for each list with its name and what its

@@ -112,3 +112,30 @@ fn a_write_does_not_visit_waits_for_an_element() {
     assert_eq!(set(&mut store, b"q"), 2, "the request and its key");
     store.check_invariants();
 }
+
+#[test]
+fn removed_names_and_waits_return_their_memory() {
+    let mut store = StoreState::new();
+    let names: Vec<String> = (0..50_000).map(|i| i.to_string()).collect();
+    for name in &names {
+        set(&mut store, name.as_bytes());
+    }
+    let missing: Vec<String> = names.iter().map(|name| format!("missing{name}")).collect();
+    let missing: Vec<&[u8]> = missing.iter().map(|name| name.as_bytes()).collect();
+    let keys = Keys::from(&missing[..]);
+    work_of(&mut store, WAITER, Request::Wait { keys });
+    assert!(store.slots.capacity() >= 100_000);
+    work_of(&mut store, WAITER, Request::CancelWait);
+    for (number, name) in names.iter().enumerate() {
+        let key = name.as_bytes();
+        work_of(&mut store, OTHER, Request::DeleteKey { key });
+        let left = names.len() - number - 1;
+        let room = store.slots.capacity();
+        assert!(
+            room < 8 * left.max(512) + 8,
+            "room for {room} with {left} names"
+        );
+    }
+    assert_eq!(store.waiters.capacity(), 0);
+    store.check_invariants();
+}
