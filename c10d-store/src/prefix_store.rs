@@ -5,7 +5,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::compare_set::CompareSet;
-use crate::error::StoreError;
+use crate::error::{ErrorContext, Operation, StoreError};
 use crate::known::Known;
 use crate::store::{Store, generic_barrier, takes_any_bytes};
 
@@ -19,6 +19,9 @@ use crate::store::{Store, generic_barrier, takes_any_bytes};
 /// [`barrier`](Store::barrier) consists of `add`, `set` and `wait` even if the underlying store has a
 /// barrier command. Unlike in PyTorch, [`list_keys`](Store::list_keys) returns only keys below
 /// `prefix/`; in PyTorch, the prefix `a` also lists (and cuts) the keys of the prefix `ab`.
+///
+/// Each `PrefixStore` around another one adds a call to each operation, and some stack: where a program nests them in
+/// a loop, use [`nest`](Self::nest), which has a limit.
 ///
 /// ```
 /// use c10d_store::{HashStore, PrefixStore, Store};
@@ -46,6 +49,33 @@ impl<S: Store> PrefixStore<S> {
             underlying,
         }
     }
+
+    /// As [`new`](Self::new), unless `underlying` is within [`NESTED_MAX`](Self::NESTED_MAX) prefixes already.
+    ///
+    /// # Errors
+    /// [`StoreError::LimitExceeded`] then.
+    pub fn nest(prefix: impl Into<String>, underlying: S) -> Result<Self, StoreError> {
+        let mut nested = 0;
+        let mut inner = underlying.underlying_store();
+        while let Some(store) = inner {
+            nested += 1;
+            inner = store.underlying_store();
+        }
+        if nested < Self::NESTED_MAX {
+            return Ok(Self::new(prefix, underlying));
+        }
+        let prefix = prefix.into();
+        let label = underlying.label();
+        Err(StoreError::LimitExceeded {
+            context: ErrorContext::new(Operation::Open, [&*prefix], label, Duration::ZERO),
+            what: "prefix stores around a store",
+            actual: nested + 1,
+            limit: Self::NESTED_MAX,
+        })
+    }
+
+    /// The most prefixes that [`nest`](Self::nest) puts around a store. PyTorch's process groups need five.
+    pub const NESTED_MAX: usize = 100;
 
     /// The prefix, without the `/`.
     pub fn prefix(&self) -> &str {
@@ -245,5 +275,32 @@ impl<S: Store> Store for PrefixStore<S> {
 
     fn underlying_store(&self) -> Option<&dyn Store> {
         Some(&self.underlying)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HashStore;
+
+    #[test]
+    fn prefixes_nest_up_to_a_limit() {
+        const MAX: usize = PrefixStore::<Arc<dyn Store>>::NESTED_MAX;
+        let base = HashStore::new();
+        let mut store: Arc<dyn Store> = Arc::new(base.clone());
+        for _ in 0..MAX {
+            store = Arc::new(PrefixStore::nest("p", store).expect("within the limit"));
+        }
+        store.set_bytes("k", b"v").expect("a HashStore takes it");
+        assert_eq!(
+            base.get(&format!("{}k", "p/".repeat(MAX)))
+                .expect("present"),
+            b"v"
+        );
+        let error = PrefixStore::nest("q", store).expect_err("beyond the limit");
+        assert!(
+            matches!(error, StoreError::LimitExceeded { limit: MAX, .. }),
+            "{error}"
+        );
     }
 }

@@ -246,6 +246,42 @@ pub trait Store: Debug + Send + Sync {
         Err(no_queues(self, Operation::QueuePop, key))
     }
 
+    /// As [`queue_pop`](Self::queue_pop), but waits for at most `timeout`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use c10d_store::{HashStore, Store, StoreError};
+    ///
+    /// # fn main() -> Result<(), StoreError> {
+    /// let store = HashStore::new();
+    /// store.queue_push("jobs", "a")?;
+    /// assert_eq!(store.queue_pop_timeout("jobs", Some(Duration::from_secs(1)))?, b"a");
+    /// let empty = store.queue_pop_timeout("jobs", Some(Duration::ZERO));
+    /// assert!(matches!(empty, Err(StoreError::QueueEmpty { .. })));
+    /// let late = store.queue_pop_timeout("jobs", Some(Duration::from_millis(1)));
+    /// assert!(matches!(late, Err(StoreError::Timeout { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As `queue_pop`; with a timeout of zero [`StoreError::QueueEmpty`] if the queue is empty.
+    fn queue_pop_timeout(
+        &self,
+        key: &str,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, StoreError> {
+        let began = Instant::now();
+        let first = self.queue_take(key, 1, timeout)?.pop();
+        first.ok_or_else(|| {
+            let key = self.full_key(key);
+            let (operation, keys) = (Operation::QueuePop, [key.as_str()]);
+            let context = ErrorContext::new(operation, keys, self.label(), began.elapsed());
+            StoreError::QueueEmpty { context }
+        })
+    }
+
     /// Removes and returns the first element of the queue `key`; `None` if the queue is empty. Does not
     /// wait for one.
     ///
