@@ -163,7 +163,8 @@ extern "C" {
 #endif // __cplusplus
 
 // The text of the last call of this thread that failed: which operation, on what, why. Empty if none has failed. A
-// call that succeeds leaves it as it is. Valid until the next failure of this thread, and until the thread ends.
+// call that succeeds leaves it as it is. Valid until the next failure of this thread, and until the thread ends. In
+// destructors that run at the end of a thread it may be cut after 1023 bytes.
 const char *c10d_last_error(void);
 
 // Whether the last call of this thread that failed can have taken effect.
@@ -262,7 +263,7 @@ enum c10d_status c10d_store_open_file(const char *path,
 enum c10d_status c10d_store_open_hash(const struct c10d_options *options, struct c10d_store **store);
 
 // A namespace within another store: the key `k` becomes `prefix/k` there. Shares the other store's connection, default
-// timeout and end, and keeps it open: both handles may be freed in any order.
+// timeout and end, and keeps it open: both handles may be freed in any order. At most 100 are around each other.
 enum c10d_status c10d_store_open_prefix(const struct c10d_store *underlying,
                                         const char *prefix,
                                         size_t prefix_len,

@@ -23,6 +23,32 @@ struct LastError {
 
 thread_local! {
     static LAST: RefCell<Option<LastError>> = const { RefCell::new(None) };
+    /// What remains of it for the destructors of a thread's other values, which may run after that of `LAST`. It has
+    /// no destructor itself.
+    static LATE: RefCell<Late> = const { RefCell::new(Late::NONE) };
+}
+
+/// The longest text of a failure in such a destructor, with the NUL byte that ends it.
+const LATE_BYTES_MAX: usize = 1024;
+
+struct Late {
+    text: [u8; LATE_BYTES_MAX],
+    outcome: CallOutcome,
+}
+
+impl Late {
+    const NONE: Self = Self {
+        text: [0; LATE_BYTES_MAX],
+        outcome: CallOutcome::C10D_OUTCOME_NOT_SENT,
+    };
+
+    fn keep(&mut self, last: &LastError) {
+        let text = last.text.as_bytes();
+        let len = text.len().min(LATE_BYTES_MAX - 1);
+        self.text = Self::NONE.text;
+        self.text[..len].copy_from_slice(&text[..len]);
+        self.outcome = last.outcome;
+    }
 }
 
 /// Keeps a failure until the next one of this thread.
@@ -34,8 +60,17 @@ pub(crate) fn keep(failure: &Failure) {
         outcome: failure.outcome(),
         missing_ranks: failure.missing_ranks().to_vec(),
     };
-    // Destructors of a thread's other values may call the library after this one was destroyed.
-    let _ = LAST.try_with(|slot| slot.replace(Some(last)));
+    let mut last = Some(last);
+    if LAST.try_with(|slot| slot.replace(last.take())).is_err()
+        && let Some(last) = last
+    {
+        LATE.with_borrow_mut(|late| late.keep(&last));
+    }
+}
+
+/// Whether this thread is at its end, so that its last error is in `LATE`.
+fn is_late() -> bool {
+    LAST.try_with(|_| ()).is_err()
 }
 
 fn last<T>(read: impl FnOnce(&LastError) -> T) -> Option<T> {
@@ -44,15 +79,22 @@ fn last<T>(read: impl FnOnce(&LastError) -> T) -> Option<T> {
 }
 
 /// The text of the last call of this thread that failed: which operation, on what, why. Empty if none has failed. A
-/// call that succeeds leaves it as it is. Valid until the next failure of this thread, and until the thread ends.
+/// call that succeeds leaves it as it is. Valid until the next failure of this thread, and until the thread ends. In
+/// destructors that run at the end of a thread it may be cut after 1023 bytes.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_last_error() -> *const c_char {
+    if is_late() {
+        return LATE.with_borrow(|late| late.text.as_ptr().cast());
+    }
     last(|error| error.text.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
 /// Whether the last call of this thread that failed can have taken effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_last_outcome() -> CallOutcome {
+    if is_late() {
+        return LATE.with_borrow(|late| late.outcome);
+    }
     last(|error| error.outcome).unwrap_or(CallOutcome::C10D_OUTCOME_NOT_SENT)
 }
 
@@ -95,6 +137,45 @@ mod tests {
         let other = std::thread::spawn(last_text);
         assert_eq!(other.join().expect("the thread ends"), "");
         assert_eq!(last_text(), "of one\\0thread");
+    }
+
+    /// A value of the thread that is destroyed after the last error: it was made before.
+    #[test]
+    fn a_destructor_at_the_end_of_a_thread_has_its_own_error() {
+        struct AtEnd(std::sync::mpsc::Sender<(bool, String, CallOutcome)>);
+        impl Drop for AtEnd {
+            fn drop(&mut self) {
+                keep(&Failure::invalid_argument("late".repeat(1000)).with_unknown_outcome());
+                let text =
+                    LATE.with_borrow(|late| String::from_utf8_lossy(&late.text).into_owned());
+                let _ = self.0.send((is_late(), text, c10d_last_outcome()));
+            }
+        }
+        thread_local! {
+            static AT_END: RefCell<Option<AtEnd>> = const { RefCell::new(None) };
+        }
+        let (sender, received) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            // Destructors run in the order of first use, or in the reverse one.
+            AT_END.set(Some(AtEnd(sender.clone())));
+            keep(&Failure::invalid_argument("early"));
+            thread_local! {
+                static AFTER: RefCell<Option<AtEnd>> = const { RefCell::new(None) };
+            }
+            AFTER.set(Some(AtEnd(sender)));
+        });
+        thread.join().expect("the thread ends");
+        let ends: Vec<_> = received.iter().collect();
+        assert_eq!(ends.len(), 2);
+        let late: Vec<_> = ends.iter().filter(|(is_late, ..)| *is_late).collect();
+        assert!(
+            !late.is_empty(),
+            "one destructor runs after that of the last error"
+        );
+        for (_, text, outcome) in late {
+            assert_eq!(text.trim_end_matches('\0'), &"late".repeat(256)[..1023]);
+            assert_eq!(*outcome, CallOutcome::C10D_OUTCOME_UNKNOWN);
+        }
     }
 
     #[test]

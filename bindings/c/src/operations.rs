@@ -14,11 +14,15 @@ use crate::border::{self, Buffer, BufferList, Bytes, BytesArray, DataPointer, Ke
 use crate::failure::Failure;
 use crate::guard::call;
 use crate::status::Status;
-use crate::store::StoreHandle;
+use crate::store::{OpenStore, StoreHandle};
 
 /// The keys of an array.
-pub(crate) fn keys(keys: &[Bytes]) -> Result<Vec<Cow<'_, str>>, Failure> {
-    keys.iter().map(|key| key.key("a key")).collect()
+pub(crate) fn keys<'k>(store: &OpenStore, keys: &'k [Bytes]) -> Result<Vec<Cow<'k, str>>, Failure> {
+    let key = |key: &'k Bytes| {
+        store.check_key(key.len)?;
+        key.key("a key")
+    };
+    keys.iter().map(key).collect()
 }
 
 /// As the methods of stores take them.
@@ -38,7 +42,7 @@ pub extern "C" fn c10d_store_set(
 ) -> Status {
     call(|| {
         let store = StoreHandle::used(store, "store")?;
-        let key = key.key(key_len, "key")?;
+        let key = store.key(&key, key_len, "key")?;
         Ok(store
             .store
             .set_bytes(&key, value.bytes(value_len, "value")?)?)
@@ -58,7 +62,7 @@ pub extern "C" fn c10d_store_try_get(
         let value = border::result(value, Buffer::NULL, "value")?;
         let found = border::result(found, false, "found")?;
         let store = StoreHandle::used(store, "store")?;
-        if let Some(bytes) = store.store.try_get(&key.key(key_len, "key")?)? {
+        if let Some(bytes) = store.store.try_get(&store.key(&key, key_len, "key")?)? {
             *found = true;
             *value = Buffer::new(bytes);
         }
@@ -79,7 +83,7 @@ pub extern "C" fn c10d_store_add(
     call(|| {
         let sum = sum.map(|sum| sum.write(0));
         let store = StoreHandle::used(store, "store")?;
-        let total = store.store.add(&key.key(key_len, "key")?, delta)?;
+        let total = store.store.add(&store.key(&key, key_len, "key")?, delta)?;
         if let Some(sum) = sum {
             *sum = total;
         }
@@ -124,7 +128,7 @@ pub extern "C" fn c10d_store_compare_set(
         let swapped = swapped.map(|swapped| swapped.write(Swapped::C10D_SWAPPED_NO));
         let store = StoreHandle::used(store, "store")?;
         let result = store.store.compare_set_bytes(
-            &key.key(key_len, "key")?,
+            &store.key(&key, key_len, "key")?,
             expected.bytes(expected_len, "expected")?,
             desired.bytes(desired_len, "desired")?,
         )?;
@@ -154,7 +158,7 @@ pub extern "C" fn c10d_store_check(
         let all_exist = border::result(all_exist, false, "all_exist")?;
         let store = StoreHandle::used(store, "store")?;
         let keys = keys.elements(key_count, "keys")?;
-        let keys = self::keys(keys)?;
+        let keys = self::keys(store, keys)?;
         *all_exist = store.store.check(&as_strs(&keys))?;
         Ok(())
     })
@@ -171,7 +175,7 @@ pub extern "C" fn c10d_store_delete_key(
     call(|| {
         let existed = existed.map(|existed| existed.write(false));
         let store = StoreHandle::used(store, "store")?;
-        let was_there = store.store.delete_key(&key.key(key_len, "key")?)?;
+        let was_there = store.store.delete_key(&store.key(&key, key_len, "key")?)?;
         if let Some(existed) = existed {
             *existed = was_there;
         }
@@ -218,7 +222,7 @@ pub extern "C" fn c10d_store_append(
 ) -> Status {
     call(|| {
         let store = StoreHandle::used(store, "store")?;
-        let key = key.key(key_len, "key")?;
+        let key = store.key(&key, key_len, "key")?;
         Ok(store
             .store
             .append_bytes(&key, value.bytes(value_len, "value")?)?)
@@ -237,7 +241,7 @@ pub extern "C" fn c10d_store_multi_set(
         let store = StoreHandle::used(store, "store")?;
         let keys = keys.elements(count, "keys")?;
         let values = values.elements(count, "values")?;
-        let keys = self::keys(keys)?;
+        let keys = self::keys(store, keys)?;
         let pairs = keys.iter().zip(values);
         let pairs = pairs.map(|(key, value)| Ok((&**key, value.bytes("a value")?)));
         Ok(store
@@ -257,7 +261,7 @@ pub extern "C" fn c10d_store_queue_push(
 ) -> Status {
     call(|| {
         let store = StoreHandle::used(store, "store")?;
-        let key = key.key(key_len, "key")?;
+        let key = store.key(&key, key_len, "key")?;
         Ok(store
             .store
             .queue_push_bytes(&key, value.bytes(value_len, "value")?)?)
@@ -278,7 +282,10 @@ pub extern "C" fn c10d_store_try_queue_pop(
         let value = border::result(value, Buffer::NULL, "value")?;
         let found = border::result(found, false, "found")?;
         let store = StoreHandle::used(store, "store")?;
-        if let Some(bytes) = store.store.try_queue_pop(&key.key(key_len, "key")?)? {
+        if let Some(bytes) = store
+            .store
+            .try_queue_pop(&store.key(&key, key_len, "key")?)?
+        {
             *found = true;
             *value = Buffer::new(bytes);
         }
@@ -297,7 +304,7 @@ pub extern "C" fn c10d_store_queue_len(
     call(|| {
         let count = border::result(count, 0, "count")?;
         let store = StoreHandle::used(store, "store")?;
-        *count = store.store.queue_len(&key.key(key_len, "key")?)?;
+        *count = store.store.queue_len(&store.key(&key, key_len, "key")?)?;
         Ok(())
     })
 }

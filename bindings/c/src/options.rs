@@ -114,6 +114,10 @@ impl Options {
         options
     }
 
+    pub(crate) const fn key_bytes_max(&self) -> usize {
+        self.limits.key_bytes_max()
+    }
+
     pub(crate) const fn cancel(&self) -> Option<&CancelHandle> {
         self.cancel.as_ref()
     }

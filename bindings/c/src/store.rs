@@ -5,6 +5,7 @@
     reason = "C finds exported functions by their plain names"
 )]
 
+use std::borrow::Cow;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
@@ -29,17 +30,48 @@ pub(crate) struct OpenStore {
     pub(crate) store: Arc<dyn Store>,
     /// The store itself or the one that it wraps, if that is a TCP store.
     pub(crate) tcp: Option<Arc<TcpStore>>,
+    /// The longest key, where one is known before the key is read.
+    key_bytes_max: Option<usize>,
+}
+
+impl OpenStore {
+    /// The key of a call, which is not read if it is too long.
+    pub(crate) fn key<'k>(
+        &self,
+        key: &'k KeyPointer,
+        len: usize,
+        name: &str,
+    ) -> Result<Cow<'k, str>, Failure> {
+        self.check_key(len)?;
+        key.key(len, name)
+    }
+
+    pub(crate) fn check_key(&self, len: usize) -> Result<(), Failure> {
+        match self.key_bytes_max {
+            Some(max) if len > max => {
+                let text = format!(
+                    "{}: a key has {len} bytes: at most {max}",
+                    self.store.label()
+                );
+                Err(Failure::new(Status::C10D_ERROR_LIMIT, text))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 impl StoreHandle {
-    fn with(store: Arc<dyn Store>, tcp: Option<Arc<TcpStore>>) -> Box<Self> {
-        let open = OpenStore { store, tcp };
+    fn with(open: OpenStore) -> Box<Self> {
         Box::new(Self(ProcessBound::new("store", open)))
     }
 
     /// A store that is not known as a TCP store.
     pub(crate) fn new(store: Arc<dyn Store>) -> Box<Self> {
-        Self::with(store, None)
+        Self::with(OpenStore {
+            store,
+            tcp: None,
+            key_bytes_max: None,
+        })
     }
 
     /// The store of a call's argument; refused are null, and a store of the process that forked this one.
@@ -63,7 +95,11 @@ fn open_tcp(
             Ok(TcpStore::open(host, port, options.tcp(is_master))?)
         })?;
         let tcp = Arc::new(tcp);
-        *place = Some(StoreHandle::with(tcp.clone(), Some(tcp)));
+        *place = Some(StoreHandle::with(OpenStore {
+            store: tcp.clone(),
+            tcp: Some(tcp),
+            key_bytes_max: Some(options.key_bytes_max()),
+        }));
         Ok(())
     })
 }
@@ -131,7 +167,7 @@ pub extern "C" fn c10d_store_open_hash(
 }
 
 /// A namespace within another store: the key `k` becomes `prefix/k` there. Shares the other store's connection, default
-/// timeout and end, and keeps it open: both handles may be freed in any order.
+/// timeout and end, and keeps it open: both handles may be freed in any order. At most 100 are around each other.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_store_open_prefix(
     underlying: Option<&StoreHandle>,
@@ -142,12 +178,13 @@ pub extern "C" fn c10d_store_open_prefix(
     call(|| {
         let place = border::result(store, None, "store")?;
         let underlying = StoreHandle::used(underlying, "underlying")?;
-        let prefix = prefix.key(prefix_len, "prefix")?;
-        let prefixed = PrefixStore::new(prefix, Arc::clone(&underlying.store));
-        *place = Some(StoreHandle::with(
-            Arc::new(prefixed),
-            underlying.tcp.clone(),
-        ));
+        let prefix = underlying.key(&prefix, prefix_len, "prefix")?;
+        let prefixed = PrefixStore::nest(prefix, Arc::clone(&underlying.store))?;
+        *place = Some(StoreHandle::with(OpenStore {
+            store: Arc::new(prefixed),
+            tcp: underlying.tcp.clone(),
+            key_bytes_max: underlying.key_bytes_max,
+        }));
         Ok(())
     })
 }
@@ -162,7 +199,11 @@ pub extern "C" fn c10d_store_clone(
     call(|| {
         let place = border::result(store, None, "store")?;
         let original = StoreHandle::used(original, "original")?;
-        *place = Some(StoreHandle::new(original.store.clone_store()?));
+        *place = Some(StoreHandle::with(OpenStore {
+            store: original.store.clone_store()?,
+            tcp: None,
+            key_bytes_max: original.key_bytes_max,
+        }));
         Ok(())
     })
 }

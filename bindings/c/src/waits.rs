@@ -8,13 +8,11 @@
 )]
 
 use std::mem::MaybeUninit;
-use std::time::Instant;
 
-use c10d_store::{ErrorContext, Known, Operation, StoreError};
+use c10d_store::Known;
 
 use crate::border::{self, Buffer, BufferList, BytesArray, DataPointer, KeyPointer};
 use crate::cancel::{self, CancelHandle};
-use crate::failure::Failure;
 use crate::guard::call;
 use crate::operations;
 use crate::status::Status;
@@ -34,7 +32,7 @@ pub extern "C" fn c10d_store_get(
     call(|| {
         let value = border::result(value, Buffer::NULL, "value")?;
         let store = StoreHandle::used(store, "store")?;
-        let key = key.key(key_len, "key")?;
+        let key = store.key(&key, key_len, "key")?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
         let bytes = cancel::run(cancel, || Ok(store.store.get_timeout(&key, timeout)?))?;
         *value = Buffer::new(bytes);
@@ -54,7 +52,7 @@ pub extern "C" fn c10d_store_wait(
     call(|| {
         let store = StoreHandle::used(store, "store")?;
         let keys = keys.elements(key_count, "keys")?;
-        let keys = operations::keys(keys)?;
+        let keys = operations::keys(store, keys)?;
         let keys = operations::as_strs(&keys);
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
         cancel::run(cancel, || Ok(store.store.wait_timeout(&keys, timeout)?))
@@ -78,7 +76,7 @@ pub extern "C" fn c10d_store_wait_change(
     call(|| {
         let value = border::result(value, Buffer::NULL, "value")?;
         let store = StoreHandle::used(store, "store")?;
-        let key = key.key(key_len, "key")?;
+        let key = store.key(&key, key_len, "key")?;
         let bytes = known.bytes(known_len, "known")?;
         let known = if known.is_null() {
             Known::nothing()
@@ -106,7 +104,7 @@ pub extern "C" fn c10d_store_multi_get(
         let values = border::result(values, BufferList::NULL, "values")?;
         let store = StoreHandle::used(store, "store")?;
         let keys = keys.elements(key_count, "keys")?;
-        let keys = operations::keys(keys)?;
+        let keys = operations::keys(store, keys)?;
         let keys = operations::as_strs(&keys);
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
         let get = || Ok(store.store.multi_get_timeout(&keys, timeout)?);
@@ -127,17 +125,11 @@ pub extern "C" fn c10d_store_queue_pop(
 ) -> Status {
     call(|| {
         let value = border::result(value, Buffer::NULL, "value")?;
-        let began = Instant::now();
-        let mut taken = take(store, key, key_len, 1, timeout_ms, cancel)?;
-        let Some(element) = taken.pop() else {
-            let store = StoreHandle::used(store, "store")?;
-            let key = store.store.full_key(&key.key(key_len, "key")?);
-            let label = store.store.label();
-            let keys = [key.as_str()];
-            let context = ErrorContext::new(Operation::QueuePop, keys, label, began.elapsed());
-            return Err(StoreError::QueueEmpty { context }.into());
-        };
-        *value = Buffer::new(element);
+        let store = StoreHandle::used(store, "store")?;
+        let key = store.key(&key, key_len, "key")?;
+        let timeout = timeout::of_call(timeout_ms, &*store.store)?;
+        let pop = || Ok(store.store.queue_pop_timeout(&key, timeout)?);
+        *value = Buffer::new(cancel::run(cancel, pop)?);
         Ok(())
     })
 }
@@ -157,23 +149,13 @@ pub extern "C" fn c10d_store_queue_take(
 ) -> Status {
     call(|| {
         let values = border::result(values, BufferList::NULL, "values")?;
-        *values = BufferList::new(take(store, key, key_len, max, timeout_ms, cancel)?);
+        let store = StoreHandle::used(store, "store")?;
+        let key = store.key(&key, key_len, "key")?;
+        let timeout = timeout::of_call(timeout_ms, &*store.store)?;
+        let take = || Ok(store.store.queue_take(&key, max, timeout)?);
+        *values = BufferList::new(cancel::run(cancel, take)?);
         Ok(())
     })
-}
-
-fn take(
-    store: Option<&StoreHandle>,
-    key: KeyPointer,
-    key_len: usize,
-    max: usize,
-    timeout_ms: i64,
-    cancel: Option<&CancelHandle>,
-) -> Result<Vec<Vec<u8>>, Failure> {
-    let store = StoreHandle::used(store, "store")?;
-    let key = key.key(key_len, "key")?;
-    let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-    cancel::run(cancel, || Ok(store.store.queue_take(&key, max, timeout)?))
 }
 
 /// Waits until `world_size` workers have arrived at the barrier `key`. A key works once: a completed barrier stays
@@ -189,7 +171,7 @@ pub extern "C" fn c10d_store_barrier(
 ) -> Status {
     call(|| {
         let store = StoreHandle::used(store, "store")?;
-        let key = key.key(key_len, "key")?;
+        let key = store.key(&key, key_len, "key")?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
         let barrier = || Ok(store.store.barrier_timeout(&key, world_size, timeout)?);
         cancel::run(cancel, barrier)

@@ -151,6 +151,14 @@ static void options(void) {
     OK(c10d_store_set(store, S("short"), S("1234")));
     RETURNS(C10D_ERROR_LIMIT, c10d_store_set(store, S("short"), S("12345")));
     RETURNS(C10D_ERROR_LIMIT, c10d_store_set(store, S("longer than 16 b"), S("")));
+    /* The length is refused before the key is read: it has one byte. */
+    c10d_bytes long_keys[1] = {{"k", (size_t)1 << 40}};
+    bool flag;
+    c10d_store *prefixed;
+    RETURNS(C10D_ERROR_LIMIT, c10d_store_set(store, "k", (size_t)1 << 40, S("")));
+    SAYS("at most 16");
+    RETURNS(C10D_ERROR_LIMIT, c10d_store_check(store, long_keys, 1, &flag));
+    RETURNS(C10D_ERROR_LIMIT, c10d_store_open_prefix(store, "p", (size_t)1 << 40, &prefixed));
     c10d_store_free(store);
 }
 
@@ -171,6 +179,18 @@ static void lengths_and_keys(c10d_store *store) {
     REFUSES("host is not UTF-8", c10d_store_connect("\xff", 1, NULL, &other));
 }
 
+static void nested_prefixes(void) {
+    static c10d_store *stores[200];
+    int opened = 0;
+    OK(c10d_store_open_hash(NULL, &stores[0]));
+    while (c10d_store_open_prefix(stores[opened], S("p"), &stores[opened + 1]) == C10D_OK) opened++;
+    CHECK(opened == 100);
+    SAYS("100");
+    RETURNS(C10D_ERROR_LIMIT, c10d_store_open_prefix(stores[opened], S("p"), &stores[opened + 1]));
+    OK(c10d_store_set(stores[opened], S("k"), S("v")));
+    for (int i = 0; i <= opened; i++) c10d_store_free(stores[i]);
+}
+
 int main(void) {
     c10d_store *store;
     OK(c10d_store_open_hash(NULL, &store));
@@ -178,6 +198,7 @@ int main(void) {
     lengths_and_keys(store);
     c10d_store_free(store);
     options();
+    nested_prefixes();
     CHECK(strcmp(c10d_status_name(2), "C10D_ERROR_TIMEOUT") == 0);
     CHECK(strcmp(c10d_status_name(-1), "unknown") == 0);
     CHECK(strncmp(c10d_version(), "0.", 2) == 0);
