@@ -36,8 +36,7 @@ impl<'py> FromPyObject<'_, 'py> for Keys {
         if object.is_instance_of::<PyString>() || object.is_instance_of::<PyBytes>() {
             return Err(wrong_type(&object, "keys are a list of str"));
         }
-        let keys: PyResult<Vec<Key>> = object.try_iter()?.map(|key| key?.extract()).collect();
-        Ok(Self(keys?))
+        Ok(Self(items(&object)?))
     }
 }
 
@@ -66,6 +65,45 @@ impl<'py> FromPyObject<'_, 'py> for Value {
             Err(_) => Err(wrong_type(&object, "a value is bytes or str")),
         }
     }
+}
+
+/// A list of values. A single value is refused: its elements are no values.
+#[derive(Debug)]
+pub(crate) struct Values(pub(crate) Vec<Value>);
+
+impl<'py> FromPyObject<'_, 'py> for Values {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if object.extract::<Value>().is_ok() {
+            return Err(wrong_type(&object, "values are a list of bytes or str"));
+        }
+        Ok(Self(items(&object)?))
+    }
+}
+
+/// The ranks of a group.
+#[derive(Debug)]
+pub(crate) struct Ranks(pub(crate) Vec<usize>);
+
+impl<'py> FromPyObject<'_, 'py> for Ranks {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        Ok(Self(items(&object)?))
+    }
+}
+
+/// The elements of any iterable. Its `__len__` may return anything: no memory is reserved for it.
+fn items<'py, T>(object: &Borrowed<'_, 'py, PyAny>) -> PyResult<Vec<T>>
+where
+    T: for<'a> FromPyObject<'a, 'py, Error = PyErr>,
+{
+    let mut items = Vec::new();
+    for item in object.try_iter()? {
+        items.push(item?.extract()?);
+    }
+    Ok(items)
 }
 
 /// A time limit: `timedelta` or seconds; zero checks once without waiting.

@@ -15,7 +15,9 @@ pub(crate) fn store_error(py: Python<'_>, error: &StoreError) -> PyErr {
 
 /// An exception of the class with this name.
 pub(crate) fn raise(py: Python<'_>, class: &str, message: String) -> PyErr {
-    let class = py.import(MODULE).and_then(|module| module.getattr(class));
+    let class = py
+        .import(MODULE)
+        .and_then(|module| module.call_method1("class_of", (class,)));
     match class.and_then(|class| Ok(class.cast_into::<PyType>()?)) {
         Ok(class) => PyErr::from_type(class, message),
         // The interpreter is shutting down, and has taken the module away.

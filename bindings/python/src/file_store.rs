@@ -4,34 +4,45 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::call::run;
 use crate::errors::store_error;
+use crate::set_once::SetOnce;
 use crate::store::Store;
 
 /// A store in a file that the workers share. With a world size, the last of that many stores to close removes the file.
-#[pyclass(extends = Store, frozen, module = "c10d_rs")]
+#[pyclass(extends = Store, subclass, frozen, module = "c10d_rs")]
 #[derive(Debug)]
 pub(crate) struct FileStore {
-    path: PathBuf,
+    path: SetOnce<PathBuf>,
 }
 
 #[pymethods]
 impl FileStore {
     #[new]
-    #[pyo3(
-        signature = (file_name, world_size=-1),
-        text_signature = "(file_name, world_size=-1)"
-    )]
+    #[pyo3(signature = (*_arguments, **_keywords), text_signature = "(file_name, world_size=-1)")]
     fn new(
+        _arguments: &Bound<'_, PyTuple>,
+        _keywords: Option<&Bound<'_, PyDict>>,
+    ) -> PyClassInitializer<Self> {
+        PyClassInitializer::from(Store::unopened()).add_subclass(Self {
+            path: SetOnce::unset(),
+        })
+    }
+
+    #[pyo3(signature = (file_name, world_size=-1))]
+    fn __init__(
+        slf: PyRef<'_, Self>,
         py: Python<'_>,
         file_name: PathBuf,
         world_size: i64,
-    ) -> PyResult<PyClassInitializer<Self>> {
+    ) -> PyResult<()> {
         let world_size = usize::try_from(world_size).ok().filter(|size| *size > 0);
         let store = run(py, || c10d_store::FileStore::open(&file_name, world_size))?;
         let store = store.map_err(|error| store_error(py, &error))?;
-        Ok(Self::around(Arc::new(store), file_name))
+        slf.as_super().handle.open(Arc::new(store))?;
+        slf.path.set(file_name)
     }
 
     /// Opens the same file again.
@@ -40,23 +51,25 @@ impl FileStore {
             .as_super()
             .handle
             .call(py, |store| store.clone_store())?;
-        Py::new(py, Self::around(store, slf.path.clone()))
+        Py::new(py, Self::around(store, slf.path.get()?.clone()))
     }
 
     /// The path of the file, as given.
     #[getter]
-    fn path(&self) -> String {
-        self.path.to_string_lossy().into_owned()
+    fn path(&self) -> PyResult<String> {
+        Ok(self.path.get()?.to_string_lossy().into_owned())
     }
 
-    fn __repr__(slf: PyRef<'_, Self>) -> String {
+    fn __repr__(slf: PyRef<'_, Self>) -> PyResult<String> {
         let closed = slf.as_super().handle.state();
-        format!("FileStore({:?}{closed})", slf.path)
+        Ok(format!("FileStore({:?}{closed})", slf.path.get()?))
     }
 }
 
 impl FileStore {
     fn around(store: Arc<dyn c10d_store::Store>, path: PathBuf) -> PyClassInitializer<Self> {
-        PyClassInitializer::from(Store::new(store)).add_subclass(Self { path })
+        PyClassInitializer::from(Store::new(store)).add_subclass(Self {
+            path: SetOnce::new(path),
+        })
     }
 }

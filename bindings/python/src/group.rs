@@ -7,7 +7,7 @@ use c10d::{GroupError, GroupOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::arguments::{Timeout, Value};
+use crate::arguments::{Ranks, Timeout, Value};
 use crate::call::run;
 use crate::errors::{raise, store_error};
 use crate::owned::Owned;
@@ -134,12 +134,12 @@ impl Group {
         &self,
         py: Python<'_>,
         name: String,
-        ranks: Vec<usize>,
+        ranks: Ranks,
         timeout: Option<Timeout>,
     ) -> PyResult<Self> {
         let group = self.call(py, |group| match timeout {
-            Some(Timeout(timeout)) => group.split_timeout(&name, &ranks, Some(timeout)),
-            None => group.split(&name, &ranks),
+            Some(Timeout(timeout)) => group.split_timeout(&name, &ranks.0, Some(timeout)),
+            None => group.split(&name, &ranks.0),
         })?;
         Ok(Self::new(group))
     }

@@ -8,22 +8,33 @@ use pyo3::prelude::*;
 use crate::call::run;
 use crate::errors::store_error;
 use crate::owned::Owned;
+use crate::set_once::SetOnce;
 
-/// An open store.
+/// A store, once it is open.
 #[derive(Debug)]
-pub(crate) struct Handle(Owned<Arc<dyn Store>>);
+pub(crate) struct Handle(SetOnce<Owned<Arc<dyn Store>>>);
 
 impl Handle {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
-        Self(Owned::new("store", store))
+        Self(SetOnce::new(Owned::new("store", store)))
+    }
+
+    pub(crate) const fn unopened() -> Self {
+        Self(SetOnce::unset())
+    }
+
+    /// # Errors
+    /// If it is open.
+    pub(crate) fn open(&self, store: Arc<dyn Store>) -> PyResult<()> {
+        self.0.set(Owned::new("store", store))
     }
 
     /// The store.
     ///
     /// # Errors
-    /// In a forked child, and after [`close`](Self::close).
+    /// In a forked child, before [`open`](Self::open), and after [`close`](Self::close).
     pub(crate) fn store(&self, py: Python<'_>) -> PyResult<Arc<dyn Store>> {
-        self.0.get(py)
+        self.0.get()?.get(py)
     }
 
     /// Makes a call, which Ctrl-C ends.
@@ -38,7 +49,7 @@ impl Handle {
 
     /// Ends the calls in progress in other threads, and later ones. The process' last handle of a server stops it.
     pub(crate) fn close(&self, py: Python<'_>) -> PyResult<()> {
-        if let Some(store) = self.0.take()? {
+        if let Some(store) = self.0.get()?.take()? {
             py.detach(|| {
                 store.close();
                 drop(store);
@@ -47,8 +58,9 @@ impl Handle {
         Ok(())
     }
 
-    /// `, closed` after [`close`](Self::close), for a text about the store.
+    /// `, closed` unless it is open, for a text about the store.
     pub(crate) fn state(&self) -> &'static str {
-        self.0.read(|_| "").unwrap_or(", closed")
+        let open = self.0.get().ok().and_then(|store| store.read(|_| ""));
+        open.unwrap_or(", closed")
     }
 }

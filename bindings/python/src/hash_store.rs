@@ -3,19 +3,29 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::store::Store;
 
 /// A store within one process, for tests and single-process jobs.
-#[pyclass(extends = Store, frozen, module = "c10d_rs")]
+#[pyclass(extends = Store, subclass, frozen, module = "c10d_rs")]
 #[derive(Debug)]
 pub(crate) struct HashStore;
 
 #[pymethods]
 impl HashStore {
     #[new]
-    fn new() -> PyClassInitializer<Self> {
-        Self::around(Arc::new(c10d_store::HashStore::new()))
+    #[pyo3(signature = (*_arguments, **_keywords), text_signature = "()")]
+    fn new(
+        _arguments: &Bound<'_, PyTuple>,
+        _keywords: Option<&Bound<'_, PyDict>>,
+    ) -> PyClassInitializer<Self> {
+        PyClassInitializer::from(Store::unopened()).add_subclass(Self)
+    }
+
+    fn __init__(slf: PyRef<'_, Self>) -> PyResult<()> {
+        let store = Arc::new(c10d_store::HashStore::new());
+        slf.as_super().handle.open(store)
     }
 
     /// Opens the same store again, with a timeout of its own.

@@ -15,6 +15,7 @@ mod owned;
 mod prefix_store;
 mod rendezvous;
 mod secret;
+mod set_once;
 mod store;
 mod store_server;
 mod tcp_store;

@@ -7,7 +7,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
-use crate::arguments::{Key, Keys, Timeout, Value};
+use crate::arguments::{Key, Keys, Timeout, Value, Values};
 use crate::errors::raise;
 use crate::handle::Handle;
 
@@ -22,6 +22,13 @@ impl Store {
     pub(crate) fn new(store: Arc<dyn c10d_store::Store>) -> Self {
         Self {
             handle: Handle::new(store),
+        }
+    }
+
+    /// A store that a constructor opens later.
+    pub(crate) const fn unopened() -> Self {
+        Self {
+            handle: Handle::unopened(),
         }
     }
 
@@ -116,7 +123,8 @@ impl Store {
     }
 
     /// Sets all keys, from left to right.
-    fn multi_set(&self, py: Python<'_>, keys: Keys, values: Vec<Value>) -> PyResult<()> {
+    fn multi_set(&self, py: Python<'_>, keys: Keys, values: Values) -> PyResult<()> {
+        let values = values.0;
         if keys.0.len() != values.len() {
             let (keys, values) = (keys.0.len(), values.len());
             let message = format!("multi_set needs a value for each key, not {values} for {keys}");

@@ -7,28 +7,50 @@ use std::sync::Arc;
 use c10d_store::{DEFAULT_TIMEOUT, TcpStore, TcpStoreOptions};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::arguments::Timeout;
 use crate::call::run;
 use crate::errors::store_error;
 use crate::secret::read_secret_file;
+use crate::set_once::SetOnce;
 use crate::store::Store;
 
 /// Connects to the server of a store; the master hosts it as well. With a world size, the workers are counted, and the
 /// master waits until all have joined. The timeout is 300 s by default; use_libuv has no effect. With a secret_file,
 /// which PyTorch has not, only processes that have the same secret take part.
-#[pyclass(extends = Store, frozen, module = "c10d_rs")]
+#[pyclass(extends = Store, subclass, frozen, module = "c10d_rs")]
 #[derive(Debug)]
 pub(crate) struct TCPStore {
+    server: SetOnce<Server>,
+}
+
+#[derive(Debug, Clone)]
+struct Server {
     host: String,
     port: u16,
-    is_master: bool,
+    /// This store started it.
+    is_ours: bool,
+    use_libuv: bool,
 }
 
 #[pymethods]
 impl TCPStore {
     #[new]
+    #[pyo3(
+        signature = (*_arguments, **_keywords),
+        text_signature = "(host_name, port, world_size=None, is_master=False, timeout=None, wait_for_workers=True, multi_tenant=False, master_listen_fd=None, use_libuv=True, *, secret_file=None)"
+    )]
+    fn new(
+        _arguments: &Bound<'_, PyTuple>,
+        _keywords: Option<&Bound<'_, PyDict>>,
+    ) -> PyClassInitializer<Self> {
+        PyClassInitializer::from(Store::unopened()).add_subclass(Self {
+            server: SetOnce::unset(),
+        })
+    }
+
     #[pyo3(signature = (
         host_name,
         port,
@@ -43,7 +65,8 @@ impl TCPStore {
         secret_file=None,
     ))]
     #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
-    fn new(
+    fn __init__(
+        slf: PyRef<'_, Self>,
         py: Python<'_>,
         host_name: String,
         port: u16,
@@ -55,8 +78,7 @@ impl TCPStore {
         master_listen_fd: Option<i32>,
         use_libuv: Option<bool>,
         secret_file: Option<PathBuf>,
-    ) -> PyResult<PyClassInitializer<Self>> {
-        let _ = use_libuv;
+    ) -> PyResult<()> {
         if world_size == Some(0) {
             return Err(PyValueError::new_err(
                 "the world size of a TCPStore cannot be 0",
@@ -79,12 +101,14 @@ impl TCPStore {
         }
         let store = run(py, || TcpStore::open(&host_name, port, options))?;
         let store = store.map_err(|error| store_error(py, &error))?;
-        let tcp_store = Self {
+        let server = Server {
             host: store.host().to_owned(),
             port: store.port(),
-            is_master,
+            is_ours: is_master,
+            use_libuv: use_libuv.unwrap_or(true),
         };
-        Ok(PyClassInitializer::from(Store::new(Arc::new(store))).add_subclass(tcp_store))
+        slf.as_super().handle.open(Arc::new(store))?;
+        slf.server.set(server)
     }
 
     /// Opens another connection to the same server.
@@ -93,10 +117,12 @@ impl TCPStore {
             .as_super()
             .handle
             .call(py, |store| store.clone_store())?;
+        let server = Server {
+            is_ours: false,
+            ..slf.server.get()?.clone()
+        };
         let clone = Self {
-            host: slf.host.clone(),
-            port: slf.port,
-            is_master: false,
+            server: SetOnce::new(server),
         };
         Py::new(
             py,
@@ -106,24 +132,33 @@ impl TCPStore {
 
     /// The server's host, as given.
     #[getter]
-    fn host(&self) -> &str {
-        &self.host
+    fn host(&self) -> PyResult<&str> {
+        Ok(&self.server.get()?.host)
     }
 
     /// The server's port; for a master with port 0, the one that the system chose.
     #[getter]
-    const fn port(&self) -> u16 {
-        self.port
+    fn port(&self) -> PyResult<u16> {
+        Ok(self.server.get()?.port)
     }
 
-    fn __repr__(slf: PyRef<'_, Self>) -> String {
-        let master = if slf.is_master {
-            ", is_master=True"
-        } else {
-            ""
-        };
+    /// What use_libuv was, which has no effect.
+    #[getter]
+    #[pyo3(name = "libuvBackend")]
+    fn libuv_backend(&self) -> PyResult<bool> {
+        Ok(self.server.get()?.use_libuv)
+    }
+
+    fn __repr__(slf: PyRef<'_, Self>) -> PyResult<String> {
+        let Server {
+            host,
+            port,
+            is_ours,
+            ..
+        } = slf.server.get()?;
+        let master = if *is_ours { ", is_master=True" } else { "" };
         let closed = slf.as_super().handle.state();
-        format!("TCPStore({:?}, {}{master}{closed})", slf.host, slf.port)
+        Ok(format!("TCPStore({host:?}, {port}{master}{closed})"))
     }
 }
 

@@ -232,8 +232,8 @@ class StoreContract(unittest.TestCase):
         for call in (
             lambda: store.set("k", 3),  # type: ignore[arg-type]
             lambda: store.set(3, "v"),  # type: ignore[arg-type]
-            lambda: store.wait("k", SHORT),
-            lambda: store.check("k"),
+            lambda: store.wait("k", SHORT),  # type: ignore[arg-type]
+            lambda: store.check("k"),  # type: ignore[arg-type]
             lambda: store.wait(["k"], "soon"),  # type: ignore[arg-type]
             lambda: store.set_timeout(None),  # type: ignore[arg-type]
         ):

@@ -2,6 +2,7 @@
 
 import pickle
 import socket
+import sys
 import tempfile
 import time
 import unittest
@@ -230,6 +231,54 @@ class TestOpening(unittest.TestCase):
         self.assertIn("closed", repr(server))
         with self.assertRaisesRegex(TypeError, "cannot pickle"):
             pickle.dumps(server)
+
+    def test_subclasses(self) -> None:
+        class Mixin:
+            def count(self: Any, key: str) -> int:
+                value: int = self.add(key, 1)
+                return value
+
+        class Counted(Mixin, TCPStore):
+            def __init__(self, *arguments: Any, name: str) -> None:
+                super().__init__(*arguments)
+                self.name = name
+
+        class Late(HashStore):
+            def __init__(self) -> None:
+                pass
+
+        with StoreServer() as server, Counted("127.0.0.1", server.port, name="a") as store:
+            self.assertEqual((store.count("n"), store.name, store.libuvBackend), (1, "a", True))
+            self.assertEqual(PrefixStore("p", store).underlying_store, store)
+            self.assertIsInstance(store.clone(), TCPStore)
+            with self.assertRaisesRegex(RuntimeError, "called twice"):
+                TCPStore.__init__(store, "127.0.0.1", server.port)
+        with self.assertRaisesRegex(RuntimeError, "super.*__init__"):
+            Late().set("k", "v")
+        self.assertFalse(TCPStore("127.0.0.1", 0, is_master=True, use_libuv=False).libuvBackend)
+
+    def test_arguments_that_lie(self) -> None:
+        class Long(list[Any]):
+            def __len__(self) -> int:
+                return sys.maxsize
+
+        store = HashStore()
+        store.multi_set(Long(["a", "b"]), Long([b"1", "2"]))
+        self.assertEqual(store.multi_get(Long(["a", "b"])), [b"1", b"2"])
+        for text in ("ab", b"ab"):
+            for call in (store.wait, store.check, store.multi_get):
+                with self.assertRaisesRegex(TypeError, "keys are a list of str, not"):
+                    call(text)  # type: ignore[arg-type]
+            with self.assertRaisesRegex(TypeError, "values are a list of bytes or str, not"):
+                store.multi_set(["a", "b"], text)  # type: ignore[arg-type]
+
+    def test_nested_prefixes(self) -> None:
+        store: Store = HashStore()
+        with self.assertRaisesRegex(DistStoreError, "limit of 100|100"):
+            for _ in range(100_000):
+                store = PrefixStore("p", store)
+        store.set("k", "v")
+        self.assertEqual(store.get("k"), b"v")
 
     def test_the_base_class(self) -> None:
         with self.assertRaises(TypeError):

@@ -1,5 +1,8 @@
 """The exceptions of the stores. The first four have the names and bases of those in ``torch.distributed``."""
 
+import sys
+from typing import Any
+
 
 class DistError(RuntimeError):
     """An error of a store. The base of all exceptions of this package."""
@@ -80,3 +83,48 @@ class RendezvousStateError(RendezvousError):
 
 class RendezvousGracefulExitError(RendezvousError):
     """The job ended while this node was a spare."""
+
+
+# For each exception of the stores, that of torch.distributed which it is too, or the first of these that exists.
+_TORCH = {
+    "DistError": ("DistError",),
+    "DistNetworkError": ("DistNetworkError", "DistError"),
+    "DistStoreError": ("DistStoreError", "DistError"),
+    "QueueEmptyError": ("QueueEmptyError", "DistStoreError", "DistError"),
+    "StoreTimeoutError": ("DistStoreError", "DistError"),
+    "StoreValueError": ("DistStoreError", "DistError"),
+    "StoreUnsupportedError": ("DistStoreError", "DistError"),
+    "GroupError": ("DistError",),
+    "MissingRanksError": ("DistError",),
+}
+
+_combined: dict[str, type[Exception]] = {}
+
+
+def class_of(name: str) -> type[Exception]:
+    """Return the class to raise: one that ``except torch.distributed.DistStoreError`` catches too, if torch is there.
+
+    A program that has imported torch.distributed can name its classes; no other can. So torch is never imported here.
+    """
+    combined = _combined.get(name)
+    if combined is not None:
+        return combined
+    ours: type[Exception] = globals()[name]
+    torch = sys.modules.get("torch.distributed")
+    for candidate in _TORCH.get(name, ()):
+        theirs = getattr(torch, candidate, None)
+        if isinstance(theirs, type):
+            fields = {"__module__": ours.__module__, "__doc__": ours.__doc__, "__reduce__": _reduce}
+            return _combined.setdefault(name, type(name, (ours, theirs), fields))
+    return ours
+
+
+def _reduce(error: Exception) -> Any:
+    """Pickle the name: the receiving process may have no torch."""
+    return _remade, (type(error).__name__, error.args, error.__dict__)
+
+
+def _remade(name: str, arguments: tuple[Any, ...], fields: dict[str, Any]) -> Exception:
+    error = class_of(name)(*arguments)
+    error.__dict__.update(fields)
+    return error

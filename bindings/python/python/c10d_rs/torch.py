@@ -1,0 +1,94 @@
+"""A store of this package for PyTorch's process groups: ``init_process_group(store=c10d_rs.torch.Store(store), ...)``.
+
+So a torch job can have what PyTorch's own client lacks, above all the shared secret. This module imports torch.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed as dist
+
+from c10d_rs._native import Store as _Store
+
+
+class Store(dist.Store):
+    """A store of PyTorch that passes every call on to one of this package."""
+
+    def __init__(self, store: _Store) -> None:
+        """Wrap an open store, which must stay open as long as this one is used."""
+        super().__init__()
+        self._store = store
+        # PyTorch's C++ code keeps its part of a clone only: without the Python part, which is here, it has no methods.
+        self._clones: list[Store] = []
+
+    def clone(self) -> "Store":
+        """Wrap another connection to the same store. It lives as long as this store."""
+        clone = Store(self._store.clone())
+        self._clones.append(clone)
+        return clone
+
+    def set(self, key: str, value: Any) -> None:
+        """See ``torch.distributed.Store``, also for the other methods."""
+        self._store.set(key, _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        return self._store.add(key, value)
+
+    def compare_set(self, key: str, expected_value: Any, desired_value: Any) -> bytes:
+        return self._store.compare_set(key, _bytes(expected_value), _bytes(desired_value))
+
+    def delete_key(self, key: str) -> bool:
+        return self._store.delete_key(key)
+
+    def num_keys(self) -> int:
+        return self._store.num_keys()
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        self._store.wait(keys, timeout)
+
+    def append(self, key: str, value: Any) -> None:
+        self._store.append(key, _bytes(value))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return self._store.multi_get(keys)
+
+    def multi_set(self, keys: list[str], values: Sequence[Any]) -> None:
+        self._store.multi_set(keys, [_bytes(value) for value in values])
+
+    def queue_push(self, key: str, value: Any) -> None:
+        self._store.queue_push(key, _bytes(value))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        return self._store.queue_pop(key, block)
+
+    def queue_len(self, key: str) -> int:
+        return self._store.queue_len(key)
+
+    def list_keys(self) -> list[str]:
+        return self._store.list_keys()
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
+        self._store.barrier(key, world_size, timeout)
+
+    def has_extended_api(self) -> bool:
+        return self._store.has_extended_api()
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._store.set_timeout(timeout)
+
+    @property
+    def timeout(self) -> timedelta:
+        """The timeout of calls that have none of their own."""
+        return self._store.timeout
+
+
+def _bytes(value: Any) -> bytes | bytearray | str:
+    """Return a value as PyTorch's C++ code passes it: as text, bytes or a list of numbers."""
+    return value if isinstance(value, str) else bytes(value)
