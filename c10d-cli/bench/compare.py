@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares this store's server with PyTorch's libuv server, side by side.
 
-    cargo build --release -p c10d-cli
-    python c10d-cli/bench/compare.py --c10d target/release/c10d
+    cargo build --profile dist -p c10d-cli
+    python c10d-cli/bench/compare.py --c10d target/dist/c10d
 
 Needs Linux, two cores, and a Python that has torch (--python, if it is not the one that runs this).
 Each round starts both servers afresh on core 0, runs `c10d bench store` from core 1 against one and
@@ -144,7 +144,7 @@ def table(ours, theirs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--c10d", default="target/release/c10d", help="the built command")
+    parser.add_argument("--c10d", default="target/dist/c10d", help="the built command")
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--rounds", type=int, default=3, help="how often to start both servers")
     parser.add_argument("--inner-rounds", type=int, default=3, help="rounds of each measurement")

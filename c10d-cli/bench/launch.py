@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares how soon `c10d run` and torchrun have their workers running, side by side.
 
-    cargo build --release -p c10d-cli
-    python c10d-cli/bench/launch.py --c10d target/release/c10d
+    cargo build --profile dist -p c10d-cli
+    python c10d-cli/bench/launch.py --c10d target/dist/c10d
 
 Needs a Python that has torch (--python, if it is not the one that runs this). The worker is the same
 shell script for both, which notes the time and ends, so what is measured is the launcher. Each round
@@ -167,7 +167,7 @@ def table(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--c10d", default="target/release/c10d", help="the built command")
+    parser.add_argument("--c10d", default="target/dist/c10d", help="the built command")
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--rounds", type=int, default=5, help="how often to measure everything")
     parser.add_argument("--timeout", type=float, default=120, help="of one launch, in seconds")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Compares how soon PyTorch workers train again after one of them has failed.
 
-    cargo build --release -p c10d-cli
-    python c10d-cli/bench/restart.py --c10d target/release/c10d --python PYTHON_WITH_TORCH
+    cargo build --profile dist -p c10d-cli
+    python c10d-cli/bench/restart.py --c10d target/dist/c10d --python PYTHON_WITH_TORCH
 
 Side by side: torchrun, `c10d run`, `c10d run --preload torch,torch._dynamo`, and the same with --preload-standby. The
 job is one node of four workers that train a small model with DDP and gloo; one fails when all have made some steps.
@@ -170,7 +170,7 @@ def table(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--c10d", default="target/release/c10d", help="the built command")
+    parser.add_argument("--c10d", default="target/dist/c10d", help="the built command")
     parser.add_argument("--python", default=sys.executable, help="a Python that has torch")
     parser.add_argument("--rounds", type=int, default=5, help="how often to measure everything")
     parser.add_argument("--timeout", type=float, default=180, help="of one job, in seconds")
