@@ -52,6 +52,7 @@ mod registry;
 mod registry_id;
 mod retry;
 mod runtime;
+mod segmented_queue;
 mod sync;
 mod termination;
 mod timer;

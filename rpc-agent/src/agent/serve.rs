@@ -1,6 +1,5 @@
 //! Runs the registered functions on the threads of the pool.
 
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
@@ -12,6 +11,7 @@ use crate::peer::Failure;
 use crate::pool::Work;
 use crate::registry::{Body, Registry};
 use crate::runtime::{ReplyTo, Served};
+use crate::segmented_queue::SegmentedQueue;
 
 /// What the threads of an agent's pool do.
 pub(super) struct Service {
@@ -32,7 +32,7 @@ impl Work<Served> for Service {
         self.agent.runtime().driver.take_outsiders()
     }
 
-    fn poll(&self, found: &mut VecDeque<Served>) {
+    fn poll(&self, found: &mut SegmentedQueue<Served>) {
         self.agent.runtime().poll(found);
     }
 
@@ -115,5 +115,9 @@ impl Work<Served> for Service {
 
     fn arrived_at(&self, served: &Served) -> Instant {
         served.request.arrived_at
+    }
+
+    fn return_free_memory(&self) {
+        c10d_socket::release_freed_memory();
     }
 }

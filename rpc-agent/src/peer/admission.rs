@@ -1,8 +1,7 @@
 //! Which requests of a peer may begin: bounded queues, and back pressure for a peer that does not read its answers.
 
-use std::collections::VecDeque;
-
 use super::request::Request;
+use crate::segmented_queue::SegmentedQueue;
 
 /// The requests of one peer that have not begun.
 #[derive(Debug, Default)]
@@ -10,7 +9,7 @@ pub(super) struct Admission {
     /// All that have not begun: parked, or waiting for a thread.
     queued: usize,
     /// Those that wait until the peer has read some of its answers.
-    parked: VecDeque<Request>,
+    parked: SegmentedQueue<Request>,
     /// Requests refused while the peer did not read.
     refused_unread: usize,
 }
@@ -71,7 +70,7 @@ impl Admission {
     /// The peer has read: the parked requests may run.
     pub(super) fn unpark(&mut self) -> impl Iterator<Item = Request> + '_ {
         self.refused_unread = 0;
-        self.parked.drain(..)
+        self.parked.drain()
     }
 
     /// The connection ended: drops the parked requests and returns how many these were.

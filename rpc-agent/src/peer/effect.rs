@@ -1,6 +1,5 @@
 //! What is to be done after an input, as values.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,6 +12,7 @@ use super::connection::{ConnectionId, Watch};
 use super::outgoing::Batch;
 use super::request::Request;
 use crate::error::RpcError;
+use crate::segmented_queue::SegmentedQueue;
 
 /// One thing to be done. `P` completes a call, `S` is a socket.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ pub(crate) enum Count {
 pub(crate) struct Effects<P, S> {
     first: Option<Effect<P, S>>,
     /// `None` before there was more than one: then there is nothing to be dropped.
-    rest: Option<VecDeque<Effect<P, S>>>,
+    rest: Option<SegmentedQueue<Effect<P, S>>>,
 }
 
 impl<P, S> Default for Effects<P, S> {
@@ -97,7 +97,7 @@ impl<P, S> Effects<P, S> {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.first.is_none() && self.rest.as_ref().is_none_or(VecDeque::is_empty)
+        self.first.is_none() && self.rest.as_ref().is_none_or(SegmentedQueue::is_empty)
     }
 
     pub(crate) fn push(&mut self, effect: Effect<P, S>) {

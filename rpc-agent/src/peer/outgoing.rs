@@ -12,6 +12,7 @@ use std::mem;
 
 use bytes::Bytes;
 
+use crate::segmented_queue::SegmentedQueue;
 use crate::wire::{
     Frame, HEADER_BYTES, Header, LARGE_MESSAGES_BYTES_MAX, LARGE_MESSAGES_MAX, PART_BYTES,
     encode_request_head, encode_response_head,
@@ -39,7 +40,7 @@ pub(crate) struct Outgoing {
     /// Small frames to send next, encoded.
     ready: Encoded,
     /// Small frames after `ready`; requests among them can be withdrawn.
-    waiting: VecDeque<Waiting>,
+    waiting: SegmentedQueue<Waiting>,
     /// Large messages in progress, in round-robin order.
     begun: VecDeque<Stream>,
     /// Sum of the payload lengths of `begun`.
@@ -460,7 +461,7 @@ impl Outgoing {
                 *queue = VecDeque::new();
             }
         }
-        shrink(&mut self.waiting);
+        self.waiting.release(QUEUE_KEPT_BYTES_MAX);
         shrink(&mut self.begun);
         shrink(&mut self.not_begun);
     }

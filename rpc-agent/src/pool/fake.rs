@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::Deadline;
 
 use super::threads::{Pool, Work};
+use crate::segmented_queue::SegmentedQueue;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Monitor};
 
@@ -99,7 +100,7 @@ impl Work<FakeRequest> for OwnedWork {
         self.0.collected.swap(false, Ordering::SeqCst)
     }
 
-    fn poll(&self, found: &mut VecDeque<FakeRequest>) {
+    fn poll(&self, found: &mut SegmentedQueue<FakeRequest>) {
         let monitor = &self.0.network;
         let mut network = monitor.lock();
         assert!(
@@ -112,7 +113,7 @@ impl Work<FakeRequest> for OwnedWork {
         }
         network.is_woken = false;
         network.is_polled = false;
-        found.append(&mut network.arrived);
+        found.extend(network.arrived.drain(..));
     }
 
     fn wake_poller(&self) {
@@ -140,6 +141,8 @@ impl Work<FakeRequest> for OwnedWork {
     fn arrived_at(&self, request: &FakeRequest) -> Instant {
         request.arrived_at
     }
+
+    fn return_free_memory(&self) {}
 }
 
 impl FakeWork {

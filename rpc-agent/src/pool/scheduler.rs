@@ -8,9 +8,11 @@ mod exploration;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
-use std::collections::VecDeque;
+use std::mem;
 use std::ops::Range;
 use std::time::{Duration, Instant};
+
+use crate::segmented_queue::SegmentedQueue;
 
 /// How often the standby thread checks, while there is something to do.
 pub(super) const TICK: Duration = Duration::from_micros(250);
@@ -22,6 +24,9 @@ pub(super) const STALE: Duration = Duration::from_micros(if cfg!(shuttle) { 0 } 
 /// in tests, which visit every state.
 const QUIET_TICKS_MAX: u32 = if cfg!(test) { 1 } else { 4 };
 
+/// From this number of queued requests on they are a burst: megabytes, which the system's allocator would keep.
+const BURST_REQUESTS_MIN: usize = 10_000;
+
 /// A thread that had nothing to do for this long ends, unless it is one of the last two. Short in tests.
 pub(super) const IDLE_MAX: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 10_000 });
 
@@ -31,10 +36,10 @@ pub(super) struct Scheduler<R, C> {
     handlers_max: usize,
     threads_max: usize,
     stage: Stage,
-    requests: VecDeque<QueuedRequest<R>>,
+    requests: SegmentedQueue<QueuedRequest<R>>,
     slow_queued: usize,
     /// With the time at which they were queued, or somewhat earlier.
-    callbacks: VecDeque<(Instant, C)>,
+    callbacks: SegmentedQueue<(Instant, C)>,
     /// `None` while a thread polls.
     poller_free_since: Option<Instant>,
     threads: usize,
@@ -48,6 +53,8 @@ pub(super) struct Scheduler<R, C> {
     standby: Standby,
     /// Idle threads that were woken for a task and have not reported yet.
     wanted: usize,
+    /// A burst of requests has come since free memory was returned to the system.
+    had_burst: bool,
     effects: Effects,
 }
 
@@ -76,7 +83,8 @@ pub(super) enum Next<R, C> {
     Look,
     /// Sleeps, then reports [`Thread::woke`].
     Sleep(Sleep),
-    End,
+    /// Ends. If set, first has the process's free memory returned to the system: a burst of requests is over.
+    End { burst_is_over: bool },
 }
 
 /// How a thread sleeps. It may wake up without a reason.
@@ -206,9 +214,9 @@ impl<R, C> Scheduler<R, C> {
             handlers_max,
             threads_max,
             stage: Stage::New,
-            requests: VecDeque::new(),
+            requests: SegmentedQueue::new(),
             slow_queued: 0,
-            callbacks: VecDeque::new(),
+            callbacks: SegmentedQueue::new(),
             poller_free_since: Some(now),
             threads: 0,
             threads_begun: 0,
@@ -218,6 +226,7 @@ impl<R, C> Scheduler<R, C> {
             idle: 0,
             standby: Standby::None,
             wanted: 0,
+            had_burst: false,
             effects: Effects::default(),
         }
     }
@@ -239,7 +248,7 @@ impl<R, C> Scheduler<R, C> {
 
     /// What other threads have to do after the steps since the last call.
     pub(super) fn take_effects(&mut self) -> Effects {
-        std::mem::take(&mut self.effects)
+        mem::take(&mut self.effects)
     }
 
     /// Queues a callback, unless the pool has stopped.
@@ -285,6 +294,7 @@ impl<R, C> Scheduler<R, C> {
             self.slow_queued += usize::from(queued.is_slow);
             self.requests.push_back(queued);
         }
+        self.had_burst |= self.requests.len() >= BURST_REQUESTS_MIN;
     }
 
     /// A thread that runs a task is about to wait: another one may take its place.
@@ -317,20 +327,20 @@ impl<R, C> Scheduler<R, C> {
 
     /// All threads end once the callbacks and the functions that run have run. Returns the requests that
     /// are dropped.
-    pub(super) fn stop(&mut self) -> VecDeque<QueuedRequest<R>> {
+    pub(super) fn stop(&mut self) -> SegmentedQueue<QueuedRequest<R>> {
         self.stage = Stage::Stopping;
         self.slow_queued = 0;
-        std::mem::take(&mut self.requests)
+        mem::take(&mut self.requests)
     }
 
     /// All threads have ended, perhaps but for one that runs the stop itself. Returns the requests that are
     /// dropped because they were polled during the stop, and the callbacks that are left to be run.
-    pub(super) fn finish(&mut self) -> (VecDeque<QueuedRequest<R>>, Vec<C>) {
+    pub(super) fn finish(&mut self) -> (SegmentedQueue<QueuedRequest<R>>, Vec<C>) {
         self.stage = Stage::Stopped;
         self.slow_queued = 0;
-        let callbacks = std::mem::take(&mut self.callbacks);
+        let callbacks = mem::take(&mut self.callbacks);
         let callbacks = callbacks.into_iter().map(|(_, callback)| callback);
-        (std::mem::take(&mut self.requests), callbacks.collect())
+        (mem::take(&mut self.requests), callbacks.collect())
     }
 
     /// A thread has run its task.
@@ -393,7 +403,8 @@ impl<R, C> Scheduler<R, C> {
                     }
                     if self.stage >= Stage::Stopping {
                         self.threads -= 1;
-                        return Next::End;
+                        let burst_is_over = false;
+                        return Next::End { burst_is_over };
                     }
                     if thread.0 == Phase::Free {
                         thread.0 = Phase::Flushed;
@@ -411,7 +422,9 @@ impl<R, C> Scheduler<R, C> {
                     } else if timed_out && self.threads > 2 {
                         self.idle -= 1;
                         self.threads -= 1;
-                        return Next::End;
+                        let is_last = self.threads == 2;
+                        let burst_is_over = is_last && mem::take(&mut self.had_burst);
+                        return Next::End { burst_is_over };
                     } else {
                         return Next::Sleep(Sleep::Idle);
                     }

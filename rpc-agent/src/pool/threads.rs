@@ -1,7 +1,6 @@
 //! The threads of a pool, which obey the [`Scheduler`].
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::io;
 use std::sync::PoisonError;
 use std::time::Instant;
@@ -9,6 +8,7 @@ use std::time::Instant;
 use super::scheduler::{
     Effects, IDLE_MAX, Look, Next, QueuedRequest, Scheduler, Sleep, TICK, Task, Thread,
 };
+use crate::segmented_queue::SegmentedQueue;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle, ThreadId};
 use crate::sync::{self, Arc, Condvar, Mutex, MutexGuard, thread_local};
@@ -28,7 +28,7 @@ pub(crate) trait Work<R>: Send + Sync {
 
     /// Waits for the sockets once, and appends the requests that it read to `found`. One thread at a time
     /// is in it.
-    fn poll(&self, found: &mut VecDeque<R>);
+    fn poll(&self, found: &mut SegmentedQueue<R>);
 
     /// Ends a [`Work::poll`] that waits, or the next one.
     fn wake_poller(&self);
@@ -43,6 +43,9 @@ pub(crate) trait Work<R>: Send + Sync {
     fn is_slow(&self, request: &R) -> bool;
 
     fn arrived_at(&self, request: &R) -> Instant;
+
+    /// Returns the process's free memory to the system. Called when the threads of a burst have ended.
+    fn return_free_memory(&self);
 }
 
 /// A callback of a future. Does not panic.
@@ -257,7 +260,7 @@ impl<R: Send + 'static> Pool<R> {
     fn run_thread(self: &Arc<Self>, work: &dyn Work<R>) {
         self.continue_as(Role::None);
         let mut thread = Thread::new();
-        let (mut found, mut batch) = (VecDeque::new(), VecDeque::new());
+        let (mut found, mut batch) = (SegmentedQueue::new(), SegmentedQueue::new());
         let mut state = self.lock();
         loop {
             state = match state.scheduler.next(&mut thread) {
@@ -286,9 +289,9 @@ impl<R: Send + 'static> Pool<R> {
                     self.continue_as(Role::Polls);
                     work.poll(&mut found);
                     self.continue_as(Role::None);
-                    batch.extend(queued(work, found.drain(..)));
+                    batch.extend(queued(work, found.drain()));
                     let now = Instant::now();
-                    self.lock_and(|scheduler| scheduler.polled(&mut thread, batch.drain(..), now))
+                    self.lock_and(|scheduler| scheduler.polled(&mut thread, batch.drain(), now))
                 }
                 Next::Flush => {
                     self.unlock(state);
@@ -316,9 +319,13 @@ impl<R: Send + 'static> Pool<R> {
                     thread.woke(has_timed_out);
                     state
                 }
-                Next::End => {
+                Next::End { burst_is_over } => {
                     state.ended.push(thread::current().id());
-                    return self.unlock(state);
+                    self.unlock(state);
+                    if burst_is_over {
+                        work.return_free_memory();
+                    }
+                    return;
                 }
             };
         }

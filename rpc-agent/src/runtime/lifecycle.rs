@@ -1,6 +1,5 @@
 //! The parts of a running agent, and how they end.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +29,7 @@ use crate::metrics::{Gauges, MetricsSnapshot};
 use crate::peer::{Config, IncomingLimits};
 use crate::pool::{Pool, Work};
 use crate::registry_id::RegistryId;
+use crate::segmented_queue::SegmentedQueue;
 use crate::sync::Monitor;
 use crate::termination::{Activity, Termination, TerminationError};
 use crate::timer::TimerThread;
@@ -167,7 +167,7 @@ impl Runtime {
     }
 
     /// Waits for the sockets once; requests that may run go to `admitted`.
-    pub(crate) fn poll(&self, admitted: &mut VecDeque<Served>) {
+    pub(crate) fn poll(&self, admitted: &mut SegmentedQueue<Served>) {
         let Some(mut poller) = self.lock_poller().take() else {
             return;
         };

@@ -14,6 +14,7 @@ use super::entry::PeerEntry;
 use super::reader::{self, ReadBuffers, ReadEnd};
 use super::sockets::{Owner, Sockets, WAKER};
 use crate::peer::{ConnectionId, Reads};
+use crate::segmented_queue::SegmentedQueue;
 
 const EVENTS_MAX: usize = 256;
 
@@ -68,7 +69,7 @@ impl Poller {
 
     /// Waits for the sockets and the earliest deadline, once, and handles what is ready. Requests that may run go to
     /// `admitted`.
-    pub(crate) fn poll(&mut self, admitted: &mut VecDeque<Served>) {
+    pub(crate) fn poll(&mut self, admitted: &mut SegmentedQueue<Served>) {
         let driver = Arc::clone(&self.driver);
         let call_ms = driver.sockets.begin_wait();
         let timeout = self.timeout(call_ms, Instant::now());
@@ -107,7 +108,6 @@ impl Poller {
                 self.more.push_back((peer, connection));
             }
         }
-        self.buffers.release();
         for token in handshakes {
             self.acceptor.readable(token, admitted);
         }
@@ -170,7 +170,7 @@ fn on_event(
     peer: &Arc<PeerEntry>,
     event: &mio::event::Event,
     buffers: &mut ReadBuffers,
-    admitted: &mut VecDeque<Served>,
+    admitted: &mut SegmentedQueue<Served>,
 ) -> Option<ConnectionId> {
     let connection = {
         let mut state = peer.lock();

@@ -10,12 +10,10 @@ use super::entry::{Core, CoreEffects, PeerEntry};
 use super::received::Received;
 use super::tls::SealedReads;
 use crate::peer::{ConnectionId, FunctionId, Message, ReadNext, Reads, Recipient};
+use crate::segmented_queue::SegmentedQueue;
 
 /// Bytes read from one connection before others get their turn.
 const READ_BYTES_MAX: usize = 1 << 20;
-
-/// Room for more messages than this is freed after the reads that needed it.
-const MESSAGES_KEPT_MAX: usize = 256;
 
 /// How a read ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,19 +29,9 @@ pub(super) enum ReadEnd {
 /// Memory that a thread uses for one read after another.
 #[derive(Default)]
 pub(super) struct ReadBuffers {
-    messages: Vec<Message>,
+    messages: SegmentedQueue<Message>,
     effects: CoreEffects,
     sealed: SealedReads,
-}
-
-impl ReadBuffers {
-    /// Frees the memory if a burst has made it large.
-    pub(super) fn release(&mut self) {
-        if self.messages.capacity() > MESSAGES_KEPT_MAX {
-            self.messages = Vec::new();
-            self.effects = CoreEffects::new();
-        }
-    }
 }
 
 /// Reads what has arrived from a peer; the requests in it that may run go to `admitted`.
@@ -90,7 +78,7 @@ pub(super) fn read(
         if buffers.messages.is_empty() && failure.is_none() && !ends {
             continue;
         }
-        let messages = buffers.messages.drain(..);
+        let messages = buffers.messages.drain();
         let is_connected =
             driver.step_with(peer, &mut buffers.effects, admitted, |core, effects| {
                 let (now, is_pool_thread) = (Instant::now(), driver.pool.is_own_thread());
@@ -191,7 +179,7 @@ pub(crate) fn read_while_waiting(
 struct Inbox<'a> {
     driver: &'a Driver,
     peer: &'a PeerEntry,
-    messages: &'a mut Vec<Message>,
+    messages: &'a mut SegmentedQueue<Message>,
 }
 
 impl Recipient for Inbox<'_> {
@@ -212,7 +200,7 @@ impl Recipient for Inbox<'_> {
         if matches!(message, Message::Request { .. }) {
             self.driver.metrics.requests_received(1);
         }
-        self.messages.push(message);
+        self.messages.push_back(message);
     }
 }
 

@@ -10,6 +10,7 @@ mod handlers;
 mod jobs;
 mod liveness;
 mod log_lines;
+mod memory;
 mod own_process;
 mod peer_death;
 mod proxy;

@@ -336,7 +336,7 @@ fn an_idle_connection_keeps_little_memory() {
         };
         of(&outgoing.ready)
             + of(&outgoing.spare)
-            + outgoing.waiting.capacity() * size_of::<Waiting>()
+            + outgoing.waiting.held_bytes()
             + (outgoing.begun.capacity() + outgoing.not_begun.capacity()) * size_of::<Stream>()
     };
     let mut outgoing = Outgoing::new();

@@ -246,7 +246,7 @@ impl World {
             Next::Sleep(Sleep::Idle) => At::Sleeps(SleepOrder::Idle),
             Next::Sleep(Sleep::Tick) => At::Sleeps(SleepOrder::Tick),
             Next::Sleep(Sleep::Standby) => At::Sleeps(SleepOrder::Standby),
-            Next::End => {
+            Next::End { .. } => {
                 self.threads.remove(index);
                 return;
             }

@@ -420,7 +420,12 @@ fn an_idle_thread_ends_unless_it_is_one_of_the_last_two() {
     let (mut pool, _polling, mut standby) = running(4, 8);
     let (mut third, mut fourth) = (pool.add_idle(), pool.add_idle());
     third.woke(true);
-    assert_eq!(pool.next(&mut third), Next::End);
+    assert_eq!(
+        pool.next(&mut third),
+        Next::End {
+            burst_is_over: false
+        }
+    );
     // A thread that is wanted for a task does not end.
     pool.call_back(1);
     fourth.woke(true);
@@ -429,9 +434,36 @@ fn an_idle_thread_ends_unless_it_is_one_of_the_last_two() {
     assert_eq!(pool.next(&mut fourth), Next::Flush);
     assert_eq!(pool.next(&mut fourth), Next::Sleep(Sleep::Idle));
     fourth.woke(true);
-    assert_eq!(pool.next(&mut fourth), Next::End);
+    assert_eq!(
+        pool.next(&mut fourth),
+        Next::End {
+            burst_is_over: false
+        }
+    );
     assert_eq!(pool.scheduler.gauges().threads, 2);
     assert_eq!(pool.next(&mut standby), Next::Look);
+}
+
+#[test]
+fn after_a_burst_the_last_thread_to_end_returns_the_memory() {
+    let (mut pool, mut polling, _standby) = running(4, 8);
+    let (mut third, mut fourth) = (pool.add_idle(), pool.add_idle());
+    pool.found(&mut polling, &["a"; BURST_REQUESTS_MIN]);
+    for _ in 0..BURST_REQUESTS_MIN {
+        assert_eq!(pool.next(&mut polling), Next::Run("a"));
+        pool.scheduler.returned(&mut polling);
+    }
+    assert_eq!(pool.next(&mut polling), Next::Poll);
+    let mut end = |thread: &mut Thread| {
+        thread.woke(true);
+        pool.next(thread)
+    };
+    let is_over = |burst_is_over| Next::End { burst_is_over };
+    assert_eq!(end(&mut third), is_over(false), "not the last");
+    assert_eq!(end(&mut fourth), is_over(true));
+    let mut fifth = pool.add_idle();
+    fifth.woke(true);
+    assert_eq!(pool.next(&mut fifth), is_over(false), "once for each burst");
 }
 
 #[test]
@@ -455,7 +487,12 @@ fn a_stop_drops_requests_and_ends_threads_after_the_callbacks() {
     pool.found(&mut polling, &["c"]);
     assert_eq!(pool.next(&mut polling), Next::CallBack(1));
     pool.call_standby(&mut standby);
-    assert_eq!(pool.next(&mut standby), Next::End);
+    assert_eq!(
+        pool.next(&mut standby),
+        Next::End {
+            burst_is_over: false
+        }
+    );
     // The running callback waits for another callback, so a thread is started for that one.
     pool.effects();
     pool.scheduler.enter_wait(Task::Callback);
@@ -464,10 +501,20 @@ fn a_stop_drops_requests_and_ends_threads_after_the_callbacks() {
     let mut third = Thread::new();
     assert_eq!(pool.next(&mut third), Next::CallBack(2));
     pool.scheduler.returned(&mut third);
-    assert_eq!(pool.next(&mut third), Next::End);
+    assert_eq!(
+        pool.next(&mut third),
+        Next::End {
+            burst_is_over: false
+        }
+    );
     pool.scheduler.leave_wait(Task::Callback);
     pool.scheduler.returned(&mut polling);
-    assert_eq!(pool.next(&mut polling), Next::End);
+    assert_eq!(
+        pool.next(&mut polling),
+        Next::End {
+            burst_is_over: false
+        }
+    );
     assert_eq!(pool.scheduler.gauges().threads, 0);
     let (dropped, callbacks) = pool.scheduler.finish();
     assert_eq!(dropped.len(), 1, "\"c\" was polled during the stop");
