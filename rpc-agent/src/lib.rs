@@ -70,6 +70,8 @@ pub use context::{Context, Reply};
 pub use directory::{DirectoryError, MissingRanks};
 pub use error::{CallMessage, CallSite, NotSent, Outcome, RpcError};
 pub use fault::{FaultPlan, FaultPlanError, InjectedFaults};
+#[doc(hidden)]
+pub use future::catch_panic;
 pub use future::{FutureMessage, Promise, RpcFuture, join_all};
 pub use handler_error::HandlerError;
 pub use metrics::{LatencySnapshot, MetricsSnapshot, PeerSnapshot};

@@ -10,12 +10,11 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use rpc_agent::{AgentHandle, Reply, RetryGroup, RpcFuture, WorkerId, WorkerInfo};
+use rpc_agent::{AgentHandle, Reply, RetryGroup, RpcFuture, WorkerId, WorkerInfo, catch_panic};
 
 use crate::context::{
     Control, Effect, FetchError, Handle, RRefContext, RequestToken, UserError, UserStatus,
@@ -430,12 +429,7 @@ impl Runtime {
         what: fmt::Arguments<'_>,
         run: impl FnOnce() -> R,
     ) -> Result<R, String> {
-        catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
-            let message = panic
-                .downcast_ref::<&str>()
-                .map(|message| (*message).to_owned())
-                .or_else(|| panic.downcast_ref::<String>().cloned())
-                .unwrap_or_else(|| "no message".to_owned());
+        catch_panic(run).map_err(|message| {
             log::error!("{}: {what} panicked: {message}", self.agent.me());
             format!("{what} panicked: {message}")
         })

@@ -1,12 +1,11 @@
 //! Runs the registered functions on the threads of the pool.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use super::handle::AgentHandle;
 use super::served_call::ServedCall;
 use crate::context::{Context, Reply};
-use crate::future::panic_text;
+use crate::future::catch_panic;
 use crate::peer::Failure;
 use crate::pool::Work;
 use crate::registry::{Body, Registry};
@@ -76,14 +75,13 @@ impl Work<Served> for Service {
         };
         match &function.body {
             Body::Direct(run) => {
-                let result = catch_unwind(AssertUnwindSafe(|| run(&context, payload)));
+                let result = catch_panic(|| run(&context, payload));
                 function.ran_for(began.elapsed());
                 match result {
                     Ok(answer) => context.call.answer(runtime, answer),
-                    Err(panic) => {
-                        let text = panic_text(&*panic);
-                        note_panic(&context, text);
-                        context.call.panicked(runtime, text);
+                    Err(text) => {
+                        note_panic(&context, &text);
+                        context.call.panicked(runtime, &text);
                     }
                 }
             }
@@ -91,11 +89,11 @@ impl Work<Served> for Service {
                 let reply = Reply {
                     pending: Some((self.agent.clone(), context.call.clone())),
                 };
-                let result = catch_unwind(AssertUnwindSafe(|| run(&context, payload, reply)));
+                let result = catch_panic(|| run(&context, payload, reply));
                 function.ran_for(began.elapsed());
-                if let Err(panic) = result {
+                if let Err(text) = result {
                     // The reply was dropped on the way, and has answered.
-                    note_panic(&context, panic_text(&*panic));
+                    note_panic(&context, &text);
                 }
             }
         }

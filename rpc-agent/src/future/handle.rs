@@ -10,7 +10,7 @@ use bytes::Bytes;
 use c10d_socket::Deadline;
 
 use super::executor::{Executor, Hint};
-use super::panic::caught;
+use super::panic::catch_panic;
 use super::slot::{Slot, WakerKey};
 use crate::error::RpcError;
 use crate::sync::Arc;
@@ -140,7 +140,7 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
     ) -> RpcFuture<U> {
         let (promise, child) = self.child();
         self.slot.when_complete(move |result| {
-            let result = caught(|| continuation(result));
+            let result = catch_panic(|| continuation(result));
             promise.complete(result.unwrap_or_else(|text| Err(continuation_panicked(&text))));
         });
         child
@@ -154,7 +154,7 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
     ) -> RpcFuture<U> {
         let (promise, child) = self.child();
         self.slot.when_complete(move |result| {
-            match caught(|| continuation(result)) {
+            match catch_panic(|| continuation(result)) {
                 Ok(adopted) if Arc::ptr_eq(&adopted.slot, &promise.slot) => {
                     let why = "a continuation returned the future that waits for it";
                     promise.complete(Err(RpcError::Broken(why.into())));

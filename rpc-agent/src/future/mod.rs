@@ -16,4 +16,5 @@ mod tests;
 pub(crate) use self::executor::{Executor, Hint, Job};
 pub use self::handle::{FutureMessage, Promise, RpcFuture};
 pub use self::join::join_all;
-pub(crate) use self::panic::{contained, panic_text};
+pub use self::panic::catch_panic;
+pub(crate) use self::panic::contained;

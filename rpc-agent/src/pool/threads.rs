@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::scheduler::{
     Effects, IDLE_MAX, Look, Next, QueuedRequest, Scheduler, Sleep, TICK, Task, Thread,
 };
+use crate::future::contained;
 use crate::segmented_queue::SegmentedQueue;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle, ThreadId};
@@ -267,14 +268,14 @@ impl<R: Send + 'static> Pool<R> {
                 Next::CallBack(callback) => {
                     self.unlock(state);
                     self.continue_as(Role::Runs(Task::Callback));
-                    callback();
+                    run_task(callback);
                     self.continue_as(Role::None);
                     self.lock_and(|scheduler| scheduler.returned(&mut thread))
                 }
                 Next::Run(request) => {
                     self.unlock(state);
                     self.continue_as(Role::Runs(Task::Handler));
-                    work.run(request);
+                    run_task(|| work.run(request));
                     self.continue_as(Role::None);
                     self.lock_and(|scheduler| scheduler.returned(&mut thread))
                 }
@@ -468,6 +469,17 @@ impl<R: Send + 'static> std::fmt::Debug for Pool<R> {
         f.debug_struct("Pool")
             .field("gauges", &self.gauges())
             .finish_non_exhaustive()
+    }
+}
+
+/// Runs a task, which contains the panics of the program's functions itself. A panic of what is dropped after them
+/// must not cost the pool a thread.
+fn run_task(task: impl FnOnce()) {
+    if cfg!(shuttle) {
+        // The model checker reports panics.
+        task();
+    } else {
+        contained("a task", task);
     }
 }
 

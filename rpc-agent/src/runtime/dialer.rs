@@ -20,6 +20,7 @@ use super::received::{invalid, received};
 use super::socket::NOT_SENT_LOW_WATER_BYTES;
 use super::tls::Tls;
 use crate::directory::Directory;
+use crate::future::catch_panic;
 use crate::peer::{
     AttemptFailure, Expects, FunctionId, Functions, Incoming, IncomingLimits, Message, Recipient,
     Watch, Welcomed,
@@ -51,7 +52,14 @@ impl Attempt for Dialer {
         if !driver.change(peer, |core| core.begin_attempt(dial, began)) {
             return;
         }
-        if let Err(failure) = self.connect(peer, dial, Deadline::after(began, ATTEMPT_MAX)) {
+        let deadline = Deadline::after(began, ATTEMPT_MAX);
+        // The store is the program's.
+        let connected = catch_panic(|| self.connect(peer, dial, deadline));
+        let connected = connected.unwrap_or_else(|text| {
+            let cause = format!("the store panicked: {text}");
+            Err(AttemptFailure::Again(cause.into()))
+        });
+        if let Err(failure) = connected {
             driver.step(peer, |core, effects| {
                 core.attempt_failed(dial, failure, Instant::now(), effects);
             });

@@ -12,6 +12,7 @@ mod liveness;
 mod log_lines;
 mod memory;
 mod own_process;
+mod panics;
 mod peer_death;
 mod proxy;
 mod raw;

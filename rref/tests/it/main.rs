@@ -15,6 +15,7 @@ mod losses;
 )]
 #[path = "../../../rpc-agent/tests/it/own_process.rs"]
 mod own_process;
+mod panics;
 mod quiet;
 mod references;
 mod replaced;
