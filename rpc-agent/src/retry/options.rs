@@ -166,8 +166,11 @@ impl RetryOptions {
                 jitter: self.jitter,
             });
         }
-        if self.attempt_timeout == Some(Duration::ZERO) || self.timeout.is_zero() {
+        if self.attempt_timeout == Some(Duration::ZERO) {
             return Err(RetryOptionsError::AttemptTimeout);
+        }
+        if self.timeout.is_zero() {
+            return Err(RetryOptionsError::Timeout);
         }
         Ok(RetryPolicy {
             max_retries: u32::try_from(self.max_retries).unwrap_or(u32::MAX),
@@ -256,9 +259,12 @@ pub enum RetryOptionsError {
         /// The value given.
         jitter: f64,
     },
-    /// The timeout of an attempt, or of the call, is zero.
-    #[error("the timeout of an attempt, and of the call, must not be zero")]
+    /// The timeout of an attempt is zero.
+    #[error("the timeout of an attempt must not be zero")]
     AttemptTimeout,
+    /// The timeout of the call is zero.
+    #[error("the timeout of a call with retries must not be zero")]
+    Timeout,
 }
 
 /// Like `Display`, for `unwrap` and for a `main` that returns the error.
@@ -322,7 +328,9 @@ mod tests {
     }
 
     #[test]
-    fn a_zero_attempt_timeout_is_refused() {
+    fn a_zero_timeout_is_refused() {
+        let options = RetryOptions::default().with_timeout(Duration::ZERO);
+        assert_eq!(options.validate(), Err(RetryOptionsError::Timeout));
         let options = RetryOptions::default().with_attempt_timeout(Duration::ZERO);
         assert_eq!(options.validate(), Err(RetryOptionsError::AttemptTimeout));
     }
