@@ -191,6 +191,15 @@ impl Server {
         stream
     }
 
+    /// From this address of the loopback interface.
+    pub(crate) fn connect_from(&self, host: Ipv4Addr) -> TcpStream {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((host, 0)).into()).unwrap();
+        socket.connect(&self.address.into()).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.into()
+    }
+
     /// `c10d store WORD --connect ADDRESS WORDS`.
     pub(crate) fn store(&self, words: &[&str]) -> Ended {
         run(self.arguments(words))

@@ -993,12 +993,11 @@ impl EventLoop {
             }
             let peer = connection.peer;
             match connection.phase {
-                Phase::Open if stage_of(&self.connections, token) == Stage::Silent => {
-                    let limit = self.first_byte_timeout();
-                    self.log_refusal(peer, &format_args!("it has sent nothing within {limit:?}"));
-                }
                 Phase::Open => {
-                    let limit = self.options.handshake_timeout();
+                    let limit = match stage_of(&self.connections, token) {
+                        Stage::Silent => self.first_byte_timeout(),
+                        Stage::Handshaking | Stage::Done => self.options.handshake_timeout(),
+                    };
                     self.log_refusal(peer, &format_args!("no handshake within {limit:?}"));
                 }
                 Phase::Finishing => {
