@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 
-use c10d_socket::{Deadline, HostPort, adopt_listener};
+use c10d_socket::{Deadline, HostPort, adopt_listener, check_own_user};
 use c10d_store::SessionDialer;
 use mio::{Poll, Waker};
 
@@ -57,7 +57,8 @@ impl Relay {
     /// is served. Connects in the background, and so does not block.
     ///
     /// # Errors
-    /// [`RelayError::System`] if a socket cannot listen, or the system has no thread or descriptor left;
+    /// [`RelayError::System`] if a socket cannot listen, the system has no thread or descriptor left, or
+    /// [`c10d_socket::check_own_user`] fails;
     /// [`RelayError::Credentials`] if they cannot be used.
     pub fn start(
         upstream: HostPort,
@@ -73,6 +74,7 @@ impl Relay {
             .iter()
             .map(TcpListener::local_addr)
             .collect::<Result<Vec<_>, _>>()?;
+        check_own_user()?;
         let poll = Poll::new()?;
         let waker = waker_of(&poll)?;
         let dialer = SessionDialer::new(

@@ -32,7 +32,7 @@ pub use interrupt::{
     until_interrupt_check,
 };
 pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, resolve_local};
-pub use loopback_user::{loopback_user, own_user};
+pub use loopback_user::{check_own_user, loopback_user, own_user};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};
 pub use process_bound::{OtherProcess, ProcessBound};
 pub use refusal_log::RefusalLog;

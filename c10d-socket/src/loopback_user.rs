@@ -40,6 +40,48 @@ pub fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// Checks that [`loopback_user`] can tell the user of this process from others. It cannot in a user namespace whose user
+/// is the kernel's overflow user: the kernel reports that one for each user without an id in the namespace.
+///
+/// # Errors
+/// [`io::ErrorKind::Unsupported`], with the reason.
+pub fn check_own_user() -> io::Result<()> {
+    let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+    let overflow = overflow.ok().and_then(|text| text.trim().parse().ok());
+    let ids = std::fs::read_to_string("/proc/self/uid_map");
+    let user = own_user();
+    if stands_for_others(
+        user,
+        overflow.unwrap_or(OVERFLOW_USER_DEFAULT),
+        &ids.unwrap_or_default(),
+    ) {
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!(
+                "this process runs as user {user}, which in its user namespace also stands for all users without an id \
+                 there (see /proc/self/uid_map), so it cannot tell its own user's connections from others': run it as \
+                 another user, as root of the container for instance"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// The kernel's default, in case /proc is missing.
+const OVERFLOW_USER_DEFAULT: u32 = 65534;
+
+/// Whether this user may be reported for another one: it is the overflow user, and some ids of the machine have no id
+/// in the namespace, as `uid_map` says (user_namespaces(7): first id here, first id outside, count).
+fn stands_for_others(user: u32, overflow: u32, uid_map: &str) -> bool {
+    let counts = uid_map.lines().map(|line| {
+        let count = line.split_whitespace().nth(2);
+        count.and_then(|count| count.parse::<u64>().ok())
+    });
+    let mapped: u64 = counts.map(Option::unwrap_or_default).sum();
+    // The id 2^32 - 1 is none.
+    user == overflow && mapped < u64::from(u32::MAX)
+}
+
 /// Clients of IPv4 often use IPv6 sockets.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
@@ -161,6 +203,35 @@ mod tests {
             let gone = loopback_user(local, peer).expect("netlink");
             assert_eq!(gone, None, "{address}");
         }
+    }
+
+    #[test]
+    fn the_overflow_user_stands_for_others_where_some_have_no_id() {
+        let all = "         0          0 4294967295\n";
+        let rootless = "         0       1000          1\n         1     100000      65536\n";
+        let table = [
+            // `nobody` of the machine itself is one user.
+            (65534, all, false),
+            (0, all, false),
+            (65534, rootless, true),
+            (0, rootless, false),
+            (1000, rootless, false),
+            // unshare --user: no id is mapped.
+            (65534, "", true),
+            (65534, "65534 0 1\n", true),
+            (65534, "0 0 65536\n", true),
+            (65534, "0 0 1000\n1000 1000 4294966295\n", false),
+            (65534, "nonsense", true),
+        ];
+        for (user, uid_map, expected) in table {
+            assert_eq!(
+                stands_for_others(user, 65534, uid_map),
+                expected,
+                "{user} {uid_map}"
+            );
+        }
+        assert!(stands_for_others(99, 99, rootless));
+        assert!(!stands_for_others(65534, 99, rootless));
     }
 
     #[test]

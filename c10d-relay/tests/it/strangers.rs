@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
-use c10d_relay::{RelayError, RelayOptions};
+use c10d_relay::{HostPort, Relay, RelayError, RelayOptions};
 use c10d_store::{SessionError, StoreError, TcpStore, TcpStoreOptions};
 
 use crate::basics::{relay_to, soon};
@@ -45,6 +45,38 @@ fn a_store_without_sessions_is_named() {
     assert!(matches!(error, SessionError::Unsupported { .. }), "{error}");
     drop(std::net::TcpStream::connect(("127.0.0.1", port)));
     server.join().expect("no panic");
+}
+
+/// In a user namespace the overflow user stands for all users without an id there.
+#[cfg(target_os = "linux")]
+#[test]
+#[expect(clippy::print_stdout, reason = "says what was not tested")]
+fn a_user_that_stands_for_others_runs_no_relay() {
+    use std::process::Command;
+
+    const TEST: &str = "strangers::a_user_that_stands_for_others_runs_no_relay";
+    const IN_NAMESPACE: &str = "C10D_RELAY_TEST_IN_NAMESPACE";
+    if std::env::var_os(IN_NAMESPACE).is_some() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let upstream = HostPort::new("127.0.0.1", 1);
+        let relay = Relay::start(upstream, vec![listener], RelayOptions::default());
+        let error = relay.expect_err("it cannot tell its user from others");
+        let text = "also stands for all users without an id there";
+        assert!(error.to_string().contains(text), "{error}");
+        return;
+    }
+    let can = Command::new("unshare").args(["--user", "true"]).status();
+    if !can.is_ok_and(|status| status.success()) {
+        println!("skipped: this system gives no user namespace");
+        return;
+    }
+    let status = Command::new("unshare")
+        .arg("--user")
+        .arg(std::env::current_exe().expect("a test program"))
+        .args([TEST, "--exact", "--nocapture"])
+        .env(IN_NAMESPACE, "1")
+        .status();
+    assert!(status.expect("unshare runs").success());
 }
 
 /// Needs root, which is another user than any: else the test says so and ends.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use c10d_socket::{ListenOptions, Protocol, TlsServer, adopt_listener, listen};
+use c10d_socket::{ListenOptions, Protocol, TlsServer, adopt_listener, check_own_user, listen};
 
 use crate::error::StoreError;
 use counts::Counts;
@@ -93,14 +93,18 @@ impl TcpStoreServer {
     /// not block.
     ///
     /// # Errors
-    /// [`StoreError::Listen`] if a socket cannot listen, [`StoreError::Server`] if there is none or the
-    /// system has no thread or descriptor left, [`StoreError::Credentials`] if they cannot be used.
+    /// [`StoreError::Listen`] if a socket cannot listen, [`StoreError::Server`] if there is none, the
+    /// system has no thread or descriptor left, or [`c10d_socket::check_own_user`] fails and plain connections of
+    /// that user are to be served, [`StoreError::Credentials`] if they cannot be used.
     pub fn serve(listeners: Vec<TcpListener>, options: ServerOptions) -> Result<Self, StoreError> {
         let listeners = listeners
             .into_iter()
             .map(|listener| adopt_listener(listener.into(), 0))
             .collect::<Result<Vec<_>, _>>()?;
         let credentials = options.credentials.as_ref();
+        if credentials.is_some() && options.plain_from_same_user {
+            check_own_user().map_err(server_error)?;
+        }
         let tls = credentials.map(|credentials| credentials.server(Protocol::Store));
         Self::start(listeners, options, tls.transpose()?).map_err(server_error)
     }

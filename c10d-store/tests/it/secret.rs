@@ -228,6 +228,40 @@ fn a_handshake_that_is_not_completed_has_a_deadline() {
     wait_until("it is closed", || server.connection_count() == 0);
 }
 
+/// In a user namespace the overflow user stands for all users without an id there.
+#[cfg(target_os = "linux")]
+#[test]
+#[expect(clippy::print_stdout, reason = "says what was not tested")]
+fn a_user_that_stands_for_others_is_refused_at_start() {
+    const TEST: &str = "secret::a_user_that_stands_for_others_is_refused_at_start";
+    const IN_NAMESPACE: &str = "C10D_STORE_TEST_IN_NAMESPACE";
+    if env::var_os(IN_NAMESPACE).is_some() {
+        let options = ServerOptions::default().with_secret(secret());
+        TcpStoreServer::bind("127.0.0.1:0", options.clone()).expect("no plain connections");
+        let options = options.with_plain_from_same_user(true);
+        let error = TcpStoreServer::bind("127.0.0.1:0", options).expect_err("not its user only");
+        let text = "also stands for all users without an id there";
+        assert!(error.to_string().contains(text), "{error}");
+        return;
+    }
+    let in_namespace = |program: &std::ffi::OsStr| {
+        let mut command = Command::new("unshare");
+        command.arg("--user").arg(program);
+        command
+    };
+    let can = in_namespace("true".as_ref()).status();
+    if !can.is_ok_and(|status| status.success()) {
+        println!("skipped: this system gives no user namespace");
+        return;
+    }
+    let program = env::current_exe().expect("a test program");
+    let status = in_namespace(program.as_os_str())
+        .args([TEST, "--exact", "--nocapture"])
+        .env(IN_NAMESPACE, "1")
+        .status();
+    assert!(status.expect("unshare runs").success());
+}
+
 #[test]
 fn a_silent_connection_has_less_time_where_there_is_a_secret() {
     let server = serve(&secret());
