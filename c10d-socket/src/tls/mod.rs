@@ -16,6 +16,8 @@ mod off;
 mod raw_key;
 #[cfg(feature = "tls")]
 mod secret;
+#[cfg(feature = "tls")]
+mod secret_file;
 #[cfg(all(test, feature = "tls"))]
 mod tests;
 

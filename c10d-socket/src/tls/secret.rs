@@ -1,9 +1,6 @@
 //! The shared secret: made, written, read.
 
 use std::fmt;
-use std::fs::{self, File};
-use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use base64::Engine;
@@ -12,6 +9,7 @@ use ring::digest;
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::error::CredentialsError;
+use super::secret_file;
 
 pub(super) const SECRET_BYTES: usize = 32;
 
@@ -20,9 +18,6 @@ const PREFIX: &str = "c10ds1_";
 
 /// With it the text has no padding, and 56 bits tell a secret from a typing error.
 const CHECK_BYTES: usize = 7;
-
-/// A file of secrets is not longer.
-const FILE_BYTES_MAX: u64 = 4096;
 
 /// 256 random bits that all processes of a job share. Only [`Secret::random`] makes one: a server shows a key that is
 /// derived from its secret to every client that connects, so a password could be guessed at leisure.
@@ -79,30 +74,15 @@ impl Secret {
     }
 
     /// Reads the secrets of a file, one a line, at least one and at most eight. Lines that are empty or start with `#`
-    /// do not count. Processes use the first one to connect, and accept all of them.
+    /// do not count. Processes use the first one to connect, and accept all of them. Blocks for up to 10 s if the file
+    /// is a pipe.
     ///
     /// # Errors
     /// [`CredentialsError::File`] if the file cannot be read, [`CredentialsError::Exposed`] if other users can read
-    /// it, [`CredentialsError::Invalid`] for a line that is no secret.
+    /// it, [`CredentialsError::Invalid`] if it belongs to another user than root or this one, has another mode than
+    /// 0600 or 0400, or for a line that is no secret.
     pub fn read_file(path: &Path) -> Result<Vec<Self>, CredentialsError> {
-        let failed = |source| CredentialsError::File {
-            path: path.to_owned(),
-            source,
-        };
-        let file = File::open(path).map_err(failed)?;
-        let mode = file.metadata().map_err(failed)?.permissions().mode();
-        // A pipe, as of a shell's `<(..)`, is not on disk.
-        let is_file = fs::Metadata::is_file(&file.metadata().map_err(failed)?);
-        if is_file && mode & 0o077 != 0 {
-            return Err(CredentialsError::Exposed {
-                path: path.to_owned(),
-                mode: mode & 0o7777,
-            });
-        }
-        let mut text = String::new();
-        file.take(FILE_BYTES_MAX)
-            .read_to_string(&mut text)
-            .map_err(failed)?;
+        let text = secret_file::read(path)?;
         let invalid = |detail: String| CredentialsError::Invalid {
             origin: path.display().to_string(),
             detail,

@@ -576,6 +576,12 @@ fn a_file_of_secrets_is_read_only_if_no_other_user_can() {
         let error = write(&both, mode).expect_err("exposed");
         assert!(error.contains("chmod 600"), "{error}");
     }
+    // As root, which can read all of them.
+    for mode in [0o000, 0o200, 0o700, 0o4600] {
+        let error = write(&both, mode).expect_err("another mode");
+        let expected = ["not 0600 or 0400", "Permission denied"];
+        assert!(expected.iter().any(|text| error.contains(text)), "{error}");
+    }
     let error = write("# none\n", 0o600).expect_err("none");
     assert!(error.contains("has no secret"), "{error}");
     let error = write("\npassword\n", 0o600).expect_err("a password");
@@ -586,8 +592,50 @@ fn a_file_of_secrets_is_read_only_if_no_other_user_can() {
     let many = format!("{}\n", new.to_text()).repeat(9);
     let error = write(&many, 0o600).expect_err("too many");
     assert!(error.contains("more than 8"), "{error}");
-    fs::remove_dir_all(&folder).expect("removed");
+    if crate::own_user() == 0 {
+        std::os::unix::fs::chown(&path, Some(1234), None).expect("root may");
+        let error = Secret::read_file(&path).expect_err("of another user");
+        assert!(
+            error.to_string().contains("belongs to user 1234"),
+            "{error}"
+        );
+    }
+    fs::remove_file(&path).expect("removed");
     assert!(Secret::read_file(&path).is_err());
+    // A pipe, as of a shell's `<(..)`, delivers in its own time.
+    let fifo = folder.join("fifo");
+    let status = std::process::Command::new("mkfifo").arg(&fifo).status();
+    assert!(status.expect("coreutils").success());
+    let error = Secret::read_file(&folder).expect_err("a folder");
+    assert!(
+        error.to_string().contains("neither a file nor a pipe"),
+        "{error}"
+    );
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut writer = fs::OpenOptions::new()
+                .write(true)
+                .open(&fifo)
+                .expect("a pipe");
+            let text = new.to_text();
+            let (head, tail) = text.split_at(20);
+            for piece in [head, tail] {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                std::io::Write::write_all(&mut writer, piece.as_bytes()).expect("a reader");
+            }
+        });
+        assert_eq!(
+            Secret::read_file(&fifo).expect("a secret"),
+            std::slice::from_ref(&new)
+        );
+    });
+    // Nobody writes to it.
+    let error = Secret::read_file(&fifo).expect_err("nothing comes");
+    assert!(
+        error.to_string().contains("nothing has come for 10s"),
+        "{error}"
+    );
+    fs::remove_dir_all(&folder).expect("removed");
 }
 
 /// Another implementation gets the same keys (docs/security.md has this secret as an example).
