@@ -13,6 +13,13 @@ pub(crate) fn printable(text: &str) -> String {
     safe
 }
 
+/// Lines of text for a terminal, each as [`printable`] makes it. Bytes that are not UTF-8 become replacement characters.
+pub(crate) fn printable_lines(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let lines: Vec<String> = text.split('\n').map(printable).collect();
+    lines.join("\n")
+}
+
 /// A value in quotes: text with escapes, or bytes with escapes after a `b` if it is not UTF-8. Shows the first
 /// `shown_max` bytes of it, and then how many are left out.
 pub(crate) fn printable_value(value: &[u8], shown_max: usize) -> String {

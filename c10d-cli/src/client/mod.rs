@@ -15,6 +15,8 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::output::is_for_terminal;
+use crate::printable::printable;
 use crate::quantity::at_least_one;
 use input::ValueArgs;
 use target::TargetArgs;
@@ -23,6 +25,8 @@ use target::TargetArgs;
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClientCommand {
     /// Waits until a key exists, and prints its value: exactly its bytes, without a newline.
+    ///
+    /// A terminal gets escapes such as \u{1b} for characters that are not printable.
     Get(KeyArgs),
     /// Sets a key.
     #[command(override_usage = "c10d store set [OPTIONS] KEY <VALUE|-|--file FILE>")]
@@ -44,6 +48,8 @@ pub(crate) enum ClientCommand {
     /// Deletes a key. Exit code 1 if it does not exist.
     Delete(KeyArgs),
     /// Prints the keys, sorted, one per line. Bytes that are not UTF-8 are shown as replacement characters.
+    ///
+    /// A terminal gets escapes such as \u{1b} for characters that are not printable.
     Keys(TargetArgs),
     /// Prints the number of all keys, including those outside --prefix and internal ones.
     Count(TargetArgs),
@@ -221,8 +227,13 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
                 .map(|key| String::from_utf8_lossy(&key).into_owned())
                 .collect();
             keys.sort_unstable();
+            let json = json!({ "keys": keys });
+            if is_for_terminal() {
+                // A line break in a key must not look like two keys.
+                keys = keys.iter().map(|key| printable(key)).collect();
+            }
             let lines: String = keys.iter().flat_map(|key| [key, "\n"]).collect();
-            target.answer(json!({ "keys": keys }), lines.as_bytes())
+            target.answer(json, lines.as_bytes())
         }
         ClientCommand::Count(target) => {
             let count = target.connect()?.store().num_keys()?;

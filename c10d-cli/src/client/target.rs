@@ -9,7 +9,8 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::failure::Failure;
-use crate::output::{print, print_line};
+use crate::output::{print_line, print_of_others};
+use crate::printable::printable_json;
 use crate::quantity::parse_duration;
 use crate::server_address::{ServerArgs, client_options};
 use crate::status::StatusPages;
@@ -79,16 +80,16 @@ impl TargetArgs {
     /// Prints the object with --json, else the bytes.
     pub(super) fn answer(&self, json: Value, bytes: &[u8]) -> Result<(), Failure> {
         if self.json {
-            print_line(json)
+            print_line(printable_json(&json.to_string()))
         } else {
-            print(bytes)
+            print_of_others(bytes)
         }
     }
 
     /// Prints the object with --json, else the text and a newline.
     pub(super) fn answer_line(&self, json: Value, text: impl Display) -> Result<(), Failure> {
         if self.json {
-            print_line(json)
+            print_line(printable_json(&json.to_string()))
         } else {
             print_line(text)
         }

@@ -147,6 +147,45 @@ fn keys_and_their_count() {
     server.store(&["count"]).assert_prints("2\n");
 }
 
+/// What others wrote cannot control the terminal; a pipe and a file get it unchanged.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_terminal_gets_escapes_for_what_is_not_printable() {
+    use std::io::Read;
+
+    use crate::pty::terminal;
+
+    let server = Server::start();
+    let (key, value) = ("a\n\u{1b}]0;x\u{7}", "\u{1b}[2J1\n2\u{9b}");
+    server.store(&["set", key, value]).assert_prints("");
+    server.store(&["keys"]).assert_prints(format!("{key}\n"));
+    server.store(&["get", key]).assert_prints(value);
+    let table: [(&[&str], &str); 3] = [
+        (&["keys"], "a\\n\\u{1b}]0;x\\u{7}\r\n"),
+        (&["get", key], "\\u{1b}[2J1\r\n2\\u{9b}"),
+        (
+            &["keys", "--json"],
+            "{\"keys\":[\"a\\n\\u001b]0;x\\u0007\"]}\r\n",
+        ),
+    ];
+    for (words, expected) in table {
+        let (near, far) = terminal(100, 50);
+        let mut command = command(server.arguments(words));
+        command.stdout(far);
+        assert_eq!(Running::start(command).end().code, Some(0));
+        let mut shown = Vec::new();
+        // A terminal whose far end is closed fails after its last byte.
+        let _ = fs::File::from(near).read_to_end(&mut shown);
+        assert_eq!(String::from_utf8_lossy(&shown), expected);
+    }
+    let json = server.store(&["get", key, "--json"]);
+    assert!(
+        json.stdout_text().contains("2\\u009b"),
+        "{:?}",
+        json.stdout_text()
+    );
+}
+
 #[test]
 fn several_keys_at_once() {
     let server = Server::start();
