@@ -172,6 +172,9 @@ impl StatusPages {
             Kind::C10d if is_silent => Ok(self.fetch(path, self.timeout)?),
             Kind::C10d => Err(StatusError::TurnedOff { server }),
             Kind::NoStore if is_silent => Err(source.into()),
+            Kind::NoStore if matches!(source, HttpError::Closed { .. }) => {
+                Err(StatusError::ClosesAtOnce { server })
+            }
             Kind::NoStore => Err(StatusError::NotAStore { server, source }),
         }
     }

@@ -31,6 +31,13 @@ pub(crate) enum StatusError {
     )]
     PyTorchs { server: HostPort },
 
+    /// Also what a store does that accepts a connection only to close it, as its places are used up.
+    #[error(
+        "the server at {server} closes each connection without an answer: it has no file descriptor or no place left for \
+         more connections, or it is not a store; its log says which"
+    )]
+    ClosesAtOnce { server: HostPort },
+
     #[error("the server at {server} is not a store: {source}")]
     NotAStore { server: HostPort, source: HttpError },
 

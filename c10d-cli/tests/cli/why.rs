@@ -113,6 +113,16 @@ fn a_server_that_is_no_store_or_missing_has_exit_code_3() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || listener.incoming().for_each(drop));
+    why(address, &["--timeout=1s"]).assert_fails(3, "or it is not a store");
+
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in other.incoming() {
+            // A command that has ended.
+            let _ = stream.unwrap().write_all(b"220 ready\r\n");
+        }
+    });
     why(address, &["--timeout=1s"]).assert_fails(3, "is not a store");
 
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -153,4 +163,31 @@ fn a_full_disk_is_not_taken_for_a_missing_rank() {
 fn a_server_without_status_pages_is_named_as_such() {
     let server = Server::start_with(["store", "serve", "--port=0", "--no-status"]);
     why(server.address, &[]).assert_fails(3, "it runs with --no-status");
+}
+
+/// Clients that have completed the handshake take all places.
+#[test]
+fn a_store_without_file_descriptors_is_named_as_such() {
+    let mut server = std::process::Command::new("sh");
+    let serve = "ulimit -n 40; exec \"$0\" store serve --port=0";
+    server.args(["-c", serve, env!("CARGO_BIN_EXE_c10d")]);
+    let server = Server::start_command(crate::process::prepared(server));
+    let mut clients = Vec::new();
+    loop {
+        let mut client = server.connect();
+        let hello = b"\x00\xce\xf7\x85\x3c\x0d\x01\x00\x00\x00";
+        let is_served = client.write_all(hello).is_ok() && client.read_exact(&mut [0; 4]).is_ok();
+        if !is_served {
+            break;
+        }
+        clients.push(client);
+        assert!(clients.len() < 100, "it has room for all");
+    }
+    why(server.address, &["--timeout=1s"])
+        .assert_fails(3, "it has no file descriptor or no place left");
+    let first = clients.pop();
+    drop(first);
+    crate::process::until("a place is free", || {
+        why(server.address, &["--timeout=1s"]).code == Some(0)
+    });
 }
