@@ -612,9 +612,11 @@ impl EventLoop {
         };
         log::log!(
             level,
-            "the connection to the store {} is lost ({reason}); trying to go on for {:?}",
+            "the connection to the store {} is lost ({reason}); trying to go on for {:?}, or {:?} if its machine refuses \
+             connections",
             self.target,
-            self.resume_timeout
+            self.resume_timeout,
+            self.refused_timeout
         );
         self.report_at = None;
         self.connect(Instant::now());
