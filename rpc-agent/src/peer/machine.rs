@@ -196,7 +196,8 @@ impl<P, S: Clone> Peer<P, S> {
             timeout: call.timeout,
             is_repeated: call.is_repeated,
         };
-        if let Err(error) = self.check_call(&pending.function, payload_bytes as u64) {
+        let checked = self.check_call(&pending.function, payload_bytes as u64);
+        if let Err(error) = checked.and_then(|()| self.check_time(&pending)) {
             effects.push(Effect::Complete {
                 call: pending,
                 result: Err(error),
@@ -301,6 +302,23 @@ impl<P, S: Clone> Peer<P, S> {
                 result: Err(error),
             });
         }
+    }
+
+    /// A call with a timeout of zero expires before it is sent.
+    fn check_time(&self, call: &PendingCall<P>) -> Result<(), RpcError> {
+        if call.timeout != Some(Duration::ZERO) {
+            return Ok(());
+        }
+        Err(RpcError::Timeout {
+            call: self.site(&call.function),
+            after: Duration::ZERO,
+            outcome: if call.is_repeated {
+                Outcome::Unknown
+            } else {
+                Outcome::NotExecuted
+            },
+            cause: Some("its timeout is zero".into()),
+        })
     }
 
     fn check_call(&self, function: &Arc<str>, payload_bytes: u64) -> Result<(), RpcError> {

@@ -18,7 +18,7 @@ use super::driver::Driver;
 use super::entry::PeerEntry;
 use super::received::{invalid, received};
 use super::socket::NOT_SENT_LOW_WATER_BYTES;
-use super::tls::Tls;
+use super::tls::{ASKS_FOR_SECRET, Tls};
 use crate::directory::Directory;
 use crate::future::catch_panic;
 use crate::peer::{
@@ -102,8 +102,9 @@ impl Dialer {
         })?;
         let failed = |error: io::Error| {
             let cause = format!("{}: no welcome: {error}", address.host_port).into();
-            if error.get_ref().is_some_and(|error| error.is::<TlsError>()) {
-                // It has another secret, now and later.
+            let source = error.get_ref();
+            if source.is_some_and(|it| it.is::<TlsError>() || it.is::<NoSecret>()) {
+                // It has another secret, or this worker has none, now and later.
                 let is_dead = false;
                 AttemptFailure::Hopeless { cause, is_dead }
             } else {
@@ -198,6 +199,13 @@ impl Dialer {
     }
 }
 
+/// The peer asks for a secret.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the worker there has a secret, and this one has none: give all workers of the group the same"
+)]
+struct NoSecret;
+
 /// A connection that is being made.
 struct Link {
     /// Non-blocking.
@@ -251,6 +259,9 @@ impl Link {
         let (buffer, bytes_max) = decoder.spare();
         if receive_by(&self.stream, buffer, bytes_max, deadline)? == 0 {
             return Ok(());
+        }
+        if buffer.starts_with(&ASKS_FOR_SECRET) {
+            return Err(io::Error::other(NoSecret));
         }
         decoder.received(recipient).map_err(invalid)
     }

@@ -33,6 +33,42 @@ fn expired_after(call: &FutureMessage) -> Duration {
     }
 }
 
+#[test]
+fn a_call_with_a_timeout_of_zero_never_runs() {
+    let ran = Arc::new(Mutex::new(0));
+    let (agent, other) = pair_with(
+        |_, options| options.with_timeout(Duration::ZERO),
+        |registry| {
+            let ran = Arc::clone(&ran);
+            registry
+                .register("run", move |_, payload| {
+                    *ran.lock().unwrap() += 1;
+                    Ok(payload.to_vec())
+                })
+                .unwrap();
+        },
+    );
+    let handle = agent.handle();
+    for _ in 0..500 {
+        // To the other worker and to itself, with a timeout of its own and that of the agent.
+        for worker in [1, 0] {
+            for options in [within(Duration::ZERO), CallOptions::default()] {
+                let error = handle
+                    .call_bytes_with(worker, "run", "", options)
+                    .unwrap_err();
+                let is_timeout =
+                    matches!(error, RpcError::Timeout { after, .. } if after.is_zero());
+                assert!(is_timeout, "{error}");
+                assert_eq!(error.outcome(), Outcome::NotExecuted);
+            }
+        }
+    }
+    let answer = handle.call_bytes_with(1, "run", "", within(PATIENCE));
+    assert_eq!(answer.unwrap(), "");
+    assert_eq!(*ran.lock().unwrap(), 1);
+    assert_eq!(other.handle().metrics().requests_received, 1);
+}
+
 /// Makes calls with growing timeouts until one has started at the callee before it expires here. On a
 /// loaded machine, calls with short timeouts may expire before they start.
 fn expired_while_held(agent: &AgentHandle, function: &str, gate: &Gate) -> (Duration, RpcError) {
