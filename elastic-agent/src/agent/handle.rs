@@ -89,7 +89,8 @@ impl AgentHandle {
     }
 
     /// Stops the agent: its workers get `signal`, a signal number, and SIGKILL after the shutdown
-    /// timeout. The second call kills them at once. A join that waits is cancelled. Does not block.
+    /// timeout. The second call kills them at once, on this thread. A join that waits is cancelled. Does not block,
+    /// except on the log after all that.
     pub fn stop(&self, signal: i32) {
         let shared = &self.shared;
         let first =
@@ -97,16 +98,18 @@ impl AgentHandle {
                 .stop_signal
                 .compare_exchange(0, signal, Ordering::AcqRel, Ordering::Acquire);
         if first.is_err() {
-            log::warn!(
-                "received {} while stopping: killing the workers that still run",
-                name_of(signal)
-            );
             shared.kill_switch.trigger();
         }
         shared.stopping.trigger();
         shared.handler.interrupt();
         // Fails when the agent is dropped.
         let _ = shared.events.send(Event::Stop);
+        if first.is_err() {
+            log::warn!(
+                "received {} while stopping: killed the workers that still ran",
+                name_of(signal)
+            );
+        }
     }
 
     /// The switch that a second [`stop`](Self::stop) triggers, for a caller with a deadline of its own. It also ends the

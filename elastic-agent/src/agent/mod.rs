@@ -422,7 +422,9 @@ impl ElasticAgent {
             let _ = events.send(Event::Exit(generation, exit));
         };
         let console = Console::inherited();
-        let group = WorkerGroup::start_from(forked, is_forked_only, plan, console, on_exit)?;
+        let kill_switch = self.shared.kill_switch.clone();
+        let group =
+            WorkerGroup::start_from(forked, is_forked_only, kill_switch, plan, console, on_exit)?;
         if let Some(watchdog) = &self.watchdog {
             watchdog.watch(&group.pids());
         }
@@ -1015,27 +1017,38 @@ impl ElasticAgent {
 
     fn stop_by_signal(&mut self, signal: i32) -> StopReport {
         let timeout = self.options.shutdown_timeout;
+        let sent = Signal::from_named_raw(signal).unwrap_or(Signal::TERM);
         let running = self.running.as_mut().map(WorkerGroup::running_text);
+        self.begin_stop(sent);
         let kill = timeout.map_or_else(String::new, |timeout| {
             format!("after {} s, or ", timeout.as_secs())
         });
         log::info!(
-            "received {}: passing it to the workers ({}); SIGKILL follows {kill}at once when the launcher \
+            "received {}: passed it to the workers ({}); SIGKILL follows {kill}at once when the launcher \
              gets a second signal",
             name_of(signal),
             running.unwrap_or_default(),
         );
-        self.stop(
-            Signal::from_named_raw(signal).unwrap_or(Signal::TERM),
-            timeout,
-        )
+        self.finish_stop(sent, timeout)
     }
 
     fn stop(&mut self, signal: Signal, grace: Option<Duration>) -> StopReport {
+        self.begin_stop(signal);
+        self.finish_stop(signal, grace)
+    }
+
+    /// Sends the signal: before anything that could take time.
+    fn begin_stop(&mut self, signal: Signal) {
+        if let Some(group) = &mut self.running {
+            self.listeners.notify(&AgentEvent::Stopping);
+            group.send_stop(signal);
+        }
+    }
+
+    fn finish_stop(&mut self, signal: Signal, grace: Option<Duration>) -> StopReport {
         let Some(group) = self.running.take() else {
             return StopReport::default();
         };
-        self.listeners.notify(&AgentEvent::Stopping);
         let report = group.stop(signal, grace, &self.shared.kill_switch);
         // Until then, timers end workers that do not stop.
         self.watchdog = None;

@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The pause before another write to a non-blocking console that is full.
 const FULL_PAUSE: Duration = Duration::from_millis(10);
@@ -55,8 +55,8 @@ impl fmt::Debug for Console {
 /// What an echo thread shares with its owner.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// Grows while the console accepts bytes.
-    pub(super) bytes_written: AtomicU64,
+    /// When the write that is under way began; `None` while there is none.
+    writing_since: Mutex<Option<Instant>>,
     /// The owner no longer waits for the thread.
     pub(super) is_abandoned: AtomicBool,
 }
@@ -140,10 +140,6 @@ impl Sink {
             if written == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
-            let bytes = written.try_into().unwrap_or(u64::MAX);
-            self.progress
-                .bytes_written
-                .fetch_add(bytes, Ordering::Relaxed);
             rest = &rest[written..];
         }
         self.progress.until_accepted(|| self.writer.flush())
@@ -151,8 +147,27 @@ impl Sink {
 }
 
 impl Progress {
+    /// How long the console has accepted nothing of what is being written.
+    pub(super) fn stuck_for(&self) -> Duration {
+        self.writing_since()
+            .map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
     /// Repeats a write that was interrupted, or refused by a full non-blocking stream.
-    fn until_accepted<T>(&self, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    fn until_accepted<T>(&self, write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+        *self.writing_since() = Some(Instant::now());
+        let result = self.repeat(write);
+        *self.writing_since() = None;
+        result
+    }
+
+    fn writing_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.writing_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn repeat<T>(&self, mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match write() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -170,8 +185,6 @@ impl Progress {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use super::*;
 
     /// Accepts few bytes at a time, refuses the first writes, and fails beyond a limit.

@@ -97,8 +97,13 @@ impl Echo {
         })
     }
 
+    /// Makes the thread finish. Several threads that are to end do so at the same time.
+    pub(crate) fn close(&mut self) {
+        self.finish = None;
+    }
+
     /// Shows all output so far, and ends the thread. Blocks while the console accepts bytes, and for up to
-    /// 10 s while it does not; for 1 s in all once `is_killed` returns true.
+    /// 10 s while it does not, which count from before this call; for 1 s in all once `is_killed` returns true.
     pub(crate) fn finish(mut self, is_killed: impl Fn() -> bool) {
         self.end(is_killed);
     }
@@ -107,26 +112,18 @@ impl Echo {
         let Some(thread) = self.thread.take() else {
             return;
         };
-        self.finish = None;
-        let mut bytes_written = self.progress.bytes_written.load(Ordering::Relaxed);
-        let mut stalled = Duration::ZERO;
+        self.close();
+        let mut killed_at = None;
         while self.ended.recv_timeout(STALL_CHECK_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-            stalled += STALL_CHECK_INTERVAL;
-            let now_written = self.progress.bytes_written.load(Ordering::Relaxed);
-            let limit = if is_killed() {
-                STALL_KILLED_MAX
-            } else {
-                if now_written != bytes_written {
-                    stalled = Duration::ZERO;
-                }
-                STALL_MAX
-            };
-            bytes_written = now_written;
-            if stalled >= limit {
+            let is_stuck = self.progress.stuck_for() >= STALL_MAX;
+            if is_killed() {
+                killed_at.get_or_insert_with(Instant::now);
+            }
+            if killed_at.is_some_and(|at| at.elapsed() >= STALL_KILLED_MAX) || is_stuck {
                 // A blocked write cannot be cancelled. The thread ends when the console accepts bytes.
                 self.progress.is_abandoned.store(true, Ordering::Relaxed);
                 log::error!(
-                    "the console accepted no output for {stalled:?}: not waiting for the rest of {}",
+                    "the console has not accepted all output: not waiting for the rest of {}",
                     self.name
                 );
                 return;

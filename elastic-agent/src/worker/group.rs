@@ -83,6 +83,8 @@ pub struct WorkerGroup {
     guardian: Option<Guardian>,
     spawner: Option<Spawner>,
     are_forked: bool,
+    /// The switch that kills these workers.
+    covered_by: KillSwitch,
 }
 
 #[derive(Debug)]
@@ -153,14 +155,15 @@ impl WorkerGroup {
         console: Console,
         on_exit: impl Fn(WorkerExit) + Send + Sync + 'static,
     ) -> Result<Self, StartError> {
-        Self::start_from(None, false, plan, console, on_exit)
+        Self::start_from(None, false, KillSwitch::new(), plan, console, on_exit)
     }
 
     /// As [`start`](Self::start), with workers that are `forked` already, one for each of the plan. If they cannot be
-    /// started, programs are, unless `is_forked_only`.
+    /// started, programs are, unless `is_forked_only`. The switch kills them from their start on.
     pub(crate) fn start_from(
         forked: Option<ForkedWorkers>,
         is_forked_only: bool,
+        kill_switch: KillSwitch,
         plan: GroupPlan,
         console: Console,
         on_exit: impl Fn(WorkerExit) + Send + Sync + 'static,
@@ -250,14 +253,17 @@ impl WorkerGroup {
                 Ok,
             );
             match started {
-                Ok(pid) => workers.push(Worker {
-                    pid,
-                    plan,
-                    stderr_end,
-                    waiter: Some(waiter),
-                    end: None,
-                    was_stopped: false,
-                }),
+                Ok(pid) => {
+                    kill_switch.cover(pid);
+                    workers.push(Worker {
+                        pid,
+                        plan,
+                        stderr_end,
+                        waiter: Some(waiter),
+                        end: None,
+                        was_stopped: false,
+                    });
+                }
                 Err(source) => {
                     failure = Some(StartError::Program {
                         program: plan.command.program().to_owned(),
@@ -285,6 +291,7 @@ impl WorkerGroup {
             guardian,
             spawner: Some(spawner),
             are_forked,
+            covered_by: kill_switch,
         };
         match failure {
             None => Ok(group),
@@ -348,6 +355,7 @@ impl WorkerGroup {
         grace: Option<Duration>,
         kill_switch: &KillSwitch,
     ) -> StopReport {
+        self.move_to(kill_switch);
         let killed = self.end(Some((signal, grace, kill_switch)));
         let mut report = StopReport {
             killed,
@@ -359,6 +367,18 @@ impl WorkerGroup {
         let left = self.workers.iter().filter(|worker| worker.end.is_none());
         report.abandoned.extend(left.map(Worker::abandoned));
         report
+    }
+
+    /// From now on this switch kills the workers.
+    fn move_to(&mut self, kill_switch: &KillSwitch) {
+        if self.covered_by.is_same(kill_switch) {
+            return;
+        }
+        for group in self.groups() {
+            self.covered_by.release(group);
+            kill_switch.cover(group);
+        }
+        self.covered_by = kill_switch.clone();
     }
 
     /// Ends everything, at once without a `grace`; returns the local ranks of workers that had to be
@@ -390,6 +410,9 @@ impl WorkerGroup {
                 self.log_unkillable();
             }
         }
+        for worker in &self.workers {
+            self.covered_by.release(worker.pid);
+        }
         for group in self.groups() {
             process_group::reap(group);
         }
@@ -402,21 +425,34 @@ impl WorkerGroup {
             }
         }
         drop(spawner);
+        self.echoes.iter_mut().for_each(Echo::close);
         for echo in self.echoes.drain(..) {
             echo.finish(|| grace.is_none_or(|(_, _, kill_switch)| kill_switch.is_triggered()));
         }
-        killed
+        let workers = self.workers.iter();
+        workers
+            .map(|worker| (worker.plan.local_rank, worker.was_killed(&self.covered_by)))
+            .filter(|(rank, was_killed)| *was_killed || killed.contains(rank))
+            .map(|(rank, _)| rank)
+            .collect()
     }
 
-    fn send_stop(&mut self, signal: Signal) {
+    /// Sends the signal that begins a [`stop`](Self::stop), which then does not. The second call does nothing.
+    pub(crate) fn send_stop(&mut self, signal: Signal) {
+        if self.stopped_by.is_some() {
+            return;
+        }
+        self.note_ended();
         self.stopped_by = Some(signal);
         for worker in &self.workers {
             if worker.end.is_none() {
-                log::info!("sending {} to {worker}", name_of(signal.as_raw()));
                 process_group::signal(worker.pid, signal);
             } else if worker.has_group() {
                 process_group::signal(worker.pid, Signal::TERM);
             }
+        }
+        for worker in self.workers.iter().filter(|worker| worker.end.is_none()) {
+            log::info!("sent {} to {worker}", name_of(signal.as_raw()));
         }
     }
 
@@ -512,12 +548,14 @@ impl WorkerGroup {
         worker.end = Some((end.exit, end.at));
         worker.was_stopped = self.stopped_by.is_some();
         self.order.push(end.index);
-        log::info!("{worker} exited: {}", end.exit);
         // Its children may have ignored a signal that was meant for the worker.
         let is_told = matches!(self.stopped_by, None | Some(Signal::TERM | Signal::KILL));
-        if !is_told && worker.has_group() {
+        if !worker.has_group() {
+            self.covered_by.release(worker.pid);
+        } else if !is_told {
             process_group::signal(worker.pid, Signal::TERM);
         }
+        log::info!("{worker} exited: {}", end.exit);
     }
 
     /// The waiting threads have all ended by a panic: the remaining exits are unknown.
@@ -575,6 +613,16 @@ impl Worker {
     /// Whether its process id is still the id of its group. Not so if other code has reaped the worker.
     fn has_group(&self) -> bool {
         !matches!(self.end, Some((ExitKind::Unknown, _)))
+    }
+
+    /// Whether the switch has killed it.
+    fn was_killed(&self, switch: &KillSwitch) -> bool {
+        let number = Signal::KILL.as_raw();
+        let is_killed =
+            |exit: &ExitKind| matches!(exit, ExitKind::Signal { number: it, .. } if *it == number);
+        self.was_stopped
+            && switch.is_triggered()
+            && self.end.as_ref().is_some_and(|(exit, _)| is_killed(exit))
     }
 
     fn outcome(&self) -> Option<WorkerOutcome> {

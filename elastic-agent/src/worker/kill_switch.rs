@@ -1,9 +1,12 @@
 //! Escalates a graceful stop to SIGKILL.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use rustix::process::{Pid, Signal};
+
+use super::process_group::{self, NotSent};
 
 /// Lets another thread cut a [`WorkerGroup::stop`] short and kill the workers at once, as after a second
 /// Ctrl-C. Once triggered, it stays so. Clones are the same switch.
@@ -21,10 +24,17 @@ use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 /// ```
 #[derive(Debug, Clone)]
 pub struct KillSwitch {
+    state: Arc<Mutex<State>>,
+    triggered: Receiver<Infallible>,
+}
+
+#[derive(Debug)]
+struct State {
     /// Dropping the sender disconnects all receivers for good. Nothing else drops it while there is a
     /// clone of the switch.
-    armed: Arc<Mutex<Option<Sender<Infallible>>>>,
-    triggered: Receiver<Infallible>,
+    armed: Option<Sender<Infallible>>,
+    /// The process groups to kill. Each is the id of a worker that is not reaped, so that no other process has it.
+    groups: Vec<Pid>,
 }
 
 impl KillSwitch {
@@ -33,21 +43,53 @@ impl KillSwitch {
     pub fn new() -> Self {
         let (armed, triggered) = bounded(0);
         Self {
-            armed: Arc::new(Mutex::new(Some(armed))),
+            state: Arc::new(Mutex::new(State {
+                armed: Some(armed),
+                groups: Vec::new(),
+            })),
             triggered,
         }
     }
 
-    /// Ends all grace periods, now and later. Does not block. Not for use inside a signal handler, as it
-    /// takes a lock.
+    /// Kills the workers of the [`WorkerGroup::stop`] that uses the switch, on this thread, and ends all grace periods,
+    /// now and later. An agent's switch kills its workers also before it stops them. Does not block. Not for use inside
+    /// a signal handler, as it takes a lock.
+    ///
+    /// [`WorkerGroup::stop`]: crate::WorkerGroup::stop
     pub fn trigger(&self) {
-        // A panic while the lock is held leaves nothing half done.
-        let armed = self
-            .armed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let mut state = self.lock();
+        // Killing under the lock: no group is reaped meanwhile.
+        let failed = kill(&state.groups);
+        let armed = state.armed.take();
+        drop(state);
         drop(armed);
+        log_failed(failed);
+    }
+
+    /// Puts the process group of a worker under the switch; kills it at once if the switch is triggered.
+    pub(super) fn cover(&self, group: Pid) {
+        let mut state = self.lock();
+        state.groups.push(group);
+        let failed = match state.armed {
+            Some(_) => Vec::new(),
+            None => kill(&[group]),
+        };
+        drop(state);
+        log_failed(failed);
+    }
+
+    /// The reverse of [`cover`](Self::cover), before the worker is reaped.
+    pub(super) fn release(&self, group: Pid) {
+        self.lock().groups.retain(|covered| *covered != group);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic while the lock is held leaves nothing half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.state, &other.state)
     }
 
     /// Whether [`trigger`](Self::trigger) was called.
@@ -65,5 +107,59 @@ impl KillSwitch {
 impl Default for KillSwitch {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// Kills process groups; returns those for which it failed.
+fn kill(groups: &[Pid]) -> Vec<NotSent> {
+    let sent = groups
+        .iter()
+        .map(|group| process_group::send(*group, Signal::KILL));
+    sent.filter_map(Result::err).collect()
+}
+
+fn log_failed(failed: Vec<NotSent>) {
+    for error in failed {
+        log::warn!("{error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::{CommandExt, ExitStatusExt};
+    use std::process::{Child, Command};
+
+    use rustix::process::kill_process;
+
+    use super::*;
+
+    fn worker() -> (Child, Pid) {
+        let child = Command::new("sleep")
+            .arg("1000")
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let pid = Pid::from_child(&child);
+        (child, pid)
+    }
+
+    fn signal_that_ended(mut child: Child) -> Option<i32> {
+        child.wait().unwrap().signal()
+    }
+
+    #[test]
+    fn the_thread_that_triggers_it_kills_the_workers_itself() {
+        let switch = KillSwitch::new();
+        let (early, late, released) = (worker(), worker(), worker());
+        switch.cover(early.1);
+        switch.cover(released.1);
+        switch.release(released.1);
+        switch.trigger();
+        assert_eq!(signal_that_ended(early.0), Some(9));
+        // A worker that starts meanwhile.
+        switch.cover(late.1);
+        assert_eq!(signal_that_ended(late.0), Some(9));
+        kill_process(released.1, Signal::USR1).unwrap();
+        assert_eq!(signal_that_ended(released.0), Some(Signal::USR1.as_raw()));
     }
 }

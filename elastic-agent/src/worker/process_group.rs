@@ -10,17 +10,37 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 
 use crate::signal_name::name_of;
 
-/// Sends a signal to every process of a group. An empty group is not an error.
+/// A signal that could not be sent.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot send {} to process group {}: {source}",
+    name_of(signal.as_raw()),
+    group.as_raw_nonzero()
+)]
+pub(super) struct NotSent {
+    group: Pid,
+    signal: Signal,
+    source: Errno,
+}
+
+/// Sends a signal to every process of a group, and logs a failure. An empty group is not an error.
 pub(crate) fn signal(group: Pid, signal: Signal) {
+    if let Err(error) = send(group, signal) {
+        log::warn!("{error}");
+    }
+}
+
+/// As [`signal`], without a log.
+pub(super) fn send(group: Pid, signal: Signal) -> Result<(), NotSent> {
     match kill_process_group(group, signal) {
         // Systems differ in the error for a group whose processes have all ended.
-        Ok(()) | Err(Errno::SRCH) => {}
-        Err(Errno::PERM) if cfg!(not(target_os = "linux")) => {}
-        Err(error) => log::warn!(
-            "cannot send {} to process group {}: {error}",
-            name_of(signal.as_raw()),
-            group.as_raw_nonzero()
-        ),
+        Ok(()) | Err(Errno::SRCH) => Ok(()),
+        Err(Errno::PERM) if cfg!(not(target_os = "linux")) => Ok(()),
+        Err(source) => Err(NotSent {
+            group,
+            signal,
+            source,
+        }),
     }
 }
 
