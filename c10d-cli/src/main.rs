@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod backlog;
 mod bench;
 mod client;
 mod completions;
@@ -16,6 +17,7 @@ mod parent;
 mod printable;
 mod progress;
 mod quantity;
+mod queued_writer;
 mod relay;
 mod run;
 mod secret;
@@ -31,6 +33,7 @@ mod why;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -44,6 +47,9 @@ Exit codes:
   3    no connection, or connection lost, as when the server rejects a request
   4    cannot write to standard output, as when the disk is full
   141  the reader of standard output closed it, as `head` does; no message";
+
+/// How long a server that has ended waits for a standard error that accepts no output.
+const STUCK_MAX: Duration = Duration::from_secs(1);
 
 /// PyTorch's TCPStore and torchrun, without Python.
 #[derive(Debug, Parser)]
@@ -130,14 +136,18 @@ fn main() -> ExitCode {
         // A log line would be written across the screen.
         Command::Top(_) => "off",
     };
+    let has_dependents = matches!(
+        cli.command,
+        Command::Store(StoreCommand::Serve(_)) | Command::Relay(_) | Command::Run(_)
+    );
     start_logging(default_level);
+    if has_dependents && let Err(error) = terminal::start_queue() {
+        log::warn!("a standard error that accepts no output can stop this command: {error}");
+    }
     let result = match cli.command {
         Command::Store(StoreCommand::Serve(args)) => serve::run(&args),
         Command::Store(StoreCommand::Client(command)) => client::run(&command),
-        Command::Run(options) => match run::run(*options) {
-            Ok(code) => return ExitCode::from(code),
-            Err(failure) => Err(failure),
-        },
+        Command::Run(options) => return run::run(*options),
         Command::Relay(args) => relay::run(&args),
         Command::Why(args) => why::run(&args),
         Command::Top(args) => top::run(&args),
@@ -149,10 +159,12 @@ fn main() -> ExitCode {
         Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Man(args) => man::run(&args, Cli::command()),
     };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
+    let code = match result {
+        Ok(()) => 0,
         Err(failure) => report(&failure),
-    }
+    };
+    terminal::finish(STUCK_MAX);
+    ExitCode::from(code)
 }
 
 /// Sends the log to standard error, above the live line.
@@ -170,14 +182,14 @@ fn start_logging(default_level: &str) {
         .init();
 }
 
-/// Prints one line on standard error. Ignores a closed standard error.
-fn report(failure: &Failure) -> ExitCode {
+/// Prints one line on standard error; returns the exit code. Ignores a closed standard error.
+fn report(failure: &Failure) -> u8 {
     let text = failure.to_string();
     if !text.is_empty() {
         let one_line = text.lines().collect::<Vec<_>>().join(" ");
-        let _ = writeln!(terminal::StandardError, "c10d: {one_line}");
+        let _ = terminal::StandardError.write_all(format!("c10d: {one_line}\n").as_bytes());
     }
-    ExitCode::from(failure.exit_code())
+    failure.exit_code()
 }
 
 #[cfg(test)]

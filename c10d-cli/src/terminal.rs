@@ -2,9 +2,22 @@
 //!
 //! On a terminal the live line is always the last one; text is written above it. Workers write to the same
 //! terminal directly, so the line must be hidden before they start.
+//!
+//! A command that others depend on [queues](start_queue) what it writes: a console that accepts no output, as after
+//! Ctrl-S, must not stop it. Other commands wait for their reader, as `grep` does.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use crate::backlog::Next;
+use crate::queued_writer::QueuedWriter;
+
+const THREAD: &str = "stderr";
+
+/// How long a live line that is removed may stay on a terminal that accepts no output.
+const HIDE_MAX: Duration = Duration::from_millis(100);
 
 /// For a terminal of unknown width.
 const COLUMNS_DEFAULT: usize = 80;
@@ -12,8 +25,63 @@ const COLUMNS_DEFAULT: usize = 80;
 /// Longer lines are hard to read.
 const COLUMNS_MAX: usize = 120;
 
-/// Locked while standard error is written, so that changes are written in their order.
+/// Locked while standard error is written, so that changes are written in their order. The thread that writes what is
+/// queued does not hold it meanwhile: no other thread writes then.
 static SCREEN: Mutex<Screen> = Mutex::new(Screen::new());
+
+static QUEUE: OnceLock<QueuedWriter<Change>> = OnceLock::new();
+
+/// A change of the screen.
+#[derive(Debug)]
+enum Change {
+    Text(Vec<u8>),
+    Show(String),
+    Hide,
+}
+
+/// From now on, a thread writes to standard error, and nothing else waits for it: text that it does not accept is
+/// dropped in the end, and counted. Panics go there too.
+///
+/// # Errors
+/// The system has no thread left.
+pub(crate) fn start_queue() -> io::Result<()> {
+    let render = |next| match next {
+        Next::Item(Change::Text(bytes)) => screen().text(&bytes),
+        Next::Item(Change::Show(line)) => screen().show(&line, width()),
+        Next::Item(Change::Hide) => screen().hide(),
+        Next::Gap(dropped) => screen().text(&gap(dropped)),
+    };
+    // A closed standard error takes no log.
+    let queue = QueuedWriter::start(THREAD, io::stderr(), Box::new(render), drop)?;
+    // A second call changes nothing.
+    let _ = QUEUE.set(queue);
+    std::panic::set_hook(Box::new(|panic| {
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("without a name");
+        let mut text = format!("thread {name} {panic}\n");
+        let backtrace = Backtrace::capture();
+        if backtrace.status() == BacktraceStatus::Captured {
+            text.push_str(&format!("{backtrace}\n"));
+        }
+        let _ = StandardError.write_all(text.as_bytes());
+    }));
+    Ok(())
+}
+
+/// Waits until what was queued is written, unless standard error has accepted nothing for `stuck_max`, or is slow for
+/// a minute.
+pub(crate) fn finish(stuck_max: Duration) {
+    if let Some(queue) = QUEUE.get() {
+        queue.finish(stuck_max);
+    }
+}
+
+fn gap(dropped: u64) -> Vec<u8> {
+    let text = format!(
+        "c10d: {dropped} messages are missing here: standard error accepted no more output\n"
+    );
+    text.into_bytes()
+}
 
 /// Writes to standard error, above the live line.
 #[derive(Debug, Clone, Copy)]
@@ -21,6 +89,10 @@ pub(crate) struct StandardError;
 
 impl Write for StandardError {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Some(queue) = QUEUE.get() {
+            queue.push(bytes.len(), Change::Text(bytes.to_vec()));
+            return Ok(bytes.len());
+        }
         let mut screen = screen();
         let mut stderr = io::stderr();
         // Without a live line the caller handles partial writes.
@@ -33,8 +105,10 @@ impl Write for StandardError {
         Ok(bytes.len())
     }
 
+    /// Waits for nothing.
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        // Standard error has no buffer.
+        Ok(())
     }
 }
 
@@ -45,25 +119,38 @@ pub(crate) fn is_live() -> bool {
 
 /// Replaces the live line. Ignores errors of the terminal, which the next writer gets.
 pub(crate) fn show(line: &str) {
+    if let Some(queue) = QUEUE.get() {
+        return queue.push(line.len(), Change::Show(line.to_owned()));
+    }
+    let mut screen = screen();
+    let bytes = screen.show(line, width());
+    let _ = io::stderr().write_all(&bytes);
+    drop(screen);
+}
+
+/// Removes the live line. Blocks until it is removed, for a tenth of a second at most if writing is queued.
+pub(crate) fn hide() {
+    if let Some(queue) = QUEUE.get() {
+        if is_live() {
+            queue.push(ERASE.len(), Change::Hide);
+            queue.finish(HIDE_MAX);
+        }
+        return;
+    }
+    let mut screen = screen();
+    let bytes = screen.hide();
+    let _ = io::stderr().write_all(&bytes);
+    drop(screen);
+}
+
+/// How much of a line is shown. A wrapped line cannot be erased, and some terminals wrap in the last column.
+fn width() -> usize {
     let columns = rustix::termios::tcgetwinsize(io::stderr())
         .map(|size| usize::from(size.ws_col))
         .ok()
         .filter(|columns| *columns > 0)
         .unwrap_or(COLUMNS_DEFAULT);
-    // A wrapped line cannot be erased, and some terminals wrap in the last column.
-    let width = columns.min(COLUMNS_MAX).saturating_sub(1);
-    let mut screen = screen();
-    let bytes = screen.show(line, width);
-    let _ = io::stderr().write_all(&bytes);
-    drop(screen);
-}
-
-/// Removes the live line.
-pub(crate) fn hide() {
-    let mut screen = screen();
-    let bytes = screen.hide();
-    let _ = io::stderr().write_all(&bytes);
-    drop(screen);
+    columns.min(COLUMNS_MAX).saturating_sub(1)
 }
 
 fn screen() -> MutexGuard<'static, Screen> {

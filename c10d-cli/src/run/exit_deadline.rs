@@ -2,24 +2,32 @@
 //! something else.
 //!
 //! A scheduler kills the process a little later. Until then, a store that does not answer or a console that takes no
-//! output could delay it, and it would end without an exit code.
+//! output could delay it, and it would end without an exit code. So the thread does both itself, and waits for no
+//! other: neither for the agent's, which may be stuck, nor for the one that writes the log.
 
-use std::io;
+use std::io::{self, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use elastic_agent::KillSwitch;
+
+use crate::terminal;
 
 const THREAD: &str = "exit-deadline";
 
 /// A signal stopped the workers.
 const EXIT_CODE: i32 = 1;
 
+/// How long the last message may take.
+const MESSAGE_MAX: Duration = Duration::from_millis(100);
+
 /// Waits for a signal, and then for its end. Dropping it joins its thread.
 #[derive(Debug)]
 pub(super) struct ExitDeadline {
     events: Sender<Event>,
+    workers: Arc<OnceLock<KillSwitch>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -44,10 +52,15 @@ impl ExitTimer {
 }
 
 impl ExitDeadline {
-    /// Starts the thread. It triggers the switch `kill` after the first signal, which has no effect if the workers have
-    /// ended, and ends the process `exit` after it.
-    pub(super) fn start(kill: Duration, exit: Duration, switch: KillSwitch) -> io::Result<Self> {
+    /// Starts the thread. It kills the workers `kill` after the first signal, and ends the process `exit` after it, if
+    /// there is such a limit.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub(super) fn start(kill: Duration, exit: Option<Duration>) -> io::Result<Self> {
         let (events, inbox) = channel();
+        let workers = Arc::<OnceLock<KillSwitch>>::default();
+        let of_thread = Arc::clone(&workers);
         let thread = std::thread::Builder::new()
             .name(THREAD.to_owned())
             .spawn(move || {
@@ -57,24 +70,37 @@ impl ExitDeadline {
                 if is_done_within(&inbox, at, kill) {
                     return;
                 }
-                switch.trigger();
+                // An agent that comes later is stopped before it starts workers.
+                if let Some(switch) = of_thread.get() {
+                    switch.trigger();
+                }
+                let Some(exit) = exit else { return };
                 if is_done_within(&inbox, at, exit) {
                     return;
                 }
-                log::error!(
-                    "ending {exit:?} after the signal, before the grace period ends: the store, an output or a worker \
-                     does not respond"
+                let text = format!(
+                    "c10d: ending {exit:?} after the signal, before the grace period ends: the store, an output or a \
+                     worker does not respond\n"
                 );
+                let _ = terminal::StandardError.write_all(text.as_bytes());
+                terminal::finish(MESSAGE_MAX);
                 std::process::exit(EXIT_CODE);
             })?;
         Ok(Self {
             events,
+            workers,
             thread: Some(thread),
         })
     }
 
     pub(super) fn timer(&self) -> ExitTimer {
         ExitTimer(self.events.clone())
+    }
+
+    /// Which workers to kill: those of this switch.
+    pub(super) fn watch(&self, workers: KillSwitch) {
+        // There is one agent.
+        let _ = self.workers.set(workers);
     }
 }
 
@@ -123,10 +149,13 @@ mod tests {
     #[test]
     fn a_signal_triggers_the_switch_and_no_signal_does_not() {
         let switch = KillSwitch::new();
-        drop(ExitDeadline::start(Duration::ZERO, LONG, switch.clone()).unwrap());
+        let deadline = ExitDeadline::start(Duration::ZERO, None).unwrap();
+        deadline.watch(switch.clone());
+        drop(deadline);
         assert!(!switch.is_triggered());
 
-        let deadline = ExitDeadline::start(Duration::ZERO, LONG, switch.clone()).unwrap();
+        let deadline = ExitDeadline::start(Duration::ZERO, Some(LONG)).unwrap();
+        deadline.watch(switch.clone());
         deadline.timer().start();
         let patience = Instant::now();
         while !switch.is_triggered() {

@@ -28,6 +28,7 @@ mod restart_options;
 mod scheduler;
 mod signals;
 mod spoken;
+mod stop_control;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -35,6 +36,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -47,7 +49,8 @@ use elastic_agent::{
 };
 use elastic_rendezvous::this_host::{self, Resolver, SystemResolver, names_this_host};
 use elastic_rendezvous::{
-    Endpoint, RendezvousHandler, RendezvousParameters, RendezvousRegistry, RendezvousSettings,
+    Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters, RendezvousRegistry,
+    RendezvousSettings,
 };
 use serde_json::{Value, json};
 
@@ -58,14 +61,13 @@ use crate::terminal;
 use announce::{Announcer, NodeIdentity};
 use debug_server::DebugServers;
 use events::{JobNames, Recorder};
-use exit_deadline::ExitDeadline;
 use explain::Explainer;
 use health_port::HealthPort;
 use hosted::Hosted;
 use options::{RunOptions, RunPlan, Surroundings};
 use private_directory::PrivateDirectory;
 use scheduler::Site;
-use signals::Signals;
+use stop_control::{STUCK_STOPPED_MAX, StopControl};
 
 /// The default of RUST_LOG: warnings, and events of the whole job.
 pub(crate) const LOG_LEVELS: &str = "warn,c10d::run=info,c10d_relay=info,elastic_agent::agent=info,elastic_agent::logs=info,elastic_rendezvous=info";
@@ -82,8 +84,27 @@ const IDENTICAL_WORKERS: &str = "TORCH_ELASTIC_WORKER_IDENTICAL";
 /// The limit for looking up the host of an endpoint, as in the rendezvous.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Runs the workers of this node until they end. Returns the exit code.
-pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
+/// How long the end waits for a standard error that accepts nothing, without a signal: as for the output of workers.
+const STUCK_MAX: Duration = Duration::from_secs(10);
+
+/// Runs the workers of this node until they end, and reports a failure on standard error.
+pub(crate) fn run(options: RunOptions) -> ExitCode {
+    // Outlives the last output: until then a signal must not end this process before its workers, and must end it even
+    // if nobody reads the output.
+    let mut control = None;
+    let result = run_or_fail(options, &mut control);
+    let code = result.unwrap_or_else(|failure| crate::report(&failure));
+    let is_stopped = control.as_ref().is_some_and(StopControl::is_stopped);
+    terminal::finish(if is_stopped {
+        STUCK_STOPPED_MAX
+    } else {
+        STUCK_MAX
+    });
+    ExitCode::from(code)
+}
+
+/// Returns the exit code. Keeps what handles signals in `control`.
+fn run_or_fail(options: RunOptions, control: &mut Option<StopControl>) -> Result<u8, Failure> {
     let variable = |name: &str| std::env::var(name).ok();
     let surroundings = Surroundings {
         variable: &variable,
@@ -109,8 +130,9 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
     if let Some(line) = dry_run::line(&plan) {
         log::info!("{line}");
     }
+    let control = control.insert(StopControl::start(&plan)?);
     let mut report = json!({ "outcome": "error", "failures": [] });
-    let result = run_job(&plan, &mut report);
+    let result = run_job(&plan, control, &mut report);
     if plan.json {
         report["exit_code"] = match &result {
             Ok(code) => (*code).into(),
@@ -119,7 +141,7 @@ pub(crate) fn run(options: RunOptions) -> Result<u8, Failure> {
         if let Err(failure) = &result {
             report["error"] = failure.to_string().into();
         }
-        match print_line(report) {
+        match control.print_line(report) {
             // The exit code of a failed run matters more than a closed standard output.
             Err(failure) if matches!(result, Ok(0)) => return Err(failure),
             _ => {}
@@ -172,7 +194,7 @@ fn has_address(address: IpAddr) -> bool {
 }
 
 /// Fills in `report` once an agent has run.
-fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
+fn run_job(plan: &RunPlan, control: &StopControl, report: &mut Value) -> Result<u8, Failure> {
     let is_on = |name: &str| std::env::var(name).is_ok_and(|value| value == "1");
     let credentials = plan.secret.credentials()?;
     let token = credentials.as_ref().and_then(Credentials::http_token);
@@ -189,8 +211,6 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
         leave_error_file(|path| write_error_file(path, &text, &text, epoch_seconds()));
         return Err(failure);
     }
-    // Declared first, so that it is dropped last, after all that can delay the end.
-    let exit_deadline;
     let debug_servers = match plan.debug_server {
         true => {
             Some(DebugServers::prepare(token.clone()).map_err(Failure::system("--debug-server"))?)
@@ -216,26 +236,24 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
     if let Some(credentials) = credentials {
         parameters = parameters.with_credentials(credentials);
     }
-    let handler =
-        RendezvousRegistry::default()
-            .create(&parameters)
-            .map_err(|error| match error {
-                elastic_rendezvous::RendezvousError::Parameters(_)
-                | elastic_rendezvous::RendezvousError::UnknownBackend { .. } => {
-                    Failure::Usage(error.to_string())
-                }
-                error => Failure::No(error.to_string()),
-            })?;
-    progress::show(&*handler);
-    handler.add_listener(spoken::rendezvous_listener(dry_run::shown_endpoint(plan)));
     let events = Recorder::open(&plan.restarts, || JobNames {
         run_id: plan.rendezvous.run_id().to_owned(),
         host: this_host::full_name(),
         role: plan.role.clone(),
-        backend: handler.backend().to_owned(),
+        backend: plan.rendezvous.backend().to_owned(),
         entry_point: plan.script.to_string_lossy().into_owned(),
     });
     let events = events.map_err(|error| Failure::Usage(format!("--events: {error}")))?;
+    let Some(handler) = open_rendezvous(parameters.clone(), control)? else {
+        let signal = control.signals().stopped_by().unwrap_or_default();
+        let name = signals::name_of(signal);
+        log::info!("received {name} before the store of the rendezvous answered: ending");
+        report["outcome"] = "signalled".into();
+        report["signal"] = name.into();
+        return Ok(code_of_signal(signal));
+    };
+    progress::show(&*handler);
+    handler.add_listener(spoken::rendezvous_listener(dry_run::shown_endpoint(plan)));
     let mut agent = ElasticAgent::new(agent_options, Arc::clone(&handler))
         .map_err(|error| Failure::Usage(error.to_string()))?;
     if let Some(port) = &health_port {
@@ -278,20 +296,7 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
         handler.add_listener(events.rendezvous_listener());
         agent.add_listener(events.agent_listener());
     }
-    exit_deadline = match &plan.exit_limits {
-        Some(limits) => Some(
-            ExitDeadline::start(
-                plan.shutdown_timeout,
-                limits.exit,
-                agent.handle().kill_switch(),
-            )
-            .map_err(cannot_start())?,
-        ),
-        None => None,
-    };
-    let timer = exit_deadline.as_ref().map(ExitDeadline::timer);
-    let signals = Signals::pass_on(&plan.signals, agent.handle(), timer)
-        .map_err(Failure::system("cannot handle signals"))?;
+    control.watch(agent.handle());
     let mut result = agent.run();
     let reports = explainer.failure_reports();
     drop(explainer);
@@ -308,8 +313,6 @@ fn run_job(plan: &RunPlan, report: &mut Value) -> Result<u8, Failure> {
         events.finish(&result);
     }
     hosted.end();
-    // Last: until then a signal must not end this process before its workers.
-    drop(signals);
     exit
 }
 
@@ -321,6 +324,29 @@ fn meeting_place(parameters: &RendezvousParameters) -> Option<(HostPort, Option<
     let endpoint: Endpoint = parameters.endpoint().parse().ok()?;
     let store = endpoint.with_default_port(elastic_rendezvous::DEFAULT_PORT);
     (!is_file && store.port() != 0).then(|| (store, parameters.credentials().cloned()))
+}
+
+/// Opens the store of the rendezvous, which can take as long as a join; `None` if a signal arrived meanwhile.
+fn open_rendezvous(
+    parameters: RendezvousParameters,
+    control: &StopControl,
+) -> Result<Option<Arc<dyn RendezvousHandler>>, Failure> {
+    let open = move || RendezvousRegistry::default().create(&parameters);
+    let opened = control
+        .signals()
+        .unless_stopped("rendezvous-open", Duration::ZERO, open)
+        .map_err(Failure::system("cannot start a thread"))?;
+    opened.transpose().map_err(|error| match error {
+        RendezvousError::Parameters(_) | RendezvousError::UnknownBackend { .. } => {
+            Failure::Usage(error.to_string())
+        }
+        error => Failure::No(error.to_string()),
+    })
+}
+
+/// A shell's exit code of a program that this signal ended.
+fn code_of_signal(signal: i32) -> u8 {
+    u8::try_from(signal).map_or(1, |signal| signal.saturating_add(128))
 }
 
 /// The name that this host has for itself, which PyTorch's workers publish too.
@@ -469,8 +495,11 @@ fn conclude(
                 );
             }
             leaving::leave(handler, plan.exit_limits.map(|limits| limits.leave));
-            let by_signal = u8::try_from(*signal).map_or(1, |signal| signal.saturating_add(128));
-            Ok(if *had_workers { 1 } else { by_signal })
+            Ok(if *had_workers {
+                1
+            } else {
+                code_of_signal(*signal)
+            })
         }
         Ok(_) => Ok(1),
         Err(error) => {
@@ -527,7 +556,8 @@ fn show_failures(plan: &RunPlan, agent: &ElasticAgent, failures: &Failures, why:
         let _ = write_report(why, &mut text);
         let _ = terminal::StandardError.write_all(&text);
     }
-    let _ = writeln!(terminal::StandardError, "{}", agent.summary(failures));
+    let summary = format!("{}\n", agent.summary(failures));
+    let _ = terminal::StandardError.write_all(summary.as_bytes());
     if plan.is_python
         && let Some(hint) = hint::for_failures(Path::new(plan.command.program()), failures)
     {

@@ -1,13 +1,14 @@
 //! Child processes that do not outlive their test.
 
 use std::ffi::OsStr;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, PipeReader, PipeWriter, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{self, Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal, kill_process};
 use socket2::{Domain, Socket, Type};
 
@@ -219,6 +220,17 @@ impl Server {
         ended.stdout = rest;
         ended
     }
+}
+
+/// A pipe that is full, and its reader, which does not read.
+pub(crate) fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = io::pipe().unwrap();
+    ioctl_fionbio(&writer, true).unwrap();
+    for chunk in [&[b'x'; 4096][..], b"x"] {
+        while writer.write(chunk).map_err(|error| error.kind()) != Err(ErrorKind::WouldBlock) {}
+    }
+    ioctl_fionbio(&writer, false).unwrap();
+    (reader, writer)
 }
 
 /// Waits until a condition holds.

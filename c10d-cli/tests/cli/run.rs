@@ -2,6 +2,9 @@
 //!
 //! `integration-tests` runs real PyTorch workers.
 
+#[cfg(target_os = "linux")]
+mod early_signal;
+mod full_console;
 mod grace_period;
 mod scheduler;
 

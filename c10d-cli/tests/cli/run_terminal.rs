@@ -214,7 +214,7 @@ fn ctrl_c_names_the_workers_it_waits_for_and_a_second_one_kills_them() {
         let found = lines.iter().find(|line| line.contains(text));
         found.unwrap_or_else(|| panic!("no {text:?} in {lines:#?}"))
     };
-    let first = line("received SIGINT: passing it to the workers (local rank 0 (pid ");
+    let first = line("received SIGINT: passed it to the workers (local rank 0 (pid ");
     assert!(first.contains("1 (pid "), "{first}");
     assert!(
         first.contains("SIGKILL follows after 30 s, or at once"),
@@ -225,7 +225,7 @@ fn ctrl_c_names_the_workers_it_waits_for_and_a_second_one_kills_them() {
         waiting.contains("to exit after SIGINT; SIGKILL in 2"),
         "{waiting}"
     );
-    line("received SIGINT while stopping: killing the workers");
+    line("received SIGINT while stopping: killed the workers");
 }
 
 #[test]

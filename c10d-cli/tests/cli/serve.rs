@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
 
-use crate::process::{Server, command, prepared, run, until};
+use crate::process::{Server, command, full_pipe, prepared, run, until};
 
 /// Completes the handshake; returns whether the server answers a PING.
 fn greet(stream: &mut TcpStream) -> bool {
@@ -48,6 +48,23 @@ fn the_server_runs_until_sigterm_or_sigint_and_prints_one_line() {
         );
         assert_eq!(idle.read(&mut [0]).unwrap(), 0, "the connection is closed");
     }
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_neither_clients_nor_the_end() {
+    let (_reader, stderr) = full_pipe();
+    let mut command = command(["store", "serve", "--port=0"]);
+    command.stderr(stderr);
+    let server = Server::start_command(command);
+    // Each rejected peer has a line.
+    for _ in 0..10 {
+        let mut stranger = server.connect();
+        stranger.write_all(b"\xff").unwrap();
+        assert_eq!(stranger.read(&mut [0]).unwrap_or(0), 0);
+    }
+    server.store(&["set", "k", "v"]).assert_prints("");
+    server.running.signal(Signal::TERM);
+    assert_eq!(server.end().code, Some(0));
 }
 
 #[test]
