@@ -19,6 +19,11 @@ pub(crate) fn clear_once(round: &RendezvousInfo) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Removes the count from the store of an earlier round.
+pub(crate) fn forget(store: &dyn Store) -> Result<(), StoreError> {
+    store.delete_key(OFFERS_KEY).map(drop)
+}
+
 /// True for one node of the round: not always the one with group rank 0, as that may be a PyTorch node.
 pub(crate) fn is_first(store: &dyn Store) -> Result<bool, StoreError> {
     Ok(store.add(OFFERS_KEY, 1)? == 1)

@@ -60,6 +60,11 @@ pub(crate) fn is_any_stuck(store: &dyn Store) -> bool {
     store.try_get(STUCK_KEY).is_ok_and(|count| count.is_some())
 }
 
+/// Removes the count of stuck nodes from the store of an earlier round.
+pub(crate) fn forget(store: &dyn Store) -> Result<(), StoreError> {
+    store.delete_key(STUCK_KEY).map(drop)
+}
+
 #[cfg(test)]
 mod tests {
     use c10d_store::HashStore;

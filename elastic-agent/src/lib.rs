@@ -11,6 +11,7 @@ mod failure;
 mod health;
 mod job_end;
 mod logs;
+mod old_round;
 mod output;
 mod patience;
 mod preload;

@@ -297,6 +297,12 @@ fn find_missing(
     find_missing(store, right, first + left.len(), missing)
 }
 
+/// Removes the values of a node from the store of an earlier round.
+pub(crate) fn forget_ranks(store: &dyn Store, group_rank: usize) -> Result<(), StoreError> {
+    store.delete_key(&role_info_key(group_rank))?;
+    store.delete_key(&assigned_ranks_key(group_rank)).map(drop)
+}
+
 fn role_info_key(group_rank: usize) -> String {
     format!("torchelastic/role_info/{group_rank}")
 }

@@ -13,7 +13,7 @@ use c10d_store::{
 };
 
 use crate::error::RendezvousError;
-use crate::handler::BootstrapInfo;
+use crate::handler::{BootstrapInfo, RendezvousInfo};
 use crate::node::NodeId;
 use crate::server_hook::ServerHook;
 
@@ -77,7 +77,7 @@ impl From<RendezvousError> for NotFound {
 #[derive(Debug, Default)]
 pub(crate) struct Bootstrap {
     /// The server of this node, started when it is first needed.
-    own: Option<TcpStore>,
+    own: Option<Arc<TcpStore>>,
     protection: Protection,
     /// The address in the last round that had one.
     master: Option<HostPort>,
@@ -235,8 +235,13 @@ impl Bootstrap {
         };
         self.master = Some(master.clone());
         self.first = Some(round.first.clone());
-        Ok(BootstrapInfo::new(master, true, true)
-            .with_credentials(self.protection.of_clients().cloned()))
+        let own = self.own.as_ref().filter(|it| own(it, round) == master);
+        let info = BootstrapInfo::new(master, true, true)
+            .with_credentials(self.protection.of_clients().cloned());
+        Ok(match own {
+            Some(own) => info.with_served_here(own),
+            None => info,
+        })
     }
 
     /// Returns a new address for each round, where the worker with rank 0 will serve: PyTorch's behaviour
@@ -261,14 +266,13 @@ impl Bootstrap {
     /// Rank 0's choice: the previous address if its server still answers, because members may have cached
     /// it; otherwise our own.
     fn choose(&mut self, round: &Round<'_>) -> Result<HostPort, RendezvousError> {
-        let own = |store: &TcpStore| HostPort::new(round.own_host, store.port());
         let before = match &self.master {
             None if round.number > 0 => round.published_earlier()?,
             master => master.clone(),
         };
         if let Some(before) = before {
             match &self.own {
-                Some(store) if own(store) == before => return Ok(before),
+                Some(store) if own(store, round) == before => return Ok(before),
                 _ => {}
             }
             // It listened a moment ago: a refusal means that it has ended.
@@ -282,7 +286,7 @@ impl Bootstrap {
             }
         }
         if let Some(store) = &self.own {
-            return Ok(own(store));
+            return Ok(own(store, round));
         }
         let options = client_options(self.protection.of_clients(), SERVE_TIMEOUT)
             .with_master(true)
@@ -294,8 +298,8 @@ impl Bootstrap {
         if let (Some(hook), Some(server)) = (round.server_hook, store.server()) {
             hook.call(server);
         }
-        let master = own(&store);
-        self.own = Some(store);
+        let master = own(&store, round);
+        self.own = Some(Arc::new(store));
         Ok(master)
     }
 
@@ -342,7 +346,11 @@ pub fn clear_workers_store(bootstrap: &BootstrapInfo) {
     }
     let cleared = || -> Result<usize, StoreError> {
         let credentials = bootstrap.credentials.as_ref();
-        let store = open(&bootstrap.master, credentials, PROBE_TIMEOUT)?;
+        // Each connection leaves a record in its server, and there are many rounds.
+        let store = match bootstrap.served_here.store() {
+            Some(store) => store,
+            None => Arc::new(open(&bootstrap.master, credentials, PROBE_TIMEOUT)?),
+        };
         let keys = store.list_keys()?;
         for key in &keys {
             store.delete_key(key)?;
@@ -357,6 +365,22 @@ pub fn clear_workers_store(bootstrap: &BootstrapInfo) {
             bootstrap.master
         ),
     }
+}
+
+/// Removes the address of an earlier round from its store. Call it on the node with rank 0 of a later round, which has
+/// published the address again: nodes that join still find that. A failure is logged only.
+pub fn forget_workers_store(round: &RendezvousInfo) {
+    for key in [ADDR_KEY, PORT_KEY] {
+        if let Err(error) = round.store.delete_key(key) {
+            log::debug!("cannot remove {key} of round {}: {error}", round.round);
+            return;
+        }
+    }
+}
+
+/// Where other nodes reach the server of this node.
+fn own(store: &TcpStore, round: &Round<'_>) -> HostPort {
+    HostPort::new(round.own_host, store.port())
 }
 
 /// The options of the workers' server. With credentials, it serves only clients that have them, and processes of its

@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use c10d_socket::HostPort;
-use c10d_store::{Credentials, Store};
+use c10d_store::{Credentials, Store, TcpStore};
 
 use crate::error::RendezvousError;
 use crate::node::NodeId;
@@ -230,7 +230,27 @@ pub struct BootstrapInfo {
     /// What clients of the store must have, unless they are processes of its user on its machine; `None` for a store
     /// without protection.
     pub credentials: Option<Credentials>,
+    pub(crate) served_here: ServedHere,
 }
+
+/// The store itself, if this process serves it and still does.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ServedHere(Weak<TcpStore>);
+
+impl ServedHere {
+    pub(crate) fn store(&self) -> Option<Arc<TcpStore>> {
+        self.0.upgrade()
+    }
+}
+
+/// An address is the same wherever its store is served.
+impl PartialEq for ServedHere {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for ServedHere {}
 
 impl BootstrapInfo {
     /// Creates the address of a store without protection.
@@ -241,7 +261,14 @@ impl BootstrapInfo {
             is_agent_store,
             is_workers_own,
             credentials: None,
+            served_here: ServedHere::default(),
         }
+    }
+
+    /// This process serves the store, so it needs no connection of its own.
+    pub(crate) fn with_served_here(mut self, store: &Arc<TcpStore>) -> Self {
+        self.served_here = ServedHere(Arc::downgrade(store));
+        self
     }
 
     /// The store asks its clients for these credentials.

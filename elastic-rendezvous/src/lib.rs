@@ -43,7 +43,7 @@ mod timestamp;
 mod watcher;
 
 pub use backend::{Part, RendezvousBackend, SetState, StateWatch, Stored, Token, Watched};
-pub use bootstrap::clear_workers_store;
+pub use bootstrap::{clear_workers_store, forget_workers_store};
 pub use c10d_backend::{
     C10D_BACKEND, C10dBackend, GROUP_NODES_MIN, Traffic, WRITE_LEASE_NODES_MIN,
 };

@@ -46,6 +46,7 @@ use crate::exit_barrier::{self, ExitBarrier};
 use crate::failure::Failures;
 use crate::job_end;
 use crate::logs::{LinePrefix, LogDirectory};
+use crate::old_round;
 use crate::output::Console;
 use crate::preload::{ForkedWorkers, NotForked, Preloader};
 use crate::progress::{Poller, ProgressOptions, ProgressSeen};
@@ -401,6 +402,7 @@ impl ElasticAgent {
         let joined = self.handler.next_rendezvous();
         self.clock.end(|phases| &mut phases.rendezvous);
         let round = joined?;
+        let old = self.last_rounds[1].take();
         self.last_rounds.swap(0, 1);
         self.last_rounds[0] = Some(round.clone());
         let relay = self.relay_in(&round)?;
@@ -455,6 +457,9 @@ impl ElasticAgent {
         self.progress = progress;
         self.running = Some(group);
         self.relay = relay;
+        if let Some(old) = old.filter(|_| self.has_store_per_round()) {
+            old_round::forget(&old, &round);
+        }
         Ok(round)
     }
 

@@ -8,7 +8,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
-use c10d_store::Store;
+use c10d_store::{Store, StoreError};
 
 use super::error::NodeRelayError;
 use crate::patience::in_slices;
@@ -199,6 +199,18 @@ impl Member<'_> {
             expected,
         }
     }
+}
+
+/// Removes the keys of an agreement from the store of an earlier round.
+pub(super) fn forget(store: &dyn Store) -> Result<(), StoreError> {
+    for attempt in 0..=ATTEMPTS_MAX {
+        if !store.delete_key(&key(attempt, "port"))? {
+            break;
+        }
+        store.delete_key(&key(attempt, "nodes"))?;
+        store.delete_key(&key(attempt, "refusals"))?;
+    }
+    Ok(())
 }
 
 fn key(attempt: u32, what: &str) -> String {

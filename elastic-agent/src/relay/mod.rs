@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use c10d_relay::{Relay, RelayError, RelayOptions};
 use c10d_socket::{Deadline, HostPort, ListenOptions, listen};
+use c10d_store::{Store, StoreError};
 use elastic_rendezvous::RendezvousInfo;
 
 use self::agreement::Member;
@@ -149,6 +150,11 @@ fn bind_at(host: Ipv4Addr, port: u16) -> io::Result<TcpListener> {
     listeners
         .pop()
         .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
+}
+
+/// Removes what the nodes agreed on from the store of an earlier round.
+pub(crate) fn forget(store: &dyn Store) -> Result<(), StoreError> {
+    agreement::forget(store)
 }
 
 #[cfg(test)]
