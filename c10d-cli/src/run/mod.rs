@@ -67,7 +67,7 @@ use hosted::Hosted;
 use options::{RunOptions, RunPlan, Surroundings};
 use private_directory::PrivateDirectory;
 use scheduler::Site;
-use stop_control::{STUCK_STOPPED_MAX, StopControl};
+use stop_control::StopControl;
 
 /// The default of RUST_LOG: warnings, and events of the whole job.
 pub(crate) const LOG_LEVELS: &str = "warn,c10d::run=info,c10d_relay=info,elastic_agent::agent=info,elastic_agent::logs=info,elastic_rendezvous=info";
@@ -84,9 +84,6 @@ const IDENTICAL_WORKERS: &str = "TORCH_ELASTIC_WORKER_IDENTICAL";
 /// The limit for looking up the host of an endpoint, as in the rendezvous.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long the end waits for a standard error that accepts nothing, without a signal: as for the output of workers.
-const STUCK_MAX: Duration = Duration::from_secs(10);
-
 /// Runs the workers of this node until they end, and reports a failure on standard error.
 pub(crate) fn run(options: RunOptions) -> ExitCode {
     // Outlives the last output: until then a signal must not end this process before its workers, and must end it even
@@ -94,12 +91,11 @@ pub(crate) fn run(options: RunOptions) -> ExitCode {
     let mut control = None;
     let result = run_or_fail(options, &mut control);
     let code = result.unwrap_or_else(|failure| crate::report(&failure));
-    let is_stopped = control.as_ref().is_some_and(StopControl::is_stopped);
-    terminal::finish(if is_stopped {
-        STUCK_STOPPED_MAX
-    } else {
-        STUCK_MAX
-    });
+    terminal::finish(
+        control
+            .as_ref()
+            .map_or(crate::STUCK_MAX, StopControl::stuck_max),
+    );
     ExitCode::from(code)
 }
 
@@ -310,7 +306,7 @@ fn run_job(plan: &RunPlan, control: &StopControl, report: &mut Value) -> Result<
     *report = report::json(&agent, &result, why.as_ref());
     let exit = conclude(plan, &agent, &handler, &result, why.as_ref());
     if let Some(events) = &events {
-        events.finish(&result);
+        events.finish(&result, control.stuck_max());
     }
     hosted.end();
     exit

@@ -11,8 +11,9 @@ use super::signals::Signals;
 use crate::failure::Failure;
 use crate::output;
 
-/// How long the end waits after a signal for a standard output or error that accepts nothing.
-pub(super) const STUCK_STOPPED_MAX: Duration = Duration::from_secs(1);
+/// How long the end waits for an output that accepts nothing: after a signal, and without one, as for workers' output.
+const STUCK_STOPPED_MAX: Duration = Duration::from_secs(1);
+const STUCK_MAX: Duration = Duration::from_secs(10);
 
 /// Handles signals until it is dropped. Signals are handled from before the first connect until the last output is
 /// written: process 1 of a container gets none that it does not handle.
@@ -53,8 +54,11 @@ impl StopControl {
         printed.unwrap_or_else(|| Err(Failure::Output(std::io::ErrorKind::TimedOut.into())))
     }
 
-    /// Whether a signal stops the launcher.
-    pub(super) fn is_stopped(&self) -> bool {
-        self.signals.stopped_by().is_some()
+    /// How long the end waits for an output that accepts nothing.
+    pub(super) fn stuck_max(&self) -> Duration {
+        match self.signals.stopped_by() {
+            Some(_) => STUCK_STOPPED_MAX,
+            None => STUCK_MAX,
+        }
     }
 }

@@ -7,7 +7,7 @@ mod torch;
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use elastic_agent::{
     AgentError, AgentEvent, AgentListener, AgentOutcome, ProcessFailure, RoundRecord,
@@ -94,8 +94,9 @@ impl Recorder {
         })
     }
 
-    /// Records how the job ended on this node, and prints the summary.
-    pub(super) fn finish(&self, result: &Result<AgentOutcome, AgentError>) {
+    /// Records how the job ended on this node, and prints the summary. Waits until all is in the file, unless it accepts
+    /// nothing for `stuck_max`.
+    pub(super) fn finish(&self, result: &Result<AgentOutcome, AgentError>, stuck_max: Duration) {
         let shared = &self.shared;
         let state = std::mem::take(&mut *shared.lock());
         if let Some(last) = state.last {
@@ -111,6 +112,9 @@ impl Recorder {
             let text = state.summary.to_string();
             // A closed standard error takes no summary.
             let _ = terminal::StandardError.write_all(text.as_bytes());
+        }
+        if let Some(file) = &shared.file {
+            file.finish(stuck_max);
         }
     }
 }
