@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use c10d_inspect::Report;
+use c10d_inspect::{FindingKind, Report};
 use c10d_store::Snapshot;
 use elastic_agent::{AgentEvent, AgentListener, StartedWorkers};
 use elastic_rendezvous::{Listener, RendezvousEvent};
@@ -359,6 +359,8 @@ impl Thread {
                     None => headline(&report),
                 }
             )),
+            // That all ranks are idle is what the store knows of a job that runs.
+            Say::GoesOn if is_outside_store(&report) => print("the job goes on\n"),
             Say::GoesOn => print(&format!("the job goes on: {}\n", headline(&report))),
         }
         if in_store.is_some() {
@@ -378,6 +380,12 @@ impl Thread {
         }
         self.line = line;
     }
+}
+
+/// Whether a hang would not show in the store.
+fn is_outside_store(report: &Report) -> bool {
+    let mut findings = report.findings.iter();
+    findings.any(|finding| finding.kind == FindingKind::NotInTheStore)
 }
 
 fn headline(report: &Report) -> String {
