@@ -4,7 +4,7 @@
 # Needs cargo, a C and a C++ compiler with AddressSanitizer, make and binutils. Uses valgrind and pkg-config if they
 # are installed. Installs cbindgen and, if it is missing, CMake, each version once, under the user's cache folder.
 #
-# PROFILE   the profile of Cargo to build with; by default `optimized`, which takes half the time of a release
+# PROFILE   the profile of Cargo to build with; by default `optimized`, a release with symbols, as in other checks
 # C10D      the command c10d, to start ranks with; by default the one that `cargo test` builds, if it is there
 set -euo pipefail
 exec </dev/null
