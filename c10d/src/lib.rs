@@ -11,6 +11,8 @@ mod member;
 mod name;
 mod options;
 mod rank_list;
+#[cfg(feature = "rpc")]
+mod rpc;
 mod sequence;
 
 // The types of other crates that this one's API takes and gives.
@@ -18,6 +20,8 @@ pub use c10d_store::{Credentials, Store, StoreError};
 pub use error::GroupError;
 pub use group::Group;
 pub use options::GroupOptions;
+#[cfg(feature = "rpc")]
+pub use rpc::{Rpc, RpcError, RpcOptions, init_rpc};
 
 /// Joins the group of all workers of this job: [`GroupOptions::init_from_env`] with the default options.
 ///

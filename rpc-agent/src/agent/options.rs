@@ -68,6 +68,14 @@ impl AgentOptions {
         }
     }
 
+    /// Replaces the name and the rank.
+    #[must_use]
+    pub fn with_worker(mut self, name: impl Into<String>, rank: u32) -> Self {
+        self.name = name.into();
+        self.rank = rank;
+        self
+    }
+
     /// Sets a fixed group size: ranks 0 to `world_size - 1` start together and shut down together.
     #[must_use]
     pub fn with_world_size(mut self, world_size: u32) -> Self {

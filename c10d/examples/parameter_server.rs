@@ -1,20 +1,21 @@
-//! A parameter server with three trainers, each a process of its own, over a store and the RPC agent.
+//! A parameter server with three trainers, each a process of its own, started by `c10d::init_rpc`.
 //!
 //! The server has the parameters, and sends a reference to them to each trainer, which has its gradients
 //! applied where the parameters are. A trainer keeps its losses in a value of its own, and gives a reference
 //! to that back. When all references have been dropped no value is alive anywhere, which each worker prints.
 //!
-//! Run with `cargo run -p rref --example parameter_server`.
+//! Run with `cargo run -p c10d --features rpc --example parameter_server`, or each worker by a launcher.
 #![expect(clippy::print_stdout, reason = "an example talks to its user")]
 
 use std::env;
 use std::error::Error;
+use std::net::TcpListener;
 use std::process::{Child, Command};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
-use rpc_agent::{Agent, AgentOptions, CallOptions, HandlerError, Registry};
+use c10d::{Rpc, RpcOptions};
+use rpc_agent::{AgentOptions, CallOptions, HandlerError};
 use rref::{Functions, RRef, RRefFuture, RRefs};
 use serde::Serialize;
 
@@ -46,8 +47,8 @@ fn main() -> Result<(), Failure> {
         let (rank, port) = part.split_once(' ').ok_or("a rank and a port")?;
         return serve_trainer(rank.parse()?, port.parse()?);
     }
-    let store = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
-    let port = store.local_addr().port();
+    // Free until the server hosts its store there.
+    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
     let trainers = (1..=TRAINERS)
         .map(|rank| {
             Command::new(env::current_exe()?)
@@ -112,21 +113,22 @@ fn lock(parameters: &Parameters) -> Result<MutexGuard<'_, Vec<f64>>, HandlerErro
     parameters.lock().map_err(poisoned)
 }
 
-/// Starts a worker of the group, with what it needs for references.
-fn start(name: &str, rank: u32, port: u16) -> Result<(Agent, RRefs), Failure> {
-    let store: Arc<dyn Store> = Arc::new(TcpStore::connect("127.0.0.1", port)?);
-    let mut registry = Registry::new();
-    let rrefs = RRefs::register(&mut registry, functions()?)?;
-    let options = AgentOptions::new(name, rank)
-        .with_world_size(1 + TRAINERS)
-        .with_host("127.0.0.1");
-    let agent = Agent::start(options, registry, store)?;
-    rrefs.attach(agent.handle())?;
-    Ok((agent, rrefs))
+/// Starts a worker of the group.
+fn start(name: &str, rank: usize, port: u16) -> Result<Rpc, Failure> {
+    let rpc = RpcOptions::default()
+        .with_init_method(
+            format!("tcp://127.0.0.1:{port}"),
+            rank,
+            1 + TRAINERS as usize,
+        )
+        .with_agent(AgentOptions::new(name, 0).with_host("127.0.0.1"))
+        .with_timeout(PATIENCE);
+    Ok(rpc.init(name, functions()?)?)
 }
 
 fn serve(port: u16) -> Result<(), Failure> {
-    let (agent, rrefs) = start("server", 0, port)?;
+    let rpc = start("server", 0, port)?;
+    let rrefs = rpc.rrefs();
     // A value of this worker's own, and a reference to it for each trainer.
     let parameters = rrefs.rref(Mutex::new(vec![0.0_f64; TARGET.len()]))?;
     let trained = (1..=TRAINERS)
@@ -153,23 +155,22 @@ fn serve(port: u16) -> Result<(), Failure> {
         parameters.rpc_sync::<_, Vec<f64>>("read", ())?
     );
     drop(parameters);
-    end(&agent, &rrefs)
+    end(rpc)
 }
 
-fn serve_trainer(rank: u32, port: u16) -> Result<(), Failure> {
-    let (agent, rrefs) = start(&format!("trainer{rank}"), rank, port)?;
-    end(&agent, &rrefs)
+fn serve_trainer(rank: usize, port: u16) -> Result<(), Failure> {
+    end(start(&format!("trainer{rank}"), rank, port)?)
 }
 
 /// Ends a worker together with all others.
-fn end(agent: &Agent, rrefs: &RRefs) -> Result<(), Failure> {
-    let report = rrefs.shutdown(agent, Some(PATIENCE))?;
+fn end(rpc: Rpc) -> Result<(), Failure> {
+    let rrefs = rpc.rrefs().clone();
+    let report = rpc.shutdown()?;
     let alive = rrefs.sizes()?.owners;
     println!(
         "{}: {} values at the end, {alive} after it",
         report.worker,
         report.values.len()
     );
-    agent.shutdown(PATIENCE)?;
     Ok(())
 }

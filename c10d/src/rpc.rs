@@ -1,0 +1,232 @@
+//! Starts the calls and references of a worker in one step, as PyTorch's `init_rpc`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use c10d_store::{PrefixStore, RendezvousOptions, UrlError};
+use rpc_agent::{Agent, AgentOptions, Registry, StartError, TerminationError};
+use rref::{
+    FunctionError, Functions, LeakReport, RRefError, RRefOptions, RRefs, RegisterError,
+    ShutdownError,
+};
+
+use crate::error::GroupError;
+use crate::group::Group;
+use crate::member::random;
+use crate::options::GroupOptions;
+
+/// Joins all workers of this job, and starts the calls and references of this one: [`RpcOptions::init`] with the
+/// default options. `name` is this worker's, `functions` are those that others may run here.
+///
+/// # Errors
+/// As [`RpcOptions::init`].
+pub fn init_rpc(name: &str, functions: Functions) -> Result<Rpc, RpcError> {
+    RpcOptions::default().init(name, functions)
+}
+
+/// How the workers of [`init_rpc`] find each other, and their limits.
+#[derive(Debug, Clone)]
+pub struct RpcOptions {
+    group: GroupOptions,
+    init_method: Option<RendezvousUrl>,
+    timeout: Option<Duration>,
+    agent: AgentOptions,
+    rrefs: RRefOptions,
+}
+
+#[derive(Debug, Clone)]
+struct RendezvousUrl {
+    url: String,
+    rank: usize,
+    world_size: usize,
+}
+
+impl Default for RpcOptions {
+    fn default() -> Self {
+        Self {
+            group: GroupOptions::default().with_name("rpc"),
+            init_method: None,
+            timeout: Some(Duration::from_secs(300)),
+            agent: AgentOptions::new("", 0),
+            rrefs: RRefOptions::default(),
+        }
+    }
+}
+
+impl RpcOptions {
+    /// The URL of the store over which the workers find each other, such as `tcp://10.0.0.1:29500` or `file:///shared/job`
+    /// ([`c10d_store::rendezvous`]), with this worker's rank and the number of workers. Default: as
+    /// [`init_from_env`](crate::init_from_env), from the environment that `c10d run` and torchrun set.
+    #[must_use]
+    pub fn with_init_method(
+        mut self,
+        url: impl Into<String>,
+        rank: usize,
+        world_size: usize,
+    ) -> Self {
+        self.init_method = Some(RendezvousUrl {
+            url: url.into(),
+            rank,
+            world_size,
+        });
+        self
+    }
+
+    /// How the group is joined: its credentials, for example. Default: the group `rpc`.
+    #[must_use]
+    pub fn with_group(mut self, group: GroupOptions) -> Self {
+        self.group = group;
+        self
+    }
+
+    /// The agent's options. Their name, rank and world size are replaced. Default: [`AgentOptions::new`]'s.
+    #[must_use]
+    pub fn with_agent(mut self, agent: AgentOptions) -> Self {
+        self.agent = agent;
+        self
+    }
+
+    /// The options of references.
+    #[must_use]
+    pub fn with_references(mut self, rrefs: RRefOptions) -> Self {
+        self.rrefs = rrefs;
+        self
+    }
+
+    /// The time limit of joining the group, and of the shutdown; `None` waits indefinitely. Default 300 s, as for stores.
+    /// The agent's start has [`AgentOptions::with_start_timeout`].
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.timeout = timeout.into();
+        self
+    }
+
+    /// Joins all workers, and returns when each can be called by its name.
+    ///
+    /// # Errors
+    /// [`RpcError`] with the step that failed.
+    pub fn init(self, name: &str, functions: Functions) -> Result<Rpc, RpcError> {
+        let options = self.group.clone().with_timeout(self.timeout);
+        let group = match &self.init_method {
+            None => options.init_from_env()?,
+            Some(method) => {
+                let opened = RendezvousOptions::default()
+                    .with_rank(method.rank)
+                    .with_world_size(method.world_size)
+                    .with_timeout(self.timeout)
+                    .open(&method.url)
+                    .map_err(Box::new)?;
+                options.join(opened.store, method.rank, method.world_size)?
+            }
+        };
+        self.start(name, functions, group)
+    }
+
+    fn start(self, name: &str, functions: Functions, group: Group) -> Result<Rpc, RpcError> {
+        // A launcher's store may hold what workers of an earlier round have left.
+        let round = (group.rank() == 0).then(|| format!("{:016x}", random()));
+        let round = group.broadcast(0, round.as_ref().map(String::as_bytes))?;
+        let round = String::from_utf8_lossy(&round);
+        let prefix = format!("rpc/{}/{round}", group.name());
+        let store = PrefixStore::new(prefix, Arc::clone(group.store()));
+
+        let mut registry = Registry::new();
+        let rrefs = RRefs::register_with(&mut registry, functions, self.rrefs)?;
+        let too_many = |_| GroupError::InvalidArgument {
+            detail: format!("{} workers are too many", group.world_size()),
+        };
+        let rank = u32::try_from(group.rank()).map_err(too_many)?;
+        let world_size = u32::try_from(group.world_size()).map_err(too_many)?;
+        let options = self.agent.with_worker(name, rank);
+        let options = options.with_world_size(world_size);
+        let agent = Agent::start(options, registry, Arc::new(store)).map_err(Box::new)?;
+        rrefs.attach(agent.handle())?;
+        Ok(Rpc {
+            rrefs,
+            agent,
+            group,
+            timeout: self.timeout,
+        })
+    }
+}
+
+/// The calls and references of one worker, from [`init_rpc`].
+#[derive(Debug)]
+pub struct Rpc {
+    rrefs: RRefs,
+    agent: Agent,
+    group: Group,
+    timeout: Option<Duration>,
+}
+
+impl Rpc {
+    /// Calls with references, and references to values on other workers.
+    #[must_use]
+    pub const fn rrefs(&self) -> &RRefs {
+        &self.rrefs
+    }
+
+    /// Calls without references, and what is known of the other workers.
+    #[must_use]
+    pub const fn agent(&self) -> &Agent {
+        &self.agent
+    }
+
+    /// The rank, the world size, and broadcasts and barriers of small values.
+    #[must_use]
+    pub const fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Ends together with all other workers: waits until no call is under way, frees all values, and returns what was
+    /// still referenced. Blocks for at most the timeout in each of its three steps, and for functions that run.
+    ///
+    /// # Errors
+    /// [`RpcError`] with the step that failed; the steps after it are not done, and dropping this ends the agent at once.
+    pub fn shutdown(self) -> Result<LeakReport, RpcError> {
+        let report = self
+            .rrefs
+            .shutdown(&self.agent, self.timeout)
+            .map_err(Box::new)?;
+        self.agent.shutdown(self.timeout)?;
+        self.group.finish()?;
+        Ok(report)
+    }
+}
+
+/// Why a worker could not start its calls, or end them.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum RpcError {
+    /// The workers did not find each other.
+    #[error(transparent)]
+    Group(#[from] GroupError),
+    /// The store of the URL could not be opened.
+    #[error(transparent)]
+    Url(#[from] Box<UrlError>),
+    /// A function could not be added.
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+    /// The functions could not be registered.
+    #[error(transparent)]
+    Register(#[from] RegisterError),
+    /// The agent could not start.
+    #[error(transparent)]
+    Start(#[from] Box<StartError>),
+    /// The references could not be attached to the agent.
+    #[error(transparent)]
+    References(#[from] RRefError),
+    /// The shutdown of the references is incomplete.
+    #[error(transparent)]
+    Shutdown(#[from] Box<ShutdownError>),
+    /// The agent could not end together with the others.
+    #[error(transparent)]
+    Termination(#[from] TerminationError),
+}
+
+/// Like `Display`, for `unwrap` and for a `main` that returns the error.
+impl std::fmt::Debug for RpcError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}

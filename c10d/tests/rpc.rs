@@ -1,0 +1,61 @@
+//! Calls and references of workers that `init_rpc` has started.
+#![cfg(feature = "rpc")]
+
+use std::time::Duration;
+use std::{env, fs, process, thread};
+
+use c10d::{Rpc, RpcError, RpcOptions};
+use rpc_agent::AgentOptions;
+use rref::{Functions, RRef};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn functions() -> Functions {
+    let mut functions = Functions::new();
+    functions
+        .register("number", |_, number: i64| Ok(number))
+        .unwrap();
+    functions
+}
+
+fn init(url: &str, rank: usize) -> Result<Rpc, RpcError> {
+    RpcOptions::default()
+        .with_init_method(url, rank, 2)
+        .with_agent(AgentOptions::new("", 0).with_host("127.0.0.1"))
+        .with_timeout(PATIENCE)
+        .init(&format!("worker{rank}"), functions())
+}
+
+#[test]
+fn workers_meet_at_a_url_call_each_other_and_end_together() {
+    let file = env::temp_dir().join(format!("c10d-init-rpc-{}", process::id()));
+    let _ = fs::remove_file(&file);
+    let url = format!("file://{}", file.display());
+    thread::scope(|scope| {
+        for rank in 0..2 {
+            let url = &url;
+            scope.spawn(move || {
+                let rpc = init(url, rank).unwrap();
+                assert_eq!((rpc.group().rank(), rpc.group().world_size()), (rank, 2));
+                let other = format!("worker{}", 1 - rank);
+                let number: RRef<i64> = rpc.rrefs().remote(&*other, "number", 7_i64).unwrap();
+                assert_eq!(number.to_here(Some(PATIENCE)).unwrap(), 7);
+                drop(number);
+                assert_eq!(
+                    rpc.agent().handle().me().name.to_string(),
+                    format!("worker{rank}")
+                );
+                rpc.shutdown().unwrap();
+            });
+        }
+    });
+    let _ = fs::remove_file(&file);
+}
+
+#[test]
+fn the_error_says_which_step_failed() {
+    let error = init("gopher://x", 0).unwrap_err();
+    assert!(matches!(error, RpcError::Url(_)), "{error}");
+    let error = init("file:///tmp/unused", 2).unwrap_err();
+    assert!(matches!(error, RpcError::Group(_)), "{error}");
+}
