@@ -83,6 +83,9 @@ const fn hint(operation: Operation) -> Option<&'static str> {
         Operation::Get | Operation::MultiGet | Operation::WaitChange => Some(
             "PyTorch's older server back end also closes the connection if the key is deleted meanwhile",
         ),
+        Operation::Set | Operation::Append | Operation::MultiSet | Operation::CompareSet => {
+            Some("a server also closes the connection if the memory limit of its store is reached")
+        }
         _ => None,
     }
 }

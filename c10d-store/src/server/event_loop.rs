@@ -132,12 +132,16 @@ impl EventLoop {
                 .register(&mut listener, token, Interest::READABLE)?;
             registered.push(listener);
         }
+        let mut state = StoreState::new();
+        if let Some(bytes) = options.memory_max() {
+            state.set_memory_max(bytes);
+        }
         let event_loop = Self {
             poll,
             listeners: registered,
             connections: Connections::new(options.unsent_bytes_max()),
             sessions: Sessions::new(StoreId::random(), options.session_timeout()),
-            state: StoreState::new(),
+            state,
             stall: StallWatch::new(options.stall_report_after()),
             options,
             tls,

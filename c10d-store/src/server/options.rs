@@ -22,6 +22,7 @@ use crate::limits::WireLimits;
 pub struct ServerOptions {
     limits: WireLimits,
     unsent_bytes_max: usize,
+    memory_max: Option<usize>,
     connections_max: usize,
     handshake_timeout: Duration,
     world_size: Option<usize>,
@@ -36,6 +37,7 @@ impl Default for ServerOptions {
         Self {
             limits: WireLimits::default(),
             unsent_bytes_max: 256 << 20,
+            memory_max: None,
             connections_max: 1 << 18,
             handshake_timeout: Duration::from_secs(60),
             world_size: None,
@@ -62,6 +64,14 @@ impl ServerOptions {
     #[must_use]
     pub const fn unsent_bytes_max(&self) -> usize {
         self.unsent_bytes_max
+    }
+
+    /// The most memory for keys, values, queues and waits, in bytes, as the store counts it; `None` for no limit, the
+    /// default, as in PyTorch. Beyond it the server refuses requests that add something: it closes their connections.
+    /// Reads and deletes go on. Requests and replies under way need memory besides.
+    #[must_use]
+    pub const fn memory_max(&self) -> Option<usize> {
+        self.memory_max
     }
 
     /// The most connections at a time; the server closes further ones at once. Default 262,144, so that
@@ -156,6 +166,13 @@ impl ServerOptions {
     #[must_use]
     pub const fn with_unsent_bytes_max(mut self, bytes: usize) -> Self {
         self.unsent_bytes_max = bytes;
+        self
+    }
+
+    /// Sets [`memory_max`](Self::memory_max).
+    #[must_use]
+    pub const fn with_memory_max(mut self, bytes: usize) -> Self {
+        self.memory_max = Some(bytes);
         self
     }
 

@@ -1,6 +1,7 @@
 //! The invariants between requests.
 
 use super::StoreState;
+use super::slots::ELEMENT_BYTES;
 use super::waiters::Wants;
 
 /// Debug builds check the invariants after each request while the store has at most this many items,
@@ -19,6 +20,7 @@ impl StoreState {
     pub(crate) fn check_invariants(&self) {
         let mut values = 0;
         let mut bytes = 0;
+        let mut queued = 0;
         let mut lists = 0;
         for (index, (key, slot)) in self.slots.iter().enumerate() {
             let is_listed = index < self.slots.value_count();
@@ -32,10 +34,15 @@ impl StoreState {
                 values += 1;
                 bytes += key.len() + value.as_bytes().len();
             }
+            if let Some(queue) = &slot.queue {
+                let elements = queue.iter().map(|it| ELEMENT_BYTES + it.as_bytes().len());
+                queued += key.len() + elements.sum::<usize>();
+            }
             lists += usize::from(slot.waiters.is_some());
         }
         assert_eq!(values, self.slots.value_count(), "the values are counted");
         assert_eq!(bytes, self.slots.stored_bytes(), "the bytes are counted");
+        assert_eq!(queued, self.slots.queued_bytes(), "elements are counted");
         self.directory.check_invariants();
         assert!(self.woken.is_empty() && self.emptied.is_empty());
 

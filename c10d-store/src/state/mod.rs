@@ -16,6 +16,7 @@ mod image;
 mod invariants;
 mod key_hash;
 mod known_value;
+mod memory;
 #[cfg(test)]
 mod model_tests;
 mod slots;
@@ -58,6 +59,16 @@ pub(crate) enum Refusal {
     /// ADD or BARRIER on a value that is not a number.
     #[error("the value is not a decimal number")]
     NotANumber,
+    /// A write, or a wait for missing keys, for which the store has no memory.
+    #[error(
+        "the store's data takes {used} bytes and may take {limit} (memory limit): writes are refused until keys are deleted"
+    )]
+    MemoryFull {
+        /// What the data takes.
+        used: usize,
+        /// What it may take.
+        limit: usize,
+    },
     /// The parser handles VALIDATE, so it does not reach the state.
     #[error("unexpected VALIDATE")]
     UnexpectedValidate,
@@ -91,6 +102,8 @@ pub(crate) struct StoreState {
     /// The connection whose request is being handled.
     requester: ConnectionId,
     waits_cancelled: u64,
+    /// The most memory of the data in bytes; `None` for no limit.
+    memory_max: Option<usize>,
     /// Requests carried out, keys visited for them, and bytes copied, in [`BYTES_PER_WORK`].
     work: u64,
     /// Connections that were woken by a push and have not sent their next request, each with the queue's
@@ -138,6 +151,7 @@ impl StoreState {
         let requester = self.directory.note_request(conn, &outline, now, waiters);
         self.requester = requester.unwrap_or_default();
         self.work += 1 + outline.key_count as u64;
+        self.check_memory(&request)?;
         if !self.pledges.is_empty() {
             self.settle_pledge(conn, Some(&request), replies);
         }

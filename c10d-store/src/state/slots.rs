@@ -25,6 +25,9 @@ const KEPT_NAMES: usize = 1024;
 /// The allocator is worth a call once a map with room for this many names has shrunk.
 const RELEASED_NAMES_MIN: usize = 65_536;
 
+/// The memory of an element of a queue besides its bytes, with what the allocator adds.
+pub(super) const ELEMENT_BYTES: usize = 48;
+
 /// The value is not a number, so nothing was added.
 #[derive(Debug)]
 pub(super) struct NotANumber;
@@ -69,6 +72,8 @@ pub(super) struct Slots {
     value_count: usize,
     /// The bytes of the values and of their keys.
     stored_bytes: usize,
+    /// The bytes of the queues' elements and names, with [`ELEMENT_BYTES`] more for each element.
+    queued_bytes: usize,
     /// The number of writes so far.
     writes: u64,
     /// The number of snapshots started so far.
@@ -137,7 +142,6 @@ impl Slots {
         self.map.iter()
     }
 
-    #[cfg(debug_assertions)]
     pub(super) fn len(&self) -> usize {
         self.map.len()
     }
@@ -148,6 +152,10 @@ impl Slots {
 
     pub(super) const fn stored_bytes(&self) -> usize {
         self.stored_bytes
+    }
+
+    pub(super) const fn queued_bytes(&self) -> usize {
+        self.queued_bytes
     }
 
     /// Writes a value. Returns the waiters of the name.
@@ -305,6 +313,10 @@ impl Slots {
     /// Adds an element to a queue. Returns the waiters of the name.
     pub(super) fn push(&mut self, key: &[u8], element: Value) -> Option<ListId> {
         let (_, slot) = find_or_insert(&mut self.map, &mut self.copy, self.snapshots, key);
+        if slot.queue.is_none() {
+            self.queued_bytes += key.len();
+        }
+        self.queued_bytes += ELEMENT_BYTES + element.as_bytes().len();
         slot.queue.get_or_insert_default().push_back(element);
         slot.waiters
     }
@@ -314,7 +326,10 @@ impl Slots {
         let (_, slot) = find(&mut self.map, &mut self.copy, self.snapshots, key)?;
         let queue = slot.queue.as_mut()?;
         let element = queue.pop_front();
+        let element_bytes = element.as_ref().map_or(0, |it| it.as_bytes().len());
+        self.queued_bytes -= ELEMENT_BYTES + element_bytes;
         if queue.is_empty() {
+            self.queued_bytes -= key.len();
             slot.queue = None;
             if slot.is_empty() {
                 self.map.swap_remove(key);
@@ -340,8 +355,11 @@ impl Slots {
             is_first || bytes <= bytes_max
         };
         let count = queue.iter().take(max).take_while(fits).count();
-        let taken = queue.drain(..count).collect();
+        let taken: Vec<Value> = queue.drain(..count).collect();
+        let taken_bytes = |it: &Value| ELEMENT_BYTES + it.as_bytes().len();
+        self.queued_bytes -= taken.iter().map(taken_bytes).sum::<usize>();
         if queue.is_empty() {
+            self.queued_bytes -= key.len();
             slot.queue = None;
             if slot.is_empty() {
                 self.map.swap_remove(key);

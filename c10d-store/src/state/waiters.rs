@@ -93,6 +93,8 @@ pub(super) struct Waiters {
     waits: HashMap<ConnId, Wait, ConnHash>,
     /// The connections that are away, each since when.
     away: HashMap<ConnId, Moment, ConnHash>,
+    /// The bytes of the names of all lists.
+    name_bytes: usize,
     /// Entries visited so far by wakeups and cancels.
     visits: u64,
 }
@@ -154,6 +156,11 @@ impl Waiters {
     #[cfg(any(test, debug_assertions))]
     pub(super) fn is_waiting(&self, conn: ConnId) -> bool {
         self.waits.contains_key(&conn)
+    }
+
+    /// The bytes of the names that are waited for.
+    pub(super) const fn name_bytes(&self) -> usize {
+        self.name_bytes
     }
 
     /// The number of entries of all waits.
@@ -243,6 +250,7 @@ impl Waiters {
 
     /// Makes a list for `name`, which has none. The caller must add an entry at once.
     pub(super) fn new_list(&mut self, name: Arc<[u8]>) -> ListId {
+        self.name_bytes += name.len();
         ListId(index(self.lists.insert(List {
             name,
             first: NONE,
@@ -498,6 +506,7 @@ impl Waiters {
             return None;
         }
         let name = self.lists.remove(list.0 as usize).name;
+        self.name_bytes -= name.len();
         if self.lists.is_empty() && self.entries.capacity() > KEPT_ENTRIES {
             self.entries = Slab::new();
             self.lists = Slab::new();

@@ -9,6 +9,7 @@ mod give_way;
 mod hash_store;
 mod interruptible;
 mod log_lines;
+mod memory_limit;
 mod observer;
 mod prefix_store;
 mod raw;

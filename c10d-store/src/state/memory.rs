@@ -1,0 +1,225 @@
+//! The memory of the store's data, and the limit on it.
+
+use super::slots::{ELEMENT_BYTES, Slot};
+use super::{Refusal, StoreState};
+use crate::message::{Keys, Request};
+use crate::stored_value::Value;
+
+/// The memory of a name besides its bytes and those of its value: a slot of the map, of which a third may be unused, and
+/// what the allocator adds to the name and the value.
+const NAME_BYTES: usize = 256;
+
+/// The memory of one missing name of a wait, besides the name.
+const WAIT_BYTES: usize = 128;
+
+impl StoreState {
+    /// Refuses requests with which the data would take more than this many bytes. Waits may take an eighth more, so that
+    /// readers wait longer than writers write.
+    pub(crate) const fn set_memory_max(&mut self, bytes: usize) {
+        self.memory_max = Some(bytes);
+    }
+
+    /// About the memory of names, values, queues and waits, in bytes.
+    pub(crate) fn memory(&self) -> usize {
+        self.slots.stored_bytes()
+            + self.slots.queued_bytes()
+            + self.slots.len() * NAME_BYTES
+            + self.waiters.len() * WAIT_BYTES
+            + self.waiters.name_bytes()
+    }
+
+    /// Checks that there is memory for a request. Those that add nothing are never refused.
+    ///
+    /// # Errors
+    /// [`Refusal::MemoryFull`].
+    #[inline]
+    pub(super) fn check_memory(&self, request: &Request<'_>) -> Result<(), Refusal> {
+        match self.memory_max {
+            None => Ok(()),
+            Some(limit) if self.memory() + most_growth(request) <= limit => Ok(()),
+            Some(limit) => self.check_growth(request, limit),
+        }
+    }
+
+    fn check_growth(&self, request: &Request<'_>, limit: usize) -> Result<(), Refusal> {
+        let used = self.memory();
+        let (growth, room) = match request {
+            Request::Wait { keys } | Request::WaitGet { keys } => {
+                (self.growth_of_wait(*keys), limit + limit / 8)
+            }
+            Request::WaitChange { key, known, .. } => {
+                let keys: &[&[u8]] = &[*key];
+                let of_wait = self.growth_of_wait(Keys::from(keys));
+                (of_wait + known.as_bytes().len(), limit + limit / 8)
+            }
+            _ => (self.growth_of_write(request), limit),
+        };
+        if growth > 0 && used.saturating_add(growth) > room {
+            return Err(Refusal::MemoryFull { used, limit });
+        }
+        Ok(())
+    }
+
+    fn growth_of_wait(&self, keys: Keys<'_>) -> usize {
+        let missing = keys.iter().filter(|key| !self.has_value(key));
+        // A WAIT_GET keeps its keys besides the names.
+        missing
+            .map(|key| NAME_BYTES + WAIT_BYTES + 2 * key.len())
+            .sum()
+    }
+
+    fn growth_of_write(&self, request: &Request<'_>) -> usize {
+        match request {
+            Request::Set { key, value } => self.growth_of_set(key, value.as_bytes()),
+            Request::CompareSet {
+                key,
+                expected,
+                desired,
+                ..
+            } if self.compares_equal(key, expected) => self.growth_of_set(key, desired.as_bytes()),
+            Request::Append { key, value } => self.growth_of_name(key) + value.as_bytes().len(),
+            Request::MultiSet { pairs } => {
+                let mut blobs = pairs.iter();
+                let mut growth = 0;
+                while let (Some(key), Some(value)) = (blobs.next(), blobs.next()) {
+                    growth += self.growth_of_set(key, value);
+                }
+                growth
+            }
+            Request::QueuePush { key, value } => {
+                self.growth_of_name(key) + ELEMENT_BYTES + value.as_bytes().len()
+            }
+            Request::Add { key, .. }
+            | Request::TryAdd { key, .. }
+            | Request::Barrier { key, .. } => self.growth_of_name(key),
+            _ => 0,
+        }
+    }
+
+    fn growth_of_set(&self, key: &[u8], value: &[u8]) -> usize {
+        match self.slots.get(key).and_then(Slot::value) {
+            Some(old) => value.len().saturating_sub(Value::as_bytes(old).len()),
+            None => self.growth_of_name(key) + value.len(),
+        }
+    }
+
+    fn growth_of_name(&self, key: &[u8]) -> usize {
+        match self.slots.get(key) {
+            Some(_) => 0,
+            None => NAME_BYTES + key.len(),
+        }
+    }
+}
+
+/// At least what a request can add, without a look at the data.
+fn most_growth(request: &Request<'_>) -> usize {
+    let of_bytes = |key: &[u8], bytes: usize| NAME_BYTES + ELEMENT_BYTES + key.len() + bytes;
+    match request {
+        Request::Set { key, value }
+        | Request::Append { key, value }
+        | Request::QueuePush { key, value }
+        | Request::CompareSet {
+            key,
+            desired: value,
+            ..
+        } => of_bytes(key, value.as_bytes().len()),
+        Request::Add { key, .. } | Request::TryAdd { key, .. } | Request::Barrier { key, .. } => {
+            of_bytes(key, 0)
+        }
+        Request::Wait { .. }
+        | Request::WaitGet { .. }
+        | Request::WaitChange { .. }
+        | Request::MultiSet { .. } => usize::MAX / 2,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{ConnId, Payload};
+    use crate::state::tests::Recorder;
+
+    fn handle(store: &mut StoreState, request: Request<'_>) -> Result<(), Refusal> {
+        let result = store.handle(ConnId(1), request, &mut Recorder::default());
+        store.check_invariants();
+        result
+    }
+
+    fn set<'a>(key: &'a str, value: &'a [u8]) -> Request<'a> {
+        Request::Set {
+            key: key.as_bytes(),
+            value: Payload::Borrowed(value),
+        }
+    }
+
+    /// docs/wire.md, MEMORY 1 to 3.
+    #[test]
+    fn a_full_store_refuses_writes_that_add_and_nothing_else() {
+        let mut store = StoreState::new();
+        store.set_memory_max(10_000);
+        let long = [7; 5000];
+        handle(&mut store, set("long", &long)).expect("half of the memory");
+        let push = || Request::QueuePush {
+            key: b"queue",
+            value: Payload::Borrowed(&long[..4000]),
+        };
+        handle(&mut store, push()).expect("the rest");
+        let used = store.memory();
+        let full = Err(Refusal::MemoryFull {
+            used,
+            limit: 10_000,
+        });
+        let keys: [&[u8]; 4] = [b"a", &long[..500], b"b", &long[..500]];
+        let pairs = Keys::from(&keys[..]);
+        let added = Payload::Borrowed(&long[..500]);
+        for request in [
+            set("more", &long),
+            push(),
+            Request::MultiSet { pairs },
+            Request::Append {
+                key: b"long",
+                value: added,
+            },
+            Request::CompareSet {
+                key: b"new",
+                expected: b"",
+                desired: Payload::Borrowed(&long),
+                reports_outcome: true,
+            },
+        ] {
+            assert_eq!(handle(&mut store, request), full);
+            assert_eq!(store.memory(), used, "nothing has changed");
+        }
+        // Replacing, reading, waiting, popping and deleting go on.
+        let waited: &[&[u8]] = &[b"missing"];
+        let keys = Keys::from(waited);
+        for request in [
+            set("long", &long[..4990]),
+            Request::Get { key: b"long" },
+            Request::Wait { keys },
+            Request::ListKeys,
+            Request::QueuePop { key: b"queue" },
+            Request::DeleteKey { key: b"long" },
+            set("more", &long),
+        ] {
+            assert_eq!(handle(&mut store, request), Ok(()));
+        }
+    }
+
+    #[test]
+    fn waits_have_a_limit_beyond_that_of_writes() {
+        let mut store = StoreState::new();
+        store.set_memory_max(1 << 20);
+        let names: Vec<String> = (0..10_000).map(|name| name.to_string()).collect();
+        let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
+        let keys = Keys::from(&names[..]);
+        let refused = handle(&mut store, Request::WaitGet { keys });
+        assert!(matches!(refused, Err(Refusal::MemoryFull { .. })));
+        let keys = Keys::from(&names[..100]);
+        assert_eq!(handle(&mut store, Request::WaitGet { keys }), Ok(()));
+        let memory = store.memory();
+        assert_eq!(handle(&mut store, Request::CancelWait), Ok(()));
+        assert!(memory > 100 * WAIT_BYTES && store.memory() == 0);
+    }
+}

@@ -1,0 +1,41 @@
+//! A server whose data may take only so much memory.
+
+use c10d_store::wire::Opcode;
+use c10d_store::{ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer};
+
+use crate::log_lines;
+use crate::raw::Raw;
+
+/// docs/wire.md, MEMORY 1 and 2.
+#[test]
+fn a_full_server_refuses_writes_and_goes_on_with_reads_and_deletes() {
+    log_lines::record();
+    let options = ServerOptions::default().with_memory_max(3 << 20);
+    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
+    let open = || {
+        let port = server.local_addr().port();
+        TcpStore::open("127.0.0.1", port, TcpStoreOptions::default()).expect("a store")
+    };
+    let store = open();
+    let value = vec![7; 2 << 20];
+    store.set("large", &value).expect("there is memory");
+
+    let mut raw = Raw::with_handshake(server.local_addr());
+    raw.request(|request| {
+        request.opcode(Opcode::Set).user_key("more").value(&value);
+    });
+    assert_eq!(raw.read_to_close(), b"", "no reply");
+    let line = log_lines::wait_for("memory limit");
+    assert!(line.contains("may take 3145728"), "{line}");
+
+    let error = store.compare_set("more", b"", &value).unwrap_err();
+    assert!(matches!(error, StoreError::ConnectionLost { .. }));
+    assert!(error.to_string().contains("memory limit"), "{error}");
+
+    let store = open();
+    assert_eq!(store.get("large").expect("it is there"), value);
+    assert!(!store.check(&["more"]).expect("a check"));
+    assert!(store.delete_key("large").expect("a delete"));
+    store.set("more", &value).expect("there is memory again");
+    assert_eq!(store.num_keys().expect("a count"), 1);
+}
