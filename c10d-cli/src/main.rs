@@ -11,6 +11,7 @@ mod failure;
 mod flight;
 mod job_pages;
 mod man;
+mod memory_limit;
 mod open_files;
 mod output;
 mod parent;

@@ -15,6 +15,7 @@ use clap::Args;
 
 use crate::end_signals::EndSignals;
 use crate::failure::Failure;
+use crate::memory_limit::default_memory_max;
 use crate::open_files;
 use crate::parent::end_with_parent;
 use crate::quantity::{ByteCount, parse_duration};
@@ -64,6 +65,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().unsent_bytes_max()))]
     unsent_bytes_max: ByteCount,
 
+    /// The most memory for keys, values, queues and waits: beyond it, writes are refused and their connections closed.
+    /// Reads and deletes go on. 0 for no limit. [default: 80 % of the memory or of the control group's limit]
+    #[arg(long, value_name = "BYTES")]
+    memory_max: Option<ByteCount>,
+
     /// The most simultaneous connections.
     #[arg(long, value_name = "N", default_value_t = defaults().connections_max())]
     connections_max: usize,
@@ -111,6 +117,11 @@ impl ServeArgs {
             .with_unsent_bytes_max(self.unsent_bytes_max.0)
             .with_connections_max(self.connections_max)
             .with_handshake_timeout(self.hello_timeout);
+        let memory_max = self.memory_max.map(|bytes| bytes.0);
+        let options = match memory_max.or_else(default_memory_max) {
+            None | Some(0) => options,
+            Some(bytes) => options.with_memory_max(bytes),
+        };
         let options = match credentials {
             Some(credentials) => options
                 .with_credentials(credentials.clone())
@@ -265,7 +276,7 @@ mod tests {
 
     #[test]
     fn default_limits_are_those_of_the_library() {
-        let args = Command::parse_from(["serve"]).serve;
+        let args = Command::parse_from(["serve", "--memory-max=0"]).serve;
         assert_eq!(
             format!("{:?}", args.options(None)),
             format!("{:?}", defaults())
@@ -282,6 +293,7 @@ mod tests {
             "--request-bytes-max=4",
             "--unsent-bytes-max=5",
             "--connections-max=6",
+            "--memory-max=1GiB",
             "--hello-timeout=7s",
         ]);
         let options = args.serve.options(None);
@@ -292,6 +304,7 @@ mod tests {
         assert_eq!(limits.request_bytes_max(), 4);
         assert_eq!(options.unsent_bytes_max(), 5);
         assert_eq!(options.connections_max(), 6);
+        assert_eq!(options.memory_max(), Some(1 << 30));
         assert_eq!(options.handshake_timeout(), Duration::from_secs(7));
     }
 }
