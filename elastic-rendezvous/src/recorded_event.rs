@@ -10,6 +10,7 @@ use crate::decide::Action;
 use crate::error::RendezvousError;
 use crate::goal::{Answer, Goal};
 use crate::node::NodeId;
+use crate::this_host;
 
 /// The state of a node when it records an event. In PyTorch: `NodeState`
 /// (`torch/distributed/elastic/events/api.py`).
@@ -72,6 +73,24 @@ pub struct RecordedEvent {
     pub error_trace: String,
 }
 
+impl RecordedEvent {
+    /// The event of a handler that could not be created. It has no listeners yet, so its owner records this one.
+    ///
+    /// ```
+    /// use elastic_rendezvous::{RecordedEvent, RendezvousParameters, RendezvousRegistry};
+    ///
+    /// let parameters = RendezvousParameters::new("c10d", "localhost:0", "job", 2, 1);
+    /// let error = parameters.expect_err("a job has no fewer nodes at most than at least");
+    /// let event = RecordedEvent::of_failed_creation("job", &error.into());
+    /// assert_eq!(event.node_state.as_str(), "FAILED");
+    /// ```
+    #[must_use]
+    pub fn of_failed_creation(run_id: &str, error: &RendezvousError) -> Self {
+        let me = NodeId::new(this_host::full_name(), i64::from(std::process::id()), 0);
+        Step::failed(Method::CreateBackend, error).event(run_id, &me)
+    }
+}
+
 /// A step to record. Its texts are only created for a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -117,6 +136,7 @@ pub(crate) enum Step {
 /// The methods whose failures are recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Method {
+    CreateBackend,
     NextRendezvous,
     IsClosed,
     SetClosed,
@@ -230,7 +250,9 @@ impl Step {
                 _ => None,
             },
             local_id: match self {
-                Self::HostsStore | Self::RemovedDead(_) => None,
+                Self::HostsStore
+                | Self::RemovedDead(_)
+                | Self::Failed(Method::CreateBackend, _) => None,
                 _ => Some(me.local_id),
             },
             error_trace: match self {
@@ -276,6 +298,7 @@ impl Step {
             Self::MarksClosed => executor!("_mark_rendezvous_closed"),
             Self::RemovedDead(_) => "dynamic_rendezvous.py:_BackendRendezvousStateHolder.sync",
             Self::Synced | Self::IsStale => executor!("run"),
+            Self::Failed(Method::CreateBackend, _) => "c10d_rendezvous_backend.py:create_backend",
             Self::StartsJoin | Self::Joined { .. } | Self::Failed(Method::NextRendezvous, _) => {
                 handler!("next_rendezvous")
             }

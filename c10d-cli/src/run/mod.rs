@@ -240,7 +240,7 @@ fn run_job(plan: &RunPlan, control: &StopControl, report: &mut Value) -> Result<
         entry_point: plan.script.to_string_lossy().into_owned(),
     });
     let events = events.map_err(|error| Failure::Usage(format!("--events: {error}")))?;
-    let Some(handler) = open_rendezvous(parameters.clone(), control)? else {
+    let Some(handler) = open_rendezvous(parameters.clone(), control, events.as_ref())? else {
         let signal = control.signals().stopped_by().unwrap_or_default();
         let name = signals::name_of(signal);
         log::info!("received {name} before the store of the rendezvous answered: ending");
@@ -326,13 +326,19 @@ fn meeting_place(parameters: &RendezvousParameters) -> Option<(HostPort, Option<
 fn open_rendezvous(
     parameters: RendezvousParameters,
     control: &StopControl,
+    events: Option<&Recorder>,
 ) -> Result<Option<Arc<dyn RendezvousHandler>>, Failure> {
     let open = move || RendezvousRegistry::default().create(&parameters);
     let opened = control
         .signals()
         .unless_stopped("rendezvous-open", Duration::ZERO, open)
         .map_err(Failure::system("cannot start a thread"))?;
-    opened.transpose().map_err(|error| match error {
+    let opened = opened.transpose().inspect_err(|error| {
+        if let Some(events) = events {
+            events.cannot_open(error, control.stuck_max());
+        }
+    });
+    opened.map_err(|error| match error {
         RendezvousError::Parameters(_) | RendezvousError::UnknownBackend { .. } => {
             Failure::Usage(error.to_string())
         }

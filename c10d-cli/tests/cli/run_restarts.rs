@@ -370,6 +370,33 @@ fn each_round_has_a_line_whose_phases_add_up() {
 }
 
 #[test]
+fn a_rendezvous_that_cannot_be_opened_is_an_event() {
+    let job = Job::new();
+    let events_option = format!("--events={}", job.path("events").display());
+    let options = [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:1",
+        "--rdzv-id=job",
+        "--rdzv-conf=is_host=0,join_timeout=1",
+        &events_option,
+    ];
+    let ended = job.run(&options, "");
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let events = events(&job);
+    let [event] = &events[..] else {
+        panic!("{events:?}");
+    };
+    assert_eq!(event["node_state"], "FAILED");
+    assert_eq!(event["run_id"], "job");
+    assert_eq!(event["name"], "c10d_rendezvous_backend.py:create_backend");
+    let message = event["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("RendezvousConnectionError: ") && message.contains("127.0.0.1:1"),
+        "{message}"
+    );
+}
+
+#[test]
 fn the_console_handler_prints_events_on_standard_error() {
     let job = Job::new();
     let ended = job.run(&["--event-log-handler=console"], "exit 3");

@@ -13,7 +13,7 @@ use elastic_agent::{
     AgentError, AgentEvent, AgentListener, AgentOutcome, ProcessFailure, RoundRecord,
     StartedWorkers,
 };
-use elastic_rendezvous::{Listener, RendezvousEvent};
+use elastic_rendezvous::{C10D_BACKEND, Listener, RecordedEvent, RendezvousError, RendezvousEvent};
 use serde_json::Value;
 
 use self::file::EventFile;
@@ -92,6 +92,22 @@ impl Recorder {
                 shared.write(&line);
             }
         })
+    }
+
+    /// Records that the rendezvous could not be opened. Waits as [`finish`](Self::finish).
+    pub(super) fn cannot_open(&self, error: &RendezvousError, stuck_max: Duration) {
+        let shared = &self.shared;
+        // PyTorch's other rendezvous records nothing.
+        if shared.names.backend != C10D_BACKEND {
+            return;
+        }
+        let event = RecordedEvent::of_failed_creation(&shared.names.run_id, error);
+        if let Some(line) = torch::rendezvous_event(&event) {
+            shared.write(&line);
+        }
+        if let Some(file) = &shared.file {
+            file.finish(stuck_max);
+        }
     }
 
     /// Records how the job ended on this node, and prints the summary. Waits until all is in the file, unless it accepts
