@@ -9,6 +9,9 @@ use crate::error::GroupError;
 /// The most ranks of a job. Far beyond any job, and far below what would need much memory.
 pub(crate) const WORLD_SIZE_MAX: usize = 1 << 20;
 
+/// The variable with the path of a file of shared secrets.
+pub(crate) const SECRET_FILE: &str = "C10D_SECRET_FILE";
+
 /// Which rank this process has, and where the store is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Environment {
@@ -50,7 +53,7 @@ impl Environment {
         let host = text("MASTER_ADDR")?;
         let port = number("MASTER_PORT", usize::from(u16::MAX))?;
         let is_launchers = text("TORCHELASTIC_USE_AGENT_STORE").is_ok_and(|value| value == "True");
-        let secret_file = text("C10D_SECRET_FILE").ok().filter(|_| !is_launchers);
+        let secret_file = text(SECRET_FILE).ok().filter(|_| !is_launchers);
         Ok(Self {
             rank,
             world_size,

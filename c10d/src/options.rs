@@ -1,6 +1,7 @@
 //! How a group is joined.
 
 use std::env;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -126,7 +127,7 @@ impl GroupOptions {
             .with_limits(limits)
             .with_server_options(ServerOptions::default().with_limits(limits))
             .with_reply_bytes_max(value_bytes_max.max(REPLY_BYTES_MIN));
-        if let Some(credentials) = self.credentials_of(&environment)? {
+        if let Some(credentials) = self.credentials_or_file(environment.secret_file.as_deref())? {
             options = options.with_credentials(credentials);
         }
         let store = TcpStore::open(&environment.host, environment.port, options);
@@ -217,11 +218,17 @@ impl GroupOptions {
         name::check(&self.name).map_err(|detail| GroupError::InvalidArgument { detail })
     }
 
+    /// The credentials of calls between the ranks: also of those whose store is a launcher's, which are on other machines.
+    #[cfg(feature = "rpc")]
+    pub(crate) fn credentials_of_calls(&self) -> Result<Option<Credentials>, GroupError> {
+        let file = env::var_os(crate::environment::SECRET_FILE).filter(|it| !it.is_empty());
+        self.credentials_or_file(file.as_deref().map(Path::new))
+    }
+
     #[cfg(feature = "tls")]
-    fn credentials_of(&self, environment: &Environment) -> Result<Option<Credentials>, GroupError> {
+    fn credentials_or_file(&self, file: Option<&Path>) -> Result<Option<Credentials>, GroupError> {
         let from_file = || {
-            let file = environment.secret_file.as_ref()?;
-            let secrets = c10d_store::Secret::read_file(file);
+            let secrets = c10d_store::Secret::read_file(file?);
             Some(secrets.and_then(Credentials::from_secrets))
         };
         let credentials = self.credentials.clone().map(Ok).or_else(from_file);
@@ -233,10 +240,10 @@ impl GroupOptions {
     }
 
     #[cfg(not(feature = "tls"))]
-    fn credentials_of(&self, environment: &Environment) -> Result<Option<Credentials>, GroupError> {
-        if self.credentials.is_none() && environment.secret_file.is_some() {
+    fn credentials_or_file(&self, file: Option<&Path>) -> Result<Option<Credentials>, GroupError> {
+        if self.credentials.is_none() && file.is_some() {
             return Err(GroupError::Environment {
-                variable: "C10D_SECRET_FILE",
+                variable: crate::environment::SECRET_FILE,
                 problem: "is set, but this program was built without the feature `tls`".to_owned(),
             });
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::{PrefixStore, RendezvousOptions, UrlError};
+use c10d_store::{Credentials, PrefixStore, RendezvousOptions, UrlError};
 use rpc_agent::{Agent, AgentOptions, Registry, StartError, TerminationError};
 use rref::{
     FunctionError, Functions, LeakReport, RRefError, RRefOptions, RRefs, RegisterError,
@@ -72,14 +72,16 @@ impl RpcOptions {
         self
     }
 
-    /// How the group is joined: its credentials, for example. Default: the group `rpc`.
+    /// How the group is joined. Its credentials, or those of the file that `C10D_SECRET_FILE` names (with the feature
+    /// `tls`), are also those of the calls: all workers need them. Default: the group `rpc`.
     #[must_use]
     pub fn with_group(mut self, group: GroupOptions) -> Self {
         self.group = group;
         self
     }
 
-    /// The agent's options. Their name, rank and world size are replaced. Default: [`AgentOptions::new`]'s.
+    /// The agent's options. Their name, rank and world size are replaced, and credentials added if they have none. Default:
+    /// [`AgentOptions::new`]'s.
     #[must_use]
     pub fn with_agent(mut self, agent: AgentOptions) -> Self {
         self.agent = agent;
@@ -105,7 +107,10 @@ impl RpcOptions {
     ///
     /// # Errors
     /// [`RpcError`] with the step that failed.
-    pub fn init(self, name: &str, functions: Functions) -> Result<Rpc, RpcError> {
+    pub fn init(mut self, name: &str, functions: Functions) -> Result<Rpc, RpcError> {
+        if !self.agent.has_credentials() {
+            self.agent = with_credentials(self.agent, self.group.credentials_of_calls()?);
+        }
         let options = self.group.clone().with_timeout(self.timeout);
         let group = match &self.init_method {
             None => options.init_from_env()?,
@@ -148,6 +153,20 @@ impl RpcOptions {
             timeout: self.timeout,
         })
     }
+}
+
+#[cfg(feature = "tls")]
+fn with_credentials(agent: AgentOptions, credentials: Option<Credentials>) -> AgentOptions {
+    match credentials {
+        None => agent,
+        Some(credentials) => agent.with_credentials(credentials),
+    }
+}
+
+/// There are no credentials without the feature.
+#[cfg(not(feature = "tls"))]
+fn with_credentials(agent: AgentOptions, _: Option<Credentials>) -> AgentOptions {
+    agent
 }
 
 /// The calls and references of one worker, from [`init_rpc`].

@@ -52,6 +52,49 @@ fn workers_meet_at_a_url_call_each_other_and_end_together() {
     let _ = fs::remove_file(&file);
 }
 
+/// Only a worker with the secret of the group is called, though the store asks for none.
+#[cfg(feature = "tls")]
+#[test]
+fn the_secret_of_the_group_is_that_of_its_calls() {
+    use c10d::GroupOptions;
+    use c10d_store::Secret;
+
+    let file = env::temp_dir().join(format!("c10d-init-rpc-secret-{}", process::id()));
+    let _ = fs::remove_file(&file);
+    let url = format!("file://{}", file.display());
+    let secrets = [0; 2].map(|_| Secret::random().unwrap());
+    let init = |rank: usize, secret: &Secret| {
+        RpcOptions::default()
+            .with_init_method(&url, rank, 2)
+            .with_group(
+                GroupOptions::default()
+                    .with_name("rpc")
+                    .with_credentials(secret.clone().into()),
+            )
+            .with_agent(AgentOptions::new("", 0).with_host("127.0.0.1"))
+            .with_timeout(PATIENCE)
+            .init(&format!("worker{rank}"), functions())
+            .unwrap()
+    };
+    let meets = |secrets: [&Secret; 2]| {
+        let _ = fs::remove_file(&file);
+        thread::scope(|scope| {
+            let workers = [0, 1].map(|rank| {
+                let init = &init;
+                scope.spawn(move || init(rank, secrets[rank]))
+            });
+            let [first, second] = workers.map(|worker| worker.join().unwrap());
+            let called: Result<i64, _> = first.rrefs().call("worker1", "number", 7_i64);
+            drop(second);
+            called
+        })
+    };
+    assert_eq!(meets([&secrets[0], &secrets[0]]).unwrap(), 7);
+    let error = meets([&secrets[0], &secrets[1]]).unwrap_err();
+    assert!(error.to_string().contains("secret"), "{error}");
+    let _ = fs::remove_file(&file);
+}
+
 #[test]
 fn the_error_says_which_step_failed() {
     let error = init("gopher://x", 0).unwrap_err();

@@ -194,6 +194,12 @@ impl AgentOptions {
         self
     }
 
+    /// Whether the agent connects only with workers that have its credentials.
+    #[must_use]
+    pub const fn has_credentials(&self) -> bool {
+        self.credentials.is_some()
+    }
+
     /// [`AgentOptions::with_credentials`] of a shared secret.
     #[cfg(feature = "tls")]
     #[must_use]
