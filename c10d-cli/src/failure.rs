@@ -1,12 +1,13 @@
 //! Why a command failed: its exit code and its message of one line.
 
-use std::io;
+use std::io::{self, Write as _};
 
 use c10d_relay::RelayError;
 use c10d_socket::{CredentialsError, ListenError};
 use c10d_store::StoreError;
 
 use crate::status_error::StatusError;
+use crate::terminal;
 
 /// Why a command failed. Exit codes are part of the interface: scripts decide by them whether to retry.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +79,16 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// Prints one line on standard error; returns the exit code. Ignores a closed standard error.
+    pub(crate) fn report(&self) -> u8 {
+        let text = self.to_string();
+        if !text.is_empty() {
+            let one_line = text.lines().collect::<Vec<_>>().join(" ");
+            let _ = terminal::StandardError.write_all(format!("c10d: {one_line}\n").as_bytes());
+        }
+        self.exit_code()
+    }
+
     pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         |source| Self::System {
             what: what.into(),

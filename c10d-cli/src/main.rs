@@ -32,13 +32,9 @@ mod terminal;
 mod top;
 mod why;
 
-use std::io::Write;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{CommandFactory, Parser, Subcommand};
-
-use crate::failure::Failure;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -48,9 +44,6 @@ Exit codes:
   3    no connection, or connection lost, as when the server rejects a request
   4    cannot write to standard output, as when the disk is full
   141  the reader of standard output closed it, as `head` does; no message";
-
-/// How long a server that has ended waits for a standard error that accepts no output.
-const STUCK_MAX: Duration = Duration::from_secs(1);
 
 /// PyTorch's TCPStore and torchrun, without Python.
 #[derive(Debug, Parser)]
@@ -162,9 +155,9 @@ fn main() -> ExitCode {
     };
     let code = match result {
         Ok(()) => 0,
-        Err(failure) => report(&failure),
+        Err(failure) => failure.report(),
     };
-    terminal::finish(STUCK_MAX);
+    terminal::finish(terminal::STUCK_MAX);
     ExitCode::from(code)
 }
 
@@ -181,16 +174,6 @@ fn start_logging(default_level: &str) {
         .format_target(std::env::var_os(env_logger::DEFAULT_FILTER_ENV).is_some())
         .target(env_logger::Target::Pipe(Box::new(terminal::StandardError)))
         .init();
-}
-
-/// Prints one line on standard error; returns the exit code. Ignores a closed standard error.
-fn report(failure: &Failure) -> u8 {
-    let text = failure.to_string();
-    if !text.is_empty() {
-        let one_line = text.lines().collect::<Vec<_>>().join(" ");
-        let _ = terminal::StandardError.write_all(format!("c10d: {one_line}\n").as_bytes());
-    }
-    failure.exit_code()
 }
 
 #[cfg(test)]

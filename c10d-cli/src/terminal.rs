@@ -19,6 +19,9 @@ const THREAD: &str = "stderr";
 /// How long a live line that is removed may stay on a terminal that accepts no output.
 const HIDE_MAX: Duration = Duration::from_millis(100);
 
+/// How long a command that has ended waits for a standard error that accepts no output.
+pub(crate) const STUCK_MAX: Duration = Duration::from_secs(1);
+
 /// For a terminal of unknown width.
 const COLUMNS_DEFAULT: usize = 80;
 

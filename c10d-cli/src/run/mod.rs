@@ -90,11 +90,11 @@ pub(crate) fn run(options: RunOptions) -> ExitCode {
     // if nobody reads the output.
     let mut control = None;
     let result = run_or_fail(options, &mut control);
-    let code = result.unwrap_or_else(|failure| crate::report(&failure));
+    let code = result.unwrap_or_else(|failure| failure.report());
     terminal::finish(
         control
             .as_ref()
-            .map_or(crate::STUCK_MAX, StopControl::stuck_max),
+            .map_or(terminal::STUCK_MAX, StopControl::stuck_max),
     );
     ExitCode::from(code)
 }

@@ -293,7 +293,9 @@ impl Connections {
         };
         let unsent_bytes_max = match &connection.carrier {
             Carrier::Socket(_) => PAUSE_UNSENT_BYTES,
-            Carrier::Session(client) => self.session_memory(client.session).unsent_bytes_max(),
+            Carrier::Session(client) => self
+                .session_memory(client.session)
+                .unsent_bytes_max(PAUSE_UNSENT_BYTES),
         };
         connection.out.unsent_bytes() < unsent_bytes_max
     }

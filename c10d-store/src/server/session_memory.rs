@@ -3,8 +3,6 @@
 //! A session is one connection of a peer, which costs the peer as little for each client as a frame of 9 bytes, or nothing in
 //! a group of clients. So its clients share a budget, and the session as a whole has the limit of a connection.
 
-use super::connection::PAUSE_UNSENT_BYTES;
-
 /// The budget for the unsent replies of a session. Beyond it no client's request is carried out until the peer reads.
 pub(super) const BUDGET_BYTES: usize = 64 << 20;
 
@@ -26,11 +24,16 @@ impl SessionMemory {
         self.reply_bytes + self.request_bytes
     }
 
-    /// A client of the session with this many unsent bytes or more pauses.
-    pub(super) const fn unsent_bytes_max(self) -> usize {
+    /// Whether some client's request may be carried out.
+    pub(super) const fn has_budget(self) -> bool {
+        self.reply_bytes < BUDGET_BYTES
+    }
+
+    /// A client of the session with this many unsent bytes or more pauses: `usual` while there is room.
+    pub(super) const fn unsent_bytes_max(self, usual: usize) -> usize {
         if self.reply_bytes < SHARED_BYTES {
-            PAUSE_UNSENT_BYTES
-        } else if self.reply_bytes < BUDGET_BYTES {
+            usual
+        } else if self.has_budget() {
             1
         } else {
             0
@@ -50,10 +53,10 @@ mod tests {
                 reply_bytes,
                 request_bytes,
             };
-            memory.unsent_bytes_max()
+            memory.unsent_bytes_max(1000)
         };
-        assert_eq!(limit(0), PAUSE_UNSENT_BYTES);
-        assert_eq!(limit(SHARED_BYTES - 1), PAUSE_UNSENT_BYTES);
+        assert_eq!(limit(0), 1000);
+        assert_eq!(limit(SHARED_BYTES - 1), 1000);
         assert_eq!(limit(SHARED_BYTES), 1, "not with anything unsent");
         assert_eq!(limit(BUDGET_BYTES - 1), 1);
         assert_eq!(limit(BUDGET_BYTES), 0, "none");

@@ -468,7 +468,7 @@ impl EventLoop {
 
     /// The next client that waits for the budget of its session continues, if there is some. It calls this again.
     fn use_budget(&mut self, slot: usize) {
-        if self.connections.session_memory(slot).unsent_bytes_max() == 0 {
+        if !self.connections.session_memory(slot).has_budget() {
             return;
         }
         while let Some(session) = self.sessions.get_mut(slot)
