@@ -50,7 +50,6 @@ fn a_store_without_sessions_is_named() {
 /// In a user namespace the overflow user stands for all users without an id there.
 #[cfg(target_os = "linux")]
 #[test]
-#[expect(clippy::print_stdout, reason = "says what was not tested")]
 fn a_user_that_stands_for_others_runs_no_relay() {
     use std::process::Command;
 
@@ -67,7 +66,10 @@ fn a_user_that_stands_for_others_runs_no_relay() {
     }
     let can = Command::new("unshare").args(["--user", "true"]).status();
     if !can.is_ok_and(|status| status.success()) {
-        println!("skipped: this system gives no user namespace");
+        let _ = writeln!(
+            io::stderr(),
+            "skipped in {TEST}: this system gives no user namespace"
+        );
         return;
     }
     let status = Command::new("unshare")

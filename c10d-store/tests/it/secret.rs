@@ -231,7 +231,6 @@ fn a_handshake_that_is_not_completed_has_a_deadline() {
 /// In a user namespace the overflow user stands for all users without an id there.
 #[cfg(target_os = "linux")]
 #[test]
-#[expect(clippy::print_stdout, reason = "says what was not tested")]
 fn a_user_that_stands_for_others_is_refused_at_start() {
     const TEST: &str = "secret::a_user_that_stands_for_others_is_refused_at_start";
     const IN_NAMESPACE: &str = "C10D_STORE_TEST_IN_NAMESPACE";
@@ -251,7 +250,11 @@ fn a_user_that_stands_for_others_is_refused_at_start() {
     };
     let can = in_namespace("true".as_ref()).status();
     if !can.is_ok_and(|status| status.success()) {
-        println!("skipped: this system gives no user namespace");
+        // libtest discards what a test that passes prints.
+        let _ = writeln!(
+            io::stderr(),
+            "skipped in {TEST}: this system gives no user namespace"
+        );
         return;
     }
     let program = env::current_exe().expect("a test program");
@@ -273,7 +276,10 @@ fn a_silent_connection_has_less_time_where_there_is_a_secret() {
     assert!(silent.read_to_close().is_empty());
     assert!(began.elapsed() > Duration::from_secs(4), "{began:?}");
     begun.send(b"\x03");
-    assert_eq!(server.connection_count(), 1);
+    // The peer sees the end before the server counts it.
+    wait_until("only the silent one is closed", || {
+        server.connection_count() == 1
+    });
 }
 
 /// A server with few descriptors, in a process of its own, until its standard input ends.
