@@ -60,6 +60,7 @@ static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
 /// let options = DynamicRendezvousOptions::new().with_local_addr("127.0.0.1");
 /// let settings = RendezvousSettings::new("job", 1, 1)?;
 /// let node = DynamicRendezvous::new(backend, store, settings, options)?;
+/// assert_eq!((node.settings().min_nodes(), node.settings().max_nodes()), (1, 1));
 /// let round = node.next_rendezvous()?;
 /// assert_eq!((round.rank, round.world_size), (0, 1));
 /// node.shutdown();
@@ -230,7 +231,7 @@ impl DynamicRendezvous {
         })
     }
 
-    /// The settings of this node.
+    /// The settings of this node, for callers that share a handler: PyTorch's `DynamicRendezvousHandler.settings`.
     #[must_use]
     pub fn settings(&self) -> &RendezvousSettings {
         &self.settings
