@@ -1,4 +1,4 @@
-//! How long the server serves one connection before it looks after the others. Pure: the clock is an argument.
+//! How long the server serves one connection before the others. Pure: the clock is an argument.
 //!
 //! Reading the clock costs about as much as a small request. So [`TurnClock`] counts work, and reads the clock once
 //! for some: a connection that sends one request at a time never causes a reading.
