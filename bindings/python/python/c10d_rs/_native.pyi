@@ -2,7 +2,7 @@ from collections.abc import Sequence, Set as AbstractSet
 from datetime import timedelta
 from os import PathLike
 from types import TracebackType
-from typing import NoReturn, TypeVar, final
+from typing import TypeVar, final
 
 __all__ = [
     "FileStore",
@@ -85,8 +85,7 @@ class FileStore(Store):
     def path(self) -> str: ...
 
 class HashStore(Store):
-    # It takes none.
-    def __init__(self, *args: NoReturn, **kwargs: NoReturn) -> None: ...
+    def __init__(self) -> None: ...
 
 class PrefixStore(Store):
     def __init__(self, prefix: str, store: Store) -> None: ...
