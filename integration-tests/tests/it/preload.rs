@@ -312,7 +312,8 @@ fn scripts_end_the_same_in_fresh_and_in_forked_workers() {
         })
         .collect();
     for (name, words) in [
-        ("missing", &["missing.py"][..]),
+        // Without a health check, which may wait for a mount, the launcher refuses it before it starts a worker.
+        ("missing", &["--health-check=true", "missing.py"][..]),
         ("module", &["-m", "module", "a"]),
         ("package", &["-m", "package"]),
         ("no_module", &["-m", "nothing_here"]),
