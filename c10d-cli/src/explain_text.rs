@@ -56,6 +56,7 @@ impl Style {
         }
     }
 
+    #[cfg(feature = "top")]
     pub(crate) const fn has_colors(self) -> bool {
         self.has_colors
     }

@@ -55,10 +55,6 @@ pub(crate) enum Failure {
     #[error("")]
     Stuck,
 
-    /// A measurement could not be finished. Exit code 3.
-    #[error(transparent)]
-    Bench(Box<dyn std::error::Error + Send + Sync>),
-
     /// Standard output cannot be written, as when the disk is full. Exit code 4.
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
@@ -105,11 +101,9 @@ impl Failure {
             Self::Output(_) => OUTPUT,
             Self::OutputClosed => OUTPUT_CLOSED,
             Self::Stuck => STUCK,
-            Self::Listen(_)
-            | Self::Relay(_)
-            | Self::Status(_)
-            | Self::Bench(_)
-            | Self::System { .. } => NO_CONNECTION,
+            Self::Listen(_) | Self::Relay(_) | Self::Status(_) | Self::System { .. } => {
+                NO_CONNECTION
+            }
         }
     }
 }

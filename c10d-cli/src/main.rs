@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod backlog;
-mod bench;
 mod client;
 mod completions;
 mod end_signals;
@@ -29,6 +28,7 @@ mod status;
 mod status_error;
 mod suggestion;
 mod terminal;
+#[cfg(feature = "top")]
 mod top;
 mod why;
 
@@ -75,6 +75,7 @@ enum Command {
     ///
     /// Needs a store that `c10d run` or `c10d store serve` serves; the ranks can be PyTorch's. For scripts and logs
     /// use `c10d why`.
+    #[cfg(feature = "top")]
     Top(top::TopArgs),
     /// Shows where ranks are in their Python code.
     #[command(after_help = stacks::EXIT_CODES)]
@@ -88,9 +89,6 @@ enum Command {
     /// Makes the secret that keeps strangers out of a job's store.
     #[command(subcommand)]
     Secret(secret::SecretCommand),
-    /// Measures a store server, a rendezvous, RPC calls, or remote references.
-    #[command(subcommand)]
-    Bench(bench::BenchCommand),
     /// Prints the script with which a shell completes commands and options.
     ///
     /// For bash: `c10d completions bash > ~/.local/share/bash-completion/completions/c10d`. docs/install.md has the
@@ -120,7 +118,6 @@ fn main() -> ExitCode {
         // Also logs that a connection is retried.
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
         Command::Secret(_)
-        | Command::Bench(_)
         | Command::Completions(_)
         | Command::Man(_)
         | Command::Progress(_)
@@ -128,6 +125,7 @@ fn main() -> ExitCode {
         | Command::Stacks(_)
         | Command::Flight(_) => "warn",
         // A log line would be written across the screen.
+        #[cfg(feature = "top")]
         Command::Top(_) => "off",
     };
     let has_dependents = matches!(
@@ -144,12 +142,12 @@ fn main() -> ExitCode {
         Command::Run(options) => return run::run(*options),
         Command::Relay(args) => relay::run(&args),
         Command::Why(args) => why::run(&args),
+        #[cfg(feature = "top")]
         Command::Top(args) => top::run(&args),
         Command::Stacks(args) => stacks::run(&args),
         Command::Flight(args) => flight::run(&args),
         Command::Progress(args) => progress::run(&args),
         Command::Secret(command) => secret::run(&command),
-        Command::Bench(command) => bench::run(&command),
         Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Man(args) => man::run(&args, Cli::command()),
     };

@@ -73,15 +73,6 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-/// The length of one round of a benchmark, in seconds.
-pub(crate) fn round_seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if (0.001..=3600.0).contains(&seconds) => Ok(seconds),
-        Ok(_) => Err("must be from 0.001 to 3600".to_owned()),
-        Err(error) => Err(format!("{error}")),
-    }
-}
-
 fn split_unit(text: &str) -> (&str, &str) {
     let unit_from = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')

@@ -44,14 +44,10 @@ fn intended(word: &str, command: &Command) -> Option<String> {
     match word {
         "launch" | "torchrun" | "run" => return Some(format!("{name} run")),
         "server" | "listen" => return Some(format!("{name} store serve")),
-        "benchmark" => return Some(format!("{name} bench")),
         _ => {}
     }
-    ["store", "bench"].into_iter().find_map(|parent| {
-        let group = command.find_subcommand(parent)?;
-        let child = group.find_subcommand(word)?;
-        (!child.is_hide_set()).then(|| format!("{name} {parent} {word}"))
-    })
+    let child = command.find_subcommand("store")?.find_subcommand(word)?;
+    (!child.is_hide_set()).then(|| format!("{name} store {word}"))
 }
 
 #[cfg(test)]
@@ -85,11 +81,9 @@ mod tests {
             ("server", Some("c10d store serve")),
             ("get", Some("c10d store get")),
             ("multi-set", Some("c10d store multi-set")),
-            ("rendezvous", Some("c10d bench rendezvous")),
             ("launch", Some("c10d run")),
             ("torchrun", Some("c10d run")),
             ("run", Some("c10d run")),
-            ("floor", None),
             ("nonsense", None),
         ];
         for (word, expected) in table {

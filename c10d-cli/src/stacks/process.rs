@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 #[cfg(target_os = "linux")]
-use socket2::{Domain, SockAddr, Socket, Type};
+use rustix::net;
 
 use super::answer::ProcessState;
 
@@ -79,11 +79,12 @@ pub(super) fn has_rank(pid: u32, rank: usize) -> Option<bool> {
 /// The process that listens on a unix socket. Does not block.
 #[cfg(target_os = "linux")]
 pub(super) fn serving(path: &Path) -> Option<u32> {
-    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).ok()?;
     // The queue of a stopped process can be full.
-    socket.set_nonblocking(true).ok()?;
-    socket.connect(&SockAddr::unix(path).ok()?).ok()?;
-    let peer = rustix::net::sockopt::socket_peercred(&socket).ok()?;
+    let flags = net::SocketFlags::NONBLOCK | net::SocketFlags::CLOEXEC;
+    let (family, kind) = (net::AddressFamily::UNIX, net::SocketType::STREAM);
+    let socket = net::socket_with(family, kind, flags, None).ok()?;
+    net::connect(&socket, &net::SocketAddrUnix::new(path).ok()?).ok()?;
+    let peer = net::sockopt::socket_peercred(&socket).ok()?;
     u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
 }
 

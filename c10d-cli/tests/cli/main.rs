@@ -1,7 +1,6 @@
 //! Runs the built command as users do.
 #![forbid(unsafe_code)]
 
-mod bench;
 mod client;
 mod command;
 mod completions;
@@ -27,7 +26,7 @@ mod secret;
 mod serve;
 mod stacks;
 mod store_status;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "top"))]
 mod top;
 mod why;
 mod why_job;

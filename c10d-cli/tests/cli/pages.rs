@@ -96,6 +96,7 @@ pub(crate) fn stuck_report() -> Value {
     })
 }
 
+#[cfg(all(target_os = "linux", feature = "top"))]
 /// A job of `world` ranks that wait for rank 2, in the form of `/status.json` and `/ranks.json`.
 pub(crate) fn stuck_job(pages: &Pages, world: usize) {
     let cells: String = (0..world)

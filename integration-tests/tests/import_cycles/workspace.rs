@@ -92,6 +92,7 @@ fn every_crate_of_the_workspace_is_checked() {
         .map(|target| target.package.as_str())
         .collect();
     for package in [
+        "c10d-bench",
         "c10d-c",
         "c10d-cli",
         "c10d-socket",

@@ -1,0 +1,107 @@
+//! `c10d-bench`: benchmarks of a TCPStore server, relays, a rendezvous, RPC calls, and remote references.
+//!
+//! Figures stand beside a *floor*: the same exchange without the measured software. The load generator for
+//! stores is one thread, so that on two cores the server has one to itself. It uses only the base protocol,
+//! so a PyTorch server gets the same bytes.
+#![forbid(unsafe_code)]
+
+mod affinity;
+mod child;
+mod error;
+mod failure;
+mod fleet;
+mod floor;
+mod latency;
+mod numbers;
+mod open_files;
+mod output;
+mod pair;
+mod process;
+mod relay;
+mod rendezvous;
+mod report;
+mod rpc;
+mod rref;
+mod servers;
+mod store;
+mod workload;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::failure::Failure;
+
+/// Measures a store server, a rendezvous, RPC calls, or remote references.
+#[derive(Debug, Parser)]
+#[command(name = "c10d-bench", version)]
+enum BenchCommand {
+    /// Measures a store server: a new one, or a running one.
+    Store(store::StoreBenchArgs),
+    /// Measures how long many nodes take to agree on their ranks.
+    Rendezvous(rendezvous::RendezvousBenchArgs),
+    /// A process of nodes of `rendezvous`.
+    #[command(hide = true)]
+    RendezvousNodes(rendezvous::RendezvousNodesArgs),
+    /// Measures what a relay on each node changes for a store's ranks.
+    Relay(relay::RelayBenchArgs),
+    /// Measures calls between two workers, in one process and in two.
+    Rpc(rpc::RpcBenchArgs),
+    /// The second process of `rpc`.
+    #[command(hide = true)]
+    RpcPeer(rpc::RpcPeerArgs),
+    /// Measures remote references between two workers, in one process and in two.
+    Rref(rref::RRefBenchArgs),
+    /// The second process of `rref`.
+    #[command(hide = true)]
+    RrefPeer,
+    /// The measured store.
+    #[command(hide = true)]
+    StoreServer(servers::StoreServerArgs),
+    /// The measured relay.
+    #[command(hide = true)]
+    RelayServer(servers::RelayServerArgs),
+    /// The floor of `store`: the same event loop without a store.
+    #[command(hide = true)]
+    Floor(floor::FloorArgs),
+}
+
+fn main() -> ExitCode {
+    let command = BenchCommand::parse();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    match run(&command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn run(command: &BenchCommand) -> Result<(), Failure> {
+    match command {
+        BenchCommand::Store(args) => store::run(args),
+        BenchCommand::Rendezvous(args) => rendezvous::run(args),
+        BenchCommand::RendezvousNodes(args) => {
+            rendezvous::serve(args);
+            Ok(())
+        }
+        BenchCommand::Relay(args) => relay::run(args),
+        BenchCommand::Rpc(args) => rpc::run(args),
+        BenchCommand::RpcPeer(args) => rpc::serve(args),
+        BenchCommand::Rref(args) => rref::run(args),
+        BenchCommand::RrefPeer => rref::serve(),
+        BenchCommand::StoreServer(args) => servers::serve_store(args),
+        BenchCommand::RelayServer(args) => servers::serve_relay(args),
+        BenchCommand::Floor(args) => floor::run(args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_argument_definitions_are_consistent() {
+        BenchCommand::command().debug_assert();
+    }
+}

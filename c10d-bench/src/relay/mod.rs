@@ -1,0 +1,170 @@
+//! `c10d-bench relay`: a job with a relay on each node, beside one whose ranks connect to the store themselves.
+//!
+//! Thousands of relays are simulated: the load generator holds a connection a node, and speaks the protocol of sessions
+//! for the node's ranks, as the one without relays holds a connection a rank. Only the latency of one rank is that of a
+//! real relay.
+
+mod job;
+mod latency;
+mod node;
+mod nodes;
+mod ranks;
+mod server;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::affinity::Cores;
+use super::report::Report;
+use super::workload::setting::Setting;
+use crate::failure::Failure;
+use crate::numbers::{at_least_one, round_seconds};
+use crate::open_files;
+use job::Shape;
+
+/// Measures what a relay on each node changes. The floor of each figure is the same without relays.
+///
+/// The servers have a core of their own; the load generator, which also stands for the relays, has another.
+#[derive(Debug, Args)]
+pub(crate) struct RelayBenchArgs {
+    /// Prints one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Runs only this workload; can be repeated.
+    #[arg(long, value_enum)]
+    only: Vec<Workload>,
+
+    /// The number of nodes of `ranks`.
+    #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
+    nodes: usize,
+
+    /// The number of ranks of each node.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = ranks_per_node)]
+    ranks_per_node: usize,
+
+    /// The number of nodes of `init`.
+    #[arg(long, value_name = "N", default_value_t = 12_288, value_parser = at_least_one)]
+    init_nodes: usize,
+
+    /// How long a round of `latency` lasts.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = round_seconds)]
+    seconds: f64,
+
+    /// The number of rounds; figures are medians of the rounds.
+    #[arg(long, default_value_t = 5, value_parser = at_least_one)]
+    rounds: usize,
+
+    /// How many connections are opened at a time. Keep it well below the server's backlog.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    connect_window: usize,
+
+    /// All connections to the server use a shared secret.
+    #[arg(long)]
+    secret: bool,
+
+    /// Does not pin the processes to cores.
+    #[arg(long)]
+    no_pin: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Workload {
+    /// GET and ADD of one rank, through a relay in a process of its own on the rank's core.
+    Latency,
+    /// Ranks of many nodes that connect, meet in barriers and wait for one key; and the server's memory.
+    Ranks,
+    /// The ranks of very many nodes connect, with relays only.
+    Init,
+}
+
+const ALL: [Workload; 3] = [Workload::Latency, Workload::Ranks, Workload::Init];
+
+pub(super) fn run(args: &RelayBenchArgs) -> Result<(), Failure> {
+    measure(args)?.print(args.json)
+}
+
+fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
+    let mut notes = vec!["the floor is the same without relays".to_owned()];
+    // Before a server starts, which inherits the limit.
+    let files_left = open_files::raise_limit();
+    let setting = Setting {
+        // Each workload starts its own.
+        server: SocketAddr::from(([127, 0, 0, 1], 0)),
+        process: None,
+        cores: Cores::choose(!args.no_pin, &mut notes),
+        floor: true,
+        rounds: args.rounds,
+        round_time: Duration::from_secs_f64(args.seconds),
+        connect_window: args.connect_window,
+    };
+    let mut rows = Vec::new();
+    for workload in ALL {
+        if !args.only.is_empty() && !args.only.contains(&workload) {
+            continue;
+        }
+        let per_node = args.ranks_per_node;
+        match workload {
+            Workload::Latency => rows.extend(latency::latency(&setting, args.secret)?),
+            Workload::Ranks => {
+                let nodes = nodes_that_fit(args.nodes, per_node, files_left, &mut notes);
+                let shape = Shape {
+                    nodes,
+                    ranks_per_node: per_node,
+                };
+                rows.extend(ranks::ranks(shape, &setting, args.secret)?);
+            }
+            Workload::Init => {
+                let nodes = nodes_that_fit(args.init_nodes, 1, files_left, &mut notes);
+                let shape = Shape {
+                    nodes,
+                    ranks_per_node: per_node,
+                };
+                rows.push(ranks::init(shape, &setting, args.secret)?);
+            }
+        }
+    }
+    Ok(Report {
+        subject: format!(
+            "relays with {} ranks each{}",
+            args.ranks_per_node,
+            if args.secret { ", with a secret" } else { "" }
+        ),
+        notes,
+        rows,
+    })
+}
+
+/// The number of nodes for whose connections there are files, in this process and in the server's.
+fn nodes_that_fit(
+    wanted: usize,
+    files_per_node: usize,
+    files_left: Option<u64>,
+    notes: &mut Vec<String>,
+) -> usize {
+    /// Poll descriptors, pipes to child processes, and the like.
+    const OTHER_FILES: u64 = 64;
+    let room = files_left.map_or(u64::MAX, |left| left.saturating_sub(OTHER_FILES));
+    let room = (room / files_per_node.max(1) as u64).max(1);
+    match usize::try_from(room) {
+        Ok(room) if room < wanted => {
+            notes.push(format!(
+                "{room} nodes instead of {wanted}, because of the limit on open files (ulimit -Hn)"
+            ));
+            room
+        }
+        _ => wanted,
+    }
+}
+
+/// The most ranks of a node: those of one group of requests.
+const RANKS_PER_NODE_MAX: usize = c10d_store::session::GROUP_CLIENTS_MAX;
+
+fn ranks_per_node(text: &str) -> Result<usize, String> {
+    match at_least_one(text)? {
+        count if count <= RANKS_PER_NODE_MAX => Ok(count),
+        _ => Err(format!("must be from 1 to {RANKS_PER_NODE_MAX}")),
+    }
+}

@@ -1,0 +1,388 @@
+//! A process of nodes: connects them, lets them join at once, and reports what they are told.
+
+use std::collections::BTreeSet;
+use std::io::{self, BufRead, Write};
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use elastic_rendezvous::{
+    NodeState, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
+};
+
+use super::error::RendezvousBenchError;
+use super::kernel::now;
+use super::node::{Job, Node, addr_of};
+use super::protocol::{Joined, Order, Report, Sum, Told, World};
+
+/// The stack of each thread, which a thousand threads multiply.
+pub(super) const STACK_BYTES: usize = 256 << 10;
+
+/// How long reports about single nodes are collected, so that they do not compete with the nodes.
+const COLLECTING_TIME: Duration = Duration::from_millis(20);
+
+/// The nodes of one process.
+#[derive(Debug, Args)]
+pub(crate) struct RendezvousNodesArgs {
+    /// The rendezvous' store.
+    #[arg(long)]
+    store: SocketAddr,
+
+    /// The number of the first node in this process.
+    #[arg(long)]
+    first: usize,
+
+    /// How many nodes are in this process.
+    #[arg(long)]
+    count: usize,
+
+    /// How many nodes are in the round.
+    #[arg(long)]
+    nodes: usize,
+
+    /// The interval of heartbeats, in milliseconds.
+    #[arg(long)]
+    keep_alive: u64,
+}
+
+impl RendezvousNodesArgs {
+    /// The arguments with which the measurement starts a process.
+    pub(super) fn command_line(job: &Job, nodes: &Range<usize>) -> Vec<String> {
+        vec![
+            "rendezvous-nodes".to_owned(),
+            format!("--store={}", job.store),
+            format!("--first={}", nodes.start),
+            format!("--count={}", nodes.len()),
+            format!("--nodes={}", job.nodes),
+            format!("--keep-alive={}", job.keep_alive.as_millis()),
+        ]
+    }
+
+    fn job(&self) -> Job {
+        Job {
+            store: self.store,
+            nodes: self.nodes,
+            keep_alive: Duration::from_millis(self.keep_alive),
+        }
+    }
+}
+
+/// An input of the process' main thread.
+#[derive(Debug)]
+enum Input {
+    Order(Order),
+    /// The measurement has ended.
+    NoMoreOrders,
+    Joined {
+        index: usize,
+        at: Duration,
+        /// `None` after a panic.
+        result: Option<Result<RendezvousInfo, RendezvousError>>,
+    },
+    /// The membership of a node has changed.
+    Changed {
+        index: usize,
+        at: Duration,
+    },
+    /// A node was told that the killed node is lost.
+    Told {
+        index: usize,
+        at: Duration,
+    },
+    Heartbeat {
+        at: Duration,
+    },
+}
+
+/// Carries out orders until there are no more. Reports an error instead of returning it.
+pub(super) fn serve(args: &RendezvousNodesArgs) {
+    if let Err(error) = Process::connect(args).and_then(|mut process| process.run()) {
+        let text = error.to_string();
+        // Without a measurement that reads it, nobody needs the report.
+        let _ = send(&Report::Failed { text });
+    }
+}
+
+#[derive(Debug)]
+struct Process {
+    /// The number of the first node.
+    first: usize,
+    nodes: Vec<Arc<Node>>,
+    /// Passed by all nodes and the main thread at the start.
+    start: Arc<Barrier>,
+    inbox: Receiver<Input>,
+    to_inbox: Sender<Input>,
+    joined: usize,
+    /// By node: whether it knows that the killed node is lost.
+    told: Vec<bool>,
+    victim: Option<String>,
+    unsent: Unsent,
+}
+
+/// Reports that are still collected.
+#[derive(Debug, Default)]
+struct Unsent {
+    joined: Joined,
+    told: Told,
+    due_at: Option<Instant>,
+}
+
+impl Process {
+    fn connect(args: &RendezvousNodesArgs) -> Result<Self, RendezvousBenchError> {
+        let job = args.job();
+        let nodes = (args.first..args.first.saturating_add(args.count))
+            .map(|node| Node::connect(&job, node).map(Arc::new))
+            .collect::<Result<Vec<_>, _>>()?;
+        let (to_inbox, inbox) = channel();
+        let start = Arc::new(Barrier::new(nodes.len() + 1));
+        for (index, node) in nodes.iter().enumerate() {
+            let (node, start, to_inbox) = (Arc::clone(node), Arc::clone(&start), to_inbox.clone());
+            thread::Builder::new()
+                .name(format!("bench-node-{}", args.first + index))
+                .stack_size(STACK_BYTES)
+                .spawn(move || {
+                    start.wait();
+                    let join = AssertUnwindSafe(|| node.handler.next_rendezvous());
+                    let result = catch_unwind(join).ok();
+                    let at = now();
+                    // The main thread ends at the first failure.
+                    let _ = to_inbox.send(Input::Joined { index, at, result });
+                })
+                .map_err(|source| RendezvousBenchError::Thread {
+                    node: args.first + index,
+                    source,
+                })?;
+        }
+        let told = vec![false; nodes.len()];
+        Ok(Self {
+            first: args.first,
+            nodes,
+            start,
+            inbox,
+            to_inbox,
+            joined: 0,
+            told,
+            victim: None,
+            unsent: Unsent::default(),
+        })
+    }
+
+    fn run(&mut self) -> Result<(), RendezvousBenchError> {
+        let to_inbox = self.to_inbox.clone();
+        thread::spawn(move || read_orders(&to_inbox));
+        send(&Report::Connected)?;
+        loop {
+            let input = match self.unsent.due_at {
+                None => self
+                    .inbox
+                    .recv()
+                    .map_err(|_| RecvTimeoutError::Disconnected),
+                Some(due_at) => self
+                    .inbox
+                    .recv_timeout(due_at.saturating_duration_since(Instant::now())),
+            };
+            match input {
+                Ok(Input::Order(order)) => self.carry_out(order)?,
+                Ok(Input::Joined { index, at, result }) => self.on_joined(index, at, result)?,
+                Ok(Input::Changed { index, at }) => {
+                    if self.knows_loss(index) {
+                        self.on_told(index, at)?;
+                    }
+                }
+                Ok(Input::Told { index, at }) => self.on_told(index, at)?,
+                Ok(Input::Heartbeat { at }) => send(&Report::Heartbeat { at })?,
+                Err(RecvTimeoutError::Timeout) => self.unsent.send()?,
+                // `self` has a sender, so the inbox is never disconnected.
+                Ok(Input::NoMoreOrders) | Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+        }
+    }
+
+    fn carry_out(&mut self, order: Order) -> Result<(), RendezvousBenchError> {
+        match order {
+            Order::Start => {
+                self.start.wait();
+            }
+            Order::Sum => {
+                let mut sum = Sum::default();
+                for node in &self.nodes {
+                    sum.add(Sum {
+                        writes_tried: node.traffic.writes_tried(),
+                        writes_done: node.traffic.writes_done(),
+                        state_bytes: node.traffic.bytes(),
+                    });
+                }
+                send(&Report::Sum(sum))?;
+            }
+            Order::Lost => {
+                let addrs = self.lost();
+                send(&Report::Lost { addrs })?;
+            }
+            Order::Watch { victim } => {
+                for (index, node) in self.nodes.iter().enumerate() {
+                    if addr_of(self.first + index) == victim {
+                        report_heartbeats(node, &self.to_inbox);
+                    } else {
+                        report_loss(node, index, &victim, &self.to_inbox);
+                    }
+                }
+                self.victim = Some(victim);
+                send(&Report::Watching)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn on_joined(
+        &mut self,
+        index: usize,
+        at: Duration,
+        result: Option<Result<RendezvousInfo, RendezvousError>>,
+    ) -> Result<(), RendezvousBenchError> {
+        let node = self.first + index;
+        let round = result
+            .ok_or(RendezvousBenchError::Panic { node })?
+            .map_err(RendezvousBenchError::rendezvous(node))?;
+        let world = World {
+            round: round.round,
+            nodes: round.world_size,
+            master: round.bootstrap.master.to_string(),
+        };
+        self.unsent.joined.add(round.rank, world, at);
+        self.joined += 1;
+        self.unsent.send_soon(self.joined == self.nodes.len())
+    }
+
+    fn on_told(&mut self, index: usize, at: Duration) -> Result<(), RendezvousBenchError> {
+        if std::mem::replace(&mut self.told[index], true) {
+            return Ok(());
+        }
+        self.unsent.told.add(at);
+        self.unsent
+            .send_soon(self.told.iter().all(|is_told| *is_told))
+    }
+
+    fn knows_loss(&self, index: usize) -> bool {
+        let membership = self.nodes[index].handler.membership();
+        membership.is_ok_and(|membership| {
+            membership
+                .lost
+                .iter()
+                .any(|lost| Some(&*lost.node.addr) == self.victim.as_deref())
+        })
+    }
+
+    /// The nodes that are no longer in the round, as far as a node of this process knows, and the nodes that
+    /// cannot tell because their last access to the store failed.
+    fn lost(&self) -> Vec<String> {
+        let mut addrs = BTreeSet::new();
+        for (index, node) in self.nodes.iter().enumerate() {
+            let own = || addr_of(self.first + index);
+            match node.handler.membership() {
+                Ok(membership) => {
+                    let lost = membership.lost.iter().map(|lost| &lost.node);
+                    let left = membership.left.iter().map(|left| &left.node);
+                    addrs.extend(lost.chain(left).map(|node| node.addr.to_string()));
+                    addrs.extend(membership.is_evicted.then(own));
+                }
+                Err(error) => {
+                    log::warn!("node {}: {error}", own());
+                    addrs.insert(own());
+                }
+            }
+        }
+        addrs.into_iter().collect()
+    }
+}
+
+/// Reports each heartbeat of the node that will be killed.
+fn report_heartbeats(node: &Node, to_inbox: &Sender<Input>) {
+    let to_inbox = to_inbox.clone();
+    node.handler
+        .add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+            if let RendezvousEvent::Recorded(event) = event
+                && event.name.ends_with("DynamicRendezvousHandler._keep_alive")
+                && event.node_state != NodeState::Failed
+            {
+                // The main thread may have ended.
+                let _ = to_inbox.send(Input::Heartbeat { at: now() });
+            }
+        }));
+}
+
+/// Reports when a node may have been told that `victim` is lost.
+fn report_loss(node: &Node, index: usize, victim: &str, to_inbox: &Sender<Input>) {
+    let (victim, to_inbox) = (victim.to_owned(), to_inbox.clone());
+    node.handler
+        .add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+            let at = now();
+            let input = match event {
+                RendezvousEvent::NodeLost(lost) if *lost.node.addr == *victim => {
+                    Input::Told { index, at }
+                }
+                // A listener must not ask the handler; the main thread does.
+                RendezvousEvent::MembershipChanged => Input::Changed { index, at },
+                _ => return,
+            };
+            let _ = to_inbox.send(input);
+        }));
+}
+
+impl Unsent {
+    /// Sends the reports now if they are complete, otherwise soon.
+    fn send_soon(&mut self, are_complete: bool) -> Result<(), RendezvousBenchError> {
+        if are_complete {
+            return self.send();
+        }
+        self.due_at
+            .get_or_insert_with(|| Instant::now() + COLLECTING_TIME);
+        Ok(())
+    }
+
+    fn send(&mut self) -> Result<(), RendezvousBenchError> {
+        let Self { joined, told, .. } = std::mem::take(self);
+        if !joined.ranks.is_empty() {
+            send(&Report::Joined(joined))?;
+        }
+        if told.nodes > 0 {
+            send(&Report::Told(told))?;
+        }
+        Ok(())
+    }
+}
+
+/// Passes on the orders on standard input until it ends.
+fn read_orders(to_inbox: &Sender<Input>) {
+    for line in io::stdin().lock().lines() {
+        let order = line.and_then(|line| Ok(serde_json::from_str(&line)?));
+        match order {
+            Ok(order) => {
+                if to_inbox.send(Input::Order(order)).is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                log::error!("cannot read an order of the measurement: {error}");
+                break;
+            }
+        }
+    }
+    // The main thread may have ended.
+    let _ = to_inbox.send(Input::NoMoreOrders);
+}
+
+fn send(report: &Report) -> Result<(), RendezvousBenchError> {
+    let write = || -> io::Result<()> {
+        let mut line = serde_json::to_vec(report)?;
+        line.push(b'\n');
+        let mut stdout = io::stdout().lock();
+        stdout.write_all(&line)?;
+        stdout.flush()
+    };
+    write().map_err(RendezvousBenchError::report)
+}

@@ -1,0 +1,411 @@
+//! One measured rendezvous: a new store in a process of its own, nodes in several others.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use c10d_store::{Store, StoreError, TcpStore, TcpStoreOptions};
+use elastic_rendezvous::RendezvousState;
+use elastic_rendezvous::codec::{CodecLimits, SENTINEL, from_text};
+
+use super::super::child::ServerChild;
+use super::super::servers::StoreServerArgs;
+use super::agreement::check;
+use super::error::RendezvousBenchError;
+use super::kernel::{Loopback, connections_to, now};
+use super::node::{Job, KEEP_ALIVE_ATTEMPTS, PATIENCE, RUN_ID, addr_of};
+use super::processes::Processes;
+use super::protocol::{Joined, Order, Report, Sum, Told};
+
+/// The pause between reads of the state.
+const STATE_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How long a round may remain without a report before the state is read: a node may wait for the next one.
+const STATE_CHECK_TIME: Duration = Duration::from_millis(200);
+
+/// A node that is killed without leaving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Victim {
+    None,
+    /// One of the last to join, after all have ranks.
+    Last,
+    /// The first to join, so long after the others were started.
+    First {
+        after: Duration,
+    },
+}
+
+/// What to measure.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plan<'p> {
+    pub(super) nodes: usize,
+    /// How many nodes share a process at most.
+    pub(super) nodes_per_process: usize,
+    pub(super) keep_alive: Duration,
+    /// How long the nodes are at rest after they have joined.
+    pub(super) rest: Duration,
+    pub(super) victim: Victim,
+    pub(super) loopback: &'p Loopback,
+}
+
+/// The figures of one rendezvous.
+#[derive(Debug, Default)]
+pub(super) struct Round {
+    /// From the start of the first process until all nodes were connected.
+    pub(super) connecting: Duration,
+    /// From the start signal until the last node knew its rank and the workers' store.
+    pub(super) agreeing: Duration,
+    /// What the loopback device moved meanwhile; `None` without /proc.
+    pub(super) loopback_bytes: Option<f64>,
+    /// The most memory of the store's process; `None` without /proc.
+    pub(super) store_bytes_max: Option<u64>,
+    /// When all had joined; `None` without /proc.
+    pub(super) connections: Option<usize>,
+    pub(super) sum: Sum,
+    pub(super) rest: Option<Rest>,
+    pub(super) loss: Option<Loss>,
+    /// With the first node killed.
+    pub(super) killed: Option<Killed>,
+}
+
+/// The time after all nodes have joined.
+#[derive(Debug)]
+pub(super) struct Rest {
+    /// What the loopback device moved a second; `None` without /proc.
+    pub(super) bytes_per_second: Option<f64>,
+    /// The number of nodes that dropped out of the round, or could not access the store.
+    pub(super) lost: usize,
+}
+
+/// How the nodes were told that another was killed, in seconds.
+#[derive(Debug)]
+pub(super) struct Loss {
+    /// From the time at which the killed node counts as lost, until the first node and the last knew it.
+    pub(super) first_told: f64,
+    pub(super) last_told: f64,
+    /// From its end until the last node knew it.
+    pub(super) since_kill: f64,
+}
+
+/// A rendezvous whose first node was killed.
+#[derive(Debug)]
+pub(super) struct Killed {
+    pub(super) agreeing: Duration,
+    pub(super) loopback_bytes: Option<f64>,
+}
+
+/// Measures one rendezvous, or two if the first node is to be killed: one without that.
+pub(super) fn measure(plan: &Plan<'_>) -> Result<Round, RendezvousBenchError> {
+    let mut round = measured(plan.nodes, plan, |fleet| fleet.measure(plan))?;
+    if let Victim::First { after } = plan.victim {
+        // One more, which may take the killed node's place.
+        let killed = measured(plan.nodes + 1, plan, |fleet| {
+            fleet.measure_killed(plan, after)
+        })?;
+        round.killed = Some(killed);
+    }
+    Ok(round)
+}
+
+/// Starts a store and `nodes` nodes, and measures.
+fn measured<T>(
+    nodes: usize,
+    plan: &Plan<'_>,
+    measure: impl FnOnce(&mut Fleet<'_>) -> Result<T, RendezvousBenchError>,
+) -> Result<T, RendezvousBenchError> {
+    let mut store = ServerChild::start(&StoreServerArgs::command_line(&[]), None)?;
+    let job = Job {
+        store: store.address(),
+        nodes: plan.nodes,
+        keep_alive: plan.keep_alive,
+    };
+    let groups = groups(nodes, plan.nodes_per_process, plan.victim);
+    let start = Instant::now();
+    let result = Processes::start(&job, &groups).and_then(|processes| {
+        let mut fleet = Fleet {
+            processes,
+            store: &store,
+            connecting: start.elapsed(),
+            job,
+            joined: Joined::default(),
+        };
+        measure(&mut fleet)
+    });
+    result.map_err(|error| match store.ended() {
+        // The nodes' errors only say that they have lost their connections.
+        Some(status) => RendezvousBenchError::StoreEnded { status },
+        None => error,
+    })
+}
+
+/// The nodes of each process. The first process has only the node that joins first, if that matters, and the
+/// second only the one that is killed when all have joined. Both have the last numbers and so the last ranks:
+/// the node with rank 0 also serves the workers' store.
+fn groups(nodes: usize, nodes_per_process: usize, victim: Victim) -> Vec<Range<usize>> {
+    let alone = match victim {
+        Victim::None => 0,
+        Victim::First { .. } => 1,
+        Victim::Last => 2,
+    };
+    let together = nodes.saturating_sub(alone);
+    let mut groups: Vec<_> = (together..nodes).rev().map(|node| node..node + 1).collect();
+    let processes = together.div_ceil(nodes_per_process);
+    groups.extend((0..processes).map(|index| {
+        let from = |index: usize| index * together / processes;
+        from(index)..from(index + 1)
+    }));
+    groups
+}
+
+/// The process of the node that joins first, and of the one that is killed last.
+const FIRST: usize = 0;
+const LAST: usize = 1;
+
+/// Connected nodes and their store.
+#[derive(Debug)]
+struct Fleet<'s> {
+    processes: Processes,
+    store: &'s ServerChild,
+    connecting: Duration,
+    job: Job,
+    /// The nodes that know their ranks.
+    joined: Joined,
+}
+
+impl Fleet<'_> {
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Round, RendezvousBenchError> {
+        let others = match plan.victim {
+            Victim::None => FIRST,
+            Victim::First { .. } | Victim::Last => self.start_first()?,
+        };
+        let moved = plan.loopback.start();
+        let start = self.start_from(others)?;
+        while self.joined.ranks.len() < plan.nodes {
+            let report = self.processes.next("joining")?;
+            self.take_in(report);
+        }
+        let mut round = Round {
+            connecting: self.connecting,
+            agreeing: self.joined.last_at.saturating_sub(start),
+            loopback_bytes: plan.loopback.moved_since(moved),
+            connections: connections_to(self.store.address().port()),
+            ..Round::default()
+        };
+        check(&self.joined, plan.nodes, 0)?;
+        let sums = self
+            .processes
+            .ask_all("counting", &Order::Sum, |report| match report {
+                Report::Sum(sum) => Some(sum),
+                _ => None,
+            })?;
+        for sum in sums {
+            round.sum.add(sum);
+        }
+        if !plan.rest.is_zero() {
+            round.rest = Some(self.rest(plan)?);
+        }
+        if plan.victim == Victim::Last {
+            round.loss = Some(self.kill_last(plan)?);
+        }
+        // At rest, the store may need more than while the nodes joined.
+        round.store_bytes_max = self.store.process().peak_bytes();
+        Ok(round)
+    }
+
+    fn measure_killed(
+        &mut self,
+        plan: &Plan<'_>,
+        after: Duration,
+    ) -> Result<Killed, RendezvousBenchError> {
+        let others = self.start_first()?;
+        let moved = plan.loopback.start();
+        if after.is_zero() {
+            self.processes.kill(FIRST)?;
+        }
+        let start = self.start_from(others)?;
+        if !after.is_zero() {
+            let kill_at = Instant::now() + after;
+            while let Some(report) = self
+                .processes
+                .next_within(kill_at.saturating_duration_since(Instant::now()))?
+            {
+                self.take_in(report);
+            }
+            if !self.joined.ranks.is_empty() {
+                return Err(RendezvousBenchError::KilledTooLate { after });
+            }
+            self.processes.kill(FIRST)?;
+        }
+        let mut silent_since = Instant::now();
+        let dead = loop {
+            match self.processes.next_within(STATE_CHECK_TIME)? {
+                Some(report) => {
+                    self.take_in(report);
+                    silent_since = Instant::now();
+                }
+                None if silent_since.elapsed() > PATIENCE => {
+                    return Err(RendezvousBenchError::Silence {
+                        waited_for: "joining without the first node",
+                        limit: PATIENCE,
+                    });
+                }
+                None => {}
+            }
+            match plan.nodes - self.joined.ranks.len().min(plan.nodes) {
+                0 => break 0,
+                // The last place may be that of the killed node. Then another one waits for the next round.
+                1 if self.is_complete_with(&addr_of(plan.nodes))? => break 1,
+                _ => {}
+            }
+        };
+        let killed = Killed {
+            agreeing: self.joined.last_at.saturating_sub(start),
+            loopback_bytes: plan.loopback.moved_since(moved),
+        };
+        check(&self.joined, plan.nodes, dead)?;
+        Ok(killed)
+    }
+
+    /// Starts the first node and waits until it has joined the round. Returns the process after its own.
+    fn start_first(&mut self) -> Result<usize, RendezvousBenchError> {
+        self.processes.order(FIRST, &Order::Start)?;
+        let store = self.open_store()?;
+        let start = Instant::now();
+        while read_state(&store)?.is_none_or(|state| state.participants.is_empty()) {
+            // Reports an error of the node.
+            if let Some(report) = self.processes.next_within(STATE_POLL_INTERVAL)? {
+                self.take_in(report);
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(RendezvousBenchError::Silence {
+                    waited_for: "joining of the first node",
+                    limit: PATIENCE,
+                });
+            }
+        }
+        Ok(FIRST + 1)
+    }
+
+    /// Starts the nodes of all processes from this one on. Returns the time of the start signal.
+    fn start_from(&mut self, first: usize) -> Result<Duration, RendezvousBenchError> {
+        let start = now();
+        for process in first..self.processes.len() {
+            self.processes.order(process, &Order::Start)?;
+        }
+        Ok(start)
+    }
+
+    fn take_in(&mut self, report: Report) {
+        if let Report::Joined(joined) = report {
+            self.joined.merge(joined);
+        }
+    }
+
+    /// Leaves the nodes alone, and counts what they do.
+    fn rest(&mut self, plan: &Plan<'_>) -> Result<Rest, RendezvousBenchError> {
+        let (moved, start) = (plan.loopback.start(), Instant::now());
+        // Returns early with the error of a process; a late report is ignored.
+        while self
+            .processes
+            .next_within(plan.rest.saturating_sub(start.elapsed()))?
+            .is_some()
+        {}
+        let seconds = start.elapsed().as_secs_f64();
+        let bytes = plan.loopback.moved_since(moved);
+        let lost =
+            self.processes.ask_all(
+                "asking for lost nodes",
+                &Order::Lost,
+                |report| match report {
+                    Report::Lost { addrs } => Some(addrs),
+                    _ => None,
+                },
+            )?;
+        let mut lost = lost.concat();
+        lost.sort_unstable();
+        lost.dedup();
+        Ok(Rest {
+            bytes_per_second: bytes.map(|bytes| bytes / seconds),
+            lost: lost.len(),
+        })
+    }
+
+    /// Kills a node after its next heartbeat, and waits until all others know it.
+    fn kill_last(&mut self, plan: &Plan<'_>) -> Result<Loss, RendezvousBenchError> {
+        let victim = addr_of(plan.nodes - 2);
+        let is_watching = |report| matches!(report, Report::Watching).then_some(());
+        let watch = Order::Watch { victim };
+        self.processes
+            .ask_all("preparing the loss of a node", &watch, is_watching)?;
+        let mut heartbeat_at = loop {
+            if let Report::Heartbeat { at } = self.processes.next("a heartbeat")? {
+                break at;
+            }
+        };
+        self.processes.kill(LAST)?;
+        let killed_at = now();
+        let mut told = Told::default();
+        while told.nodes < plan.nodes - 1 {
+            match self.processes.next("the news of a lost node")? {
+                Report::Told(more) => told.merge(&more),
+                // A heartbeat just before the end.
+                Report::Heartbeat { at } => heartbeat_at = heartbeat_at.max(at),
+                _ => {}
+            }
+        }
+        let lost_at = heartbeat_at + plan.keep_alive * KEEP_ALIVE_ATTEMPTS;
+        // Nodes that count earlier than that are early by a negative time.
+        let since = |at: Duration, start: Duration| at.as_secs_f64() - start.as_secs_f64();
+        Ok(Loss {
+            first_told: since(told.first_at, lost_at),
+            last_told: since(told.last_at, lost_at),
+            since_kill: since(told.last_at, killed_at),
+        })
+    }
+
+    fn is_complete_with(&self, addr: &str) -> Result<bool, RendezvousBenchError> {
+        let state = read_state(&self.open_store()?)?;
+        Ok(state.is_some_and(|state| {
+            state.complete && state.participants.keys().any(|node| *node.addr == *addr)
+        }))
+    }
+
+    fn open_store(&self) -> Result<TcpStore, StoreError> {
+        let options = TcpStoreOptions::default().with_timeout(PATIENCE);
+        TcpStore::open(
+            &self.job.store.ip().to_string(),
+            self.job.store.port(),
+            options,
+        )
+    }
+}
+
+/// The state that nodes of every implementation share; `None` before the first write.
+fn read_state(store: &TcpStore) -> Result<Option<RendezvousState>, RendezvousBenchError> {
+    let text = store.get(&format!("torch.rendezvous.{RUN_ID}"))?;
+    if text == SENTINEL {
+        return Ok(None);
+    }
+    Ok(Some(from_text(&text, &CodecLimits::default())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_spread_evenly_over_as_few_processes_as_needed() {
+        let none = |nodes, per_process| groups(nodes, per_process, Victim::None);
+        assert_eq!(none(6, 5), [0..3, 3..6]);
+        assert_eq!(none(11, 4), [0..3, 3..7, 7..11]);
+        assert_eq!(none(2, 1), [0..1, 1..2]);
+    }
+
+    #[test]
+    fn a_node_to_be_killed_is_alone_in_its_process() {
+        let after = Duration::ZERO;
+        let first = groups(5, 2, Victim::First { after });
+        assert_eq!(first, [4..5, 0..2, 2..4]);
+        assert_eq!(groups(5, 9, Victim::Last), [4..5, 3..4, 0..3]);
+        assert_eq!(groups(2, 9, Victim::Last), [1..2, 0..1]);
+    }
+}

@@ -1,0 +1,413 @@
+//! Figures of a benchmark, printed as a table or as JSON.
+
+use std::fmt::Write as _;
+
+use serde_json::{Map, Value, json};
+
+use crate::failure::Failure;
+use crate::output::{print, print_line};
+
+/// The unit of a figure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unit {
+    OperationsPerSecond,
+    Microseconds,
+    Milliseconds,
+    GigabytesPerSecond,
+    Bytes,
+    /// Connections, requests and the like.
+    Count,
+}
+
+impl Unit {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::OperationsPerSecond => "ops/s",
+            Self::Microseconds => "us",
+            Self::Milliseconds => "ms",
+            Self::GigabytesPerSecond => "GB/s",
+            Self::Bytes => "bytes",
+            Self::Count => "",
+        }
+    }
+
+    const fn decimals(self) -> usize {
+        match self {
+            Self::OperationsPerSecond | Self::Bytes => 0,
+            Self::Microseconds | Self::Milliseconds | Self::Count => 1,
+            Self::GigabytesPerSecond => 2,
+        }
+    }
+}
+
+/// The samples of one figure.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Samples(Vec<f64>);
+
+impl Samples {
+    pub(super) fn push(&mut self, value: f64) {
+        self.0.push(value);
+    }
+
+    /// `None` without samples.
+    pub(super) fn median(&self) -> Option<f64> {
+        let mut sorted = self.0.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        if sorted.len().is_multiple_of(2) {
+            Some((sorted.get(middle.checked_sub(1)?)? + sorted[middle]) / 2.0)
+        } else {
+            Some(sorted[middle])
+        }
+    }
+
+    pub(super) fn min(&self) -> Option<f64> {
+        self.0.iter().copied().min_by(f64::total_cmp)
+    }
+
+    pub(super) fn max(&self) -> Option<f64> {
+        self.0.iter().copied().max_by(f64::total_cmp)
+    }
+
+    /// Each sample divided by the floor's of the same round.
+    fn ratios(&self, floor: &Self) -> Self {
+        self.compared(floor, |value, floor| value / floor)
+    }
+
+    /// Each sample less the floor's of the same round.
+    fn differences(&self, floor: &Self) -> Self {
+        self.compared(floor, |value, floor| value - floor)
+    }
+
+    fn compared(&self, floor: &Self, compare: impl Fn(f64, f64) -> f64) -> Self {
+        let pairs = self.0.iter().zip(&floor.0);
+        Self(
+            pairs
+                .map(|(value, floor)| compare(*value, *floor))
+                .collect(),
+        )
+    }
+}
+
+impl Extend<f64> for Samples {
+    fn extend<I: IntoIterator<Item = f64>>(&mut self, values: I) {
+        self.0.extend(values);
+    }
+}
+
+/// The goal of a figure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Goal {
+    RatioAtLeast(f64),
+    RatioAtMost(f64),
+    AtLeast(f64),
+    AtMost(f64),
+    /// The median of the differences to the floor of the same round.
+    AboveFloorAtMost(f64),
+}
+
+/// One figure of a benchmark.
+#[derive(Debug, Clone)]
+pub(super) struct Row {
+    pub(super) name: String,
+    pub(super) unit: Unit,
+    pub(super) samples: Samples,
+    /// The floor's samples, one per round; empty if it was not measured.
+    pub(super) floor: Samples,
+    pub(super) goal: Option<Goal>,
+    /// Processor time of the server per operation, in microseconds.
+    pub(super) server_cpu: Samples,
+    pub(super) floor_cpu: Samples,
+    /// The fraction of time in which the server used a processor. Well below 1, the server was not the
+    /// bottleneck.
+    pub(super) server_busy: Samples,
+}
+
+impl Row {
+    pub(super) fn new(name: impl Into<String>, unit: Unit) -> Self {
+        Self {
+            name: name.into(),
+            unit,
+            samples: Samples::default(),
+            floor: Samples::default(),
+            goal: None,
+            server_cpu: Samples::default(),
+            floor_cpu: Samples::default(),
+            server_busy: Samples::default(),
+        }
+    }
+
+    /// Adds a sample, of the floor or of the measured software.
+    pub(super) fn push(&mut self, is_floor: bool, value: f64) {
+        if is_floor {
+            self.floor.push(value);
+        } else {
+            self.samples.push(value);
+        }
+    }
+
+    /// The median ratio of the server's figure to the floor's of the same round.
+    fn ratio(&self) -> Option<f64> {
+        self.samples.ratios(&self.floor).median()
+    }
+
+    /// `None` without a goal, or without the figures that it needs.
+    fn goal_is_met(&self) -> Option<bool> {
+        Some(match self.goal? {
+            Goal::RatioAtLeast(least) => self.ratio()? >= least,
+            Goal::RatioAtMost(most) => self.ratio()? <= most,
+            Goal::AtLeast(least) => self.samples.median()? >= least,
+            Goal::AtMost(most) => self.samples.median()? <= most,
+            Goal::AboveFloorAtMost(most) => self.samples.differences(&self.floor).median()? <= most,
+        })
+    }
+
+    fn goal_text(&self) -> String {
+        let text = match self.goal {
+            None => return String::new(),
+            Some(Goal::RatioAtLeast(least)) => format!("ratio >= {least}"),
+            Some(Goal::RatioAtMost(most)) => format!("ratio <= {most}"),
+            Some(Goal::AtLeast(least)) => {
+                format!(">= {}", with_separators(least, self.unit.decimals()))
+            }
+            Some(Goal::AtMost(most)) => {
+                format!("<= {}", with_separators(most, self.unit.decimals()))
+            }
+            Some(Goal::AboveFloorAtMost(most)) => {
+                format!("<= floor + {}", with_separators(most, self.unit.decimals()))
+            }
+        };
+        match self.goal_is_met() {
+            Some(true) => format!("{text} met"),
+            Some(false) => format!("{text} MISSED"),
+            None => text,
+        }
+    }
+
+    fn json(&self) -> Value {
+        let mut row = Map::new();
+        row.insert("name".into(), json!(self.name));
+        row.insert("unit".into(), json!(self.unit.name()));
+        row.insert("median".into(), json!(self.samples.median()));
+        row.insert("min".into(), json!(self.samples.min()));
+        row.insert("max".into(), json!(self.samples.max()));
+        row.insert("rounds".into(), json!(self.samples.0));
+        let optional = [
+            ("floor_median", self.floor.median()),
+            ("ratio_to_floor", self.ratio()),
+            ("server_cpu_us_per_op", self.server_cpu.median()),
+            ("floor_cpu_us_per_op", self.floor_cpu.median()),
+            ("server_busy", self.server_busy.median()),
+        ];
+        for (name, value) in optional {
+            if let Some(value) = value {
+                row.insert(name.into(), json!(value));
+            }
+        }
+        if let Some(goal) = self.goal {
+            let (what, value) = match goal {
+                Goal::RatioAtLeast(value) => ("ratio_at_least", value),
+                Goal::RatioAtMost(value) => ("ratio_at_most", value),
+                Goal::AtLeast(value) => ("at_least", value),
+                Goal::AtMost(value) => ("at_most", value),
+                Goal::AboveFloorAtMost(value) => ("above_floor_at_most", value),
+            };
+            row.insert(
+                "goal".into(),
+                json!({ what: value, "met": self.goal_is_met() }),
+            );
+        }
+        Value::Object(row)
+    }
+}
+
+/// The result of a benchmark.
+#[derive(Debug)]
+pub(super) struct Report {
+    /// The measured subject, in words.
+    pub(super) subject: String,
+    /// Facts that a reader of the figures must know.
+    pub(super) notes: Vec<String>,
+    pub(super) rows: Vec<Row>,
+}
+
+impl Report {
+    /// Prints one JSON object, or a table.
+    pub(super) fn print(&self, as_json: bool) -> Result<(), Failure> {
+        if as_json {
+            print_line(self.json())
+        } else {
+            print(&self.table())
+        }
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "subject": self.subject,
+            "notes": self.notes,
+            "rows": self.rows.iter().map(Row::json).collect::<Vec<_>>(),
+        })
+    }
+
+    pub(super) fn table(&self) -> String {
+        const HEADINGS: [&str; 10] = [
+            "",
+            "median",
+            "min",
+            "max",
+            "unit",
+            "floor",
+            "ratio",
+            "us cpu/op",
+            "busy",
+            "goal",
+        ];
+        let mut lines = vec![HEADINGS.map(str::to_owned)];
+        lines.extend(self.rows.iter().map(|row| {
+            let decimals = row.unit.decimals();
+            let show = |value: Option<f64>| {
+                value.map_or_else(String::new, |value| with_separators(value, decimals))
+            };
+            let fraction = |value: Option<f64>, decimals| {
+                value.map_or_else(String::new, |value| format!("{value:.decimals$}"))
+            };
+            [
+                row.name.clone(),
+                show(row.samples.median()),
+                show(row.samples.min()),
+                show(row.samples.max()),
+                row.unit.name().to_owned(),
+                show(row.floor.median()),
+                fraction(row.ratio(), 3),
+                fraction(row.server_cpu.median(), 2),
+                fraction(row.server_busy.median(), 2),
+                row.goal_text(),
+            ]
+        }));
+        let mut widths = [0; HEADINGS.len()];
+        for line in &lines {
+            for (width, cell) in widths.iter_mut().zip(line) {
+                *width = (*width).max(cell.len());
+            }
+        }
+        let shown = |column: usize| lines[1..].iter().any(|line| !line[column].is_empty());
+        let mut table = format!("{}\n", self.subject);
+        for line in &lines {
+            let mut text = String::new();
+            for (column, (cell, width)) in line.iter().zip(widths).enumerate() {
+                // Aligns numbers right, words left. Writing to a string cannot fail.
+                let _ = match column {
+                    _ if !shown(column) => Ok(()),
+                    0 | 4 | 9 => write!(text, "{cell:<width$}  "),
+                    _ => write!(text, "{cell:>width$}  "),
+                };
+            }
+            table.push_str(text.trim_end());
+            table.push('\n');
+        }
+        for note in &self.notes {
+            table.push_str("note: ");
+            table.push_str(note);
+            table.push('\n');
+        }
+        table
+    }
+}
+
+/// `1234567.8` as `1,234,568`.
+fn with_separators(value: f64, decimals: usize) -> String {
+    let text = format!("{value:.decimals$}");
+    let digits = text.find('.').unwrap_or(text.len());
+    let mut separated = String::with_capacity(text.len() + digits / 3);
+    for (index, character) in text.char_indices() {
+        if index > 0
+            && index < digits
+            && (digits - index).is_multiple_of(3)
+            && &text[..index] != "-"
+        {
+            separated.push(',');
+        }
+        separated.push(character);
+    }
+    separated
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(values: &[f64]) -> Samples {
+        Samples(values.to_vec())
+    }
+
+    #[test]
+    fn a_median_of_an_even_number_is_the_mean_of_the_middle_two() {
+        assert_eq!(samples(&[]).median(), None);
+        assert_eq!(samples(&[3.0]).median(), Some(3.0));
+        assert_eq!(samples(&[9.0, 1.0]).median(), Some(5.0));
+        assert_eq!(samples(&[9.0, 1.0, 2.0]).median(), Some(2.0));
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        let table = [
+            (0.0, 0, "0"),
+            (999.0, 0, "999"),
+            (1000.0, 0, "1,000"),
+            (1_234_567.8, 0, "1,234,568"),
+            (1234.56, 1, "1,234.6"),
+            (-123.0, 0, "-123"),
+        ];
+        for (value, decimals, text) in table {
+            assert_eq!(with_separators(value, decimals), text);
+        }
+    }
+
+    #[test]
+    fn a_goal_is_judged_by_the_median_of_the_ratios_per_round() {
+        let mut row = Row::new("add", Unit::OperationsPerSecond);
+        row.samples = samples(&[90.0, 190.0, 50.0]);
+        row.goal = Some(Goal::RatioAtLeast(0.93));
+        assert_eq!((row.ratio(), row.goal_is_met()), (None, None));
+        row.floor = samples(&[100.0, 200.0, 50.0]);
+        assert_eq!((row.ratio(), row.goal_is_met()), (Some(0.95), Some(true)));
+        row.goal = Some(Goal::RatioAtMost(0.94));
+        assert_eq!(row.goal_is_met(), Some(false));
+        row.goal = Some(Goal::AtLeast(90.0));
+        assert_eq!(row.goal_text(), ">= 90 met");
+        row.goal = Some(Goal::AtMost(89.0));
+        assert_eq!(row.goal_text(), "<= 89 MISSED");
+        row.goal = Some(Goal::AboveFloorAtMost(0.0));
+        assert_eq!(row.goal_text(), "<= floor + 0 met");
+    }
+
+    #[test]
+    fn the_table_and_the_json_agree() {
+        let mut row = Row::new("add", Unit::OperationsPerSecond);
+        row.samples = samples(&[1500.0, 1000.0, 2000.0]);
+        row.floor = samples(&[3000.0, 2000.0, 4000.0]);
+        row.goal = Some(Goal::RatioAtLeast(0.93));
+        let report = Report {
+            subject: "a server".to_owned(),
+            notes: vec!["one core".to_owned()],
+            rows: vec![row],
+        };
+        assert_eq!(
+            report.table(),
+            "a server\n     median    min    max  unit   floor  ratio  goal\n\
+             add   1,500  1,000  2,000  ops/s  3,000  0.500  ratio >= 0.93 MISSED\n\
+             note: one core\n"
+        );
+        let json = report.json();
+        let row = &json["rows"][0];
+        assert_eq!(
+            (&row["name"], &row["median"]),
+            (&json!("add"), &json!(1500.0))
+        );
+        assert_eq!(
+            (&row["ratio_to_floor"], &row["goal"]["met"]),
+            (&json!(0.5), &json!(false))
+        );
+        assert_eq!(row.get("server_busy"), None);
+    }
+}

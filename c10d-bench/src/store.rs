@@ -1,0 +1,263 @@
+//! `c10d-bench store`: selects the server and the workloads.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use c10d_socket::HostPort;
+use clap::{Args, ValueEnum};
+
+use super::affinity::Cores;
+use super::child::ServerChild;
+use super::process::Process;
+use super::report::{Goal, Report};
+use super::servers::StoreServerArgs;
+use super::workload::client::client;
+use super::workload::large::large_values;
+use super::workload::ping::ping;
+use super::workload::ranks::{RanksShape, ranks};
+use super::workload::secret::secret;
+use super::workload::setting::Setting;
+use super::workload::strangers::strangers;
+use super::workload::throughput::{Kind, Throughput};
+use crate::failure::Failure;
+use crate::numbers::{at_least_one, round_seconds};
+use crate::open_files;
+
+/// Measures a store server from one thread. Without --connect it starts a server, on a core of its own.
+///
+/// Writes keys that start with `bench/`, and `init/`: never use it on the store of a running job.
+#[derive(Debug, Args)]
+pub(crate) struct StoreBenchArgs {
+    /// Measures this server instead of a new one.
+    #[arg(long, value_name = "HOST:PORT")]
+    connect: Option<HostPort>,
+
+    /// The process id of that server, to read its memory and processor time.
+    #[arg(long, value_name = "PID", requires = "connect")]
+    server_pid: Option<u32>,
+
+    /// Prints one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// Runs only this workload; can be repeated.
+    #[arg(long, value_enum)]
+    only: Vec<Workload>,
+
+    /// The number of ranks of `ranks`.
+    #[arg(long, value_name = "N", default_value_t = 16_000, value_parser = at_least_one)]
+    ranks: usize,
+
+    /// How long a round lasts.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = round_seconds)]
+    seconds: f64,
+
+    /// The number of rounds after a warm-up; figures are medians of the rounds. At most 3 for `sweep` and
+    /// `ranks`.
+    #[arg(long, default_value_t = 5, value_parser = at_least_one)]
+    rounds: usize,
+
+    /// The numbers of connections of `sweep`.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 16, 256], value_parser = at_least_one)]
+    connections: Vec<usize>,
+
+    /// The numbers of requests in flight per connection of `sweep`.
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 16], value_parser = at_least_one)]
+    depth: Vec<usize>,
+
+    /// The length of the values of `set-get`.
+    #[arg(long, value_name = "BYTES", default_value_t = 64)]
+    value_bytes: usize,
+
+    /// How many connections are opened at a time. Keep it well below the server's backlog.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
+    connect_window: usize,
+
+    /// Does not measure the floor.
+    #[arg(long)]
+    no_floor: bool,
+
+    /// Does not pin the processes to cores.
+    #[arg(long)]
+    no_pin: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Workload {
+    /// Round trips on one connection, beside those to a bare echo server.
+    Ping,
+    /// PING, GET and SET of the client library, on one connection.
+    Client,
+    /// 64 connections with one ADD in flight each.
+    Add,
+    /// 64 connections with 16 pairs of SET and GET in flight each.
+    SetGet,
+    /// ADD with other numbers of connections and requests in flight.
+    Sweep,
+    /// Thousands of ranks that connect, meet in barriers, wait, and cancel.
+    Ranks,
+    /// A 4 MiB value, written and read.
+    Large,
+    /// `set-get`, PING and new connections with a shared secret, beside plain ones to the same server. Starts a server
+    /// of its own, so it is left out with --connect.
+    Secret,
+    /// PING with a secret while strangers open 10,000 connections a second. Left out with --connect.
+    Strangers,
+}
+
+const ALL: [Workload; 9] = [
+    Workload::Ping,
+    Workload::Client,
+    Workload::Add,
+    Workload::SetGet,
+    Workload::Sweep,
+    // Before the large values: their freed memory would hide what the ranks need.
+    Workload::Ranks,
+    Workload::Large,
+    Workload::Secret,
+    Workload::Strangers,
+];
+
+/// Rounds of the workloads that take longest, so that a whole run takes less than a minute.
+const LONG_WORKLOAD_ROUNDS_MAX: usize = 3;
+
+pub(super) fn run(args: &StoreBenchArgs) -> Result<(), Failure> {
+    measure(args)?.print(args.json)
+}
+
+fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
+    let mut notes = Vec::new();
+    // Before the server starts, which inherits the limit.
+    let files_left = open_files::raise_limit();
+    let cores = Cores::choose(!args.no_pin, &mut notes);
+    // The child must live as long as the measurement.
+    let (subject, server, process, _child) = match &args.connect {
+        Some(target) => {
+            let subject = format!("the server at {target}");
+            (
+                subject,
+                resolve(target)?,
+                args.server_pid.map(Process),
+                None,
+            )
+        }
+        None => {
+            let child = ServerChild::start(&StoreServerArgs::command_line(&[]), cores)?;
+            let subject = "a new server".to_owned();
+            (subject, child.address(), Some(child.process()), Some(child))
+        }
+    };
+    let setting = Setting {
+        server,
+        process,
+        cores,
+        floor: !args.no_floor && server.ip().is_loopback(),
+        rounds: args.rounds,
+        round_time: Duration::from_secs_f64(args.seconds),
+        connect_window: args.connect_window,
+    };
+    if !setting.floor {
+        notes.push("no floor was measured".to_owned());
+    }
+
+    let mut rows = Vec::new();
+    for workload in ALL {
+        if !args.only.is_empty() && !args.only.contains(&workload) {
+            continue;
+        }
+        let has_own_server = matches!(workload, Workload::Secret | Workload::Strangers);
+        if has_own_server && args.connect.is_some() {
+            continue;
+        }
+        match workload {
+            Workload::Ping => rows.extend(ping(&setting)?),
+            Workload::Client => rows.extend(client(&setting)?),
+            Workload::Add => rows.push(add_64().measure(&setting)?),
+            Workload::SetGet => rows.push(set_get_64(args.value_bytes).measure(&setting)?),
+            Workload::Sweep => {
+                let setting = Setting {
+                    rounds: args.rounds.min(LONG_WORKLOAD_ROUNDS_MAX),
+                    ..setting
+                };
+                for point in sweep(args) {
+                    rows.push(point.measure(&setting)?);
+                }
+            }
+            Workload::Large => rows.extend(large_values(&setting)?),
+            Workload::Strangers => rows.extend(strangers(&setting)?),
+            Workload::Secret => {
+                rows.extend(secret(&setting, &set_get_64(args.value_bytes))?);
+            }
+            Workload::Ranks => {
+                let shape = RanksShape {
+                    ranks: ranks_that_fit(args.ranks, files_left, &mut notes),
+                    rounds: args.rounds.min(LONG_WORKLOAD_ROUNDS_MAX),
+                    has_extensions: args.connect.is_none(),
+                };
+                rows.extend(ranks(shape, &setting)?);
+            }
+        }
+    }
+    Ok(Report {
+        subject,
+        notes,
+        rows,
+    })
+}
+
+fn add_64() -> Throughput {
+    Throughput {
+        name: "add".to_owned(),
+        kind: Kind::Add,
+        connections: 64,
+        depth: 1,
+        goal: Some(Goal::RatioAtLeast(0.93)),
+    }
+}
+
+fn set_get_64(value_bytes: usize) -> Throughput {
+    Throughput {
+        name: "set-get".to_owned(),
+        kind: Kind::SetGet { value_bytes },
+        connections: 64,
+        depth: 16,
+        // The goal was set for values of 64 bytes.
+        goal: (value_bytes == 64).then_some(Goal::AtLeast(1.5e6)),
+    }
+}
+
+fn sweep(args: &StoreBenchArgs) -> impl Iterator<Item = Throughput> {
+    args.connections.iter().flat_map(|&connections| {
+        args.depth.iter().map(move |&depth| Throughput {
+            name: format!("add {connections} x {depth}"),
+            kind: Kind::Add,
+            connections,
+            depth,
+            goal: None,
+        })
+    })
+}
+
+fn ranks_that_fit(wanted: usize, files_left: Option<u64>, notes: &mut Vec<String>) -> usize {
+    /// Poll descriptors, pipes to child processes, and the like.
+    const OTHER_FILES: u64 = 64;
+    let room = files_left.map_or(u64::MAX, |left| left.saturating_sub(OTHER_FILES).max(1));
+    if wanted as u64 <= room {
+        return wanted;
+    }
+    notes.push(format!(
+        "{room} ranks instead of {wanted}, because of the limit on open files (ulimit -Hn)"
+    ));
+    usize::try_from(room).unwrap_or(wanted)
+}
+
+fn resolve(target: &HostPort) -> Result<SocketAddr, Failure> {
+    let failed = || format!("cannot look up {target}");
+    let mut addresses = (target.host(), target.port())
+        .to_socket_addrs()
+        .map_err(Failure::system(failed()))?;
+    addresses
+        .next()
+        .ok_or_else(|| Failure::system(failed())(io::ErrorKind::NotFound.into()))
+}

@@ -1,0 +1,11 @@
+//! The workloads of `c10d-bench store`, one a file; `c10d-bench relay` uses some of them.
+
+pub(super) mod client;
+pub(super) mod large;
+pub(super) mod ping;
+pub(super) mod ranks;
+pub(super) mod requests;
+pub(super) mod secret;
+pub(super) mod setting;
+pub(super) mod strangers;
+pub(super) mod throughput;

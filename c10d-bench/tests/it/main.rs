@@ -1,0 +1,9 @@
+//! Runs the built benchmarks as users do.
+#![forbid(unsafe_code)]
+
+mod process;
+mod relay;
+mod rendezvous;
+mod rpc;
+mod rref;
+mod store;
