@@ -278,7 +278,7 @@ pub enum StoreError {
         context: ErrorContext,
     },
 
-    /// `add` on a value that is not a decimal number. Nothing changed.
+    /// `add` or `barrier` on a value that is not a decimal number. Nothing changed.
     #[error("{context}: the value {value:?} is not a number; nothing changed")]
     NotANumber {
         /// The failed call.

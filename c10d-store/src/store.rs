@@ -361,8 +361,8 @@ pub trait Store: Debug + Send + Sync {
     /// do not meet, as in PyTorch.
     ///
     /// # Errors
-    /// [`StoreError::BarrierTimeout`] if not all workers arrived in time,
-    /// [`StoreError::InvalidArgument`] for a world size of 0 (not on TCP stores); otherwise as
+    /// [`StoreError::BarrierTimeout`] if not all workers arrived in time, [`StoreError::NotANumber`] if the key has a
+    /// value that is not a number, [`StoreError::InvalidArgument`] for a world size of 0 (not on TCP stores); otherwise as
     /// [`set_bytes`](Self::set_bytes).
     fn barrier_timeout(
         &self,

@@ -202,6 +202,14 @@ static void barriers(c10d_store *store) {
     RETURNS(C10D_ERROR_TIMEOUT, c10d_store_barrier(store, S("lonely"), 2, 1, NULL));
     SAYS("of 2 workers");
     CHECK(c10d_last_outcome() == C10D_OUTCOME_UNKNOWN);
+
+    /* Arrivals are counted at the key or, by stores without a command for it, below the key. */
+    OK(c10d_store_set(store, S("taken"), S("seven")));
+    OK(c10d_store_set(store, S("taken/num_members"), S("seven")));
+    RETURNS(C10D_ERROR_NOT_A_NUMBER, c10d_store_barrier(store, S("taken"), 2, 1000, NULL));
+    SAYS("taken");
+    CHECK(c10d_last_outcome() == C10D_OUTCOME_NOT_SENT);
+    OK(c10d_store_barrier(store, S("free"), 1, 1000, NULL));
 }
 
 static void timeouts(c10d_store *store) {

@@ -219,6 +219,13 @@ class StoreContract(unittest.TestCase):
         with self.assertRaises(StoreTimeoutError) as caught:
             store.barrier(key="alone", world_size=2, timeout=SHORT)
         self.assertIn("alone", str(caught.exception))
+        # Arrivals are counted at the key or, by stores without a command for it, below the key.
+        store.set("taken", "seven")
+        store.set("taken/num_members", "seven")
+        with self.assertRaises(StoreValueError) as refused:
+            store.barrier("taken", 2)
+        self.assertIn("not a number", str(refused.exception))
+        store.barrier("free", 1)
 
     def test_clone(self) -> None:
         store = self.store

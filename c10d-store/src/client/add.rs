@@ -1,19 +1,14 @@
 //! `add`, including values that are not a number. A server with TRY_ADD reports them. Other servers
-//! close the connection, so the client reconnects and reads the value.
-
-use std::time::Instant;
+//! close the connection.
 
 use c10d_socket::Deadline;
 
 use super::call::Call;
-use super::connection::ANSWER_TIMEOUT_MIN;
 use super::connection::{Connection, Failure};
 use super::pool::Lease;
-use super::stream::is_closed_by_peer;
-use crate::decimal::parse_decimal;
 use crate::error::StoreError;
-use crate::value_rules::{shorten, shorten_head};
-use crate::wire::{ADDED, CHECK_READY, NOT_A_NUMBER, Opcode, RequestBuf};
+use crate::value_rules::shorten_head;
+use crate::wire::{ADDED, NOT_A_NUMBER, Opcode, RequestBuf};
 
 /// The reply of TRY_ADD.
 enum Answer {
@@ -52,55 +47,8 @@ impl Call<'_> {
             };
             connection.ask(build, Connection::read_i64, deadline)
         });
-        let failure = match added {
-            Ok(sum) => return Ok(sum),
-            Err(failure) => failure,
-        };
-        if matches!(&failure, Failure::Lost(error) if is_closed_by_peer(error)) {
-            // From now: the request may have used up the call's timeout.
-            let grace = Deadline::after(Instant::now(), ANSWER_TIMEOUT_MIN).at_least(deadline);
-            if let Some(value) = value_on_new_connection(&mut lease, key, grace)
-                && parse_decimal(&value).is_none()
-            {
-                return Err(self.not_a_number(shorten(&value)));
-            }
-        }
-        Err(self.explain(lease.end_by(failure), timeout))
+        added.map_err(|failure| self.explain_close(&mut lease, key, failure, timeout))
     }
-
-    fn not_a_number(&self, value: String) -> StoreError {
-        StoreError::NotANumber {
-            context: self.context(),
-            value,
-        }
-    }
-}
-
-/// Reads the value of `key` on a new connection of the same lane. `None` if the server does not answer
-/// or has no value: it may be a new server at the same address.
-fn value_on_new_connection(
-    lease: &mut Lease<'_>,
-    key: &str,
-    deadline: Deadline,
-) -> Option<Vec<u8>> {
-    lease.reconnect(deadline).ok()?;
-    let check = |connection: &mut Connection| {
-        let build = |request: &mut RequestBuf<'_>| {
-            request.opcode(Opcode::Check).user_keys(&[key]);
-        };
-        connection.ask(build, Connection::read_u8, deadline)
-    };
-    // PyTorch's older server closes on a GET of a missing key.
-    if lease.attempt(check).ok()? != CHECK_READY {
-        return None;
-    }
-    let get = |connection: &mut Connection| {
-        let build = |request: &mut RequestBuf<'_>| {
-            request.opcode(Opcode::Get).user_key(key);
-        };
-        connection.ask(build, Connection::read_blob, deadline)
-    };
-    lease.attempt(get).ok()
 }
 
 fn read_answer(connection: &mut Connection, deadline: Deadline) -> Result<Answer, Failure> {

@@ -4,6 +4,7 @@ mod add;
 mod call;
 mod change;
 mod channel;
+mod close_reason;
 mod closer;
 mod connection;
 mod explain;

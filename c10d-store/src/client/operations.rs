@@ -10,7 +10,8 @@ use super::TcpStore;
 use super::call::{Call, at_least_an_answer, negative_count};
 use super::connection::{Connection, Follows, Waited};
 use super::options::TcpStoreOptions;
-use super::waiting::Repeat;
+use super::pool::PoolError;
+use super::waiting::{Repeat, Wait};
 use crate::compare_set::CompareSet;
 use crate::error::{Operation, StoreError};
 use crate::key::key_from_bytes;
@@ -314,14 +315,24 @@ impl Store for TcpStore {
         let world_size_on_wire = i64::try_from(world_size).unwrap_or(i64::MAX);
         let mut lease = call.lease(timeout)?;
         // Each request is an arrival.
-        let repeat = Repeat::Never;
-        let waited = call.wait_on(&mut lease, timeout, repeat, Follows::Nothing, |request| {
-            request.opcode(Opcode::Barrier).user_key(key);
-            request.i64(world_size_on_wire);
-        })?;
+        let wait = Wait {
+            follows: Follows::Nothing,
+            repeat: Repeat::Never,
+            deadline: call.deadline(timeout),
+        };
+        let waited = lease.attempt_all(|lease| {
+            lease.wait(&wait, |request| {
+                request.opcode(Opcode::Barrier).user_key(key);
+                request.i64(world_size_on_wire);
+            })
+        });
         match waited {
-            Waited::Done(_) => Ok(()),
-            Waited::TimedOut => Err(StoreError::BarrierTimeout {
+            Err(PoolError::Failure(failure)) => {
+                Err(call.explain_close(&mut lease, key, failure, timeout))
+            }
+            Err(error) => Err(call.explain(error, timeout)),
+            Ok(Waited::Done(_)) => Ok(()),
+            Ok(Waited::TimedOut) => Err(StoreError::BarrierTimeout {
                 arrived: call.arrived_at_barrier(lease, key),
                 context: call.context(),
                 timeout: timeout.unwrap_or(Duration::MAX),

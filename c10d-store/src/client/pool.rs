@@ -155,6 +155,7 @@ impl Pool {
             lane,
             connection: None,
             holds_lane: true,
+            keeps_pool: false,
         };
         let connection = match connection {
             Some(connection) => connection,
@@ -559,6 +560,8 @@ pub(super) struct Lease<'p> {
     connection: Option<Connection>,
     /// False while the lane is left to other calls. There is no connection then.
     holds_lane: bool,
+    /// A failed exchange does not end the pool: the call finds out first why the server has closed the connection.
+    keeps_pool: bool,
 }
 
 impl Lease<'_> {
@@ -620,8 +623,22 @@ impl Lease<'_> {
         &mut self,
         exchange: impl FnOnce(&mut Connection) -> Result<T, Failure>,
     ) -> Result<T, PoolError> {
-        self.attempt(exchange)
-            .map_err(|failure| self.end_by(failure))
+        let result = self.attempt(exchange);
+        result.map_err(|failure| {
+            if self.keeps_pool {
+                PoolError::Failure(failure)
+            } else {
+                self.end_by(failure)
+            }
+        })
+    }
+
+    /// Runs what makes several exchanges. As with [`attempt`](Self::attempt), a failed one does not end the pool.
+    pub(super) fn attempt_all<T>(&mut self, exchanges: impl FnOnce(&mut Self) -> T) -> T {
+        self.keeps_pool = true;
+        let result = exchanges(self);
+        self.keeps_pool = false;
+        result
     }
 
     /// Runs one exchange of a call that [waits](Self::start_waiting). Calls its second argument once
@@ -695,7 +712,9 @@ impl Lease<'_> {
     /// acknowledged.
     pub(super) fn move_to_wait(&mut self, deadline: Deadline) -> Result<(), PoolError> {
         self.give_back();
+        let keeps_pool = self.keeps_pool;
         *self = self.pool.take(Need::Wait, deadline)?;
+        self.keeps_pool = keeps_pool;
         Ok(())
     }
 

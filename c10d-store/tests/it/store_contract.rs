@@ -143,6 +143,10 @@ pub(crate) fn all(make: &dyn Fn() -> Arc<dyn Store>, features: Features) {
         ),
         ("a_barrier_times_out", a_barrier_times_out),
         (
+            "a_barrier_refuses_a_value_that_is_not_a_number",
+            a_barrier_refuses_a_value_that_is_not_a_number,
+        ),
+        (
             "queues_are_first_in_first_out",
             queues_are_first_in_first_out,
         ),
@@ -1069,6 +1073,18 @@ fn a_barrier_waits_for_all_workers(store: &Arc<dyn Store>, features: Features) {
     if features.refuses_empty_barrier {
         assert!(matches!(empty, Err(StoreError::InvalidArgument { .. })));
     }
+}
+
+fn a_barrier_refuses_a_value_that_is_not_a_number(store: &Arc<dyn Store>, _: Features) {
+    // Where the arrivals are counted: at the key or, by stores without a command for it, below the key.
+    for key in ["meet", "meet/num_members"] {
+        store.set(key, "text").unwrap();
+    }
+    settle(store);
+    let error = store.barrier("meet", 2).unwrap_err();
+    assert!(matches!(error, StoreError::NotANumber { .. }), "{error}");
+    assert_eq!(store.get("meet").unwrap(), b"text");
+    store.barrier("alone", 1).unwrap();
 }
 
 fn a_barrier_times_out(store: &Arc<dyn Store>, _: Features) {

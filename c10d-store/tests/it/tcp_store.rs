@@ -385,6 +385,67 @@ fn add_to_text_without_extensions_reopens_one_connection() {
     assert_eq!(waiting.join().unwrap().unwrap(), b"1");
 }
 
+/// docs/wire.md, CLOSE 7: the server closes the connection. The client reopens only that connection, and learns why.
+#[test]
+fn barrier_on_text_is_an_error_of_this_call_only() {
+    let server = serve();
+    let proxy = WithoutExtensions::in_front_of(server.local_addr());
+    let options = || TcpStoreOptions::default().with_timeout(LONG);
+    for (port, options) in [
+        (server.local_addr().port(), options()),
+        (server.local_addr().port(), options().with_resume(LONG)),
+        (proxy.port(), options()),
+    ] {
+        let store = Arc::new(TcpStore::open("127.0.0.1", port, options).unwrap());
+        let observer = client(&server);
+        store.set("k", b"text").unwrap();
+        let waiting = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || store.barrier("meet", 2))
+        };
+        wait_until("the barrier waits", || server.waiting_count() == 1);
+        for _ in 0..3 {
+            let error = store.barrier("k", 2).unwrap_err();
+            assert!(matches!(error, StoreError::NotANumber { .. }), "{error}");
+            assert!(error.to_string().contains("barrier \"k\""), "{error}");
+            assert!(error.to_string().contains("\"text\""), "{error}");
+            assert!(!error.outcome_is_unknown());
+            assert_eq!(store.get("k").unwrap(), b"text");
+        }
+        observer.barrier("meet", 2).unwrap();
+        waiting.join().unwrap().unwrap();
+        store.barrier("k2", 1).unwrap();
+        for key in ["k", "k2", "meet"] {
+            observer.delete_key(key).unwrap();
+        }
+    }
+}
+
+/// A call that asks why its connection was closed finds that the server has stopped.
+#[test]
+fn a_barrier_fails_with_its_server() {
+    let server = serve();
+    let address = server.local_addr();
+    let store = Arc::new(open(address.port(), LONG));
+    let waiting = {
+        let store = Arc::clone(&store);
+        thread::spawn(move || store.barrier("meet", 2))
+    };
+    wait_until("the barrier waits", || server.waiting_count() == 1);
+    server.shutdown();
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!(
+        matches!(error, StoreError::ConnectionLost { .. }),
+        "{error}"
+    );
+    assert!(error.outcome_is_unknown());
+    let error = store.set("k", b"v").unwrap_err();
+    assert!(
+        matches!(error, StoreError::ConnectionLost { .. }),
+        "{error}"
+    );
+}
+
 /// A new server at the address of a stopped one is another, empty store.
 #[test]
 fn add_does_not_continue_on_a_new_server_at_the_same_address() {
