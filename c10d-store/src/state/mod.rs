@@ -104,6 +104,7 @@ pub(crate) struct StoreState {
     waits_cancelled: u64,
     /// The most memory of the data in bytes; `None` for no limit.
     memory_max: Option<usize>,
+    peak: memory::Peak,
     /// Requests carried out, keys visited for them, and bytes copied, in [`BYTES_PER_WORK`].
     work: u64,
     /// Connections that were woken by a push and have not sent their next request, each with the queue's
@@ -327,9 +328,10 @@ impl StoreState {
         self.work.wrapping_add(self.waiters.visits())
     }
 
-    /// Whether requests since the last call have freed much memory, which the allocator may keep.
-    pub(crate) const fn take_released(&mut self) -> bool {
-        self.slots.take_released()
+    /// Whether requests have freed so much memory, which the allocator may keep, that returning it to the system is worth
+    /// the time. Counts from the last time that it did.
+    pub(crate) fn take_released(&mut self) -> bool {
+        self.peak.has_fallen_to(self.memory())
     }
 
     /// The number of announcements that there was no room for.

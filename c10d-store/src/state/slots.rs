@@ -22,9 +22,6 @@ const LENGTH_BYTES: usize = 8;
 /// A map with room for at most this many names keeps its memory.
 const KEPT_NAMES: usize = 1024;
 
-/// The allocator is worth a call once a map with room for this many names has shrunk.
-const RELEASED_NAMES_MIN: usize = 65_536;
-
 /// The memory of an element of a queue besides its bytes, with what the allocator adds.
 pub(super) const ELEMENT_BYTES: usize = 48;
 
@@ -79,8 +76,6 @@ pub(super) struct Slots {
     /// The number of snapshots started so far.
     snapshots: u32,
     copy: Option<Box<Copying>>,
-    /// Names were removed whose memory, and that of their values, is worth returning to the system.
-    has_released: bool,
 }
 
 /// A snapshot in progress.
@@ -279,13 +274,7 @@ impl Slots {
         let (names, room) = (self.map.len(), self.map.capacity());
         if room > KEPT_NAMES && names < room / 8 {
             self.map.shrink_to((2 * names).max(KEPT_NAMES));
-            self.has_released |= room >= RELEASED_NAMES_MIN;
         }
-    }
-
-    /// Whether much memory was freed since the last call.
-    pub(super) const fn take_released(&mut self) -> bool {
-        std::mem::replace(&mut self.has_released, false)
     }
 
     /// The slot at `index` has its first value.
