@@ -781,16 +781,18 @@ impl ElasticAgent {
         };
         let starts = usize::try_from(self.generation).unwrap_or(usize::MAX);
         let local_ranks = 0..self.options.local_world_size;
-        let files = local_ranks
-            .map(|local_rank| ProgressOptions::worker_file(&progress.directory, starts, local_rank))
-            .chain(progress.file.clone());
+        let own = local_ranks.map(|local_rank| {
+            ProgressOptions::worker_file(&progress.directory, starts, local_rank)
+        });
+        let mut directories = vec![own.collect()];
+        directories.extend(progress.file.clone().map(|file| vec![file]));
         let (events, generation) = (self.shared.events.clone(), self.generation + 1);
         let on_stuck = move |silent| {
             // Fails when the agent is dropped.
             let _ = events.send(Event::Stuck(generation, silent));
         };
         Poller::start(
-            files.collect(),
+            directories,
             progress.timeout,
             progress.first_timeout,
             on_stuck,

@@ -1,8 +1,8 @@
-//! The thread that reads the files in which workers report progress.
+//! The threads that read the files in which workers report progress, and the one that decides.
 
 use std::convert::Infallible;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -12,7 +12,11 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use super::file;
 use super::watch::{Mark, ProgressSeen, ProgressWatch, Verdict};
 
+/// The thread that decides.
 const THREAD: &str = "progress";
+
+/// The threads that read.
+const READER: &str = "progress-read";
 
 /// How often the files are read: steps take longer on most jobs, and a read of some files costs microseconds.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -21,57 +25,92 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const READS_PER_TIMEOUT: u32 = 4;
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
 
-/// How long the owner waits for the thread: a read from a file system that does not answer cannot be cancelled.
+/// How long the first and the last reading are waited for: a read from a file system that does not answer cannot be
+/// cancelled.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Reads the files of one round until it is finished or dropped.
 #[derive(Debug)]
 pub(crate) struct Poller {
     watch: Arc<Mutex<ProgressWatch>>,
-    /// Dropping it ends the thread.
+    /// Dropping it ends the threads.
     stop: Option<Sender<Infallible>>,
-    /// Disconnected when the thread has ended.
-    ended: Receiver<Infallible>,
     thread: Option<JoinHandle<()>>,
 }
 
+/// What files say.
+struct Reading {
+    /// The number of the first file.
+    first: usize,
+    marks: Vec<Option<Mark>>,
+    /// From before the start of the workers.
+    is_earlier: bool,
+}
+
+/// Reads one file.
+type Read = fn(&Path) -> Option<Mark>;
+
 impl Poller {
-    /// Starts the thread, before the workers start: what the files say now is no progress. `on_stuck` is called once,
+    /// Starts the threads, before the workers start: what the files say now is no progress. `on_stuck` is called once,
     /// with the time since the last progress. Blocks until the files are read, for 2 s at most.
+    ///
+    /// The files of a directory have a thread of their own. So a file system that does not answer delays neither the
+    /// steps in other directories nor the verdict.
     ///
     /// # Errors
     /// The system has no thread left.
     pub(crate) fn start(
-        files: Vec<PathBuf>,
+        directories: Vec<Vec<PathBuf>>,
         timeout: Option<Duration>,
         first_timeout: Option<Duration>,
         on_stuck: impl FnOnce(Duration) + Send + 'static,
     ) -> io::Result<Self> {
-        let nothing = vec![None; files.len()];
+        Self::start_with(file::read, directories, timeout, first_timeout, on_stuck)
+    }
+
+    fn start_with(
+        read: Read,
+        directories: Vec<Vec<PathBuf>>,
+        timeout: Option<Duration>,
+        first_timeout: Option<Duration>,
+        on_stuck: impl FnOnce(Duration) + Send + 'static,
+    ) -> io::Result<Self> {
+        let nothing = vec![None; directories.iter().map(Vec::len).sum()];
         let watch = ProgressWatch::new(timeout, first_timeout, nothing);
         let watch = Arc::new(Mutex::new(watch));
         let (stop, stopped) = bounded(0);
-        let (ending, ended) = bounded(0);
-        let (ready, is_ready) = bounded(1);
-        let shared = Arc::clone(&watch);
         let shortest = timeout.into_iter().chain(first_timeout).min();
         let share = shortest.map_or(INTERVAL, |it| it / READS_PER_TIMEOUT);
         let interval = share.clamp(INTERVAL_MIN, INTERVAL);
+
+        let (reading, readings) = bounded(directories.len());
+        let mut readers = Vec::new();
+        let mut first = 0;
+        for files in directories {
+            let (reading, stopped) = (reading.clone(), stopped.clone());
+            let end = first + files.len();
+            let reader = thread::Builder::new()
+                .name(READER.to_owned())
+                .spawn(move || read_files(read, first, &files, interval, &stopped, &reading))?;
+            readers.push(reader);
+            first = end;
+        }
+        drop(reading);
+
+        let (ready, is_ready) = bounded(1);
+        let shared = Arc::clone(&watch);
         let thread = thread::Builder::new()
             .name(THREAD.to_owned())
             .spawn(move || {
-                *lock(&shared) = ProgressWatch::new(timeout, first_timeout, read_all(&files));
-                // Nothing else is sent.
-                let _ = ready.send(());
-                run(&files, &shared, interval, &stopped, on_stuck);
-                drop(ending);
+                decide(
+                    &shared, interval, readers, &readings, &stopped, &ready, on_stuck,
+                )
             })?;
-        // Otherwise the files of an earlier round may count as progress.
-        let _ = is_ready.recv_timeout(PATIENCE);
+        // Otherwise the files of an earlier round may count as progress. The thread says so after 2 s at most.
+        let _ = is_ready.recv();
         Ok(Self {
             watch,
             stop: Some(stop),
-            ended,
             thread: Some(thread),
         })
     }
@@ -81,20 +120,15 @@ impl Poller {
         lock(&self.watch).seen().clone()
     }
 
-    /// Reads the files a last time, and ends the thread. Blocks for 2 s at most.
+    /// Reads the files a last time, and ends the threads. Blocks for 2 s at most.
     pub(crate) fn finish(mut self) -> ProgressSeen {
         self.end();
         self.seen()
     }
 
     fn end(&mut self) {
-        let Some(thread) = self.thread.take() else {
-            return;
-        };
         self.stop = None;
-        if self.ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-            log::warn!("the file system with the progress files does not answer");
-        } else if thread.join().is_err() {
+        if self.thread.take().is_some_and(|it| it.join().is_err()) {
             log::error!("thread {THREAD} panicked");
         }
     }
@@ -106,37 +140,96 @@ impl Drop for Poller {
     }
 }
 
-fn run(
+/// Reads files of one directory until the end, and then a last time.
+fn read_files(
+    read: Read,
+    first: usize,
     files: &[PathBuf],
-    watch: &Mutex<ProgressWatch>,
     interval: Duration,
     stopped: &Receiver<Infallible>,
-    on_stuck: impl FnOnce(Duration),
+    readings: &Sender<Reading>,
 ) {
-    let started = Instant::now();
-    let mut on_stuck = Some(on_stuck);
+    let mut is_earlier = true;
     loop {
-        let is_last = stopped.recv_timeout(interval) != Err(RecvTimeoutError::Timeout);
-        // Outside the lock: a file system may take its time.
-        let marks = read_all(files);
-        let now = started.elapsed();
-        let mut watch = lock(watch);
-        watch.observe(now, marks);
-        if is_last {
+        let is_last =
+            !is_earlier && stopped.recv_timeout(interval) != Err(RecvTimeoutError::Timeout);
+        let marks = files.iter().map(|path| read(path)).collect();
+        let reading = Reading {
+            first,
+            marks,
+            is_earlier,
+        };
+        // Without a receiver nobody waits for this directory any more.
+        if readings.send(reading).is_err() || is_last {
             return;
         }
-        let verdict = watch.check(now);
-        drop(watch);
+        is_earlier = false;
+    }
+}
+
+/// Takes the readings and decides. Touches no file.
+fn decide(
+    watch: &Mutex<ProgressWatch>,
+    interval: Duration,
+    readers: Vec<JoinHandle<()>>,
+    readings: &Receiver<Reading>,
+    stopped: &Receiver<Infallible>,
+    ready: &Sender<()>,
+    on_stuck: impl FnOnce(Duration),
+) {
+    let deadline = Instant::now() + PATIENCE;
+    for _ in &readers {
+        match readings.recv_deadline(deadline) {
+            Ok(reading) => observe(watch, Duration::ZERO, reading),
+            Err(_) => break,
+        }
+    }
+    let started = Instant::now();
+    // Nothing else is sent.
+    let _ = ready.send(());
+    let mut on_stuck = Some(on_stuck);
+    loop {
+        crossbeam_channel::select! {
+            recv(readings) -> reading => match reading {
+                Ok(reading) => observe(watch, started.elapsed(), reading),
+                // The readers have ended, which they do only when stopped.
+                Err(_) => break,
+            },
+            recv(stopped) -> _ => break,
+            default(interval) => {}
+        }
+        let verdict = lock(watch).check(started.elapsed());
         if let Verdict::Stuck(silent) = verdict
             && let Some(on_stuck) = on_stuck.take()
         {
             on_stuck(silent);
         }
     }
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match readings.recv_deadline(deadline) {
+            Ok(reading) => observe(watch, started.elapsed(), reading),
+            Err(RecvTimeoutError::Timeout) => {
+                log::warn!("a file system with progress files does not answer");
+                return;
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    for reader in readers {
+        if reader.join().is_err() {
+            log::error!("thread {READER} panicked");
+        }
+    }
 }
 
-fn read_all(files: &[PathBuf]) -> Vec<Option<Mark>> {
-    files.iter().map(|path| file::read(path)).collect()
+fn observe(watch: &Mutex<ProgressWatch>, now: Duration, reading: Reading) {
+    let mut watch = lock(watch);
+    if reading.is_earlier {
+        watch.start_from(reading.first, reading.marks);
+    } else {
+        watch.observe(now, reading.first, reading.marks);
+    }
 }
 
 fn lock(watch: &Mutex<ProgressWatch>) -> MutexGuard<'_, ProgressWatch> {
@@ -157,7 +250,7 @@ mod tests {
         fs::write(&files[0], "100").unwrap();
         let timeout = Duration::from_millis(40);
         let (stuck, is_stuck) = bounded(2);
-        let poller = Poller::start(files.clone(), Some(timeout), None, move |silent| {
+        let poller = Poller::start(vec![files.clone()], Some(timeout), None, move |silent| {
             stuck.send(silent).unwrap();
         })
         .unwrap();
@@ -170,5 +263,33 @@ mod tests {
         let seen = poller.finish();
         assert_eq!(seen.steps, [Some(101), Some(7)]);
         assert!(is_stuck.recv().is_err(), "a second report");
+    }
+
+    #[test]
+    fn a_file_system_that_does_not_answer_delays_neither_other_steps_nor_the_verdict() {
+        fn read(path: &Path) -> Option<Mark> {
+            if path.ends_with("hanging") {
+                // The thread ends with the process, as one that reads from such a file system.
+                loop {
+                    thread::park();
+                }
+            }
+            file::read(path)
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join("own");
+        let directories = vec![vec![own.clone()], vec![PathBuf::from("hanging")]];
+        let timeout = Duration::from_millis(40);
+        let (stuck, is_stuck) = bounded(1);
+        let poller = Poller::start_with(read, directories, Some(timeout), None, move |silent| {
+            stuck.send(silent).unwrap();
+        })
+        .unwrap();
+        assert!(is_stuck.try_recv().is_err(), "no step, no verdict");
+        fs::write(&own, "7").unwrap();
+        let silent = is_stuck.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(silent >= timeout, "{silent:?}");
+        fs::write(&own, "8").unwrap();
+        assert_eq!(poller.finish().steps, [Some(8), None]);
     }
 }

@@ -64,9 +64,21 @@ impl ProgressWatch {
         }
     }
 
-    /// Takes what the sources say at `now`.
-    pub(super) fn observe(&mut self, now: Duration, marks: impl IntoIterator<Item = Option<Mark>>) {
-        for (index, mark) in marks.into_iter().enumerate().take(self.marks.len()) {
+    /// Takes what the sources from the number `first` on said before the start, if that becomes known only now.
+    pub(super) fn start_from(&mut self, first: usize, marks: Vec<Option<Mark>>) {
+        for (known, mark) in self.marks.iter_mut().skip(first).zip(marks) {
+            *known = mark;
+        }
+    }
+
+    /// Takes what the sources from the number `first` on say at `now`.
+    pub(super) fn observe(
+        &mut self,
+        now: Duration,
+        first: usize,
+        marks: impl IntoIterator<Item = Option<Mark>>,
+    ) {
+        for (index, mark) in (first..self.marks.len()).zip(marks) {
             let Some(mark) = mark.filter(|mark| is_new(self.marks[index], *mark)) else {
                 continue;
             };
@@ -141,7 +153,7 @@ mod tests {
     fn the_first_step_has_an_allowance_of_its_own() {
         let mut watch = watch(vec![None, None]);
         assert_eq!(watch.check(seconds(599)), until(600));
-        watch.observe(seconds(599), [None, Some(Mark::Step(0))]);
+        watch.observe(seconds(599), 0, [None, Some(Mark::Step(0))]);
         assert_eq!(watch.check(seconds(600)), until(659));
         assert_eq!(watch.check(seconds(661)), Verdict::Stuck(seconds(62)));
         // Said once.
@@ -157,10 +169,10 @@ mod tests {
         );
         let mut silent = ProgressWatch::new(Some(TIMEOUT), None, vec![None]);
         assert_eq!(silent.check(seconds(10_000)), Verdict::Until(None));
-        silent.observe(seconds(10_000), [Some(Mark::Step(3))]);
+        silent.observe(seconds(10_000), 0, [Some(Mark::Step(3))]);
         assert_eq!(silent.check(seconds(10_000)), until(10_060));
         let mut never = ProgressWatch::new(None, None, vec![None]);
-        never.observe(seconds(1), [Some(Mark::Step(3))]);
+        never.observe(seconds(1), 0, [Some(Mark::Step(3))]);
         assert_eq!(never.check(seconds(10_000)), Verdict::Until(None));
     }
 
@@ -170,6 +182,7 @@ mod tests {
         for second in 1..1000 {
             watch.observe(
                 seconds(second),
+                0,
                 [Some(Mark::Step(5)), Some(Mark::Step(second / 50))],
             );
             assert!(
@@ -187,10 +200,10 @@ mod tests {
     #[test]
     fn what_an_earlier_round_left_is_no_progress() {
         let mut watch = watch(vec![Some(Mark::Step(100)), Some(modified(7))]);
-        watch.observe(seconds(1), [Some(Mark::Step(100)), Some(modified(7))]);
+        watch.observe(seconds(1), 0, [Some(Mark::Step(100)), Some(modified(7))]);
         assert_eq!(watch.seen().round, RoundProgress::default());
         // Going on from a checkpoint.
-        watch.observe(seconds(2), [Some(Mark::Step(90)), None]);
+        watch.observe(seconds(2), 0, [Some(Mark::Step(90)), None]);
         assert_eq!(watch.seen().round.step, Some(90));
         assert_eq!(watch.check(seconds(3)), until(62));
     }
@@ -198,11 +211,11 @@ mod tests {
     #[test]
     fn a_number_that_stays_or_is_half_written_is_no_progress() {
         let mut watch = watch(vec![None]);
-        watch.observe(seconds(1), [Some(Mark::Step(12))]);
+        watch.observe(seconds(1), 0, [Some(Mark::Step(12))]);
         for second in 2..61 {
-            watch.observe(seconds(second), [Some(modified(second))]);
-            watch.observe(seconds(second), [Some(Mark::Step(12))]);
-            watch.observe(seconds(second), [None]);
+            watch.observe(seconds(second), 0, [Some(modified(second))]);
+            watch.observe(seconds(second), 0, [Some(Mark::Step(12))]);
+            watch.observe(seconds(second), 0, [None]);
         }
         assert!(!watch.seen().round.has_unnumbered);
         assert_eq!(watch.check(seconds(61)), Verdict::Stuck(TIMEOUT));
@@ -212,7 +225,7 @@ mod tests {
     fn without_a_number_each_change_is_progress() {
         let mut watch = watch(vec![None]);
         for second in 0..300 {
-            watch.observe(seconds(second), [Some(modified(second / 50))]);
+            watch.observe(seconds(second), 0, [Some(modified(second / 50))]);
             assert!(
                 matches!(watch.check(seconds(second)), Verdict::Until(_)),
                 "{second}"
@@ -231,7 +244,7 @@ mod tests {
     #[test]
     fn more_marks_than_sources_are_ignored() {
         let mut watch = watch(vec![None]);
-        watch.observe(seconds(1), [None, Some(Mark::Step(1))]);
+        watch.observe(seconds(1), 0, [None, Some(Mark::Step(1))]);
         assert_eq!(watch.seen().first, None);
     }
 
@@ -265,7 +278,7 @@ mod tests {
                 }
             }
             // Seen again at each look.
-            watch.observe(now, steps.map(|step| step.map(Mark::Step)));
+            watch.observe(now, 0, steps.map(|step| step.map(Mark::Step)));
             let limit = if last.is_some() {
                 timeout
             } else {
