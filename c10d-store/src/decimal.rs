@@ -68,6 +68,7 @@ mod tests {
     use super::*;
 
     /// docs/wire.md, ADD: how each value is read.
+    /// docs/wire.md, ADD 2 and 3.
     #[test]
     fn add_reads_values_like_strtoll() {
         let table: &[(&[u8], Option<i64>)] = &[
@@ -129,6 +130,7 @@ mod tests {
         }
     }
 
+    /// docs/wire.md, ADD 5.
     #[test]
     fn a_written_number_replaces_the_content() {
         let mut text = b"something longer than any number".to_vec();

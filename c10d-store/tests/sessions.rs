@@ -103,6 +103,10 @@ struct Link {
 
 /// Sends SESSION after the handshake. Returns the connection, and the status; `None` if it was closed.
 fn ask(address: SocketAddr, attempt: u64) -> (TcpStream, Option<u8>) {
+    ask_store(address, attempt, [0; 16])
+}
+
+fn ask_store(address: SocketAddr, attempt: u64, store: [u8; 16]) -> (TcpStream, Option<u8>) {
     let mut socket = TcpStream::connect(address).expect("the server accepts");
     socket.set_read_timeout(Some(LONG)).expect("an option");
     socket.set_write_timeout(Some(LONG)).expect("an option");
@@ -111,7 +115,7 @@ fn ask(address: SocketAddr, attempt: u64) -> (TcpStream, Option<u8>) {
     let mut bytes = request.to_bytes();
     bytes.push(Opcode::Session as u8);
     bytes.extend(std::iter::repeat_with(|| fastrand::u8(..)).take(16));
-    bytes.extend([0; 16]);
+    bytes.extend(store);
     let mut numbers = [0; 20];
     LittleEndian::write_u64(&mut numbers[..8], attempt);
     LittleEndian::write_u32(&mut numbers[16..], 600_000);
@@ -216,6 +220,7 @@ fn requests<'v>(build: impl FnOnce(&mut RequestBuf<'v>)) -> Vec<u8> {
 }
 
 /// A frame of 400 bytes makes the server list 1 MB for each of 100 clients, twice.
+/// docs/wire.md, SESSION 10.
 #[cfg(target_os = "linux")]
 #[test]
 fn clients_whose_replies_are_not_read_share_a_budget() {
@@ -249,6 +254,7 @@ fn clients_whose_replies_are_not_read_share_a_budget() {
 }
 
 /// Waits are ended by others, so a pause does not help: a client whose reply is too much for the session is closed.
+/// docs/wire.md, SESSION 10.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_session_has_the_limit_of_one_connection() {
@@ -281,6 +287,7 @@ fn a_session_has_the_limit_of_one_connection() {
 }
 
 /// As do unfinished requests, and waits, of groups: 4 KB that are sent once are 4 KB of each client.
+/// docs/wire.md, SESSION 10.
 #[cfg(target_os = "linux")]
 #[test]
 fn what_groups_expand_to_counts() {
@@ -324,6 +331,7 @@ fn what_groups_expand_to_counts() {
     assert!(peak < 200 * MIB, "{} MiB", peak / MIB);
 }
 
+/// docs/wire.md, SESSION 8 and 10.
 #[test]
 fn a_client_that_reads_goes_on_beside_clients_that_do_not() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
@@ -360,11 +368,49 @@ fn a_client_that_reads_goes_on_beside_clients_that_do_not() {
     assert!(link.replies[&0].len() < listing, "its credit is used up");
 }
 
+/// docs/wire.md, SESSION 3.
 #[test]
 fn an_attempt_without_a_number_is_refused() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
     assert_eq!(ask(server.local_addr(), 0).1, None);
     assert_eq!(ask(server.local_addr(), 1).1, Some(0));
+}
+
+/// docs/wire.md, SESSION 1.
+#[test]
+fn after_a_refusal_the_connection_is_an_ordinary_one() {
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
+    let (mut socket, status) = ask_store(server.local_addr(), 1, [7; 16]);
+    assert_eq!(status, Some(1));
+    socket.write_all(&[0x0d, 1, 2, 3, 4]).expect("a PING");
+    let mut answer = [0; 4];
+    socket.read_exact(&mut answer).expect("its answer");
+    assert_eq!(answer, [1, 2, 3, 4]);
+}
+
+/// docs/wire.md, SESSION 7.
+#[test]
+fn a_client_of_a_session_sees_no_sessions() {
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
+    let mut link = Link::open(server.local_addr());
+    link.open_clients(0..2);
+    // No VALIDATE before it, and all bits but that of SESSION.
+    link.stream.push_data(0, &[0x0d, 0, 0, 0x0d, 0xc1]);
+    let mut session = vec![Opcode::Session as u8];
+    session.resize(53, 0);
+    link.stream.push_data(1, &session);
+    link.send();
+    link.receive_until("an answer and a close", |link| {
+        link.replies.contains_key(&0) && !link.closed.is_empty()
+    });
+    assert_eq!(link.replies[&0], [0x3f, 0, 0x0d, 0xc1]);
+    assert_eq!(link.closed, [1]);
+    // A frame of a closed client is ignored.
+    link.stream.push_data(1, &[0x0d, 1, 1, 1, 1]);
+    link.stream.push_data(0, &[0x0d, 2, 2, 2, 2]);
+    link.send();
+    link.receive_until("the second answer", |link| link.replies[&0].len() == 8);
+    assert!(!link.replies.contains_key(&1));
 }
 
 /// Counts the lines that name a limit.
@@ -386,6 +432,7 @@ impl log::Log for Lines {
     fn flush(&self) {}
 }
 
+/// docs/wire.md, SESSION 6.
 #[test]
 fn clients_beyond_the_limits_are_closed_and_rarely_logged() {
     log::set_logger(&LINES).expect("no other logger");

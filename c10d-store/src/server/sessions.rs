@@ -310,6 +310,7 @@ mod tests {
         }
     }
 
+    /// docs/wire.md, SESSION 9.
     #[test]
     fn a_session_goes_on_over_another_link_until_its_time_has_passed() {
         let (mut sessions, store) = sessions();
@@ -332,8 +333,18 @@ mod tests {
         assert!(sessions.remove(slot).is_some());
         let late = sessions.attach(&hello(id, store, 3), candidate(3));
         assert_eq!(late, Attached::Refused(Welcome::Unknown { store }));
+
+        // The server's own limit is 10 * KEEP.
+        let keeps_long = Hello {
+            keep: 99 * KEEP,
+            ..hello(SessionId::random(), StoreId::ANY, 1)
+        };
+        let (slot, _) = accepted(sessions.attach(&keeps_long, candidate(4)));
+        assert!(sessions.link_closed(slot, Token(4), start));
+        assert_eq!(sessions.time_left(|| start), Some(10 * KEEP));
     }
 
+    /// docs/wire.md, SESSION 3.
     #[test]
     fn a_new_link_replaces_one_that_still_seems_to_work_but_never_a_newer_one() {
         let (mut sessions, store) = sessions();
@@ -347,6 +358,7 @@ mod tests {
         }
     }
 
+    /// docs/wire.md, SESSION 2.
     #[test]
     fn a_session_of_another_server_is_unknown() {
         let (mut sessions, store) = sessions();
@@ -365,6 +377,7 @@ mod tests {
         assert_eq!(sessions.attach(&elsewhere, candidate(3)), unknown);
     }
 
+    /// docs/wire.md, SESSION 3.
     #[test]
     fn an_attempt_without_a_number_leaves_nothing() {
         let (mut sessions, _) = sessions();
@@ -376,6 +389,7 @@ mod tests {
         assert!(sessions.slots.is_empty() && sessions.by_id.is_empty());
     }
 
+    /// docs/wire.md, SESSION 2.
     #[test]
     fn sessions_that_were_never_used_make_room_for_others() {
         let (mut sessions, store) = sessions();
@@ -402,6 +416,7 @@ mod tests {
         assert_eq!(sessions.by_id.len(), SESSIONS_MAX);
     }
 
+    /// docs/wire.md, SESSION 7.
     #[test]
     fn clients_have_new_numbers_and_late_frames_of_closed_ones_are_no_error() {
         let (mut sessions, _) = sessions();

@@ -1,6 +1,8 @@
 //! The server without sockets, for tests: parsers and state in memory.
 
 #[cfg(test)]
+mod handshake;
+#[cfg(test)]
 mod splits;
 #[cfg(test)]
 mod vectors;

@@ -246,6 +246,7 @@ mod tests {
         }
     }
 
+    /// docs/wire.md, MEMORY 3.
     #[test]
     fn waits_have_a_limit_beyond_that_of_writes() {
         let mut store = StoreState::new();
@@ -260,5 +261,22 @@ mod tests {
         let memory = store.memory();
         assert_eq!(handle(&mut store, Request::CancelWait), Ok(()));
         assert!(memory > 100 * WAIT_BYTES && store.memory() == 0);
+
+        // One eighth more than the limit.
+        let mut fits = 0;
+        for count in 0..names.len() {
+            let keys = Keys::from(&names[count..=count]);
+            let request = Request::WaitGet { keys };
+            let mut replies = Recorder::default();
+            if store
+                .handle(ConnId(count as u64), request, &mut replies)
+                .is_err()
+            {
+                break;
+            }
+            fits = store.memory();
+        }
+        let limit = (1 << 20) + (1 << 17);
+        assert!((limit - 1000..=limit).contains(&fits), "{fits}");
     }
 }

@@ -6,6 +6,7 @@ use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
 use crate::snapshot::CloseReason;
 
 mod away;
+mod one_wait;
 
 /// A reply that owns its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -205,7 +206,7 @@ fn bytes(conn: u64, text: &str) -> (u64, OwnedReply) {
 
 #[test]
 fn compare_set_writes_on_a_match_and_returns_the_value() {
-    // docs/wire.md, COMPARE_SET: present value (if any), expected, answer, value afterwards.
+    // docs/wire.md, COMPARE_SET 1 to 5: present value (if any), expected, answer, value afterwards.
     let table = [
         (None, "", "new", Some("new")),
         (None, "x", "x", None),
@@ -235,7 +236,7 @@ fn compare_set_writes_on_a_match_and_returns_the_value() {
 fn compare_exchange_reports_whether_it_wrote() {
     let mut store = Store::default();
     let mut exchange = |expected| store.on(A, compare_exchange("k", expected, "new"));
-    // docs/wire.md, COMPARE_EXCHANGE: the replies of COMPARE_SET to the first three are only "x", "new"
+    // docs/wire.md, COMPARE_EXCHANGE 1: the replies of COMPARE_SET to the first three are only "x", "new"
     // and "new".
     let written = [(A, OwnedReply::Exchanged(true))];
     let kept = |value| [(A, OwnedReply::Exchanged(false)), bytes(A, value)];
@@ -245,6 +246,7 @@ fn compare_exchange_reports_whether_it_wrote() {
     assert_eq!(exchange("new"), written);
 }
 
+/// docs/wire.md, COMPARE_SET 6.
 #[test]
 fn compare_set_wakes_waiters_only_if_it_writes() {
     let mut store = Store::default();
@@ -256,6 +258,7 @@ fn compare_set_wakes_waiters_only_if_it_writes() {
     );
 }
 
+/// docs/wire.md, ADD 3 and 4, BARRIER 1.
 #[test]
 fn add_refuses_a_value_that_is_not_a_number() {
     let mut store = Store::default();
@@ -274,6 +277,7 @@ fn add_refuses_a_value_that_is_not_a_number() {
     assert_eq!(store.get("k"), b"-9223372036854775808");
 }
 
+/// docs/wire.md, TRY_ADD 1 and 2.
 #[test]
 fn try_add_returns_a_value_that_is_not_a_number() {
     let mut store = Store::default();
@@ -287,7 +291,7 @@ fn try_add_returns_a_value_that_is_not_a_number() {
         );
         assert_eq!(store.get("k"), text.as_bytes());
     }
-    // TRY_ADD 1: otherwise it works like ADD, which creates the key, wraps around and wakes waiters.
+    // Otherwise it works like ADD, which creates the key, wraps around and wakes waiters.
     assert_eq!(store.wait(B, &["n"]), []);
     assert_eq!(
         store.on(A, try_add("n", i64::MAX)),
@@ -300,6 +304,7 @@ fn try_add_returns_a_value_that_is_not_a_number() {
     assert_eq!(store.get("n"), b"-9223372036854775808");
 }
 
+/// docs/wire.md, WAIT 2, 4 and 5.
 #[test]
 fn a_wait_ends_when_each_key_has_existed_once() {
     let mut store = Store::default();
@@ -311,6 +316,7 @@ fn a_wait_ends_when_each_key_has_existed_once() {
     assert_eq!(store.set("c", "2"), [], "a wait gets one reply");
 }
 
+/// docs/wire.md, WAIT 3.
 #[test]
 fn waiters_are_served_in_order_of_arrival() {
     let mut store = Store::default();
@@ -329,6 +335,7 @@ fn a_second_wait_replaces_the_first() {
     assert_eq!(store.set("new", "1"), [stop(A)]);
 }
 
+/// docs/wire.md, CANCEL_WAIT 1.
 #[test]
 fn a_cancelled_wait_gets_no_reply() {
     let mut store = Store::default();
@@ -346,6 +353,7 @@ fn a_cancelled_wait_gets_no_reply() {
     );
 }
 
+/// docs/wire.md, WAIT_GET 1 and 2.
 #[test]
 fn wait_get_returns_values_that_exist_at_the_same_time() {
     let mut store = Store::default();
@@ -367,6 +375,7 @@ fn wait_get_returns_values_that_exist_at_the_same_time() {
     assert_eq!(store.set("x", "3"), [stop(A), bytes(A, "3"), bytes(A, "2")]);
 }
 
+/// docs/wire.md, MULTI_SET 3.
 #[test]
 fn multi_set_writes_all_pairs_before_waking_waiters() {
     let mut store = Store::default();
@@ -378,8 +387,19 @@ fn multi_set_writes_all_pairs_before_waking_waiters() {
         store.on(C, Request::MultiSet { pairs }),
         [stop(A), bytes(A, "new"), bytes(A, "2")]
     );
+
+    store.wait(A, &["first"]);
+    store.wait(B, &["second"]);
+    let pairs: &[&[u8]] = &[b"second", b"", b"first", b""];
+    let pairs = Keys::from(pairs);
+    assert_eq!(
+        store.on(C, Request::MultiSet { pairs }),
+        [stop(B), stop(A)],
+        "in the order of the pairs"
+    );
 }
 
+/// docs/wire.md, WAIT_GET 3.
 #[test]
 fn wait_get_ignores_queues() {
     let mut store = Store::default();
@@ -389,6 +409,7 @@ fn wait_get_ignores_queues() {
     assert_eq!(store.set("k", "v"), [stop(A), bytes(A, "v")]);
 }
 
+/// docs/wire.md, WAIT_GET 5.
 #[test]
 fn wait_get_can_be_cancelled() {
     let mut store = Store::default();
@@ -549,6 +570,7 @@ fn wait_change_is_cancelled_and_replaced_like_wait() {
     assert!(store.state.slots.iter().next().is_none());
 }
 
+/// docs/wire.md, MULTI_SET 3.
 #[test]
 fn multi_set_compares_after_writing_all_pairs() {
     let mut store = Store::default();
@@ -595,6 +617,7 @@ fn a_write_is_compared_once_per_known_value() {
     store.check_invariants();
 }
 
+/// docs/wire.md, QUEUE_PUSH 2 and 3.
 #[test]
 fn a_push_wakes_one_waiter_and_an_unused_wakeup_passes_to_the_next() {
     let mut store = Store::default();
@@ -632,6 +655,7 @@ fn a_push_wakes_one_waiter_and_an_unused_wakeup_passes_to_the_next() {
     assert_eq!(store.on(C, push("q", "f")), [stop(B)]);
 }
 
+/// docs/wire.md, WAIT 2 and 4, QUEUE_PUSH 2.
 #[test]
 fn a_wait_for_a_queue_and_a_key_needs_both() {
     // PyTorch's server hangs in the first order, and counts two pushes as two keys in the second.
@@ -644,6 +668,14 @@ fn a_wait_for_a_queue_and_a_key_needs_both() {
     assert_eq!(store.wait(A, &["q", "x"]), []);
     assert_eq!(store.on(C, push("q", "e")), []);
     assert_eq!(store.on(C, push("q", "f")), []);
+    assert_eq!(store.set("x", "1"), [stop(A)]);
+
+    // A wait with another missing key does not use the push up, and its queue counts even when it is empty again.
+    let mut store = Store::default();
+    store.wait(A, &["q", "x"]);
+    store.wait(B, &["q"]);
+    assert_eq!(store.on(C, push("q", "e")), [stop(B)]);
+    store.on(B, pop("q"));
     assert_eq!(store.set("x", "1"), [stop(A)]);
 }
 
@@ -672,7 +704,7 @@ fn taken(conn: u64, elements: &[&[u8]]) -> Vec<(u64, OwnedReply)> {
     replies
 }
 
-/// docs/wire.md, QUEUE_TAKE 3: takes and waits are served in order of arrival, and a wakeup that is passed on
+/// docs/wire.md, QUEUE_TAKE 3 and 4: takes and waits are served in order of arrival, and a wakeup that is passed on
 /// reaches a take.
 #[test]
 fn a_take_is_served_in_its_turn() {
@@ -680,7 +712,7 @@ fn a_take_is_served_in_its_turn() {
     store.wait(A, &["q"]);
     assert_eq!(store.on(B, take("q", 5)), []);
     assert_eq!(store.on(C, push("q", "e")), [stop(A)]);
-    assert_eq!(store.set("q", "a value"), [], "QUEUE_TAKE 4");
+    assert_eq!(store.set("q", "a value"), [], "values are ignored");
     let passed_on = store.on(A, Request::CancelWait);
     assert_eq!(passed_on[..3], taken(B, &[b"e"]));
     assert_eq!(passed_on[3..], [(A, OwnedReply::Canceled)]);
@@ -712,6 +744,7 @@ fn a_take_has_at_most_4_mib_and_at_least_one_element() {
     assert!(store.state.slots.iter().next().is_none());
 }
 
+/// docs/wire.md, QUEUE_POP 3.
 #[test]
 fn an_emptied_queue_is_removed() {
     let mut store = Store::default();
@@ -725,6 +758,7 @@ fn an_emptied_queue_is_removed() {
     assert!(store.state.slots.iter().next().is_none());
 }
 
+/// docs/wire.md, BARRIER 2, 3 and 5.
 #[test]
 fn barriers_complete_as_documented() {
     let mut store = Store::default();
@@ -754,6 +788,10 @@ fn barriers_complete_as_documented() {
     assert_eq!(store.on(B, barrier("same", 2)), []);
     assert_eq!(store.on(B, barrier("same", 2)), [stop(B), stop(B)]);
 
+    store.wait(B, &["other"]);
+    assert_eq!(store.on(B, barrier("one", 1)), [stop(B)]);
+    assert_eq!(store.set("other", "1"), [], "the wait was replaced");
+
     store.on(A, barrier("mixed", 2));
     assert_eq!(store.on(B, barrier("mixed", 3)), [], "2 < 3: both wait");
     assert_eq!(
@@ -762,6 +800,7 @@ fn barriers_complete_as_documented() {
     );
 }
 
+/// docs/wire.md, BARRIER 6.
 #[test]
 fn a_cancelled_barrier_arrival_still_counts() {
     let mut store = Store::default();
@@ -777,6 +816,7 @@ fn a_cancelled_barrier_arrival_still_counts() {
     assert_eq!(store.on(B, barrier("l", 2)), [stop(B)]);
 }
 
+/// docs/wire.md, BARRIER 3 and 4.
 #[test]
 fn an_unfinished_barrier_wakes_no_waiter_and_any_write_ends_it() {
     let mut store = Store::default();
@@ -796,6 +836,7 @@ fn an_unfinished_barrier_wakes_no_waiter_and_any_write_ends_it() {
     );
 }
 
+/// docs/wire.md, WAIT 8.
 #[test]
 fn a_disconnect_removes_the_wait() {
     let mut store = Store::default();
@@ -805,6 +846,7 @@ fn a_disconnect_removes_the_wait() {
     assert_eq!(store.set("k", "v"), [stop(B)]);
 }
 
+/// docs/wire.md, PING 1 and CAPABILITY 2.
 #[test]
 fn a_ping_returns_capabilities_for_their_nonce_and_echoes_others() {
     let mut store = Store::default();

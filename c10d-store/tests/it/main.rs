@@ -3,6 +3,7 @@
 //! A test that needs its own process is a separate file next to this folder.
 
 mod blocked;
+mod closing;
 mod debug_output;
 mod file_store;
 mod give_way;

@@ -97,6 +97,7 @@ fn golden_vectors_of_one_connection_hold_over_tcp() {
 
 // --- limits ----------------------------------------------------------------------------------
 
+/// docs/wire.md, CLOSE 1 and WAIT_CHANGE 6.
 #[test]
 fn exceeding_a_wire_limit_closes_only_that_connection() {
     let limits = WireLimits::default()
@@ -297,6 +298,7 @@ fn long_values_do_not_count_as_unsent_bytes() {
 
 // --- peers that break the protocol -----------------------------------------------------------
 
+/// docs/wire.md, VALIDATE 1.
 #[test]
 fn other_protocols_close_only_their_connection() {
     let server = serve(ServerOptions::default());
@@ -321,6 +323,7 @@ fn other_protocols_close_only_their_connection() {
     setter.fence();
 }
 
+/// docs/wire.md, ORDER 1 and MULTI_SET 1.
 #[test]
 fn a_partial_request_blocks_no_other_client_and_has_no_effect() {
     let server = serve(ServerOptions::default());
@@ -336,6 +339,7 @@ fn a_partial_request_blocks_no_other_client_and_has_no_effect() {
     assert_served(&server, b"");
 }
 
+/// docs/wire.md, CLOSE 5.
 #[test]
 fn a_peer_that_half_closes_gets_every_reply() {
     let server = serve(ServerOptions::default());
@@ -383,6 +387,7 @@ fn requests_sent_before_a_close_are_all_executed() {
     store.ping().expect("served");
 }
 
+/// docs/wire.md, ORDER 2.
 #[test]
 fn many_pipelined_requests_are_answered_in_order() {
     let server = serve(ServerOptions::default());
@@ -476,7 +481,7 @@ fn changed(value: &[u8]) -> Vec<u8> {
     [&[0], &blob(value)[..]].concat()
 }
 
-/// The example of docs/wire.md, 9.8, and the refusal of QUEUE_TAKE 6.
+/// The example of docs/wire.md, section 9.8. docs/wire.md, QUEUE_TAKE 1, 3, 5 and 6.
 #[test]
 fn queue_take_returns_what_has_arrived() {
     let server = serve(ServerOptions::default());
@@ -550,7 +555,7 @@ fn wait_change_reports_only_a_change_of_the_known_part() {
     waiter.fence();
 }
 
-/// docs/wire.md, WAIT_CHANGE 5 and the race of 5.6.
+/// docs/wire.md, WAIT_CHANGE 5, and the race of section 5.6.
 #[test]
 fn wait_change_is_cancelled_and_replaced_like_wait() {
     let server = serve(ServerOptions::default());
@@ -721,6 +726,7 @@ fn a_long_wait_is_logged_while_workers_are_missing() {
 }
 
 /// Strangers cause a few lines, and one with the number of the others, whatever they send.
+/// docs/wire.md, CLOSE 4.
 #[test]
 fn a_flood_of_refusals_is_logged_in_a_few_lines() {
     const CONNECTIONS: usize = 500;
