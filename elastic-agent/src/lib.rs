@@ -20,6 +20,7 @@ mod ranks;
 mod regular_file;
 mod relay;
 mod restart_policy;
+mod round;
 #[cfg(test)]
 mod round_costs;
 mod signal_name;
@@ -30,9 +31,8 @@ mod worker;
 mod worker_list;
 
 pub use agent::{
-    AgentError, AgentEvent, AgentHandle, AgentListener, AgentOptions, AgentOutcome, ElasticAgent,
-    Pulse, RoundCause, RoundEnding, RoundPhases, RoundRecord, StartedWorker, StartedWorkers,
-    StuckWorkers,
+    AgentEvent, AgentHandle, AgentListener, AgentOptions, ElasticAgent, Pulse, RoundRecord,
+    StartedWorker, StartedWorkers,
 };
 pub use assignment::Assignment;
 pub use c10d_socket::HostPort;
@@ -50,6 +50,7 @@ pub use progress::ProgressOptions;
 pub use ranks::{RankBlock, RanksError, RoleInfo, assign_ranks, exchange_ranks};
 pub use relay::NodeRelayError;
 pub use restart_policy::{RestartBudget, RestartRules};
+pub use round::{AgentError, AgentOutcome, RoundCause, RoundEnding, RoundPhases, StuckWorkers};
 pub use rustix::process::Signal;
 pub use watchdog::WatchdogError;
 pub use worker::{

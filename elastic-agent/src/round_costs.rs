@@ -9,7 +9,7 @@ use std::time::Duration;
 use c10d_store::{CompareSet, HashStore, Known, PrefixStore, Store, StoreError, WireLimits};
 
 use crate::clearing;
-use crate::exit_barrier::{self, ExitBarrier};
+use crate::exit_barrier;
 use crate::ranks::{RankBlock, RanksError, RoleInfo, exchange_ranks};
 
 const LONG: Option<Duration> = Some(Duration::from_secs(60));
@@ -205,8 +205,9 @@ fn take_part(store: &dyn Store, rank: usize, nodes: usize) -> bool {
     let clears = clearing::is_first(store).expect("an answer");
     let block = exchange_ranks(store, rank, nodes, &trainer(8), LONG, &|| false);
     assert_eq!(block.expect("ranks"), RankBlock::identical(rank, nodes, 8));
-    let exit = exit_barrier::wait_for_others(store, nodes, LONG, &|| false);
-    assert!(matches!(exit, ExitBarrier::Open), "{exit:?}");
+    exit_barrier::check_in(store, nodes).expect("to check in");
+    let is_open = exit_barrier::wait(store, LONG.unwrap_or_default()).expect("an answer");
+    assert!(is_open, "the exit barrier is closed");
     clears
 }
 

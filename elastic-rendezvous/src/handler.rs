@@ -29,6 +29,12 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// Whether an agent serves the workers' store; otherwise the worker with rank 0 does.
     fn uses_agent_store(&self) -> bool;
 
+    /// Whether keys of an earlier round are out of sight in [`RendezvousInfo::store`]; otherwise all rounds have one
+    /// store.
+    fn has_store_per_round(&self) -> bool {
+        true
+    }
+
     /// Leaves the current round if this node is a member, and joins the next one.
     ///
     /// Blocks until the next round is complete, for at most the join timeout, and then for at most the

@@ -421,6 +421,10 @@ impl RendezvousHandler for StaticRendezvous {
     }
 
     /// True: the workers use the store at the endpoint.
+    fn has_store_per_round(&self) -> bool {
+        false
+    }
+
     fn uses_agent_store(&self) -> bool {
         true
     }

@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 
 use elastic_rendezvous::RendezvousError;
 
-use super::ElasticAgent;
-use super::error::AgentError;
+use super::node::Node;
 use crate::health::{self, Retry};
+use crate::round::AgentError;
 
 /// How often a node that does not join checks whether the job is over.
 const CLOSED_POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-impl ElasticAgent {
+impl Node {
     /// Runs the health check, if there is one, until it succeeds or the job is over. The node leaves its round before,
     /// so that the others do not wait for it longer than for any absent node.
     ///
@@ -22,11 +22,11 @@ impl ElasticAgent {
         };
         let stop = &self.shared.stopping;
         if self.generation > 0 {
-            self.handler.exit_round()?;
+            self.shared.handler.exit_round()?;
         }
         let variables = [
             ("C10D_NODE", self.host.as_str()),
-            ("TORCHELASTIC_RUN_ID", self.handler.run_id()),
+            ("TORCHELASTIC_RUN_ID", self.shared.handler.run_id()),
         ];
         let mut retry = Retry::new(fastrand::u64(..));
         let mut has_failed = false;
@@ -72,21 +72,21 @@ impl ElasticAgent {
                 Err(error) if error.is_timeout() => {}
                 _ => return Err(self.interrupted()),
             }
-            if self.handler.is_closed()? {
+            if self.shared.handler.is_closed()? {
                 return Ok(true);
             }
         }
     }
 
     fn announce(&self, why: Option<&str>) {
-        if let Err(error) = self.handler.set_not_joining(why) {
+        if let Err(error) = self.shared.handler.set_not_joining(why) {
             log::warn!("cannot tell the other nodes about the health check: {error}");
         }
     }
 
     fn interrupted(&self) -> AgentError {
         AgentError::Rendezvous(RendezvousError::Interrupted {
-            run_id: self.handler.run_id().to_owned(),
+            run_id: self.shared.handler.run_id().to_owned(),
         })
     }
 }

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::error::AgentError;
 use super::handle::Shared;
 use crate::command_line::CommandLine;
 use crate::health::HealthCheck;
@@ -13,6 +12,7 @@ use crate::logs::LogOptions;
 use crate::preload::PreloadOptions;
 use crate::progress::ProgressOptions;
 use crate::restart_policy::RestartRules;
+use crate::round::AgentError;
 use crate::watchdog::{Watchdog, WatchdogError};
 
 /// The options of an [`ElasticAgent`](crate::ElasticAgent). Values that no agent can use are reported by

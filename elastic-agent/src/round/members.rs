@@ -5,6 +5,36 @@ use elastic_rendezvous::Membership;
 /// How many changes one log line names.
 const REASONS_SHOWN_MAX: usize = 8;
 
+/// What a membership means for the workers of this node, if the rendezvous is not closed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MembersChange {
+    None,
+    /// They have to start again, for this reason.
+    Certain(String),
+    /// The same, unless this many nodes have left because their workers have succeeded.
+    UnlessFinished {
+        why: String,
+        departed: usize,
+    },
+}
+
+impl MembersChange {
+    pub(crate) fn of(membership: &Membership) -> Self {
+        match why_members_changed(membership) {
+            _ if membership.is_closed => Self::None,
+            None => Self::None,
+            // A PyTorch node writes no heartbeat while it waits in the exit barrier.
+            Some(why) if membership.waiting.is_empty() && !membership.is_evicted => {
+                Self::UnlessFinished {
+                    why,
+                    departed: membership.departed(),
+                }
+            }
+            Some(why) => Self::Certain(why),
+        }
+    }
+}
+
 /// What changed about the members of a round: nodes that were lost, that left, or that wait to join.
 pub(super) fn why_members_changed(membership: &Membership) -> Option<String> {
     let mut reasons = Vec::new();

@@ -1,0 +1,52 @@
+//! What an agent has for its whole life.
+
+use std::sync::Arc;
+
+use crossbeam_channel::{Receiver, unbounded};
+use elastic_rendezvous::{RendezvousHandler, this_host};
+
+use super::event::Listeners;
+use super::forking::Forking;
+use super::handle::{Event, Shared};
+use super::options::AgentOptions;
+use crate::logs::LogDirectory;
+use crate::round::AgentError;
+
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) options: AgentOptions,
+    pub(super) host: String,
+    pub(super) shared: Arc<Shared>,
+    pub(super) events: Receiver<Event>,
+    pub(super) listeners: Listeners,
+    pub(super) logs: LogDirectory,
+    pub(super) forking: Forking,
+    /// How often this agent has started workers.
+    pub(super) generation: u64,
+}
+
+impl Node {
+    pub(super) fn new(
+        options: AgentOptions,
+        handler: Arc<dyn RendezvousHandler>,
+    ) -> Result<Self, AgentError> {
+        options.check()?;
+        if options.has_relay && !handler.uses_agent_store() {
+            return Err(AgentError::InvalidOption {
+                option: "relay",
+                reason: "needs a workers' store that an agent serves, not the worker with rank 0",
+            });
+        }
+        let (sender, events) = unbounded();
+        Ok(Self {
+            logs: LogDirectory::new(options.logs.clone(), handler.run_id()),
+            host: options.host.clone().unwrap_or_else(this_host::full_name),
+            options,
+            shared: Arc::new(Shared::new(handler, sender)),
+            events,
+            listeners: Listeners::default(),
+            forking: Forking::default(),
+            generation: 0,
+        })
+    }
+}

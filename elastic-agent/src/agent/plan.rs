@@ -1,0 +1,159 @@
+//! What the workers of a round are: their commands, environments, logs and files of progress.
+
+use std::path::Path;
+
+use c10d_socket::HostPort;
+use elastic_rendezvous::RendezvousInfo;
+
+use super::handle::Event;
+use super::node::Node;
+use super::options::AgentOptions;
+use super::started::{StartedWorker, StartedWorkers};
+use crate::environment::WorkerEnvironment;
+use crate::logs::LinePrefix;
+use crate::progress::{Poller, ProgressOptions};
+use crate::ranks::RankBlock;
+use crate::round::{AgentError, StartTimes};
+use crate::worker::{GroupPlan, StartError, WorkerGroup, WorkerPlan};
+
+impl Node {
+    /// The workers of a round. `restarts`: how many this node has used, and how many that and those that are left make.
+    pub(super) fn plan(
+        &mut self,
+        round: &RendezvousInfo,
+        ranks: &RankBlock,
+        relay: Option<&HostPort>,
+        timer_file: Option<&Path>,
+        (restart_count, restarts_max): (usize, usize),
+    ) -> Result<GroupPlan, AgentError> {
+        let options = &self.options;
+        let logs = self
+            .logs
+            .start_round(restart_count, options.local_world_size)?;
+        let short_host = self.host.split('.').next().unwrap_or_default();
+        let mut workers = Vec::with_capacity(options.local_world_size);
+        for (local_rank, logs) in logs.workers.into_iter().enumerate() {
+            let assignment = ranks.assignment(
+                round.rank,
+                round.world_size,
+                options.local_world_size,
+                local_rank,
+            );
+            let mut environment = WorkerEnvironment::new(
+                assignment,
+                self.shared.handler.run_id(),
+                &round.bootstrap.master,
+            )
+            .with_role(&options.role)
+            .with_restarts(restart_count, restarts_max)
+            .with_agent_store(round.bootstrap.is_agent_store)
+            .with_virtual_local_rank(options.virtual_local_rank);
+            if let Some(relay) = relay {
+                environment = environment.with_relay(relay);
+            }
+            if let Some(path) = &logs.error_file {
+                environment = environment.with_error_file(path);
+            }
+            // Counted up when the workers have a plan.
+            let starts = usize::try_from(self.generation).unwrap_or(usize::MAX);
+            let progress_file = options.progress.as_ref().map(|progress| {
+                ProgressOptions::worker_file(&progress.directory, starts, local_rank)
+            });
+            if let Some(path) = &progress_file {
+                environment = environment.with_progress_file(path);
+            }
+            let debug_socket = options
+                .debug_sockets
+                .as_deref()
+                .map(|directory| AgentOptions::debug_socket(directory, starts, local_rank));
+            if let Some(path) = &debug_socket {
+                environment = environment.with_debug_socket(path);
+            }
+            if let Some(path) = timer_file {
+                environment = environment.with_timer_file(path);
+            }
+            let prefix = LinePrefix {
+                role: &options.role,
+                local_rank,
+                rank: assignment.rank,
+                host: short_host,
+            };
+            let command = options.command.for_local_rank(local_rank);
+            let worker = WorkerPlan::new(assignment.rank, local_rank, command)
+                .with_environment(environment.variables(options.environment.iter().cloned())?)
+                .with_logs(logs)
+                .with_line_prefix(prefix.text(options.line_prefix_template.as_deref()));
+            workers.push(worker);
+        }
+        Ok(GroupPlan::new(workers)
+            .with_filtered_stdout(logs.filtered_stdout)
+            .with_filtered_stderr(logs.filtered_stderr))
+    }
+
+    /// Starts to watch the progress of the workers that are about to start.
+    pub(super) fn watch_progress(&self) -> Result<Option<Poller>, AgentError> {
+        let Some(progress) = &self.options.progress else {
+            return Ok(None);
+        };
+        let starts = usize::try_from(self.generation).unwrap_or(usize::MAX);
+        let local_ranks = 0..self.options.local_world_size;
+        let own = local_ranks.map(|local_rank| {
+            ProgressOptions::worker_file(&progress.directory, starts, local_rank)
+        });
+        let mut directories = vec![own.collect()];
+        directories.extend(progress.file.clone().map(|file| vec![file]));
+        let (events, generation) = (self.shared.events.clone(), self.generation + 1);
+        let on_stuck = move |silent| {
+            // Fails when the agent is dropped.
+            let _ = events.send(Event::Stuck(generation, silent));
+        };
+        Poller::start(
+            directories,
+            progress.timeout,
+            progress.first_timeout,
+            on_stuck,
+        )
+        .map(Some)
+        .map_err(|source| AgentError::Start(StartError::System { source }))
+    }
+
+    /// What listeners are told about workers that run.
+    pub(super) fn started(
+        &self,
+        round: &RendezvousInfo,
+        ranks: &RankBlock,
+        relay: Option<HostPort>,
+        group: &WorkerGroup,
+        times: StartTimes,
+    ) -> StartedWorkers {
+        let workers = group.pids().into_iter().enumerate();
+        let first = ranks.assignment(
+            round.rank,
+            round.world_size,
+            self.options.local_world_size,
+            0,
+        );
+        StartedWorkers {
+            round: round.round,
+            node_rank: round.rank,
+            nodes: round.world_size,
+            world_size: ranks.world_size,
+            first_role_rank: first.role_rank,
+            role_world_size: first.role_world_size,
+            master: round.bootstrap.master.clone(),
+            relay,
+            credentials: round.bootstrap.credentials.clone(),
+            is_agent_store: round.bootstrap.is_agent_store,
+            are_preloaded: group.are_forked(),
+            restarts: usize::try_from(self.generation - 1).unwrap_or(usize::MAX),
+            restarts_used: times.restarts,
+            rendezvous: times.rendezvous,
+            ranks: times.ranks,
+            workers: workers
+                .map(|(local_rank, pid)| {
+                    StartedWorker::new(ranks.first_rank + local_rank, local_rank, pid)
+                })
+                .collect(),
+        }
+    }
+}

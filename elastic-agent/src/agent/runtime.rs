@@ -1,0 +1,188 @@
+//! Runs a [`Round`]: one loop, which does what it wants and tells it what happens.
+
+use std::collections::VecDeque;
+use std::time::{Instant, SystemTime};
+
+use elastic_rendezvous::Membership;
+use rustix::process::Signal;
+
+use super::event::AgentEvent;
+use super::handle::Event;
+use super::node::Node;
+use super::rounds::Rounds;
+use super::site::Site;
+use crate::round::{AgentError, AgentOutcome, Effect, Input, Round, Settings};
+
+/// Where the log lines of a round are from, for those who choose by it.
+pub(super) const LOG: &str = "elastic_agent::agent";
+
+/// The life of an agent.
+#[derive(Debug)]
+pub(super) struct Runtime<'a> {
+    pub(super) node: &'a mut Node,
+    pub(super) rounds: Rounds,
+    pub(super) site: Site,
+    /// The round's times are counted from here.
+    epoch: Instant,
+    /// When the current round began.
+    pub(super) began_at: SystemTime,
+    pub(super) has_store_per_round: bool,
+}
+
+/// What an effect leads to.
+#[derive(Debug)]
+enum Done {
+    Nothing,
+    Answer(Input),
+    Finished(Result<AgentOutcome, AgentError>),
+}
+
+impl<'a> Runtime<'a> {
+    pub(super) fn new(node: &'a mut Node) -> Self {
+        Self {
+            has_store_per_round: node.shared.handler.has_store_per_round(),
+            node,
+            rounds: Rounds::default(),
+            site: Site::Empty,
+            epoch: Instant::now(),
+            began_at: SystemTime::now(),
+        }
+    }
+
+    pub(super) fn run(mut self) -> Result<AgentOutcome, AgentError> {
+        let options = &self.node.options;
+        let settings = Settings {
+            restarts: options.restarts.clone(),
+            local_world_size: options.local_world_size,
+            has_store_per_round: self.has_store_per_round,
+            exit_barrier_timeout: options.exit_barrier_timeout,
+        };
+        let (mut round, effects) = Round::begin(settings, self.epoch.elapsed());
+        let mut effects = VecDeque::from(effects);
+        loop {
+            let input = match effects.pop_front() {
+                None => self.next_event(),
+                Some(effect) => match self.run_effect(effect) {
+                    Done::Nothing => continue,
+                    Done::Answer(input) => input,
+                    Done::Finished(result) => return result,
+                },
+            };
+            effects.extend(round.step(self.epoch.elapsed(), input));
+        }
+    }
+
+    fn run_effect(&mut self, effect: Effect) -> Done {
+        let input = match effect {
+            Effect::Join => match self.join() {
+                Ok(nodes) => Input::Joined { nodes },
+                Err(error) => self.not_started(error),
+            },
+            Effect::Prepare {
+                restarts,
+                restarts_max,
+            } => match self.prepare((restarts, restarts_max)) {
+                Ok(()) => Input::Prepared,
+                Err(error) => self.not_started(error),
+            },
+            Effect::Start(times) => match self.start(times) {
+                Ok(()) => Input::Started,
+                Err(error) => self.not_started(error),
+            },
+            Effect::ReadMembership => Input::Membership(self.membership()),
+            Effect::ReadJobEnd => Input::JobEnd(self.rounds.why_job_ended()),
+            Effect::ReadFinished => Input::Finished(self.rounds.finished()),
+            Effect::ReportStuck => Input::IsFirstStuck(self.rounds.report_stuck()),
+            Effect::ReadFacts => Input::Facts(self.rounds.facts(self.has_store_per_round)),
+            Effect::Stop(stop) => Input::Stopped(Box::new(self.stop(stop))),
+            Effect::EnterBarrier { nodes, wait } => self.at_barrier(Some(nodes), wait),
+            Effect::WaitAtBarrier(wait) => self.at_barrier(None, wait),
+            Effect::Finish(result) => return Done::Finished(*result),
+            other => {
+                self.tell(other);
+                return Done::Nothing;
+            }
+        };
+        Done::Answer(input)
+    }
+
+    /// The effects without an answer.
+    fn tell(&mut self, effect: Effect) {
+        let node = &mut *self.node;
+        match effect {
+            Effect::TellStarted => self.tell_started(),
+            Effect::ForkAhead => node.forking.fork_ahead(),
+            Effect::PublishEnd(reason) => self.rounds.publish_end(&node.host, &reason),
+            Effect::Close => {
+                if let Err(error) = node.shared.handler.set_closed() {
+                    log::warn!("cannot close the rendezvous: {error}");
+                }
+            }
+            Effect::TellFailed(exit) => {
+                node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
+            }
+            Effect::TellStuck(stuck) => {
+                node.listeners.notify(&AgentEvent::WorkersStuck(&stuck));
+            }
+            Effect::TellRestarting(why) => {
+                node.listeners.notify(&AgentEvent::Restarting { why: &why });
+            }
+            Effect::RoundEnded(summary) => {
+                let record = self.site.record(*summary, self.began_at);
+                node.listeners.notify(&AgentEvent::RoundEnded(&record));
+            }
+            Effect::Log(level, text) => log::log!(target: LOG, level, "{text}"),
+            _ => {}
+        }
+    }
+
+    /// Waits for the next event that concerns the round.
+    fn next_event(&mut self) -> Input {
+        loop {
+            // The agent itself holds a sender.
+            let Ok(event) = self.node.events.recv() else {
+                return self.signal();
+            };
+            let generation = self.node.generation;
+            match event {
+                Event::Exit(of, exit) if of == generation => return Input::WorkerExited(exit),
+                Event::MembersChanged => return Input::MembersChanged,
+                Event::Stuck(of, silent_for) if of == generation => {
+                    if let Site::Running(running) = &self.site {
+                        return Input::Stuck(Box::new(running.stuck(silent_for)));
+                    }
+                }
+                Event::Exit(..) | Event::Stuck(..) => {}
+                Event::Stop => return self.signal(),
+                Event::Probe(reply) => {
+                    self.node.shared.probes().answer();
+                    // The probe may no longer wait.
+                    let _ = reply.send(());
+                }
+                Event::Forward(signal) => {
+                    if let (Site::Running(running), Some(signal)) =
+                        (&mut self.site, Signal::from_named_raw(signal))
+                    {
+                        running.group.signal(signal);
+                    }
+                }
+            }
+        }
+    }
+
+    fn signal(&self) -> Input {
+        Input::Signal(self.node.shared.stop_signal().unwrap_or_default())
+    }
+
+    fn not_started(&mut self, error: AgentError) -> Input {
+        self.site = Site::Empty;
+        Input::NotStarted {
+            error: Box::new(error),
+            signal: self.node.shared.stop_signal(),
+        }
+    }
+
+    pub(super) fn membership(&self) -> Option<Box<Membership>> {
+        self.node.shared.handler.membership().ok().map(Box::new)
+    }
+}

@@ -1,0 +1,103 @@
+//! What exists of a round on this node.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use super::record::RoundRecord;
+use super::started::StartedWorkers;
+use crate::progress::{Poller, ProgressSeen};
+use crate::ranks::RankBlock;
+use crate::relay::NodeRelay;
+use crate::round::{RoundSummary, StuckWorkers};
+use crate::watchdog::Watchdog;
+use crate::worker::{GroupPlan, StopReport, WorkerGroup};
+
+/// What exists of the current round, from its preparation until it is reported.
+#[derive(Debug, Default)]
+pub(super) enum Site {
+    #[default]
+    Empty,
+    Prepared(Box<Prepared>),
+    Running(Box<Running>),
+    Ended(Box<Ended>),
+}
+
+/// Everything but the processes.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) relay: Option<NodeRelay>,
+    pub(super) ranks: RankBlock,
+    pub(super) watchdog: Option<Watchdog>,
+    pub(super) plan: GroupPlan,
+}
+
+/// What runs.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) group: WorkerGroup,
+    pub(super) relay: Option<NodeRelay>,
+    pub(super) watchdog: Option<Watchdog>,
+    pub(super) progress: Option<Poller>,
+    pub(super) started: StartedWorkers,
+    pub(super) started_at: Instant,
+}
+
+/// What the workers have left.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) started: StartedWorkers,
+    pub(super) started_at: Instant,
+    pub(super) report: StopReport,
+    pub(super) seen: ProgressSeen,
+}
+
+impl Running {
+    /// The workers, which have made no progress for this long.
+    pub(super) fn stuck(&self, silent_for: Duration) -> StuckWorkers {
+        let seen = self.progress.as_ref().map(Poller::seen).unwrap_or_default();
+        let workers = &self.started.workers;
+        StuckWorkers {
+            silent_for,
+            steps: workers
+                .iter()
+                .zip(&seen.steps)
+                .map(|(worker, step)| (worker.rank, *step))
+                .collect(),
+            // Behind those of the workers.
+            shared_step: seen.steps.get(workers.len()).copied().flatten(),
+        }
+    }
+}
+
+impl Site {
+    /// The record of a round that is over; nothing of it is left here.
+    pub(super) fn record(&mut self, summary: RoundSummary, began_at: SystemTime) -> RoundRecord {
+        let ended = match std::mem::take(self) {
+            Self::Ended(ended) => Some(ended),
+            _ => None,
+        };
+        let (started, report, seen) = match ended {
+            None => (None, StopReport::default(), ProgressSeen::default()),
+            Some(ended) => {
+                let started = Some((ended.started, ended.started_at));
+                (started, ended.report, ended.seen)
+            }
+        };
+        let first_output = report.first_output.zip(started.as_ref());
+        RoundRecord {
+            first_output: first_output
+                .map(|(first, (_, started_at))| first.saturating_duration_since(*started_at)),
+            started: started.map(|(started, _)| started),
+            began_at,
+            cause: summary.cause,
+            ending: summary.ending,
+            reason: summary.reason,
+            phases: summary.phases,
+            first_progress: seen.first,
+            last_progress: seen.last,
+            last_step: seen.round.step,
+            outcomes: report.outcomes,
+            restarts: summary.restarts,
+            restarts_left: summary.restarts_left,
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! The steps of a round that take time: join, prepare, start, stop, and wait at the exit barrier.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use elastic_rendezvous::RendezvousInfo;
+use rustix::process::Signal;
+
+use super::event::AgentEvent;
+use super::handle::Event;
+use super::runtime::{LOG, Runtime};
+use super::site::{Ended, Prepared, Running, Site};
+use crate::clearing::clear_once;
+use crate::exit_barrier;
+use crate::output::Console;
+use crate::progress::Poller;
+use crate::ranks::{RankBlock, RanksError, RoleInfo, exchange_ranks};
+use crate::relay::NodeRelay;
+use crate::round::{AgentError, Input, MembersChange, StartTimes, Stop, Stopped};
+use crate::signal_name::name_of;
+use crate::watchdog::Watchdog;
+use crate::worker::{WorkerGroup, WorkerOutcome};
+use crate::worker_list;
+
+impl Runtime<'_> {
+    /// Joins a round, and returns its number of nodes.
+    pub(super) fn join(&mut self) -> Result<usize, AgentError> {
+        self.began_at = SystemTime::now();
+        self.node.pass_health_check()?;
+        let round = self.node.shared.handler.next_rendezvous()?;
+        let nodes = round.world_size;
+        self.rounds.add(round);
+        Ok(nodes)
+    }
+
+    /// Starts the relay, gets the ranks, and plans the workers.
+    ///
+    /// The relay comes before the exchange of ranks, which no node leaves before all have come: so a node without a
+    /// relay starts no workers in a round where others have one.
+    pub(super) fn prepare(&mut self, restarts: (usize, usize)) -> Result<(), AgentError> {
+        let Some(round) = self.rounds.current().cloned() else {
+            return Ok(());
+        };
+        let relay = self.relay_in(&round)?;
+        let ranks = self.ranks_in(&round)?;
+        let watchdog = self.node.options.watchdog(&self.node.shared)?;
+        let plan = self.node.plan(
+            &round,
+            &ranks,
+            relay.as_ref().map(NodeRelay::address),
+            watchdog.as_ref().map(Watchdog::path),
+            restarts,
+        )?;
+        self.site = Site::Prepared(Box::new(Prepared {
+            relay,
+            ranks,
+            watchdog,
+            plan,
+        }));
+        Ok(())
+    }
+
+    /// Starts the relay of a round, if this agent has relays.
+    fn relay_in(&mut self, round: &RendezvousInfo) -> Result<Option<NodeRelay>, AgentError> {
+        let options = &self.node.options;
+        if !options.has_relay {
+            return Ok(None);
+        }
+        let known = self.rounds.relay_port_in(round.round);
+        let relay = NodeRelay::start(round, options.relay_port, known, &|| self.is_over())?;
+        self.rounds
+            .set_relay_port(round.round, relay.address().port());
+        Ok(Some(relay))
+    }
+
+    fn ranks_in(&self, round: &RendezvousInfo) -> Result<RankBlock, AgentError> {
+        let options = &self.node.options;
+        if options.are_nodes_identical {
+            return Ok(RankBlock::identical(
+                round.rank,
+                round.world_size,
+                options.local_world_size,
+            ));
+        }
+        clear_once(round).map_err(RanksError::Store)?;
+        let own = RoleInfo {
+            role: options.role.clone(),
+            local_world_size: options.local_world_size,
+        };
+        Ok(exchange_ranks(
+            &*round.store,
+            round.rank,
+            round.world_size,
+            &own,
+            round.store.timeout(),
+            &|| self.is_over(),
+        )?)
+    }
+
+    /// Whether to stop waiting for the other nodes of a round: this agent is stopped, or the members have changed, as
+    /// when a node was lost after it had joined.
+    fn is_over(&self) -> bool {
+        self.node.shared.stop_signal().is_some()
+            || self
+                .membership()
+                .is_some_and(|it| match MembersChange::of(&it) {
+                    MembersChange::None => false,
+                    MembersChange::Certain(_) => true,
+                    MembersChange::UnlessFinished { departed, .. } => {
+                        departed > self.rounds.finished().unwrap_or(0)
+                    }
+                })
+    }
+
+    pub(super) fn start(&mut self, times: StartTimes) -> Result<(), AgentError> {
+        let (Site::Prepared(prepared), Some(round)) =
+            (std::mem::take(&mut self.site), self.rounds.current())
+        else {
+            return Ok(());
+        };
+        let Prepared {
+            relay,
+            ranks,
+            watchdog,
+            plan,
+        } = *prepared;
+        let node = &mut *self.node;
+        // Waits for the imports: no time in which workers could make progress.
+        let stop = node.shared.stopping.triggered();
+        let (forked, is_forked_only) = node.forking.forked_workers(stop)?;
+        let progress = node.watch_progress()?;
+        node.generation += 1;
+        let generation = node.generation;
+        let events = node.shared.events.clone();
+        let listeners = node.listeners.clone();
+        let on_exit = move |exit| {
+            listeners.notify(&AgentEvent::WorkerExited(&exit));
+            // Fails when the agent is dropped.
+            let _ = events.send(Event::Exit(generation, exit));
+        };
+        let console = Console::inherited();
+        let kill_switch = node.shared.kill_switch.clone();
+        let group =
+            WorkerGroup::start_from(forked, is_forked_only, kill_switch, plan, console, on_exit)?;
+        if let Some(watchdog) = &watchdog {
+            watchdog.watch(&group.pids());
+        }
+        let started_at = Instant::now();
+        let relay_address = relay.as_ref().map(|relay| relay.address().clone());
+        let started = node.started(round, &ranks, relay_address, &group, times);
+        self.site = Site::Running(Box::new(Running {
+            group,
+            relay,
+            watchdog,
+            progress,
+            started,
+            started_at,
+        }));
+        Ok(())
+    }
+
+    pub(super) fn tell_started(&mut self) {
+        let Site::Running(running) = &self.site else {
+            return;
+        };
+        let started = &running.started;
+        log::debug!(
+            target: LOG,
+            "round {}: this node has group rank {} of {}; the workers' store is {}, served by {}{}",
+            started.round,
+            started.node_rank,
+            started.nodes,
+            started.master,
+            if started.is_agent_store {
+                "a launcher"
+            } else {
+                "the worker with rank 0"
+            },
+            started.relay.as_ref().map_or_else(String::new, |address| {
+                format!(", and reached through the relay at {address}")
+            }),
+        );
+        let first_rank = started.workers.first().map_or(0, |worker| worker.rank);
+        log::debug!(
+            target: LOG,
+            "world size {}: {}",
+            started.world_size,
+            worker_list::ranks_with_pids(first_rank, &running.group.pids()),
+        );
+        self.node
+            .listeners
+            .notify(&AgentEvent::WorkersStarted(started));
+        self.rounds.forget_old(self.has_store_per_round);
+        self.node.shared.probes().set_supervising(true);
+    }
+
+    pub(super) fn stop(&mut self, stop: Stop) -> Stopped {
+        self.node.shared.probes().set_supervising(false);
+        let Site::Running(running) = std::mem::take(&mut self.site) else {
+            return Stopped::default();
+        };
+        let mut running = *running;
+        let text = matches!(stop, Stop::BySignal(_)).then(|| running.group.running_text());
+        let (signal, grace) = match stop {
+            Stop::With(signal, grace) => (signal, Some(grace)),
+            Stop::BySignal(signal) => (
+                Signal::from_named_raw(signal).unwrap_or(Signal::TERM),
+                self.node.options.shutdown_timeout,
+            ),
+        };
+        // The signal comes before anything that could take time.
+        self.node.listeners.notify(&AgentEvent::Stopping);
+        running.group.send_stop(signal);
+        if let (Stop::BySignal(signal), Some(text)) = (stop, text) {
+            let kill = grace.map_or_else(String::new, |timeout| {
+                format!("after {} s, or ", timeout.as_secs())
+            });
+            log::info!(
+                target: LOG,
+                "received {}: passed it to the workers ({text}); SIGKILL follows {kill}at once when the launcher gets \
+                 a second signal",
+                name_of(signal),
+            );
+        }
+        let report = running
+            .group
+            .stop(signal, grace, &self.node.shared.kill_switch);
+        // Until then, timers end workers that do not stop.
+        drop(running.watchdog);
+        if let Some(relay) = running.relay {
+            relay.end();
+        }
+        if !report.killed.is_empty() {
+            log::warn!(
+                target: LOG,
+                "killed workers that did not exit in time: local rank {}",
+                worker_list::ranks(&report.killed),
+            );
+        }
+        let seen = running.progress.map(Poller::finish).unwrap_or_default();
+        let has_failed = |end: &WorkerOutcome| !end.exit.is_success() && !end.was_stopped;
+        let stopped = Stopped {
+            failures: report.failures(),
+            has_own_failure: report.outcomes.iter().any(has_failed),
+            has_abandoned: !report.abandoned.is_empty(),
+            progress: seen.clone(),
+        };
+        self.site = Site::Ended(Box::new(Ended {
+            started: running.started,
+            started_at: running.started_at,
+            report,
+            seen,
+        }));
+        stopped
+    }
+
+    /// Checks in, if this node of so many has not yet, and waits for the others for this long.
+    pub(super) fn at_barrier(&self, check_in: Option<usize>, wait: Duration) -> Input {
+        let Some(round) = self.rounds.current() else {
+            return Input::BarrierOpen;
+        };
+        let store = &*round.store;
+        let checked_in = check_in.map_or(Ok(()), |nodes| exit_barrier::check_in(store, nodes));
+        match checked_in.and_then(|()| exit_barrier::wait(store, wait)) {
+            Ok(true) => Input::BarrierOpen,
+            Ok(false) => Input::BarrierClosed {
+                signal: self.node.shared.stop_signal(),
+                membership: self.membership(),
+            },
+            Err(error) => Input::BarrierFailed(error.to_string()),
+        }
+    }
+}

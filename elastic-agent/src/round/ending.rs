@@ -1,0 +1,61 @@
+//! Why a round begins, how it ends, and how long its parts take.
+
+use std::time::Duration;
+
+/// Why a round began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RoundCause {
+    /// It is the agent's first.
+    Start,
+    /// Workers of this node had failed.
+    Failure,
+    /// Workers of this node, or of another one that reported it, made no progress.
+    Stuck,
+    /// Nodes joined, left or were lost, with a text about them.
+    MembersChanged(String),
+}
+
+/// How a round ended on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RoundEnding {
+    /// The workers of this node succeeded.
+    Succeeded,
+    /// Workers of this node failed.
+    Failed,
+    /// The workers of this node made no progress.
+    Stuck,
+    /// Nodes joined, left or were lost, with a text about them.
+    MembersChanged(String),
+    /// Another node ended the job, for this reason.
+    JobEnded(String),
+    /// A signal stopped the agent.
+    Signalled,
+    /// No workers were started, for this reason.
+    NotStarted(String),
+}
+
+/// How long the parts of a round took. Together they are the whole round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct RoundPhases {
+    /// Until the rendezvous was complete.
+    pub rendezvous: Duration,
+    /// Then, until the relay ran, and the ranks and the workers' environment were known.
+    pub ranks: Duration,
+    /// Then, until all processes had started.
+    pub start: Duration,
+    /// Then, until the agent stopped the workers.
+    pub run: Duration,
+    /// Then, until all processes had ended.
+    pub stop: Duration,
+}
+
+impl RoundPhases {
+    /// The time of the whole round.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.rendezvous + self.ranks + self.start + self.run + self.stop
+    }
+}

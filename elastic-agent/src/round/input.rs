@@ -1,0 +1,159 @@
+//! What a round is told, and what it wants done.
+
+use std::time::Duration;
+
+use elastic_rendezvous::Membership;
+use log::Level;
+use rustix::process::Signal;
+
+use super::ending::{RoundCause, RoundEnding, RoundPhases};
+use super::error::AgentError;
+use super::outcome::AgentOutcome;
+use super::stuck::StuckWorkers;
+use crate::failure::Failures;
+use crate::progress::ProgressSeen;
+use crate::worker::WorkerExit;
+
+pub(crate) type Effects = Vec<Effect>;
+
+#[derive(Debug)]
+pub(crate) enum Input {
+    /// Answers [`Effect::Join`]: a round of this many nodes is complete.
+    Joined { nodes: usize },
+    /// Answers [`Effect::Prepare`].
+    Prepared,
+    /// Answers [`Effect::Start`]: all workers run.
+    Started,
+    /// Answers any of these three. `signal`: the one that stops the agent, if one has arrived.
+    NotStarted {
+        error: Box<AgentError>,
+        signal: Option<i32>,
+    },
+    /// A worker of this round has exited.
+    WorkerExited(WorkerExit),
+    /// The members of the round may have changed.
+    MembersChanged,
+    /// The workers report no progress.
+    Stuck(Box<StuckWorkers>),
+    /// A signal stops the agent.
+    Signal(i32),
+    /// Answers [`Effect::ReadMembership`]; `None` if the store does not answer.
+    Membership(Option<Box<Membership>>),
+    /// Answers [`Effect::ReadJobEnd`]: why another node ended the job.
+    JobEnd(Option<String>),
+    /// Answers [`Effect::ReadFinished`]: how many nodes have succeeded; `None` if the store does not answer.
+    Finished(Option<usize>),
+    /// Answers [`Effect::ReportStuck`].
+    IsFirstStuck(bool),
+    /// Answers [`Effect::Stop`].
+    Stopped(Box<Stopped>),
+    /// Answers [`Effect::ReadFacts`].
+    Facts(Facts),
+    /// Answers [`Effect::EnterBarrier`] and [`Effect::WaitAtBarrier`]: all nodes have finished.
+    BarrierOpen,
+    /// Answers the same: nodes are missing.
+    BarrierClosed {
+        signal: Option<i32>,
+        membership: Option<Box<Membership>>,
+    },
+    /// Answers the same: the store failed, with a text about that.
+    BarrierFailed(String),
+}
+
+/// What to do. Those with an answer are the last of a step.
+#[derive(Debug)]
+pub(crate) enum Effect {
+    /// Joins the next round. Answered by [`Input::Joined`] or [`Input::NotStarted`].
+    Join,
+    /// Starts the relay, gets the ranks, and plans the workers. Answered by [`Input::Prepared`] or
+    /// [`Input::NotStarted`].
+    Prepare {
+        /// How many restarts this node has used, and how many that and those that are left make.
+        restarts: usize,
+        restarts_max: usize,
+    },
+    /// Starts the workers. Answered by [`Input::Started`] or [`Input::NotStarted`].
+    Start(StartTimes),
+    /// Tells the listeners that the workers run.
+    TellStarted,
+    ReadMembership,
+    ReadJobEnd,
+    ReadFinished,
+    /// Counts this node among those of the round whose workers are stuck.
+    ReportStuck,
+    ReadFacts,
+    /// Has workers of the next round prepared while those of this one are stopped.
+    ForkAhead,
+    /// Stops the workers, and ends what they leave behind.
+    Stop(Stop),
+    /// Checks in, and waits for a moment for the others.
+    EnterBarrier {
+        nodes: usize,
+        wait: Duration,
+    },
+    WaitAtBarrier(Duration),
+    /// Tells the other nodes why the job ends.
+    PublishEnd(String),
+    /// Closes the rendezvous.
+    Close,
+    TellFailed(WorkerExit),
+    TellStuck(Box<StuckWorkers>),
+    TellRestarting(String),
+    RoundEnded(Box<RoundSummary>),
+    Log(Level, String),
+    /// The last effect.
+    Finish(Box<Result<AgentOutcome, AgentError>>),
+}
+
+/// What listeners are told about the start of workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StartTimes {
+    /// How many restarts this node has used.
+    pub(crate) restarts: usize,
+    pub(crate) rendezvous: Duration,
+    pub(crate) ranks: Duration,
+}
+
+/// How to stop the workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stop {
+    With(Signal, Duration),
+    /// Passes this signal on, with the shutdown timeout.
+    BySignal(i32),
+}
+
+/// The workers of a round after their end.
+#[derive(Debug, Default)]
+pub(crate) struct Stopped {
+    /// Those that failed.
+    pub(crate) failures: Option<Failures>,
+    /// Whether one of them failed before it was stopped.
+    pub(crate) has_own_failure: bool,
+    /// Whether one still runs although it was killed.
+    pub(crate) has_abandoned: bool,
+    pub(crate) progress: ProgressSeen,
+}
+
+/// What the store of the round says to a node whose workers have failed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// Why another node ended the job.
+    pub(crate) job_end: Option<String>,
+    /// Whether the workers of a node were stuck.
+    pub(crate) is_any_stuck: bool,
+    /// How many nodes have succeeded.
+    pub(crate) finished: usize,
+}
+
+/// A round that is over, as far as this node decides about it.
+#[derive(Debug)]
+pub(crate) struct RoundSummary {
+    pub(crate) cause: RoundCause,
+    pub(crate) ending: RoundEnding,
+    /// Why the job ended with the round, if a rule for restarts ended it.
+    pub(crate) reason: Option<String>,
+    pub(crate) phases: RoundPhases,
+    /// How many restarts this node had used when the round began, and has left.
+    pub(crate) restarts: usize,
+    pub(crate) restarts_left: usize,
+}

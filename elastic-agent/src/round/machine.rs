@@ -1,0 +1,100 @@
+//! The rounds of one node: what they own, and what all phases do.
+
+use std::time::Duration;
+
+use log::Level;
+
+use super::clock::RoundClock;
+use super::ending::{RoundCause, RoundEnding};
+use super::error::AgentError;
+use super::input::{Effect, Effects, RoundSummary};
+use super::outcome::AgentOutcome;
+use super::phase::Phase;
+use crate::failure::Failures;
+use crate::restart_policy::{RestartPolicy, RestartRules};
+
+/// How long workers have to exit when the members of the round change or one of them has failed, as in
+/// PyTorch.
+pub(super) const STOP_GRACE: Duration = Duration::from_secs(30);
+
+/// The same for workers that are stuck: most hang in native code, where Python handles no signal, so a longer wait
+/// only costs time.
+pub(super) const STUCK_GRACE: Duration = Duration::from_secs(5);
+
+/// What does not change in the life of a node.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) restarts: RestartRules,
+    pub(crate) local_world_size: usize,
+    /// Whether keys of an earlier round are out of sight.
+    pub(crate) has_store_per_round: bool,
+    pub(crate) exit_barrier_timeout: Option<Duration>,
+}
+
+/// The rounds of one node. Times are counted from any moment.
+#[derive(Debug)]
+pub(crate) struct Round {
+    pub(super) settings: Settings,
+    pub(super) policy: RestartPolicy,
+    /// Why the current round began, and how long its parts have taken.
+    cause: RoundCause,
+    pub(super) clock: RoundClock,
+    pub(super) has_had_workers: bool,
+    pub(super) phase: Phase,
+}
+
+impl Round {
+    /// A node that joins its first round, with the effects that begin it.
+    pub(crate) fn begin(settings: Settings, now: Duration) -> (Self, Effects) {
+        let policy = RestartPolicy::new(settings.restarts.clone());
+        let round = Self {
+            policy,
+            settings,
+            cause: RoundCause::Start,
+            clock: RoundClock::start(0, now),
+            has_had_workers: false,
+            phase: Phase::Joining { failures: None },
+        };
+        (round, vec![Effect::Join])
+    }
+
+    /// Joins another round.
+    pub(super) fn join_again(
+        &mut self,
+        cause: RoundCause,
+        failures: Option<Failures>,
+        now: Duration,
+        out: &mut Effects,
+    ) -> Phase {
+        self.cause = cause;
+        self.clock = RoundClock::start(self.policy.used(), now);
+        out.push(Effect::Join);
+        Phase::Joining { failures }
+    }
+
+    pub(super) fn report_round(
+        &self,
+        ending: RoundEnding,
+        reason: Option<String>,
+        now: Duration,
+        out: &mut Effects,
+    ) {
+        out.push(Effect::RoundEnded(Box::new(RoundSummary {
+            cause: self.cause.clone(),
+            ending,
+            reason,
+            phases: *self.clock.phases(),
+            restarts: self.clock.restarts(),
+            restarts_left: self.policy.left(now),
+        })));
+    }
+}
+
+pub(super) fn log(level: Level, text: impl Into<String>) -> Effect {
+    Effect::Log(level, text.into())
+}
+
+pub(super) fn finish(outcome: Result<AgentOutcome, AgentError>, out: &mut Effects) -> Phase {
+    out.push(Effect::Finish(Box::new(outcome)));
+    Phase::Over
+}

@@ -1,0 +1,31 @@
+//! One node's rounds, from the first join to the end of the job: what to do next, and why. Pure.
+//!
+//! A [`Round`] takes [`Input`]s and returns [`Effect`]s. It owns the phase, the restart policy, the clock of the round
+//! and the causes. It knows no store, handler, process, thread or clock: the agent runs the effects and tells the time.
+//! A question is the last effect of a step, and its answer is the next input.
+
+mod after_failure;
+mod barrier;
+mod blame;
+mod clock;
+mod ending;
+mod error;
+mod input;
+mod machine;
+mod members;
+mod not_started;
+mod outcome;
+mod phase;
+mod running;
+mod step;
+mod stuck;
+#[cfg(test)]
+mod tests;
+
+pub use self::ending::{RoundCause, RoundEnding, RoundPhases};
+pub use self::error::AgentError;
+pub(crate) use self::input::{Effect, Facts, Input, RoundSummary, StartTimes, Stop, Stopped};
+pub(crate) use self::machine::{Round, Settings};
+pub(crate) use self::members::MembersChange;
+pub use self::outcome::AgentOutcome;
+pub use self::stuck::StuckWorkers;

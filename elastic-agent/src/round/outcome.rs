@@ -1,0 +1,29 @@
+//! How the work of an agent ended.
+
+use crate::failure::Failures;
+
+/// How the work of an agent ended.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AgentOutcome {
+    /// All workers of this node succeeded.
+    Succeeded,
+    /// Workers of this node failed, and no restart was left.
+    Failed(Failures),
+    /// A rule for restarts, or another node, ended the job, and no node starts workers again.
+    Ended {
+        /// Why, as text for a log.
+        reason: String,
+        /// The workers of this node that failed, if any did.
+        failures: Option<Failures>,
+    },
+    /// The job ended while this node was a spare.
+    NotNeeded,
+    /// A signal stopped the agent.
+    Signalled {
+        /// The signal's number.
+        signal: i32,
+        /// Whether the agent had started workers by then.
+        had_workers: bool,
+    },
+}

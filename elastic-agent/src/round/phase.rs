@@ -1,0 +1,108 @@
+//! Where a node is in its round, with what exists there.
+
+use std::time::Duration;
+
+use super::error::AgentError;
+use super::stuck::StuckWorkers;
+use crate::failure::Failures;
+use crate::restart_policy::{FailedWorker, RoundProgress};
+
+#[derive(Debug)]
+pub(super) enum Phase {
+    /// Waits for the nodes of the next round. `failures`: those whose restart has not started workers yet.
+    Joining {
+        failures: Option<Failures>,
+    },
+    /// The round is complete; the relay starts, and the nodes exchange ranks.
+    Preparing {
+        nodes: usize,
+        failures: Option<Failures>,
+    },
+    /// The processes start.
+    Starting {
+        nodes: usize,
+        failures: Option<Failures>,
+    },
+    /// The round has started no workers, and what follows depends on the answer to a question.
+    NotStarted {
+        error: Box<AgentError>,
+        failures: Option<Failures>,
+    },
+    Running(Running),
+    /// The workers are being stopped.
+    Stopping {
+        nodes: usize,
+        end: End,
+    },
+    /// Workers have failed or were stuck, and what follows depends on what the store says.
+    Judging {
+        nodes: usize,
+        failure: Box<Failure>,
+    },
+    /// The workers of this node have succeeded.
+    AtBarrier(Barrier),
+    Over,
+}
+
+/// A round whose workers run.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) nodes: usize,
+    /// How many workers have succeeded.
+    pub(super) succeeded: usize,
+    /// Whether it was asked why the rendezvous was closed.
+    pub(super) is_closing_known: bool,
+    pub(super) waiting: Waiting,
+}
+
+/// The question to which a running node waits for an answer.
+#[derive(Debug)]
+pub(super) enum Waiting {
+    Nothing,
+    /// How many nodes have finished: their departure is no change of the members.
+    Finished {
+        why: String,
+        departed: usize,
+    },
+    /// Whether this node is the first of its round whose workers are stuck.
+    IsFirst(Box<StuckWorkers>),
+}
+
+/// Why the workers of a round are stopped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum End {
+    Succeeded,
+    Failed,
+    Stuck(Stall),
+    MembersChanged(String),
+    JobEnded(String),
+    Signalled(i32),
+}
+
+/// Workers of this node that made no progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stall {
+    pub(super) silent_for: Duration,
+    /// Whether this node was the first of the round to notice, so that it counts the restart.
+    pub(super) is_first: bool,
+}
+
+/// Workers that failed, or were stuck.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) stall: Option<Stall>,
+    pub(super) failures: Option<Failures>,
+    pub(super) failed: Vec<FailedWorker>,
+    pub(super) has_abandoned: bool,
+    pub(super) progress: RoundProgress,
+}
+
+/// A node that waits for the others to finish.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Barrier {
+    pub(super) nodes: usize,
+    /// When it arrived.
+    pub(super) since: Duration,
+    /// Whether it waited too long, and asks how many others have arrived.
+    pub(super) is_late: bool,
+}

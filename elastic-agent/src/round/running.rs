@@ -1,0 +1,161 @@
+//! A round whose workers run, until something ends it.
+
+use std::time::Duration;
+
+use elastic_rendezvous::Membership;
+use log::Level;
+use rustix::process::Signal;
+
+use super::blame::failed_worker;
+use super::input::{Effect, Effects, Input, Stop};
+use super::machine::{Round, STOP_GRACE, STUCK_GRACE, log};
+use super::members::MembersChange;
+use super::phase::{End, Phase, Running, Stall, Waiting};
+use super::stuck::StuckWorkers;
+use crate::worker::WorkerExit;
+
+impl Round {
+    pub(super) fn in_running(
+        &mut self,
+        mut running: Running,
+        input: Input,
+        now: Duration,
+        out: &mut Effects,
+    ) -> Phase {
+        let nodes = running.nodes;
+        let waiting = std::mem::replace(&mut running.waiting, Waiting::Nothing);
+        let end = match (input, waiting) {
+            (Input::WorkerExited(exit), _) if exit.exit.is_success() => {
+                running.succeeded += 1;
+                let are_all = running.succeeded == self.settings.local_world_size;
+                are_all.then_some(End::Succeeded)
+            }
+            (Input::WorkerExited(exit), _) => {
+                self.worker_failed(exit, out);
+                Some(End::Failed)
+            }
+            (Input::MembersChanged, _) => {
+                out.push(Effect::ReadMembership);
+                None
+            }
+            (Input::Membership(membership), _) => {
+                // A store that does not answer, as when its host has failed, does not stop workers that run. The
+                // handler has logged the error.
+                membership.and_then(|membership| running.members_may_have_changed(&membership, out))
+            }
+            (Input::JobEnd(Some(reason)), _) => {
+                out.push(log(Level::Warn, format!("stopping the workers: {reason}")));
+                Some(End::JobEnded(reason))
+            }
+            (Input::JobEnd(None), _) => {
+                out.push(log(
+                    Level::Warn,
+                    "another node closed the rendezvous: the workers keep running, but cannot be restarted",
+                ));
+                None
+            }
+            (Input::Finished(finished), Waiting::Finished { why, departed }) => {
+                (departed > finished.unwrap_or(0)).then_some(End::MembersChanged(why))
+            }
+            (Input::Stuck(stuck), _) => {
+                out.push(log(Level::Error, stuck.to_string()));
+                if self.settings.has_store_per_round {
+                    // Before the workers are stopped: those of other nodes may fail because of that.
+                    out.push(Effect::ReportStuck);
+                    running.waiting = Waiting::IsFirst(stuck);
+                    None
+                } else {
+                    Some(are_stuck(stuck, true, out))
+                }
+            }
+            (Input::IsFirstStuck(is_first), Waiting::IsFirst(stuck)) => {
+                Some(are_stuck(stuck, is_first, out))
+            }
+            (Input::Signal(signal), _) => Some(End::Signalled(signal)),
+            (_, waiting) => {
+                running.waiting = waiting;
+                None
+            }
+        };
+        match end {
+            Some(end) => self.stop(nodes, end, now, out),
+            None => Phase::Running(running),
+        }
+    }
+
+    fn worker_failed(&self, exit: WorkerExit, out: &mut Effects) {
+        out.push(log(
+            Level::Error,
+            format!(
+                "worker with rank {} (local rank {}, pid {}) failed: {}",
+                exit.rank, exit.local_rank, exit.pid, exit.exit,
+            ),
+        ));
+        out.push(Effect::TellFailed(exit));
+        // Ends the job on the other nodes already now: the workers of this node may take their time to stop.
+        if let Some(reason) = self.policy.final_exit(&[failed_worker(&exit)]) {
+            out.push(Effect::PublishEnd(reason));
+            out.push(Effect::Close);
+        }
+    }
+
+    fn stop(&mut self, nodes: usize, end: End, now: Duration, out: &mut Effects) -> Phase {
+        self.clock.end(now, |phases| &mut phases.run);
+        let is_restart_likely = match &end {
+            End::MembersChanged(_) => true,
+            End::Failed | End::Stuck(_) => self.policy.left(now) > 0,
+            _ => false,
+        };
+        if is_restart_likely {
+            out.push(Effect::ForkAhead);
+        }
+        if let End::MembersChanged(why) = &end {
+            out.push(log(Level::Info, format!("restarting the workers: {why}")));
+            out.push(Effect::TellRestarting(why.clone()));
+        }
+        out.push(Effect::Stop(match end {
+            End::Signalled(signal) => Stop::BySignal(signal),
+            End::Stuck(_) => Stop::With(Signal::TERM, STUCK_GRACE),
+            // After a success, this ends the processes that workers left behind.
+            _ => Stop::With(Signal::TERM, STOP_GRACE),
+        }));
+        Phase::Stopping { nodes, end }
+    }
+}
+
+impl Running {
+    /// Why the workers have to stop, mostly to restart in another round; `None` if they keep running, or if that
+    /// depends on a question.
+    fn members_may_have_changed(
+        &mut self,
+        membership: &Membership,
+        out: &mut Effects,
+    ) -> Option<End> {
+        if membership.is_closed {
+            if !self.is_closing_known {
+                self.is_closing_known = true;
+                // Written before the closing.
+                out.push(Effect::ReadJobEnd);
+            }
+            return None;
+        }
+        match MembersChange::of(membership) {
+            MembersChange::None => None,
+            MembersChange::Certain(why) => Some(End::MembersChanged(why)),
+            MembersChange::UnlessFinished { why, departed } => {
+                out.push(Effect::ReadFinished);
+                self.waiting = Waiting::Finished { why, departed };
+                None
+            }
+        }
+    }
+}
+
+fn are_stuck(stuck: Box<StuckWorkers>, is_first: bool, out: &mut Effects) -> End {
+    let stall = Stall {
+        silent_for: stuck.silent_for,
+        is_first,
+    };
+    out.push(Effect::TellStuck(stuck));
+    End::Stuck(stall)
+}

@@ -1,0 +1,94 @@
+//! What holds in every history.
+
+use super::super::RoundEnding;
+use super::super::error::AgentError;
+use super::super::input::RoundSummary;
+use super::super::outcome::AgentOutcome;
+use super::world::{Doing, World};
+
+impl World {
+    pub(super) fn check_round(&mut self, index: usize, summary: &RoundSummary) {
+        let node = &mut self.nodes[index];
+        let used = node.round.policy.used();
+        assert!(
+            used <= node.faults,
+            "node {index} used {used} restarts for {} failures",
+            node.faults
+        );
+        assert!(used - node.restarts <= 1, "one failure uses one restart");
+        if summary.ending == RoundEnding::Stuck && used > node.restarts {
+            self.meeting.counted += 1;
+            assert!(
+                self.meeting.counted == 1 || self.meeting.was_down,
+                "two nodes count a restart for one standstill"
+            );
+        }
+        node.restarts = used;
+        if summary.ending == RoundEnding::Succeeded {
+            assert_eq!(node.exit, Some(0), "node {index}");
+        }
+    }
+
+    pub(super) fn finish(&mut self, index: usize, outcome: Result<AgentOutcome, AgentError>) {
+        let node = &mut self.nodes[index];
+        node.doing = Doing::Over;
+        match &outcome {
+            Ok(AgentOutcome::Succeeded) => assert_eq!(node.exit, Some(0), "node {index}"),
+            Ok(AgentOutcome::Failed(_)) => {
+                assert!(node.faults > 0, "node {index}");
+                let left = node.round.policy.left(self.now);
+                assert_eq!(left, 0, "node {index} gives up with restarts left");
+            }
+            Ok(AgentOutcome::Signalled { signal, .. }) => {
+                assert_eq!(Some(*signal), node.signal, "node {index}");
+            }
+            _ => {}
+        }
+        if self.meeting.job_end.is_some() && !self.is_store_down && self.is_member(index) {
+            // One whose own restarts are used up says so.
+            let knows = !matches!(outcome, Err(_) | Ok(AgentOutcome::NotNeeded));
+            assert!(
+                knows,
+                "node {index} does not know why the job ended: {outcome:?}"
+            );
+        }
+        let node = &mut self.nodes[index];
+        let is_signalled = matches!(outcome, Ok(AgentOutcome::Signalled { .. }));
+        node.outcome = Some(outcome.map_err(|error| error.to_string()));
+        // As launchers do.
+        if !is_signalled {
+            if self.is_store_down {
+                self.is_close_lost = true;
+                // Its heartbeats end.
+                self.lose(index);
+                self.tell_members();
+            } else {
+                self.close();
+            }
+        }
+        if is_signalled {
+            self.leave(index);
+        }
+    }
+
+    /// What must hold when all nodes are over.
+    pub(super) fn check_end(&self) {
+        let ended: Vec<_> = self
+            .nodes
+            .iter()
+            .filter_map(|it| it.outcome.as_ref())
+            .collect();
+        let is_end =
+            |it: &&&Result<AgentOutcome, String>| !matches!(it, Ok(AgentOutcome::Signalled { .. }));
+        assert!(
+            self.is_closed || self.is_close_lost || ended.iter().filter(is_end).count() == 0,
+            "the job has ended, and the rendezvous is open: {ended:?}"
+        );
+        for (index, node) in self.nodes.iter().enumerate() {
+            assert!(
+                node.outcome.is_some() || node.doing == Doing::Lost,
+                "node {index} has no outcome"
+            );
+        }
+    }
+}

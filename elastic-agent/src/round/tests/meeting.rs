@@ -1,0 +1,21 @@
+//! A simulated round.
+
+use std::collections::BTreeSet;
+
+/// The round that all nodes are in, or the last one.
+#[derive(Debug, Default)]
+pub(super) struct Meeting {
+    pub(super) number: usize,
+    pub(super) members: BTreeSet<usize>,
+    pub(super) lost: BTreeSet<usize>,
+    pub(super) left: BTreeSet<usize>,
+    pub(super) finished: BTreeSet<usize>,
+    pub(super) job_end: Option<String>,
+    pub(super) stuck: usize,
+    /// Whether the nodes have exchanged their ranks.
+    pub(super) has_ranks: bool,
+    /// How many nodes have counted a restart because their workers were stuck.
+    pub(super) counted: usize,
+    /// Whether the store did not answer for some time.
+    pub(super) was_down: bool,
+}

@@ -1,0 +1,8 @@
+//! Rounds in virtual time: each row of the table, and jobs of several nodes in every order of what can happen to them.
+
+mod laws;
+mod meeting;
+mod orders;
+mod rendezvous;
+mod table;
+mod world;

@@ -1,0 +1,114 @@
+//! The simulated rendezvous.
+
+use std::collections::BTreeSet;
+
+use elastic_rendezvous::{LeftNode, LostNode, Membership, NodeId};
+
+use super::super::input::Input;
+use super::meeting::Meeting;
+use super::world::{BARRIER, Doing, Node, World};
+
+impl World {
+    pub(super) fn can_meet(&self) -> bool {
+        let joining = |node: &&Node| node.doing == Doing::Joining && node.signal.is_none();
+        let ready = self.nodes.iter().filter(joining).count();
+        let live = self.nodes.iter();
+        let live = live.filter(|it| !matches!(it.doing, Doing::Over | Doing::Lost));
+        let is_old_round_over = self
+            .meeting
+            .members
+            .iter()
+            .all(|it| self.meeting.left.contains(it) || self.meeting.lost.contains(it));
+        ready >= self.nodes_min
+            && ready == live.count()
+            && is_old_round_over
+            && !self.is_closed
+            && !self.is_store_down
+    }
+
+    pub(super) fn meet(&mut self) {
+        let nodes = self.nodes.iter().enumerate();
+        let members: BTreeSet<usize> = nodes
+            .filter(|(_, node)| node.doing == Doing::Joining)
+            .map(|(index, _)| index)
+            .collect();
+        self.meeting = Meeting {
+            number: self.meeting.number + 1,
+            members: members.clone(),
+            ..Meeting::default()
+        };
+        for index in members.iter().copied() {
+            self.nodes[index].exit = None;
+            self.nodes[index].has_news = false;
+            let nodes = members.len();
+            self.step(index, Input::Joined { nodes });
+        }
+    }
+
+    pub(super) fn is_member(&self, index: usize) -> bool {
+        self.meeting.members.contains(&index) && !self.meeting.left.contains(&index)
+    }
+
+    /// Whether others of this node's round are gone.
+    pub(super) fn is_changed(&self, index: usize) -> bool {
+        let gone = self.meeting.left.union(&self.meeting.lost);
+        self.is_member(index) && gone.count() > 0 && !self.is_store_down
+    }
+
+    pub(super) fn are_all_preparing(&self) -> bool {
+        let mut members = self.meeting.members.iter();
+        members.all(|it| {
+            !matches!(
+                self.nodes[*it].doing,
+                Doing::Joining | Doing::Lost | Doing::Over
+            )
+        })
+    }
+
+    pub(super) fn tell_members(&mut self) {
+        for index in self.meeting.members.clone() {
+            self.nodes[index].has_news = true;
+        }
+    }
+
+    pub(super) fn close(&mut self) {
+        if !self.is_closed {
+            self.is_closed = true;
+            self.is_closed_with_reason = self.meeting.job_end.is_some();
+        }
+        self.tell_members();
+    }
+
+    pub(super) fn lose(&mut self, index: usize) {
+        if self.is_member(index) {
+            self.meeting.lost.insert(index);
+        }
+    }
+
+    pub(super) fn leave(&mut self, index: usize) {
+        if self.is_member(index) {
+            self.meeting.left.insert(index);
+            self.tell_members();
+        }
+    }
+
+    pub(super) fn membership(&self, index: usize) -> Option<Box<Membership>> {
+        if self.is_store_down {
+            return None;
+        }
+        let id = |index: &usize| NodeId::new(format!("node{index}"), 1, 0);
+        let others = |set: &BTreeSet<usize>| -> Vec<NodeId> {
+            set.iter().filter(|it| **it != index).map(id).collect()
+        };
+        let mut membership = Membership::default();
+        membership.is_closed = self.is_closed;
+        let lost = others(&self.meeting.lost).into_iter();
+        membership.lost = lost.map(|node| LostNode::new(node, BARRIER)).collect();
+        let left = others(&self.meeting.left).into_iter();
+        membership.left = left.map(|node| LeftNode::new(node, true)).collect();
+        let nodes = self.nodes.iter().enumerate();
+        let waiting = nodes.filter(|(_, node)| node.doing == Doing::Joining);
+        membership.waiting = waiting.map(|(index, _)| id(&index)).collect();
+        Some(Box::new(membership))
+    }
+}

@@ -1,0 +1,459 @@
+//! A job of several nodes, each a [`Round`], over a simulated rendezvous and store. One worker a node.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime};
+
+use elastic_rendezvous::RendezvousError;
+
+use super::super::Settings;
+use super::super::error::AgentError;
+use super::super::input::{Effect, Facts, Input, Stop, Stopped};
+use super::super::outcome::AgentOutcome;
+use super::super::stuck::StuckWorkers;
+use super::meeting::Meeting;
+use crate::failure::{Failures, ProcessFailure};
+use crate::ranks::RanksError;
+use crate::restart_policy::RestartRules;
+use crate::round::Round;
+use crate::worker::{ExitKind, StartError, WorkerExit, WorkerOutcome};
+
+/// The exit code after which the job is not to be restarted.
+pub(super) const FINAL: i32 = 93;
+
+pub(super) const BARRIER: Duration = Duration::from_secs(60);
+
+pub(super) fn settings(restarts: usize) -> Settings {
+    Settings {
+        restarts: RestartRules {
+            max_restarts: Some(restarts),
+            final_exit_codes: BTreeSet::from([FINAL]),
+            ..RestartRules::default()
+        },
+        local_world_size: 1,
+        has_store_per_round: true,
+        exit_barrier_timeout: Some(BARRIER),
+    }
+}
+
+/// The failure of the worker of a node.
+pub(super) fn failures(rank: usize, code: i32, was_stopped: bool) -> Option<Failures> {
+    let outcome = WorkerOutcome {
+        local_rank: 0,
+        rank,
+        pid: 1,
+        exit: ExitKind::Code(code),
+        ended_at: SystemTime::UNIX_EPOCH,
+        was_stopped,
+        error_file: None,
+        stderr_tail: Vec::new(),
+    };
+    Failures::new(vec![ProcessFailure::of(&outcome)])
+}
+
+/// What can happen next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Event {
+    // Faults, and the end of a worker.
+    Exit(usize, i32),
+    Stall(usize),
+    Signal(usize),
+    Lose(usize),
+    /// The store stops to answer, or answers again.
+    ToggleStore,
+    // What follows.
+    CompleteRound,
+    FailJoin(usize),
+    EndPreparation(usize),
+    EndStop(usize),
+    TellMembers(usize),
+    LookAtBarrier(usize),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Doing {
+    Joining,
+    Preparing,
+    Running,
+    Stopping,
+    AtBarrier,
+    Over,
+    /// Its host has failed.
+    Lost,
+}
+
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) round: Round,
+    pub(super) doing: Doing,
+    /// The exit code of its worker, once it has ended.
+    pub(super) exit: Option<i32>,
+    pub(super) signal: Option<i32>,
+    /// A change of the members of which it was not told yet.
+    pub(super) has_news: bool,
+    /// How many of its workers failed or were stuck, and how often it has counted a restart.
+    pub(super) faults: usize,
+    pub(super) restarts: usize,
+    pub(super) outcome: Option<Result<AgentOutcome, String>>,
+    pub(super) wait: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) now: Duration,
+    pub(super) nodes: Vec<Node>,
+    pub(super) nodes_min: usize,
+    pub(super) meeting: Meeting,
+    pub(super) is_closed: bool,
+    /// Whether the reason could be read when it was closed.
+    pub(super) is_closed_with_reason: bool,
+    /// Whether a launcher could not close the rendezvous at its end.
+    pub(super) is_close_lost: bool,
+    pub(super) is_store_down: bool,
+}
+
+impl World {
+    /// `nodes` nodes, of which at least `nodes_min` make a round.
+    pub(super) fn new(nodes: usize, nodes_min: usize, restarts: usize) -> Self {
+        let node = || {
+            let (round, effects) = Round::begin(settings(restarts), Duration::ZERO);
+            assert!(matches!(effects[..], [Effect::Join]));
+            Node {
+                round,
+                doing: Doing::Joining,
+                exit: None,
+                signal: None,
+                has_news: false,
+                faults: 0,
+                restarts: 0,
+                outcome: None,
+                wait: Duration::ZERO,
+            }
+        };
+        Self {
+            now: Duration::ZERO,
+            nodes: (0..nodes).map(|_| node()).collect(),
+            nodes_min,
+            meeting: Meeting::default(),
+            is_closed: false,
+            is_closed_with_reason: false,
+            is_close_lost: false,
+            is_store_down: false,
+        }
+    }
+
+    /// The states of all parts, without the time.
+    pub(super) fn fingerprint(&self) -> String {
+        let mut text = String::new();
+        for node in &self.nodes {
+            let state = (
+                node.doing,
+                node.exit,
+                node.signal,
+                node.has_news,
+                node.restarts,
+            );
+            let _ = write!(text, "{state:?} {:?};", node.round.phase);
+        }
+        let _ = write!(
+            text,
+            "{:?}{}{}",
+            self.meeting, self.is_closed, self.is_store_down
+        );
+        text
+    }
+
+    /// Everything that can happen now.
+    pub(super) fn events(&self) -> Vec<Event> {
+        let mut events = self.consequences();
+        for (index, node) in self.nodes.iter().enumerate() {
+            if node.doing == Doing::Running && node.exit.is_none() {
+                events.extend([0, 1, FINAL].map(|code| Event::Exit(index, code)));
+                events.push(Event::Stall(index));
+            }
+            if !matches!(node.doing, Doing::Over | Doing::Lost) {
+                if node.signal.is_none() {
+                    events.push(Event::Signal(index));
+                }
+                events.push(Event::Lose(index));
+            }
+        }
+        events.push(Event::ToggleStore);
+        events
+    }
+
+    /// What happens if nothing else does.
+    fn consequences(&self) -> Vec<Event> {
+        let mut events = Vec::new();
+        if self.can_meet() {
+            events.push(Event::CompleteRound);
+        }
+        for (index, node) in self.nodes.iter().enumerate() {
+            match node.doing {
+                Doing::Joining if self.is_closed || node.signal.is_some() => {
+                    events.push(Event::FailJoin(index));
+                }
+                Doing::Preparing
+                    if self.is_store_down
+                        || self.is_changed(index)
+                        || self.meeting.has_ranks
+                        || self.are_all_preparing() =>
+                {
+                    events.push(Event::EndPreparation(index));
+                }
+                Doing::Running if node.has_news => events.push(Event::TellMembers(index)),
+                Doing::Stopping => events.push(Event::EndStop(index)),
+                Doing::AtBarrier => events.push(Event::LookAtBarrier(index)),
+                _ => {}
+            }
+        }
+        events
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        let mut nodes = self.nodes.iter();
+        nodes.all(|node| matches!(node.doing, Doing::Over | Doing::Lost))
+    }
+
+    /// What happens next if nothing goes wrong any more; the store may stay away.
+    pub(super) fn settle(&mut self) {
+        let events = self.consequences();
+        // Barriers last: they cost time.
+        let is_wait = |event: &&Event| matches!(event, Event::LookAtBarrier(_));
+        let ready = events.iter().find(|event| !is_wait(event)).copied();
+        let running = self.nodes.iter();
+        let running = running
+            .enumerate()
+            .find(|(_, node)| node.doing == Doing::Running && node.exit.is_none())
+            .map(|(index, _)| Event::Exit(index, 0));
+        let joining = self.nodes.iter().position(|it| it.doing == Doing::Joining);
+        let event = ready
+            .or(running)
+            .or_else(|| events.first().copied())
+            .or(joining.map(Event::FailJoin))
+            .expect("a node that is not over waits for something");
+        self.apply(event);
+    }
+
+    pub(super) fn apply(&mut self, event: Event) {
+        match event {
+            Event::Exit(index, code) => {
+                let node = &mut self.nodes[index];
+                node.exit = Some(code);
+                node.faults += usize::from(code != 0);
+                let exit = WorkerExit {
+                    local_rank: 0,
+                    rank: index,
+                    pid: 1,
+                    exit: ExitKind::Code(code),
+                    ended_at: SystemTime::UNIX_EPOCH,
+                };
+                self.step(index, Input::WorkerExited(exit));
+            }
+            Event::Stall(index) => {
+                self.nodes[index].faults += 1;
+                let stuck = StuckWorkers {
+                    silent_for: Duration::from_secs(9),
+                    steps: vec![(index, None)],
+                    shared_step: None,
+                };
+                self.step(index, Input::Stuck(Box::new(stuck)));
+            }
+            Event::Signal(index) => {
+                self.nodes[index].signal = Some(15);
+                match self.nodes[index].doing {
+                    Doing::Running => self.step(index, Input::Signal(15)),
+                    Doing::Preparing => {
+                        self.fail(index, AgentError::Ranks(RanksError::Interrupted))
+                    }
+                    _ => {}
+                }
+            }
+            Event::Lose(index) => {
+                self.nodes[index].doing = Doing::Lost;
+                self.lose(index);
+                self.tell_members();
+            }
+            Event::ToggleStore => {
+                self.is_store_down = !self.is_store_down;
+                self.meeting.was_down = true;
+            }
+            Event::CompleteRound => self.meet(),
+            Event::FailJoin(index) => {
+                let run_id = "job".to_owned();
+                let error = match self.nodes[index].signal {
+                    Some(_) => RendezvousError::Interrupted { run_id },
+                    None if self.is_closed && !self.is_store_down => {
+                        RendezvousError::Closed { run_id }
+                    }
+                    None => RendezvousError::OperationTimeout {
+                        run_id,
+                        operation: "join",
+                        timeout: Duration::from_secs(600),
+                    },
+                };
+                self.fail(index, AgentError::Rendezvous(error));
+            }
+            Event::EndPreparation(index) if self.is_store_down => {
+                let waited = Duration::from_secs(300);
+                let error = RanksError::NotAssigned {
+                    group_world_size: self.meeting.members.len(),
+                    waited,
+                };
+                self.fail(index, AgentError::Ranks(error));
+            }
+            Event::EndPreparation(index) if self.is_changed(index) => {
+                self.fail(index, AgentError::Ranks(RanksError::Interrupted));
+            }
+            Event::EndPreparation(index) => {
+                self.meeting.has_ranks = true;
+                self.step(index, Input::Prepared);
+            }
+            Event::EndStop(index) => self.end_stop(index),
+            Event::TellMembers(index) => {
+                self.nodes[index].has_news = false;
+                self.step(index, Input::MembersChanged);
+                let is_told = self.is_closed_with_reason && !self.is_store_down;
+                assert!(
+                    !is_told || self.nodes[index].doing != Doing::Running,
+                    "the workers of node {index} run on after the end of the job"
+                );
+            }
+            Event::LookAtBarrier(index) => self.look_at_barrier(index),
+        }
+    }
+
+    fn fail(&mut self, index: usize, error: AgentError) {
+        let signal = self.nodes[index].signal;
+        let error = Box::new(error);
+        self.step(index, Input::NotStarted { error, signal });
+    }
+
+    fn end_stop(&mut self, index: usize) {
+        let node = &self.nodes[index];
+        let own = node.exit.filter(|code| *code != 0);
+        let failures = match node.exit {
+            Some(0) => None,
+            Some(code) => failures(index, code, false),
+            None => failures(index, 1, true),
+        };
+        let stopped = Stopped {
+            failures,
+            has_own_failure: own.is_some(),
+            ..Stopped::default()
+        };
+        self.step(index, Input::Stopped(Box::new(stopped)));
+    }
+
+    fn look_at_barrier(&mut self, index: usize) {
+        let input = if self.is_store_down {
+            Input::BarrierFailed("it does not answer".to_owned())
+        } else if self.meeting.finished == self.meeting.members {
+            Input::BarrierOpen
+        } else {
+            self.now += self.nodes[index].wait;
+            Input::BarrierClosed {
+                signal: self.nodes[index].signal,
+                membership: self.membership(index),
+            }
+        };
+        let others = self.meeting.members.iter().filter(|it| **it != index);
+        let are_all_gone = others
+            .clone()
+            .all(|it| self.meeting.left.contains(it) || self.meeting.lost.contains(it));
+        self.step(index, input);
+        assert!(
+            !are_all_gone || self.nodes[index].doing != Doing::AtBarrier,
+            "node {index} waits in the barrier for nodes that have left"
+        );
+    }
+
+    /// Steps the machine of a node, and does what it wants, up to something that takes time.
+    pub(super) fn step(&mut self, index: usize, input: Input) {
+        let mut next = Some(input);
+        while let Some(input) = next.take() {
+            let effects = self.nodes[index].round.step(self.now, input);
+            let count = effects.len();
+            for (position, effect) in effects.into_iter().enumerate() {
+                let answer = self.run(index, effect);
+                assert!(
+                    answer.is_none() || position + 1 == count,
+                    "an answer is the last"
+                );
+                next = answer;
+            }
+        }
+    }
+
+    /// Runs an effect, and returns its answer if it is immediate.
+    fn run(&mut self, index: usize, effect: Effect) -> Option<Input> {
+        let is_down = self.is_store_down;
+        match effect {
+            Effect::Join => {
+                self.leave(index);
+                self.nodes[index].doing = Doing::Joining;
+                // The members are told that somebody waits.
+                self.tell_members();
+            }
+            Effect::Prepare { .. } => self.nodes[index].doing = Doing::Preparing,
+            Effect::Start(_) => {
+                if self.nodes[index].signal.is_some() {
+                    let error = Box::new(AgentError::Start(StartError::Interrupted));
+                    let signal = self.nodes[index].signal;
+                    return Some(Input::NotStarted { error, signal });
+                }
+                assert!(!self.is_closed || is_down || self.is_member(index));
+                self.nodes[index].doing = Doing::Running;
+                return Some(Input::Started);
+            }
+            Effect::ReadMembership => return Some(Input::Membership(self.membership(index))),
+            Effect::ReadJobEnd => {
+                let job_end = self.meeting.job_end.clone().filter(|_| !is_down);
+                return Some(Input::JobEnd(job_end));
+            }
+            Effect::ReadFinished => {
+                let finished = (!is_down).then_some(self.meeting.finished.len());
+                return Some(Input::Finished(finished));
+            }
+            Effect::ReportStuck => {
+                self.meeting.stuck += usize::from(!is_down);
+                return Some(Input::IsFirstStuck(is_down || self.meeting.stuck == 1));
+            }
+            Effect::ReadFacts if is_down => return Some(Input::Facts(Facts::default())),
+            Effect::ReadFacts => {
+                return Some(Input::Facts(Facts {
+                    job_end: self.meeting.job_end.clone(),
+                    is_any_stuck: self.meeting.stuck > 0,
+                    finished: self.meeting.finished.len(),
+                }));
+            }
+            Effect::Stop(stop) => {
+                assert!(!matches!(stop, Stop::BySignal(_)) || self.nodes[index].signal.is_some());
+                self.nodes[index].doing = Doing::Stopping;
+            }
+            Effect::EnterBarrier { wait, .. } => {
+                if !is_down {
+                    self.meeting.finished.insert(index);
+                }
+                self.nodes[index].doing = Doing::AtBarrier;
+                self.nodes[index].wait = wait;
+            }
+            Effect::WaitAtBarrier(wait) => self.nodes[index].wait = wait,
+            Effect::PublishEnd(reason) if !is_down => {
+                self.meeting.job_end = Some(format!("node{index} ended the job: {reason}"));
+            }
+            Effect::Close if !is_down => self.close(),
+            Effect::TellRestarting(why) => {
+                let is_own = why == "a worker failed" || why == "the workers were stuck";
+                assert!(
+                    !is_own || is_down || self.meeting.finished.is_empty(),
+                    "node {index} restarts while others wait in the barrier"
+                );
+            }
+            Effect::RoundEnded(summary) => self.check_round(index, &summary),
+            Effect::Finish(outcome) => self.finish(index, *outcome),
+            _ => {}
+        }
+        None
+    }
+}
