@@ -1,5 +1,6 @@
 //! A connection, accepted or of a session, and the table of all of them.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -166,7 +167,10 @@ pub(super) struct Connections {
     slots: Slab<Connection>,
     next_generation: u32,
     unsent_bytes_max: usize,
+    /// Connections with a socket that are to be flushed, in the order of their first reply.
     touched: Vec<Token>,
+    /// The same of clients of sessions.
+    touched_clients: VecDeque<Token>,
     /// Of each session, by slot.
     session_memory: Vec<SessionMemory>,
 }
@@ -184,6 +188,7 @@ impl Connections {
             next_generation: 0,
             unsent_bytes_max,
             touched: Vec::new(),
+            touched_clients: VecDeque::new(),
             session_memory: Vec::new(),
         }
     }
@@ -300,7 +305,7 @@ impl Connections {
         connection.out.unsent_bytes() < unsent_bytes_max
     }
 
-    /// The connections with new replies since the last call, in the order of their first reply. Return
+    /// The connections with a socket that have new replies since the last call. Return
     /// the list with [`reuse_touched`](Self::reuse_touched).
     pub(super) fn take_touched(&mut self) -> Vec<Token> {
         let touched = std::mem::take(&mut self.touched);
@@ -317,14 +322,31 @@ impl Connections {
         let Some(connection) = self.get_mut(token) else {
             return;
         };
-        if !connection.touched {
-            connection.touched = true;
-            self.touched.push(token);
+        if connection.touched {
+            return;
         }
+        connection.touched = true;
+        match connection.carrier {
+            Carrier::Socket(_) => self.touched.push(token),
+            Carrier::Session(_) => self.touched_clients.push_back(token),
+        }
+    }
+
+    /// Takes the first of the touched clients of sessions.
+    pub(super) fn next_touched_client(&mut self) -> Option<Token> {
+        let token = self.touched_clients.pop_front()?;
+        if let Some(connection) = self.get_mut(token) {
+            connection.touched = false;
+        }
+        Some(token)
     }
 
     pub(super) fn has_touched(&self) -> bool {
         !self.touched.is_empty()
+    }
+
+    pub(super) fn has_touched_clients(&self) -> bool {
+        !self.touched_clients.is_empty()
     }
 
     pub(super) fn reuse_touched(&mut self, mut list: Vec<Token>) {
@@ -348,10 +370,7 @@ impl Replies for Connections {
         encode_reply(without_sessions(reply, connection), &mut connection.out);
         connection.overflowed = connection.out.copied_bytes() > unsent_bytes_max;
         let is_client = matches!(connection.carrier, Carrier::Session(_));
-        if !connection.touched {
-            connection.touched = true;
-            self.touched.push(token);
-        }
+        self.touch(token);
         if is_client {
             self.recount(token);
         }

@@ -38,6 +38,8 @@ use crate::snapshot::{CloseReason, Counters};
 use crate::state::{Refusal, SNAPSHOT_SLICE, StoreState};
 
 mod clients;
+#[cfg(test)]
+mod tests;
 
 const WAKER: Token = Token(usize::MAX);
 
@@ -188,7 +190,8 @@ impl EventLoop {
 
     fn time_to_sleep(&mut self) -> Option<Duration> {
         let is_observed = self.state.is_in_snapshot() || self.observed.is_snapshot_wanted();
-        if !self.ready.is_empty() || !self.accept_more.is_empty() || is_observed {
+        let has_work = !self.ready.is_empty() || self.connections.has_touched_clients();
+        if has_work || !self.accept_more.is_empty() || is_observed {
             return Some(Duration::ZERO);
         }
         let connections = &self.connections;
@@ -234,6 +237,7 @@ impl EventLoop {
         self.serve_ready(left_over);
         self.expire();
         self.expire_sessions(now);
+        self.turn.start_turn();
         self.flush_touched();
         self.watch_waits(now);
         self.watch_announcements();
@@ -822,9 +826,18 @@ impl EventLoop {
         outcome.map(|_| hello)
     }
 
-    /// Sends new replies, including those caused by connections that fail while sending.
+    /// Sends new replies, including those caused by connections that fail while sending. Those of sessions' clients only
+    /// until the turn is over, and the rest in the next iteration: one short frame has replies made for a thousand.
     fn flush_touched(&mut self) {
-        while self.connections.has_touched() {
+        loop {
+            while !self.turn.is_turn_over()
+                && let Some(client) = self.connections.next_touched_client()
+            {
+                self.flush_client(client);
+            }
+            if !self.connections.has_touched() {
+                return;
+            }
             let touched = self.connections.take_touched();
             for token in &touched {
                 self.flush(*token);

@@ -20,7 +20,10 @@ const WORK_PER_LOOK: u64 = 256;
 /// The work of reading from a socket and writing to it.
 const WORK_OF_SOCKET_CALLS: u64 = 32;
 
-/// Received bytes that count as one unit of work.
+/// The work of finding a session's client and counting its memory.
+const WORK_OF_MOVING: u64 = 4;
+
+/// Moved bytes that count as one unit of work.
 const BYTES_PER_WORK: usize = 256;
 
 #[derive(Debug)]
@@ -57,10 +60,13 @@ impl TurnClock {
 
     /// This many bytes were received.
     pub(super) fn received(&mut self, bytes: usize, clock: impl FnOnce() -> Instant) {
-        self.spend(
-            WORK_OF_SOCKET_CALLS + (bytes / BYTES_PER_WORK) as u64,
-            clock,
-        );
+        let work = WORK_OF_SOCKET_CALLS + (bytes / BYTES_PER_WORK) as u64;
+        self.spend(work, clock);
+    }
+
+    /// Bytes of a session's client were kept, or handed to its session.
+    pub(super) fn moved(&mut self, bytes: usize, clock: impl FnOnce() -> Instant) {
+        self.spend(WORK_OF_MOVING + (bytes / BYTES_PER_WORK) as u64, clock);
     }
 
     /// The turn has caused this much work.

@@ -120,7 +120,12 @@ impl EventLoop {
         self.after_frames(slot, link, result);
     }
 
-    fn after_frames(&mut self, slot: usize, link: Option<Token>, result: Result<(), Violation>) {
+    pub(super) fn after_frames(
+        &mut self,
+        slot: usize,
+        link: Option<Token>,
+        result: Result<(), Violation>,
+    ) {
         if let Err(violation) = result {
             if let Some(link) = link {
                 self.log_refusal_of(link, &violation);
@@ -144,7 +149,7 @@ impl EventLoop {
         }
     }
 
-    fn on_link_bytes(&mut self, slot: usize, mut bytes: &[u8]) -> Result<(), Violation> {
+    pub(super) fn on_link_bytes(&mut self, slot: usize, mut bytes: &[u8]) -> Result<(), Violation> {
         while let Some(session) = self.sessions.get_mut(slot) {
             let Some(piece) = session.stream.next_bytes(&mut bytes)? else {
                 break;
@@ -223,7 +228,12 @@ impl EventLoop {
         session.map_or(Ok(None), |session| session.client(client))
     }
 
-    fn open_client(&mut self, slot: usize, number: u32, port: u16) -> Result<(), Violation> {
+    pub(super) fn open_client(
+        &mut self,
+        slot: usize,
+        number: u32,
+        port: u16,
+    ) -> Result<(), Violation> {
         let Some(session) = self.sessions.get_mut(slot) else {
             return Ok(());
         };
@@ -268,6 +278,7 @@ impl EventLoop {
             return Ok(());
         };
         client.credit.received(bytes.len())?;
+        self.turn.moved(bytes.len(), Instant::now);
         if !is_open {
             return Ok(());
         }
@@ -394,6 +405,7 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
+        self.turn.moved(connection.out.unsent_bytes(), Instant::now);
         if connection.overflowed {
             self.log_refusal_of(token, &"the unread replies of its session exceed the limit");
             self.say_closed(token);
@@ -440,7 +452,7 @@ impl EventLoop {
             self.resume_or_wait(token, slot);
         }
         self.use_budget(slot);
-        self.touch_link(slot);
+        self.use_room(slot);
     }
 
     /// Lets a paused client go on if it can. If nothing of its own is to be sent, it waits for the budget of its session.
@@ -512,18 +524,18 @@ impl EventLoop {
         }
     }
 
-    /// Clients whose replies have waited for room continue, and the link is flushed soon.
+    /// The next client whose replies have waited for room continues, if there is room, and the link is flushed soon. The
+    /// client calls this again.
     fn use_room(&mut self, slot: usize) {
-        let Some(session) = self.sessions.get_mut(slot) else {
-            return;
-        };
-        if session.stream.room() > 0 {
-            for token in std::mem::take(&mut session.waiting_for_room) {
-                let connection = self.connections.get_mut(token);
-                if let Some(client) = connection.and_then(|it| it.client()) {
-                    client.waits_for_room = false;
-                }
+        while let Some(session) = self.sessions.get_mut(slot)
+            && session.stream.room() > 0
+            && let Some(token) = session.waiting_for_room.pop_front()
+        {
+            let connection = self.connections.get_mut(token);
+            if let Some(client) = connection.and_then(|it| it.client()) {
+                client.waits_for_room = false;
                 self.connections.touch(token);
+                break;
             }
         }
         self.touch_link(slot);
@@ -562,6 +574,7 @@ impl EventLoop {
         }
         self.close_quietly(token, reason);
         self.use_budget(slot);
+        self.use_room(slot);
     }
 
     /// The peer has ended the session, and is told that all before that was carried out.

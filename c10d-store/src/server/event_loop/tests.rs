@@ -1,0 +1,178 @@
+//! Turns of sessions with many clients. Each test has work for many turns, however fast the machine.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use c10d_socket::SendBuf;
+use mio::Token;
+
+use super::EventLoop;
+use crate::message::{Replies, Reply};
+use crate::server::ServerOptions;
+use crate::server::connection::conn_id_of;
+use crate::server::http::InstalledHandler;
+use crate::server::sessions::{Attached, Candidate};
+use crate::session::{Hello, SESSION_WINDOW_BYTES, SessionId, SessionStream, StoreId};
+
+/// A session without a link, its clients numbered from 0.
+struct Session {
+    event_loop: EventLoop,
+    slot: usize,
+}
+
+impl Session {
+    fn with_clients(count: u32) -> Self {
+        let (mut event_loop, _, _) = EventLoop::new(
+            Vec::new(),
+            ServerOptions::default(),
+            None,
+            Arc::default(),
+            Arc::default(),
+            InstalledHandler::default(),
+        )
+        .expect("a poller");
+        let hello = Hello {
+            session: SessionId::random(),
+            store: StoreId::ANY,
+            attempt: 1,
+            received: 0,
+            keep: Duration::MAX,
+        };
+        let candidate = Candidate {
+            link: Token(0xffff_ffff),
+            peer: IpAddr::from([127, 0, 0, 1]),
+        };
+        let attached = event_loop.sessions.attach(&hello, candidate);
+        let Attached::Accepted { slot, .. } = attached else {
+            panic!("{attached:?}");
+        };
+        for client in 0..count {
+            let opened = event_loop.open_client(slot, client, 0);
+            opened.expect("numbers ascend");
+        }
+        Self { event_loop, slot }
+    }
+
+    fn tokens(&mut self) -> Vec<Token> {
+        let session = self.event_loop.sessions.get_mut(self.slot);
+        session.expect("it has not ended").tokens().collect()
+    }
+
+    fn room(&mut self) -> usize {
+        let session = self.event_loop.sessions.get_mut(self.slot);
+        session.expect("it has not ended").stream.room()
+    }
+
+    fn start_turn(&mut self) {
+        self.event_loop.turn.start_iteration(Instant::now());
+        self.event_loop.turn.start_turn();
+    }
+}
+
+#[test]
+fn replies_to_many_clients_take_several_turns() {
+    const CLIENTS: u32 = 65_000;
+    let mut session = Session::with_clients(CLIENTS);
+    for token in session.tokens() {
+        let connections = &mut session.event_loop.connections;
+        connections.reply(conn_id_of(token), Reply::WaitCanceled);
+    }
+    let mut turns = 0;
+    while session.event_loop.connections.has_touched_clients() {
+        assert_eq!(
+            session.event_loop.time_to_sleep(),
+            Some(Duration::ZERO),
+            "the rest is sent without an event"
+        );
+        session.start_turn();
+        session.event_loop.flush_touched();
+        turns += 1;
+    }
+    assert!(turns > 1, "all were flushed in one turn");
+    // The head of a frame and the reply.
+    assert_eq!(
+        SESSION_WINDOW_BYTES - session.room(),
+        10 * CLIENTS as usize,
+        "each has its reply"
+    );
+}
+
+/// Their requests wait, so that no request ends the turn.
+#[test]
+fn groups_to_many_paused_clients_take_several_turns() {
+    const CLIENTS: u32 = 1024;
+    const GROUPS: usize = 32;
+    const BYTES: usize = 2048;
+    let mut session = Session::with_clients(CLIENTS);
+    let tokens = session.tokens();
+    for token in &tokens {
+        let connection = session.event_loop.connections.get_mut(*token);
+        connection.expect("it is open").paused = true;
+    }
+    let mut peer = SessionStream::default();
+    let clients: Vec<u32> = (0..CLIENTS).collect();
+    for _ in 0..GROUPS {
+        peer.push_group(&clients, &[0x0c; BYTES]);
+    }
+    let (mut link, mut bytes) = (SendBuf::new(), Vec::new());
+    peer.fill(&mut link, usize::MAX);
+    link.flush(&mut bytes).expect("memory takes everything");
+
+    session.start_turn();
+    let received = session.event_loop.on_link_bytes(session.slot, &bytes);
+    received.expect("no violation");
+    let mut turns = 1;
+    while session.event_loop.sessions.has_backlog(session.slot) {
+        session.event_loop.continue_session(session.slot);
+        turns += 1;
+    }
+    assert!(turns > 1, "all was kept in one turn");
+    for token in tokens {
+        let connection = session.event_loop.connections.get_mut(token);
+        let client = connection.and_then(|it| it.client());
+        let kept_bytes = client.expect("it is open").kept_bytes;
+        assert_eq!(kept_bytes, GROUPS * BYTES);
+    }
+}
+
+/// More replies than the session may keep unacknowledged.
+#[test]
+fn replies_that_wait_for_room_are_sent_as_room_is_made() {
+    const CLIENTS: u32 = 100;
+    const REPLY_BYTES: usize = 100_000;
+    let mut session = Session::with_clients(CLIENTS);
+    for token in session.tokens() {
+        let connections = &mut session.event_loop.connections;
+        connections.reply(conn_id_of(token), Reply::Bytes(&[7; REPLY_BYTES]));
+    }
+    let (mut peer, mut link) = (SessionStream::default(), SendBuf::new());
+    let mut received = 0;
+    loop {
+        session.start_turn();
+        while session.event_loop.connections.has_touched_clients() {
+            session.start_turn();
+            session.event_loop.flush_touched();
+        }
+        let ours = session.event_loop.sessions.get_mut(session.slot);
+        let ours = &mut ours.expect("it has not ended").stream;
+        if !ours.has_unsent() {
+            break;
+        }
+        let mut bytes = Vec::new();
+        ours.fill(&mut link, usize::MAX);
+        link.flush(&mut bytes).expect("memory takes everything");
+        let mut bytes = &bytes[..];
+        while let Some(piece) = peer.next_bytes(&mut bytes).expect("no violation") {
+            received += piece.len();
+        }
+        peer.report(&mut link);
+        let mut report = Vec::new();
+        link.flush(&mut report).expect("memory takes everything");
+        let acknowledged = session.event_loop.on_link_bytes(session.slot, &report);
+        session
+            .event_loop
+            .after_frames(session.slot, None, acknowledged);
+    }
+    assert!(received > CLIENTS as usize * REPLY_BYTES, "{received}");
+}
