@@ -19,6 +19,7 @@ mod known_value;
 mod memory;
 #[cfg(test)]
 mod model_tests;
+mod peak;
 mod slots;
 #[cfg(test)]
 mod snapshot_tests;
@@ -104,7 +105,7 @@ pub(crate) struct StoreState {
     waits_cancelled: u64,
     /// The most memory of the data in bytes; `None` for no limit.
     memory_max: Option<usize>,
-    peak: memory::Peak,
+    peak: peak::Peak,
     /// Requests carried out, keys visited for them, and bytes copied, in [`BYTES_PER_WORK`].
     work: u64,
     /// Connections that were woken by a push and have not sent their next request, each with the queue's

@@ -1,0 +1,45 @@
+//! When freed memory is worth a release. Pure.
+
+/// Less freed memory than this stays with the allocator: a job that sets and deletes a large value over and over needs it
+/// again.
+const RELEASED_BYTES_MIN: usize = 16 << 20;
+
+/// The most memory of the data since the allocator was last asked to return what it keeps.
+#[derive(Debug, Default)]
+pub(super) struct Peak(usize);
+
+impl Peak {
+    /// Whether a quarter of the peak has been freed, but not less than [`RELEASED_BYTES_MIN`]; then `used` is the new peak.
+    /// The allocator's work grows with what it keeps, so a share of it bounds the work for each freed byte.
+    pub(super) fn has_fallen_to(&mut self, used: usize) -> bool {
+        self.0 = self.0.max(used);
+        let has_fallen = self.0 - used >= RELEASED_BYTES_MIN.max(self.0 / 4);
+        if has_fallen {
+            self.0 = used;
+        }
+        has_fallen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_freed_quarter_of_the_peak_is_worth_a_release() {
+        const MIB: usize = 1 << 20;
+        let mut peak = Peak::default();
+        let releases: Vec<usize> = (0..=1024)
+            .chain((0..1024).rev())
+            .filter(|used| peak.has_fallen_to(used * MIB))
+            .collect();
+        assert_eq!(
+            releases,
+            [768, 576, 432, 324, 243, 182, 136, 102, 76, 57, 41, 25, 9]
+        );
+        // Values that come and go are no peak.
+        assert!(!peak.has_fallen_to(17 * MIB));
+        assert!(!peak.has_fallen_to(2 * MIB));
+        assert!(peak.has_fallen_to(MIB));
+    }
+}
