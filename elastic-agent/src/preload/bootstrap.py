@@ -18,7 +18,8 @@ import os
 import socket
 import sys
 
-NAME = "c10d preload"
+# In angle brackets as "<string>": tools that measure or trace lines skip such names.
+NAME = "<c10d preload>"
 PATIENT_THREADS = ("jemalloc_bg_thd",)
 INJECTORS = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH")
 CUDA_ERROR_NOT_INITIALIZED = 3

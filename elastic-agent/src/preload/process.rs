@@ -23,7 +23,7 @@ use crate::signal_name::name_of;
 use crate::sys;
 
 /// The program that the interpreter gets on its command line: it reads the next one from standard input.
-const STUB: &str = "exec(compile(__import__('os').read(0,262144),'c10d preload','exec'),{'__name__':'c10d preload'})";
+const STUB: &str = "exec(compile(__import__('os').read(0,262144),'<c10d preload>','exec'),{'__name__':'<c10d preload>'})";
 
 const BOOTSTRAP: &str = include_str!("bootstrap.py");
 

@@ -156,12 +156,16 @@ struct Seen {
     end: String,
 }
 
-/// Runs `script` with `arguments` as a job of one worker.
-fn see(place: &Place, name: &str, preload: &[&str], words: &[&str]) -> Seen {
+/// Runs the script and arguments `words` as a job of one worker. `variable` is set besides, as `NAME=value`.
+fn see(place: &Place, name: &str, preload: &[&str], words: &[&str], variable: &str) -> Seen {
     let logs = place.path(&format!("logs-{name}-{}", preload.len()));
     let logs = logs.to_str().unwrap();
     let common = ["--redirects=3", "--json", "--log-dir", logs];
-    let ended = place.run(&[&common, preload, words].concat());
+    let mut command = place.command(&[&common, preload, words].concat());
+    if let Some((variable, value)) = variable.split_once('=') {
+        command.env(variable, value);
+    }
+    let ended = ended(command.spawn().unwrap());
     let report: Value = serde_json::from_str(ended.stdout.lines().next_back().unwrap_or_default())
         .unwrap_or_else(|_| panic!("{name}: {ended:?}"));
     assert!(!ended.stderr.contains("preload"), "{name}: {ended:?}");
@@ -284,6 +288,37 @@ const SCRIPTS: &[(&str, &str)] = &[
         "unflushed",
         "import sys\nsys.stdout.write('no newline')\nsys.stderr.write('here neither')\n",
     ),
+    (
+        // A name that is no file's is in angle brackets: tools that measure coverage skip it.
+        "frames",
+        "import sys\nframe = sys._getframe()\nwhile frame:\n\
+         \x20   if not frame.f_code.co_filename.startswith('<'): print(frame.f_code.co_filename)\n\
+         \x20   frame = frame.f_back\n",
+    ),
+    (
+        "interpreter",
+        "import faulthandler, gc, sys, tracemalloc, warnings\n\
+         print(sys.flags, sys._xoptions, sys.warnoptions, warnings.filters, __debug__)\n\
+         print(faulthandler.is_enabled(), tracemalloc.is_tracing(), gc.isenabled(), sys.pycache_prefix)\n\
+         print(sys.stdout.encoding, sys.stdout.errors, sys.stdin.encoding, sys.getfilesystemencoding())\n\
+         print(sys.executable, sys.prefix, sys.gettrace(), sys.flags.hash_randomization or hash('a'))\n\
+         open('/dev/null')\nassert False, 'asserts are on'\n",
+    ),
+];
+
+/// Variables of the interpreter with which the script `interpreter` runs.
+const VARIABLES: &[&str] = &[
+    "PYTHONDEVMODE=1",
+    "PYTHONFAULTHANDLER=1",
+    "PYTHONOPTIMIZE=2",
+    "PYTHONHASHSEED=7",
+    "PYTHONTRACEMALLOC=5",
+    "PYTHONWARNINGS=error",
+    "PYTHONIOENCODING=latin-1:ignore",
+    "PYTHONUTF8=1",
+    "PYTHONMALLOC=debug",
+    "PYTHONPYCACHEPREFIX=cache",
+    "PYTHONNOUSERSITE=1",
 ];
 
 #[test]
@@ -304,11 +339,11 @@ fn scripts_end_the_same_in_fresh_and_in_forked_workers() {
     for (name, script) in SCRIPTS {
         place.write(&format!("{name}.py"), script);
     }
-    let mut cases: Vec<(String, Vec<String>)> = SCRIPTS
+    let mut cases: Vec<(String, Vec<String>, &str)> = SCRIPTS
         .iter()
         .map(|(name, _)| {
             let words = [format!("{name}.py"), "--x".to_owned(), "$${a} b".to_owned()];
-            ((*name).to_owned(), words.to_vec())
+            ((*name).to_owned(), words.to_vec(), "")
         })
         .collect();
     for (name, words) in [
@@ -322,16 +357,20 @@ fn scripts_end_the_same_in_fresh_and_in_forked_workers() {
         let words = words
             .iter()
             .map(|word| word.replace("ABSOLUTE", place.path("state.py").to_str().unwrap()));
-        cases.push((name.to_owned(), words.collect()));
+        cases.push((name.to_owned(), words.collect(), ""));
+    }
+    for variable in VARIABLES {
+        let words = vec!["interpreter.py".to_owned()];
+        cases.push(((*variable).to_owned(), words, *variable));
     }
     let count = cases.len();
     let cases = Mutex::new(cases);
     let check = || {
-        while let Some((name, words)) = { cases.lock().unwrap().pop() } {
+        while let Some((name, words, variable)) = { cases.lock().unwrap().pop() } {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            let fresh = see(&place, &name, &[], &words);
+            let fresh = see(&place, &name, &[], &words, variable);
             let preload = ["--preload=json,logging", "--preload-required"];
-            let forked = see(&place, &name, &preload, &words);
+            let forked = see(&place, &name, &preload, &words, variable);
             assert_eq!(fresh, forked, "{name}");
         }
     };
@@ -341,7 +380,7 @@ fn scripts_end_the_same_in_fresh_and_in_forked_workers() {
             thread.join().unwrap();
         }
     });
-    assert_eq!(count, SCRIPTS.len() + 5);
+    assert_eq!(count, SCRIPTS.len() + 5 + VARIABLES.len());
     place.assert_nothing_runs();
 }
 
