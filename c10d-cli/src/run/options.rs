@@ -664,7 +664,7 @@ impl RunOptions {
         if let Some(shell) = self.print_completion.take() {
             return refuse(
                 format!("--print-completion {shell}"),
-                "shell completion does not exist",
+                "`c10d completions SHELL` prints the script",
             );
         }
         Ok(())

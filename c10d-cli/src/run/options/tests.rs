@@ -580,7 +580,7 @@ fn an_invalid_value_is_named_with_its_option() {
         ),
         (
             "--print-completion=bash s.py",
-            "--print-completion bash is not supported: ",
+            "--print-completion bash is not supported: `c10d completions SHELL` prints the script",
         ),
     ] {
         let error = refusal(line, &[]);
