@@ -20,8 +20,9 @@ use crate::store::{Store, generic_barrier, takes_any_bytes};
 /// barrier command. Unlike in PyTorch, [`list_keys`](Store::list_keys) returns only keys below
 /// `prefix/`; in PyTorch, the prefix `a` also lists (and cuts) the keys of the prefix `ab`.
 ///
-/// Each `PrefixStore` around another one adds a call to each operation, and some stack: where a program nests them in
-/// a loop, use [`nest`](Self::nest), which has a limit.
+/// Each `PrefixStore` around another one adds a call to each operation, and some stack. So at most
+/// [`NESTED_MAX`](Self::NESTED_MAX) are around each other; a program that nests them in a loop uses [`nest`](Self::nest),
+/// which reports the limit as an error.
 ///
 /// ```
 /// use c10d_store::{HashStore, PrefixStore, Store};
@@ -43,24 +44,29 @@ pub struct PrefixStore<S> {
 
 impl<S: Store> PrefixStore<S> {
     /// The keys of `underlying` below `prefix`. With an empty prefix, `k` becomes `/k`.
+    ///
+    /// # Panics
+    /// If `underlying` is within [`NESTED_MAX`](Self::NESTED_MAX) prefixes already.
     pub fn new(prefix: impl Into<String>, underlying: S) -> Self {
+        let nested = nested_in(&underlying);
+        let max = Self::NESTED_MAX;
+        assert!(
+            nested < max,
+            "{nested} prefix stores are around {} already: at most {max} (nest reports it as an error)",
+            underlying.label()
+        );
         Self {
             prefix: prefix.into(),
             underlying,
         }
     }
 
-    /// As [`new`](Self::new), unless `underlying` is within [`NESTED_MAX`](Self::NESTED_MAX) prefixes already.
+    /// As [`new`](Self::new), with an error instead of the panic.
     ///
     /// # Errors
-    /// [`StoreError::LimitExceeded`] then.
+    /// [`StoreError::LimitExceeded`] if `underlying` is within [`NESTED_MAX`](Self::NESTED_MAX) prefixes already.
     pub fn nest(prefix: impl Into<String>, underlying: S) -> Result<Self, StoreError> {
-        let mut nested = 0;
-        let mut inner = underlying.underlying_store();
-        while let Some(store) = inner {
-            nested += 1;
-            inner = store.underlying_store();
-        }
+        let nested = nested_in(&underlying);
         if nested < Self::NESTED_MAX {
             return Ok(Self::new(prefix, underlying));
         }
@@ -74,7 +80,7 @@ impl<S: Store> PrefixStore<S> {
         })
     }
 
-    /// The most prefixes that [`nest`](Self::nest) puts around a store. PyTorch's process groups need five.
+    /// The most prefixes around a store. PyTorch's process groups need five.
     pub const NESTED_MAX: usize = 100;
 
     /// The prefix, without the `/`.
@@ -94,6 +100,11 @@ impl<S: Store> PrefixStore<S> {
     fn join_all(&self, keys: &[&str]) -> Vec<String> {
         keys.iter().map(|key| self.join(key)).collect()
     }
+}
+
+/// The number of prefixes that a store is within, counting its own.
+fn nested_in(store: &dyn Store) -> usize {
+    std::iter::successors(store.underlying_store(), |inner| inner.underlying_store()).count()
 }
 
 takes_any_bytes!(impl[S: Store] PrefixStore<S>);
@@ -297,10 +308,29 @@ mod tests {
                 .expect("present"),
             b"v"
         );
-        let error = PrefixStore::nest("q", store).expect_err("beyond the limit");
+        let error = PrefixStore::nest("q", Arc::clone(&store)).expect_err("beyond the limit");
         assert!(
             matches!(error, StoreError::LimitExceeded { limit: MAX, .. }),
             "{error}"
         );
+        let clone = store.clone_store().expect("as deep as the original");
+        assert_eq!(clone.get("k").expect("present"), b"v");
+    }
+
+    /// Instead of a stack overflow, which ends the process, in some later call or drop.
+    #[test]
+    fn a_loop_that_nests_prefixes_panics_at_the_limit() {
+        let nested = std::panic::catch_unwind(|| {
+            let mut store: Arc<dyn Store> = Arc::new(HashStore::new());
+            for _ in 0..100_000 {
+                store = Arc::new(PrefixStore::new("p", store));
+            }
+            store.set_bytes("k", b"v").expect("a HashStore takes it");
+        });
+        let payload = nested.expect_err("it stops at the limit");
+        let text = payload
+            .downcast_ref::<String>()
+            .expect("a formatted message");
+        assert!(text.starts_with("100 prefix stores are around"), "{text}");
     }
 }

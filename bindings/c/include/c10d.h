@@ -221,8 +221,9 @@ enum c10d_status c10d_options_set_resume(struct c10d_options *options,
 // `C10D_ERROR_UNSUPPORTED` if the library was built without the feature `tls`.
 enum c10d_status c10d_options_set_secret_file(struct c10d_options *options, const char *path);
 
-// The longest key in bytes, including one for the client's prefix. 8192 by default, as in PyTorch. A server closes
-// the connection on a longer one: change it on both sides.
+// The longest key in bytes, including one for the client's prefix. 8192 by default, as in PyTorch. Of every kind of
+// store: a longer key is refused before it is read. A server closes the connection on a longer one: change it on both
+// sides.
 enum c10d_status c10d_options_set_key_bytes_max(struct c10d_options *options,
                                                 size_t bytes);
 

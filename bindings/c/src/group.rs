@@ -30,11 +30,17 @@ pub struct GroupHandle(ProcessBound<JoinedGroup>);
 #[derive(Debug)]
 struct JoinedGroup {
     group: Group,
+    /// The longest key of its store.
+    key_bytes_max: usize,
 }
 
 impl GroupHandle {
-    fn new(group: Group) -> Box<Self> {
-        Box::new(Self(ProcessBound::new("group", JoinedGroup { group })))
+    fn new(group: Group, key_bytes_max: usize) -> Box<Self> {
+        let joined = JoinedGroup {
+            group,
+            key_bytes_max,
+        };
+        Box::new(Self(ProcessBound::new("group", joined)))
     }
 
     /// The group of a call's argument; refused are null, and a group of the process that forked this one.
@@ -103,7 +109,8 @@ pub extern "C" fn c10d_group_init_from_env(
         let group = cancel::run(options.and_then(Options::cancel), || {
             Ok(group_options.init_from_env()?)
         })?;
-        *place = Some(GroupHandle::new(group));
+        let key_bytes_max = Options::default().key_bytes_max();
+        *place = Some(GroupHandle::new(group, key_bytes_max));
         Ok(())
     })
 }
@@ -127,7 +134,7 @@ pub extern "C" fn c10d_group_join(
         let group = cancel::run(options.and_then(Options::cancel), || {
             Ok(group_options.join(Arc::clone(&handle.store), rank, world_size)?)
         })?;
-        *place = Some(GroupHandle::new(group));
+        *place = Some(GroupHandle::new(group, handle.key_bytes_max));
         Ok(())
     })
 }
@@ -155,7 +162,7 @@ pub extern "C" fn c10d_group_split(
             |group| group.split(name, ranks),
             |group, timeout| group.split_timeout(name, ranks, timeout),
         )?;
-        *place = Some(GroupHandle::new(group));
+        *place = Some(GroupHandle::new(group, parent.key_bytes_max));
         Ok(())
     })
 }
@@ -197,7 +204,8 @@ pub extern "C" fn c10d_group_store(
     call(|| {
         let place = border::result(store, None, "store")?;
         let group = GroupHandle::used(group, "group")?;
-        *place = Some(StoreHandle::new(Arc::clone(group.group.store())));
+        let store = Arc::clone(group.group.store());
+        *place = Some(StoreHandle::new(store, group.key_bytes_max));
         Ok(())
     })
 }

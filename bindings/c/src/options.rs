@@ -269,8 +269,9 @@ fn read_secrets(path: &str) -> Result<Credentials, Failure> {
     ))
 }
 
-/// The longest key in bytes, including one for the client's prefix. 8192 by default, as in PyTorch. A server closes
-/// the connection on a longer one: change it on both sides.
+/// The longest key in bytes, including one for the client's prefix. 8192 by default, as in PyTorch. Of every kind of
+/// store: a longer key is refused before it is read. A server closes the connection on a longer one: change it on both
+/// sides.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_options_set_key_bytes_max(
     options: Option<&mut Options>,

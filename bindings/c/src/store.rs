@@ -30,8 +30,8 @@ pub(crate) struct OpenStore {
     pub(crate) store: Arc<dyn Store>,
     /// The store itself or the one that it wraps, if that is a TCP store.
     pub(crate) tcp: Option<Arc<TcpStore>>,
-    /// The longest key, where one is known before the key is read.
-    key_bytes_max: Option<usize>,
+    /// The longest key, which is checked before the key is read.
+    pub(crate) key_bytes_max: usize,
 }
 
 impl OpenStore {
@@ -47,16 +47,13 @@ impl OpenStore {
     }
 
     pub(crate) fn check_key(&self, len: usize) -> Result<(), Failure> {
-        match self.key_bytes_max {
-            Some(max) if len > max => {
-                let text = format!(
-                    "{}: a key has {len} bytes: at most {max}",
-                    self.store.label()
-                );
-                Err(Failure::new(Status::C10D_ERROR_LIMIT, text))
-            }
-            _ => Ok(()),
+        let max = self.key_bytes_max;
+        if len <= max {
+            return Ok(());
         }
+        let label = self.store.label();
+        let text = format!("{label}: a key has {len} bytes: at most {max}");
+        Err(Failure::new(Status::C10D_ERROR_LIMIT, text))
     }
 }
 
@@ -66,11 +63,11 @@ impl StoreHandle {
     }
 
     /// A store that is not known as a TCP store.
-    pub(crate) fn new(store: Arc<dyn Store>) -> Box<Self> {
+    pub(crate) fn new(store: Arc<dyn Store>, key_bytes_max: usize) -> Box<Self> {
         Self::with(OpenStore {
             store,
             tcp: None,
-            key_bytes_max: None,
+            key_bytes_max,
         })
     }
 
@@ -98,7 +95,7 @@ fn open_tcp(
         *place = Some(StoreHandle::with(OpenStore {
             store: tcp.clone(),
             tcp: Some(tcp),
-            key_bytes_max: Some(options.key_bytes_max()),
+            key_bytes_max: options.key_bytes_max(),
         }));
         Ok(())
     })
@@ -144,7 +141,8 @@ pub extern "C" fn c10d_store_open_file(
         let file = cancel::run(options.cancel(), || {
             Ok(FileStore::open_with(path, &options.file())?)
         })?;
-        *place = Some(StoreHandle::new(Arc::new(file)));
+        let key_bytes_max = options.key_bytes_max();
+        *place = Some(StoreHandle::new(Arc::new(file), key_bytes_max));
         Ok(())
     })
 }
@@ -157,11 +155,13 @@ pub extern "C" fn c10d_store_open_hash(
 ) -> Status {
     call(|| {
         let place = border::result(store, None, "store")?;
+        let options = options.cloned().unwrap_or_default();
         let hash = HashStore::new();
-        if let Some(timeout) = options.and_then(Options::timeout) {
+        if let Some(timeout) = options.timeout() {
             hash.set_timeout(timeout);
         }
-        *place = Some(StoreHandle::new(Arc::new(hash)));
+        let key_bytes_max = options.key_bytes_max();
+        *place = Some(StoreHandle::new(Arc::new(hash), key_bytes_max));
         Ok(())
     })
 }

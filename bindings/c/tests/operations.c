@@ -245,13 +245,24 @@ static void long_values(c10d_store *store) {
 
 static void limits(c10d_store *store) {
     char *long_value = calloc(LONG_BYTES + 1, 1);
-    char key[8200];
-    memset(key, 'k', sizeof key);
     RETURNS(C10D_ERROR_LIMIT, c10d_store_set(store, S("long"), long_value, LONG_BYTES + 1));
     SAYS("8388609");
-    RETURNS(C10D_ERROR_LIMIT, c10d_store_set(store, key, sizeof key, S("x")));
     OK(c10d_store_set(store, S("still"), S("usable")));
     free(long_value);
+}
+
+/* A key beyond the limit is not read: there are not as many bytes behind the pointer. */
+static void long_keys(c10d_store *store) {
+    const c10d_bytes key = {"k", (size_t)1 << 30};
+    bool found;
+    c10d_buffer value;
+    RETURNS(C10D_ERROR_LIMIT, c10d_store_set(store, "k", (size_t)1 << 30, S("x")));
+    SAYS("1073741824 bytes: at most 8192");
+    RETURNS(C10D_ERROR_LIMIT, c10d_store_try_get(store, "k", 8193, &found, &value));
+    RETURNS(C10D_ERROR_LIMIT, c10d_store_wait(store, &key, 1, C10D_CHECK_ONCE, NULL));
+    c10d_store *prefixed;
+    RETURNS(C10D_ERROR_LIMIT, c10d_store_open_prefix(store, "k", (size_t)1 << 30, &prefixed));
+    OK(c10d_store_set(store, S("still"), S("usable")));
 }
 
 static void everything(c10d_store *store, bool has_queues) {
@@ -269,6 +280,7 @@ static void everything(c10d_store *store, bool has_queues) {
     barriers(store);
     timeouts(store);
     long_values(store);
+    long_keys(store);
     OK(c10d_store_set(store, NULL, 0, S("the key may be empty")));
 }
 
