@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 /// Connections that have not sent a request with the password, if the server has one. Such a connection costs nothing
 /// to make, so it must not keep out one that has.
@@ -18,6 +19,7 @@ pub(super) struct Newcomers {
 struct Entry {
     is_accepted: Rc<Cell<bool>>,
     task: AbortHandle,
+    arrived: Instant,
 }
 
 impl Entry {
@@ -38,7 +40,19 @@ impl Newcomers {
         if self.entries.len() >= 2 * connections_max {
             self.entries.retain(Entry::is_newcomer);
         }
-        self.entries.push_back(Entry { is_accepted, task });
+        self.entries.push_back(Entry {
+            is_accepted,
+            task,
+            arrived: Instant::now(),
+        });
+    }
+
+    /// When the oldest one arrived.
+    pub(super) fn oldest_arrived(&mut self) -> Option<Instant> {
+        while self.entries.front().is_some_and(|it| !it.is_newcomer()) {
+            self.entries.pop_front();
+        }
+        self.entries.front().map(|oldest| oldest.arrived)
     }
 
     /// Ends the oldest one. Returns whether there is one.

@@ -1,10 +1,12 @@
 //! A small HTTP server on a listener of its own, for answers that take blocking work.
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::pin::pin;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -17,16 +19,21 @@ use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::runtime;
-use tokio::sync::{Notify, Semaphore};
-use tokio::task::JoinSet;
+use tokio::sync::Notify;
+use tokio::task::{JoinSet, LocalSet};
 use tokio::time;
 
 use super::client::HttpResponse;
 use super::hosts;
+use super::newcomers::Newcomers;
 use super::token::Token;
 
-/// The most connections at a time. Others wait in the listener's queue.
-const CONNECTIONS_MAX: usize = 32;
+/// The most connections at a time: as many as `c10d stacks` makes at once. One without an accepted request makes room for
+/// the next; if there is none, others wait in the listener's queue.
+const CONNECTIONS_MAX: usize = 128;
+
+/// How long a connection has for its request before it makes room. A burst of clients takes less for each.
+const NEWCOMER_MIN: Duration = Duration::from_millis(100);
 
 /// The most requests that are answered at a time. Others wait.
 const ANSWERS_MAX: usize = 8;
@@ -49,7 +56,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Makes the answer for the path and the query of a GET. May block for as long as the client should wait.
 pub type RequestHandler = Arc<dyn Fn(&str) -> HttpResponse + Send + Sync>;
 
-/// Answers GET requests on a listener, from up to 32 connections at a time, each for 60 s at most. Accepts only
+/// Answers GET requests on a listener, from up to 128 connections at a time, each for 60 s at most. Accepts only
 /// requests whose Host is an address or `localhost`, as other names can be those of a stranger's web page. Dropping
 /// it shuts it down.
 pub struct RequestServer {
@@ -70,6 +77,16 @@ impl RequestServer {
         token: Option<String>,
         handler: RequestHandler,
     ) -> io::Result<Self> {
+        Self::start_with(listener, name, token, handler, HEADER_TIMEOUT)
+    }
+
+    fn start_with(
+        listener: TcpListener,
+        name: &str,
+        token: Option<String>,
+        handler: RequestHandler,
+        header_timeout: Duration,
+    ) -> io::Result<Self> {
         let token = token.map(Token::new);
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
@@ -84,7 +101,8 @@ impl RequestServer {
         let thread = thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                runtime.block_on(serve(listener, token, handler, &is_ended));
+                let serving = serve(listener, token, handler, &is_ended, header_timeout);
+                LocalSet::new().block_on(&runtime, serving);
                 runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
             })?;
         Ok(Self {
@@ -127,33 +145,51 @@ impl fmt::Debug for RequestServer {
     }
 }
 
-async fn serve(listener: TcpListener, token: Option<Token>, handler: RequestHandler, end: &Notify) {
+async fn serve(
+    listener: TcpListener,
+    token: Option<Token>,
+    handler: RequestHandler,
+    end: &Notify,
+    header_timeout: Duration,
+) {
     let Ok(listener) = tokio::net::TcpListener::from_std(listener) else {
         return;
     };
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let accept_all = async {
         // Aborted when this set is dropped.
         let mut connections = JoinSet::new();
+        let mut newcomers = Newcomers::default();
         loop {
-            // Never closed.
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-                return;
+            let Ok((stream, _)) = listener.accept().await else {
+                time::sleep(ACCEPT_PAUSE).await;
+                continue;
             };
             while connections.try_join_next().is_some() {}
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    let (token, handler) = (token.clone(), Arc::clone(&handler));
-                    connections.spawn(async move {
-                        // An error is the client's: it left, was too slow, or does not speak HTTP.
-                        drop(
-                            time::timeout(LIFETIME, serve_connection(stream, token, handler)).await,
-                        );
-                        drop(place);
-                    });
+            while connections.len() >= CONNECTIONS_MAX {
+                if let Some(arrived) = newcomers.oldest_arrived() {
+                    let until = arrived + NEWCOMER_MIN;
+                    if time::timeout_at(until, connections.join_next())
+                        .await
+                        .is_ok()
+                    {
+                        continue;
+                    }
+                    newcomers.end_oldest();
                 }
-                Err(_) => time::sleep(ACCEPT_PAUSE).await,
+                // Its end, or that of another one.
+                let _ = connections.join_next().await;
             }
+            let is_accepted = Rc::new(Cell::new(false));
+            let work = serve_connection(
+                stream,
+                token.clone(),
+                Arc::clone(&handler),
+                Rc::clone(&is_accepted),
+                header_timeout,
+            );
+            // An error is the client's: it left, was too slow, or does not speak HTTP.
+            let task = connections.spawn_local(async { drop(time::timeout(LIFETIME, work).await) });
+            newcomers.add(is_accepted, task, CONNECTIONS_MAX);
         }
     };
     let mut accept_all = pin!(accept_all);
@@ -169,53 +205,68 @@ async fn serve(listener: TcpListener, token: Option<Token>, handler: RequestHand
     .await;
 }
 
+/// Serves one connection. Sets `is_accepted` with the first accepted request.
 async fn serve_connection(
     stream: TcpStream,
     token: Option<Token>,
     handler: RequestHandler,
+    is_accepted: Rc<Cell<bool>>,
+    header_timeout: Duration,
 ) -> hyper::Result<()> {
     let service = service_fn(|request: Request<Incoming>| {
-        let (token, handler) = (token.clone(), Arc::clone(&handler));
-        async move { Ok::<_, Infallible>(answer(&request, token.as_ref(), handler).await) }
+        let handler = Arc::clone(&handler);
+        let path = accepted_path(&request, token.as_ref());
+        is_accepted.set(is_accepted.get() || path.is_ok());
+        async move { Ok::<_, Infallible>(answer(path, handler).await) }
     });
     http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
+        .header_read_timeout(header_timeout)
         .max_buf_size(HEAD_BYTES_MAX)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service)
         .await
 }
 
-async fn answer(
+/// The path and the query of a request that may be answered, or why it is refused.
+fn accepted_path(
     request: &Request<Incoming>,
     token: Option<&Token>,
+) -> Result<String, (StatusCode, &'static str)> {
+    let host = request.headers().get(header::HOST);
+    let host = host.and_then(|host| host.to_str().ok());
+    if !host.is_some_and(|host| hosts::is_accepted(host, &[])) {
+        let text = "the Host header must be an address or localhost\n";
+        return Err((StatusCode::MISDIRECTED_REQUEST, text));
+    }
+    if token.is_some_and(|token| !token.is_in(request.headers())) {
+        let text = "this job has a secret: use --secret-file\n";
+        return Err((StatusCode::UNAUTHORIZED, text));
+    }
+    if request.method() != Method::GET {
+        return Err((StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n"));
+    }
+    let path = request.uri().path_and_query().map(ToString::to_string);
+    Ok(path.unwrap_or_default())
+}
+
+async fn answer(
+    path: Result<String, (StatusCode, &'static str)>,
     handler: RequestHandler,
 ) -> Response<Full<Bytes>> {
-    let refused = |status: StatusCode, text: &str| {
+    let refused = |(status, text): (StatusCode, &str)| {
         response(&HttpResponse {
             status: status.as_u16(),
             body: text.into(),
         })
     };
-    let host = request.headers().get(header::HOST);
-    let host = host.and_then(|host| host.to_str().ok());
-    if !host.is_some_and(|host| hosts::is_accepted(host, &[])) {
-        let text = "the Host header must be an address or localhost\n";
-        return refused(StatusCode::MISDIRECTED_REQUEST, text);
-    }
-    if token.is_some_and(|token| !token.is_in(request.headers())) {
-        let text = "this job has a secret: use --secret-file\n";
-        return refused(StatusCode::UNAUTHORIZED, text);
-    }
-    if request.method() != Method::GET {
-        return refused(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered\n");
-    }
-    let path = request.uri().path_and_query().map(ToString::to_string);
-    let path = path.unwrap_or_default();
+    let path = match path {
+        Ok(path) => path,
+        Err(refusal) => return refused(refusal),
+    };
     match tokio::task::spawn_blocking(move || handler(&path)).await {
         Ok(answer) => response(&answer),
-        Err(_) => refused(StatusCode::INTERNAL_SERVER_ERROR, "the answer failed\n"),
+        Err(_) => refused((StatusCode::INTERNAL_SERVER_ERROR, "the answer failed\n")),
     }
 }
 

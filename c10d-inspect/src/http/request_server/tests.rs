@@ -65,17 +65,52 @@ fn strangers_names_other_methods_and_other_protocols_are_refused() {
 }
 
 #[test]
-fn silent_clients_do_not_keep_others_out_for_longer_than_the_header_timeout() {
-    let server = start(echo);
-    let silent: Vec<_> = (0..CONNECTIONS_MAX + 4)
-        .map(|_| TcpStream::connect(server.address()).unwrap())
-        .collect();
-    let answer = fetch(
-        &HttpRequest::get(Target::Tcp(server.address()), "/"),
-        PATIENCE,
-    );
-    assert!(answer.unwrap().is_success());
-    drop(silent);
+fn half_open_requests_make_room_the_oldest_first() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let server =
+        RequestServer::start_with(listener, "requests", None, Arc::new(echo), 4 * PATIENCE);
+    let server = server.unwrap();
+    let half_open = |_| {
+        let mut stream = TcpStream::connect(server.address()).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream
+    };
+    let half_open: Vec<_> = (0..CONNECTIONS_MAX).map(half_open).collect();
+    let request = HttpRequest::get(Target::Tcp(server.address()), "/");
+    for _ in 0..4 {
+        assert!(fetch(&request, PATIENCE).unwrap().is_success());
+    }
+    let is_open = |mut stream: &TcpStream| matches!(stream.read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+    let (oldest, newest) = half_open.split_at(4);
+    assert!(!is_open(&oldest[0]), "it has not made room");
+    assert!(newest.iter().all(is_open), "newer ones have made room");
+}
+
+/// Requests that are answered keep their places.
+#[test]
+fn a_connection_with_an_accepted_request_does_not_make_room() {
+    let (release, released) = mpsc::channel::<()>();
+    let released = Mutex::new(released);
+    let (entered, is_entered) = mpsc::channel();
+    let server = start(move |path| {
+        if path == "/slow" {
+            entered.send(()).unwrap();
+            released.lock().unwrap().recv().unwrap();
+        }
+        echo(path)
+    });
+    let get = |path: &str| HttpRequest::get(Target::Tcp(server.address()), path);
+    thread::scope(|scope| {
+        let slow = scope.spawn(|| fetch(&get("/slow"), PATIENCE));
+        is_entered.recv().unwrap();
+        let _silent: Vec<_> = (0..3 * CONNECTIONS_MAX)
+            .map(|_| TcpStream::connect(server.address()).unwrap())
+            .collect();
+        assert!(fetch(&get("/"), PATIENCE).unwrap().is_success());
+        release.send(()).unwrap();
+        assert!(slow.join().unwrap().unwrap().is_success());
+    });
 }
 
 #[test]
