@@ -39,6 +39,7 @@ mod tests {
 
     use super::*;
 
+    /// docs/rendezvous.md, BOOT 5.
     #[test]
     fn the_first_node_of_each_round_clears_the_workers_store() {
         let options = TcpStoreOptions::default().with_master(true);

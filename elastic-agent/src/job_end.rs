@@ -105,6 +105,7 @@ mod tests {
         assert!(read(&store).unwrap().len() < 1000);
     }
 
+    /// docs/rendezvous.md, END 2.
     #[test]
     fn only_the_first_of_the_stuck_nodes_counts() {
         let store = HashStore::new();

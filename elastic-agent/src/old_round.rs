@@ -44,6 +44,7 @@ mod tests {
         RendezvousInfo::new(number, store, rank, 2, bootstrap)
     }
 
+    /// docs/rendezvous.md, BOOT 8.
     #[test]
     fn nothing_of_a_round_is_left_when_all_its_nodes_are_in_a_later_one() {
         let store = Arc::new(HashStore::new());

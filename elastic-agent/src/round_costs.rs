@@ -231,6 +231,7 @@ fn round_of(nodes: usize) -> Vec<Arc<Counts>> {
     counts
 }
 
+/// docs/rendezvous.md, RANKS 1.
 #[test]
 fn the_cost_of_a_round_is_linear_in_the_number_of_nodes() {
     let sums = [4, 16, 64].map(|nodes| {
@@ -267,6 +268,7 @@ fn others_of(nodes: usize, missing: &[usize]) -> HashStore {
     store
 }
 
+/// docs/rendezvous.md, RANKS 1.
 #[test]
 fn requests_for_10_000_nodes_stay_far_below_the_limits_of_stores() {
     const NODES: usize = 10_000;

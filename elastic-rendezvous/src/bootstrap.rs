@@ -478,6 +478,7 @@ mod tests {
         settled.expect("an address").master
     }
 
+    /// docs/rendezvous.md, BOOT 3.
     #[test]
     fn a_node_reuses_the_address_only_in_the_same_world() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -532,6 +533,61 @@ mod tests {
         assert_eq!(settled(&mut bootstrap, &same), new);
     }
 
+    /// docs/rendezvous.md, BOOT 4. Rank 0 is a node of PyTorch, which publishes in its first round only.
+    #[test]
+    fn a_node_that_knows_the_address_publishes_it_for_a_rank_0_that_does_not() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let (torch, b) = (node("torch"), node("b"));
+        let master = HostPort::new("host", 1);
+        round(&store, 0, &torch)
+            .publish(&master)
+            .expect("to publish");
+        let mut member = Bootstrap::default();
+        assert_eq!(settled(&mut member, &round(&store, 0, &torch)), master);
+        std::thread::scope(|scope| {
+            // One knows it from its last round, one finds it in the store.
+            scope.spawn(|| {
+                let round = round(&store, 1, &b);
+                assert_eq!(settled(&mut member, &round), master);
+            });
+            scope.spawn(|| {
+                let round = round(&store, 1, &b);
+                assert_eq!(settled(&mut Bootstrap::default(), &round), master);
+            });
+        });
+        let found = store
+            .get("torch.rendezvous.job.1/MASTER_ADDR")
+            .expect("an address");
+        assert_eq!(found, b"host");
+    }
+
+    /// docs/rendezvous.md, BOOT 6. The file of a store has its writes in order.
+    #[test]
+    fn the_host_is_written_before_the_port() {
+        let path = std::env::temp_dir().join(format!("bootstrap-{}", std::process::id()));
+        let store: Arc<dyn Store> =
+            Arc::new(c10d_store::FileStore::open(&path, None).expect("a file"));
+        let a = node("a");
+        let master = HostPort::new("host", 1);
+        round(&store, 0, &a).publish(&master).expect("to publish");
+        round(&store, 1, &a)
+            .publish_if_missing(&master)
+            .expect("to publish");
+        let written = std::fs::read(&path).expect("its writes");
+        let place = |key: &str| {
+            written
+                .windows(key.len())
+                .position(|it| it == key.as_bytes())
+        };
+        for number in 0..2 {
+            let places = [ADDR_KEY, PORT_KEY]
+                .map(|key| place(&format!("torch.rendezvous.job.{number}/{key}")));
+            assert!(places[0].is_some() && places[0] < places[1], "{places:?}");
+        }
+        let _ = std::fs::remove_file(path);
+    }
+
+    /// docs/rendezvous.md, BOOT 1 and 2.
     #[test]
     fn rank_0_publishes_the_address_that_it_knows_while_its_server_answers() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());

@@ -705,6 +705,7 @@ mod tests {
         }
     }
 
+    /// docs/rendezvous.md, GROUP 9.
     #[test]
     fn a_member_learns_of_its_own_round_and_of_later_ones() {
         let membership = membership_of(&summary(), 3, 7, false);

@@ -177,6 +177,7 @@ mod tests {
         })
     }
 
+    /// docs/rendezvous.md, SPARE 1 and 2.
     #[test]
     fn a_spare_yields_to_members_that_may_come_back() {
         let last = ended();
@@ -199,6 +200,7 @@ mod tests {
         }
     }
 
+    /// docs/rendezvous.md, SPARE 1.
     #[test]
     fn members_have_precedence_for_the_time_of_the_setting() {
         let (last, state) = (ended(), state(4, false, "a,b", ""));
@@ -210,6 +212,7 @@ mod tests {
         assert!(!yields(&last, &state, 115, ""));
     }
 
+    /// docs/rendezvous.md, SPARE 2.
     #[test]
     fn a_lost_member_has_no_claim_until_it_is_listed_again() {
         let mut last = ended();
@@ -221,6 +224,7 @@ mod tests {
         assert!(yields(&last, &back, 102, ""));
     }
 
+    /// docs/rendezvous.md, SPARE 4.
     #[test]
     fn members_and_nodes_that_saw_no_round_do_not_yield() {
         let settings = RendezvousSettings::for_test(2, 3);

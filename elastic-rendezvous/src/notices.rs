@@ -271,6 +271,7 @@ mod tests {
         assert_eq!(notices.read().unwrap(), [Notice::Left(node("b"))]);
     }
 
+    /// docs/rendezvous.md, NOTICE 2.
     #[test]
     fn only_the_last_notices_are_read() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -285,6 +286,7 @@ mod tests {
         assert_eq!(pids, (36..100).collect::<Vec<_>>());
     }
 
+    /// docs/rendezvous.md, NOTICE 3.
     #[test]
     fn bytes_of_strangers_are_no_notices() {
         let long = [b"left 1 0 ".as_slice(), &[b'a'; 4096], b"\n"].concat();

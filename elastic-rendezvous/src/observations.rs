@@ -306,6 +306,7 @@ mod tests {
         state
     }
 
+    /// docs/rendezvous.md, CLOCK 1.
     #[test]
     fn a_peer_whose_heartbeat_keeps_changing_is_alive_whatever_its_clock_says() {
         let (me, peer) = (node("me"), node("peer"));
@@ -319,6 +320,7 @@ mod tests {
         }
     }
 
+    /// docs/rendezvous.md, CLOCK 1.
     #[test]
     fn a_peer_without_new_heartbeats_is_silent_after_three_intervals_of_the_own_clock() {
         let (me, peer) = (node("me"), node("peer"));
@@ -343,6 +345,7 @@ mod tests {
         );
     }
 
+    /// docs/rendezvous.md, CLOCK 4.
     #[test]
     fn a_wall_clock_that_jumps_changes_nothing() {
         let (me, peer) = (node("me"), node("peer"));
@@ -387,6 +390,7 @@ mod tests {
         assert_eq!(observations.suspects(&state, &me).next(), None);
     }
 
+    /// docs/rendezvous.md, CLOCK 4.
     #[test]
     fn written_times_follow_a_peer_that_is_ahead_by_up_to_an_hour() {
         let peer = node("peer");

@@ -36,6 +36,7 @@ fn events(job: &Job) -> Vec<Value> {
     lines.collect()
 }
 
+/// docs/rendezvous.md, END 1.
 #[test]
 fn an_exit_code_of_the_list_ends_all_nodes_and_each_names_the_rank() {
     let job = Job::with_server();
@@ -114,6 +115,7 @@ fn a_node_that_hosts_the_store_ends_the_job_for_all() {
 }
 
 /// Rank 1 fails because of rank 0, as in a collective, before its launcher knows that the job ends.
+/// docs/rendezvous.md, END 1.
 #[test]
 fn a_node_whose_workers_fail_at_the_same_time_learns_why_the_job_ends() {
     let job = Job::with_server();

@@ -110,6 +110,7 @@ fn those_with_the_same_secret_meet_however_the_bytes_are_split() {
     }
 }
 
+/// docs/security.md, SEC 3.
 #[test]
 fn another_secret_is_refused_before_anything_is_computed() {
     let (mut client, mut server) = pair(&secret().into(), &secret().into());
@@ -185,6 +186,7 @@ fn server_of(secret: &Secret) -> TlsLayer {
     server.start().expect("a server")
 }
 
+/// docs/security.md, SEC 4.
 #[test]
 fn a_client_without_the_right_key_is_refused_though_it_knows_its_name() {
     let (right, wrong) = (secret(), secret());
@@ -227,6 +229,7 @@ fn a_client_without_the_right_key_is_refused_though_it_knows_its_name() {
     }
 }
 
+/// docs/security.md, SEC 4.
 #[test]
 fn a_server_without_the_right_key_is_refused_though_it_knows_its_name() {
     let (right, wrong) = (secret(), secret());
@@ -303,6 +306,7 @@ impl ClientCertVerifier for Credulous {
 }
 
 /// Shows that the forged key of the tests above is one that only the check of the signature refuses.
+/// docs/security.md, SEC 4.
 #[test]
 fn a_verifier_that_asserts_signatures_unseen_lets_a_forger_in() {
     let (right, wrong) = (secret(), secret());
@@ -341,6 +345,7 @@ fn a_connection_of_another_protocol_is_refused() {
     assert!(!server.has_computed());
 }
 
+/// docs/security.md, SEC 4.
 #[test]
 fn a_server_with_a_new_and_an_old_secret_serves_clients_of_both() {
     let (new, old) = (secret(), secret());
@@ -374,6 +379,53 @@ fn recorded(secret: &Secret) -> Vec<u8> {
             return all;
         }
     }
+}
+
+/// The types and bodies of the extensions of a ClientHello (RFC 8446, section 4.1.2).
+fn extensions(wire: &[u8]) -> Vec<(u8, &[u8])> {
+    let number = |at: usize| usize::from(wire[at]) << 8 | usize::from(wire[at + 1]);
+    // A record, a handshake message, the version, random bytes, and the id of a session.
+    let mut at = 5 + 4 + 2 + 32;
+    at += 1 + usize::from(wire[at]);
+    at += 2 + number(at);
+    at += 1 + usize::from(wire[at]);
+    let end = at + 2 + number(at);
+    at += 2;
+    let mut found = Vec::new();
+    while at < end {
+        let body = at + 4..at + 4 + number(at + 2);
+        assert_eq!(wire[at], 0, "a small number");
+        found.push((wire[at + 1], &wire[body.clone()]));
+        at = body.end;
+    }
+    found
+}
+
+/// docs/security.md, SEC 5.
+#[test]
+fn nothing_in_a_handshake_allows_to_skip_one() {
+    const SERVER_NAME: u8 = 0;
+    const SIGNATURE_ALGORITHMS: u8 = 13;
+    const PRE_SHARED_KEY: u8 = 41;
+    const EARLY_DATA: u8 = 42;
+    let credentials = Credentials::from(secret());
+    let (mut client, mut server) = pair(&credentials, &credentials);
+    let hello = sent_by(&mut client);
+    let offered = extensions(&hello);
+    let types: Vec<u8> = offered.iter().map(|it| it.0).collect();
+    for absent in [SERVER_NAME, PRE_SHARED_KEY, EARLY_DATA] {
+        assert!(!types.contains(&absent), "{types:?}");
+    }
+    let ed25519 = (SIGNATURE_ALGORITHMS, &[0, 2, 8, 7][..]);
+    assert!(offered.contains(&ed25519), "{offered:?}");
+
+    let mut opened = Vec::new();
+    server.receive(&hello, &mut opened).expect("a hello");
+    let answer = sent_by(&mut server);
+    client.receive(&answer, &mut opened).expect("its answer");
+    let finished = sent_by(&mut client);
+    server.receive(&finished, &mut opened).expect("the rest");
+    assert!(sent_by(&mut server).is_empty(), "no session ticket");
 }
 
 #[test]
@@ -536,6 +588,7 @@ fn an_older_version_of_tls_is_refused() {
     assert_eq!(error.to_string(), "the peer does not speak TLS 1.3");
 }
 
+/// docs/security.md, SEC 1.
 #[test]
 fn only_a_secret_is_taken_for_one() {
     let secret = secret();
@@ -639,6 +692,7 @@ fn a_file_of_secrets_is_read_only_if_no_other_user_can() {
 }
 
 /// Another implementation gets the same keys (docs/security.md has this secret as an example).
+/// docs/security.md, SEC 2, 3 and 8.
 #[test]
 fn the_keys_of_a_secret_do_not_change() {
     let secret = Secret::from_text(SECRET_OF_THE_DOCUMENT).expect("a secret");

@@ -297,6 +297,7 @@ mod tests {
         })
     }
 
+    /// docs/rendezvous.md, RELAY 1.
     #[test]
     fn nodes_agree_on_the_first_port_that_is_free_on_all() {
         let free = || (FREE, None);
@@ -313,6 +314,7 @@ mod tests {
         }
     }
 
+    /// docs/rendezvous.md, RELAY 1.
     #[test]
     fn nodes_without_a_common_port_all_fail() {
         let nodes = [(FREE, None), (5000..6000, None), (FREE, None)];
@@ -325,6 +327,7 @@ mod tests {
         }
     }
 
+    /// docs/rendezvous.md, RELAY 1.
     #[test]
     fn a_chosen_port_is_the_only_attempt() {
         let nodes = [(FREE, Some(7)), (7..8, Some(7)), (FREE, Some(7))];
@@ -353,6 +356,7 @@ mod tests {
         );
     }
 
+    /// docs/rendezvous.md, RELAY 1.
     #[test]
     fn different_chosen_ports_are_an_error_on_all_nodes() {
         let nodes = [(FREE, Some(7)), (FREE, Some(9)), (FREE, None)];
@@ -385,6 +389,7 @@ mod tests {
         }
     }
 
+    /// docs/rendezvous.md, RELAY 3.
     #[test]
     fn a_node_without_a_relay_is_an_error_that_says_so() {
         let store = HashStore::new();
@@ -423,6 +428,7 @@ mod tests {
         }
     }
 
+    /// docs/rendezvous.md, RELAY 3.
     #[test]
     fn a_launcher_that_is_started_again_takes_the_port_of_the_others() {
         let store = HashStore::new();

@@ -971,6 +971,7 @@ fn settings(min: usize, max: usize) -> RendezvousSettings {
     RendezvousSettings::for_test(min, max)
 }
 
+/// docs/rendezvous.md, GROUP 4 and 5.
 #[test]
 fn nodes_that_come_at_once_have_their_ranks_after_few_writes() {
     for seed in 0..20 {
@@ -985,6 +986,7 @@ fn nodes_that_come_at_once_have_their_ranks_after_few_writes() {
     }
 }
 
+/// docs/rendezvous.md, GROUP 1 and 2.
 #[test]
 fn the_death_of_the_holder_delays_a_join_by_seconds() {
     for seed in 0..200 {
@@ -1040,6 +1042,7 @@ fn four_nodes(seed: u64, has_torch: bool) -> (World, usize) {
 }
 
 /// Another node may write just before the holder drops the dead one. It is dead all the same.
+/// docs/rendezvous.md, GROUP 7.
 #[test]
 fn a_dead_node_is_dropped_in_time_though_others_write_too() {
     for seed in 0..200 {
@@ -1057,6 +1060,7 @@ fn a_dead_node_is_dropped_in_time_though_others_write_too() {
 }
 
 /// PyTorch's nodes judge a node only by its heartbeat in the state.
+/// docs/rendezvous.md, GROUP 7.
 #[test]
 fn a_node_that_was_stopped_for_seven_seconds_is_not_taken_for_dead() {
     for seed in 0..200 {
@@ -1179,6 +1183,7 @@ fn history_with_torch(seed: u64) {
     world.settle();
 }
 
+/// docs/rendezvous.md, GROUP 3 and 6.
 #[test]
 fn random_histories_keep_the_laws() {
     each_seed(300, history);

@@ -860,6 +860,7 @@ mod tests {
     use super::*;
     use crate::timestamp::Timestamp;
 
+    /// docs/rendezvous.md, GROUP 3.
     #[test]
     fn a_want_without_an_answer_is_posted_again_and_again() {
         let start = Now {

@@ -174,6 +174,7 @@ fn nodes_without_a_place_become_spares() {
     });
 }
 
+/// docs/rendezvous.md, STATE 2 and 3: invariants of every write.
 #[test]
 fn survivors_of_random_faults_complete_a_round() {
     for_seeds(50, |seed| faults(seed, 12));

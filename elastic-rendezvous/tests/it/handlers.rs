@@ -192,6 +192,7 @@ fn a_node_that_dies_is_reported_as_lost() {
     assert_eq!(membership(&a).left, []);
 }
 
+/// docs/rendezvous.md, LOOP 5.
 #[test]
 fn a_join_that_times_out_reports_the_joined_nodes_and_undoes_its_writes() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -208,6 +209,7 @@ fn a_join_that_times_out_reports_the_joined_nodes_and_undoes_its_writes() {
     assert_eq!(other.next_rendezvous().expect("a round").world_size, 1);
 }
 
+/// docs/rendezvous.md, LOOP 2.
 #[test]
 fn an_interrupted_join_removes_its_node_and_later_joins_fail() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -235,6 +237,32 @@ fn an_interrupted_join_removes_its_node_and_later_joins_fail() {
     let (joining_a, joining_b) = (join(&a), join(&b));
     assert_eq!(joined(joining_a).world_size, 2);
     joined(joining_b);
+}
+
+/// docs/rendezvous.md, LOOP 2.
+#[test]
+fn a_call_waits_for_the_join_in_progress() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let first = node(&store, 2, 2);
+    let (sender, waiting) = channel();
+    first.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+        if matches!(event, RendezvousEvent::Waiting(_)) {
+            let _ = sender.send(());
+        }
+    }));
+    let joining = join(&first);
+    waiting.recv_timeout(LONG).expect("to wait");
+    let called = Arc::clone(&first);
+    let calling = thread::spawn(move || called.is_closed());
+    // A report each second.
+    for _ in 0..2 {
+        waiting.recv_timeout(LONG).expect("to wait");
+    }
+    assert!(!calling.is_finished() && !joining.is_finished());
+    let other = join(&node(&store, 2, 2));
+    joined(other);
+    joined(joining);
+    assert!(!calling.join().expect("no panic").expect("an answer"));
 }
 
 #[test]
@@ -265,6 +293,7 @@ fn a_close_ends_joins_and_spares() {
     assert!(matches!(error, RendezvousError::ShutDown { .. }), "{error}");
 }
 
+/// docs/rendezvous.md, CODEC 5.
 #[test]
 fn a_value_that_is_not_a_state_is_an_error_and_stays_in_the_store() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -334,6 +363,7 @@ fn failure() -> RendezvousError {
     }
 }
 
+/// docs/rendezvous.md, LEASE 1.
 #[test]
 fn the_write_lease_is_released_when_the_store_fails_under_it() {
     let (_host, store) = tcp();
@@ -355,6 +385,7 @@ fn the_write_lease_is_released_when_the_store_fails_under_it() {
     assert_eq!(node.next_rendezvous().expect("a round").world_size, 1);
 }
 
+/// docs/rendezvous.md, BACKEND 5.
 #[test]
 fn a_lost_state_ends_the_calls_of_a_member_without_waiting_for_it() {
     let (_host, store) = tcp();
@@ -432,6 +463,7 @@ impl StateWatch for FailingWatch {
     fn close(&self) {}
 }
 
+/// docs/rendezvous.md, WATCH 5.
 #[test]
 fn after_a_failed_watch_the_state_is_polled() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -547,6 +579,7 @@ fn a_static_rendezvous_keeps_the_given_ranks() {
     assert_eq!(other.store.get("key").expect("a value"), b"value");
 }
 
+/// docs/rendezvous.md, STATIC 1 and 2.
 #[test]
 fn a_static_rendezvous_reports_joined_nodes_and_missing_ranks() {
     let (joining, port) = static_host(4, 3);
@@ -652,6 +685,7 @@ fn a_node_that_exits_its_round_first_rejoins_without_a_last_call() {
     }
 }
 
+/// docs/rendezvous.md, NOTICE 1 and 2.
 #[test]
 fn a_waiting_node_reports_what_absent_nodes_say_about_themselves() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -674,6 +708,7 @@ fn a_waiting_node_reports_what_absent_nodes_say_about_themselves() {
     assert_eq!(joined(other).world_size, 2);
 }
 
+/// docs/rendezvous.md, SPARE 2 and NOTICE 5.
 #[test]
 fn a_node_that_leaves_while_it_is_away_has_no_claim_on_its_place() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());

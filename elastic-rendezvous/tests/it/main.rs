@@ -3,6 +3,7 @@
 mod codec;
 mod group;
 mod handlers;
+mod lease;
 mod not_a_store;
 mod recorded_events;
 #[cfg(feature = "tls")]

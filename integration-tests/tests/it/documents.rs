@@ -40,24 +40,6 @@ fn every_document_and_section_that_is_cited_exists() {
     assert!(cited > 100, "found only {cited} citations");
 }
 
-#[test]
-fn every_rule_that_is_cited_exists() {
-    let tree = Tree::read();
-    let mut cited = 0;
-    let mut problems = Vec::new();
-    for source in tree.files_ending_with(".rs") {
-        for (document, tag) in cited_rules(&tree.text(source)) {
-            cited += 1;
-            // A row of a table, or a clause.
-            if !tree.text(Path::new(document)).contains(&format!("*{tag}")) {
-                problems.push(format!("{} cites {document}, {tag}", source.display()));
-            }
-        }
-    }
-    assert!(problems.is_empty(), "missing:\n{}", problems.join("\n"));
-    assert!(cited > 20, "found only {cited} citations");
-}
-
 /// Facts about one module belong in its module documentation, not in these documents.
 #[test]
 fn the_documents_at_the_root_stay_short() {
@@ -104,25 +86,16 @@ fn the_check_finds_broken_links_and_missing_files() {
         citations,
         [("docs/wire.md", Some("6.1")), ("docs/rpc.md", Some("8"))]
     );
-    let cited = "docs/wire.md, COMPARE_SET 3: see docs/rpc.md, section 8, or docs/wire.md, WAIT 8)";
-    let rules: Vec<_> = cited_rules(cited).collect();
-    assert_eq!(
-        rules,
-        [
-            ("docs/wire.md", "COMPARE_SET 3"),
-            ("docs/wire.md", "WAIT 8")
-        ]
-    );
 }
 
 /// The files of the repository, by their paths from its root.
-struct Tree {
+pub(crate) struct Tree {
     root: PathBuf,
     files: BTreeSet<PathBuf>,
 }
 
 impl Tree {
-    fn read() -> Self {
+    pub(crate) fn read() -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
         let mut files = BTreeSet::new();
         let mut folders = vec![root.clone()];
@@ -144,12 +117,12 @@ impl Tree {
         Self { root, files }
     }
 
-    fn text(&self, file: &Path) -> String {
+    pub(crate) fn text(&self, file: &Path) -> String {
         let text = fs::read_to_string(self.root.join(file));
         text.unwrap_or_else(|error| panic!("{}: {error}", file.display()))
     }
 
-    fn files_ending_with(&self, ending: &'static str) -> impl Iterator<Item = &PathBuf> {
+    pub(crate) fn files_ending_with(&self, ending: &'static str) -> impl Iterator<Item = &PathBuf> {
         self.files
             .iter()
             .filter(move |file| file.to_string_lossy().ends_with(ending))
@@ -320,19 +293,6 @@ fn headings(text: &str) -> BTreeSet<String> {
 }
 
 /// Documents below `docs/` with the section, if one is cited, as in `docs/wire.md, section 6.1`.
-/// The rules that a text cites, as in `docs/wire.md, COMPARE_SET 3`, with their documents.
-fn cited_rules(text: &str) -> impl Iterator<Item = (&str, &str)> {
-    citations_and_rest(text).filter_map(|(document, rest)| {
-        let rest = rest.strip_prefix(", ")?;
-        let name = rest.find(|c: char| !c.is_ascii_uppercase() && c != '_')?;
-        let number = rest[name..].strip_prefix(' ')?;
-        let digits = number
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(number.len());
-        (name > 1 && digits > 0).then(|| (document, &rest[..name + 1 + digits]))
-    })
-}
-
 fn citations(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     citations_and_rest(text).map(|(document, rest)| {
         let section = rest
@@ -345,7 +305,7 @@ fn citations(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
 }
 
 /// The documents that a text names, each with the text that follows.
-fn citations_and_rest(text: &str) -> impl Iterator<Item = (&str, &str)> {
+pub(crate) fn citations_and_rest(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.match_indices(".md").filter_map(|(end, ending)| {
         let (before, after) = text.split_at(end + ending.len());
         let start = before.rfind(|c| !is_name(c)).map_or(0, |at| at + 1);

@@ -20,6 +20,7 @@ mod rendezvous_backend;
 mod rendezvous_codec;
 mod rendezvous_urls;
 mod rpc;
+mod rules;
 mod run_torch;
 mod torch_client;
 mod torch_server;

@@ -21,6 +21,7 @@ fn written(result: Result<Option<SetState>, RendezvousError>) -> SetState {
 }
 
 /// `store` is empty.
+/// docs/rendezvous.md, BACKEND 1 to 4.
 fn every_rule(store: &Arc<dyn Store>) {
     let (first, second) = (backend(store), backend(store));
 
@@ -66,7 +67,7 @@ fn every_rule(store: &Arc<dyn Store>) {
     assert_eq!(store.get(KEY).expect("a value"), b"not base64!");
 }
 
-/// BACKEND 5. The store's timeout is longer than this test may take.
+/// docs/rendezvous.md, BACKEND 5. The store's timeout is longer than this test may take.
 fn a_lost_state(store: &Arc<dyn Store>) {
     let backend = backend(store);
     let one = written(backend.set_state(b"one", None));

@@ -1,0 +1,48 @@
+//! The write lease of small jobs (docs/rendezvous.md, section 10.1).
+
+use std::sync::Arc;
+
+use c10d_store::{HashStore, Store};
+use elastic_rendezvous::{C10dBackend, RendezvousBackend};
+
+const TURN: &str = "torch.rendezvous.job/turn";
+
+fn backend(store: &Arc<dyn Store>) -> C10dBackend {
+    let backend = C10dBackend::new(Arc::clone(store), "job").expect("a backend");
+    backend.with_write_lease().expect("a lease")
+}
+
+fn elements(store: &Arc<dyn Store>) -> u64 {
+    store.queue_len(TURN).expect("a length")
+}
+
+/// docs/rendezvous.md, LEASE 1 and 4.
+#[test]
+fn one_node_at_a_time_holds_the_lease_and_others_may_write() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let (a, b) = (backend(&store), backend(&store));
+    assert_eq!(elements(&store), 1, "of the first of them");
+    assert!(a.acquire_write_lease());
+    assert_eq!(elements(&store), 0);
+    let without = C10dBackend::new(Arc::clone(&store), "job").expect("a backend");
+    let written = without.set_state(b"state", None).expect("a write");
+    assert!(written.expect("a state").is_ours);
+    a.release_write_lease();
+    assert_eq!(elements(&store), 1);
+    assert!(b.acquire_write_lease());
+    b.release_write_lease();
+    assert_eq!(elements(&store), 1);
+}
+
+/// docs/rendezvous.md, LEASE 2 and 3.
+#[test]
+fn a_lost_lease_is_replaced_and_a_second_one_disappears() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let (slow, other) = (backend(&store), backend(&store));
+    assert!(slow.acquire_write_lease());
+    assert!(other.acquire_write_lease(), "after its patience, 3 s");
+    other.release_write_lease();
+    assert_eq!(elements(&store), 1, "the lost one is replaced");
+    slow.release_write_lease();
+    assert_eq!(elements(&store), 1, "it was only late");
+}
