@@ -1,10 +1,11 @@
-//! Records the warnings and errors that the crate logs, for tests.
+//! Records the warnings and errors that are logged in this process. The tests of `rpc-agent` use this file too.
 
 use std::sync::{Mutex, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::raw::LONG;
+/// Longer than a busy machine takes.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -34,22 +35,18 @@ pub(crate) fn record() {
     });
 }
 
-/// How many lines contain one of the texts.
-pub(crate) fn count_with(texts: &[String]) -> usize {
-    let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
-    let has_one = |line: &&String| texts.iter().any(|text| line.contains(text));
-    lines.iter().filter(has_one).count()
+/// The lines so far.
+pub(crate) fn lines() -> Vec<String> {
+    LINES.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Waits for a line that contains `text`.
 pub(crate) fn wait_for(text: &str) -> String {
-    let deadline = Instant::now() + LONG;
+    let deadline = Instant::now() + PATIENCE;
     loop {
-        let lines = LINES.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(line) = lines.iter().find(|line| line.contains(text)) {
-            return line.clone();
+        if let Some(line) = lines().into_iter().find(|line| line.contains(text)) {
+            return line;
         }
-        drop(lines);
         assert!(Instant::now() < deadline, "no log line contains {text:?}");
         thread::sleep(Duration::from_millis(1));
     }

@@ -9,6 +9,7 @@ mod groups;
 mod handlers;
 mod jobs;
 mod liveness;
+#[path = "../../../c10d-store/tests/it/log_lines.rs"]
 mod log_lines;
 mod memory;
 mod own_process;
