@@ -291,34 +291,44 @@ pub fn free_address() -> SocketAddr {
         .expect("a free port")
 }
 
-/// Builds `c10d` in the profile of the tests and returns its path, which Cargo gives only to tests of its own
-/// package.
+/// The command that `C10D` names. Without that, builds `c10d` in the profile of the tests and returns its path, which
+/// Cargo gives only to tests of its own package.
 ///
 /// # Panics
 /// When the build fails.
 #[must_use]
 pub fn c10d() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
-        command
-            .args(["build", "--package=c10d-cli", "--bin=c10d", "--locked"])
-            .arg("--message-format=json")
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .stderr(Stdio::inherit());
-        if !cfg!(debug_assertions) {
-            command.arg("--release");
-        }
-        let output = command.output().expect("cargo can be run");
-        assert!(output.status.success(), "{command:?}: {}", output.status);
-        let messages = output.stdout.split(|byte| *byte == b'\n');
-        messages
-            .filter_map(|line| serde_json::from_slice::<Value>(line).ok())
-            .filter(|message| message["target"]["name"] == "c10d")
-            .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-            .expect("cargo prints the path of the executable")
-    })
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    FOUND.get_or_init(|| env::var_os("C10D").map_or_else(build, PathBuf::from))
+}
+
+fn build() -> PathBuf {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        // With the features of `cargo test --workspace`, which has built it then.
+        .args(["build", "--workspace", "--bin=c10d", "--locked"])
+        .arg("--message-format=json")
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stderr(Stdio::inherit());
+    // Cargo describes this package to its tests. The build script of `ring` runs again whenever that description differs,
+    // and all crates above `ring` are compiled anew, here and in the next build.
+    let given = env::vars_os().map(|(name, _)| name);
+    for name in given.filter(|name| name.as_encoded_bytes().starts_with(b"CARGO_PKG_")) {
+        command.env_remove(name);
+    }
+    command.env_remove("CARGO_MANIFEST_DIR");
+    if !cfg!(debug_assertions) {
+        command.arg("--release");
+    }
+    let output = command.output().expect("cargo can be run");
+    assert!(output.status.success(), "{command:?}: {}", output.status);
+    let messages = output.stdout.split(|byte| *byte == b'\n');
+    messages
+        .filter_map(|line| serde_json::from_slice::<Value>(line).ok())
+        .filter(|message| message["target"]["name"] == "c10d")
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .expect("cargo prints the path of the executable")
 }
 
 /// Removes the variables that would affect a launcher, and sets those of all tests.
