@@ -1,6 +1,8 @@
 //! Calls and references of workers that `init_rpc` has started.
 #![cfg(feature = "rpc")]
 
+use std::net::TcpListener;
+use std::process::{Child, Command};
 use std::time::Duration;
 use std::{env, fs, process, thread};
 
@@ -34,22 +36,78 @@ fn workers_meet_at_a_url_call_each_other_and_end_together() {
     thread::scope(|scope| {
         for rank in 0..2 {
             let url = &url;
-            scope.spawn(move || {
-                let rpc = init(url, rank).unwrap();
-                assert_eq!((rpc.group().rank(), rpc.group().world_size()), (rank, 2));
-                let other = format!("worker{}", 1 - rank);
-                let number: RRef<i64> = rpc.rrefs().remote(&*other, "number", 7_i64).unwrap();
-                assert_eq!(number.to_here(Some(PATIENCE)).unwrap(), 7);
-                drop(number);
-                assert_eq!(
-                    rpc.agent().handle().me().name.to_string(),
-                    format!("worker{rank}")
-                );
-                rpc.shutdown().unwrap();
-            });
+            scope.spawn(move || work(init(url, rank).unwrap(), rank));
         }
     });
     let _ = fs::remove_file(&file);
+}
+
+/// What each of the two workers does.
+fn work(rpc: Rpc, rank: usize) {
+    assert_eq!((rpc.group().rank(), rpc.group().world_size()), (rank, 2));
+    let other = format!("worker{}", 1 - rank);
+    let number: RRef<i64> = rpc.rrefs().remote(&*other, "number", 7_i64).unwrap();
+    assert_eq!(number.to_here(Some(PATIENCE)).unwrap(), 7);
+    drop(number);
+    assert_eq!(
+        rpc.agent().handle().me().name.to_string(),
+        format!("worker{rank}")
+    );
+    rpc.shutdown().unwrap();
+}
+
+/// The process of a worker. Killed if the test fails.
+struct Worker(Child);
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Rank 0 of `env://` and `tcp://` hosts the store. A worker that is given no URL takes the environment.
+#[test]
+fn workers_meet_at_the_address_that_their_environment_or_their_url_has() {
+    const TEST: &str = "workers_meet_at_the_address_that_their_environment_or_their_url_has";
+    const METHOD: &str = "C10D_TEST_INIT_METHOD";
+    if let Ok(method) = env::var(METHOD) {
+        let rank = env::var("RANK").unwrap().parse().unwrap();
+        if method.is_empty() {
+            let options = RpcOptions::default()
+                .with_agent(AgentOptions::new("", 0).with_host("127.0.0.1"))
+                .with_timeout(PATIENCE);
+            let rpc = options.init(&format!("worker{rank}"), functions());
+            return work(rpc.unwrap(), rank);
+        }
+        return work(init(&method, rank).unwrap(), rank);
+    }
+    for method in ["", "env://", "tcp://127.0.0.1:PORT"] {
+        let port = free_port();
+        let start = |rank: usize| {
+            let worker = Command::new(env::current_exe().unwrap())
+                .args([TEST, "--exact", "--nocapture"])
+                .env(METHOD, method.replace("PORT", &port.to_string()))
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", port.to_string())
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", "2")
+                .env_remove("TORCHELASTIC_USE_AGENT_STORE")
+                .spawn();
+            Worker(worker.unwrap())
+        };
+        for mut worker in [0, 1].map(start) {
+            assert!(worker.0.wait().unwrap().success(), "{method:?}");
+        }
+    }
+}
+
+/// A port on which nothing listens. Below the range from which the system takes ports for connections, so that it stays
+/// free until rank 0 listens on it.
+fn free_port() -> u16 {
+    let first = 10_000 + u16::try_from(process::id() % 10_000).unwrap();
+    let is_free = |port: &u16| TcpListener::bind(("0.0.0.0", *port)).is_ok();
+    (first..32_000).find(is_free).unwrap()
 }
 
 /// Only a worker with the secret of the group is called, though the store asks for none.
