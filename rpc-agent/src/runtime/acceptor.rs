@@ -24,6 +24,14 @@ use crate::wire::{Frame, Hello, Refuse, RefuseReason, WireError};
 /// How long the handshake of a connection may take, that of TLS included.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
+/// How long a peer of a worker with credentials may take to send its first byte. Workers send it when they are
+/// connected, so only strangers need more, and each holds a descriptor.
+const FIRST_BYTE_MAX: Duration = Duration::from_secs(5);
+
+/// Turns of the poller that a connection has before it makes room for another one: one in which what it has sent is
+/// read, and one in which its next message is.
+const TURNS_MIN: u64 = 2;
+
 /// Connections that have not completed the handshake. One more, and the oldest is closed.
 const HANDSHAKES_MAX: usize = 1024;
 
@@ -51,13 +59,41 @@ pub(super) struct Acceptor {
     /// By token.
     handshakes: HashMap<usize, Handshake>,
     reads: SealedReads,
+    turn: u64,
 }
 
 struct Handshake {
     socket: Arc<Socket>,
     watched: Watch,
     decoder: Incoming,
-    until: Instant,
+    accepted_at: Instant,
+    /// Nothing has arrived from it.
+    is_silent: bool,
+    /// The turn in which it was accepted, or its first bytes arrived.
+    turn: u64,
+}
+
+impl Handshake {
+    fn time_limit(&self) -> Duration {
+        if self.is_silent && self.socket.tls().is_some() {
+            FIRST_BYTE_MAX
+        } else {
+            HANDSHAKE_MAX
+        }
+    }
+
+    fn until(&self) -> Instant {
+        self.accepted_at + self.time_limit()
+    }
+}
+
+/// Whether a connection was closed for another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Room {
+    Made,
+    /// There are only some that have had no time for the handshake.
+    Soon,
+    None,
 }
 
 impl Acceptor {
@@ -69,7 +105,13 @@ impl Acceptor {
             refusals: RefusalLog::new(now),
             handshakes: HashMap::new(),
             reads: SealedReads::default(),
+            turn: 0,
         }
+    }
+
+    /// The poller waits once more.
+    pub(super) fn next_turn(&mut self) {
+        self.turn += 1;
     }
 
     /// Starts the handshake of a connection that was just accepted.
@@ -82,12 +124,33 @@ impl Acceptor {
         }
     }
 
+    /// Closes the oldest connection that has not completed the handshake, because another one needs its descriptor.
+    /// Requests that came with it go to `admitted`.
+    pub(super) fn make_room(&mut self, admitted: &mut impl Extend<Served>) -> Room {
+        let Some(oldest) = self.oldest(TURNS_MIN) else {
+            return if self.handshakes.is_empty() {
+                Room::None
+            } else {
+                Room::Soon
+            };
+        };
+        // What completes its handshake may have arrived.
+        self.readable(oldest, admitted);
+        let reason =
+            "its place is needed, and it is the oldest that has not completed the handshake";
+        self.close(oldest, &reason);
+        Room::Made
+    }
+
     /// Continues the handshake of a connection that is readable, or writable again. Requests that came with it go to
     /// `admitted`.
     pub(super) fn readable(&mut self, token: usize, admitted: &mut impl Extend<Served>) {
         let Some(mut handshake) = self.handshakes.remove(&token) else {
             return;
         };
+        if std::mem::take(&mut handshake.is_silent) {
+            handshake.turn = self.turn;
+        }
         let mut result = read_hello(&mut handshake, &mut self.reads);
         if let Err(error) = self.send_tls(&mut handshake) {
             // A failure of what the peer sent says more.
@@ -120,11 +183,12 @@ impl Acceptor {
         if let Some(line) = self.refusals.report(now) {
             log::warn!("{}: {line}", self.driver.me());
         }
-        let is_late = |_: &usize, handshake: &mut Handshake| handshake.until <= now;
+        let is_late = |_: &usize, handshake: &mut Handshake| handshake.until() <= now;
         let late: Vec<_> = self.handshakes.extract_if(is_late).collect();
         for (_, handshake) in late {
             let (me, address) = (self.driver.me(), handshake.socket.address);
-            log::debug!("{me}: closing {address}: no handshake within {HANDSHAKE_MAX:?}");
+            let limit = handshake.time_limit();
+            log::debug!("{me}: closing {address}: no handshake within {limit:?}");
             self.release(&handshake);
         }
     }
@@ -132,8 +196,24 @@ impl Acceptor {
     /// When [`expire`](Self::expire) has something to do.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let handshakes = self.handshakes.values();
-        let first = handshakes.map(|handshake| handshake.until).min();
+        let first = handshakes.map(Handshake::until).min();
         first.into_iter().chain(self.refusals.due()).min()
+    }
+
+    /// The connection that makes room next, of those that have had this many turns: the oldest silent one, else the
+    /// oldest.
+    fn oldest(&self, turns_min: u64) -> Option<usize> {
+        let handshakes = self.handshakes.iter();
+        let old = handshakes.filter(|(_, one)| one.turn + turns_min <= self.turn);
+        let oldest = old.min_by_key(|(_, one)| (!one.is_silent, one.accepted_at));
+        oldest.map(|(token, _)| *token)
+    }
+
+    fn close(&mut self, token: usize, reason: &dyn fmt::Display) {
+        if let Some(handshake) = self.handshakes.remove(&token) {
+            self.log_refusal(handshake.socket.address, reason);
+            self.release(&handshake);
+        }
     }
 
     fn begin(&mut self, stream: TcpStream, now: Instant) -> io::Result<()> {
@@ -153,14 +233,12 @@ impl Acceptor {
             }
         };
         if self.handshakes.len() >= HANDSHAKES_MAX
-            && let Some((&oldest, _)) = self.handshakes.iter().min_by_key(|(_, one)| one.until)
-            && let Some(oldest) = self.handshakes.remove(&oldest)
+            && let Some(oldest) = self.oldest(0)
         {
             let reason = format_args!(
                 "handshake limit reached ({HANDSHAKES_MAX}), and it is the oldest connection"
             );
-            self.log_refusal(oldest.socket.address, &reason);
-            self.release(&oldest);
+            self.close(oldest, &reason);
         }
         let driver = &self.driver;
         let stream = mio::net::TcpStream::from_std(stream);
@@ -173,7 +251,9 @@ impl Acceptor {
             socket.token,
             Handshake {
                 decoder: Incoming::new(Expects::Hello, self.options.limits),
-                until: now + HANDSHAKE_MAX,
+                accepted_at: now,
+                is_silent: true,
+                turn: self.turn,
                 socket,
                 watched: READABLE,
             },

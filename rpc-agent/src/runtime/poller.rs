@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Poll};
 
-use super::acceptor::{AcceptOptions, Acceptor};
+use super::acceptor::{AcceptOptions, Acceptor, Room};
 use super::driver::{Driver, Served};
 use super::entry::PeerEntry;
 use super::reader::{self, ReadBuffers, ReadEnd};
@@ -17,6 +17,9 @@ use crate::peer::{ConnectionId, Reads};
 use crate::segmented_queue::SegmentedQueue;
 
 const EVENTS_MAX: usize = 256;
+
+const EMFILE: i32 = 24;
+const ENFILE: i32 = 23;
 
 /// The pause before accepting is tried again after it failed, as when there are too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -71,6 +74,7 @@ impl Poller {
     /// `admitted`.
     pub(crate) fn poll(&mut self, admitted: &mut SegmentedQueue<Served>) {
         let driver = Arc::clone(&self.driver);
+        self.acceptor.next_turn();
         let call_ms = driver.sockets.begin_wait();
         let timeout = self.timeout(call_ms, Instant::now());
         let polled = self.poll.poll(&mut self.events, timeout);
@@ -113,7 +117,7 @@ impl Poller {
         }
         let now = Instant::now();
         if accepts {
-            self.accept(now);
+            self.accept(now, admitted);
         }
         self.acceptor.expire(now);
         let now_ms = driver.clock.ms_of(now);
@@ -138,7 +142,7 @@ impl Poller {
             .map(|at| at.saturating_duration_since(now))
     }
 
-    fn accept(&mut self, now: Instant) {
+    fn accept(&mut self, now: Instant, admitted: &mut SegmentedQueue<Served>) {
         self.accept_again_at = None;
         for listener in self.listeners.values() {
             loop {
@@ -151,6 +155,18 @@ impl Poller {
                             io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
                         ) => {}
                     Err(error) => {
+                        let room = match error.raw_os_error() {
+                            Some(EMFILE | ENFILE) => self.acceptor.make_room(admitted),
+                            _ => Room::None,
+                        };
+                        match room {
+                            Room::Made => continue,
+                            Room::Soon => {
+                                self.accept_again_at = Some(now);
+                                break;
+                            }
+                            Room::None => {}
+                        }
                         let text = format_args!(
                             "cannot accept a connection: {error}; trying again in {ACCEPT_PAUSE:?}"
                         );

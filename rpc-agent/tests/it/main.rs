@@ -3,6 +3,8 @@
 mod calls;
 mod common;
 mod deadlines;
+#[cfg(all(unix, feature = "tls"))]
+mod descriptors;
 mod dials;
 mod faults;
 mod groups;
