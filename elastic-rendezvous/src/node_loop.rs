@@ -52,6 +52,8 @@ pub(crate) struct NodeLoop {
     round: Option<i64>,
     /// The nodes of the last round that this node joined, in the order of their ranks.
     last_nodes: Vec<NodeId>,
+    /// The last attempt to read the state has failed, so the executor's may be outdated.
+    is_unknown: bool,
     is_stopping: bool,
     has_lease: bool,
     /// Whether the node has left its last round by [`Goal::Exit`], so that a join begins with the next one.
@@ -107,6 +109,7 @@ impl NodeLoop {
             watch,
             round: None,
             last_nodes: Vec::new(),
+            is_unknown: false,
             is_stopping: false,
             has_lease: false,
             has_exited: false,
@@ -353,7 +356,9 @@ impl NodeLoop {
             && self.round.is_some()
         {
             self.wait(Part::Members, until);
-            self.publish();
+            if !self.is_unknown {
+                self.publish();
+            }
         }
     }
 
@@ -365,6 +370,7 @@ impl NodeLoop {
         self.record([step_of_keep_alive(&result)]);
         match result {
             Ok(()) => {
+                self.is_unknown = false;
                 self.publish();
                 self.executor
                     .heartbeat_due_at()
@@ -447,6 +453,7 @@ impl NodeLoop {
     }
 
     fn adopt(&mut self, stored: Option<(RendezvousState, Token)>) {
+        self.is_unknown = false;
         self.executor.on_read(stored, self.clock.now());
         self.report_lost();
         self.discard_watch_result();
@@ -568,7 +575,8 @@ impl NodeLoop {
         self.shared.publish(membership);
     }
 
-    fn publish_failure(&self, error: &RendezvousError) {
+    fn publish_failure(&mut self, error: &RendezvousError) {
+        self.is_unknown = true;
         if self.round.is_some() {
             self.shared.publish_failure(error);
         }

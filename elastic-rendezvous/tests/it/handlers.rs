@@ -493,6 +493,76 @@ fn after_a_failed_watch_the_state_is_polled() {
     eventually("the node has left", || has_left(&first, &second));
 }
 
+/// A backend whose store does not answer while `is_away` is set.
+#[derive(Debug)]
+struct MayBeAway {
+    backend: C10dBackend,
+    is_away: Arc<AtomicBool>,
+    failures: Arc<AtomicUsize>,
+}
+
+impl MayBeAway {
+    fn check(&self) -> Result<(), RendezvousError> {
+        if self.is_away.load(Ordering::Acquire) {
+            self.failures.fetch_add(1, Ordering::AcqRel);
+            return Err(failure());
+        }
+        Ok(())
+    }
+}
+
+impl RendezvousBackend for MayBeAway {
+    fn name(&self) -> &'static str {
+        "c10d"
+    }
+
+    fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
+        self.check()?;
+        self.backend.get_state()
+    }
+
+    fn set_state(
+        &self,
+        state: &[u8],
+        token: Option<&Token>,
+    ) -> Result<Option<SetState>, RendezvousError> {
+        self.check()?;
+        self.backend.set_state(state, token)
+    }
+
+    fn label(&self) -> String {
+        self.backend.label()
+    }
+}
+
+#[test]
+fn a_store_that_stays_away_is_reported_once() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let (is_away, failures): (Arc<AtomicBool>, Arc<AtomicUsize>) = Default::default();
+    let backend = MayBeAway {
+        backend: C10dBackend::new(Arc::clone(&store), "job").expect("a backend"),
+        is_away: Arc::clone(&is_away),
+        failures: Arc::clone(&failures),
+    };
+    let node = node_with_backend(Arc::new(backend), &store, settings(1, 1));
+    joined(join(&node));
+    let changes = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&changes);
+    node.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+        if matches!(event, RendezvousEvent::MembershipChanged) {
+            counted.fetch_add(1, Ordering::AcqRel);
+        }
+    }));
+    is_away.store(true, Ordering::Release);
+    eventually("three failed readings", || {
+        failures.load(Ordering::Acquire) >= 3
+    });
+    assert!(node.membership().is_err());
+    assert_eq!(changes.load(Ordering::Acquire), 1);
+    is_away.store(false, Ordering::Release);
+    eventually("the store is back", || node.membership().is_ok());
+}
+
 #[test]
 fn the_registry_creates_handlers_by_name_and_lists_known_names() {
     let parameters = |backend: &str, endpoint: &str| {
