@@ -16,6 +16,10 @@ pub(super) const STDERR_LINES_MAX: usize = 20;
 pub(super) const HINT: &str = "no error file; for a traceback decorate the worker's main function, see \
                     https://pytorch.org/docs/stable/elastic/errors.html";
 
+/// What is added for a worker that SIGKILL ended by surprise: no worker can say so itself.
+const OUT_OF_MEMORY: &str = "; the kernel sends it when memory runs out, and dmesg and the control group's \
+                             memory.events say so";
+
 /// One worker that failed.
 #[derive(Clone, PartialEq)]
 #[non_exhaustive]
@@ -92,6 +96,10 @@ impl ProcessFailure {
         }
         if failure.message.is_empty() {
             failure.message = fallback_message(outcome.exit, outcome.pid);
+            // The agent itself kills workers that it stops.
+            if !outcome.was_stopped && is_kill(outcome.exit) {
+                failure.message.push_str(OUT_OF_MEMORY);
+            }
         }
         failure
     }
@@ -279,6 +287,11 @@ impl Failures {
         // There is at least one.
         first.map_or(0, |(index, _)| index)
     }
+}
+
+fn is_kill(exit: ExitKind) -> bool {
+    let kill = rustix::process::Signal::KILL.as_raw();
+    matches!(exit, ExitKind::Signal { number, .. } if number == kill)
 }
 
 fn fallback_message(exit: ExitKind, pid: u32) -> String {

@@ -274,6 +274,19 @@ fn a_failure_without_error_file_has_a_message() {
     };
     assert_eq!(message(TERM), "Signal 15 (SIGTERM) received by PID 1000");
     assert_eq!(message(unnamed), "Signal 40 (<N/A>) received by PID 1000");
+    let kill = ExitKind::Signal {
+        number: 9,
+        has_dumped_core: false,
+    };
+    let text = message(kill);
+    let (received, hint) = text.split_once("; ").unwrap();
+    assert_eq!(received, "Signal 9 (SIGKILL) received by PID 1000");
+    assert!(hint.contains("memory runs out"), "{hint}");
+    let stopped = WorkerOutcome {
+        was_stopped: true,
+        ..outcome(0, kill, 0)
+    };
+    assert_eq!(ProcessFailure::of(&stopped).message, received);
     assert_eq!(message(ExitKind::Code(1)), HINT);
     assert!(message(ExitKind::Unknown).contains("lost"));
 }
