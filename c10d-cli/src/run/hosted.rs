@@ -1,4 +1,4 @@
-//! The store servers that this process hosts: observed, and with a status page on their port.
+//! The store servers that this process hosts: observed, with a status page on their port and a limit of their memory.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -12,6 +12,7 @@ use c10d_store::{Counters, Snapshot, SnapshotError, StoreObserver, TcpStoreServe
 use elastic_rendezvous::ServerHook;
 
 use super::announce::Flusher;
+use crate::memory_limit::default_memory_max;
 
 /// How long an answer waits for a look at this node's own workers.
 const OWN_WORKERS_TIMEOUT: Duration = Duration::from_millis(200);
@@ -108,7 +109,7 @@ impl Hosted {
         let _ = self.announcements.set(announcements);
     }
 
-    /// The hook that observes each server from its start.
+    /// The hook that observes each server from its start, and limits the memory of its data.
     pub(super) fn hook(self: &Arc<Self>) -> ServerHook {
         let hosted = Arc::downgrade(self);
         ServerHook::new(move |server| {
@@ -152,6 +153,9 @@ impl Hosted {
         let addresses = server.local_addrs().to_vec();
         if self.lock().iter().any(|known| known.addresses == addresses) {
             return;
+        }
+        if let Some(bytes) = default_memory_max() {
+            server.set_memory_max(bytes);
         }
         let observer = server.observer();
         let options = self.status.clone();
@@ -263,5 +267,21 @@ impl Happening {
             Self::WorkerFailed(text) => (EventKind::Failure, text.clone()),
             Self::Restart(why) => (EventKind::Restart, format!("the workers restart: {why}")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_store::ServerOptions;
+
+    use super::*;
+
+    #[test]
+    fn hosted_servers_have_the_memory_limit_of_served_ones() {
+        let options = ServerOptions::default();
+        let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
+        Hosted::new(None, None).observe(&server);
+        assert!(server.memory_max().is_some(), "Linux says it");
+        assert_eq!(server.memory_max(), default_memory_max());
     }
 }

@@ -83,9 +83,10 @@ const fn hint(operation: Operation) -> Option<&'static str> {
         Operation::Get | Operation::MultiGet | Operation::WaitChange => Some(
             "PyTorch's older server back end also closes the connection if the key is deleted meanwhile",
         ),
-        Operation::Set | Operation::Append | Operation::MultiSet | Operation::CompareSet => {
-            Some("a server also closes the connection if the memory limit of its store is reached")
-        }
+        Operation::Set | Operation::Append | Operation::MultiSet | Operation::CompareSet => Some(
+            "a server also closes the connection if the memory limit of its store is reached: its log then has the \
+                 limit, and reads and deletes go on over a new connection",
+        ),
         _ => None,
     }
 }

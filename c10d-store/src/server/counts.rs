@@ -1,4 +1,4 @@
-//! Counters of the server's thread, for other threads to read.
+//! What the server's thread shares with others: counters that they read, and a limit that they set.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -7,4 +7,6 @@ pub(super) struct Counts {
     pub(super) connections: AtomicUsize,
     /// Connections that wait for a key, a barrier or an element of a queue.
     pub(super) waiting: AtomicUsize,
+    /// The most memory of the data in bytes; 0 for no limit.
+    pub(super) memory_max: AtomicUsize,
 }

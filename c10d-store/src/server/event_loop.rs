@@ -134,16 +134,12 @@ impl EventLoop {
                 .register(&mut listener, token, Interest::READABLE)?;
             registered.push(listener);
         }
-        let mut state = StoreState::new();
-        if let Some(bytes) = options.memory_max() {
-            state.set_memory_max(bytes);
-        }
         let event_loop = Self {
             poll,
             listeners: registered,
             connections: Connections::new(options.unsent_bytes_max()),
             sessions: Sessions::new(StoreId::random(), options.session_timeout()),
-            state,
+            state: StoreState::new(),
             stall: StallWatch::new(options.stall_report_after()),
             options,
             tls,
@@ -222,6 +218,9 @@ impl EventLoop {
         let now = Instant::now();
         self.state
             .set_now(Moment::from(now.saturating_duration_since(self.started)));
+        let memory_max = self.counts.memory_max.load(Ordering::Acquire);
+        self.state
+            .set_memory_max((memory_max > 0).then_some(memory_max));
         self.unproven.next_turn();
         self.turn.start_iteration(now);
         self.accept_where_possible(events);

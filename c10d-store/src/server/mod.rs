@@ -126,6 +126,8 @@ impl TcpStoreServer {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let counts = Arc::new(Counts::default());
+        let memory_max = options.memory_max().unwrap_or(0);
+        counts.memory_max.store(memory_max, Ordering::Release);
         let http_handler = InstalledHandler::default();
         let (event_loop, observer, waker) = EventLoop::new(
             listeners,
@@ -181,6 +183,19 @@ impl TcpStoreServer {
     #[must_use]
     pub fn waiting_count(&self) -> usize {
         self.counts.waiting.load(Ordering::Acquire)
+    }
+
+    /// Limits the memory of the store's data from now on, as
+    /// [`ServerOptions::with_memory_max`] does from the start: for launchers, which do not start the server themselves.
+    /// 0 for no limit. Does not block.
+    pub fn set_memory_max(&self, bytes: usize) {
+        self.counts.memory_max.store(bytes, Ordering::Release);
+    }
+
+    /// The most memory of the store's data in bytes; `None` for no limit.
+    #[must_use]
+    pub fn memory_max(&self) -> Option<usize> {
+        Some(self.counts.memory_max.load(Ordering::Acquire)).filter(|bytes| *bytes > 0)
     }
 
     /// Reads what the server knows about its connections and keys.

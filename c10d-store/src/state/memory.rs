@@ -15,8 +15,8 @@ const WAIT_BYTES: usize = 128;
 impl StoreState {
     /// Refuses requests with which the data would take more than this many bytes. Waits may take an eighth more, so that
     /// readers wait longer than writers write.
-    pub(crate) const fn set_memory_max(&mut self, bytes: usize) {
-        self.memory_max = Some(bytes);
+    pub(crate) const fn set_memory_max(&mut self, bytes: Option<usize>) {
+        self.memory_max = bytes;
     }
 
     /// About the memory of names, values, queues and waits, in bytes.
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn a_full_store_refuses_writes_that_add_and_nothing_else() {
         let mut store = StoreState::new();
-        store.set_memory_max(10_000);
+        store.set_memory_max(Some(10_000));
         let long = [7; 5000];
         handle(&mut store, set("long", &long)).expect("half of the memory");
         let push = || Request::QueuePush {
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn waits_have_a_limit_beyond_that_of_writes() {
         let mut store = StoreState::new();
-        store.set_memory_max(1 << 20);
+        store.set_memory_max(Some(1 << 20));
         let names: Vec<String> = (0..10_000).map(|name| name.to_string()).collect();
         let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
         let keys = Keys::from(&names[..]);

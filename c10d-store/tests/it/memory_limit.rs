@@ -12,6 +12,7 @@ fn a_full_server_refuses_writes_and_goes_on_with_reads_and_deletes() {
     log_lines::record();
     let options = ServerOptions::default().with_memory_max(3 << 20);
     let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
+    assert_eq!(server.memory_max(), Some(3 << 20));
     let open = || {
         let port = server.local_addr().port();
         TcpStore::open("127.0.0.1", port, TcpStoreOptions::default()).expect("a store")
@@ -25,8 +26,8 @@ fn a_full_server_refuses_writes_and_goes_on_with_reads_and_deletes() {
         request.opcode(Opcode::Set).user_key("more").value(&value);
     });
     assert_eq!(raw.read_to_close(), b"", "no reply");
-    let line = log_lines::wait_for("memory limit");
-    assert!(line.contains("may take 3145728"), "{line}");
+    let line = log_lines::wait_for("may take 3145728");
+    assert!(line.contains("memory limit"), "{line}");
 
     let error = store.compare_set("more", b"", &value).unwrap_err();
     assert!(matches!(error, StoreError::ConnectionLost { .. }));
@@ -38,4 +39,24 @@ fn a_full_server_refuses_writes_and_goes_on_with_reads_and_deletes() {
     assert!(store.delete_key("large").expect("a delete"));
     store.set("more", &value).expect("there is memory again");
     assert_eq!(store.num_keys().expect("a count"), 1);
+}
+
+#[test]
+fn the_limit_of_a_running_server_can_be_set() {
+    let options = ServerOptions::default();
+    let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
+    assert_eq!(server.memory_max(), None);
+    let port = server.local_addr().port();
+    let open = || TcpStore::open("127.0.0.1", port, TcpStoreOptions::default()).expect("a store");
+    let store = open();
+    store.set("before", "value").expect("no limit");
+    // A set has no reply.
+    store.get("before").expect("it is written");
+    server.set_memory_max(1);
+    store.get("before").expect("reads go on");
+    store
+        .compare_set("after", "", "value")
+        .expect_err("the limit is reached");
+    server.set_memory_max(0);
+    open().set("after", "value").expect("no limit again");
 }

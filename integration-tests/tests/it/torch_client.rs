@@ -337,6 +337,37 @@ fn a_server_that_shuts_down_fails_every_wait_at_once() {
     assert!(started.elapsed() < Duration::from_secs(10));
 }
 
+/// docs/wire.md, MEMORY 1 and 2.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_write_beyond_the_memory_limit_ends_the_connection_and_nothing_else() {
+    let _watchdog = Watchdog::start(
+        "a_write_beyond_the_memory_limit_ends_the_connection_and_nothing_else",
+        LIMIT,
+    );
+    let (server, client) = pair();
+    server.set_memory_max(3 << 20);
+    let large = vec![7; 2 << 20];
+    client.set("large", &large).expect("there is memory");
+    // A set has no reply: a later call fails.
+    let calls = (0..100).find_map(|_| {
+        let arguments = json!({"key": "more", "value": to_hex(&large)});
+        let set = client.call("set", arguments);
+        set.and_then(|_| client.call("check", json!({"keys": ["large"]})))
+            .err()
+    });
+    let error = calls.expect("the connection is closed");
+    assert_eq!(error.class, "DistNetworkError", "{error}");
+
+    // The process goes on with a new store.
+    let client = Torch::shared().tcp_client(server.local_addr());
+    assert_eq!(client.get("large").expect("reads go on"), large);
+    assert!(!client.check(&["more"]).expect("nothing was written"));
+    assert!(client.delete_key("large").expect("deletes go on"));
+    client.set("more", &large).expect("there is memory again");
+    assert!(client.check(&["more"]).expect("it was written"));
+}
+
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn the_largest_values_and_requests() {
