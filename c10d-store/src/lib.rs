@@ -1,4 +1,19 @@
 #![doc = include_str!("../README.md")]
+//!
+//! # The items by purpose
+//!
+//! - **Use a store**: [`Store`], with [`CompareSet`], [`Known`] and [`DEFAULT_TIMEOUT`]. Stores: [`TcpStore`] with
+//!   [`TcpStoreOptions`], [`FileStore`] with [`FileStoreOptions`], [`HashStore`], and [`PrefixStore`] around any of them.
+//!   [`rendezvous()`] opens one by URL, with [`RendezvousOptions`].
+//! - **Errors**: [`StoreError`], with [`ErrorContext`], [`Operation`] and [`Outcome`]; [`UrlError`] of URLs.
+//! - **Connect**: [`ConnectOptions`], [`BackoffOptions`], [`SocketOptions`], [`KeepAlive`]; [`ConnectError`].
+//! - **Protect**: [`Credentials`], made of a `Secret` or `CertificateFiles` (feature `tls`); [`CredentialsError`].
+//! - **Serve**: [`TcpStoreServer`] with [`ServerOptions`] and [`WireLimits`]; [`ListenOn`] of a master, [`ListenError`].
+//!   [`HttpHandler`] takes the connections that speak HTTP, as [`HttpConnection`].
+//! - **Observe a server**: [`StoreObserver`] takes a [`Snapshot`] of [`ConnectionRecord`], [`KeyRecord`], [`QueueRecord`] and
+//!   [`Announcement`] records, or [`Counters`].
+//! - **Below the client**, for relays and bindings: [`wire`] and [`session`], [`SessionDialer`], [`key_from_bytes`] and
+//!   [`key_to_bytes`].
 #![forbid(unsafe_code)]
 
 mod client;
