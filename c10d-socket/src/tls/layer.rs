@@ -203,3 +203,68 @@ fn explain(error: &Error) -> String {
         error => error.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tls::{Credentials, Protocol, Secret};
+
+    fn pair() -> (TlsLayer, TlsLayer) {
+        let credentials = Credentials::from(Secret::random().expect("random numbers"));
+        let client = credentials.client(Protocol::Rpc, "localhost");
+        let server = credentials.server(Protocol::Rpc);
+        let mut client = client.and_then(|it| it.start()).expect("a client");
+        let mut server = server.and_then(|it| it.start()).expect("a server");
+        while client.has_unsent() || server.has_unsent() {
+            pass(&mut client, &mut server).expect("the same secret");
+            pass(&mut server, &mut client).expect("the same secret");
+        }
+        (client, server)
+    }
+
+    /// Passes on what one side has to send. Returns what the other side opens.
+    fn pass(from: &mut TlsLayer, to: &mut TlsLayer) -> Result<Vec<u8>, TlsError> {
+        let (mut wire, mut opened) = (Vec::new(), Vec::new());
+        from.send(&mut wire).expect("memory");
+        to.receive(&wire, &mut opened).map(|()| opened)
+    }
+
+    fn update_keys(layer: &mut TlsLayer) {
+        layer.connection.refresh_traffic_keys().expect("TLS 1.3");
+    }
+
+    #[test]
+    fn a_flood_of_key_updates_ends_the_connection_and_queues_nothing() {
+        let (mut client, mut server) = pair();
+        let mut taken = 0;
+        loop {
+            update_keys(&mut client);
+            if pass(&mut client, &mut server).is_err() {
+                break;
+            }
+            assert!(!server.has_unsent(), "an answer without data");
+            taken += 1;
+            assert!(taken < 100, "it has no end");
+        }
+    }
+
+    /// One answer is due however many updates arrive, and it is sent with the next data.
+    #[test]
+    fn key_updates_between_data_are_answered_once() {
+        let (mut client, mut server) = pair();
+        for _ in 0..1000 {
+            update_keys(&mut client);
+            client.seal(&[IoSlice::new(b"c")]);
+            let opened = pass(&mut client, &mut server).expect("data goes on");
+            assert_eq!(opened, b"c");
+            assert!(!server.has_unsent());
+        }
+        server.seal(&[IoSlice::new(b"s")]);
+        let mut wire = Vec::new();
+        server.send(&mut wire).expect("memory");
+        assert!(wire.len() < 100, "{} bytes", wire.len());
+        let mut opened = Vec::new();
+        client.receive(&wire, &mut opened).expect("data goes on");
+        assert_eq!(opened, b"s");
+    }
+}
