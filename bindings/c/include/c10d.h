@@ -28,6 +28,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// A log level: nothing, as from the start.
+#define C10D_LOG_NOTHING 0
+
+// A log level: also what the library could not do.
+#define C10D_LOG_WARNINGS 2
+
+// A log level: also the progress of what takes long, such as a connect to a server that has not started.
+#define C10D_LOG_PROGRESS 3
+
+// A log level: also each connection and retry.
+#define C10D_LOG_DEBUG 4
+
 // A time limit: the call waits until it succeeds.
 #define C10D_FOREVER -1
 
@@ -177,6 +189,11 @@ const size_t *c10d_last_missing_ranks(size_t *count);
 
 // The name of a status, such as `C10D_ERROR_TIMEOUT`; `unknown` for a number that is none.
 const char *c10d_status_name(int32_t status);
+
+// Writes the library's log lines to standard error from now on, in all threads: `C10D_LOG_WARNINGS`,
+// `C10D_LOG_PROGRESS` or `C10D_LOG_DEBUG` and what is more severe, or `C10D_LOG_NOTHING`, as from the start. With
+// `C10D_LOG_PROGRESS`, a connect that takes long says what it waits for.
+enum c10d_status c10d_log_to_stderr(int32_t level);
 
 // Frees a buffer and sets it to zero. Null, a buffer of zeros and one that was freed are left alone. Do not free a
 // copy of a buffer that was freed.

@@ -15,6 +15,8 @@ pub mod status;
 
 pub mod last_error;
 
+pub mod logging;
+
 pub mod timeout;
 
 pub mod memory;

@@ -2,6 +2,44 @@
 #include "check.h"
 
 #include <time.h>
+#include <unistd.h>
+
+/* Whether the library logs this while a store cannot be reached, with this level. */
+static bool logs(int32_t level, const char *line) {
+    c10d_options *options;
+    c10d_server *server;
+    c10d_store *store;
+    uint16_t port = 0;
+    OK(c10d_log_to_stderr(level));
+    OK(c10d_options_new(&options));
+    OK(c10d_options_set_timeout(options, 2500));
+    OK(c10d_server_start("127.0.0.1", 0, NULL, &server));
+    OK(c10d_server_port(server, &port));
+    c10d_server_free(server);
+    FILE *log = tmpfile();
+    CHECK(log != NULL);
+    int before = dup(STDERR_FILENO);
+    CHECK(before >= 0 && dup2(fileno(log), STDERR_FILENO) >= 0);
+    c10d_status status = c10d_store_connect("127.0.0.1", port, options, &store);
+    CHECK(dup2(before, STDERR_FILENO) >= 0 && close(before) == 0);
+    CHECK(status == C10D_ERROR_CONNECT);
+    char text[8192] = {0};
+    rewind(log);
+    size_t length = fread(text, 1, sizeof text - 1, log);
+    CHECK(fclose(log) == 0);
+    c10d_options_free(options);
+    CHECK(level != C10D_LOG_NOTHING || length == 0);
+    return strstr(text, line) != NULL;
+}
+
+static void log_lines(void) {
+    CHECK(!logs(C10D_LOG_NOTHING, "c10d: "));
+    CHECK(logs(C10D_LOG_PROGRESS, "c10d: info: still connecting to 127.0.0.1:"));
+    CHECK(!logs(C10D_LOG_WARNINGS, "c10d: info: "));
+    RETURNS(C10D_ERROR_INVALID_ARGUMENT, c10d_log_to_stderr(7));
+    SAYS("log level of 7");
+    OK(c10d_log_to_stderr(C10D_LOG_NOTHING));
+}
 
 int main(int argc, char **argv) {
     c10d_server *server;
@@ -94,6 +132,7 @@ int main(int argc, char **argv) {
     }
     c10d_store_free(other);
     c10d_options_free(options);
+    log_lines();
     printf("servers: ok\n");
     return 0;
 }

@@ -1,0 +1,72 @@
+//! The library's log lines, on standard error.
+
+#![expect(
+    unsafe_code,
+    reason = "C finds exported functions by their plain names"
+)]
+
+use std::io::{self, Write};
+use std::sync::OnceLock;
+
+use log::{LevelFilter, Log, Metadata, Record};
+
+use crate::failure::Failure;
+use crate::guard::call;
+use crate::status::Status;
+
+/// A log level: nothing, as from the start.
+pub const C10D_LOG_NOTHING: i32 = 0;
+
+/// A log level: also what the library could not do.
+pub const C10D_LOG_WARNINGS: i32 = 2;
+
+/// A log level: also the progress of what takes long, such as a connect to a server that has not started.
+pub const C10D_LOG_PROGRESS: i32 = 3;
+
+/// A log level: also each connection and retry.
+pub const C10D_LOG_DEBUG: i32 = 4;
+
+struct StandardError;
+
+impl Log for StandardError {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let level = record.level().as_str().to_lowercase();
+        let line = format!("c10d: {level}: {}\n", record.args());
+        // One write, so that lines of several processes do not mix. Nobody can be told of a failure.
+        let _ = io::stderr().write_all(line.as_bytes());
+    }
+
+    fn flush(&self) {}
+}
+
+/// Writes the library's log lines to standard error from now on, in all threads: `C10D_LOG_WARNINGS`,
+/// `C10D_LOG_PROGRESS` or `C10D_LOG_DEBUG` and what is more severe, or `C10D_LOG_NOTHING`, as from the start. With
+/// `C10D_LOG_PROGRESS`, a connect that takes long says what it waits for.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_log_to_stderr(level: i32) -> Status {
+    static INSTALLED: OnceLock<bool> = OnceLock::new();
+    call(|| {
+        let filter = match level {
+            C10D_LOG_NOTHING => LevelFilter::Off,
+            C10D_LOG_WARNINGS => LevelFilter::Warn,
+            C10D_LOG_PROGRESS => LevelFilter::Info,
+            C10D_LOG_DEBUG => LevelFilter::Debug,
+            _ => {
+                let text = format!(
+                    "a log level of {level}: give one of C10D_LOG_NOTHING to C10D_LOG_DEBUG"
+                );
+                return Err(Failure::invalid_argument(text));
+            }
+        };
+        if !INSTALLED.get_or_init(|| log::set_logger(&StandardError).is_ok()) {
+            let text = "cannot write the log: this program has another logger for Rust";
+            return Err(Failure::new(Status::C10D_ERROR_UNSUPPORTED, text));
+        }
+        log::set_max_level(filter);
+        Ok(())
+    })
+}
