@@ -28,11 +28,13 @@ echo "start $GROUP_RANK $(date +%s.%N)" >> "$1"
 
 # Every worker of the first attempt waits until both are there. Then that of node 1 fails, and the
 # other one runs until it is stopped. The count of restarts does not tell the attempts apart: a node
-# whose own worker has not failed need not have one.
+# whose own worker has not failed need not have one. A worker looks for the failure before it notes its
+# start, without which there is none in its own attempt.
 FAILING_WORKER = (
-    WORKER
+    "failed=$(grep -c '^exit ' \"$1\")\n"
+    + WORKER
     + """\
-grep -q '^exit ' "$1" && exit 0
+[ "$failed" = 0 ] || exit 0
 while [ "$(grep -c '^start ' "$1")" -lt 2 ]; do sleep 0.01; done
 if [ "$GROUP_RANK" = 1 ]; then
     echo "exit $GROUP_RANK $(date +%s.%N)" >> "$1"

@@ -12,7 +12,6 @@ use super::machine::{Round, finish, log};
 use super::not_started::with_failures;
 use super::outcome::AgentOutcome;
 use super::phase::{End, Failure, Phase};
-
 use crate::restart_policy::{Decision, RestartPolicy};
 
 /// What follows from a failure.
