@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     /// For every state of the key, a reported outcome is the true one.
-    /// docs/wire.md, COMPARE_EXCHANGE 2.
+    /// docs/wire-extensions.md, COMPARE_EXCHANGE 2.
     #[test]
     fn a_reported_outcome_is_true() {
         let values: [&[u8]; 4] = [b"", b"a", b"b", b"c"];

@@ -187,16 +187,16 @@ pub(crate) enum Request<'a> {
         key: &'a [u8],
         world_size: i64,
     },
-    /// Extension: docs/wire.md, section 9.
+    /// Extension: docs/wire-extensions.md, section 9.2.
     WaitGet {
         keys: Keys<'a>,
     },
-    /// Extension: docs/wire.md, section 9.
+    /// Extension: docs/wire-extensions.md, section 9.4.
     TryAdd {
         key: &'a [u8],
         delta: i64,
     },
-    /// Extension: docs/wire.md, section 9.
+    /// Extension: docs/wire-extensions.md, section 9.3.
     WaitChange {
         key: &'a [u8],
         /// The offset of the known bytes in the value.
@@ -205,17 +205,17 @@ pub(crate) enum Request<'a> {
         length: Option<usize>,
         known: Payload<'a>,
     },
-    /// Extension: docs/wire.md, section 9.
+    /// Extension: docs/wire-extensions.md, section 9.7.
     Announce {
         bytes: Payload<'a>,
     },
-    /// Extension: docs/wire.md, section 9.
+    /// Extension: docs/wire-extensions.md, section 9.8.
     QueueTake {
         key: &'a [u8],
         /// The most elements, at least 1.
         max: usize,
     },
-    /// Extension: docs/wire.md, section 9. For the event loop.
+    /// Extension: docs/wire-extensions.md, section 9.9. For the event loop.
     Session(Hello),
 }
 

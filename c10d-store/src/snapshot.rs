@@ -211,7 +211,7 @@ pub struct QueueRecord {
     pub length: usize,
 }
 
-/// What a launcher has announced about its workers (docs/wire.md, ANNOUNCE). The store does not look into it.
+/// What a launcher has announced about its workers (docs/wire-extensions.md, ANNOUNCE). The store does not look into it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Announcement {
     /// The connection it came by. Look into [`Snapshot::closed`] for whether it still stands.

@@ -470,7 +470,7 @@ impl Link {
     }
 }
 
-/// The handshake, and SESSION: a new session, to any store (docs/wire.md, section 9.9).
+/// The handshake, and SESSION: a new session, to any store (docs/wire-extensions.md, section 9.9).
 fn handshake() -> Vec<u8> {
     let mut request = RequestBuf::new();
     request

@@ -347,7 +347,7 @@ fn a_request_of_a_rank_that_is_gone_is_sent_after_the_reply_it_waits_for() {
     assert_eq!(node.turn(), [bytes(&[0], add("n")), Got::Close(0)]);
 }
 
-/// docs/wire.md, SESSION 8.
+/// docs/wire-extensions.md, SESSION 8.
 #[test]
 fn credit_is_returned_for_what_ranks_have_read() {
     let mut node = Node::with_ranks(1);

@@ -18,7 +18,7 @@ fn away(server: &c10d_store::TcpStoreServer) -> usize {
     away.count()
 }
 
-/// docs/wire.md, SESSION 11.
+/// docs/wire-extensions.md, SESSION 11.
 #[test]
 fn the_ranks_of_a_lost_relay_take_no_elements_from_others() {
     let server = server();

@@ -104,8 +104,9 @@ impl ServerOptions {
         self.stall_report_after
     }
 
-    /// The longest time that the server remembers a session (docs/wire.md, section 9.9) whose connection is lost. The
-    /// client may ask for less. Then the session's clients end as if they had closed their connections. Default 10 min.
+    /// The longest time that the server remembers a session (docs/wire-extensions.md, section 9.9) whose connection is
+    /// lost. The client may ask for less. Then the session's clients end as if they had closed their connections.
+    /// Default 10 min.
     #[must_use]
     pub const fn session_timeout(&self) -> Duration {
         self.session_timeout

@@ -95,7 +95,7 @@ impl Sessions {
         session.is_some_and(|session| !session.backlog.is_empty())
     }
 
-    /// A connection has sent SESSION (docs/wire.md, SESSION 2 and 3).
+    /// A connection has sent SESSION (docs/wire-extensions.md, SESSION 2 and 3).
     pub(super) fn attach(&mut self, hello: &Hello, candidate: Candidate) -> Attached {
         if hello.attempt == 0 {
             return Attached::Late;
@@ -140,8 +140,8 @@ impl Sessions {
         }
     }
 
-    /// A connection was closed that may have been the link of this session: its time runs (docs/wire.md, SESSION 9).
-    /// Returns whether it was, so that its clients are away from now on.
+    /// A connection was closed that may have been the link of this session: its time runs
+    /// (docs/wire-extensions.md, SESSION 9). Returns whether it was, so that its clients are away from now on.
     pub(super) fn link_closed(&mut self, slot: usize, link: Token, now: Instant) -> bool {
         let Some(session) = self.slots.get_mut(slot) else {
             return false;
@@ -310,7 +310,7 @@ mod tests {
         }
     }
 
-    /// docs/wire.md, SESSION 9.
+    /// docs/wire-extensions.md, SESSION 9.
     #[test]
     fn a_session_goes_on_over_another_link_until_its_time_has_passed() {
         let (mut sessions, store) = sessions();
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(sessions.time_left(|| start), Some(10 * KEEP));
     }
 
-    /// docs/wire.md, SESSION 3.
+    /// docs/wire-extensions.md, SESSION 3.
     #[test]
     fn a_new_link_replaces_one_that_still_seems_to_work_but_never_a_newer_one() {
         let (mut sessions, store) = sessions();
@@ -358,7 +358,7 @@ mod tests {
         }
     }
 
-    /// docs/wire.md, SESSION 2.
+    /// docs/wire-extensions.md, SESSION 2.
     #[test]
     fn a_session_of_another_server_is_unknown() {
         let (mut sessions, store) = sessions();
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!(sessions.attach(&elsewhere, candidate(3)), unknown);
     }
 
-    /// docs/wire.md, SESSION 3.
+    /// docs/wire-extensions.md, SESSION 3.
     #[test]
     fn an_attempt_without_a_number_leaves_nothing() {
         let (mut sessions, _) = sessions();
@@ -389,7 +389,7 @@ mod tests {
         assert!(sessions.slots.is_empty() && sessions.by_id.is_empty());
     }
 
-    /// docs/wire.md, SESSION 2.
+    /// docs/wire-extensions.md, SESSION 2.
     #[test]
     fn sessions_that_were_never_used_make_room_for_others() {
         let (mut sessions, store) = sessions();
@@ -416,7 +416,7 @@ mod tests {
         assert_eq!(sessions.by_id.len(), SESSIONS_MAX);
     }
 
-    /// docs/wire.md, SESSION 7.
+    /// docs/wire-extensions.md, SESSION 7.
     #[test]
     fn clients_have_new_numbers_and_late_frames_of_closed_ones_are_no_error() {
         let (mut sessions, _) = sessions();

@@ -1,4 +1,4 @@
-//! Frames: whose bytes the stream carries (docs/wire.md, SESSION 6).
+//! Frames: whose bytes the stream carries (docs/wire-extensions.md, SESSION 6).
 
 use std::io::{self, Write};
 

@@ -1,4 +1,5 @@
-//! A stream of bytes in both directions that outlives the connections it travels on (docs/wire.md, SESSION 4 and 5).
+//! A stream of bytes in both directions that outlives the connections it travels on (docs/wire-extensions.md,
+//! SESSION 4 and 5).
 
 use std::collections::VecDeque;
 use std::fmt;

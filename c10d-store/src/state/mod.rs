@@ -182,7 +182,7 @@ impl StoreState {
                 if reports_outcome {
                     replies.reply(conn, Reply::Exchanged(writes));
                 }
-                // docs/wire.md, COMPARE_EXCHANGE 1.
+                // docs/wire-extensions.md, COMPARE_EXCHANGE 1.
                 if !(reports_outcome && writes) {
                     let current = self.slots.get(key).and_then(Slot::value);
                     let reply = match current {
@@ -287,8 +287,8 @@ impl StoreState {
         }
     }
 
-    /// The session of a connection has lost its link, or has another one (docs/wire.md, SESSION 11). A connection that is
-    /// away is given no element of a queue, and passes on a wakeup. One that comes back is given what is there.
+    /// The session of a connection has lost its link, or has another one (docs/wire-extensions.md, SESSION 11). A connection
+    /// that is away is given no element of a queue, and passes on a wakeup. One that comes back is given what is there.
     pub(crate) fn set_away(&mut self, conn: ConnId, is_away: bool, replies: &mut impl Replies) {
         self.directory.keep(conn, &self.waiters);
         if !self.waiters.set_away(conn, is_away.then_some(self.now)) {
@@ -462,7 +462,7 @@ impl StoreState {
         }
     }
 
-    /// docs/wire.md, TRY_ADD: an ADD that reports a value that is not a number.
+    /// docs/wire-extensions.md, TRY_ADD: an ADD that reports a value that is not a number.
     fn try_add(&mut self, conn: ConnId, key: &[u8], delta: i64, replies: &mut impl Replies) {
         if let Ok((sum, waiters)) = self.slots.add(key, delta, self.writer()) {
             self.wake_for_value(waiters, replies);
@@ -501,7 +501,7 @@ impl StoreState {
         }
     }
 
-    /// docs/wire.md, WAIT_GET: answered as soon as all values exist at the same moment.
+    /// docs/wire-extensions.md, WAIT_GET: answered as soon as all values exist at the same moment.
     fn wait_get(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
         self.cancel(conn);
         if keys.iter().all(|key| self.has_value(key)) {
@@ -548,7 +548,7 @@ impl StoreState {
         }
     }
 
-    /// docs/wire.md, WAIT_CHANGE: answered as soon as a value exists that differs from the known one.
+    /// docs/wire-extensions.md, WAIT_CHANGE: answered as soon as a value exists that differs from the known one.
     fn wait_change(
         &mut self,
         conn: ConnId,
@@ -623,7 +623,7 @@ impl StoreState {
         }
     }
 
-    /// docs/wire.md, QUEUE_TAKE: answered as soon as the queue has an element.
+    /// docs/wire-extensions.md, QUEUE_TAKE: answered as soon as the queue has an element.
     fn queue_take(&mut self, conn: ConnId, key: &[u8], max: usize, replies: &mut impl Replies) {
         self.cancel(conn);
         if self.queue(key).is_some() {

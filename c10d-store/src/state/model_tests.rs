@@ -51,7 +51,7 @@ struct KnownPart {
 }
 
 impl KnownPart {
-    /// Whether a value is as known (docs/wire.md, 9.3), compared byte by byte.
+    /// Whether a value is as known (docs/wire-extensions.md, section 9.3), compared byte by byte.
     fn matches(&self, value: &[u8]) -> bool {
         let is_same = |(index, byte): (usize, &u8)| value.get(self.offset + index) == Some(byte);
         value.len() >= self.offset

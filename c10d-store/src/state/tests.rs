@@ -236,7 +236,7 @@ fn compare_set_writes_on_a_match_and_returns_the_value() {
 fn compare_exchange_reports_whether_it_wrote() {
     let mut store = Store::default();
     let mut exchange = |expected| store.on(A, compare_exchange("k", expected, "new"));
-    // docs/wire.md, COMPARE_EXCHANGE 1: the replies of COMPARE_SET to the first three are only "x", "new"
+    // docs/wire-extensions.md, COMPARE_EXCHANGE 1: the replies of COMPARE_SET to the first three are only "x", "new"
     // and "new".
     let written = [(A, OwnedReply::Exchanged(true))];
     let kept = |value| [(A, OwnedReply::Exchanged(false)), bytes(A, value)];
@@ -277,7 +277,7 @@ fn add_refuses_a_value_that_is_not_a_number() {
     assert_eq!(store.get("k"), b"-9223372036854775808");
 }
 
-/// docs/wire.md, TRY_ADD 1 and 2.
+/// docs/wire-extensions.md, TRY_ADD 1 and 2.
 #[test]
 fn try_add_returns_a_value_that_is_not_a_number() {
     let mut store = Store::default();
@@ -353,7 +353,7 @@ fn a_cancelled_wait_gets_no_reply() {
     );
 }
 
-/// docs/wire.md, WAIT_GET 1 and 2.
+/// docs/wire-extensions.md, WAIT_GET 1 and 2.
 #[test]
 fn wait_get_returns_values_that_exist_at_the_same_time() {
     let mut store = Store::default();
@@ -399,7 +399,7 @@ fn multi_set_writes_all_pairs_before_waking_waiters() {
     );
 }
 
-/// docs/wire.md, WAIT_GET 3.
+/// docs/wire-extensions.md, WAIT_GET 3.
 #[test]
 fn wait_get_ignores_queues() {
     let mut store = Store::default();
@@ -409,7 +409,7 @@ fn wait_get_ignores_queues() {
     assert_eq!(store.set("k", "v"), [stop(A), bytes(A, "v")]);
 }
 
-/// docs/wire.md, WAIT_GET 5.
+/// docs/wire-extensions.md, WAIT_GET 5.
 #[test]
 fn wait_get_can_be_cancelled() {
     let mut store = Store::default();
@@ -421,7 +421,7 @@ fn wait_get_can_be_cancelled() {
     assert_eq!(store.set("k", "v"), []);
 }
 
-/// docs/wire.md, WAIT_CHANGE 1.
+/// docs/wire-extensions.md, WAIT_CHANGE 1.
 #[test]
 fn wait_change_returns_a_different_value_at_once() {
     let mut store = Store::default();
@@ -450,7 +450,7 @@ fn wait_change_returns_a_different_value_at_once() {
     }
 }
 
-/// docs/wire.md, WAIT_CHANGE 2: the first write of any kind after which the value differs.
+/// docs/wire-extensions.md, WAIT_CHANGE 2: the first write of any kind after which the value differs.
 #[test]
 fn wait_change_ends_at_the_first_different_value() {
     let mut store = Store::default();
@@ -497,7 +497,7 @@ fn wait_change_ends_at_the_first_different_value() {
     );
 }
 
-/// docs/wire.md, WAIT_CHANGE 3.
+/// docs/wire-extensions.md, WAIT_CHANGE 3.
 #[test]
 fn wait_change_waits_for_a_missing_key_and_compares_its_value() {
     let mut store = Store::default();
@@ -516,7 +516,7 @@ fn wait_change_waits_for_a_missing_key_and_compares_its_value() {
     assert!(store.state.slots.iter().next().is_none());
 }
 
-/// docs/wire.md, WAIT_CHANGE 4.
+/// docs/wire-extensions.md, WAIT_CHANGE 4.
 #[test]
 fn wait_change_ignores_queues_and_unfinished_barriers() {
     let mut store = Store::default();
@@ -540,7 +540,7 @@ fn wait_change_ignores_queues_and_unfinished_barriers() {
     assert_eq!(store.set("n", "2"), [stop(A), bytes(A, "2")]);
 }
 
-/// docs/wire.md, WAIT_CHANGE 5.
+/// docs/wire-extensions.md, WAIT_CHANGE 5.
 #[test]
 fn wait_change_is_cancelled_and_replaced_like_wait() {
     let mut store = Store::default();
@@ -704,8 +704,8 @@ fn taken(conn: u64, elements: &[&[u8]]) -> Vec<(u64, OwnedReply)> {
     replies
 }
 
-/// docs/wire.md, QUEUE_TAKE 3 and 4: takes and waits are served in order of arrival, and a wakeup that is passed on
-/// reaches a take.
+/// docs/wire-extensions.md, QUEUE_TAKE 3 and 4: takes and waits are served in order of arrival, and a wakeup that is
+/// passed on reaches a take.
 #[test]
 fn a_take_is_served_in_its_turn() {
     let mut store = Store::default();
@@ -726,7 +726,7 @@ fn a_take_is_served_in_its_turn() {
     assert_eq!(store.on(C, push("q", "g")), taken(A, &[b"g"]));
 }
 
-/// docs/wire.md, QUEUE_TAKE 2.
+/// docs/wire-extensions.md, QUEUE_TAKE 2.
 #[test]
 fn a_take_has_at_most_4_mib_and_at_least_one_element() {
     let mut store = Store::default();
@@ -846,7 +846,7 @@ fn a_disconnect_removes_the_wait() {
     assert_eq!(store.set("k", "v"), [stop(B)]);
 }
 
-/// docs/wire.md, PING 1 and CAPABILITY 2.
+/// docs/wire.md, PING 1, and docs/wire-extensions.md, CAPABILITY 2.
 #[test]
 fn a_ping_returns_capabilities_for_their_nonce_and_echoes_others() {
     let mut store = Store::default();

@@ -256,7 +256,7 @@ mod tests {
         lengths[0]
     }
 
-    /// docs/wire.md, WAIT_GET 5.
+    /// docs/wire-extensions.md, WAIT_GET 5.
     #[test]
     fn replies_of_extensions_and_of_cancelled_waits_end_where_they_should() {
         let cases: [(Opcode, usize, bool, Vec<u8>); 14] = [

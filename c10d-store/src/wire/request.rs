@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(request.to_bytes(), expected);
     }
 
-    /// docs/wire.md, CAPABILITY 1.
+    /// docs/wire-extensions.md, CAPABILITY 1.
     #[test]
     fn the_handshake_is_the_documented_one() {
         let mut request = RequestBuf::new();

@@ -300,7 +300,7 @@ fn concurrent_snapshots_all_include_what_happened_before_them() {
 
 // --- announcements ---------------------------------------------------------------------------
 
-/// docs/wire.md, ANNOUNCE 1 and 3.
+/// docs/wire-extensions.md, ANNOUNCE 1 and 3.
 #[test]
 fn the_last_announcement_is_kept_beyond_its_connection() {
     let server = serve(ServerOptions::default());
@@ -326,7 +326,7 @@ fn the_last_announcement_is_kept_beyond_its_connection() {
     assert_eq!(after.closed[0].id, announcement.connection);
 }
 
-/// docs/wire.md, ANNOUNCE 2.
+/// docs/wire-extensions.md, ANNOUNCE 2.
 #[test]
 fn an_announcement_beyond_the_limit_is_refused() {
     let server = serve(ServerOptions::default());
@@ -345,7 +345,7 @@ fn an_announcement_beyond_the_limit_is_refused() {
     assert_eq!(snapshot.counters.closed_by_refusal, 1);
 }
 
-/// docs/wire.md, CAPABILITY 4: PyTorch's servers close the connection on an unknown command.
+/// docs/wire-extensions.md, CAPABILITY 4: PyTorch's servers close the connection on an unknown command.
 #[test]
 fn nothing_is_announced_to_a_server_without_the_capability() {
     let server = serve(ServerOptions::default());

@@ -97,7 +97,7 @@ fn golden_vectors_of_one_connection_hold_over_tcp() {
 
 // --- limits ----------------------------------------------------------------------------------
 
-/// docs/wire.md, CLOSE 1 and WAIT_CHANGE 6.
+/// docs/wire.md, CLOSE 1, and docs/wire-extensions.md, WAIT_CHANGE 6.
 #[test]
 fn exceeding_a_wire_limit_closes_only_that_connection() {
     let limits = WireLimits::default()
@@ -481,7 +481,7 @@ fn changed(value: &[u8]) -> Vec<u8> {
     [&[0], &blob(value)[..]].concat()
 }
 
-/// The example of docs/wire.md, section 9.8. docs/wire.md, QUEUE_TAKE 1, 3, 5 and 6.
+/// The example of docs/wire-extensions.md, section 9.8. docs/wire-extensions.md, QUEUE_TAKE 1, 3, 5 and 6.
 #[test]
 fn queue_take_returns_what_has_arrived() {
     let server = serve(ServerOptions::default());
@@ -529,7 +529,7 @@ fn queue_take_returns_what_has_arrived() {
     assert_eq!(taker.read_to_close(), b"");
 }
 
-/// The example of docs/wire.md, 9.3.
+/// The example of docs/wire-extensions.md, section 9.3.
 #[test]
 fn wait_change_reports_only_a_change_of_the_known_part() {
     let server = serve(ServerOptions::default());
@@ -555,7 +555,7 @@ fn wait_change_reports_only_a_change_of_the_known_part() {
     waiter.fence();
 }
 
-/// docs/wire.md, WAIT_CHANGE 5, and the race of section 5.6.
+/// docs/wire-extensions.md, WAIT_CHANGE 5, and the race of docs/wire.md, section 5.6.
 #[test]
 fn wait_change_is_cancelled_and_replaced_like_wait() {
     let server = serve(ServerOptions::default());

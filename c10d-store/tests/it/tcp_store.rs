@@ -340,7 +340,7 @@ fn replies_stay_in_order_after_the_cancel_race_of_wait_change() {
 
 // --- add on a value that is not a number ---------------------------------------------------------
 
-/// docs/wire.md, TRY_ADD 2: the server replies and keeps the connection open.
+/// docs/wire-extensions.md, TRY_ADD 2: the server replies and keeps the connection open.
 #[test]
 fn add_to_text_keeps_the_connection() {
     let server = serve();
@@ -358,7 +358,7 @@ fn add_to_text_keeps_the_connection() {
 
 /// A server without extensions closes the connection, as PyTorch's server does. The client reopens only
 /// that connection, and a call that waits on another connection continues.
-/// docs/wire.md, TRY_ADD 3.
+/// docs/wire-extensions.md, TRY_ADD 3.
 #[test]
 fn add_to_text_without_extensions_reopens_one_connection() {
     let server = serve();
@@ -448,7 +448,7 @@ fn a_barrier_fails_with_its_server() {
 }
 
 /// A new server at the address of a stopped one is another, empty store.
-/// docs/wire.md, TRY_ADD 3.
+/// docs/wire-extensions.md, TRY_ADD 3.
 #[test]
 fn add_does_not_continue_on_a_new_server_at_the_same_address() {
     let (signal, signaled) = std::sync::mpsc::channel::<()>();
@@ -539,7 +539,7 @@ fn open(port: u16, timeout: Duration) -> TcpStore {
     TcpStore::open("127.0.0.1", port, options).unwrap()
 }
 
-/// docs/wire.md, CAPABILITY 4.
+/// docs/wire-extensions.md, CAPABILITY 4.
 #[test]
 fn get_sends_two_requests_without_wait_get_and_one_with_it() {
     let (port, serving) = scripted_server(ECHO, |mut stream| {
@@ -562,7 +562,7 @@ fn get_sends_two_requests_without_wait_get_and_one_with_it() {
     serving.join().unwrap();
 }
 
-/// docs/wire.md, 9.3: a request holds the offset, the length of the value (or any) and the bytes.
+/// docs/wire-extensions.md, section 9.3: a request holds the offset, the length of the value (or any) and the bytes.
 #[test]
 fn wait_change_sends_one_request_with_the_extension() {
     let any_length = [0xff; 8];
@@ -996,7 +996,7 @@ fn an_invalid_reply_is_named_in_the_error() {
 }
 
 /// Peers that are not a store, and the error for each.
-/// docs/wire.md, CAPABILITY 3.
+/// docs/wire-extensions.md, CAPABILITY 3.
 #[test]
 fn a_peer_that_is_not_a_store_is_reported_within_the_timeout() {
     type Behave = fn(TcpStream) -> Option<TcpStream>;

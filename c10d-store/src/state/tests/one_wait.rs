@@ -24,7 +24,7 @@ impl Store {
     }
 }
 
-/// docs/wire.md, WAIT 7, WAIT_GET 4, WAIT_CHANGE 5 and QUEUE_TAKE 5.
+/// docs/wire.md, WAIT 7, and docs/wire-extensions.md, WAIT_GET 4, WAIT_CHANGE 5, QUEUE_TAKE 5.
 #[test]
 fn each_wait_replaces_a_wait_of_each_kind() {
     for first in 0..KINDS {
@@ -41,7 +41,7 @@ fn each_wait_replaces_a_wait_of_each_kind() {
     }
 }
 
-/// docs/wire.md, CANCEL_WAIT 1, WAIT 8, WAIT_GET 4, WAIT_CHANGE 5 and QUEUE_TAKE 5.
+/// docs/wire.md, CANCEL_WAIT 1, WAIT 8, and docs/wire-extensions.md, WAIT_GET 4, WAIT_CHANGE 5, QUEUE_TAKE 5.
 #[test]
 fn a_wait_of_each_kind_ends_with_a_cancel_or_its_connection() {
     for kind in 0..KINDS {
@@ -61,7 +61,7 @@ fn a_wait_of_each_kind_ends_with_a_cancel_or_its_connection() {
     }
 }
 
-/// docs/wire.md, WAIT 6, WAIT_GET 4, WAIT_CHANGE 5 and QUEUE_TAKE 5.
+/// docs/wire.md, WAIT 6, and docs/wire-extensions.md, WAIT_GET 4, WAIT_CHANGE 5, QUEUE_TAKE 5.
 #[test]
 fn a_wait_of_each_kind_lets_later_requests_pass() {
     for kind in 0..KINDS {
