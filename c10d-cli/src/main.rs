@@ -10,7 +10,6 @@ mod failure;
 mod flight;
 mod job_pages;
 mod man;
-mod memory_limit;
 mod open_files;
 mod output;
 mod parent;

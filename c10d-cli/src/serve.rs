@@ -10,12 +10,11 @@ use std::time::Duration;
 use c10d_inspect::ExplainOptions;
 use c10d_inspect::http::{StatusOptions, StatusServer};
 use c10d_socket::{Credentials, ListenError, ListenOptions, adopt_listener_raw, listen};
-use c10d_store::{ServerOptions, TcpStoreServer, WireLimits};
+use c10d_store::{ServerOptions, TcpStoreServer, WireLimits, recommended_memory_max};
 use clap::Args;
 
 use crate::end_signals::EndSignals;
 use crate::failure::Failure;
-use crate::memory_limit::default_memory_max;
 use crate::open_files;
 use crate::parent::end_with_parent;
 use crate::quantity::{ByteCount, parse_duration};
@@ -118,7 +117,7 @@ impl ServeArgs {
             .with_connections_max(self.connections_max)
             .with_handshake_timeout(self.hello_timeout);
         let memory_max = self.memory_max.map(|bytes| bytes.0);
-        let options = match memory_max.or_else(default_memory_max) {
+        let options = match memory_max.or_else(recommended_memory_max) {
             None | Some(0) => options,
             Some(bytes) => options.with_memory_max(bytes),
         };

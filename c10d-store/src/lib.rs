@@ -9,6 +9,7 @@
 //! - **Connect**: [`ConnectOptions`], [`BackoffOptions`], [`SocketOptions`], [`KeepAlive`]; [`ConnectError`].
 //! - **Protect**: [`Credentials`], made of a `Secret` or `CertificateFiles` (feature `tls`); [`CredentialsError`].
 //! - **Serve**: [`TcpStoreServer`] with [`ServerOptions`] and [`WireLimits`]; [`ListenOn`] of a master, [`ListenError`].
+//!   [`recommended_memory_max()`] of this machine.
 //!   [`HttpHandler`] takes the connections that speak HTTP, as [`HttpConnection`].
 //! - **Observe a server**: [`StoreObserver`] takes a [`Snapshot`] of [`ConnectionRecord`], [`KeyRecord`], [`QueueRecord`] and
 //!   [`Announcement`] records, or [`Counters`].
@@ -67,6 +68,7 @@ pub use prefix_store::PrefixStore;
 pub use rendezvous::{Rendezvous, RendezvousOptions, UrlError, rendezvous};
 pub use server::{
     HttpConnection, HttpHandler, ServerOptions, SnapshotError, StoreObserver, TcpStoreServer,
+    recommended_memory_max,
 };
 pub use snapshot::{
     Announcement, CloseReason, Closed, ConnectionId, ConnectionRecord, Counters, KeyRecord,

@@ -8,11 +8,12 @@ use c10d_inspect::http::{
     Counter, EventKind, Gauge, LauncherMetrics, StatusOptions, StatusServer, StatusSource,
 };
 use c10d_inspect::{ExplainOptions, Report, explain};
-use c10d_store::{Counters, Snapshot, SnapshotError, StoreObserver, TcpStoreServer};
+use c10d_store::{
+    Counters, Snapshot, SnapshotError, StoreObserver, TcpStoreServer, recommended_memory_max,
+};
 use elastic_rendezvous::ServerHook;
 
 use super::announce::Flusher;
-use crate::memory_limit::default_memory_max;
 
 /// How long an answer waits for a look at this node's own workers.
 const OWN_WORKERS_TIMEOUT: Duration = Duration::from_millis(200);
@@ -154,7 +155,7 @@ impl Hosted {
         if self.lock().iter().any(|known| known.addresses == addresses) {
             return;
         }
-        if let Some(bytes) = default_memory_max() {
+        if let Some(bytes) = recommended_memory_max() {
             server.set_memory_max(bytes);
         }
         let observer = server.observer();
@@ -282,6 +283,6 @@ mod tests {
         let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
         Hosted::new(None, None).observe(&server);
         assert!(server.memory_max().is_some(), "Linux says it");
-        assert_eq!(server.memory_max(), default_memory_max());
+        assert_eq!(server.memory_max(), recommended_memory_max());
     }
 }

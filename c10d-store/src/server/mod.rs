@@ -5,6 +5,7 @@ mod connection;
 mod counts;
 mod event_loop;
 mod http;
+mod memory_limit;
 mod observer;
 mod options;
 mod session_memory;
@@ -27,6 +28,7 @@ use counts::Counts;
 use event_loop::EventLoop;
 use http::InstalledHandler;
 pub use http::{HttpConnection, HttpHandler};
+pub use memory_limit::recommended_memory_max;
 pub use observer::{SnapshotError, StoreObserver};
 pub use options::ServerOptions;
 

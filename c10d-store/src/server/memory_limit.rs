@@ -1,11 +1,26 @@
-//! The memory that a store's data may take unless an option says otherwise.
+//! The memory that a server may use for its data on this machine.
 
 use std::fs;
 use std::path::Path;
 
-/// Four fifths of the memory of this machine or, if that is less, of the limit of this process's control group: the rest
-/// is for requests and replies under way. `None` where the system does not say.
-pub(crate) fn default_memory_max() -> Option<usize> {
+/// A [memory limit](crate::ServerOptions::memory_max) that fits this machine, in bytes: four fifths of its memory
+/// or, if that is less, of the limit of this process's control group. The rest is for requests and replies under way.
+/// `None` where the system does not say.
+///
+/// `c10d store serve` and the servers of `c10d run` use it: a server at its limit refuses writes, one without a limit
+/// is killed by the system, with the data of all jobs.
+///
+/// ```
+/// use c10d_store::{ServerOptions, recommended_memory_max};
+///
+/// let options = match recommended_memory_max() {
+///     Some(bytes) => ServerOptions::default().with_memory_max(bytes),
+///     None => ServerOptions::default(),
+/// };
+/// assert_eq!(options.memory_max(), recommended_memory_max());
+/// ```
+#[must_use]
+pub fn recommended_memory_max() -> Option<usize> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     let cgroup = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let limits = limit_files(&cgroup)
