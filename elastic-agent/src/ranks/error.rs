@@ -1,0 +1,79 @@
+//! Why a node got no ranks.
+
+use std::time::Duration;
+
+use c10d_store::StoreError;
+
+use crate::patience::Cut;
+use crate::worker_list;
+
+/// Why a node got no ranks.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum RanksError {
+    /// Nodes of the round did not write in time how many workers they have.
+    #[error(
+        "{} of {group_world_size} nodes did not report their number of workers within {:.1} s: group rank {}",
+        missing.len(),
+        waited.as_secs_f64(),
+        worker_list::ranks(missing)
+    )]
+    NodesMissing {
+        /// Group ranks of the missing nodes.
+        missing: Vec<usize>,
+        /// How many nodes the round has.
+        group_world_size: usize,
+        /// How long this node waited.
+        waited: Duration,
+    },
+
+    /// The node with group rank 0 did not assign the ranks in time.
+    #[error(
+        "the node with group rank 0 did not assign ranks within {:.1} s; it waits until all {group_world_size} \
+         nodes of the round have reported their number of workers",
+        waited.as_secs_f64()
+    )]
+    NotAssigned {
+        /// How many nodes the round has.
+        group_world_size: usize,
+        /// How long this node waited.
+        waited: Duration,
+    },
+
+    /// Another node wrote a value that cannot be parsed.
+    #[error("{key:?} in the {store} holds {value:?}, which is not {expected}")]
+    Malformed {
+        /// The store.
+        store: String,
+        /// The key.
+        key: String,
+        /// The start of the value.
+        value: String,
+        /// The expected form.
+        expected: &'static str,
+    },
+
+    /// The store failed.
+    #[error("cannot exchange ranks: {0}")]
+    Store(#[from] StoreError),
+
+    /// The caller interrupted the exchange.
+    #[error("the exchange of ranks was interrupted")]
+    Interrupted,
+}
+
+impl From<Cut> for RanksError {
+    fn from(cut: Cut) -> Self {
+        match cut {
+            Cut::Interrupted => Self::Interrupted,
+            Cut::Failed(error) => Self::Store(error),
+        }
+    }
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for RanksError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
