@@ -1,22 +1,17 @@
 //! `c10d flight`: which collective each rank is in, and the first one at which ranks differ.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::net::SocketAddr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
-use c10d_inspect::flight::{FlightRecording, FlightReport, compare_flights};
-use c10d_inspect::http::{HttpError, HttpRequest, HttpResponse, fetch_all};
+use c10d_inspect::flight::FlightReport;
 use clap::Args;
-use elastic_agent::local_time_text;
+use elastic_agent::local_time_and_age;
 
 use crate::failure::Failure;
 use crate::output::{print, print_line};
 use crate::printable::printable_json;
-use crate::stacks::job::{Job, Reach};
-use crate::stacks::nobody;
-use crate::stacks::probe::{AT_ONCE, FLIGHT_PATHS, TIMEOUT, Worker, flight_of, flight_requests};
-use crate::status::{StatusArgs, get};
+use crate::stacks::job;
+use crate::status::StatusArgs;
 
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
@@ -26,12 +21,6 @@ Exit codes:
   3    no connection to the store
   4    cannot write to standard output
   141  the reader of standard output closed it, as `head` does; no message";
-
-/// How many ranks are asked at a time: what they answer is kept only until it is parsed.
-const BATCH: usize = 64;
-
-/// The most bytes of a launcher's answer for one recorder.
-const LAUNCHER_BYTES_MAX: usize = 4 << 20;
 
 /// How many ranks are listed in the text.
 const LISTED_MAX: usize = 64;
@@ -51,119 +40,20 @@ pub(crate) struct FlightArgs {
 
 /// Prints the comparison.
 pub(crate) fn run(args: &FlightArgs) -> Result<(), Failure> {
-    let job = Job::load(&args.status)?;
-    let ranks: BTreeSet<usize> = job.report.ranks.iter().map(|rank| rank.rank).collect();
-    if ranks.is_empty() {
-        return Err(Failure::No(nobody(&job)));
-    }
-    let report = compare_all(&job, &ranks);
+    let job = job::load(&args.status)?;
+    let clock = |unix_ns| local_time_and_age(unix_ns, SystemTime::now());
+    let report = job.compare_flights(&job.ranks(), &clock);
     if args.json {
         let json = serde_json::to_string(&report).unwrap_or_default();
         print_line(printable_json(&json))?;
     } else {
-        let now = unix_time();
-        print(to_text(&report, &|unix_ns| time_and_age(unix_ns, now)).as_bytes())?;
+        print(to_text(&report, &clock).as_bytes())?;
     }
     if report.ranks.iter().all(|rank| rank.error.is_none()) {
         Ok(())
     } else {
         Err(Failure::No(String::new()))
     }
-}
-
-/// Asks these ranks and compares what they have recorded. Blocks for 2 s or more for each 64 ranks of which one does not
-/// answer.
-pub(crate) fn compare_all(job: &Job, ranks: &BTreeSet<usize>) -> FlightReport {
-    let (recordings, silent) = ask_all(&job.reach(ranks));
-    let now = unix_time();
-    compare_flights(&recordings, &silent, &|unix_ns| time_and_age(unix_ns, now))
-}
-
-fn unix_time() -> Duration {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-}
-
-/// What each rank has recorded, or why that is unknown.
-fn ask_all(reach: &Reach) -> (BTreeMap<usize, FlightRecording>, BTreeMap<usize, String>) {
-    let mut recordings = BTreeMap::new();
-    let mut silent = BTreeMap::new();
-    let mut add =
-        |rank: usize, results: &[Result<HttpResponse, HttpError>]| match flight_of(results) {
-            Ok(recording) => {
-                silent.remove(&rank);
-                recordings.insert(rank, recording);
-                true
-            }
-            Err(error) => {
-                silent.insert(rank, error);
-                false
-            }
-        };
-    for batch in reach.workers.chunks(BATCH) {
-        let mut open: Vec<&Worker> = batch.iter().collect();
-        for turn in 0.. {
-            open.retain(|worker| turn == 0 || worker.targets.len() > turn);
-            if open.is_empty() {
-                break;
-            }
-            let requests: Vec<HttpRequest> = open
-                .iter()
-                .flat_map(|worker| {
-                    worker
-                        .targets
-                        .get(turn)
-                        .map(flight_requests)
-                        .unwrap_or_default()
-                })
-                .collect();
-            let mut results = fetch_all(&requests, TIMEOUT, AT_ONCE).into_iter();
-            open.retain(|worker| {
-                let asked = if worker.targets.len() > turn {
-                    FLIGHT_PATHS.len()
-                } else {
-                    0
-                };
-                let results: Vec<_> = results.by_ref().take(asked).collect();
-                !add(worker.rank, &results)
-            });
-        }
-    }
-    for batch in reach.by_launcher.chunks(BATCH) {
-        let requests: Vec<HttpRequest> = batch
-            .iter()
-            .flat_map(|(rank, address)| launcher_requests(*rank, *address, reach.token.as_deref()))
-            .collect();
-        let results = fetch_all(&requests, TIMEOUT * 2, AT_ONCE);
-        for ((rank, _), results) in batch.iter().zip(results.chunks(FLIGHT_PATHS.len())) {
-            add(*rank, results);
-        }
-    }
-    (recordings, silent)
-}
-
-fn launcher_requests(
-    rank: usize,
-    address: SocketAddr,
-    token: Option<&str>,
-) -> impl Iterator<Item = HttpRequest> {
-    (0..FLIGHT_PATHS.len()).map(move |recorder| {
-        let path = format!("/flight?rank={rank}&recorder={recorder}");
-        get(address, &path, token).with_limit(LAUNCHER_BYTES_MAX)
-    })
-}
-
-/// "18:04:11 (41 s ago)", with the date before it after a day. The clock of another host can be ahead of this one.
-fn time_and_age(unix_ns: u64, now: Duration) -> String {
-    let at = Duration::from_nanos(unix_ns);
-    let local = local_time_text(i64::try_from(at.as_secs()).unwrap_or(i64::MAX));
-    let age = now.saturating_sub(at).as_secs();
-    let shown = match local.split_once('_') {
-        Some((_, time)) if age < 12 * 3600 => time.to_owned(),
-        _ => local.replace('_', " "),
-    };
-    format!("{shown} ({age} s ago)")
 }
 
 fn to_text(report: &FlightReport, clock: &dyn Fn(u64) -> String) -> String {

@@ -5,7 +5,6 @@ mod backlog;
 mod client;
 mod completions;
 mod end_signals;
-mod explain_text;
 mod failure;
 mod flight;
 mod job_pages;

@@ -1,9 +1,41 @@
 //! Writes a command's answer to standard output.
 
+use std::env;
 use std::io::{self, IsTerminal, Write};
+
+use c10d_inspect::report_text::TextStyle;
 
 use crate::failure::Failure;
 use crate::printable::printable_lines;
+
+/// The width of a terminal whose width is unknown.
+const COLUMNS_DEFAULT: usize = 100;
+
+/// Longer lines are hard to read.
+const COLUMNS_MAX: usize = 140;
+
+/// Shorter lines break in the middle of most names.
+const COLUMNS_MIN: usize = 40;
+
+/// The style that fits standard output: width and colors of a terminal, else unwrapped lines for other programs.
+pub(crate) fn text_style() -> TextStyle {
+    if !is_for_terminal() {
+        return TextStyle::new(usize::MAX, false);
+    }
+    let columns = rustix::termios::tcgetwinsize(io::stdout())
+        .map(|size| usize::from(size.ws_col))
+        .ok()
+        .filter(|columns| *columns > 0)
+        .unwrap_or(COLUMNS_DEFAULT);
+    TextStyle::new(columns.clamp(COLUMNS_MIN, COLUMNS_MAX), allows_colors())
+}
+
+/// Whether the user's terminal and settings allow colors.
+pub(crate) fn allows_colors() -> bool {
+    let is_set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+    let is_dumb = env::var_os("TERM").is_none_or(|name| name == "dumb");
+    !is_dumb && !is_set("NO_COLOR")
+}
 
 /// Whether the answer goes to a terminal, which what others wrote could control.
 pub(crate) fn is_for_terminal() -> bool {

@@ -44,15 +44,6 @@ impl StatusArgs {
     }
 }
 
-/// A GET with the password of a job's pages, if it has one.
-pub(crate) fn get(address: SocketAddr, path: &str, token: Option<&str>) -> HttpRequest {
-    let request = HttpRequest::get(Target::Tcp(address), path);
-    match token {
-        Some(token) => request.with_token(token),
-        None => request,
-    }
-}
-
 /// The status pages of one server.
 #[derive(Debug)]
 pub(crate) struct StatusPages {
@@ -186,7 +177,8 @@ impl StatusPages {
         let share = (timeout / count.max(1)).max(TIMEOUT_MIN);
         let mut first_error = None;
         for address in &self.addresses {
-            let request = get(*address, path, self.token().as_deref());
+            let request =
+                HttpRequest::get(Target::Tcp(*address), path).with_token(self.token().as_deref());
             match fetch(&request, share) {
                 Err(error @ (HttpError::Connect { .. } | HttpError::ConnectTimeout { .. })) => {
                     first_error.get_or_insert(error);

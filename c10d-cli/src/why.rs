@@ -1,16 +1,13 @@
 //! `c10d why`: who the job waits for.
 
-use std::io;
-
 use c10d_inspect::{Report, WorkersStore};
 use c10d_socket::HostPort;
 use clap::Args;
 use serde_json::{Map, Value};
 
-use crate::explain_text::{Style, write_styled};
 use crate::failure::Failure;
 use crate::job_pages::{elsewhere, follow};
-use crate::output::print;
+use crate::output::{print, text_style};
 use crate::printable::{printable, printable_json};
 use crate::status::{StatusArgs, StatusPages};
 use crate::status_error::StatusError;
@@ -92,8 +89,7 @@ impl Answer {
                 text.extend(printable_json(&format!("{json}\n")).into_bytes());
             }
             None => {
-                write_styled(&self.report, Style::of(&io::stdout()), &mut text)
-                    .map_err(Failure::Output)?;
+                text.extend(self.report.to_text(text_style()).into_bytes());
                 if let Some((store, rendezvous)) = named {
                     let line = format!(
                         "\nThis is the store of the workers of run \"{}\", {}, which the rendezvous at {} names.\n",

@@ -17,6 +17,7 @@ mod parts;
 mod progress;
 mod ranks;
 mod report;
+pub mod report_text;
 #[cfg(test)]
 #[allow(dead_code, reason = "further tests use all of it")]
 mod sim;
@@ -24,6 +25,8 @@ pub mod stacks;
 mod text;
 mod translate;
 mod why;
+#[cfg(feature = "http")]
+pub mod workers;
 mod workers_stores;
 
 pub use announced::{

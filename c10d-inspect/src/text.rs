@@ -46,6 +46,11 @@ pub(crate) fn shown_up_to(bytes: &[u8], max: usize) -> String {
     text
 }
 
+/// As [`shown`], of any length.
+pub(crate) fn printable(text: &str) -> String {
+    shown_up_to(text.as_bytes(), usize::MAX)
+}
+
 /// Whether a character changes nothing but its own place on the screen.
 fn is_harmless(character: char) -> bool {
     !(character.is_control()

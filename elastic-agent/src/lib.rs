@@ -38,7 +38,9 @@ pub use assignment::Assignment;
 pub use c10d_socket::HostPort;
 pub use command_line::{CommandLine, Entrypoint};
 pub use environment::{EnvironmentError, WorkerEnvironment};
-pub use failure::{ErrorFileError, Failures, ProcessFailure, local_time_text, write_error_file};
+pub use failure::{
+    ErrorFileError, Failures, ProcessFailure, local_time_and_age, local_time_text, write_error_file,
+};
 pub use health::HealthCheck;
 pub use logs::{
     Destination, FilteredLog, LinePrefix, LogDirectory, LogDirectoryError, LogOptions, RoundLogs,

@@ -1,10 +1,10 @@
 //! `c10d store clients`: the connections of a server.
 
+use c10d_inspect::report_text::age_text;
 use clap::Args;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::explain_text::age_text;
 use crate::failure::Failure;
 use crate::output::print;
 use crate::printable::{printable, printable_json};

@@ -42,6 +42,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use c10d_inspect::Report;
 use c10d_inspect::http::StatusOptions;
+use c10d_inspect::report_text::TextStyle;
 use c10d_socket::{Credentials, Deadline, HostPort};
 use elastic_agent::{
     AgentError, AgentOptions, AgentOutcome, ElasticAgent, ErrorFileError, Failures, LogOptions,
@@ -54,7 +55,6 @@ use elastic_rendezvous::{
 };
 use serde_json::{Value, json};
 
-use crate::explain_text::write_report;
 use crate::failure::Failure;
 use crate::output::print_line;
 use crate::terminal;
@@ -553,10 +553,9 @@ fn epoch_seconds() -> i64 {
 /// Prints the report on failures to standard error. Ignores a closed standard error.
 fn show_failures(plan: &RunPlan, agent: &ElasticAgent, failures: &Failures, why: Option<&Report>) {
     if let Some(why) = why {
-        let mut text = b"When the first worker failed: ".to_vec();
-        // Writing to memory does not fail.
-        let _ = write_report(why, &mut text);
-        let _ = terminal::StandardError.write_all(&text);
+        let text = why.to_text(TextStyle::PLAIN);
+        let text = format!("When the first worker failed: {text}");
+        let _ = terminal::StandardError.write_all(text.as_bytes());
     }
     let summary = format!("{}\n", agent.summary(failures));
     let _ = terminal::StandardError.write_all(summary.as_bytes());

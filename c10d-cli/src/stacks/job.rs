@@ -1,24 +1,19 @@
-//! The job behind a store: its ranks, and how each one's debug server is reached.
+//! The job behind a store.
 
-use std::collections::{BTreeSet, HashMap};
-use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use c10d_inspect::http::Target;
-use c10d_inspect::{RankReport, Report, Sureness};
-use c10d_socket::{Deadline, HostPort, resolve};
+use c10d_inspect::workers::Job;
+use c10d_inspect::{RankReport, Report};
+use c10d_socket::{Deadline, resolve};
 use c10d_store::{PrefixStore, Store, TcpStore};
 
-use super::probe::Worker;
-use super::process;
-use super::route::{Here, Route};
 use crate::failure::Failure;
 use crate::status::{StatusArgs, StatusPages};
 use crate::status_error::StatusError;
 
-/// How long looking up the names of all hosts may take.
-const NAMES_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long looking up the name of the store may take.
+const NAME_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long a store without status pages has to answer.
 const KEYS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,150 +30,28 @@ const RANKS_MAX: usize = 1 << 16;
 /// The most bytes of a published address.
 const URL_BYTES_MAX: usize = 512;
 
-/// The ranks of a job, and this host.
-#[derive(Debug)]
-pub(crate) struct Job {
-    pub(crate) report: Report,
-    /// Whether the store has no status pages, so that only published addresses are known.
-    pub(crate) is_from_keys: bool,
-    host: String,
-    store: Option<IpAddr>,
-    token: Option<String>,
-}
-
-/// How the ranks that are asked are reached.
-#[derive(Debug, Default)]
-pub(crate) struct Reach {
-    /// Ranks whose debug servers or processes are asked from here.
-    pub(crate) workers: Vec<Worker>,
-    /// Ranks for which the launcher of their node answers.
-    pub(crate) by_launcher: Vec<(usize, SocketAddr)>,
-    /// What launchers ask for.
-    pub(crate) token: Option<String>,
-}
-
-impl Job {
-    /// Reads the ranks from the status pages of the store, or their addresses from the keys of a store without
-    /// them.
-    pub(crate) fn load(args: &StatusArgs) -> Result<Self, Failure> {
-        let pages = args.open_job()?;
-        let server = pages.server();
-        let deadline = Deadline::after(Instant::now(), NAMES_TIMEOUT);
-        let addresses = resolve(server, deadline).unwrap_or_default();
-        let (report, is_from_keys) = match pages.get("/why.json?ranks=all") {
-            Ok(report) => (report, false),
-            Err(StatusError::PyTorchs { .. } | StatusError::TurnedOff { .. }) => {
-                (report_from_keys(&pages)?, true)
-            }
-            Err(error) => return Err(error.into()),
-        };
-        Ok(Self {
-            is_from_keys,
-            ..Self::of(report, addresses.first().map(SocketAddr::ip), pages.token())
-        })
+/// Reads the ranks from the status pages of the store, or their addresses from the keys of a store without them.
+///
+/// # Errors
+/// The store cannot be asked, or knows no rank.
+pub(crate) fn load(args: &StatusArgs) -> Result<Job, Failure> {
+    let pages = args.open_job()?;
+    let deadline = Deadline::after(Instant::now(), NAME_TIMEOUT);
+    let addresses = resolve(pages.server(), deadline).unwrap_or_default();
+    let (report, nobody) = match pages.get::<Report>("/why.json?ranks=all") {
+        Ok(report) => (report, "the store knows no rank yet"),
+        Err(StatusError::PyTorchs { .. } | StatusError::TurnedOff { .. }) => (
+            report_from_keys(&pages)?,
+            "the store has no status pages, and no debug server has published its address in it: start the ranks with \
+             `c10d run --debug-server`, or call torch.distributed.debug.start_debug_server() in them",
+        ),
+        Err(error) => return Err(error.into()),
+    };
+    if report.ranks.is_empty() {
+        return Err(Failure::No(nobody.to_owned()));
     }
-
-    /// The job of a report with all ranks, from the store at this address. Launchers ask for the token.
-    pub(crate) fn of(report: Report, store: Option<IpAddr>, token: Option<String>) -> Self {
-        let host = rustix::system::uname()
-            .nodename()
-            .to_string_lossy()
-            .into_owned();
-        Self {
-            report,
-            is_from_keys: false,
-            host,
-            store,
-            token,
-        }
-    }
-
-    pub(crate) fn rank(&self, rank: usize) -> Option<&RankReport> {
-        self.report.ranks.iter().find(|report| report.rank == rank)
-    }
-
-    /// Looks up host names, and which ranks have a socket on this host.
-    pub(crate) fn reach(&self, ranks: &BTreeSet<usize>) -> Reach {
-        let here = Here {
-            host: &self.host,
-            store: self.store,
-        };
-        let mut names = Names::new(Deadline::after(Instant::now(), NAMES_TIMEOUT));
-        let mut reach = Reach {
-            token: self.token.clone(),
-            ..Reach::default()
-        };
-        for report in self
-            .report
-            .ranks
-            .iter()
-            .filter(|it| ranks.contains(&it.rank))
-        {
-            let socket = report.debug_socket.clone().filter(|path| path.exists());
-            let targets = match here.route(report, &self.report.nodes, socket.is_some()) {
-                Route::Launcher(address) => {
-                    reach.by_launcher.push((report.rank, address));
-                    continue;
-                }
-                Route::Published { server, peers } => names.targets(&server, peers),
-                Route::Here => socket.clone().map(Target::Unix).into_iter().collect(),
-                Route::None => Vec::new(),
-            };
-            let is_here = socket.is_some() || here.is_home_of(report);
-            let pid = report
-                .pid
-                .filter(|pid| is_here && is_process_of(*pid, report));
-            reach.workers.push(Worker {
-                rank: report.rank,
-                targets,
-                pid,
-            });
-        }
-        reach
-    }
-}
-
-/// Whether a process of this host can be the rank: numbers of processes in containers mean others.
-fn is_process_of(pid: u32, report: &RankReport) -> bool {
-    let is_sure = report.sureness >= Sureness::Launched;
-    process::exists(pid) && process::has_rank(pid, report.rank).unwrap_or(is_sure)
-}
-
-/// Addresses of hosts.
-struct Names {
-    known: HashMap<HostPort, Vec<SocketAddr>>,
-    deadline: Deadline,
-}
-
-impl Names {
-    fn new(deadline: Deadline) -> Self {
-        Self {
-            known: HashMap::new(),
-            deadline,
-        }
-    }
-
-    /// The addresses of a published server: those of its name, or else those that the rank's connections have.
-    fn targets(&mut self, server: &HostPort, peers: Vec<IpAddr>) -> Vec<Target> {
-        let deadline = self.deadline;
-        let lookup = || -> io::Result<Vec<SocketAddr>> {
-            if deadline.has_passed(Instant::now()) {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            resolve(server, deadline)
-        };
-        let known = self.known.entry(server.clone());
-        let mut addresses = known
-            .or_insert_with(|| lookup().unwrap_or_default())
-            .clone();
-        for peer in peers {
-            let address = SocketAddr::new(peer, server.port());
-            if !addresses.contains(&address) {
-                addresses.push(address);
-            }
-        }
-        addresses.into_iter().map(Target::Tcp).collect()
-    }
+    let address = addresses.first().map(SocketAddr::ip);
+    Ok(Job::new(report, address, pages.token()))
 }
 
 /// The ranks whose debug servers have published an address, in a store that does not know more.

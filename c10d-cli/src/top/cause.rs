@@ -1,6 +1,7 @@
 //! The cause above the ranks, in as many lines as it needs and the screen has.
 
-use crate::explain_text::wrapped;
+use c10d_inspect::report_text::wrapped;
+
 use crate::printable::printable;
 
 /// Always kept for the headline, so that the ranks below stay where they are while it changes.

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
-use crate::explain_text::Style;
 use crate::failure::Failure;
+use crate::output::allows_colors;
 use crate::status::StatusArgs;
 use fetcher::Fetcher;
 use model::{Answer, Input, Next, Top};
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
         signal_hook::flag::register(signal, Arc::clone(&ended))
             .map_err(Failure::system("cannot catch signals"))?;
     }
-    let has_colors = Style::of(&io::stdout()).has_colors();
+    let has_colors = allows_colors();
     let failed = || Failure::system("cannot use the terminal");
     let mut screen = Screen::take().map_err(failed())?;
     let (columns, rows) = screen.size();

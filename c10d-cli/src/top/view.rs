@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use c10d_inspect::report_text::age_text;
 use c10d_inspect::{RankReport, RankState, Sureness};
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -10,7 +11,6 @@ use ratatui::text::{Line, Span};
 
 use super::grid::LABEL_COLUMNS;
 use super::model::{Cell, Top, View};
-use crate::explain_text::age_text;
 use crate::printable::printable;
 
 /// Draws the whole screen.

@@ -94,10 +94,10 @@ impl HttpRequest {
         self
     }
 
-    /// Sends a word that the server asks for ([`with_token`](super::StatusOptions::with_token)).
+    /// Sends the word that the server asks for ([`with_token`](super::StatusOptions::with_token)), if it does.
     #[must_use]
-    pub fn with_token(mut self, token: impl Into<String>) -> Self {
-        self.token = Some(Token::new(token.into()));
+    pub fn with_token(mut self, token: Option<&str>) -> Self {
+        self.token = token.map(|token| Token::new(token.to_owned()));
         self
     }
 

@@ -1,5 +1,7 @@
 //! Timestamps as local time.
 
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
@@ -8,6 +10,21 @@ use jiff::tz::TimeZone;
 #[must_use]
 pub fn local_time_text(epoch_s: i64) -> String {
     text(epoch_s, TimeZone::system())
+}
+
+/// A time in nanoseconds since 1970 as local time, and how long before `now` that was: "18:04:11 (41 s ago)", with the date
+/// before it after 12 hours. The clock of another host can be ahead of this one.
+#[must_use]
+pub fn local_time_and_age(unix_ns: u64, now: SystemTime) -> String {
+    let at = Duration::from_nanos(unix_ns);
+    let local = local_time_text(i64::try_from(at.as_secs()).unwrap_or(i64::MAX));
+    let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let age = now.saturating_sub(at).as_secs();
+    let shown = match local.split_once('_') {
+        Some((_, time)) if age < 12 * 3600 => time.to_owned(),
+        _ => local.replace('_', " "),
+    };
+    format!("{shown} ({age} s ago)")
 }
 
 fn text(epoch_s: i64, zone: TimeZone) -> String {
@@ -24,6 +41,18 @@ fn text(epoch_s: i64, zone: TimeZone) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_date_is_left_out_of_the_last_12_hours() {
+        let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        let text = |now| local_time_and_age(1_000_000_000_000_000_000, at(now));
+        let local = local_time_text(1_000_000_000);
+        let (date, time) = local.split_once('_').unwrap();
+        assert_eq!(text(1_000_000_041), format!("{time} (41 s ago)"));
+        assert_eq!(text(999_999_999), format!("{time} (0 s ago)"));
+        let half_a_day_later = format!("{date} {time} (43200 s ago)");
+        assert_eq!(text(1_000_043_200), half_a_day_later);
+    }
 
     #[test]
     fn every_field_has_its_width() {

@@ -6,7 +6,6 @@
 
 mod address;
 mod files;
-mod question;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -15,12 +14,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use c10d_inspect::http::{HttpResponse, RequestServer, Target, fetch};
+use c10d_inspect::http::{HttpResponse, RequestServer, Target};
+use c10d_inspect::workers::{self, Worker};
 use elastic_agent::{AgentEvent, AgentListener, AgentOptions, StartedWorkers};
 
-use crate::stacks::probe::{self, TIMEOUT, Worker, flight_requests};
 use files::Files;
-use question::Question;
 
 const THREAD: &str = "debug-proxy";
 
@@ -168,35 +166,11 @@ impl Shared {
 
     /// Blocks for up to 9 s, if the worker stands still and py-spy is installed.
     fn answer(&self, path: &str) -> HttpResponse {
-        let Some(question) = Question::parse(path) else {
-            return HttpResponse::new(404, "the paths are /stacks?rank=R and /flight?rank=R\n");
-        };
-        let rank = question.rank();
-        let Some(worker) = self.workers().get(&rank).cloned() else {
-            return HttpResponse::new(404, format!("rank {rank} is no worker of this launcher\n"));
-        };
-        let target = Target::Unix(worker.socket);
-        match question {
-            Question::Stacks { .. } => {
-                let worker = Worker {
-                    rank,
-                    targets: vec![target],
-                    pid: Some(worker.pid),
-                };
-                let answer = probe::ask(&[worker]).pop().unwrap_or_default();
-                match serde_json::to_vec(&answer) {
-                    Ok(json) => HttpResponse::new(200, json),
-                    Err(error) => HttpResponse::new(500, format!("{error}\n")),
-                }
-            }
-            Question::Flight { recorder, .. } => {
-                let requests = flight_requests(&target);
-                match fetch(&requests[recorder], TIMEOUT) {
-                    Ok(answer) => answer,
-                    Err(error) => HttpResponse::new(504, format!("{error}\n")),
-                }
-            }
-        }
+        workers::answer(path, |rank| {
+            let worker = self.workers().get(&rank).cloned()?;
+            let targets = vec![Target::Unix(worker.socket)];
+            Some(Worker::new(rank, targets, Some(worker.pid)))
+        })
     }
 }
 

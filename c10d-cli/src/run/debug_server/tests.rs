@@ -3,11 +3,11 @@ use std::os::unix::net::UnixListener;
 use std::thread;
 use std::time::Duration;
 
-use c10d_inspect::http::HttpRequest;
+use c10d_inspect::http::{HttpRequest, fetch};
+use c10d_inspect::stacks::RankAnswer;
 use elastic_agent::{HostPort, StartedWorker};
 
 use super::*;
-use crate::stacks::answer::RankAnswer;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 

@@ -9,15 +9,14 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use c10d_inspect::flight::{FlightRecording, FlightReport};
-use c10d_inspect::http::{Target, fetch_all};
+use c10d_inspect::http::Target;
+use c10d_inspect::workers::{Job, fetch_recording};
 use c10d_inspect::{AnnouncedNode, Report};
 
-use crate::flight::compare_all;
-use crate::stacks::job::Job;
-use crate::stacks::probe::{AT_ONCE, TIMEOUT, flight_of, flight_requests};
+use elastic_agent::local_time_and_age;
 
 const THREAD: &str = "explain-flight";
 
@@ -168,7 +167,7 @@ impl Collectives {
                     socket_of(node).and_then(|socket| ask_in_background(move || sample(socket)))
                 }
                 Ask::All => {
-                    let job = Job::of(
+                    let job = Job::new(
                         report.clone(),
                         Some(IpAddr::from(Ipv4Addr::LOCALHOST)),
                         self.token.clone(),
@@ -212,7 +211,7 @@ impl Stuck {
         let mut text = format!(
             "the job has stood still in its collectives for {} s\n{}\n",
             self.lasted.as_secs(),
-            crate::printable::printable(&self.report.headline)
+            self.report.headline
         );
         let causes = self.report.findings.iter().filter(|it| !it.is_consequence);
         let culprits: BTreeSet<usize> = causes.flat_map(|it| &it.culprits.0).copied().collect();
@@ -237,13 +236,12 @@ fn socket_of(node: &AnnouncedNode) -> Option<PathBuf> {
 }
 
 fn sample(socket: PathBuf) -> Answer {
-    let requests = flight_requests(&Target::Unix(socket));
-    Answer::Sample(flight_of(&fetch_all(&requests, TIMEOUT, AT_ONCE)).ok())
+    Answer::Sample(fetch_recording(&Target::Unix(socket)).ok())
 }
 
 fn compare(job: &Job) -> Answer {
-    let ranks: BTreeSet<usize> = job.report.ranks.iter().map(|rank| rank.rank).collect();
-    Answer::Comparison(compare_all(job, &ranks))
+    let clock = |unix_ns| local_time_and_age(unix_ns, SystemTime::now());
+    Answer::Comparison(job.compare_flights(&job.ranks(), &clock))
 }
 
 /// `None` if the system has no thread left.

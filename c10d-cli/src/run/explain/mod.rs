@@ -5,13 +5,13 @@ mod local;
 mod source;
 mod watch;
 
-use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use c10d_inspect::report_text::TextStyle;
 use c10d_inspect::{FindingKind, Report};
 use c10d_store::Snapshot;
 use elastic_agent::{AgentEvent, AgentListener, StartedWorkers};
@@ -19,8 +19,6 @@ use elastic_rendezvous::{Listener, RendezvousEvent};
 
 use super::announce::{Flusher, LocalView};
 use super::hosted::Hosted;
-use crate::explain_text::write_report;
-use crate::printable::printable;
 use crate::terminal;
 use collectives::Collectives;
 use source::Source;
@@ -214,10 +212,8 @@ impl Shared {
     fn print_failure(&self) {
         let reports = lock(&self.failure).clone().unwrap_or_default();
         if let Some(report) = reports.at_failure.or(reports.before) {
-            let mut text = b"when the workers were found stuck: ".to_vec();
-            // Writing to memory does not fail.
-            let _ = write_report(&report, &mut text);
-            print(&String::from_utf8_lossy(&text));
+            let text = report.to_text(TextStyle::PLAIN);
+            print(&format!("when the workers were found stuck: {text}"));
         }
     }
 }
@@ -355,13 +351,13 @@ impl Thread {
                 "the job still stands still, for {} s now: {}\n",
                 lasted.as_secs(),
                 match &stuck {
-                    Some(stuck) => printable(&stuck.report.headline),
-                    None => headline(&report),
+                    Some(stuck) => stuck.report.headline.clone(),
+                    None => report.headline_text(),
                 }
             )),
             // That all ranks are idle is what the store knows of a job that runs.
             Say::GoesOn if is_outside_store(&report) => print("the job goes on\n"),
-            Say::GoesOn => print(&format!("the job goes on: {}\n", headline(&report))),
+            Say::GoesOn => print(&format!("the job goes on: {}\n", report.headline_text())),
         }
         if in_store.is_some() {
             *lock(&self.shared.last_stuck) = Some((Instant::now(), report));
@@ -388,18 +384,9 @@ fn is_outside_store(report: &Report) -> bool {
     findings.any(|finding| finding.kind == FindingKind::NotInTheStore)
 }
 
-fn headline(report: &Report) -> String {
-    printable(&report.headline)
-}
-
 fn text_of(lasted: Duration, report: &Report) -> String {
-    let mut text = Vec::new();
-    // Writing to memory does not fail.
-    let _ = write_report(report, &mut text);
-    let mut whole = String::new();
-    let _ = writeln!(whole, "the job has stood still for {} s", lasted.as_secs());
-    whole.push_str(&String::from_utf8_lossy(&text));
-    whole
+    let text = report.to_text(TextStyle::PLAIN);
+    format!("the job has stood still for {} s\n{text}", lasted.as_secs())
 }
 
 /// Writes to standard error, as one piece. Ignores a closed one.

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use c10d_inspect::http::fetch;
+use c10d_inspect::http::{HttpRequest, Target, fetch};
 use c10d_inspect::{ExplainOptions, Report, explain};
 use c10d_socket::{Deadline, resolve, resolve_local};
 use c10d_store::Snapshot;
@@ -12,7 +12,6 @@ use elastic_agent::{HostPort, StartedWorkers};
 use super::local::local_report;
 use crate::run::announce::LocalView;
 use crate::run::hosted::{Hosted, HostedServer};
-use crate::status::get;
 
 /// The longest report of another host.
 const REPORT_BYTES_MAX: usize = 16 << 20;
@@ -86,8 +85,9 @@ impl Source {
             return None;
         }
         let address = *self.addresses.first()?;
-        let request = get(address, "/why.json", self.token.as_deref());
-        let request = request.with_limit(REPORT_BYTES_MAX);
+        let request = HttpRequest::get(Target::Tcp(address), "/why.json")
+            .with_token(self.token.as_deref())
+            .with_limit(REPORT_BYTES_MAX);
         match fetch(&request, timeout) {
             Ok(answer) if answer.is_success() => serde_json::from_slice(&answer.body).ok(),
             Ok(_) => None,

@@ -104,7 +104,7 @@ fn a_redirect_to_another_address_is_followed_once() {
     let redirect =
         format!("HTTP/1.1 307 Temporary Redirect\r\n{location}\r\nContent-Length: 0\r\n\r\n");
     let relay = Scripted::sending(redirect.clone());
-    let answer = fetch(&relay.get().with_token("word"), PATIENCE);
+    let answer = fetch(&relay.get().with_token(Some("word")), PATIENCE);
     assert_eq!(text(answer), (200, "store".to_owned()));
     let head = store.thread.join().unwrap();
     assert!(head.starts_with("GET /why.json?ranks=all "), "{head}");

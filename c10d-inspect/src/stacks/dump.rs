@@ -1,7 +1,4 @@
-//! Python stacks: the text of PyTorch's debug server or of py-spy, made readable, and ranks with the same stack
-//! shown once.
-//!
-//! Pure. All texts are free of control characters and short, whatever a rank sent.
+//! The text of PyTorch's debug server or of py-spy, made readable, and ranks with the same stack shown once.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 #[cfg(target_os = "linux")]
 use rustix::net;
 
-use super::answer::ProcessState;
+use crate::stacks::ProcessState;
 
 /// The most bytes of a file of /proc.
 const FILE_BYTES_MAX: u64 = 256 << 10;

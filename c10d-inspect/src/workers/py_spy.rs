@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_inspect::stacks::Stacks;
+use crate::stacks::Stacks;
 
 /// The most output of py-spy.
 const OUTPUT_BYTES_MAX: u64 = 1 << 20;

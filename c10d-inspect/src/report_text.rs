@@ -1,97 +1,76 @@
 //! A report about a job as text, for a terminal or a log: the answer in the first line, details below.
 
-use std::io::{self, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::fmt::Write as _;
 
-use c10d_inspect::{Finding, FindingKind, Group, NodeReport, RankReport, RankSet, Report, WaitFor};
+use crate::report::{
+    Finding, FindingKind, Group, NodeReport, RankReport, RankSet, Report, WaitFor,
+};
+use crate::text::printable;
 
-use crate::printable::printable;
-
-/// The width of a terminal whose width is unknown, and of a log.
+/// The width of [`TextStyle::PLAIN`]: longer lines of a log are hard to read.
 const COLUMNS_DEFAULT: usize = 100;
-
-/// Longer lines are hard to read.
-const COLUMNS_MAX: usize = 140;
-
-/// Shorter lines break in the middle of most names.
-const COLUMNS_MIN: usize = 40;
 
 /// The most entries of one list: more would push the first line off the screen.
 const ENTRIES_MAX: usize = 8;
 
 /// How to write a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Style {
-    /// Longer lines are wrapped.
+pub struct TextStyle {
     columns: usize,
     has_colors: bool,
 }
 
-impl Style {
-    /// Without colors, for a log.
-    pub(crate) const PLAIN: Self = Self {
-        columns: COLUMNS_DEFAULT,
-        has_colors: false,
-    };
+impl TextStyle {
+    /// Lines of at most 100 characters without colors, for a log.
+    pub const PLAIN: Self = Self::new(COLUMNS_DEFAULT, false);
 
-    /// The style that fits an output: its width and colors for a terminal, else unwrapped lines for other
-    /// programs.
-    pub(crate) fn of(output: &(impl AsFd + IsTerminal)) -> Self {
-        if !output.is_terminal() {
-            return Self {
-                columns: usize::MAX,
-                has_colors: false,
-            };
-        }
-        let columns = rustix::termios::tcgetwinsize(output)
-            .map(|size| usize::from(size.ws_col))
-            .ok()
-            .filter(|columns| *columns > 0)
-            .unwrap_or(COLUMNS_DEFAULT);
-        let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let is_dumb = std::env::var_os("TERM").is_none_or(|name| name == "dumb");
+    /// Wraps lines after `columns` characters, `usize::MAX` for never, and colors them by escape sequences of terminals.
+    #[must_use]
+    pub const fn new(columns: usize, has_colors: bool) -> Self {
         Self {
-            columns: columns.clamp(COLUMNS_MIN, COLUMNS_MAX),
-            has_colors: !is_dumb && !is_set("NO_COLOR"),
+            columns,
+            has_colors,
         }
     }
+}
 
-    #[cfg(feature = "top")]
-    pub(crate) const fn has_colors(self) -> bool {
-        self.has_colors
+impl Report {
+    /// The report as lines for a terminal or a log: the answer in the first one, details below. Safe to print, whoever
+    /// sent the report: what is not printable is escaped. Lists are cut to 8 entries.
+    #[must_use]
+    pub fn to_text(&self, style: TextStyle) -> String {
+        let mut lines = Lines {
+            style,
+            text: String::new(),
+        };
+        write_report(self, &mut lines);
+        lines.text
+    }
+
+    /// The first line of [`to_text`](Self::to_text), not wrapped.
+    #[must_use]
+    pub fn headline_text(&self) -> String {
+        printable(&self.headline)
     }
 }
 
-/// Writes a report without colors, in lines of at most 100 characters.
-///
-/// # Errors
-/// Those of `out`.
-pub(crate) fn write_report(report: &Report, out: &mut impl Write) -> io::Result<()> {
-    write_styled(report, Style::PLAIN, out)
-}
-
-/// Writes a report.
-///
-/// # Errors
-/// Those of `out`.
-pub(crate) fn write_styled(report: &Report, style: Style, out: &mut impl Write) -> io::Result<()> {
-    let mut lines = Lines { style, out };
+fn write_report(report: &Report, lines: &mut Lines) {
     let color = if report.is_stuck {
         Color::Bad
     } else {
         Color::Good
     };
-    lines.paragraph("", color, &report.headline)?;
-    write_findings(report, &mut lines)?;
-    write_suspects(report, &mut lines)?;
+    lines.paragraph("", color, &report.headline);
+    write_findings(report, lines);
+    write_suspects(report, lines);
 
     let forming: Vec<&Group> = report.groups.iter().filter(|g| !g.is_complete).collect();
     lines.list("Groups that are not complete", &forming, |group| {
         group_text(group)
-    })?;
-    lines.list("Waited for", &report.waits, wait_text)?;
+    });
+    lines.list("Waited for", &report.waits, wait_text);
     let lost: Vec<&NodeReport> = report.nodes.iter().filter(|n| !n.is_connected).collect();
-    lines.list("Nodes without a connection", &lost, |node| node_text(node))?;
+    lines.list("Nodes without a connection", &lost, |node| node_text(node));
     lines.list(
         "Processes of unknown rank",
         &report.unknown_processes,
@@ -101,30 +80,30 @@ pub(crate) fn write_styled(report: &Report, style: Style, out: &mut impl Write) 
             parts.extend(process.waits_for.as_ref().map(|k| format!("waits for {k}")));
             parts.join(", ")
         },
-    )
+    );
 }
 
-fn write_findings(report: &Report, lines: &mut Lines<'_, impl Write>) -> io::Result<()> {
+fn write_findings(report: &Report, lines: &mut Lines) {
     let mut findings = report.findings.as_slice();
     if let [first, rest @ ..] = findings
         && first.text == report.headline
     {
         if let Some(ranks) = ranks_of(first) {
-            lines.paragraph("  ", Color::Dim, &ranks)?;
+            lines.paragraph("  ", Color::Dim, &ranks);
         }
         findings = rest;
     }
     if !findings.is_empty() {
-        lines.blank()?;
+        lines.blank();
     }
     for finding in findings.iter().take(ENTRIES_MAX) {
         let (label, color) = label_of(finding);
-        lines.labelled(label, color, &finding.text)?;
+        lines.labelled(label, color, &finding.text);
         if let Some(ranks) = ranks_of(finding) {
-            lines.paragraph(LABEL_INDENT, Color::Dim, &ranks)?;
+            lines.paragraph(LABEL_INDENT, Color::Dim, &ranks);
         }
     }
-    lines.rest(findings.len())
+    lines.rest(findings.len());
 }
 
 /// What a finding is to the reader.
@@ -152,18 +131,17 @@ fn ranks_of(finding: &Finding) -> Option<String> {
     Some(parts.join("; "))
 }
 
-fn write_suspects(report: &Report, lines: &mut Lines<'_, impl Write>) -> io::Result<()> {
+fn write_suspects(report: &Report, lines: &mut Lines) {
     let suspects: Vec<&RankReport> = report.ranks.iter().filter(|r| r.is_suspect).collect();
-    lines.list("Suspects", &suspects, |rank| rank_text(rank))?;
+    lines.list("Suspects", &suspects, |rank| rank_text(rank));
     let has_stack = |rank: &&RankReport| rank.debug_url.is_some() || rank.debug_socket.is_some();
     if suspects.iter().any(has_stack) {
-        lines.paragraph("  ", Color::Dim, "their Python stacks: c10d stacks")?;
+        lines.paragraph("  ", Color::Dim, "their Python stacks: c10d stacks");
     }
-    Ok(())
 }
 
 /// One rank in one line, as in "rank 2 on vm, pid 4711: has not connected; last request 25 s ago: Add /init/".
-pub(crate) fn rank_text(rank: &RankReport) -> String {
+fn rank_text(rank: &RankReport) -> String {
     let mut text = format!("rank {}", rank.rank);
     if let Some(host) = &rank.host {
         text.push_str(&format!(" on {host}"));
@@ -244,7 +222,7 @@ fn node_text(node: &NodeReport) -> String {
 }
 
 /// "rank 2", "ranks 0-3, 7", or the first ranges and the number of all if there are many.
-pub(crate) fn ranks_text(ranks: &RankSet) -> String {
+fn ranks_text(ranks: &RankSet) -> String {
     const RANGES_MAX: usize = 12;
     let ranges = ranges_of(ranks);
     let list: Vec<String> = ranges
@@ -276,8 +254,9 @@ fn ranges_of(ranks: &RankSet) -> Vec<(usize, usize)> {
     ranges
 }
 
-/// "0.4 s", "31 s", "5 min 2 s", "3 h 20 min".
-pub(crate) fn age_text(milliseconds: u64) -> String {
+/// A time as text: "0.4 s", "31 s", "5 min 2 s", "3 h 20 min".
+#[must_use]
+pub fn age_text(milliseconds: u64) -> String {
     let seconds = milliseconds / 1000;
     match seconds {
         0..10 => format!("{seconds}.{} s", milliseconds % 1000 / 100),
@@ -308,86 +287,83 @@ impl Color {
 
 const LABEL_INDENT: &str = "               ";
 
-/// Writes wrapped lines. Every text that is written here is made printable.
-struct Lines<'w, W: Write> {
-    style: Style,
-    out: &'w mut W,
+/// Collects wrapped lines. Every text that is written here is made printable.
+struct Lines {
+    style: TextStyle,
+    text: String,
 }
 
-impl<W: Write> Lines<'_, W> {
-    fn blank(&mut self) -> io::Result<()> {
-        writeln!(self.out)
+impl Lines {
+    fn blank(&mut self) {
+        self.text.push('\n');
     }
 
     /// A text in lines that start with `indent`.
-    fn paragraph(&mut self, indent: &str, color: Color, text: &str) -> io::Result<()> {
+    fn paragraph(&mut self, indent: &str, color: Color, text: &str) {
         let room = self.style.columns.saturating_sub(indent.len());
         for line in wrapped(&printable(text), room) {
-            self.line(indent, color, &line)?;
+            self.line(indent, color, &line);
         }
-        Ok(())
     }
 
     /// A text beside a label.
-    fn labelled(&mut self, label: &str, color: Color, text: &str) -> io::Result<()> {
+    fn labelled(&mut self, label: &str, color: Color, text: &str) {
         let width = LABEL_INDENT.len() - 3;
         let room = self.style.columns.saturating_sub(LABEL_INDENT.len());
         for (index, line) in wrapped(&printable(text), room).iter().enumerate() {
             let shown = if index == 0 { label } else { "" };
-            write!(self.out, "  ")?;
-            self.colored(color, &format!("{shown:<width$} "))?;
-            writeln!(self.out, "{line}")?;
+            self.text.push_str("  ");
+            self.colored(color, &format!("{shown:<width$} "));
+            self.text.push_str(line);
+            self.text.push('\n');
         }
-        Ok(())
     }
 
     /// A list under a heading; nothing for an empty list.
-    fn list<T>(
-        &mut self,
-        heading: &str,
-        items: &[T],
-        text: impl Fn(&T) -> String,
-    ) -> io::Result<()> {
+    fn list<T>(&mut self, heading: &str, items: &[T], text: impl Fn(&T) -> String) {
         if items.is_empty() {
-            return Ok(());
+            return;
         }
-        self.blank()?;
-        self.line("", Color::None, &format!("{heading}:"))?;
+        self.blank();
+        self.line("", Color::None, &format!("{heading}:"));
         for item in items.iter().take(ENTRIES_MAX) {
             let room = self.style.columns.saturating_sub(4);
             for (index, line) in wrapped(&printable(&text(item)), room).iter().enumerate() {
                 let indent = if index == 0 { "  " } else { "    " };
-                self.line(indent, Color::None, line)?;
+                self.line(indent, Color::None, line);
             }
         }
-        self.rest(items.len())
+        self.rest(items.len());
     }
 
     /// How many of `count` entries are left out.
-    fn rest(&mut self, count: usize) -> io::Result<()> {
+    fn rest(&mut self, count: usize) {
         match count.checked_sub(ENTRIES_MAX) {
-            None | Some(0) => Ok(()),
+            None | Some(0) => {}
             Some(more) => self.line("  ", Color::Dim, &format!("and {more} more: see --json")),
         }
     }
 
-    fn line(&mut self, indent: &str, color: Color, text: &str) -> io::Result<()> {
-        write!(self.out, "{indent}")?;
-        self.colored(color, text)?;
-        writeln!(self.out)
+    fn line(&mut self, indent: &str, color: Color, text: &str) {
+        self.text.push_str(indent);
+        self.colored(color, text);
+        self.text.push('\n');
     }
 
-    fn colored(&mut self, color: Color, text: &str) -> io::Result<()> {
+    fn colored(&mut self, color: Color, text: &str) {
         let start = color.start();
         if start.is_empty() || !self.style.has_colors {
-            return write!(self.out, "{text}");
+            self.text.push_str(text);
+            return;
         }
-        write!(self.out, "{start}{text}\x1b[0m")
+        // Writing to a string cannot fail.
+        let _ = write!(self.text, "{start}{text}\x1b[0m");
     }
 }
 
 /// The lines of a text, broken at spaces; a longer word is broken anywhere.
-pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
+#[must_use]
+pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(1);
     let mut lines = Vec::new();
     let mut line = String::new();
@@ -415,9 +391,8 @@ pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use c10d_inspect::{Process, RankState};
-
     use super::*;
+    use crate::report::{Process, RankState};
 
     fn ranks(ranks: impl IntoIterator<Item = usize>) -> RankSet {
         RankSet(ranks.into_iter().collect::<BTreeSet<_>>())
@@ -435,46 +410,44 @@ mod tests {
             "Rank 7 waits at a barrier for those that wait for rank 2.".to_owned(),
         );
         follows.is_consequence = true;
-        let mut suspect = RankReport::default();
-        suspect.rank = 2;
-        suspect.state = RankState::Starting;
-        suspect.is_suspect = true;
-        suspect.host = Some("vm".to_owned());
-        suspect.pid = Some(4711);
-        suspect.doing = "started 40 s ago, has not connected".to_owned();
-        suspect.debug_socket = Some("/run/2".into());
-        let mut group = Group::default();
-        group.name = "0".to_owned();
-        group.kind = "gloo".to_owned();
-        group.size = Some(4);
-        group.arrived = 3;
-        group.missing = ranks([2]);
-        let mut wait = WaitFor::default();
-        wait.key = "/default_pg/0//cpu//0/2".to_owned();
-        wait.meaning = "the address of rank 2, for the default group".to_owned();
-        wait.connections = 3;
-        wait.ranks = ranks([0, 1, 3]);
-        wait.age_ms = 31_400;
-        let mut report = Report::default();
-        report.headline = text.to_owned();
-        report.is_stuck = true;
-        report.findings = vec![cause, follows];
-        report.ranks = vec![suspect];
-        report.groups = vec![group];
-        report.waits = vec![wait];
-        report
-    }
-
-    fn text_of(report: &Report, style: Style) -> String {
-        let mut out = Vec::new();
-        write_styled(report, style, &mut out).unwrap();
-        String::from_utf8(out).unwrap()
+        let suspect = RankReport {
+            rank: 2,
+            state: RankState::Starting,
+            is_suspect: true,
+            host: Some("vm".to_owned()),
+            pid: Some(4711),
+            doing: "started 40 s ago, has not connected".to_owned(),
+            debug_socket: Some("/run/2".into()),
+            ..RankReport::default()
+        };
+        let group = Group {
+            name: "0".to_owned(),
+            kind: "gloo".to_owned(),
+            size: Some(4),
+            arrived: 3,
+            missing: ranks([2]),
+            ..Group::default()
+        };
+        let wait = WaitFor {
+            key: "/default_pg/0//cpu//0/2".to_owned(),
+            meaning: "the address of rank 2, for the default group".to_owned(),
+            connections: 3,
+            ranks: ranks([0, 1, 3]),
+            age_ms: 31_400,
+        };
+        Report {
+            headline: text.to_owned(),
+            is_stuck: true,
+            findings: vec![cause, follows],
+            ranks: vec![suspect],
+            groups: vec![group],
+            waits: vec![wait],
+            ..Report::default()
+        }
     }
 
     #[test]
     fn the_first_line_says_it_all() {
-        let mut out = Vec::new();
-        write_report(&stuck(), &mut out).unwrap();
         let expected = "\
 Waiting for rank 2 (1 of 4) for 31 s: it has never connected to this store.
   because of: rank 2; waiting: ranks 0, 1, 3; for 31 s
@@ -492,35 +465,31 @@ Waited for:
   /default_pg/0//cpu//0/2 (the address of rank 2, for the default group): 3 connections for 31 s,
     ranks 0, 1, 3
 ";
-        assert_eq!(String::from_utf8(out).unwrap(), expected);
+        assert_eq!(stuck().to_text(TextStyle::PLAIN), expected);
     }
 
     #[test]
     fn a_report_without_a_problem_is_one_line() {
-        let mut report = Report::default();
-        report.headline = "Nobody waits for anybody.".to_owned();
+        let report = Report {
+            headline: "Nobody waits for anybody.".to_owned(),
+            ..Report::default()
+        };
         assert_eq!(
-            text_of(&report, Style::PLAIN),
+            report.to_text(TextStyle::PLAIN),
             "Nobody waits for anybody.\n"
         );
     }
 
     #[test]
     fn lines_respect_the_width_and_colors_take_none_of_it() {
-        let plain = Style {
-            columns: 40,
-            has_colors: false,
-        };
-        let text = text_of(&stuck(), plain);
+        let plain = TextStyle::new(40, false);
+        let text = stuck().to_text(plain);
         assert!(
             text.lines().all(|line| line.chars().count() <= 40),
             "{text}"
         );
-        let colored = Style {
-            has_colors: true,
-            ..plain
-        };
-        let mut without = text_of(&stuck(), colored);
+        let colored = TextStyle::new(40, true);
+        let mut without = stuck().to_text(colored);
         assert!(without.starts_with("\x1b[1;31mWaiting for rank 2"));
         for color in ["\x1b[1;31m", "\x1b[2m", "\x1b[0m"] {
             without = without.replace(color, "");
@@ -544,10 +513,12 @@ Waited for:
         });
         let process: Process = serde_json::from_value(process).unwrap();
         report.unknown_processes = vec![process];
-        let mut node = NodeReport::default();
-        node.host = evil;
+        let node = NodeReport {
+            host: evil,
+            ..NodeReport::default()
+        };
         report.nodes = vec![node];
-        let text = text_of(&report, Style::PLAIN);
+        let text = report.to_text(TextStyle::PLAIN);
         assert!(
             text.chars()
                 .all(|c| c == '\n' || (!c.is_control() && c != '\u{202e}'))
@@ -559,7 +530,7 @@ Waited for:
     fn long_lists_are_cut() {
         let mut report = stuck();
         report.waits = vec![report.waits[0].clone(); 11];
-        let text = text_of(&report, Style::PLAIN);
+        let text = report.to_text(TextStyle::PLAIN);
         assert!(text.ends_with("  and 3 more: see --json\n"), "{text}");
     }
 

@@ -5,12 +5,13 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use c10d_inspect::{NodeReport, RankReport};
 use c10d_socket::HostPort;
+
+use crate::report::{NodeReport, RankReport};
 
 /// How a rank is reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Route {
+pub(super) enum Route {
     /// Its processes and sockets are on this host.
     Here,
     /// The launcher of its node answers for it.
@@ -26,16 +27,16 @@ pub(crate) enum Route {
 
 /// What this host knows about itself.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Here<'a> {
+pub(super) struct Here<'a> {
     /// Its name.
-    pub(crate) host: &'a str,
+    pub(super) host: &'a str,
     /// The address of the store, as used.
-    pub(crate) store: Option<IpAddr>,
+    pub(super) store: Option<IpAddr>,
 }
 
 impl Here<'_> {
     /// Whether a rank runs on this host, as far as names and addresses tell.
-    pub(crate) fn is_home_of(&self, rank: &RankReport) -> bool {
+    pub(super) fn is_home_of(&self, rank: &RankReport) -> bool {
         if let Some(host) = &rank.host
             && self.is_same_host(host)
         {
@@ -60,7 +61,7 @@ impl Here<'_> {
     }
 
     /// How to reach a rank. `has_socket` says whether the unix socket of its debug server exists on this host.
-    pub(crate) fn route(&self, rank: &RankReport, nodes: &[NodeReport], has_socket: bool) -> Route {
+    pub(super) fn route(&self, rank: &RankReport, nodes: &[NodeReport], has_socket: bool) -> Route {
         let node = nodes.iter().find(|node| {
             node.ranks.0.contains(&rank.rank) && node.is_connected && node.debug_address.is_some()
         });
@@ -113,23 +114,26 @@ pub(super) fn server_of(url: &str) -> Option<HostPort> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::RankSet;
 
     fn rank(host: &str, peers: &[&str], url: Option<&str>) -> RankReport {
-        let mut rank = RankReport::default();
-        rank.rank = 2;
-        rank.host = Some(host.to_owned());
-        rank.connections = peers.iter().map(|peer| peer.parse().unwrap()).collect();
-        rank.debug_url = url.map(str::to_owned);
-        rank
+        RankReport {
+            rank: 2,
+            host: Some(host.to_owned()),
+            connections: peers.iter().map(|peer| peer.parse().unwrap()).collect(),
+            debug_url: url.map(str::to_owned),
+            ..RankReport::default()
+        }
     }
 
     fn node(debug: &str, seen: &str) -> NodeReport {
-        let mut node = NodeReport::default();
-        node.ranks.0.insert(2);
-        node.is_connected = true;
-        node.debug_address = Some(debug.parse().unwrap());
-        node.address = Some(seen.parse().unwrap());
-        node
+        NodeReport {
+            ranks: RankSet([2].into()),
+            is_connected: true,
+            debug_address: Some(debug.parse().unwrap()),
+            address: Some(seen.parse().unwrap()),
+            ..NodeReport::default()
+        }
     }
 
     fn here(store: &str) -> Here<'_> {

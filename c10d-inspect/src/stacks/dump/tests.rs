@@ -3,7 +3,7 @@ use super::*;
 macro_rules! recorded {
     ($rank:literal) => {
         include_str!(concat!(
-            "../../testdata/torch-2.15.0/skip/",
+            "../../../testdata/torch-2.15.0/skip/",
             $rank,
             ".traceback.txt"
         ))

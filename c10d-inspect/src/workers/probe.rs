@@ -4,25 +4,14 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use c10d_inspect::flight::FlightRecording;
-use c10d_inspect::http::{HttpError, HttpRequest, HttpResponse, Target, fetch_all};
-use c10d_inspect::stacks::Stacks;
-
-use super::answer::RankAnswer;
 use super::process::Sample;
-use super::{process, py_spy};
-
-/// How long a rank has to answer. A debug server answers in a few milliseconds, unless its rank stands still.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
-
-/// How many ranks are asked at a time.
-pub(crate) const AT_ONCE: usize = 128;
+use super::worker::{AT_ONCE, TIMEOUT, Worker};
+use super::{process, py_spy, recording};
+use crate::http::{HttpError, HttpRequest, HttpResponse, Target, fetch_all};
+use crate::stacks::{RankAnswer, Stacks};
 
 /// The most bytes of a dump of stacks: 100 threads of 100 frames with long paths.
 const STACKS_BYTES_MAX: usize = 4 << 20;
-
-/// The most bytes of a flight recorder: four times a full one.
-const FLIGHT_BYTES_MAX: usize = 4 << 20;
 
 /// How long py-spy may take.
 const PY_SPY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,25 +19,9 @@ const PY_SPY_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many processes py-spy reads: each takes up to [`PY_SPY_TIMEOUT`].
 const PY_SPY_MAX: usize = 8;
 
-/// The paths of a rank's flight recorders. Gloo's is the default; NCCL's is another one.
-pub(crate) const FLIGHT_PATHS: [&str; 2] = [
-    "/handler/fr_trace_json",
-    "/handler/fr_trace_json?backend=nccl",
-];
-
-/// A rank to ask.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Worker {
-    pub(crate) rank: usize,
-    /// Its debug servers, in the order in which they are tried.
-    pub(crate) targets: Vec<Target>,
-    /// Its process, if it is one of this host.
-    pub(crate) pid: Option<u32>,
-}
-
 /// The answers of all, in their order. Blocks for about 2 s if a rank does not answer, 4 s if it then may still
 /// have a flight recorder, and 5 s more if py-spy is used.
-pub(crate) fn ask(workers: &[Worker]) -> Vec<RankAnswer> {
+pub(super) fn ask(workers: &[Worker]) -> Vec<RankAnswer> {
     let samples: Vec<Option<Sample>> = workers
         .iter()
         .map(|worker| process_of(worker).and_then(Sample::take))
@@ -155,11 +128,11 @@ fn ask_for_collectives(reached: &[(usize, Target)], answers: &mut [RankAnswer]) 
         .collect();
     let requests: Vec<HttpRequest> = asked
         .iter()
-        .flat_map(|(_, target)| flight_requests(target))
+        .flat_map(|(_, target)| recording::requests(target))
         .collect();
-    let results = fetch_all(&requests, TIMEOUT, AT_ONCE);
-    for ((index, _), results) in asked.iter().zip(results.chunks(FLIGHT_PATHS.len())) {
-        if let Ok(recording) = flight_of(results) {
+    let mut results = fetch_all(&requests, TIMEOUT, AT_ONCE).into_iter();
+    for (index, _) in asked {
+        if let Ok(recording) = recording::merged(results.by_ref().take(recording::RECORDERS)) {
             let current = recording.current();
             let collective = current.map_or("no collective".to_owned(), |current| {
                 format!(
@@ -170,43 +143,6 @@ fn ask_for_collectives(reached: &[(usize, Target)], answers: &mut [RankAnswer]) 
             answers[*index].collective = Some(collective);
         }
     }
-}
-
-/// The requests for a rank's flight recorders.
-pub(crate) fn flight_requests(target: &Target) -> Vec<HttpRequest> {
-    FLIGHT_PATHS
-        .iter()
-        .map(|path| HttpRequest::post(target.clone(), *path).with_limit(FLIGHT_BYTES_MAX))
-        .collect()
-}
-
-/// A rank's flight recorders together, or why there are none, in a clause. One of them is enough.
-pub(crate) fn flight_of(
-    results: &[Result<HttpResponse, HttpError>],
-) -> Result<FlightRecording, String> {
-    let mut merged: Option<FlightRecording> = None;
-    let mut first_error = None;
-    for result in results {
-        let recording = match result {
-            Ok(answer) if answer.is_success() => {
-                FlightRecording::parse(&answer.body).map_err(|error| error.to_string())
-            }
-            Ok(answer) => Err(format!(
-                "its debug server has no flight recorder (HTTP status {}): PyTorch 2.15 or later is needed",
-                answer.status
-            )),
-            Err(HttpError::NoAnswer { timeout, .. }) => Err(format!(
-                "its debug server does not answer within {timeout:?}"
-            )),
-            Err(error) => Err(error.to_string()),
-        };
-        match (recording, &mut merged) {
-            (Ok(recording), Some(merged)) => merged.merge(recording),
-            (Ok(recording), None) => merged = Some(recording),
-            (Err(error), _) => _ = first_error.get_or_insert(error),
-        }
-    }
-    merged.ok_or_else(|| first_error.unwrap_or_else(|| "it has no debug server".to_owned()))
 }
 
 /// The process that serves a unix socket, which a stopped process still tells, or else the one that is known.

@@ -1,13 +1,11 @@
 //! What is known about one rank: its Python stacks, or why there are none, and what its process does instead.
-//!
-//! Pure. Also what a launcher answers about its own workers, as JSON.
 
 use std::fmt::Write as _;
 
-use c10d_inspect::stacks::Stacks;
 use serde::{Deserialize, Serialize};
 
-use crate::printable::printable;
+use super::dump::Stacks;
+use crate::text::shown_up_to;
 
 /// The most characters of a text that another host sent.
 const TEXT_CHARS_MAX: usize = 400;
@@ -15,47 +13,55 @@ const TEXT_CHARS_MAX: usize = 400;
 /// A process that uses at least this much of a core computes.
 const BUSY_PERCENT: u32 = 50;
 
-/// What is known about one rank.
+/// What is known about one rank. Its JSON is what a launcher answers about its workers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct RankAnswer {
-    pub(crate) rank: usize,
+#[non_exhaustive]
+pub struct RankAnswer {
+    /// The global rank.
+    pub rank: usize,
     /// The host's name, if known.
-    pub(crate) host: Option<String>,
+    pub host: Option<String>,
     /// Its Python stacks.
-    pub(crate) stacks: Option<Stacks>,
+    pub stacks: Option<Stacks>,
     /// Whether py-spy found the stacks, because the debug server gave none.
-    pub(crate) is_from_py_spy: bool,
+    pub is_from_py_spy: bool,
     /// Why its debug server gave no stacks.
-    pub(crate) error: Option<String>,
+    pub error: Option<String>,
     /// The collective that it is in, if its debug server says that but no stacks.
-    pub(crate) collective: Option<String>,
+    pub collective: Option<String>,
     /// Its process, if a launcher or this host knows it.
-    pub(crate) process: Option<ProcessState>,
+    pub process: Option<ProcessState>,
 }
 
 /// A process, as its host shows it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub(crate) struct ProcessState {
-    pub(crate) pid: u32,
+#[non_exhaustive]
+pub struct ProcessState {
+    /// Its process id.
+    pub pid: u32,
     /// The state letter of /proc; `None` if there is no such process.
-    pub(crate) state: Option<char>,
+    pub state: Option<char>,
     /// The function of the kernel in which it waits.
-    pub(crate) waits_in: Option<String>,
+    pub waits_in: Option<String>,
     /// The part of a core that it used for at least a second, in percent.
-    pub(crate) cpu_percent: Option<u32>,
+    pub cpu_percent: Option<u32>,
 }
 
 impl RankAnswer {
-    pub(crate) fn new(rank: usize) -> Self {
+    /// The answer of a rank of which nothing is known.
+    #[must_use]
+    pub fn new(rank: usize) -> Self {
         Self {
             rank,
             ..Self::default()
         }
     }
 
-    pub(crate) fn failed(rank: usize, error: impl Into<String>) -> Self {
+    /// The answer of a rank without stacks; `error` says why, in a clause.
+    #[must_use]
+    pub fn failed(rank: usize, error: impl Into<String>) -> Self {
         Self {
             error: Some(error.into()),
             ..Self::new(rank)
@@ -63,11 +69,12 @@ impl RankAnswer {
     }
 
     /// Makes the texts that another host sent short and safe to print.
-    pub(crate) fn cleaned(mut self) -> Self {
+    #[must_use]
+    pub fn cleaned(mut self) -> Self {
         let clean = |text: &mut Option<String>| {
-            *text = text
-                .take()
-                .map(|text| printable(&text.chars().take(TEXT_CHARS_MAX).collect::<String>()));
+            if let Some(text) = text {
+                *text = shown_up_to(text.as_bytes(), TEXT_CHARS_MAX);
+            }
         };
         clean(&mut self.host);
         clean(&mut self.error);
@@ -81,7 +88,8 @@ impl RankAnswer {
 
     /// Why there are no stacks, in sentences: "Rank 2 (pid 4711 on node7): its debug server does not answer within
     /// 2 s. The process is stopped ...". Also what else is known if py-spy found the stacks.
-    pub(crate) fn explanation(&self) -> String {
+    #[must_use]
+    pub fn explanation(&self) -> String {
         let mut text = format!("Rank {}", self.rank);
         let pid = self
             .process
@@ -107,11 +115,15 @@ impl RankAnswer {
 }
 
 impl ProcessState {
-    pub(crate) const fn is_stopped(&self) -> bool {
+    /// Whether a signal or a debugger has stopped it.
+    #[must_use]
+    pub const fn is_stopped(&self) -> bool {
         matches!(self.state, Some('T' | 't'))
     }
 
-    pub(crate) const fn is_alive(&self) -> bool {
+    /// Whether it exists and has not ended.
+    #[must_use]
+    pub const fn is_alive(&self) -> bool {
         !matches!(self.state, None | Some('Z' | 'X'))
     }
 
@@ -212,7 +224,7 @@ mod tests {
         };
         let text = answer.cleaned().explanation();
         assert!(
-            text.chars().all(|c| (' '..='~').contains(&c)) && text.len() < 6000,
+            text.chars().all(|c| (' '..='~').contains(&c) || c == '…') && text.len() < 6000,
             "{text}"
         );
     }

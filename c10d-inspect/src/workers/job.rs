@@ -1,0 +1,102 @@
+//! The ranks of a job, and this host.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::thread;
+
+use super::reach::Reach;
+use super::route::Here;
+use super::{flights, launcher, probe};
+use crate::flight::FlightReport;
+use crate::report::{RankReport, Report};
+use crate::stacks::RankAnswer;
+
+/// The ranks of a job that can be asked.
+#[derive(Debug)]
+pub struct Job {
+    report: Report,
+    host: String,
+    store: Option<IpAddr>,
+    token: Option<String>,
+}
+
+impl Job {
+    /// The job of a report with all ranks, from the store at this address, if known. Launchers ask for the token, the
+    /// [password of the job's pages](crate::http::StatusOptions::with_token).
+    #[must_use]
+    pub fn new(report: Report, store: Option<IpAddr>, token: Option<String>) -> Self {
+        let host = rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned();
+        Self {
+            report,
+            host,
+            store,
+            token,
+        }
+    }
+
+    /// What is known about the job.
+    #[must_use]
+    pub const fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// The numbers of all ranks.
+    #[must_use]
+    pub fn ranks(&self) -> BTreeSet<usize> {
+        self.report.ranks.iter().map(|rank| rank.rank).collect()
+    }
+
+    /// Asks these ranks for their Python stacks, 128 at a time. The answers are in the order of ranks, and safe to print.
+    /// Those that show no stacks say why.
+    ///
+    /// Blocks for up to 3 s for looking up host names, and 2 s more if a rank does not answer, 4 s if it then may still
+    /// have a flight recorder, and up to 40 s more if py-spy is used for ranks of this host; for up to 11 s for ranks of
+    /// which a launcher answers.
+    #[must_use]
+    pub fn stacks(&self, ranks: &BTreeSet<usize>) -> Vec<RankAnswer> {
+        let reach = self.reach(ranks);
+        let mut answers = thread::scope(|scope| {
+            let (ranks, token) = (&reach.by_launcher, self.token.as_deref());
+            let by_launcher = scope.spawn(move || launcher::ask_for_stacks(ranks, token));
+            let mut answers = probe::ask(&reach.workers);
+            // A panic has been reported by its thread.
+            answers.extend(by_launcher.join().unwrap_or_default());
+            answers
+        });
+        answers.sort_by_key(|answer| answer.rank);
+        for answer in &mut answers {
+            if answer.host.is_none() {
+                answer.host = self.rank(answer.rank).and_then(|rank| rank.host.clone());
+            }
+        }
+        answers.into_iter().map(RankAnswer::cleaned).collect()
+    }
+
+    /// Asks these ranks for their flight recorders, 64 at a time, and compares them. `clock` makes a text of a time in
+    /// nanoseconds since 1970.
+    ///
+    /// Blocks for up to 3 s for looking up host names, and 2 s or more for each 64 ranks of which one does not answer.
+    #[must_use]
+    pub fn compare_flights(
+        &self,
+        ranks: &BTreeSet<usize>,
+        clock: &dyn Fn(u64) -> String,
+    ) -> FlightReport {
+        flights::compare(&self.reach(ranks), self.token.as_deref(), clock)
+    }
+
+    fn reach(&self, ranks: &BTreeSet<usize>) -> Reach {
+        let here = Here {
+            host: &self.host,
+            store: self.store,
+        };
+        Reach::of(&self.report, ranks, &here)
+    }
+
+    fn rank(&self, rank: usize) -> Option<&RankReport> {
+        self.report.ranks.iter().find(|report| report.rank == rank)
+    }
+}

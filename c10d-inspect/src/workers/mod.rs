@@ -1,0 +1,24 @@
+//! Asks the ranks of a job where they are in their Python code, and which collectives they have entered: for programs
+//! that show a job or watch over it, and for launchers.
+//!
+//! A rank is asked through PyTorch's debug server: its unix socket on this host, the launcher of its node, or the address
+//! that it has published. Of a rank on this host that shows no stacks, /proc tells what its process does, and py-spy
+//! its stacks, if it is installed.
+//!
+//! All functions block, and must not be called inside an async runtime.
+
+mod flights;
+mod job;
+mod launcher;
+mod probe;
+mod process;
+mod py_spy;
+mod reach;
+mod recording;
+mod route;
+mod worker;
+
+pub use job::Job;
+pub use launcher::answer;
+pub use recording::{RecordingError, fetch_recording};
+pub use worker::Worker;

@@ -1,0 +1,93 @@
+//! How the ranks of a job are reached from this host.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Deadline, HostPort, resolve};
+
+use super::process;
+use super::route::{Here, Route};
+use super::worker::Worker;
+use crate::http::Target;
+use crate::report::{RankReport, Report, Sureness};
+
+/// How long looking up the names of all hosts may take.
+const NAMES_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How ranks are reached.
+#[derive(Debug, Default)]
+pub(super) struct Reach {
+    /// Ranks whose debug servers or processes are asked from here.
+    pub(super) workers: Vec<Worker>,
+    /// Ranks for which the launcher of their node answers.
+    pub(super) by_launcher: Vec<(usize, SocketAddr)>,
+}
+
+impl Reach {
+    /// Looks up host names, and which of the ranks have a socket on this host. Blocks for up to 3 s.
+    pub(super) fn of(report: &Report, ranks: &BTreeSet<usize>, here: &Here<'_>) -> Self {
+        let mut names = Names::new(Deadline::after(Instant::now(), NAMES_TIMEOUT));
+        let mut reach = Self::default();
+        for rank in report.ranks.iter().filter(|it| ranks.contains(&it.rank)) {
+            let socket = rank.debug_socket.clone().filter(|path| path.exists());
+            let targets = match here.route(rank, &report.nodes, socket.is_some()) {
+                Route::Launcher(address) => {
+                    reach.by_launcher.push((rank.rank, address));
+                    continue;
+                }
+                Route::Published { server, peers } => names.targets(&server, peers),
+                Route::Here => socket.clone().map(Target::Unix).into_iter().collect(),
+                Route::None => Vec::new(),
+            };
+            let is_here = socket.is_some() || here.is_home_of(rank);
+            let pid = rank.pid.filter(|pid| is_here && is_process_of(*pid, rank));
+            reach.workers.push(Worker::new(rank.rank, targets, pid));
+        }
+        reach
+    }
+}
+
+/// Whether a process of this host can be the rank: numbers of processes in containers mean others.
+fn is_process_of(pid: u32, report: &RankReport) -> bool {
+    let is_sure = report.sureness >= Sureness::Launched;
+    process::exists(pid) && process::has_rank(pid, report.rank).unwrap_or(is_sure)
+}
+
+/// Addresses of hosts.
+struct Names {
+    known: HashMap<HostPort, Vec<SocketAddr>>,
+    deadline: Deadline,
+}
+
+impl Names {
+    fn new(deadline: Deadline) -> Self {
+        Self {
+            known: HashMap::new(),
+            deadline,
+        }
+    }
+
+    /// The addresses of a published server: those of its name, or else those that the rank's connections have.
+    fn targets(&mut self, server: &HostPort, peers: Vec<IpAddr>) -> Vec<Target> {
+        let deadline = self.deadline;
+        let lookup = || -> io::Result<Vec<SocketAddr>> {
+            if deadline.has_passed(Instant::now()) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            resolve(server, deadline)
+        };
+        let known = self.known.entry(server.clone());
+        let mut addresses = known
+            .or_insert_with(|| lookup().unwrap_or_default())
+            .clone();
+        for peer in peers {
+            let address = SocketAddr::new(peer, server.port());
+            if !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        addresses.into_iter().map(Target::Tcp).collect()
+    }
+}

@@ -1,0 +1,28 @@
+//! A rank that is asked from this host.
+
+use std::time::Duration;
+
+use crate::http::Target;
+
+/// How long a rank has to answer. A debug server answers in a few milliseconds, unless its rank stands still.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How many ranks are asked at a time.
+pub(super) const AT_ONCE: usize = 128;
+
+/// A rank whose debug server or process can be reached from this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Worker {
+    pub(super) rank: usize,
+    pub(super) targets: Vec<Target>,
+    pub(super) pid: Option<u32>,
+}
+
+impl Worker {
+    /// A rank with its debug servers, in the order in which they are tried, and its process, if that is one of this
+    /// host.
+    #[must_use]
+    pub const fn new(rank: usize, targets: Vec<Target>, pid: Option<u32>) -> Self {
+        Self { rank, targets, pid }
+    }
+}
