@@ -1,42 +1,23 @@
 //! The workers of one round, from their start until all their processes have ended.
 
-use std::os::fd::AsFd;
-use std::process::Command;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use std::{env, io};
 
-use c10d_socket::Deadline;
-use crossbeam_channel::{Receiver, at, never, select, unbounded};
-use rustix::process::{Pid, Signal, getpid};
+use crossbeam_channel::{at, never, select};
+use rustix::process::{Pid, Signal};
 
 use super::error::StartError;
-use super::exit_code::ExitKind;
-use super::guardian::Guardian;
 use super::kill_switch::KillSwitch;
+use super::lifecycle::{Effect, Exit, Input, Leftover, Lifecycle};
 use super::outcome::{WorkerExit, WorkerOutcome};
-use super::plan::{GroupPlan, WorkerPlan};
+use super::plan::GroupPlan;
 use super::process_group;
-use super::spawner::Spawner;
-use super::streams::{GroupSources, OwnStreams, StderrEnd, WorkerStreams};
-use super::waiter::{Assigned, Ended, OnExit, Waiter};
-use crate::failure::{Failures, ProcessFailure};
+use super::processes::{Processes, Worker};
+use super::report::{AbandonedWorker, StopReport};
+use super::waiter::{Ended, OnExit};
 use crate::output::{Console, Echo};
-use crate::preload::{ForkedWorkers, WorkerStart};
-use crate::signal_name::name_of;
-use crate::{sys, worker_list};
-
-/// The shortest wait for killed processes: one with much memory takes seconds to end.
-const KILL_WAIT_MIN: Duration = Duration::from_secs(10);
-
-/// The pauses between checks for orphaned processes, whose end nothing announces: short at first, as most
-/// end at once; then longer, as reading /proc takes some milliseconds.
-const CHECK_PAUSE_MIN: Duration = Duration::from_millis(2);
-const CHECK_PAUSE_MAX: Duration = Duration::from_millis(100);
-
-/// When to log which workers a stop waits for: soon at first, as a person may be watching.
-const NOTICE_FIRST: Duration = Duration::from_secs(2);
-const NOTICE_INTERVAL: Duration = Duration::from_secs(5);
+use crate::preload::ForkedWorkers;
+use crate::sys;
 
 /// The worker processes of this node in one round.
 ///
@@ -72,73 +53,10 @@ const NOTICE_INTERVAL: Duration = Duration::from_secs(5);
 /// ```
 #[derive(Debug)]
 pub struct WorkerGroup {
-    workers: Vec<Worker>,
-    ended: Receiver<Ended>,
-    /// Positions of the workers that have exited, in the order in which the group noticed.
-    order: Vec<usize>,
-    /// The last signal sent to the workers; `None` until the group is stopped.
-    stopped_by: Option<Signal>,
-    echoes: Vec<Echo>,
-    first_output: Arc<OnceLock<Instant>>,
-    guardian: Option<Guardian>,
-    spawner: Option<Spawner>,
-    are_forked: bool,
+    processes: Processes,
+    lifecycle: Lifecycle,
     /// The switch that kills these workers.
     covered_by: KillSwitch,
-}
-
-#[derive(Debug)]
-struct Worker {
-    plan: WorkerPlan,
-    pid: Pid,
-    stderr_end: StderrEnd,
-    waiter: Option<Waiter>,
-    /// How and when the worker exited; `None` while it runs.
-    end: Option<(ExitKind, SystemTime)>,
-    was_stopped: bool,
-}
-
-/// How the workers of a group ended.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct StopReport {
-    /// The workers that exited, in the order in which the group noticed.
-    pub outcomes: Vec<WorkerOutcome>,
-    /// The local ranks of workers that were killed because they did not exit in time.
-    pub killed: Vec<usize>,
-    /// The workers that still run although they were killed.
-    pub abandoned: Vec<AbandonedWorker>,
-    /// When the first output passed through this process; `None` if none did, as when it goes to files only.
-    pub first_output: Option<Instant>,
-}
-
-/// A worker that still runs although it was killed: the kernel blocks it, most often in a device driver.
-/// The machine may need a reboot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AbandonedWorker {
-    /// The worker's rank on this node.
-    pub local_rank: usize,
-    /// The worker's global rank.
-    pub rank: usize,
-    /// The process id.
-    pub pid: u32,
-}
-
-impl StopReport {
-    /// The workers that failed; `None` if all that exited succeeded. Reads their error files.
-    #[must_use]
-    pub fn failures(&self) -> Option<Failures> {
-        let failed = self.outcomes.iter().filter(|end| !end.exit.is_success());
-        Failures::new(failed.map(ProcessFailure::of).collect())
-    }
-}
-
-/// Why a wait for the end of all processes returned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Waited {
-    AllEnded,
-    TimedOut,
-    Escalated,
 }
 
 impl WorkerGroup {
@@ -168,129 +86,23 @@ impl WorkerGroup {
         console: Console,
         on_exit: impl Fn(WorkerExit) + Send + Sync + 'static,
     ) -> Result<Self, StartError> {
-        let system = |source| StartError::System { source };
-        if sys::unignore_child_signal().map_err(system)? {
+        if sys::unignore_child_signal().map_err(|source| StartError::System { source })? {
             log::warn!(
                 "SIGCHLD was ignored, which hides exit codes of workers: restored its default"
             );
         }
-        let mut sources = GroupSources::open(&plan)?;
-        let mut all_streams = Vec::new();
-        let mut stderr_ends = Vec::new();
-        for worker in &plan.workers {
-            let (streams, end) = sources.connect(worker, console.stderr_is_terminal)?;
-            all_streams.push(streams);
-            stderr_ends.push(end);
-        }
-        let first_output = Arc::clone(&sources.stdout.first_read);
-        let echoes = show(sources, console)?;
-        let spawner = Spawner::start().map_err(system)?;
-        let (ended, ended_seen) = unbounded();
-        let mut waiters = Vec::new();
-        for index in 0..plan.workers.len() {
-            match Waiter::start(index, ended.clone()) {
-                Ok(waiter) => waiters.push(waiter),
-                Err(source) => {
-                    waiters.into_iter().for_each(Waiter::join);
-                    return Err(system(source));
-                }
-            }
-        }
-        drop(ended);
-        let guardian = match Guardian::start() {
-            Ok(guardian) => Some(guardian),
-            Err(error) => {
-                log::warn!(
-                    "cannot start the guardian process: if this process is killed, child processes of its \
-                     workers keep running: {error}"
-                );
-                None
-            }
-        };
-
-        let mut pids = match forked {
-            None => Vec::new(),
-            Some(forked) => {
-                let started = start_forked(forked, &plan.workers, &all_streams, guardian.as_ref());
-                match started {
-                    Ok(pids) => pids,
-                    Err(source) if is_forked_only => {
-                        waiters.into_iter().for_each(Waiter::join);
-                        return Err(StartError::Forked { source });
-                    }
-                    Err(source) => {
-                        log::warn!(
-                            "preload: cannot start the forked workers: {source}; workers start without it"
-                        );
-                        Vec::new()
-                    }
-                }
-            }
-        }
-        .into_iter();
-        let are_forked = pids.len() > 0;
-        let mut workers = Vec::new();
-        let mut failure = None;
-        for (((plan, streams), stderr_end), waiter) in plan
-            .workers
-            .into_iter()
-            .zip(all_streams)
-            .zip(stderr_ends)
-            .zip(waiters)
-        {
-            if failure.is_some() {
-                waiter.join();
-                continue;
-            }
-            let started = pids.next().map_or_else(
-                || {
-                    let mut command = prepare(&plan);
-                    streams.apply_to(&mut command);
-                    let names = guardian.as_ref().map(Guardian::names);
-                    sys::lead_own_session(&mut command, getpid(), names);
-                    spawner.spawn(command).map(|child| Pid::from_child(&child))
-                },
-                Ok,
-            );
-            match started {
-                Ok(pid) => {
-                    kill_switch.cover(pid);
-                    workers.push(Worker {
-                        pid,
-                        plan,
-                        stderr_end,
-                        waiter: Some(waiter),
-                        end: None,
-                        was_stopped: false,
-                    });
-                }
-                Err(source) => {
-                    failure = Some(StartError::Program {
-                        program: plan.command.program().to_owned(),
-                        local_rank: plan.local_rank,
-                        source,
-                    });
-                    waiter.join();
-                }
-            }
-        }
+        let (processes, failure) =
+            Processes::start(forked, is_forked_only, &kill_switch, plan, console)?;
         let on_exit: OnExit = match failure {
             Some(_) => Arc::new(|_| ()),
             None => Arc::new(on_exit),
         };
-        for worker in &workers {
-            worker.assign_waiter(&on_exit);
-        }
+        processes.report_exits(&on_exit);
+        let workers = processes.workers.iter();
+        let lifecycle = Lifecycle::new(workers.map(|it| (it.plan.local_rank, it.pid())));
         let group = Self {
-            workers,
-            ended: ended_seen,
-            order: Vec::new(),
-            stopped_by: None,
-            echoes,
-            first_output,
-            guardian,
-            spawner: Some(spawner),
-            are_forked,
+            processes,
+            lifecycle,
             covered_by: kill_switch,
         };
         match failure {
@@ -302,36 +114,32 @@ impl WorkerGroup {
     /// The process ids of the workers, in the order of the plan.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
-        let pids = self.workers.iter().map(Worker::pid);
-        pids.collect()
+        self.processes.workers.iter().map(Worker::pid).collect()
     }
 
     /// Whether the workers were forked from a template.
     pub(crate) const fn are_forked(&self) -> bool {
-        self.are_forked
+        self.processes.are_forked
     }
 
     /// The workers that are running, as text: `local rank 0 (pid 17), 1 (pid 18)`.
     pub(crate) fn running_text(&mut self) -> String {
         self.note_ended();
-        let running = self.workers.iter().filter(|worker| worker.end.is_none());
-        worker_list::local_ranks_with_pids(
-            running.map(|worker| (worker.plan.local_rank, worker.pid())),
-        )
+        self.lifecycle.running_text()
     }
 
     /// How many workers are running.
     #[must_use]
     pub fn running(&mut self) -> usize {
         self.note_ended();
-        self.workers.len() - self.order.len()
+        self.lifecycle.running()
     }
 
     /// Sends a signal to the process group of every running worker. Does not block.
     pub fn signal(&mut self, signal: Signal) {
         self.note_ended();
-        for worker in &self.workers {
-            if worker.end.is_none() {
+        for (index, worker) in self.processes.workers.iter().enumerate() {
+            if self.lifecycle.exit(index).is_none() {
                 process_group::signal(worker.pid, signal);
             }
         }
@@ -356,17 +164,26 @@ impl WorkerGroup {
         kill_switch: &KillSwitch,
     ) -> StopReport {
         self.move_to(kill_switch);
-        let killed = self.end(Some((signal, grace, kill_switch)));
-        let mut report = StopReport {
-            killed,
-            first_output: self.first_output.get().copied(),
-            ..StopReport::default()
-        };
-        let ended = self.order.iter().map(|&index| &self.workers[index]);
-        report.outcomes.extend(ended.filter_map(Worker::outcome));
-        let left = self.workers.iter().filter(|worker| worker.end.is_none());
-        report.abandoned.extend(left.map(Worker::abandoned));
-        report
+        self.note_ended();
+        self.step(Input::Stop { signal, grace });
+        self.end(Some(kill_switch));
+        let workers = &self.processes.workers;
+        let exits = self.lifecycle.exits();
+        let running = (0..workers.len()).filter(|&index| self.lifecycle.exit(index).is_none());
+        StopReport {
+            outcomes: exits
+                .map(|(index, exit)| outcome(&workers[index], exit))
+                .collect(),
+            killed: self.lifecycle.killed(kill_switch.is_triggered()),
+            abandoned: running.map(|index| abandoned(&workers[index])).collect(),
+            first_output: self.processes.first_output.get().copied(),
+        }
+    }
+
+    /// Sends the signal that begins a [`stop`](Self::stop), which then does not. The second call does nothing.
+    pub(crate) fn send_stop(&mut self, signal: Signal) {
+        self.note_ended();
+        self.step(Input::SendStop(signal));
     }
 
     /// From now on this switch kills the workers.
@@ -381,208 +198,102 @@ impl WorkerGroup {
         self.covered_by = kill_switch.clone();
     }
 
-    /// Ends everything, at once without a `grace`; returns the local ranks of workers that had to be
-    /// killed. The second call does nothing.
-    fn end(&mut self, grace: Option<(Signal, Option<Duration>, &KillSwitch)>) -> Vec<usize> {
-        let Some(spawner) = self.spawner.take() else {
-            return Vec::new();
+    /// Waits until all processes have ended or are abandoned, and ends what serves them. The second call does nothing.
+    fn end(&mut self, kill_switch: Option<&KillSwitch>) {
+        while !self.lifecycle.is_over() {
+            let ended = match self.lifecycle.running() {
+                0 => never(),
+                _ => self.processes.ended.clone(),
+            };
+            let escalated = kill_switch
+                .filter(|_| self.lifecycle.has_grace())
+                .map_or_else(never, |switch| switch.triggered().clone());
+            let deadline = self.lifecycle.deadline().instant();
+            let alarm = deadline.map_or_else(never, at);
+            let input = select! {
+                recv(ended) -> end => match end {
+                    Ok(end) => exited(&end),
+                    // The waiting threads have all ended by a panic.
+                    Err(_) => Input::ExitsLost { at: SystemTime::now() },
+                },
+                recv(escalated) -> _ => Input::Escalated,
+                recv(alarm) -> _ => Input::Tick,
+            };
+            self.step(input);
+        }
+        let Some(spawner) = self.processes.spawner.take() else {
+            return;
         };
-        self.note_ended();
-        let mut have_ended = false;
-        if let Some((signal, timeout, kill_switch)) = grace {
-            self.send_stop(signal);
-            let deadline = Deadline::after(Instant::now(), timeout);
-            have_ended = self.wait_for_end(deadline, Some(kill_switch)) == Waited::AllEnded;
-        }
-        let mut killed = Vec::new();
-        if !have_ended {
-            killed = self.kill();
-        }
-        // All processes have ended or are killed. The guardian must end before the system reuses a group
-        // id; that of a worker whose program could not be executed may be in use already.
-        self.guardian = None;
-        if !have_ended {
-            let graceful = grace.filter(|(_, _, kill_switch)| !kill_switch.is_triggered());
-            let timeout = graceful.and_then(|(_, timeout, _)| timeout);
-            let timeout = timeout.map_or(KILL_WAIT_MIN, |timeout| timeout.max(KILL_WAIT_MIN));
-            let deadline = Deadline::after(Instant::now(), timeout);
-            if self.wait_for_end(deadline, None) != Waited::AllEnded {
-                self.log_unkillable();
-            }
-        }
-        for worker in &self.workers {
+        for worker in &self.processes.workers {
             self.covered_by.release(worker.pid);
         }
         for group in self.groups() {
             process_group::reap(group);
         }
-        for worker in &mut self.workers {
+        for (index, worker) in self.processes.workers.iter_mut().enumerate() {
             // The waiter of a process that cannot be ended would block.
-            if worker.end.is_some()
+            if self.lifecycle.exit(index).is_some()
                 && let Some(waiter) = worker.waiter.take()
             {
                 waiter.join();
             }
         }
         drop(spawner);
-        self.echoes.iter_mut().for_each(Echo::close);
-        for echo in self.echoes.drain(..) {
-            echo.finish(|| grace.is_none_or(|(_, _, kill_switch)| kill_switch.is_triggered()));
+        self.processes.echoes.iter_mut().for_each(Echo::close);
+        for echo in self.processes.echoes.drain(..) {
+            echo.finish(|| kill_switch.is_none_or(KillSwitch::is_triggered));
         }
-        let workers = self.workers.iter();
-        workers
-            .map(|worker| (worker.plan.local_rank, worker.was_killed(&self.covered_by)))
-            .filter(|(rank, was_killed)| *was_killed || killed.contains(rank))
-            .map(|(rank, _)| rank)
-            .collect()
-    }
-
-    /// Sends the signal that begins a [`stop`](Self::stop), which then does not. The second call does nothing.
-    pub(crate) fn send_stop(&mut self, signal: Signal) {
-        if self.stopped_by.is_some() {
-            return;
-        }
-        self.note_ended();
-        self.stopped_by = Some(signal);
-        for worker in &self.workers {
-            if worker.end.is_none() {
-                process_group::signal(worker.pid, signal);
-            } else if worker.has_group() {
-                process_group::signal(worker.pid, Signal::TERM);
-            }
-        }
-        for worker in self.workers.iter().filter(|worker| worker.end.is_none()) {
-            log::info!("sent {} to {worker}", name_of(signal.as_raw()));
-        }
-    }
-
-    /// Kills all processes of all groups; returns the local ranks of workers that were running.
-    fn kill(&mut self) -> Vec<usize> {
-        self.note_ended();
-        self.stopped_by = Some(Signal::KILL);
-        for group in self.groups() {
-            process_group::signal(group, Signal::KILL);
-        }
-        let running = self.workers.iter().filter(|worker| worker.end.is_none());
-        let running: Vec<_> = running
-            .inspect(|worker| log::warn!("sent SIGKILL to {worker}"))
-            .map(|worker| worker.plan.local_rank)
-            .collect();
-        running
-    }
-
-    /// Waits for the end of all workers, and then of all other processes in their groups.
-    fn wait_for_end(&mut self, deadline: Deadline, kill_switch: Option<&KillSwitch>) -> Waited {
-        let escalated = kill_switch.map_or_else(never, |switch| switch.triggered().clone());
-        let mut pause = CHECK_PAUSE_MIN;
-        let mut notice = Deadline::after(Instant::now(), NOTICE_FIRST);
-        loop {
-            let mut wake = deadline.min(notice);
-            let mut ended = never();
-            if self.order.len() < self.workers.len() {
-                ended = self.ended.clone();
-            } else {
-                let groups: Vec<Pid> = self.groups().collect();
-                match process_group::live_members(&groups) {
-                    Some(members) if !members.is_empty() => {}
-                    Some(_) => return Waited::AllEnded,
-                    None => {
-                        // Without a list of processes their end cannot be awaited.
-                        for group in groups {
-                            process_group::signal(group, Signal::KILL);
-                        }
-                        return Waited::AllEnded;
-                    }
-                }
-                wake = Deadline::after(Instant::now(), pause).min(wake);
-                pause = (pause * 2).min(CHECK_PAUSE_MAX);
-            }
-            let alarm = wake.instant().map_or_else(never, at);
-            select! {
-                recv(ended) -> end => match end {
-                    Ok(end) => self.note(&end),
-                    Err(_) => self.note_lost(),
-                },
-                recv(escalated) -> _ => return Waited::Escalated,
-                recv(alarm) -> _ => {}
-            }
-            let now = Instant::now();
-            if deadline.has_passed(now) {
-                return Waited::TimedOut;
-            }
-            if notice.has_passed(now) {
-                notice = Deadline::after(now, NOTICE_INTERVAL);
-                if kill_switch.is_some() {
-                    self.log_still_waiting(deadline.remaining(now));
-                }
-            }
-        }
-    }
-
-    fn log_still_waiting(&self, left: Option<Duration>) {
-        let running = self.workers.iter().filter(|worker| worker.end.is_none());
-        let names = running.map(|worker| (worker.plan.local_rank, worker.pid()));
-        let names = worker_list::local_ranks_with_pids(names);
-        let who = if names.is_empty() {
-            "child processes of exited workers".to_owned()
-        } else {
-            names
-        };
-        let left = left.map_or_else(String::new, |left| {
-            format!("; SIGKILL in {:.0} s", left.as_secs_f64())
-        });
-        let after = self.stopped_by.map_or_else(String::new, |signal| {
-            format!(" to exit after {}", name_of(signal.as_raw()))
-        });
-        log::warn!("still waiting for {who}{after}{left}");
     }
 
     fn note_ended(&mut self) {
-        while let Ok(end) = self.ended.try_recv() {
-            self.note(&end);
+        while let Ok(end) = self.processes.ended.try_recv() {
+            self.step(exited(&end));
         }
     }
 
-    fn note(&mut self, end: &Ended) {
-        let worker = &mut self.workers[end.index];
-        worker.end = Some((end.exit, end.at));
-        worker.was_stopped = self.stopped_by.is_some();
-        self.order.push(end.index);
-        // Its children may have ignored a signal that was meant for the worker.
-        let is_told = matches!(self.stopped_by, None | Some(Signal::TERM | Signal::KILL));
-        if !worker.has_group() {
-            self.covered_by.release(worker.pid);
-        } else if !is_told {
-            process_group::signal(worker.pid, Signal::TERM);
-        }
-        log::info!("{worker} exited: {}", end.exit);
-    }
-
-    /// The waiting threads have all ended by a panic: the remaining exits are unknown.
-    fn note_lost(&mut self) {
-        for index in 0..self.workers.len() {
-            if self.workers[index].end.is_none() {
-                let at = SystemTime::now();
-                let exit = ExitKind::Unknown;
-                self.note(&Ended { index, exit, at });
+    fn step(&mut self, input: Input) {
+        let mut next = Some(input);
+        while let Some(input) = next.take() {
+            for effect in self.lifecycle.step(Instant::now(), input) {
+                match effect {
+                    Effect::Signal(worker, signal) => {
+                        process_group::signal(self.processes.workers[worker].pid, signal);
+                    }
+                    Effect::Release(worker) => {
+                        self.covered_by.release(self.processes.workers[worker].pid);
+                    }
+                    Effect::EndGuardian => self.processes.guardian = None,
+                    Effect::FindLeftover => next = Some(Input::Leftover(self.leftover())),
+                    Effect::ReportUnkillable => self.log_unkillable(),
+                    Effect::Log(level, text) => log::log!(level, "{text}"),
+                }
             }
+        }
+    }
+
+    fn leftover(&self) -> Leftover {
+        let groups: Vec<Pid> = self.groups().collect();
+        match process_group::live_members(&groups) {
+            None => Leftover::Unknown,
+            Some(members) if members.is_empty() => Leftover::Nothing,
+            Some(_) => Leftover::Processes,
         }
     }
 
     /// The process groups that certainly still belong to this group's workers.
     fn groups(&self) -> impl Iterator<Item = Pid> {
-        let own = self.workers.iter().filter(|worker| worker.has_group());
-        own.map(|worker| worker.pid)
+        let workers = self.processes.workers.iter().enumerate();
+        let own = workers.filter(|(index, _)| self.lifecycle.has_group(*index));
+        own.map(|(_, worker)| worker.pid)
     }
 
     fn log_unkillable(&self) {
-        let running = self.workers.iter().filter(|worker| worker.end.is_none());
-        let workers: Vec<u32> = running.map(Worker::pid).collect();
         let groups: Vec<Pid> = self.groups().collect();
         let members = process_group::live_members(&groups).unwrap_or_default();
         log::error!(
-            "processes still run after SIGKILL: pid {members:?}, of these workers: {workers:?}; the kernel \
-             blocks them, probably in a device driver: this machine may need a reboot"
+            "processes still run after SIGKILL: pid {members:?}, of these workers: {}; the kernel blocks \
+             them, probably in a device driver: this machine may need a reboot",
+            self.lifecycle.running_text(),
         );
     }
 }
@@ -590,114 +301,37 @@ impl WorkerGroup {
 /// Kills all processes that still run.
 impl Drop for WorkerGroup {
     fn drop(&mut self) {
+        self.note_ended();
+        self.step(Input::Kill);
         self.end(None);
     }
 }
 
-impl Worker {
-    fn pid(&self) -> u32 {
-        self.pid.as_raw_nonzero().get().cast_unsigned()
-    }
-
-    fn assign_waiter(&self, on_exit: &OnExit) {
-        if let Some(waiter) = &self.waiter {
-            waiter.assign(Assigned {
-                pid: self.pid,
-                local_rank: self.plan.local_rank,
-                rank: self.plan.rank,
-                on_exit: Arc::clone(on_exit),
-            });
-        }
-    }
-
-    /// Whether its process id is still the id of its group. Not so if other code has reaped the worker.
-    fn has_group(&self) -> bool {
-        !matches!(self.end, Some((ExitKind::Unknown, _)))
-    }
-
-    /// Whether the switch has killed it.
-    fn was_killed(&self, switch: &KillSwitch) -> bool {
-        let number = Signal::KILL.as_raw();
-        let is_killed =
-            |exit: &ExitKind| matches!(exit, ExitKind::Signal { number: it, .. } if *it == number);
-        self.was_stopped
-            && switch.is_triggered()
-            && self.end.as_ref().is_some_and(|(exit, _)| is_killed(exit))
-    }
-
-    fn outcome(&self) -> Option<WorkerOutcome> {
-        let (exit, ended_at) = self.end?;
-        Some(WorkerOutcome {
-            local_rank: self.plan.local_rank,
-            rank: self.plan.rank,
-            pid: self.pid(),
-            exit,
-            ended_at,
-            was_stopped: self.was_stopped,
-            error_file: self.plan.logs.error_file.clone(),
-            stderr_tail: self.stderr_end.bytes(),
-        })
-    }
-
-    fn abandoned(&self) -> AbandonedWorker {
-        AbandonedWorker {
-            local_rank: self.plan.local_rank,
-            rank: self.plan.rank,
-            pid: self.pid(),
-        }
+const fn exited(end: &Ended) -> Input {
+    Input::Exited {
+        worker: end.index,
+        exit: end.exit,
+        at: end.at,
     }
 }
 
-impl std::fmt::Display for Worker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (local_rank, pid) = (self.plan.local_rank, self.pid());
-        write!(f, "worker with local rank {local_rank} (pid {pid})")
+fn outcome(worker: &Worker, exit: Exit) -> WorkerOutcome {
+    WorkerOutcome {
+        local_rank: worker.plan.local_rank,
+        rank: worker.plan.rank,
+        pid: worker.pid(),
+        exit: exit.kind,
+        ended_at: exit.at,
+        was_stopped: exit.was_stopped,
+        error_file: worker.plan.logs.error_file.clone(),
+        stderr_tail: worker.stderr_end.bytes(),
     }
 }
 
-/// Starts forked workers; returns their process ids in the order of the plans.
-fn start_forked(
-    forked: ForkedWorkers,
-    workers: &[WorkerPlan],
-    streams: &[WorkerStreams],
-    guardian: Option<&Guardian>,
-) -> io::Result<Vec<Pid>> {
-    let own = OwnStreams::copied()?;
-    let directory = env::current_dir()?;
-    let names = guardian.map(Guardian::names);
-    let unused = io::pipe()?.1;
-    let starts: Vec<WorkerStart<'_>> = workers
-        .iter()
-        .zip(streams)
-        .map(|(worker, streams)| WorkerStart {
-            command: &worker.command,
-            environment: &worker.environment,
-            directory: &directory,
-            streams: streams.all(&own),
-            names: names.as_deref().unwrap_or(&unused).as_fd(),
-        })
-        .collect();
-    forked.start(&starts)
-}
-
-fn prepare(worker: &WorkerPlan) -> Command {
-    let mut command = Command::new(worker.command.program());
-    command
-        .args(worker.command.arguments())
-        .env_clear()
-        .envs(worker.environment.iter().map(|(name, value)| (name, value)));
-    command
-}
-
-fn show(sources: GroupSources, console: Console) -> Result<Vec<Echo>, StartError> {
-    let streams = [
-        ("worker-stdout", console.stdout, sources.stdout),
-        ("worker-stderr", console.stderr, sources.stderr),
-    ];
-    let used = streams
-        .into_iter()
-        .filter(|(_, _, sources)| !sources.is_empty());
-    let started = used.map(|(name, writer, sources)| Echo::start(name, writer, sources));
-    let started: Result<Vec<_>, _> = started.collect();
-    started.map_err(|source| StartError::System { source })
+fn abandoned(worker: &Worker) -> AbandonedWorker {
+    AbandonedWorker {
+        local_rank: worker.plan.local_rank,
+        rank: worker.plan.rank,
+        pid: worker.pid(),
+    }
 }

@@ -1,0 +1,240 @@
+//! The processes of a group, and what serves them: how they start.
+
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+use std::{env, io};
+
+use crossbeam_channel::{Receiver, unbounded};
+use rustix::process::{Pid, getpid};
+
+use super::error::StartError;
+use super::guardian::Guardian;
+use super::kill_switch::KillSwitch;
+use super::plan::{GroupPlan, WorkerPlan};
+use super::spawner::Spawner;
+use super::streams::{GroupSources, OwnStreams, StderrEnd, WorkerStreams};
+use super::waiter::{Assigned, Ended, OnExit, Waiter};
+use crate::output::{Console, Echo};
+use crate::preload::{ForkedWorkers, WorkerStart};
+use crate::sys;
+
+/// The processes of a group, and the threads that serve them.
+#[derive(Debug)]
+pub(super) struct Processes {
+    pub(super) workers: Vec<Worker>,
+    pub(super) ended: Receiver<Ended>,
+    pub(super) echoes: Vec<Echo>,
+    pub(super) first_output: Arc<OnceLock<Instant>>,
+    pub(super) guardian: Option<Guardian>,
+    pub(super) spawner: Option<Spawner>,
+    pub(super) are_forked: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) plan: WorkerPlan,
+    pub(super) pid: Pid,
+    pub(super) stderr_end: StderrEnd,
+    pub(super) waiter: Option<Waiter>,
+}
+
+impl Processes {
+    /// Starts the processes, which are `forked` already if there are some; the switch kills them from their start on.
+    /// Also returns those that run if one could not be started, with the error.
+    ///
+    /// # Errors
+    /// What serves the processes could not be started, so there are none.
+    pub(super) fn start(
+        forked: Option<ForkedWorkers>,
+        is_forked_only: bool,
+        kill_switch: &KillSwitch,
+        plan: GroupPlan,
+        console: Console,
+    ) -> Result<(Self, Option<StartError>), StartError> {
+        let system = |source| StartError::System { source };
+        let mut sources = GroupSources::open(&plan)?;
+        let mut all_streams = Vec::new();
+        let mut stderr_ends = Vec::new();
+        for worker in &plan.workers {
+            let (streams, end) = sources.connect(worker, console.stderr_is_terminal)?;
+            all_streams.push(streams);
+            stderr_ends.push(end);
+        }
+        let first_output = Arc::clone(&sources.stdout.first_read);
+        let echoes = show(sources, console)?;
+        let spawner = Spawner::start().map_err(system)?;
+        let (waiters, ended) = start_waiters(plan.workers.len()).map_err(system)?;
+        let guardian = start_guardian();
+        let pids = match forked {
+            None => Ok(Vec::new()),
+            Some(forked) => start_forked(forked, &plan.workers, &all_streams, guardian.as_ref()),
+        };
+        let pids = match pids {
+            Ok(pids) => pids,
+            Err(source) if is_forked_only => {
+                waiters.into_iter().for_each(Waiter::join);
+                return Err(StartError::Forked { source });
+            }
+            Err(source) => {
+                log::warn!(
+                    "preload: cannot start the forked workers: {source}; workers start without it"
+                );
+                Vec::new()
+            }
+        };
+        let mut processes = Self {
+            workers: Vec::new(),
+            ended,
+            echoes,
+            first_output,
+            guardian,
+            spawner: Some(spawner),
+            are_forked: !pids.is_empty(),
+        };
+        let mut pids = pids.into_iter();
+        let mut failure = None;
+        for (((plan, streams), stderr_end), waiter) in plan
+            .workers
+            .into_iter()
+            .zip(all_streams)
+            .zip(stderr_ends)
+            .zip(waiters)
+        {
+            if failure.is_some() {
+                waiter.join();
+                continue;
+            }
+            let started = match pids.next() {
+                Some(pid) => Ok(pid),
+                None => processes.spawn(&plan, streams),
+            };
+            match started {
+                Ok(pid) => {
+                    kill_switch.cover(pid);
+                    processes.workers.push(Worker {
+                        plan,
+                        pid,
+                        stderr_end,
+                        waiter: Some(waiter),
+                    });
+                }
+                Err(source) => {
+                    failure = Some(StartError::Program {
+                        program: plan.command.program().to_owned(),
+                        local_rank: plan.local_rank,
+                        source,
+                    });
+                    waiter.join();
+                }
+            }
+        }
+        Ok((processes, failure))
+    }
+
+    /// Calls `on_exit` for each worker from now on.
+    pub(super) fn report_exits(&self, on_exit: &OnExit) {
+        for worker in &self.workers {
+            if let Some(waiter) = &worker.waiter {
+                waiter.assign(Assigned {
+                    pid: worker.pid,
+                    local_rank: worker.plan.local_rank,
+                    rank: worker.plan.rank,
+                    on_exit: Arc::clone(on_exit),
+                });
+            }
+        }
+    }
+
+    fn spawn(&self, plan: &WorkerPlan, streams: WorkerStreams) -> io::Result<Pid> {
+        let Some(spawner) = &self.spawner else {
+            return Err(io::Error::other("the group has ended"));
+        };
+        let mut command = prepare(plan);
+        streams.apply_to(&mut command);
+        let names = self.guardian.as_ref().map(Guardian::names);
+        sys::lead_own_session(&mut command, getpid(), names);
+        let child = spawner.spawn(command)?;
+        Ok(Pid::from_child(&child))
+    }
+}
+
+impl Worker {
+    pub(super) fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().cast_unsigned()
+    }
+}
+
+/// One thread for each worker, before its process: so no process lacks one when the system has no thread left.
+fn start_waiters(count: usize) -> io::Result<(Vec<Waiter>, Receiver<Ended>)> {
+    let (ended, ended_seen) = unbounded();
+    let mut waiters = Vec::new();
+    for index in 0..count {
+        match Waiter::start(index, ended.clone()) {
+            Ok(waiter) => waiters.push(waiter),
+            Err(source) => {
+                waiters.into_iter().for_each(Waiter::join);
+                return Err(source);
+            }
+        }
+    }
+    Ok((waiters, ended_seen))
+}
+
+fn start_guardian() -> Option<Guardian> {
+    let started = Guardian::start().inspect_err(|error| {
+        log::warn!(
+            "cannot start the guardian process: if this process is killed, child processes of its workers \
+             keep running: {error}"
+        );
+    });
+    started.ok()
+}
+
+/// Starts forked workers; returns their process ids in the order of the plans.
+fn start_forked(
+    forked: ForkedWorkers,
+    workers: &[WorkerPlan],
+    streams: &[WorkerStreams],
+    guardian: Option<&Guardian>,
+) -> io::Result<Vec<Pid>> {
+    let own = OwnStreams::copied()?;
+    let directory = env::current_dir()?;
+    let names = guardian.map(Guardian::names);
+    let unused = io::pipe()?.1;
+    let starts: Vec<WorkerStart<'_>> = workers
+        .iter()
+        .zip(streams)
+        .map(|(worker, streams)| WorkerStart {
+            command: &worker.command,
+            environment: &worker.environment,
+            directory: &directory,
+            streams: streams.all(&own),
+            names: names.as_deref().unwrap_or(&unused).as_fd(),
+        })
+        .collect();
+    forked.start(&starts)
+}
+
+fn prepare(worker: &WorkerPlan) -> Command {
+    let mut command = Command::new(worker.command.program());
+    command
+        .args(worker.command.arguments())
+        .env_clear()
+        .envs(worker.environment.iter().map(|(name, value)| (name, value)));
+    command
+}
+
+fn show(sources: GroupSources, console: Console) -> Result<Vec<Echo>, StartError> {
+    let streams = [
+        ("worker-stdout", console.stdout, sources.stdout),
+        ("worker-stderr", console.stderr, sources.stderr),
+    ];
+    let used = streams
+        .into_iter()
+        .filter(|(_, _, sources)| !sources.is_empty());
+    let started = used.map(|(name, writer, sources)| Echo::start(name, writer, sources));
+    let started: Result<Vec<_>, _> = started.collect();
+    started.map_err(|source| StartError::System { source })
+}
