@@ -32,7 +32,7 @@ mod why;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -45,7 +45,12 @@ Exit codes:
 
 /// PyTorch's TCPStore and torchrun, without Python.
 #[derive(Debug, Parser)]
-#[command(name = "c10d", bin_name = "c10d", version = env!("C10D_VERSION"))]
+#[command(
+    name = "c10d",
+    bin_name = "c10d",
+    version = env!("C10D_VERSION"),
+    mut_subcommands = with_underscores
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -107,8 +112,7 @@ enum StoreCommand {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::try_parse()
-        .unwrap_or_else(|error| suggestion::complete(error, &Cli::command()).exit());
+    let cli = parse().unwrap_or_else(|error| suggestion::complete(error, &Cli::command()).exit());
     // Servers and launchers log their progress; a client should print only its answer.
     let default_level = match cli.command {
         Command::Store(StoreCommand::Serve(_)) | Command::Relay(_) => "info",
@@ -157,6 +161,30 @@ fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
+fn parse() -> Result<Cli, clap::Error> {
+    let mut command = Cli::command().mut_subcommands(|command| match command.get_name() {
+        "run" => run::options::with_variables(command, &|name| std::env::var(name).ok()),
+        _ => command,
+    });
+    let matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// Lets the options of a command be written with underscores too, as torchrun's can.
+fn with_underscores(command: clap::Command) -> clap::Command {
+    command
+        .mut_args(with_underscore)
+        .mut_subcommands(with_underscores)
+}
+
+fn with_underscore(option: clap::Arg) -> clap::Arg {
+    let name = option.get_long().filter(|name| name.contains('-'));
+    match name.map(|name| name.replace('-', "_")) {
+        Some(alias) => option.alias(alias),
+        None => option,
+    }
+}
+
 /// Sends the log to standard error, above the live line.
 fn start_logging(default_level: &str) {
     let has_colors =
@@ -179,5 +207,24 @@ mod tests {
     #[test]
     fn the_argument_definitions_are_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_option_has_a_form_with_underscores() {
+        let mut commands = vec![Cli::command()];
+        let mut options = 0;
+        while let Some(command) = commands.pop() {
+            let arguments = command.get_arguments();
+            let names = arguments.filter_map(|it| Some((it.get_long()?, it.get_all_aliases())));
+            for (name, aliases) in names.filter(|(name, _)| name.contains('-')) {
+                let aliases = aliases.unwrap_or_default();
+                let expected = name.replace('-', "_");
+                let forms = aliases.iter().filter(|alias| **alias == expected);
+                assert_eq!(forms.count(), 1, "{name}: {aliases:?}");
+                options += 1;
+            }
+            commands.extend(command.get_subcommands().cloned());
+        }
+        assert!(options > 50, "{options}");
     }
 }

@@ -23,12 +23,7 @@ pub(crate) struct ManArgs {
     command: Vec<String>,
 
     /// Writes the pages of all commands to this directory, one file each, and creates it if it is missing.
-    #[arg(
-        long,
-        alias = "out_dir",
-        value_name = "DIR",
-        conflicts_with = "command"
-    )]
+    #[arg(long, value_name = "DIR", conflicts_with = "command")]
     out_dir: Option<PathBuf>,
 }
 

@@ -40,16 +40,16 @@ pub(crate) struct RelayArgs {
     secret: SecretArgs,
 
     /// How long the connection to the store may be lost until the relay gives its clients up. [default: 10m]
-    #[arg(long, alias = "resume_timeout", value_name = "TIME", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     resume_timeout: Option<Duration>,
 
     /// How long the store's machine may refuse connections, after a loss, until the relay gives its clients up: then the
     /// store has ended. [default: 30s]
-    #[arg(long, alias = "refused_timeout", value_name = "TIME", value_parser = parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     refused_timeout: Option<Duration>,
 
     /// Ends together with the parent process, so that a killed script leaves no relay behind (Linux).
-    #[arg(long, alias = "end_with_parent")]
+    #[arg(long)]
     end_with_parent: bool,
 }
 
@@ -187,12 +187,12 @@ mod tests {
     }
 
     #[test]
-    fn options_can_be_written_with_underscores() {
+    fn the_limits_of_a_relay_are_options() {
         let args = parse(&[
             "--upstream=a",
-            "--resume_timeout=30s",
-            "--refused_timeout=5s",
-            "--end_with_parent",
+            "--resume-timeout=30s",
+            "--refused-timeout=5s",
+            "--end-with-parent",
         ]);
         assert_eq!(args.resume_timeout, Some(Duration::from_secs(30)));
         let options = args.options().expect("options");

@@ -17,19 +17,19 @@ const FILE_VARIABLE: &str = "C10D_SECRET_FILE";
 pub(crate) struct SecretArgs {
     /// The file of the secret that all processes of the job share: `c10d secret new > FILE`. [default:
     /// $C10D_SECRET_FILE]
-    #[arg(long, alias = "secret_file", value_name = "FILE", conflicts_with_all = ["tls_cert", "tls_key", "tls_ca"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["tls_cert", "tls_key", "tls_ca"])]
     secret_file: Option<PathBuf>,
 
     /// In place of a secret: the PEM file of this process' certificate.
-    #[arg(long, alias = "tls_cert", value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
+    #[arg(long, value_name = "FILE", requires_all = ["tls_key", "tls_ca"])]
     tls_cert: Option<PathBuf>,
 
     /// The PEM file of its private key.
-    #[arg(long, alias = "tls_key", value_name = "FILE", requires_all = ["tls_cert", "tls_ca"])]
+    #[arg(long, value_name = "FILE", requires_all = ["tls_cert", "tls_ca"])]
     tls_key: Option<PathBuf>,
 
     /// The PEM file of the authorities that certificates of others must be of.
-    #[arg(long, alias = "tls_ca", value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
+    #[arg(long, value_name = "FILE", requires_all = ["tls_cert", "tls_key"])]
     tls_ca: Option<PathBuf>,
 }
 

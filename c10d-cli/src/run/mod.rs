@@ -24,7 +24,6 @@ mod private_directory;
 mod processes;
 mod progress;
 mod report;
-mod restart_options;
 mod scheduler;
 mod signals;
 mod spoken;

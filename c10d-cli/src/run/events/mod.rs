@@ -19,7 +19,7 @@ use serde_json::Value;
 use self::file::EventFile;
 use self::summary::Summary;
 use self::torch::{Moment, WorkerPlace};
-use super::restart_options::RestartPlan;
+use super::options::RestartPlan;
 use crate::terminal;
 
 pub(super) use self::torch::JobNames;

@@ -1,18 +1,26 @@
-//! Values of options as they are given: on the command line or in the environment.
+//! Values of options: on the command line, or else in the environment.
+//!
+//! An option is declared once, as a field of an [`Args`](clap::Args): with its name, its help, its default and the
+//! parser of its value. Its variable follows from its name, as PET_LOG_DIR from `log_dir`. A `bool` is a flag. Fields of
+//! other types than `bool` and [`Parsed`] have no variable.
 
-use std::ffi::OsString;
-use std::str::FromStr;
+use std::any::TypeId;
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::PathBuf;
 
-use elastic_rendezvous::{EndpointError, ParametersError};
+use clap::builder::{StringValueParser, TypedValueParser};
+use clap::parser::ValueSource;
+use clap::{Arg, Command, Error};
 
+use super::error::UsageError;
 use crate::run::devices::{DeviceKind, DevicesError};
-use crate::run::restart_options::RefusedValue;
 use crate::run::scheduler::Site;
 
 /// What the plan depends on besides the options.
 pub(crate) struct Surroundings<'a> {
     /// Reads an environment variable.
-    pub(crate) variable: &'a dyn Fn(&str) -> Option<String>,
+    pub(crate) variable: Variables<'a>,
     /// Counts devices, at least one.
     pub(crate) count_devices: &'a dyn Fn(DeviceKind) -> Result<usize, DevicesError>,
     /// A random number, for the id of a standalone run.
@@ -21,170 +29,163 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) site: &'a Site<'a>,
 }
 
-/// Why options are invalid. The message is one line that names the option or variable and its value.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub(crate) enum UsageError {
-    #[error("{name} is {value:?}, which is not {expected}")]
-    Value {
-        /// The option or the variable.
-        name: String,
-        /// The rejected value.
-        value: String,
-        /// The accepted values.
-        expected: &'static str,
-    },
-    #[error("{name} is {word:?}, but {source}")]
-    Devices {
-        /// The option or the variable.
-        name: String,
-        /// The kind of devices, as given.
-        word: String,
-        /// Why they could not be counted.
-        source: DevicesError,
-    },
-    #[error("{name}: {source}")]
-    Rendezvous {
-        /// The option or the variable.
-        name: String,
-        /// What is wrong with its value.
-        source: ParametersError,
-    },
-    #[error("{name}: {source}")]
-    Endpoint {
-        /// The option or the variable.
-        name: String,
-        /// What is wrong with its value.
-        source: EndpointError,
-    },
-    #[error("{name} is {node_rank}, but with {max_nodes} nodes the highest rank is {}", max_nodes - 1)]
-    NodeRank {
-        /// The option or the variable.
-        name: String,
-        /// The rank.
-        node_rank: usize,
-        /// The number of nodes.
-        max_nodes: usize,
-    },
-    #[error("{scheduler}: {why}, or give {option} (--no-scheduler ignores {scheduler})")]
-    Scheduler {
-        /// The scheduler that was found.
-        scheduler: &'static str,
-        /// Why a value is unknown, and what to do.
-        why: String,
-        /// The option that gives the value.
-        option: &'static str,
-    },
-    #[error(
-        "{name} is {value:?}, but {scheduler} has started the {nodes} nodes on different machines, and a loopback \
-         address reaches none of the others; give the host of node 0"
-    )]
-    Loopback {
-        /// The option or the variables.
-        name: String,
-        /// The endpoint.
-        value: String,
-        /// The scheduler that was found.
-        scheduler: &'static str,
-        /// The number of nodes.
-        nodes: usize,
-    },
-    #[error("--module and --no-python cannot be combined")]
-    ModuleWithoutPython,
-    #[error("{name} is not supported: {why}")]
-    Unsupported {
-        /// The option or the variable, and its value.
-        name: String,
-        /// The reason, or what to do instead.
-        why: &'static str,
-    },
-    #[error("--preload is for Python: SCRIPT {} is run as a program", script.display())]
-    PreloadWithoutPython {
-        /// The script, as given.
-        script: OsString,
-    },
-    #[error(
-        "--preload cannot be combined with --run-path: forked workers run a script or a module"
-    )]
-    PreloadWithRunPath,
-    #[error("no SCRIPT given: name a script or program to run")]
-    NoScript,
-}
+/// Reads an environment variable.
+type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-impl From<RefusedValue> for UsageError {
-    fn from(refused: RefusedValue) -> Self {
-        Self::Value {
-            name: refused.name,
-            value: refused.value,
-            expected: refused.expected,
-        }
-    }
-}
-
-/// The value of an option, and the name of the option or variable that gave it.
+/// The text of a value, and the option or variable that gave it.
 #[derive(Debug, Clone)]
-pub(super) struct Given {
+pub(crate) struct Given {
     pub(super) name: String,
     pub(super) value: String,
 }
 
+/// A value that was [given](Given), as its parser has read it.
+#[derive(Debug, Clone)]
+pub(super) struct Parsed<T> {
+    pub(super) given: Given,
+    parsed: Result<T, Refusal>,
+}
+
+/// Why a value is refused.
+#[derive(Debug, Clone)]
+pub(crate) enum Refusal {
+    /// The value is not this.
+    IsNot(&'static str),
+    /// It could be used, but for this.
+    But(String),
+    /// What is wrong with the value, which the text names.
+    Because(String),
+}
+
+impl Refusal {
+    pub(super) fn because(error: impl fmt::Display) -> Self {
+        Self::Because(error.to_string())
+    }
+}
+
+/// The parser in the declaration of an option, as in `value_parser = Read(port)`.
+///
+/// It never fails: [`Parsed::value`] does, in one line that names the option or the variable.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Read<T>(pub(super) fn(&str) -> Result<T, Refusal>);
+
+impl<T: Clone + Send + Sync + 'static> TypedValueParser for Read<T> {
+    type Value = Parsed<T>;
+
+    fn parse_ref(
+        &self,
+        run: &Command,
+        arg: Option<&Arg>,
+        text: &OsStr,
+    ) -> Result<Parsed<T>, Error> {
+        self.parse_ref_(run, arg, text, ValueSource::CommandLine)
+    }
+
+    fn parse_ref_(
+        &self,
+        run: &Command,
+        arg: Option<&Arg>,
+        text: &OsStr,
+        source: ValueSource,
+    ) -> Result<Parsed<T>, Error> {
+        let value = StringValueParser::new().parse_ref(run, arg, text)?;
+        let name = arg.map(|arg| match source {
+            ValueSource::CommandLine => format!("--{}", arg.get_long().unwrap_or_default()),
+            _ => variable_of(arg),
+        });
+        let name = name.unwrap_or_default();
+        Ok(Given { name, value }.read(self.0))
+    }
+}
+
 impl Given {
-    pub(super) fn refused(self, expected: &'static str) -> UsageError {
-        UsageError::Value {
-            name: self.name,
-            value: self.value,
-            expected,
+    pub(super) fn read<T>(self, read: fn(&str) -> Result<T, Refusal>) -> Parsed<T> {
+        Parsed {
+            parsed: read(&self.value),
+            given: self,
         }
     }
 
     pub(super) fn has_no_effect(&self, why: &str) -> String {
-        format!(
-            "{} is {:?}, which has no effect: {why}",
-            self.name, self.value
-        )
+        let Self { name, value } = self;
+        format!("{name} is {value:?}, which has no effect: {why}")
     }
 
-    /// Parses a number; ignores blanks around it.
-    pub(super) fn number<T: FromStr>(self, expected: &'static str) -> Result<T, UsageError> {
-        self.value
-            .trim()
-            .parse()
-            .map_err(|_| self.refused(expected))
+    pub(super) fn refused(self, refusal: Refusal) -> UsageError {
+        UsageError::Value {
+            given: self,
+            refusal,
+        }
     }
 }
 
-impl Surroundings<'_> {
-    /// The value on the command line, or else in the environment. An empty variable is a value, as with
-    /// torchrun (`torch/distributed/argparse_util.py`).
-    pub(super) fn given(&self, option: &str, on_command_line: Option<String>) -> Option<Given> {
-        if let Some(value) = on_command_line {
-            let name = format!("--{option}");
-            return Some(Given { name, value });
-        }
-        self.variable(&format!("PET_{}", option.to_uppercase().replace('-', "_")))
+impl<T> Parsed<T> {
+    pub(super) fn value(self) -> Result<T, UsageError> {
+        self.into_parts().map(|(_, value)| value)
     }
 
+    pub(super) fn into_parts(self) -> Result<(Given, T), UsageError> {
+        match self.parsed {
+            Ok(value) => Ok((self.given, value)),
+            Err(refusal) => Err(self.given.refused(refusal)),
+        }
+    }
+}
+
+/// The value of an option that may be missing.
+pub(super) fn value_of<T>(option: Option<Parsed<T>>) -> Result<Option<T>, UsageError> {
+    option.map(Parsed::value).transpose()
+}
+
+/// Makes the variable of each option its default. An empty variable is a value, as with torchrun
+/// (`torch/distributed/argparse_util.py`).
+pub(crate) fn with_variables(run: Command, variable: Variables<'_>) -> Command {
+    run.mut_args(|arg| match default_of(&arg, variable) {
+        Some(given) if is_flag(&arg) => arg.default_value(match is_on(&given) {
+            Some(true) => "true",
+            // An invalid one is reported when the options are resolved.
+            Some(false) | None => "false",
+        }),
+        Some(given) => arg.default_value(given.value),
+        None => arg,
+    })
+}
+
+/// A flag's variable must be a number even if the flag is given, so that an invalid value shows at once.
+pub(super) fn check_flags(run: &Command, variable: Variables<'_>) -> Result<(), UsageError> {
+    let flags = run.get_arguments().filter(|arg| is_flag(arg));
+    let mut given = flags.filter_map(|flag| default_of(flag, variable));
+    match given.find(|given| is_on(given).is_none()) {
+        Some(given) => Err(given.refused(Refusal::IsNot("a number, 0 for off and another for on"))),
+        None => Ok(()),
+    }
+}
+
+fn default_of(arg: &Arg, variable: Variables<'_>) -> Option<Given> {
+    let kind = arg.get_value_parser().type_id();
+    if kind == TypeId::of::<String>() || kind == TypeId::of::<PathBuf>() {
+        return None;
+    }
+    let name = variable_of(arg);
+    variable(&name).map(|value| Given { name, value })
+}
+
+fn variable_of(arg: &Arg) -> String {
+    format!("PET_{}", arg.get_id().as_str().to_uppercase())
+}
+
+fn is_flag(arg: &Arg) -> bool {
+    !arg.get_action().takes_values()
+}
+
+fn is_on(given: &Given) -> Option<bool> {
+    let number: Option<i64> = given.value.trim().parse().ok();
+    number.map(|number| number != 0)
+}
+
+impl Surroundings<'_> {
     pub(super) fn variable(&self, name: &str) -> Option<Given> {
         let name = name.to_owned();
         (self.variable)(&name).map(|value| Given { name, value })
-    }
-
-    pub(super) fn text(
-        &self,
-        option: &str,
-        on_command_line: Option<String>,
-        default: &str,
-    ) -> String {
-        self.given(option, on_command_line)
-            .map_or_else(|| default.to_owned(), |given| given.value)
-    }
-
-    /// A flag's variable must be a number even if the flag is given, so that an invalid value shows at once.
-    pub(super) fn flag(&self, option: &str, on_command_line: bool) -> Result<bool, UsageError> {
-        let Some(given) = self.given(option, None) else {
-            return Ok(on_command_line);
-        };
-        let number: i64 = given.number("a number, 0 for off and another for on")?;
-        Ok(on_command_line || number != 0)
     }
 }

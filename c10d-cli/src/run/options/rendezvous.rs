@@ -2,31 +2,15 @@
 //!
 //! Values that a scheduler's environment names are used where none is given.
 
-use std::collections::BTreeMap;
-
 use c10d_socket::is_loopback_name;
-use elastic_rendezvous::{DEFAULT_PORT, Endpoint, RendezvousParameters, parse_config};
+use elastic_rendezvous::{DEFAULT_PORT, Endpoint, EndpointError, RendezvousParameters};
 
-use super::given::{Given, UsageError};
-use crate::quantity::parse_duration;
+use super::error::UsageError;
+use super::given::{Given, Parsed, Refusal};
+use super::nodes::{Backend, NodeArgs, node_counts};
+use super::values::whole_number;
 use crate::run::scheduler::{Found, Sourced};
 use crate::serve::DEFAULT_PORT as STATIC_PORT;
-
-/// The options about the rendezvous.
-#[derive(Debug)]
-pub(super) struct RendezvousOptions {
-    pub(super) nnodes: Option<Given>,
-    pub(super) backend: Option<Given>,
-    pub(super) endpoint: Option<Given>,
-    pub(super) run_id: Option<Given>,
-    pub(super) config: Option<Given>,
-    pub(super) spare_wait: Option<Given>,
-    pub(super) is_standalone: bool,
-    pub(super) node_rank: Option<Given>,
-    pub(super) master_addr: Option<Given>,
-    pub(super) master_port: Option<Given>,
-    pub(super) local_addr: String,
-}
 
 /// How nodes find each other, and the rank of this one, if it has one before they do.
 #[derive(Debug)]
@@ -79,28 +63,25 @@ impl Place {
     }
 }
 
-impl RendezvousOptions {
+impl NodeArgs {
     /// Chooses, and warns of options without effect.
     pub(super) fn choose(
-        mut self,
+        self,
         found: Option<&Found>,
         seed: u64,
         warnings: &mut Vec<String>,
     ) -> Result<Chosen, UsageError> {
         let mut origins = Vec::new();
-        let nodes = self.nodes(found)?;
-        let (min_nodes, max_nodes) = nodes.clone().map_or(Ok((1, 1)), node_counts)?;
-        origins.extend(nodes.map(|given| origin("nodes", given)));
-        let mut config = self
-            .config
-            .take()
-            .map_or(Ok(BTreeMap::new()), read_config)?;
-        let run_id = self.run_id.take();
-        let node_rank = self.node_rank.take();
-        let local_addr = std::mem::take(&mut self.local_addr);
-        let spare_wait = self.spare_wait.take();
-
+        let (min_nodes, max_nodes) = match self.nodes(found)? {
+            Some(nodes) => {
+                origins.push(origin("nodes", nodes.given.clone()));
+                nodes.value()?
+            }
+            None => (1, 1),
+        };
         let meeting = self.meeting(found, max_nodes, warnings)?;
+        let mut config = self.rdzv_conf.value()?;
+        let (run_id, node_rank) = (self.rdzv_id.map(|id| id.given), self.node_rank);
         let is_together = !matches!(meeting, Meeting::Alone { .. });
         let found_here = found.filter(|_| is_together);
         let run_id = match (&meeting, run_id) {
@@ -125,16 +106,20 @@ impl RendezvousOptions {
         let node_rank = match &meeting {
             Meeting::Static(_) => {
                 let rank = match (node_rank, found_here) {
-                    (Some(given), _) => Some(given),
+                    (Some(rank), _) => Some(rank),
                     (None, Some(found)) if max_nodes > 1 => {
-                        Some(known(found, &found.node_rank, "--node-rank")?)
+                        Some(known(found, &found.node_rank, "--node-rank")?.read(whole_number))
                     }
                     (None, _) => None,
                 };
-                let number = rank
-                    .clone()
-                    .map_or(Ok(0), |given| rank_among(given, max_nodes))?;
-                origins.extend(rank.map(|given| origin("node rank", given)));
+                let number = match rank {
+                    Some(rank) => {
+                        let (given, number) = rank_among(rank, max_nodes)?;
+                        origins.push(origin("node rank", given));
+                        number
+                    }
+                    None => 0,
+                };
                 config.insert("rank".to_owned(), number.to_string());
                 Some(number)
             }
@@ -148,39 +133,34 @@ impl RendezvousOptions {
                 }
                 let of_scheduler =
                     || found.and_then(|found| found.node_rank.clone().ok().map(as_given));
-                let rank = node_rank.or_else(of_scheduler);
-                let number = match &rank {
-                    Some(given) => Some(given.clone().number("a whole number, 0 or more")?),
+                match node_rank.or_else(|| Some(of_scheduler()?.read(whole_number))) {
+                    Some(rank) => {
+                        let (given, number) = rank.into_parts()?;
+                        let is_host = u8::from(number == 0).to_string();
+                        config.entry("is_host".to_owned()).or_insert(is_host);
+                        origins.push(origin("node rank", given));
+                        Some(number)
+                    }
                     None => None,
-                };
-                if let Some(number) = number {
-                    let is_host = u8::from(number == 0_usize).to_string();
-                    config.entry("is_host".to_owned()).or_insert(is_host);
                 }
-                origins.extend(rank.map(|given| origin("node rank", given)));
-                number
             }
             _ => {
-                if let Some(given) = node_rank {
-                    let rank: usize = given.clone().number("a whole number, 0 or more")?;
-                    if rank != 0 {
-                        warnings
-                            .push(given.has_no_effect("only the static backend uses node ranks"));
-                    }
+                if let Some(rank) = node_rank
+                    && let (given, 1..) = rank.into_parts()?
+                {
+                    warnings.push(given.has_no_effect("only the static backend uses node ranks"));
                 }
                 None
             }
         };
-        match (&meeting, spare_wait) {
-            (Meeting::Static(_), Some(given)) => {
-                warnings.push(given.has_no_effect("the static backend has no spares"));
+        match (&meeting, self.spare_wait) {
+            (Meeting::Static(_), Some(wait)) => {
+                warnings.push(wait.given.has_no_effect("the static backend has no spares"));
             }
-            (_, Some(given)) => match parse_duration(given.value.trim()) {
-                Ok(wait) => {
-                    config.insert("spare_wait".to_owned(), wait.as_secs_f64().to_string());
-                }
-                Err(_) => return Err(given.refused("a time as in 15s or 1m, or 0")),
-            },
+            (_, Some(wait)) => {
+                let seconds = wait.value()?.as_secs_f64();
+                config.insert("spare_wait".to_owned(), seconds.to_string());
+            }
             (_, None) => {}
         }
         let is_file = config
@@ -196,10 +176,8 @@ impl RendezvousOptions {
         {
             let endpoint = read_endpoint(&place.endpoint)?;
             if backend == "static" && endpoint.port().is_none() {
-                return Err(place
-                    .endpoint
-                    .clone()
-                    .refused("a host and a port, as in node0:29500"));
+                let expected = Refusal::IsNot("a host and a port, as in node0:29500");
+                return Err(place.endpoint.clone().refused(expected));
             }
             refuse_loopback(&endpoint, &place.endpoint, found_here, max_nodes)?;
         }
@@ -218,50 +196,51 @@ impl RendezvousOptions {
             .or_insert_with(|| "900".to_owned());
         match RendezvousParameters::new(backend, endpoint, run_id, min_nodes, max_nodes) {
             Ok(parameters) => Ok(Chosen {
-                parameters: parameters.with_local_addr(local_addr).with_config(config),
+                parameters: parameters
+                    .with_local_addr(self.local_addr.value()?)
+                    .with_config(config),
                 node_rank,
                 origins,
             }),
-            Err(source) => Err(UsageError::Rendezvous {
+            Err(error) => Err(Given {
                 name: "--nnodes".to_owned(),
-                source,
-            }),
+                value: format!("{min_nodes}:{max_nodes}"),
+            }
+            .refused(Refusal::because(error))),
         }
     }
 
-    /// The number of nodes, as text; `None` for one node by default.
-    fn nodes(&mut self, found: Option<&Found>) -> Result<Option<Given>, UsageError> {
-        match (self.nnodes.take(), found) {
-            (Some(given), _) => Ok(Some(given)),
-            (None, Some(found)) if !self.is_standalone => {
-                known(found, &found.nodes, "--nnodes").map(Some)
+    /// The number of nodes; `None` for one node by default.
+    fn nodes(&self, found: Option<&Found>) -> Result<Option<Parsed<(usize, usize)>>, UsageError> {
+        match (&self.nnodes, found) {
+            (Some(nodes), _) => Ok(Some(nodes.clone())),
+            (None, Some(found)) if !self.standalone => {
+                let given = known(found, &found.nodes, "--nnodes")?;
+                Ok(Some(given.read(node_counts)))
             }
             (None, _) => Ok(None),
         }
     }
 
     fn meeting(
-        self,
+        &self,
         found: Option<&Found>,
         max_nodes: usize,
         warnings: &mut Vec<String>,
     ) -> Result<Meeting, UsageError> {
-        let endpoint = self.endpoint.filter(|given| !given.value.is_empty());
-        let (master_addr, master_port) = (self.master_addr, self.master_port);
-        let port: u16 = match master_port.clone() {
-            Some(given) => given.number("a port, 0 to 65535")?,
-            None => STATIC_PORT,
+        let is_standalone = self.standalone;
+        let endpoint = self.rdzv_endpoint.as_ref().map(|it| it.given.clone());
+        let endpoint = endpoint.filter(|given| !given.value.is_empty());
+        let master_addr = self.master_addr.as_ref().map(|it| it.given.clone());
+        let (master_port, port) = match self.master_port.clone() {
+            Some(port) => port.into_parts().map(|(given, port)| (Some(given), port))?,
+            None => (None, STATIC_PORT),
         };
-        let is_standalone = self.is_standalone;
-        let is_given = self.backend.is_some() || master_addr.is_some() || master_port.is_some();
-        let is_static = match self.backend {
-            None => true,
-            Some(given) => match given.value.as_str() {
-                "static" => true,
-                "c10d" => false,
-                _ if is_standalone => false,
-                _ => return Err(given.refused("c10d or static")),
-            },
+        let is_given =
+            self.rdzv_backend.is_some() || master_addr.is_some() || master_port.is_some();
+        let is_static = match self.rdzv_backend.clone() {
+            Some(backend) if !is_standalone => backend.value()? == Backend::Static,
+            _ => true,
         };
 
         let is_one_node = max_nodes == 1 && master_port.is_none();
@@ -341,12 +320,12 @@ fn refuse_loopback(
         Some(found)
             if found.has_several_hosts && nodes > 1 && is_loopback_name(endpoint.host()) =>
         {
-            Err(UsageError::Loopback {
-                name: given.name.clone(),
-                value: given.value.clone(),
-                scheduler: found.scheduler,
-                nodes,
-            })
+            let why = format!(
+                "{} has started the {nodes} nodes on different machines, and a loopback address reaches none of the \
+                 others; give the host of node 0",
+                found.scheduler
+            );
+            Err(given.clone().refused(Refusal::But(why)))
         }
         _ => Ok(()),
     }
@@ -386,35 +365,15 @@ fn origin(name: &'static str, given: Given) -> Origin {
     }
 }
 
-fn node_counts(given: Given) -> Result<(usize, usize), UsageError> {
-    let (min, max) = match given.value.split_once(':') {
-        Some(range) => range,
-        None => (given.value.as_str(), given.value.as_str()),
-    };
-    match (min.trim().parse(), max.trim().parse()) {
-        (Ok(min), Ok(max)) if 1 <= min && min <= max => Ok((min, max)),
-        _ => Err(given.refused("N or MIN:MAX with 1 <= MIN <= MAX")),
-    }
-}
-
-fn read_config(given: Given) -> Result<BTreeMap<String, String>, UsageError> {
-    parse_config(&given.value).map_err(|source| UsageError::Rendezvous {
-        name: given.name,
-        source,
-    })
-}
-
 fn read_endpoint(given: &Given) -> Result<Endpoint, UsageError> {
-    given.value.parse().map_err(|source| UsageError::Endpoint {
-        name: given.name.clone(),
-        source,
-    })
+    let parsed = given.value.parse();
+    parsed.map_err(|error: EndpointError| given.clone().refused(Refusal::because(error)))
 }
 
-fn rank_among(given: Given, max_nodes: usize) -> Result<usize, UsageError> {
-    let node_rank = given.clone().number("a whole number, 0 or more")?;
+fn rank_among(rank: Parsed<usize>, max_nodes: usize) -> Result<(Given, usize), UsageError> {
+    let (given, node_rank) = rank.into_parts()?;
     if node_rank < max_nodes {
-        return Ok(node_rank);
+        return Ok((given, node_rank));
     }
     Err(UsageError::NodeRank {
         name: given.name,

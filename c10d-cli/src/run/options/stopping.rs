@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
-use super::given::{Given, UsageError};
-use crate::quantity::parse_duration;
+use clap::Args;
+
+use super::error::UsageError;
+use super::given::{Parsed, Read, Refusal, Surroundings, value_of};
+use super::values::{list, number, time};
+use crate::run::headings::STOPPING;
 
 /// PyTorch's: how long workers have to exit after a signal, outside of schedulers.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -16,10 +20,28 @@ const RESERVE_MAX: Duration = Duration::from_secs(5);
 const RESERVE_MIN: Duration = Duration::from_secs(1);
 
 /// The options about the end of a job by a signal.
-#[derive(Debug)]
-pub(super) struct Stopping {
-    pub(super) grace_period: Option<Given>,
-    pub(super) shutdown_timeout: Option<Given>,
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = STOPPING)]
+pub(super) struct StoppingArgs {
+    /// The time that the scheduler leaves between SIGTERM and SIGKILL, as in 30s or 2m: the workers are killed, and
+    /// this node leaves the job, before it ends. [default: the scheduler's, if one is found]
+    #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = Read(grace_period))]
+    grace_period: Option<Parsed<Duration>>,
+
+    /// The signals that stop the workers before the launcher. [default: SIGTERM,SIGINT,SIGHUP,SIGQUIT]
+    #[arg(
+        hide_short_help = true,
+        long,
+        value_name = "NAME,...",
+        default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        value_parser = Read(list)
+    )]
+    pub(super) signals_to_handle: Parsed<Vec<String>>,
+
+    /// How long workers have to exit after such a signal, before SIGKILL.
+    /// [default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30]
+    #[arg(hide_short_help = true, long, value_name = "SECONDS", allow_negative_numbers = true, value_parser = Read(seconds))]
+    shutdown_timeout: Option<Parsed<Duration>>,
 }
 
 /// Limits of this process after a signal, so that it has ended before a scheduler kills it.
@@ -33,53 +55,57 @@ pub(crate) struct ExitLimits {
     pub(crate) exit: Duration,
 }
 
-impl Stopping {
+impl StoppingArgs {
     /// How long workers have to exit after a signal, and the limits of the launcher. `usual` is the grace period of the
     /// scheduler that was found.
     ///
     /// # Errors
     /// [`UsageError::Value`] for a value that is no time.
     pub(super) fn limits(
-        self,
+        &mut self,
+        surroundings: &Surroundings<'_>,
         usual: Option<Duration>,
         warnings: &mut Vec<String>,
     ) -> Result<(Duration, Option<ExitLimits>), UsageError> {
-        let shutdown = match self.shutdown_timeout {
-            Some(given) => {
-                let seconds = given
-                    .clone()
-                    .number("a whole number of seconds, 0 or more")?;
-                Some((given, Duration::from_secs(seconds)))
-            }
-            None => None,
-        };
-        let grace = match self.grace_period {
-            Some(given) => Some(read_grace_period(&given)?),
-            // Given without a grace period, the shutdown timeout may be for a longer one than usual.
-            None => usual.filter(|_| shutdown.is_none()),
-        };
-        let Some(grace) = grace else {
-            return Ok((
-                shutdown.map_or(SHUTDOWN_TIMEOUT, |(_, timeout)| timeout),
-                None,
-            ));
-        };
-        let limits = ExitLimits::of(grace);
-        let left = grace - reserve(grace);
-        let timeout = match shutdown {
-            Some((given, timeout)) if timeout > left => {
-                warnings.push(format!(
-                    "{} is {:?}, but workers are killed {left:?} after a signal, before the grace period of {grace:?} \
-                     ends",
-                    given.name, given.value,
-                ));
-                left
-            }
-            Some((_, timeout)) => timeout,
-            None => left,
-        };
-        Ok((timeout, Some(limits)))
+        let shutdown = self.shutdown_timeout.take().or_else(|| {
+            let given = surroundings.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
+            given.map(|given| given.read(seconds))
+        });
+        limits(shutdown, self.grace_period.take(), usual, warnings)
     }
+}
+
+fn limits(
+    shutdown: Option<Parsed<Duration>>,
+    grace: Option<Parsed<Duration>>,
+    usual: Option<Duration>,
+    warnings: &mut Vec<String>,
+) -> Result<(Duration, Option<ExitLimits>), UsageError> {
+    let shutdown = shutdown.map(Parsed::into_parts).transpose()?;
+    // Given without a grace period, the shutdown timeout may be for a longer one than usual.
+    let usual = usual.filter(|_| shutdown.is_none());
+    let grace = value_of(grace)?.or(usual);
+    let Some(grace) = grace else {
+        return Ok((
+            shutdown.map_or(SHUTDOWN_TIMEOUT, |(_, timeout)| timeout),
+            None,
+        ));
+    };
+    let limits = ExitLimits::of(grace);
+    let left = grace - reserve(grace);
+    let timeout = match shutdown {
+        Some((given, timeout)) if timeout > left => {
+            warnings.push(format!(
+                "{} is {:?}, but workers are killed {left:?} after a signal, before the grace period of {grace:?} \
+                 ends",
+                given.name, given.value,
+            ));
+            left
+        }
+        Some((_, timeout)) => timeout,
+        None => left,
+    };
+    Ok((timeout, Some(limits)))
 }
 
 impl ExitLimits {
@@ -100,17 +126,21 @@ fn reserve(grace_period: Duration) -> Duration {
     tenth.clamp(least, RESERVE_MAX)
 }
 
-fn read_grace_period(given: &Given) -> Result<Duration, UsageError> {
+fn grace_period(text: &str) -> Result<Duration, Refusal> {
     /// A week: longer than any scheduler waits, and short enough for all arithmetic.
     const GRACE_PERIOD_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
-    match parse_duration(given.value.trim()) {
-        Ok(time) if !time.is_zero() && time <= GRACE_PERIOD_MAX => Ok(time),
-        _ => Err(given.clone().refused("a time above 0, as in 30s or 2m")),
-    }
+    time(text)
+        .filter(|time| !time.is_zero() && *time <= GRACE_PERIOD_MAX)
+        .ok_or(Refusal::IsNot("a time above 0, as in 30s or 2m"))
+}
+
+fn seconds(text: &str) -> Result<Duration, Refusal> {
+    number(text, "a whole number of seconds, 0 or more").map(Duration::from_secs)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::given::Given;
     use super::*;
 
     fn limits(
@@ -118,18 +148,18 @@ mod tests {
         shutdown: Option<&str>,
         usual_secs: Option<u64>,
     ) -> (String, Vec<String>) {
-        let given = |name: &str, value: Option<&str>| {
-            value.map(|value| Given {
+        let option = |name: &str, value: Option<&str>, read| {
+            let given = value.map(|value| Given {
                 name: name.to_owned(),
                 value: value.to_owned(),
-            })
+            });
+            given.map(|given| given.read(read))
         };
-        let stopping = Stopping {
-            grace_period: given("--grace-period", grace),
-            shutdown_timeout: given("--shutdown-timeout", shutdown),
-        };
+        let shutdown = option("--shutdown-timeout", shutdown, seconds);
+        let grace = option("--grace-period", grace, grace_period);
+        let usual = usual_secs.map(Duration::from_secs);
         let mut warnings = Vec::new();
-        let text = match stopping.limits(usual_secs.map(Duration::from_secs), &mut warnings) {
+        let text = match super::limits(shutdown, grace, usual, &mut warnings) {
             Ok((timeout, None)) => format!("{timeout:?}"),
             Ok((timeout, Some(limits))) => {
                 assert!(timeout + limits.leave <= limits.exit, "{limits:?}");

@@ -3,17 +3,18 @@
 
 mod under_scheduler;
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches, Parser};
 
+use elastic_agent::parse_line_filters;
 use elastic_rendezvous::parse_config;
 
 use super::rendezvous::random_id;
 use super::*;
-use crate::run::devices::DevicesError;
+use crate::run::devices::{DeviceKind, DevicesError};
 use crate::run::scheduler::Site;
 
 #[derive(Debug, Parser)]
-#[command(name = "run")]
+#[command(name = "run", mut_args = crate::with_underscore)]
 struct CommandLine {
     #[command(flatten)]
     options: RunOptions,
@@ -27,15 +28,18 @@ fn plan_of<'a>(
     variables: Variables<'_>,
 ) -> Result<RunPlan, String> {
     let words = ["run"].into_iter().chain(words);
-    let line = CommandLine::try_parse_from(words).map_err(|error| {
+    let variable = |name: &str| {
+        let found = variables.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| (*value).to_owned())
+    };
+    let matches = with_variables(CommandLine::command(), &variable).try_get_matches_from(words);
+    let line = matches.and_then(|matches| CommandLine::from_arg_matches(&matches));
+    let line = line.map_err(|error| {
         let text = error.to_string();
         text.lines().next().unwrap_or_default().to_owned()
     })?;
     let surroundings = Surroundings {
-        variable: &|name| {
-            let found = variables.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| (*value).to_owned())
-        },
+        variable: &variable,
         count_devices: &|kind| match kind {
             DeviceKind::Cpu | DeviceKind::Auto => Ok(6),
             DeviceKind::Gpu => Err(DevicesError::NoGpu {
@@ -296,14 +300,50 @@ fn every_option_of_the_help_is_under_a_heading() {
 }
 
 #[test]
-fn every_option_has_an_underscored_form() {
+fn the_help_names_the_default_of_an_option() {
+    let mut defaults = 0;
     for argument in CommandLine::command().get_arguments() {
-        let Some(name) = argument.get_long().filter(|name| name.contains('-')) else {
+        let default = argument.get_default_values().first();
+        let Some(default) = default.filter(|it| !it.is_empty()) else {
             continue;
         };
-        let aliases = argument.get_all_aliases().unwrap_or_default();
-        assert!(aliases.contains(&name.replace('-', "_").as_str()), "{name}");
+        let help = argument.get_help().unwrap_or_default().to_string();
+        let named = format!("[default: {}]", default.display());
+        assert!(help.contains(&named), "{argument}: {help}");
+        defaults += 1;
     }
+    assert!(defaults > 5, "{defaults}");
+}
+
+#[test]
+fn a_variable_has_the_name_of_its_option() {
+    let without: &[&str] = &[
+        "secret_file",
+        "tls_cert",
+        "tls_key",
+        "tls_ca",
+        "numa_binding",
+        "logs_specs",
+        "print_completion",
+    ];
+    let command = CommandLine::command();
+    let ids = |command: &Command, is_changed: &dyn Fn(&Arg) -> bool| {
+        let changed = command.get_arguments().filter(|arg| is_changed(arg));
+        let ids = changed.map(|arg| arg.get_id().to_string());
+        ids.collect::<std::collections::BTreeSet<_>>()
+    };
+    let mut expected = ids(&command, &|arg| arg.get_long().is_some());
+    expected.retain(|id| !without.contains(&id.as_str()));
+    let named = |name: &str| name.starts_with("PET_").then(|| name.to_owned());
+    let given = with_variables(command, &named);
+    let found = ids(&given, &|arg| {
+        let default = arg.get_default_values().first();
+        let name = format!("PET_{}", arg.get_long().unwrap_or_default());
+        let name = name.to_uppercase().replace('-', "_");
+        default.is_some_and(|it| **it == *name || *it == "false")
+    });
+    assert_eq!(found, expected);
+    assert!(found.len() > 45, "{found:?}");
 }
 
 #[test]

@@ -1,0 +1,64 @@
+//! Why the options of `c10d run` cannot be used.
+
+use std::ffi::OsString;
+
+use super::given::{Given, Refusal};
+
+/// Why options are invalid. The message is one line that names the option or variable and its value.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum UsageError {
+    #[error("{}", sentence(.given, .refusal))]
+    Value {
+        /// The value.
+        given: Given,
+        /// What is wrong with it.
+        refusal: Refusal,
+    },
+    #[error("{name} is {node_rank}, but with {max_nodes} nodes the highest rank is {}", max_nodes - 1)]
+    NodeRank {
+        /// The option or the variable.
+        name: String,
+        /// The rank.
+        node_rank: usize,
+        /// The number of nodes.
+        max_nodes: usize,
+    },
+    #[error("{scheduler}: {why}, or give {option} (--no-scheduler ignores {scheduler})")]
+    Scheduler {
+        /// The scheduler that was found.
+        scheduler: &'static str,
+        /// Why a value is unknown, and what to do.
+        why: String,
+        /// The option that gives the value.
+        option: &'static str,
+    },
+    #[error("--module and --no-python cannot be combined")]
+    ModuleWithoutPython,
+    #[error("{name} is not supported: {why}")]
+    Unsupported {
+        /// The option or the variable, and its value.
+        name: String,
+        /// The reason, or what to do instead.
+        why: &'static str,
+    },
+    #[error("--preload is for Python: SCRIPT {} is run as a program", script.display())]
+    PreloadWithoutPython {
+        /// The script, as given.
+        script: OsString,
+    },
+    #[error(
+        "--preload cannot be combined with --run-path: forked workers run a script or a module"
+    )]
+    PreloadWithRunPath,
+    #[error("no SCRIPT given: name a script or program to run")]
+    NoScript,
+}
+
+fn sentence(Given { name, value }: &Given, refusal: &Refusal) -> String {
+    match refusal {
+        Refusal::IsNot(expected) => format!("{name} is {value:?}, which is not {expected}"),
+        Refusal::But(why) => format!("{name} is {value:?}, but {why}"),
+        Refusal::Because(why) => format!("{name}: {why}"),
+    }
+}

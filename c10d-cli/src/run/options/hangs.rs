@@ -1,0 +1,44 @@
+//! The options about jobs that stand still.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::given::{Parsed, Read, Refusal};
+use super::values::{list, time};
+use crate::run::headings::HANGS;
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = HANGS)]
+pub(super) struct HangArgs {
+    /// Prints why the job stands still when it has done so for this long, while nodes meet or workers wait
+    /// for each other; `never` for not at all. [default: 30s]
+    #[arg(hide_short_help = true, long, value_name = "TIME", default_value = "30s", value_parser = Read(time_or_never))]
+    pub(super) explain_after: Parsed<Option<Duration>>,
+
+    /// Has each worker run PyTorch's debug server, for `c10d stacks` and `c10d flight` (PyTorch 2.15).
+    ///
+    /// The script needs no change. Only this user reaches it, on a unix socket; this launcher shows others the Python
+    /// stacks and collectives of its workers, on the network of the workers' store.
+    #[arg(long)]
+    pub(super) debug_server: bool,
+
+    /// Serves no status page on the ports of the stores that this node hosts.
+    #[arg(hide_short_help = true, long)]
+    pub(super) no_status: bool,
+
+    /// Further names under which browsers reach the status page, separated by commas. It always answers for IP
+    /// addresses, `localhost` and this machine's name.
+    #[arg(hide_short_help = true, long, value_name = "NAMES", default_value = "", value_parser = Read(list))]
+    pub(super) status_host: Parsed<Vec<String>>,
+}
+
+fn time_or_never(text: &str) -> Result<Option<Duration>, Refusal> {
+    match text.trim() {
+        "never" => Ok(None),
+        text => match time(text) {
+            Some(time) => Ok(Some(time)),
+            None => Err(Refusal::IsNot("a time as in 30s or 2m, or `never`")),
+        },
+    }
+}

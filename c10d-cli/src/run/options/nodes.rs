@@ -1,0 +1,220 @@
+//! The options about the nodes of the job, and the workers of this one.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::Args;
+use elastic_agent::HealthCheck;
+use elastic_rendezvous::parse_config;
+
+use super::error::UsageError;
+use super::given::{Parsed, Read, Refusal, Surroundings, value_of};
+use super::rendezvous::Origin;
+use super::values::{number, positive_time, text, time, whole_number};
+use crate::run::devices::DeviceKind;
+use crate::run::headings::NODES;
+use crate::run::scheduler::{Found, Sourced};
+
+/// [`choose`](Self::choose) takes those about the rendezvous.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = NODES)]
+pub(super) struct NodeArgs {
+    /// The number of nodes: N, or MIN:MAX for an elastic job. [default: 1:1]
+    #[arg(long, value_name = "N|MIN:MAX", allow_negative_numbers = true, value_parser = Read(node_counts))]
+    pub(super) nnodes: Option<Parsed<(usize, usize)>>,
+
+    /// The number of workers on this node: a number, cpu, gpu, xpu or auto. [default: 1]
+    ///
+    /// One per processor (cpu), per GPU of NVIDIA or AMD (gpu), per GPU of Intel (xpu), or per GPU if there is one and
+    /// else per processor (auto).
+    #[arg(long, value_name = "N|cpu|gpu|xpu|auto", allow_negative_numbers = true, value_parser = Read(workers))]
+    nproc_per_node: Option<Parsed<Workers>>,
+
+    /// Runs a job of one node, on a free port of this machine; overrides --rdzv-backend, --rdzv-endpoint
+    /// and --rdzv-id.
+    #[arg(long)]
+    pub(super) standalone: bool,
+
+    /// How nodes find each other: c10d or static. [default: static]
+    #[arg(long, value_name = "NAME", value_parser = Read(backend))]
+    pub(super) rdzv_backend: Option<Parsed<Backend>>,
+
+    /// Where nodes meet: HOST or HOST:PORT. For a c10d rendezvous on a shared file, its path.
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = Read(text))]
+    pub(super) rdzv_endpoint: Option<Parsed<String>>,
+
+    /// The id of the job: the same on all nodes, different for each run. [default: none]
+    #[arg(long, value_name = "ID", value_parser = Read(text))]
+    pub(super) rdzv_id: Option<Parsed<String>>,
+
+    /// Settings of the rendezvous, as in join_timeout=60,is_host=1.
+    #[arg(hide_short_help = true, long, value_name = "KEY=VALUE,...", default_value = "", value_parser = Read(settings))]
+    pub(super) rdzv_conf: Parsed<BTreeMap<String, String>>,
+
+    /// The rank of this node, from 0; only for the static backend. [default: 0]
+    #[arg(hide_short_help = true, long, value_name = "N", allow_negative_numbers = true, value_parser = Read(whole_number))]
+    pub(super) node_rank: Option<Parsed<usize>>,
+
+    /// The host of node 0; only for the static backend without --rdzv-endpoint. [default: 127.0.0.1]
+    #[arg(hide_short_help = true, long, value_name = "HOST", value_parser = Read(text))]
+    pub(super) master_addr: Option<Parsed<String>>,
+
+    /// The port of node 0; only for the static backend without --rdzv-endpoint. [default: 29500]
+    #[arg(hide_short_help = true, long, value_name = "PORT", allow_negative_numbers = true, value_parser = Read(master_port))]
+    pub(super) master_port: Option<Parsed<u16>>,
+
+    /// The address of this node that other nodes get. [default: the full name of this machine]
+    #[arg(hide_short_help = true, long, value_name = "HOST", default_value = "", value_parser = Read(text))]
+    pub(super) local_addr: Parsed<String>,
+
+    /// How long after a round its members have precedence over spares in the next one; 0 for not at all.
+    /// [default: 15s]
+    #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = Read(spare_wait))]
+    pub(super) spare_wait: Option<Parsed<Duration>>,
+
+    /// A command for /bin/sh that must succeed before this node joins a round, the first and every later one. While
+    /// it fails, the node stays away and tries again after 10 s, doubled each time up to 5 min.
+    #[arg(hide_short_help = true, long, value_name = "COMMAND", value_parser = Read(text))]
+    health_check: Option<Parsed<String>>,
+
+    /// How long --health-check may take before it is killed and counts as failed. [default: 60s]
+    #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = Read(positive_time))]
+    health_check_timeout: Option<Parsed<Duration>>,
+
+    /// Does not ask the environment of a scheduler (Slurm, Kubernetes, MPI, PBS, Flux) for the nodes, this node's rank,
+    /// the endpoint, the id of the job, and the workers.
+    #[arg(hide_short_help = true, long)]
+    pub(super) no_scheduler: bool,
+
+    /// Prints the plan, with the source of each value, and starts nothing; with --json as JSON.
+    #[arg(long)]
+    pub(super) dry_run: bool,
+
+    /// The role of this node's workers; each role has ranks of its own. [default: default]
+    #[arg(hide_short_help = true, long, value_name = "NAME", default_value = "default", value_parser = Read(text))]
+    pub(super) role: Parsed<String>,
+
+    /// Makes one GPU visible to each worker, with LOCAL_RANK=0.
+    #[arg(hide_short_help = true, long)]
+    pub(super) virtual_local_rank: bool,
+}
+
+/// The names of the backends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Backend {
+    C10d,
+    Static,
+}
+
+/// How many workers this node has.
+#[derive(Debug, Clone)]
+enum Workers {
+    Number(usize),
+    OneForEach(DeviceKind),
+}
+
+impl NodeArgs {
+    /// How many workers this node starts, and where the number is from, unless it is the default.
+    pub(super) fn worker_count(
+        &mut self,
+        surroundings: &Surroundings<'_>,
+        found: Option<&Found>,
+    ) -> Result<(usize, Option<Origin>), UsageError> {
+        let (number, from) = match self.nproc_per_node.take() {
+            Some(option) => {
+                let (given, workers) = option.into_parts()?;
+                let number = match workers {
+                    Workers::Number(number) => Ok(number),
+                    Workers::OneForEach(kind) => (surroundings.count_devices)(kind),
+                };
+                match number {
+                    Ok(number) => (number, given.name),
+                    Err(error) => return Err(given.refused(Refusal::But(error.to_string()))),
+                }
+            }
+            None => match found.and_then(|found| allotted_gpus(surroundings, found)) {
+                Some(gpus) => (gpus.value, gpus.from),
+                None => return Ok((1, None)),
+            },
+        };
+        let origin = Origin {
+            name: "workers",
+            value: number.to_string(),
+            from,
+        };
+        Ok((number, Some(origin)))
+    }
+
+    pub(super) fn health_check(
+        &mut self,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<HealthCheck>, UsageError> {
+        let timeout = self.health_check_timeout.take();
+        let command = value_of(self.health_check.take())?;
+        let Some(command) = command.filter(|command| !command.trim().is_empty()) else {
+            let ignored = timeout.map(|it| it.given.has_no_effect("--health-check is not given"));
+            warnings.extend(ignored);
+            return Ok(None);
+        };
+        let check = HealthCheck::new(command);
+        Ok(Some(match timeout {
+            None => check,
+            Some(timeout) => check.with_timeout(timeout.value()?),
+        }))
+    }
+}
+
+/// The GPUs of this node that belong to the job: as many as the scheduler names, but no more than are visible here; or
+/// else all that are visible.
+fn allotted_gpus(surroundings: &Surroundings<'_>, found: &Found) -> Option<Sourced<usize>> {
+    // Several launchers share this node's GPUs in a way that is unknown.
+    if !found.is_alone_on_node {
+        return None;
+    }
+    let visible = (surroundings.count_devices)(DeviceKind::Gpu).ok();
+    match (&found.gpus, visible) {
+        (Some(gpus), Some(visible)) if visible < gpus.value => {
+            let from = format!("the visible GPUs of those in {}", gpus.from);
+            Some(Sourced::new(visible, from))
+        }
+        (Some(gpus), _) => Some(gpus.clone()),
+        (None, Some(visible)) => Some(Sourced::new(visible, "the visible GPUs")),
+        (None, None) => None,
+    }
+}
+
+pub(super) fn node_counts(text: &str) -> Result<(usize, usize), Refusal> {
+    let (min, max) = text.split_once(':').unwrap_or((text, text));
+    match (min.trim().parse(), max.trim().parse()) {
+        (Ok(min), Ok(max)) if 1 <= min && min <= max => Ok((min, max)),
+        _ => Err(Refusal::IsNot("N or MIN:MAX with 1 <= MIN <= MAX")),
+    }
+}
+
+fn workers(text: &str) -> Result<Workers, Refusal> {
+    match (DeviceKind::from_word(text), text.trim().parse()) {
+        (Some(kind), _) => Ok(Workers::OneForEach(kind)),
+        (None, Ok(number)) if number > 0 => Ok(Workers::Number(number)),
+        (None, _) => Err(Refusal::IsNot("a number above 0, cpu, gpu, xpu or auto")),
+    }
+}
+
+fn backend(text: &str) -> Result<Backend, Refusal> {
+    match text {
+        "static" => Ok(Backend::Static),
+        "c10d" => Ok(Backend::C10d),
+        _ => Err(Refusal::IsNot("c10d or static")),
+    }
+}
+
+fn settings(text: &str) -> Result<BTreeMap<String, String>, Refusal> {
+    parse_config(text).map_err(Refusal::because)
+}
+
+fn master_port(text: &str) -> Result<u16, Refusal> {
+    number(text, "a port, 0 to 65535")
+}
+
+fn spare_wait(text: &str) -> Result<Duration, Refusal> {
+    time(text).ok_or(Refusal::IsNot("a time as in 15s or 1m, or 0"))
+}

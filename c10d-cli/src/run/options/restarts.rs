@@ -1,0 +1,151 @@
+//! The options about restarts and progress.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use elastic_agent::{RestartBudget, RestartRules};
+
+use super::error::UsageError;
+use super::given::{Parsed, Read, Refusal, value_of};
+use super::values::{path, time, whole_number};
+use crate::run::headings::RESTARTS;
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = RESTARTS)]
+pub(super) struct RestartArgs {
+    /// How often workers are restarted after a failure. [default: 0]
+    ///
+    /// Without a limit if --restart-budget or --max-restarts-without-progress is given instead.
+    #[arg(
+        long,
+        // torchrun's abbreviations, some of which also begin --max-restarts-without-progress.
+        aliases = ["max", "max-", "max-r", "max-re", "max-res", "max-rest", "max-resta", "max-restar", "max-restart"],
+        value_name = "N",
+        allow_negative_numbers = true,
+        value_parser = Read(whole_number)
+    )]
+    max_restarts: Option<Parsed<usize>>,
+
+    /// Exit codes of workers, negative for signals, that end the job on all nodes at once, as in 93,-6.
+    #[arg(hide_short_help = true, long, value_name = "CODES", allow_hyphen_values = true, default_value = "", value_parser = Read(exit_codes))]
+    no_restart_exit_codes: Parsed<BTreeSet<i32>>,
+
+    /// Also restarts workers after Python errors that each start meets again, such as a module that is missing.
+    /// Otherwise they end the job on all nodes.
+    #[arg(hide_short_help = true, long)]
+    restart_on_fatal_errors: bool,
+
+    /// How many restarts are allowed within any period, as in 10/1h. In place of --max-restarts, or besides it.
+    #[arg(hide_short_help = true, long, value_name = "N/TIME", value_parser = Read(budget))]
+    restart_budget: Option<Parsed<RestartBudget>>,
+
+    /// How many restarts in a row may bring no progress; then the job ends on all nodes. In place of --max-restarts, or
+    /// besides it.
+    #[arg(hide_short_help = true, long, value_name = "N", allow_negative_numbers = true, value_parser = Read(whole_number))]
+    max_restarts_without_progress: Option<Parsed<usize>>,
+
+    /// A file to which the script writes its step, as a number. Each worker also finds a file of its own in
+    /// $C10D_PROGRESS_FILE; `c10d progress STEP` writes it.
+    #[arg(hide_short_help = true, long, value_name = "FILE", default_value = "", value_parser = Read(path))]
+    progress_file: Parsed<Option<PathBuf>>,
+
+    /// Workers that report no step for this long are stuck: they are stopped and restarted. Counted from the first step
+    /// after each start. [default: never]
+    #[arg(hide_short_help = true, long, value_name = "TIME", default_value = "never", value_parser = Read(time_or_never))]
+    progress_timeout: Parsed<Option<Duration>>,
+
+    /// The same until the first step. For nodes whose workers report steps. [default: never]
+    #[arg(hide_short_help = true, long, value_name = "TIME", default_value = "never", value_parser = Read(time_or_never))]
+    first_progress_timeout: Parsed<Option<Duration>>,
+}
+
+/// The parsed options.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct RestartPlan {
+    pub(crate) rules: RestartRules,
+    /// The file that the workers of this node share for their steps.
+    pub(crate) progress_file: Option<PathBuf>,
+    /// After which time without progress workers are stuck; `None` for never.
+    pub(crate) progress_timeout: Option<Duration>,
+    /// The same until the first progress.
+    pub(crate) first_progress_timeout: Option<Duration>,
+    /// The file for events.
+    pub(crate) events: Option<PathBuf>,
+    /// Whether PyTorch's events go to standard error.
+    pub(crate) has_console_events: bool,
+    /// Whether to print where the time went.
+    pub(crate) has_summary: bool,
+}
+
+impl RestartPlan {
+    /// Whether anything depends on the workers' progress.
+    pub(crate) const fn watches_progress(&self) -> bool {
+        self.progress_file.is_some()
+            || self.progress_timeout.is_some()
+            || self.first_progress_timeout.is_some()
+            || self.rules.max_without_progress.is_some()
+            || self.events.is_some()
+            || self.has_summary
+    }
+}
+
+impl RestartArgs {
+    /// All but the events.
+    pub(super) fn plan(self) -> Result<RestartPlan, UsageError> {
+        let mut rules = RestartRules::default();
+        rules.max_restarts = value_of(self.max_restarts)?;
+        rules.final_exit_codes = self.no_restart_exit_codes.value()?;
+        rules.restarts_on_fatal_errors = self.restart_on_fatal_errors;
+        rules.budget = value_of(self.restart_budget)?;
+        rules.max_without_progress = value_of(self.max_restarts_without_progress)?;
+        Ok(RestartPlan {
+            rules,
+            progress_file: self.progress_file.value()?,
+            progress_timeout: self.progress_timeout.value()?,
+            first_progress_timeout: self.first_progress_timeout.value()?,
+            ..RestartPlan::default()
+        })
+    }
+}
+
+fn exit_codes(text: &str) -> Result<BTreeSet<i32>, Refusal> {
+    let codes = text.split(',').map(str::trim);
+    let codes = codes.filter(|code| !code.is_empty()).map(str::parse);
+    match codes.collect::<Result<BTreeSet<i32>, _>>() {
+        Ok(codes)
+            if codes
+                .iter()
+                .all(|code| (-64..=255).contains(code) && *code != 0) =>
+        {
+            Ok(codes)
+        }
+        _ => Err(Refusal::IsNot(
+            "exit codes of failures, 1 to 255 or -1 to -64 for signals, as in 93,-6",
+        )),
+    }
+}
+
+fn budget(text: &str) -> Result<RestartBudget, Refusal> {
+    let parse = || {
+        let (restarts, window) = text.split_once('/')?;
+        Some(RestartBudget {
+            restarts: restarts.trim().parse().ok()?,
+            window: time(window).filter(|it| !it.is_zero())?,
+        })
+    };
+    parse().ok_or(Refusal::IsNot("a number and a period, as in 10/1h"))
+}
+
+fn time_or_never(text: &str) -> Result<Option<Duration>, Refusal> {
+    match text.trim() {
+        "never" => Ok(None),
+        text => match time(text) {
+            Some(time) if !time.is_zero() => Ok(Some(time)),
+            _ => Err(Refusal::IsNot(
+                "a time above 0 as in 30s or 10m, or `never`",
+            )),
+        },
+    }
+}

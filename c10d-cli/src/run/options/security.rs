@@ -1,0 +1,40 @@
+//! The options about strangers, and about relays, which keep them out of the workers' store.
+
+use clap::Args;
+
+use super::error::UsageError;
+use super::given::{Parsed, Read};
+use super::values::port;
+use crate::run::headings::SECURITY;
+use crate::secret::SecretArgs;
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = SECURITY)]
+pub(super) struct SecurityArgs {
+    #[command(flatten)]
+    pub(super) secret: SecretArgs,
+
+    /// Connects this node's workers to their store through a relay in this launcher, at a loopback address: with a
+    /// secret, the workers' store of several nodes is protected too. All nodes need it, and none can be torchrun's.
+    #[arg(hide_short_help = true, long)]
+    pub(super) relay: bool,
+
+    /// The port of the relays, the same for all nodes. [default: the nodes agree on a free one]
+    #[arg(hide_short_help = true, long, value_name = "PORT", allow_negative_numbers = true, value_parser = Read(port))]
+    relay_port: Option<Parsed<u16>>,
+}
+
+impl SecurityArgs {
+    pub(super) fn relay_port(
+        &mut self,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<u16>, UsageError> {
+        match self.relay_port.take() {
+            Some(port) if !self.relay => {
+                warnings.push(port.given.has_no_effect("--relay is not given"));
+                Ok(None)
+            }
+            port => port.map(Parsed::value).transpose(),
+        }
+    }
+}
