@@ -5,6 +5,7 @@ use std::io::{self, Write as _};
 use c10d_relay::RelayError;
 use c10d_socket::{CredentialsError, ListenError};
 use c10d_store::StoreError;
+use elastic_agent::LauncherError;
 
 use crate::status_error::StatusError;
 use crate::terminal;
@@ -46,6 +47,10 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Relay(#[from] RelayError),
 
+    /// The launcher's options cannot be used. The exit code depends on the error.
+    #[error(transparent)]
+    Launcher(#[from] LauncherError),
+
     /// A status page cannot be read. Exit code 3.
     #[error(transparent)]
     Status(#[from] StatusError),
@@ -77,11 +82,7 @@ pub(crate) enum Failure {
 impl Failure {
     /// Prints one line on standard error; returns the exit code. Ignores a closed standard error.
     pub(crate) fn report(&self) -> u8 {
-        let text = self.to_string();
-        if !text.is_empty() {
-            let one_line = text.lines().collect::<Vec<_>>().join(" ");
-            let _ = terminal::StandardError.write_all(format!("c10d: {one_line}\n").as_bytes());
-        }
+        complain(&self.to_string());
         self.exit_code()
     }
 
@@ -95,7 +96,10 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::No(_) => NO,
-            Self::Usage(_) | Self::Credentials(_) => USAGE,
+            Self::Usage(_) | Self::Credentials(_) | Self::Launcher(LauncherError::Invalid(_)) => {
+                USAGE
+            }
+            Self::Launcher(_) => NO,
             Self::Store(error) => exit_code_of(error),
             Self::Unconfirmed { source, .. } => exit_code_of(source),
             Self::Output(_) => OUTPUT,
@@ -105,6 +109,15 @@ impl Failure {
                 NO_CONNECTION
             }
         }
+    }
+}
+
+/// Prints one line on standard error, unless the text is empty.
+pub(crate) fn complain(text: &str) {
+    if !text.is_empty() {
+        let one_line = text.lines().collect::<Vec<_>>().join(" ");
+        // A closed standard error takes no text.
+        let _ = terminal::StandardError.write_all(format!("c10d: {one_line}\n").as_bytes());
     }
 }
 

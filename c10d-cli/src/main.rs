@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
-mod backlog;
 mod client;
 mod completions;
 mod end_signals;
@@ -15,7 +14,6 @@ mod parent;
 mod printable;
 mod progress;
 mod quantity;
-mod queued_writer;
 mod relay;
 mod run;
 mod secret;

@@ -11,8 +11,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::backlog::Next;
-use crate::queued_writer::QueuedWriter;
+use elastic_agent::{Next, QueuedWriter};
 
 const THREAD: &str = "stderr";
 

@@ -5,17 +5,22 @@ mod agent;
 mod assignment;
 mod clearing;
 mod command_line;
+pub mod devices;
 mod environment;
 mod exit_barrier;
 mod failure;
 mod health;
 mod job_end;
+#[cfg(feature = "launcher")]
+mod launcher;
 mod logs;
 mod old_round;
 mod output;
 mod patience;
 mod preload;
 mod progress;
+#[cfg(feature = "launcher")]
+mod queued_writer;
 mod ranks;
 mod regular_file;
 mod relay;
@@ -23,6 +28,7 @@ mod restart_policy;
 mod round;
 #[cfg(test)]
 mod round_costs;
+pub mod scheduler;
 mod signal_name;
 mod sys;
 mod template;
@@ -42,6 +48,11 @@ pub use failure::{
     ErrorFileError, Failures, ProcessFailure, local_time_and_age, local_time_text, write_error_file,
 };
 pub use health::HealthCheck;
+#[cfg(feature = "launcher")]
+pub use launcher::{
+    EventOptions, ExitLimits, Launcher, LauncherError, LauncherOptions, LauncherReport, Screen,
+    StandardError, StopControl,
+};
 pub use logs::{
     Destination, FilteredLog, LinePrefix, LogDirectory, LogDirectoryError, LogOptions, RoundLogs,
     StreamMap, StreamMapError, Streams, WorkerLogs, parse_line_filters,
@@ -49,6 +60,8 @@ pub use logs::{
 pub use output::Console;
 pub use preload::PreloadOptions;
 pub use progress::ProgressOptions;
+#[cfg(feature = "launcher")]
+pub use queued_writer::{Next, QueuedWriter, Render};
 pub use ranks::{RankBlock, RanksError, RoleInfo, assign_ranks, exchange_ranks};
 pub use relay::NodeRelayError;
 pub use restart_policy::{RestartBudget, RestartRules};

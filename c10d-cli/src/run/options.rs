@@ -17,16 +17,15 @@ mod security;
 mod stopping;
 mod values;
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Arg, Args, Command};
+use elastic_agent::scheduler;
 use elastic_agent::{CommandLine, Entrypoint, HealthCheck, PreloadOptions};
 use elastic_rendezvous::RendezvousParameters;
 
 use super::headings::{AFTER_HELP, AFTER_SHORT_HELP};
-use super::scheduler;
 use crate::secret::SecretArgs;
 use error::UsageError;
 pub(crate) use given::{Surroundings, with_variables};
@@ -130,8 +129,6 @@ pub(crate) struct RunPlan {
     pub(crate) virtual_local_rank: bool,
     /// What each worker executes, with `${local_rank}` not replaced.
     pub(crate) command: CommandLine,
-    /// Whether the program is a Python interpreter.
-    pub(crate) is_python: bool,
     /// Whether to print the report as JSON.
     pub(crate) json: bool,
     /// After which time without progress the launcher explains what the job waits for; `None` for never.
@@ -159,20 +156,11 @@ pub(crate) struct RunPlan {
     /// The modules that workers do not have to import.
     pub(crate) preload: Option<PreloadOptions>,
     /// The script, module or program as the user gave it.
-    pub(crate) script: OsString,
-    /// The file of a Python script, if it is the same for all workers.
-    pub(crate) script_file: Option<PathBuf>,
+    pub(crate) entrypoint: Entrypoint,
     /// Variables that workers get in addition to this command's own environment.
     pub(crate) environment: Vec<(&'static str, String)>,
     /// Warnings to log before the start, one line each.
     pub(crate) warnings: Vec<String>,
-}
-
-impl RunPlan {
-    /// Whether workers get a number of threads that the user has not chosen.
-    pub(crate) fn has_default_threads(&self) -> bool {
-        self.environment.iter().any(|(name, _)| *name == THREADS)
-    }
 }
 
 impl RunOptions {
@@ -250,9 +238,7 @@ impl RunOptions {
             duplicate_stdout_filters: output.duplicate_stdout_filters.value()?,
             duplicate_stderr_filters: output.duplicate_stderr_filters.value()?,
             virtual_local_rank,
-            script_file: script_file(&entrypoint),
-            is_python: !matches!(entrypoint, Entrypoint::Program(_)),
-            script: entrypoint.name().to_owned(),
+            entrypoint,
             command,
             json: output.json,
             explain_after: hangs.explain_after.value()?,
@@ -274,17 +260,6 @@ impl RunOptions {
             environment,
             warnings,
         })
-    }
-}
-
-/// The file that Python reads; `None` if its name depends on the worker.
-fn script_file(entrypoint: &Entrypoint) -> Option<PathBuf> {
-    match entrypoint {
-        Entrypoint::Script(path) | Entrypoint::RunPath(path) => {
-            let varies = path.as_encoded_bytes().contains(&b'$');
-            (!varies).then(|| path.into())
-        }
-        Entrypoint::Module(_) | Entrypoint::Program(_) => None,
     }
 }
 

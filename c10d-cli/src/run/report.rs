@@ -1,41 +1,63 @@
 //! `--json`: the outcome of a run as one object.
 
-use c10d_inspect::Report;
-use elastic_agent::{AgentError, AgentOutcome, ElasticAgent, ExitKind, Failures, ProcessFailure};
+use std::time::Duration;
+
+use elastic_agent::{AgentOutcome, ExitKind, Failures, LauncherReport, ProcessFailure};
 use serde_json::{Value, json};
+use signal_hook::low_level::signal_name;
 
-use super::signals::name_of;
+use crate::failure::Failure;
+use crate::output;
 
-/// The outcome, the log directory, the failed workers, and what the job waited for when one failed. The caller adds `exit_code` and `error`.
-pub(super) fn json(
-    agent: &ElasticAgent,
-    result: &Result<AgentOutcome, AgentError>,
-    why: Option<&Report>,
-) -> Value {
-    let (outcome, failures) = match result {
-        Ok(AgentOutcome::Succeeded) => ("succeeded", None),
-        Ok(AgentOutcome::NotNeeded) => ("not_needed", None),
-        Ok(AgentOutcome::Failed(failures)) => ("failed", Some(failures)),
-        Ok(AgentOutcome::Ended { failures, .. }) => ("failed", failures.as_ref()),
-        Ok(AgentOutcome::Signalled { .. }) => ("signalled", None),
-        Err(AgentError::NotRestarted { failures, .. }) => ("failed", Some(failures)),
-        Ok(_) | Err(_) => ("error", None),
+/// How long an output that accepts nothing is waited for after a signal.
+const STUCK_STOPPED_MAX: Duration = Duration::from_secs(1);
+
+/// Prints the outcome on standard output. Waits for its reader until a signal arrives.
+pub(super) fn print(report: &LauncherReport) -> Result<(), Failure> {
+    let line = json(report);
+    let print = move || output::print_line(line);
+    let Some(stop) = report.stop_control() else {
+        return print();
     };
-    let mut report = json!({
+    let printed = stop
+        .unless_stopped("print", STUCK_STOPPED_MAX, print)
+        .map_err(Failure::system("cannot start a thread"))?;
+    printed.unwrap_or_else(|| Err(Failure::Output(std::io::ErrorKind::TimedOut.into())))
+}
+
+/// The outcome, the log directory, the failed workers, and what the job waited for when one failed.
+fn json(report: &LauncherReport) -> Value {
+    let failures = report.failures();
+    let outcome = match &report.result {
+        Ok(AgentOutcome::Succeeded) => "succeeded",
+        Ok(AgentOutcome::NotNeeded) => "not_needed",
+        Ok(AgentOutcome::Failed(_) | AgentOutcome::Ended { .. }) => "failed",
+        Ok(AgentOutcome::Signalled { .. }) => "signalled",
+        Err(_) if failures.is_some() => "failed",
+        Ok(_) | Err(_) => "error",
+    };
+    let mut json = json!({
         "outcome": outcome,
-        "log_directory": agent.log_directory().map(|path| path.to_string_lossy().into_owned()),
+        "exit_code": report.exit_code(),
+        "log_directory": report.log_directory.as_ref().map(|path| path.to_string_lossy()),
         "failures": failures.map_or_else(Vec::new, of_failures),
     });
-    if let Some(why) = why {
-        report["why"] = json!({ "headline": why.headline, "findings": why.findings });
+    if let Some(why) = &report.why {
+        json["why"] = json!({ "headline": why.headline, "findings": why.findings });
     }
-    if let Ok(AgentOutcome::Ended { reason, .. }) = result {
-        report["reason"] = reason.as_str().into();
+    match &report.result {
+        Ok(AgentOutcome::Ended { reason, .. }) => json["reason"] = reason.as_str().into(),
+        Ok(AgentOutcome::Signalled { signal, .. }) => {
+            json["signal"] = name_of(*signal).into();
+        }
+        Ok(_) => {}
+        Err(error) => json["error"] = error.to_string().into(),
     }
-    if let Ok(AgentOutcome::Signalled { signal, .. }) = result {
-        report["signal"] = name_of(*signal).into();
-    }
-    report
+    json
+}
+
+fn name_of(signal: i32) -> &'static str {
+    signal_name(signal).unwrap_or("a signal")
 }
 
 fn of_failures(failures: &Failures) -> Vec<Value> {

@@ -1,9 +1,13 @@
 //! What an agent has for its whole life.
 
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use crossbeam_channel::{Receiver, unbounded};
 use elastic_rendezvous::{RendezvousHandler, this_host};
+use tempfile::TempDir;
 
 use super::event::Listeners;
 use super::forking::Forking;
@@ -20,6 +24,8 @@ pub(super) struct Node {
     pub(super) events: Receiver<Event>,
     pub(super) listeners: Listeners,
     pub(super) logs: LogDirectory,
+    /// Where workers report their progress.
+    pub(super) progress: Option<TempDir>,
     pub(super) forking: Forking,
     /// How often this agent has started workers.
     pub(super) generation: u64,
@@ -37,11 +43,16 @@ impl Node {
                 reason: "needs a workers' store that an agent serves, not the worker with rank 0",
             });
         }
+        let progress = options.progress.as_ref().map(|_| private_directory());
+        let progress = progress
+            .transpose()
+            .map_err(|source| AgentError::Progress { source })?;
         let (sender, events) = unbounded();
         Ok(Self {
             logs: LogDirectory::new(options.logs.clone(), handler.run_id()),
             host: options.host.clone().unwrap_or_else(this_host::full_name),
             options,
+            progress,
             shared: Arc::new(Shared::new(handler, sender)),
             events,
             listeners: Listeners::default(),
@@ -49,4 +60,12 @@ impl Node {
             generation: 0,
         })
     }
+}
+
+/// A temporary directory that only this user can enter.
+fn private_directory() -> io::Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix("c10d-progress-")
+        .permissions(Permissions::from_mode(0o700))
+        .tempdir()
 }

@@ -56,8 +56,8 @@ impl Node {
             }
             // Counted up when the workers have a plan.
             let starts = usize::try_from(self.generation).unwrap_or(usize::MAX);
-            let progress_file = options.progress.as_ref().map(|progress| {
-                ProgressOptions::worker_file(&progress.directory, starts, local_rank)
+            let progress_file = self.progress.as_ref().map(|directory| {
+                ProgressOptions::worker_file(directory.path(), starts, local_rank)
             });
             if let Some(path) = &progress_file {
                 environment = environment.with_progress_file(path);
@@ -92,14 +92,13 @@ impl Node {
 
     /// Starts to watch the progress of the workers that are about to start.
     pub(super) fn watch_progress(&self) -> Result<Option<Poller>, AgentError> {
-        let Some(progress) = &self.options.progress else {
+        let (Some(progress), Some(directory)) = (&self.options.progress, &self.progress) else {
             return Ok(None);
         };
         let starts = usize::try_from(self.generation).unwrap_or(usize::MAX);
         let local_ranks = 0..self.options.local_world_size;
-        let own = local_ranks.map(|local_rank| {
-            ProgressOptions::worker_file(&progress.directory, starts, local_rank)
-        });
+        let own = local_ranks
+            .map(|local_rank| ProgressOptions::worker_file(directory.path(), starts, local_rank));
         let mut directories = vec![own.collect()];
         directories.extend(progress.file.clone().map(|file| vec![file]));
         let (events, generation) = (self.shared.events.clone(), self.generation + 1);

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 /// Where the workers of a node report their progress, and when they count as stuck.
 ///
-/// Each worker finds the path of its own file, [`worker_file`](Self::worker_file), in `C10D_PROGRESS_FILE`. It writes
+/// Each worker finds the path of its own file in `C10D_PROGRESS_FILE`, in a temporary directory that only this user can
+/// enter, and that is removed with the agent. It writes
 /// its step there as decimal text. In a file that holds no number, each change of its time counts as progress.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProgressOptions {
-    /// The directory of the workers' files. It must exist, and only this user should be able to enter it.
-    pub directory: PathBuf,
     /// A file that any worker of this node writes to. None by default.
     pub file: Option<PathBuf>,
     /// The workers count as stuck when none of them has reported progress for this long since the last report. `None`,
@@ -23,21 +22,9 @@ pub struct ProgressOptions {
 }
 
 impl ProgressOptions {
-    /// Workers report in `directory`, and never count as stuck.
-    #[must_use]
-    pub fn new(directory: impl Into<PathBuf>) -> Self {
-        Self {
-            directory: directory.into(),
-            file: None,
-            timeout: None,
-            first_timeout: None,
-        }
-    }
-
-    /// The path of one worker's file. `starts` is how often the agent has started workers before: no two workers share
+    /// The path of one worker's file in the agent's directory. `starts` is how often the agent has started workers before: no two workers share
     /// a file, as a process that an earlier one left behind may still write.
-    #[must_use]
-    pub fn worker_file(directory: &Path, starts: usize, local_rank: usize) -> PathBuf {
+    pub(crate) fn worker_file(directory: &Path, starts: usize, local_rank: usize) -> PathBuf {
         directory.join(format!("{starts}-{local_rank}"))
     }
 }

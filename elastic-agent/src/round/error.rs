@@ -40,6 +40,12 @@ pub enum AgentError {
     /// The watchdog could not be started.
     #[error(transparent)]
     Watchdog(#[from] WatchdogError),
+    /// The directory for the workers' progress could not be created.
+    #[error("cannot create a directory for the workers' progress: {source}")]
+    Progress {
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// The log directory could not be created.
     #[error(transparent)]
     Logs(#[from] LogDirectoryError),

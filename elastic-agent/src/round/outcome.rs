@@ -27,3 +27,18 @@ pub enum AgentOutcome {
         had_workers: bool,
     },
 }
+
+impl AgentOutcome {
+    /// The failures of this node's workers; `None` if none is known to have failed.
+    #[must_use]
+    pub const fn failures(&self) -> Option<&Failures> {
+        match self {
+            Self::Failed(failures)
+            | Self::Ended {
+                failures: Some(failures),
+                ..
+            } => Some(failures),
+            _ => None,
+        }
+    }
+}

@@ -14,8 +14,8 @@ use clap::parser::ValueSource;
 use clap::{Arg, Command, Error};
 
 use super::error::UsageError;
-use crate::run::devices::{DeviceKind, DevicesError};
-use crate::run::scheduler::Site;
+use elastic_agent::devices::{DeviceKind, DevicesError};
+use elastic_agent::scheduler::Site;
 
 /// What the plan depends on besides the options.
 pub(crate) struct Surroundings<'a> {

@@ -11,9 +11,9 @@ use super::error::UsageError;
 use super::given::{Parsed, Read, Refusal, Surroundings, value_of};
 use super::rendezvous::Origin;
 use super::values::{number, positive_time, text, time, whole_number};
-use crate::run::devices::DeviceKind;
 use crate::run::headings::NODES;
-use crate::run::scheduler::{Found, Sourced};
+use elastic_agent::devices::DeviceKind;
+use elastic_agent::scheduler::{Found, Sourced};
 
 /// [`choose`](Self::choose) takes those about the rendezvous.
 #[derive(Debug, Clone, Args)]

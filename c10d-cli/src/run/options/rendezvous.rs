@@ -9,8 +9,8 @@ use super::error::UsageError;
 use super::given::{Given, Parsed, Refusal};
 use super::nodes::{Backend, NodeArgs, node_counts};
 use super::values::whole_number;
-use crate::run::scheduler::{Found, Sourced};
 use crate::serve::DEFAULT_PORT as STATIC_PORT;
+use elastic_agent::scheduler::{Found, Sourced};
 
 /// How nodes find each other, and the rank of this one, if it has one before they do.
 #[derive(Debug)]

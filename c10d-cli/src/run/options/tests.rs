@@ -3,15 +3,16 @@
 
 mod under_scheduler;
 
-use clap::{CommandFactory, FromArgMatches, Parser};
+use std::ffi::OsString;
 
+use clap::{CommandFactory, FromArgMatches, Parser};
+use elastic_agent::devices::{DeviceKind, DevicesError};
 use elastic_agent::parse_line_filters;
+use elastic_agent::scheduler::Site;
 use elastic_rendezvous::parse_config;
 
 use super::rendezvous::random_id;
 use super::*;
-use crate::run::devices::{DeviceKind, DevicesError};
-use crate::run::scheduler::Site;
 
 #[derive(Debug, Parser)]
 #[command(name = "run", mut_args = crate::with_underscore)]
@@ -139,8 +140,6 @@ fn a_script_alone_has_torchruns_defaults() {
             duplicate_stderr_filters: Vec::new(),
             virtual_local_rank: false,
             command: elastic_agent::CommandLine::new("python3", ["-u", "s.py"]),
-            script_file: Some("s.py".into()),
-            is_python: true,
             json: false,
             explain_after: Some(Duration::from_secs(30)),
             health_check: None,
@@ -154,7 +153,7 @@ fn a_script_alone_has_torchruns_defaults() {
             preload: None,
             status_hosts: Vec::new(),
             debug_server: false,
-            script: "s.py".into(),
+            entrypoint: Entrypoint::Script("s.py".into()),
             environment: vec![(
                 "TORCHELASTIC_SIGNALS_TO_HANDLE",
                 "SIGTERM,SIGINT,SIGHUP,SIGQUIT".to_owned()
@@ -261,7 +260,7 @@ fn a_scripts_name_decides_how_it_is_run() {
     ] {
         assert_eq!(command(line, variables), expected, "{line}");
     }
-    assert_eq!(plan("-m mod --a", &[]).script, "mod");
+    assert_eq!(plan("-m mod --a", &[]).entrypoint.name(), "mod");
 }
 
 #[test]
@@ -445,7 +444,8 @@ fn several_workers_get_one_thread_each_by_default() {
     let given = [("OMP_NUM_THREADS", "4")];
     for (variables, is_default) in [(&[][..], true), (&given, false)] {
         let plan = plan("--nproc-per-node=2 s.py", variables);
-        assert_eq!(plan.has_default_threads(), is_default);
+        let is_set = plan.environment.iter().any(|(name, _)| *name == THREADS);
+        assert_eq!(is_set, is_default);
         assert!(plan.warnings.is_empty(), "{:?}", plan.warnings);
     }
 }

@@ -1,0 +1,71 @@
+//! What the plan depends on besides the options: the environment, files, devices and names of this machine.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Read};
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+use elastic_agent::devices;
+use elastic_agent::scheduler::Site;
+use elastic_rendezvous::this_host::{self, Resolver, SystemResolver, names_this_host};
+
+use super::options::{RunOptions, RunPlan, Surroundings};
+use crate::failure::Failure;
+
+/// The limit for looking up the host of an endpoint, as in the rendezvous.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The plan of this node. May block for 2 s, to ask for names.
+pub(super) fn plan(options: RunOptions) -> Result<RunPlan, Failure> {
+    let variable = |name: &str| std::env::var(name).ok();
+    let surroundings = Surroundings {
+        variable: &variable,
+        count_devices: &|kind| devices::count(kind, Path::new("/"), &variable),
+        seed: fastrand::u64(..),
+        site: &Site {
+            host_name: &host_name,
+            full_name: &this_host::full_name,
+            read_file: &read_host_file,
+            has_address: &has_address,
+            is_interactive: io::stdin().is_terminal(),
+        },
+    };
+    options
+        .resolve(&surroundings)
+        .map_err(|error| Failure::Usage(error.to_string()))
+}
+
+/// Whether this name is this machine's. May block for 2 s.
+pub(super) fn is_this_host(host: &str) -> bool {
+    let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
+    names_this_host(host, &SystemResolver::new(deadline))
+}
+
+/// Reads a file that names hosts.
+fn read_host_file(path: &str) -> io::Result<String> {
+    /// More than 65,536 of the longest names.
+    const BYTES_MAX: u64 = 32 << 20;
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut text = String::new();
+    let read = File::open(path)?
+        .take(BYTES_MAX + 1)
+        .read_to_string(&mut text)?;
+    match u64::try_from(read).is_ok_and(|bytes| bytes <= BYTES_MAX) {
+        true => Ok(text),
+        false => Err(io::ErrorKind::FileTooLarge.into()),
+    }
+}
+
+fn has_address(address: IpAddr) -> bool {
+    SystemResolver::new(Deadline::at(Instant::now())).has_address(address)
+}
+
+/// The name that this host has for itself, which PyTorch's workers publish too.
+fn host_name() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}

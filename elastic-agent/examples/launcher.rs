@@ -1,0 +1,35 @@
+//! A launcher of its own: two workers of a program on this node, with the store where nodes meet at HOST:PORT.
+//!
+//! `cargo run -p elastic-agent --example launcher -- 127.0.0.1:29400 python3 -u train.py`. While it runs,
+//! `c10d why --connect 127.0.0.1:29400` names its ranks.
+
+use std::env;
+use std::error::Error;
+use std::process::ExitCode;
+
+use elastic_agent::{AgentOptions, CommandLine, Launcher, LauncherOptions, LogOptions};
+use elastic_rendezvous::RendezvousParameters;
+
+const WORKERS: usize = 2;
+
+fn main() -> Result<ExitCode, Box<dyn Error>> {
+    let mut words = env::args_os().skip(1);
+    let (Some(endpoint), Some(program)) = (words.next(), words.next()) else {
+        return Err("usage: launcher HOST:PORT PROGRAM [ARGUMENT]...".into());
+    };
+    let endpoint = endpoint.to_string_lossy();
+
+    // What runs on this node, how often it is restarted, and where its output goes.
+    let agent = AgentOptions::new(CommandLine::new(program, words), WORKERS)
+        .with_max_restarts(3)
+        .with_logs(LogOptions::new().with_redirects("3".parse()?));
+
+    // Who takes part: one node, so that it is complete at once.
+    let rendezvous = RendezvousParameters::new("c10d", endpoint, "example", 1, 1)?;
+
+    let options = LauncherOptions::new(agent, rendezvous).with_signals(["SIGTERM", "SIGINT"]);
+    let report = Launcher::new(options).run();
+    let code = report.exit_code();
+    report.result?;
+    Ok(ExitCode::from(code))
+}

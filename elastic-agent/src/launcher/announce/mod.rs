@@ -1,0 +1,370 @@
+//! Tells the workers' store about the workers of this node: ranks, processes, connections, ends. While nodes meet,
+//! tells it and the rendezvous' store which of them are missing.
+//!
+//! An announcement is no key, and the server forgets it with its connection, which is one of the
+//! announcer's own. A server that does not support it, as PyTorch's, gets none.
+
+mod link;
+mod meeting;
+mod roster;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
+use crate::worker::WorkerExit;
+use c10d_inspect::AnnouncedNode;
+use c10d_socket::{Credentials, HostPort};
+use elastic_rendezvous::Listener;
+
+use super::debug_servers::ProxyAddress;
+use super::processes::{Scanner, StoreAddress};
+use link::{Link, Open};
+use meeting::{Meeting, MeetingReport};
+pub(super) use roster::NodeIdentity;
+use roster::{EarlyExits, Roster, Step};
+
+const THREAD: &str = "announce";
+
+/// How long the end of the job waits for the last announcement.
+const LAST_WORD_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// Announces the workers of an agent until it is dropped, which joins its thread. The drop takes 300 ms at
+/// most, or 1 s while the thread connects to a store that does not answer.
+///
+/// A launcher is connected to the rendezvous' store for this only while it waits for nodes.
+#[derive(Debug)]
+pub(super) struct Announcer {
+    messages: Sender<Message>,
+    shared: Arc<Shared>,
+    ended: Receiver<()>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread shares with its owner.
+#[derive(Debug, Default)]
+struct Shared {
+    /// The workers' store, which the thread may be using.
+    open: Open,
+    /// The rendezvous' store, the same.
+    open_rendezvous: Open,
+    /// The last announcement.
+    last: Mutex<AnnouncedNode>,
+    /// Whether the current store has taken one.
+    is_store_known: AtomicBool,
+}
+
+#[derive(Debug)]
+enum Message {
+    Meeting(MeetingReport),
+    Started(StartedWorkers),
+    Exited(WorkerExit),
+    Stopping,
+    /// Asks for an answer when all earlier messages are announced.
+    Flush(Sender<()>),
+    End,
+}
+
+impl Announcer {
+    /// Starts the thread. `proxy` is where the launcher answers for its workers' debug servers, `rendezvous` the store
+    /// where nodes meet and what it asks for, if there is one.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub(super) fn start(
+        identity: NodeIdentity,
+        proxy: Option<ProxyAddress>,
+        rendezvous: Option<(HostPort, Option<Credentials>)>,
+    ) -> io::Result<Self> {
+        let (messages, inbox) = channel();
+        let (end, ended) = channel();
+        let shared = Arc::<Shared>::default();
+        let thread = Thread {
+            identity,
+            inbox,
+            shared: Arc::clone(&shared),
+            scanner: Scanner::new(PathBuf::from("/proc")),
+            link: Link::new(Arc::clone(&shared.open)),
+            rendezvous: rendezvous.map(|(store, credentials)| {
+                Link::to(Arc::clone(&shared.open_rendezvous), store, credentials)
+            }),
+            meeting: Meeting::default(),
+            roster: None,
+            early: EarlyExits::default(),
+            proxy,
+        };
+        let thread = std::thread::Builder::new()
+            .name(THREAD.to_owned())
+            .spawn(move || {
+                thread.run();
+                drop(end);
+            })?;
+        Ok(Self {
+            messages,
+            shared,
+            ended,
+            thread: Some(thread),
+        })
+    }
+
+    /// A listener that passes the agent's events on, without blocking.
+    pub(super) fn listener(&self) -> AgentListener {
+        let messages = self.messages.clone();
+        Arc::new(move |event| {
+            let message = match event {
+                AgentEvent::WorkersStarted(started) => Message::Started((*started).clone()),
+                AgentEvent::WorkerExited(exit) => Message::Exited(**exit),
+                AgentEvent::Stopping => Message::Stopping,
+                _ => return,
+            };
+            // Fails when the announcer is dropped.
+            let _ = messages.send(message);
+        })
+    }
+
+    /// A listener that passes the rendezvous' reports on, without blocking.
+    pub(super) fn rendezvous_listener(&self) -> Listener {
+        let messages = Mutex::new(self.messages.clone());
+        Arc::new(move |event| {
+            if let Some(report) = MeetingReport::of(event) {
+                let messages = messages.lock().unwrap_or_else(PoisonError::into_inner);
+                // Fails when the announcer is dropped.
+                let _ = messages.send(Message::Meeting(report));
+            }
+        })
+    }
+
+    /// Waits for announcements, from another thread.
+    pub(super) fn flusher(&self) -> Flusher {
+        Flusher(self.messages.clone())
+    }
+
+    /// What was last found out about this node's workers, though it may not have reached the store.
+    pub(super) fn view(&self) -> LocalView {
+        LocalView(Arc::clone(&self.shared))
+    }
+}
+
+/// Waits for announcements.
+#[derive(Debug, Clone)]
+pub(super) struct Flusher(Sender<Message>);
+
+impl Flusher {
+    /// Waits until the store knows everything that has happened so far, for at most `timeout`.
+    pub(super) fn flush(&self, timeout: Duration) {
+        let (done, answer) = channel();
+        if self.0.send(Message::Flush(done)).is_ok() {
+            // Without an answer the store knows a little less.
+            let _ = answer.recv_timeout(timeout);
+        }
+    }
+}
+
+/// What a launcher itself knows about its workers.
+#[derive(Debug, Clone)]
+pub(super) struct LocalView(Arc<Shared>);
+
+impl LocalView {
+    pub(super) fn get(&self) -> AnnouncedNode {
+        let last = self.0.last.lock();
+        last.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether the workers' store has taken an announcement, so that it is a server of this project.
+    pub(super) fn is_store_known(&self) -> bool {
+        self.0.is_store_known.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Announcer {
+    fn drop(&mut self) {
+        // The thread may have panicked.
+        let _ = self.messages.send(Message::End);
+        if self.ended.recv_timeout(LAST_WORD_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            link::close(&self.shared.open);
+            link::close(&self.shared.open_rendezvous);
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("thread {THREAD} panicked");
+        }
+    }
+}
+
+struct Thread {
+    identity: NodeIdentity,
+    inbox: Receiver<Message>,
+    shared: Arc<Shared>,
+    scanner: Scanner,
+    link: Link,
+    /// `None` if nodes do not meet at a store.
+    rendezvous: Option<Link>,
+    meeting: Meeting,
+    roster: Option<Roster>,
+    early: EarlyExits,
+    proxy: Option<ProxyAddress>,
+}
+
+impl Thread {
+    fn run(mut self) {
+        loop {
+            // Events come first: they decide what the next announcement says.
+            let message = match self.inbox.try_recv() {
+                Ok(message) => Some(message),
+                Err(TryRecvError::Disconnected) => return,
+                Err(TryRecvError::Empty) => match self.step() {
+                    None => continue,
+                    Some(patience) => match self.inbox.recv_timeout(patience) {
+                        Ok(message) => Some(message),
+                        Err(RecvTimeoutError::Timeout) => None,
+                        Err(RecvTimeoutError::Disconnected) => return,
+                    },
+                },
+            };
+            if let Some(message) = message
+                && !self.take(message)
+            {
+                return;
+            }
+        }
+    }
+
+    /// Returns whether the thread goes on.
+    fn take(&mut self, message: Message) -> bool {
+        let now = Instant::now();
+        match message {
+            Message::Meeting(report) => {
+                if self.meeting.note(report, &self.identity, now) {
+                    self.announce_meeting();
+                }
+            }
+            Message::Started(started) => {
+                self.end_meeting();
+                self.link.aim(&started);
+                let early = std::mem::take(&mut self.early);
+                self.roster = Some(Roster::new(self.identity.clone(), started, early, now));
+            }
+            Message::Exited(exit) => {
+                let is_known = self
+                    .roster
+                    .as_mut()
+                    .is_some_and(|roster| roster.note_exit(&exit, now));
+                if !is_known {
+                    self.early.note(exit, now);
+                }
+            }
+            Message::Stopping => {
+                self.early = EarlyExits::default();
+                if let Some(roster) = &mut self.roster {
+                    roster.note_stopping();
+                }
+            }
+            Message::Flush(done) => {
+                self.glance();
+                if let Some(roster) = &mut self.roster {
+                    roster.renew_halted();
+                }
+                self.announce_news(now);
+                self.link.confirm();
+                // The asking thread may no longer wait.
+                let _ = done.send(());
+            }
+            Message::End => {
+                self.end_meeting();
+                self.announce_news(now);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn announce_meeting(&mut self) {
+        let now = Instant::now();
+        if let Some(link) = &mut self.rendezvous {
+            let node = self.meeting.announcement(&self.identity, now);
+            link.send(&serde_json::to_vec(&node).unwrap_or_default());
+        }
+        // One may know only the store of the round before.
+        if self.link.is_open() {
+            self.announce();
+        }
+    }
+
+    fn end_meeting(&mut self) {
+        self.meeting.end();
+        if let Some(link) = &mut self.rendezvous {
+            link.close();
+        }
+    }
+
+    /// Announces what is new, unless it would take a new connection.
+    fn announce_news(&mut self, now: Instant) {
+        let is_due = |roster: &Roster| roster.step(now) == Step::Announce;
+        if self.roster.as_ref().is_some_and(is_due) && self.link.is_open() {
+            self.announce();
+        }
+    }
+
+    /// Does the next thing, or returns how long to wait for a message.
+    fn step(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        let Some(roster) = &self.roster else {
+            return Some(Duration::MAX);
+        };
+        match roster.step(now) {
+            Step::Look => self.look(),
+            Step::Glance => self.glance(),
+            Step::Announce => self.announce(),
+            Step::Wait(until) => return Some(until.saturating_duration_since(now)),
+        }
+        None
+    }
+
+    fn look(&mut self) {
+        let Some(roster) = &mut self.roster else {
+            return;
+        };
+        let started = Instant::now();
+        let pids = roster.running();
+        let nowhere = StoreAddress::default();
+        let store = self.link.address().unwrap_or(&nowhere);
+        let found = self.scanner.look(&pids, store);
+        let now = Instant::now();
+        roster.note_look(&pids, found, now - started, now);
+    }
+
+    fn glance(&mut self) {
+        if let Some(roster) = &mut self.roster {
+            let states = self.scanner.states(&roster.known());
+            roster.note_glance(&states, Instant::now());
+        }
+    }
+
+    fn announce(&mut self) {
+        let Some(roster) = &mut self.roster else {
+            return;
+        };
+        let now = Instant::now();
+        let mut node = roster.announcement(now);
+        node.meeting = self.meeting.announced(now);
+        node.debug_address = self.proxy.as_ref().and_then(ProxyAddress::get);
+        let bytes = serde_json::to_vec(&node).unwrap_or_default();
+        *self
+            .shared
+            .last
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = node;
+        self.link.send(&bytes);
+        let is_known = self.link.is_open();
+        self.shared
+            .is_store_known
+            .store(is_known, Ordering::Release);
+        roster.note_announced(Instant::now());
+    }
+}

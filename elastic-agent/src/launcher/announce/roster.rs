@@ -1,0 +1,544 @@
+//! What is announced about the workers of this node, and when. Pure.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::agent::{AgentOptions, StartedWorkers};
+use crate::worker::{ExitKind, WorkerExit};
+use c10d_inspect::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
+
+/// How often the host is looked at while workers start, and later.
+const LOOK_INTERVAL_STARTING: Duration = Duration::from_secs(1);
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How often only the states of the known processes are read, so that one that is stopped or continued is announced
+/// within this time.
+const GLANCE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A look at the host takes at most this part of the time, so that a host with many processes is not
+/// looked at as often.
+const LOOK_SHARE: u32 = 50;
+
+/// How often an announcement is renewed though nothing has changed, while workers start or are stopped, and later: a
+/// launcher that is silent for longer is lost.
+const RENEWAL_SOON: Duration = Duration::from_secs(2);
+const RENEWAL: Duration = Duration::from_secs(10);
+
+/// A worker without a connection is no longer starting after this time: it may never use the store.
+const STARTING_MAX: Duration = Duration::from_secs(600);
+
+/// What never changes about a node.
+#[derive(Debug, Clone)]
+pub(in crate::launcher) struct NodeIdentity {
+    pub(in crate::launcher) host: String,
+    pub(in crate::launcher) pid: u32,
+    pub(in crate::launcher) run_id: String,
+    /// The directory of the workers' debug sockets.
+    pub(in crate::launcher) debug_sockets: Option<PathBuf>,
+}
+
+/// The next thing to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Look at the host's processes.
+    Look,
+    /// Read the states of the known processes.
+    Glance,
+    /// Send an announcement.
+    Announce,
+    /// Wait for a message, at most until then.
+    Wait(Instant),
+}
+
+/// The workers of one start, and what is known of them.
+#[derive(Debug)]
+pub(super) struct Roster {
+    identity: NodeIdentity,
+    started: StartedWorkers,
+    workers: Vec<Worker>,
+    is_stopping: bool,
+    has_news: bool,
+    next_look: Instant,
+    next_glance: Instant,
+    next_renewal: Instant,
+    /// When the states of the processes were read last.
+    looked: Instant,
+}
+
+#[derive(Debug)]
+struct Worker {
+    rank: usize,
+    local_rank: usize,
+    pid: u32,
+    started: Instant,
+    processes: Vec<AnnouncedProcess>,
+    end: Option<End>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct End {
+    exit: ExitKind,
+    at: Instant,
+    by_launcher: bool,
+}
+
+/// Exits that arrive before the start of the same workers is known.
+#[derive(Debug, Default)]
+pub(super) struct EarlyExits(HashMap<u32, (WorkerExit, Instant)>);
+
+impl EarlyExits {
+    pub(super) fn note(&mut self, exit: WorkerExit, now: Instant) {
+        self.0.insert(exit.pid, (exit, now));
+    }
+}
+
+impl Roster {
+    pub(super) fn new(
+        identity: NodeIdentity,
+        started: StartedWorkers,
+        early: EarlyExits,
+        now: Instant,
+    ) -> Self {
+        let workers = started.workers.iter().map(|worker| Worker {
+            rank: worker.rank,
+            local_rank: worker.local_rank,
+            pid: worker.pid,
+            started: now,
+            processes: Vec::new(),
+            end: None,
+        });
+        let mut roster = Self {
+            identity,
+            workers: workers.collect(),
+            started,
+            is_stopping: false,
+            has_news: false,
+            next_look: now,
+            next_glance: now + GLANCE_INTERVAL,
+            next_renewal: now,
+            looked: now,
+        };
+        for (exit, at) in early.0.values() {
+            roster.note_exit(exit, *at);
+        }
+        roster
+    }
+
+    /// Notes that the agent stops the workers from now on.
+    pub(super) fn note_stopping(&mut self) {
+        self.is_stopping = true;
+    }
+
+    /// Returns whether the worker is one of these.
+    pub(super) fn note_exit(&mut self, exit: &WorkerExit, now: Instant) -> bool {
+        let by_launcher = self.is_stopping;
+        let mut workers = self.workers.iter_mut();
+        let Some(worker) = workers.find(|it| it.pid == exit.pid && it.end.is_none()) else {
+            return false;
+        };
+        worker.end = Some(End {
+            exit: exit.exit,
+            at: now,
+            by_launcher,
+        });
+        worker.processes.clear();
+        self.has_news = true;
+        true
+    }
+
+    /// The workers that run.
+    pub(super) fn running(&self) -> Vec<u32> {
+        let running = self.workers.iter().filter(|worker| worker.end.is_none());
+        running.map(|worker| worker.pid).collect()
+    }
+
+    /// Takes over the processes of the workers of `pids`, which a look has found in `cost`.
+    pub(super) fn note_look(
+        &mut self,
+        pids: &[u32],
+        found: Vec<Vec<AnnouncedProcess>>,
+        cost: Duration,
+        now: Instant,
+    ) {
+        for (pid, processes) in pids.iter().zip(found) {
+            let running = |it: &&mut Worker| it.pid == *pid && it.end.is_none();
+            let Some(worker) = self.workers.iter_mut().find(running) else {
+                continue;
+            };
+            self.has_news |= !is_alike(&worker.processes, &processes);
+            worker.processes = processes;
+        }
+        let interval = if self.is_starting(now) {
+            LOOK_INTERVAL_STARTING
+        } else {
+            LOOK_INTERVAL
+        };
+        self.next_look = now + interval.max(cost * LOOK_SHARE);
+        self.next_glance = now + GLANCE_INTERVAL;
+        self.looked = now;
+    }
+
+    /// The processes of the workers that run, as of the last look.
+    pub(super) fn known(&self) -> Vec<u32> {
+        let running = self.workers.iter().filter(|worker| worker.end.is_none());
+        let processes = running.flat_map(|worker| &worker.processes);
+        processes.map(|process| process.pid).collect()
+    }
+
+    /// Takes over the states of processes. Those that are not in `states` are gone, which the next look finds out.
+    pub(super) fn note_glance(&mut self, states: &HashMap<u32, char>, now: Instant) {
+        let processes = self.workers.iter_mut().flat_map(|it| &mut it.processes);
+        for process in processes {
+            let Some(state) = states.get(&process.pid) else {
+                continue;
+            };
+            let was_halted = is_halted(process);
+            process.state = Some(*state);
+            self.has_news |= was_halted != is_halted(process);
+        }
+        self.next_glance = now + GLANCE_INTERVAL;
+        self.looked = now;
+    }
+
+    /// Announces the last glance though nothing has changed, if a process is stopped: its age is told.
+    pub(super) fn renew_halted(&mut self) {
+        let mut processes = self.workers.iter().flat_map(|worker| &worker.processes);
+        self.has_news |= processes.any(is_halted);
+    }
+
+    /// Notes that an announcement has been sent, or could not be.
+    pub(super) fn note_announced(&mut self, now: Instant) {
+        self.has_news = false;
+        let mut processes = self.workers.iter().flat_map(|worker| &worker.processes);
+        let renewal = if self.is_starting(now) || processes.any(is_halted) {
+            RENEWAL_SOON
+        } else {
+            RENEWAL
+        };
+        self.next_renewal = now + renewal;
+    }
+
+    pub(super) fn step(&self, now: Instant) -> Step {
+        let any_runs = self.workers.iter().any(|worker| worker.end.is_none());
+        if self.has_news {
+            Step::Announce
+        } else if any_runs && self.next_look <= now {
+            Step::Look
+        } else if any_runs && self.next_glance <= now {
+            Step::Glance
+        } else if self.next_renewal <= now {
+            Step::Announce
+        } else if any_runs {
+            let next = self.next_look.min(self.next_glance);
+            Step::Wait(next.min(self.next_renewal))
+        } else {
+            Step::Wait(self.next_renewal)
+        }
+    }
+
+    pub(super) fn announcement(&self, now: Instant) -> AnnouncedNode {
+        let mut node = AnnouncedNode::default();
+        node.host.clone_from(&self.identity.host);
+        node.pid = self.identity.pid;
+        node.run_id.clone_from(&self.identity.run_id);
+        node.node_rank = Some(self.started.node_rank);
+        node.nodes = Some(self.started.nodes);
+        node.world_size = Some(self.started.world_size);
+        node.restarts = self.started.restarts;
+        node.looked_ago_ms = millis(now, self.looked);
+        let workers = self.workers.iter().map(|worker| {
+            let mut announced = worker.announced(now);
+            let sockets = self.identity.debug_sockets.as_deref();
+            announced.debug_socket = sockets.map(|directory| {
+                AgentOptions::debug_socket(directory, node.restarts, worker.local_rank)
+            });
+            announced
+        });
+        node.workers = workers.collect();
+        node
+    }
+
+    /// Whether a worker that runs has not connected to the store yet.
+    fn is_starting(&self, now: Instant) -> bool {
+        self.workers.iter().any(|worker| {
+            worker.end.is_none()
+                && !worker.is_connected()
+                && now.saturating_duration_since(worker.started) < STARTING_MAX
+        })
+    }
+}
+
+impl Worker {
+    fn is_connected(&self) -> bool {
+        let mut processes = self.processes.iter();
+        processes.any(|process| !process.store_connections.is_empty())
+    }
+
+    fn announced(&self, now: Instant) -> AnnouncedWorker {
+        let mut worker = AnnouncedWorker::default();
+        worker.rank = self.rank;
+        worker.local_rank = self.local_rank;
+        worker.pid = self.pid;
+        worker.started_ago_ms = millis(now, self.started);
+        worker.end = self.end.map(|end| end.announced(now));
+        worker.processes.clone_from(&self.processes);
+        worker
+    }
+}
+
+impl End {
+    fn announced(&self, now: Instant) -> WorkerEnd {
+        let mut end = WorkerEnd::default();
+        match self.exit {
+            ExitKind::Code(code) => end.exit_code = Some(code),
+            ExitKind::Signal { number, .. } => end.signal = Some(number),
+            ExitKind::Unknown => {}
+        }
+        end.ago_ms = millis(now, self.at);
+        end.by_launcher = self.by_launcher;
+        end
+    }
+}
+
+fn millis(now: Instant, then: Instant) -> u64 {
+    u64::try_from(now.saturating_duration_since(then).as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Whether nothing has changed that is worth an announcement of its own: not the CPU time, nor whether a
+/// process runs or sleeps.
+fn is_alike(before: &[AnnouncedProcess], after: &[AnnouncedProcess]) -> bool {
+    before.len() == after.len()
+        && before.iter().zip(after).all(|(before, after)| {
+            before.pid == after.pid
+                && before.store_connections == after.store_connections
+                && before.connecting_to == after.connecting_to
+                && is_halted(before) == is_halted(after)
+        })
+}
+
+/// Whether a process does not run and does not wait for an event that it can be woken by.
+const fn is_halted(process: &AnnouncedProcess) -> bool {
+    matches!(process.state, Some('T' | 't' | 'Z' | 'D'))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use crate::agent::StartedWorker;
+    use c10d_socket::HostPort;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn roster(now: Instant) -> Roster {
+        roster_after(EarlyExits::default(), now)
+    }
+
+    /// Two workers, of the pids 100 and 101.
+    fn roster_after(early: EarlyExits, now: Instant) -> Roster {
+        let identity = NodeIdentity {
+            host: "vm".to_owned(),
+            pid: 7,
+            run_id: "job".to_owned(),
+            debug_sockets: Some("/run/c10d".into()),
+        };
+        let workers = [(2, 0, 100), (3, 1, 101)];
+        let workers = workers.map(|(rank, local, pid)| StartedWorker::new(rank, local, pid));
+        let started = StartedWorkers::alone(HostPort::new("node0", 29500), workers.to_vec());
+        Roster::new(identity, started, early, now)
+    }
+
+    fn exit(pid: u32, exit: ExitKind) -> WorkerExit {
+        WorkerExit {
+            local_rank: 0,
+            rank: 0,
+            pid,
+            exit,
+            ended_at: SystemTime::UNIX_EPOCH,
+        }
+    }
+
+    fn process(pid: u32, state: char, connection: Option<&str>) -> AnnouncedProcess {
+        let mut process = AnnouncedProcess::default();
+        process.pid = pid;
+        process.state = Some(state);
+        process.store_connections = connection
+            .map(|it| it.parse().unwrap())
+            .into_iter()
+            .collect();
+        process
+    }
+
+    fn look(roster: &mut Roster, now: Instant, states: [(char, Option<&str>); 2]) {
+        let [first, second] = states;
+        let found = vec![
+            vec![process(100, first.0, first.1)],
+            vec![process(101, second.0, second.1)],
+        ];
+        assert_eq!(roster.step(now), Step::Look);
+        roster.note_look(&[100, 101], found, Duration::ZERO, now);
+    }
+
+    const ALONE: (char, Option<&str>) = ('S', None);
+    const CONNECTED: (char, Option<&str>) = ('S', Some("127.0.0.1:4000"));
+
+    #[test]
+    fn the_start_is_announced_and_renewed_every_two_seconds_while_workers_start() {
+        let start = Instant::now();
+        let mut roster = roster(start);
+        look(&mut roster, start, [ALONE, ALONE]);
+        assert_eq!(roster.step(start), Step::Announce);
+        let node = roster.announcement(start);
+        assert_eq!(
+            (node.host.as_str(), node.pid, node.world_size),
+            ("vm", 7, Some(2))
+        );
+        assert_eq!((node.workers[1].rank, node.workers[1].pid), (3, 101));
+        let socket = node.workers[1].debug_socket.as_deref();
+        assert_eq!(socket, Some(std::path::Path::new("/run/c10d/0-1")));
+        roster.note_announced(start);
+        let second = start + SECOND;
+        assert_eq!(roster.step(start), Step::Wait(second));
+        // Whether a process runs or sleeps is not announced at once.
+        look(&mut roster, second, [('R', None), ALONE]);
+        assert_eq!(roster.step(second), Step::Wait(start + 2 * SECOND));
+        look(&mut roster, start + 2 * SECOND, [ALONE, ALONE]);
+        assert_eq!(roster.step(start + 2 * SECOND), Step::Announce);
+    }
+
+    #[test]
+    fn a_connection_is_announced_at_once_and_then_looks_are_rare() {
+        let start = Instant::now();
+        let mut roster = roster(start);
+        look(&mut roster, start, [ALONE, ALONE]);
+        roster.note_announced(start);
+        let mut now = start + SECOND;
+        look(&mut roster, now, [CONNECTED, ALONE]);
+        assert_eq!(roster.step(now), Step::Announce);
+        roster.note_announced(now);
+        now += SECOND;
+        look(&mut roster, now, [CONNECTED, CONNECTED]);
+        assert_eq!(roster.step(now), Step::Announce);
+        roster.note_announced(now);
+        let mut looks = Vec::new();
+        for second in 1..=9 {
+            let at = now + second * SECOND;
+            match roster.step(at) {
+                Step::Look => {
+                    looks.push(second);
+                    look(&mut roster, at, [CONNECTED, CONNECTED]);
+                }
+                Step::Glance => roster.note_glance(&HashMap::new(), at),
+                step => panic!("{step:?} after {second} s"),
+            }
+            assert_eq!(roster.step(at), Step::Wait(at + SECOND));
+        }
+        assert_eq!(looks, [5]);
+    }
+
+    #[test]
+    fn a_process_that_stops_is_announced_within_a_second_and_so_is_one_that_goes_on() {
+        let start = Instant::now();
+        let mut roster = roster(start);
+        look(&mut roster, start, [CONNECTED, CONNECTED]);
+        roster.note_announced(start);
+        assert_eq!(roster.known(), [100, 101]);
+        let mut now = start;
+        let mut glance = |roster: &mut Roster, state: char| {
+            now += SECOND;
+            assert_eq!(roster.step(now), Step::Glance);
+            roster.note_glance(&HashMap::from([(100, state)]), now);
+            let state = roster.announcement(now + SECOND).workers[0].processes[0].state;
+            assert_eq!(roster.announcement(now + SECOND).looked_ago_ms, 1000);
+            (now, state)
+        };
+        // Running or sleeping is not announced.
+        let (now, _) = glance(&mut roster, 'R');
+        assert_eq!(roster.step(now), Step::Wait(now + SECOND));
+        let (now, state) = glance(&mut roster, 'T');
+        assert_eq!((roster.step(now), state), (Step::Announce, Some('T')));
+        roster.note_announced(now);
+        // While it is stopped, this is renewed, so that its age stays small.
+        glance(&mut roster, 'T');
+        let (now, _) = glance(&mut roster, 'T');
+        assert_eq!(roster.step(now), Step::Announce);
+        roster.note_announced(now);
+        look(&mut roster, now + SECOND, [('S', CONNECTED.1), CONNECTED]);
+        assert_eq!(roster.step(now + SECOND), Step::Announce);
+        roster.note_announced(now + SECOND);
+        assert_eq!(
+            roster.step(now + SECOND),
+            Step::Wait(now + 2 * SECOND),
+            "as usual again"
+        );
+    }
+
+    #[test]
+    fn a_workers_end_is_announced_at_once_with_its_cause() {
+        let start = Instant::now();
+        let mut roster = roster(start);
+        look(&mut roster, start, [CONNECTED, CONNECTED]);
+        roster.note_announced(start);
+        let now = start + SECOND;
+        let killed = ExitKind::Signal {
+            number: 9,
+            has_dumped_core: false,
+        };
+        assert!(!roster.note_exit(&exit(99, killed), now));
+        assert!(roster.note_exit(&exit(100, killed), now));
+        assert_eq!(roster.step(now), Step::Announce);
+        assert_eq!(roster.running(), [101]);
+        roster.note_stopping();
+        assert!(roster.note_exit(&exit(101, ExitKind::Code(1)), now));
+        // A second report about the same worker, or one about a reused id, changes nothing.
+        assert!(!roster.note_exit(&exit(101, ExitKind::Code(0)), now));
+        let node = roster.announcement(now + SECOND);
+        let end = |index: usize| node.workers[index].end.unwrap();
+        assert_eq!((end(0).signal, end(0).exit_code), (Some(9), None));
+        assert_eq!((end(0).ago_ms, end(0).by_launcher), (1000, false));
+        assert_eq!((end(1).exit_code, end(1).by_launcher), (Some(1), true));
+        assert_eq!(node.workers[0].processes, []);
+        roster.note_announced(now);
+        assert_eq!(roster.step(now), Step::Wait(now + RENEWAL));
+    }
+
+    #[test]
+    fn an_exit_before_the_start_is_known_is_not_lost() {
+        let start = Instant::now();
+        let mut early = EarlyExits::default();
+        early.note(exit(100, ExitKind::Code(3)), start);
+        let roster = roster_after(early, start);
+        assert_eq!(roster.running(), [101]);
+        assert_eq!(roster.step(start), Step::Announce);
+    }
+
+    #[test]
+    fn an_expensive_look_is_repeated_less_often() {
+        let start = Instant::now();
+        let mut roster = roster(start);
+        let cost = Duration::from_millis(200);
+        roster.note_look(&[], Vec::new(), cost, start);
+        roster.note_announced(start);
+        roster.next_renewal = start + 100 * SECOND;
+        roster.next_glance = start + 100 * SECOND;
+        assert_eq!(roster.step(start), Step::Wait(start + 10 * SECOND));
+    }
+
+    #[test]
+    fn workers_that_never_connect_stop_counting_as_starting() {
+        let start = Instant::now();
+        let mut roster = roster(start);
+        let now = start + STARTING_MAX;
+        look(&mut roster, now, [ALONE, ALONE]);
+        roster.note_announced(now);
+        roster.note_glance(&HashMap::new(), now + 4 * SECOND);
+        assert_eq!(
+            roster.step(now + 4 * SECOND),
+            Step::Wait(now + 5 * SECOND),
+            "a look is due"
+        );
+    }
+}

@@ -1,0 +1,59 @@
+//! Where the launcher listens for questions about its workers.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Deadline, HostPort, resolve};
+
+use crate::launcher::own_address::own_address_towards;
+
+/// How long the name of the store's host may take. The workers have started already, and the agent waits.
+const NAME_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Listens on the address by which this node reaches the workers' store, which is the network of the job.
+pub(super) fn listen(store: &HostPort, nodes: usize) -> io::Result<TcpListener> {
+    let deadline = Deadline::after(Instant::now(), NAME_TIMEOUT);
+    let stores = resolve(store, deadline).unwrap_or_default();
+    let towards = stores
+        .first()
+        .and_then(|store| own_address_towards(*store).ok());
+    TcpListener::bind(SocketAddr::new(choose(towards, nodes), 0))
+}
+
+/// The node that serves the store may reach it by loopback, where other nodes cannot ask.
+fn choose(towards_store: Option<IpAddr>, nodes: usize) -> IpAddr {
+    match towards_store {
+        Some(ip) if nodes == 1 || !ip.is_loopback() => ip,
+        Some(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
+        None if nodes == 1 => Ipv4Addr::LOCALHOST.into(),
+        Some(IpAddr::V4(_)) | None => Ipv4Addr::UNSPECIFIED.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(towards: Option<&str>, nodes: usize) -> String {
+        choose(towards.map(|ip| ip.parse().unwrap()), nodes).to_string()
+    }
+
+    #[test]
+    fn all_interfaces_are_used_only_if_other_nodes_could_not_ask_otherwise() {
+        assert_eq!(chosen(Some("10.0.0.3"), 4), "10.0.0.3");
+        assert_eq!(chosen(Some("10.0.0.3"), 1), "10.0.0.3");
+        assert_eq!(chosen(Some("127.0.0.1"), 1), "127.0.0.1");
+        assert_eq!(chosen(Some("127.0.1.1"), 4), "0.0.0.0");
+        assert_eq!(chosen(Some("::1"), 4), "::");
+        assert_eq!(chosen(None, 1), "127.0.0.1");
+        assert_eq!(chosen(None, 4), "0.0.0.0");
+    }
+
+    #[test]
+    fn a_job_on_this_host_alone_is_asked_by_loopback() {
+        let store = HostPort::new("127.0.0.1", 29500);
+        let address = listen(&store, 1).unwrap().local_addr().unwrap();
+        assert!(address.ip().is_loopback());
+    }
+}

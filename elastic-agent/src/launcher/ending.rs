@@ -1,0 +1,155 @@
+//! The end of a job on this node: what the user, the other nodes and the program that started this one are told.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use c10d_inspect::Report;
+use c10d_inspect::report_text::TextStyle;
+use elastic_rendezvous::RendezvousHandler;
+
+use super::error::LauncherError;
+use super::feature::JobEnd;
+use super::options::LauncherOptions;
+use super::{hint, leaving};
+use crate::agent::ElasticAgent;
+use crate::failure::{ErrorFileError, Failures, write_error_file};
+use crate::round::{AgentError, AgentOutcome};
+use crate::signal_name::name_of;
+use crate::worker::StartError;
+
+/// Reports the outcome to the user, to the other nodes, and to the program that started this one. Returns a hint for the
+/// user about an error of the agent.
+pub(super) fn conclude(
+    options: &LauncherOptions,
+    agent: &ElasticAgent,
+    handler: &Arc<dyn RendezvousHandler>,
+    end: &JobEnd,
+) -> Option<String> {
+    if let Err(error) = &end.result {
+        return conclude_error(options, agent, handler, error, end.why.as_ref());
+    }
+    let failures = end.result.as_ref().ok().and_then(AgentOutcome::failures);
+    if let Some(failures) = failures {
+        show_failures(options, agent, failures, end.why.as_ref());
+    }
+    match &end.result {
+        Ok(AgentOutcome::Succeeded) => drop(handler.shutdown()),
+        Ok(AgentOutcome::NotNeeded) => {
+            log::info!("the job ended; this node was a spare that was not needed");
+        }
+        Ok(AgentOutcome::Failed(failures)) => {
+            leave_error_file(options, |path| failures.write_error_file(path));
+            handler.shutdown();
+        }
+        Ok(AgentOutcome::Ended { reason, .. }) => {
+            log::error!("the job ends: {reason}");
+            leave_error_file(options, |path| match failures {
+                Some(failures) => failures.write_error_file(path),
+                None => write_error_file(path, reason, reason, epoch_seconds()),
+            });
+            handler.shutdown();
+        }
+        Ok(AgentOutcome::Signalled {
+            signal,
+            had_workers,
+        }) => {
+            if !had_workers {
+                let signal = name_of(*signal);
+                log::warn!(
+                    "stopped by {signal} before workers were started: leaving the rendezvous"
+                );
+            }
+            leaving::leave(handler, options.exit_limits.map(|limits| limits.leave));
+        }
+        Err(_) => {}
+    }
+    None
+}
+
+fn conclude_error(
+    options: &LauncherOptions,
+    agent: &ElasticAgent,
+    handler: &Arc<dyn RendezvousHandler>,
+    error: &AgentError,
+    why: Option<&Report>,
+) -> Option<String> {
+    let (cause, failures) = match error {
+        AgentError::NotRestarted { source, failures } => (&**source, Some(failures)),
+        error => (error, None),
+    };
+    match cause {
+        // The other nodes know, or cannot be reached.
+        AgentError::Rendezvous(_) => {}
+        AgentError::Ranks(_) | AgentError::Relay(_) => leaving::leave(handler, None),
+        // The job cannot run without this node.
+        _ => drop(handler.shutdown()),
+    }
+    if let Some(failures) = failures {
+        show_failures(options, agent, failures, why);
+    }
+    leave_error_file(options, |path| match failures.map(Failures::first) {
+        // The worker's own error file says more than the error that followed.
+        Some(first) if first.has_error_file() => first.write_error_file(path),
+        _ => {
+            let text = error.to_string();
+            write_error_file(path, &text, &text, epoch_seconds())
+        }
+    });
+    match cause {
+        AgentError::Start(StartError::Program {
+            program, source, ..
+        }) => hint::for_start(Path::new(program), options.is_python(), source),
+        _ => None,
+    }
+}
+
+/// Leaves an error that came before there was an agent to the program that started this one.
+pub(super) fn leave_reason(options: &LauncherOptions, error: &LauncherError) {
+    let text = error.to_string();
+    leave_error_file(options, |path| {
+        write_error_file(path, &text, &text, epoch_seconds())
+    });
+}
+
+/// Writes the report on failures.
+fn show_failures(
+    options: &LauncherOptions,
+    agent: &ElasticAgent,
+    failures: &Failures,
+    why: Option<&Report>,
+) {
+    let screen = &options.screen;
+    if let Some(why) = why {
+        screen.text(&format!(
+            "When the first worker failed: {}",
+            why.to_text(TextStyle::PLAIN)
+        ));
+    }
+    screen.text(&format!("{}\n", agent.summary(failures)));
+    if options.is_python()
+        && let Some(hint) = hint::for_failures(Path::new(options.agent.command.program()), failures)
+    {
+        log::warn!("{hint}");
+    }
+    if let Some(directory) = agent.log_directory() {
+        log::info!("logs of this node's workers are in {}", directory.display());
+    }
+}
+
+/// Writes the reason to the file that the program that started this one reads.
+fn leave_error_file(
+    options: &LauncherOptions,
+    write: impl FnOnce(&Path) -> Result<(), ErrorFileError>,
+) {
+    if let Some(path) = &options.error_file
+        && let Err(error) = write(path)
+    {
+        log::warn!("{error}");
+    }
+}
+
+fn epoch_seconds() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(0))
+}

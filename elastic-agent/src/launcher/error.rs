@@ -1,0 +1,65 @@
+//! Why a launcher could not run a job.
+
+use std::io;
+
+use elastic_rendezvous::RendezvousError;
+
+use crate::round::AgentError;
+
+/// Why a launcher did not run a job, or could not end it as its workers did.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum LauncherError {
+    /// The options cannot be used. Nothing has started.
+    #[error("{0}")]
+    Invalid(String),
+
+    /// The program, the script or the directory for logs cannot be used on this node. It has not joined the others.
+    #[error("{0}")]
+    NotReady(String),
+
+    /// The rendezvous cannot be opened. No worker has started.
+    #[error(transparent)]
+    Rendezvous(#[from] RendezvousError),
+
+    /// The agent failed; no worker is running.
+    #[error("{source}{}", hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}")))]
+    Agent {
+        /// The agent's error.
+        source: Box<AgentError>,
+        /// What the user can do about it, if that is known.
+        hint: Option<String>,
+    },
+
+    /// The system refused something. Nothing has started.
+    #[error("{what}: {source}")]
+    System {
+        /// The attempted action.
+        what: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl LauncherError {
+    pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { what, source }
+    }
+
+    /// An error of opening the rendezvous, of which some are mistakes in its parameters.
+    pub(super) fn of_rendezvous(error: RendezvousError) -> Self {
+        match error {
+            RendezvousError::Parameters(_) | RendezvousError::UnknownBackend { .. } => {
+                Self::Invalid(error.to_string())
+            }
+            error => Self::Rendezvous(error),
+        }
+    }
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for LauncherError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}

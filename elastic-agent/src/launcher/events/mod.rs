@@ -1,0 +1,219 @@
+//! `--events`, `--event-log-handler` and `--summary`: what happened in each round, and where the time went.
+
+mod file;
+mod round;
+mod summary;
+mod torch;
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::agent::{AgentEvent, AgentListener, RoundRecord, StartedWorkers};
+use crate::failure::ProcessFailure;
+use crate::round::{AgentError, AgentOutcome};
+use elastic_rendezvous::{C10D_BACKEND, Listener, RecordedEvent, RendezvousError, RendezvousEvent};
+use serde_json::Value;
+
+use self::file::EventFile;
+use self::summary::Summary;
+use self::torch::{Moment, WorkerPlace};
+use super::options::EventOptions;
+use super::screen::Screen;
+
+pub(super) use self::torch::JobNames;
+
+/// Records the rounds of one run. Its listeners write a line at a time and do not wait for readers.
+#[derive(Debug, Clone)]
+pub(super) struct Recorder {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    names: JobNames,
+    screen: Arc<dyn Screen>,
+    has_console: bool,
+    has_summary: bool,
+    started: Instant,
+    file: Option<EventFile>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    summary: Summary,
+    /// The last round, whose workers' ends are the job's.
+    last: Option<RoundRecord>,
+}
+
+impl Recorder {
+    /// Opens the file. `None` if nothing is to be recorded.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub(super) fn open(
+        options: &EventOptions,
+        names: impl FnOnce() -> JobNames,
+        screen: Arc<dyn Screen>,
+    ) -> io::Result<Option<Self>> {
+        if *options == EventOptions::default() {
+            return Ok(None);
+        }
+        let file = options.file.as_deref().map(EventFile::open).transpose()?;
+        Ok(Some(Self {
+            shared: Arc::new(Shared {
+                names: names(),
+                screen,
+                has_console: options.has_console,
+                has_summary: options.has_summary,
+                started: Instant::now(),
+                file,
+                state: Mutex::default(),
+            }),
+        }))
+    }
+
+    /// Records starts of workers, and rounds.
+    pub(super) fn of_agent(&self) -> AgentListener {
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move |event| match event {
+            AgentEvent::WorkersStarted(started) => shared.note_start(started),
+            AgentEvent::RoundEnded(record) => shared.note_round(record),
+            _ => {}
+        })
+    }
+
+    /// Records the steps of the rendezvous that change what this node is a part of.
+    pub(super) fn of_rendezvous(&self) -> Listener {
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move |event| {
+            if let RendezvousEvent::Recorded(event) = event
+                && let Some(line) = torch::rendezvous_event(event)
+            {
+                shared.write(&line);
+            }
+        })
+    }
+
+    /// Records that the rendezvous could not be opened. Waits as [`finish`](Self::finish).
+    pub(super) fn cannot_open(&self, error: &RendezvousError, stuck_max: Duration) {
+        let shared = &self.shared;
+        // PyTorch's other rendezvous records nothing.
+        if shared.names.backend != C10D_BACKEND {
+            return;
+        }
+        let event = RecordedEvent::of_failed_creation(&shared.names.run_id, error);
+        if let Some(line) = torch::rendezvous_event(&event) {
+            shared.write(&line);
+        }
+        if let Some(file) = &shared.file {
+            file.finish(stuck_max);
+        }
+    }
+
+    /// Records how the job ended on this node, and prints the summary. Waits until all is in the file, unless it accepts
+    /// nothing for `stuck_max`.
+    pub(super) fn finish(&self, result: &Result<AgentOutcome, AgentError>, stuck_max: Duration) {
+        let shared = &self.shared;
+        let state = std::mem::take(&mut *shared.lock());
+        if let Some(last) = state.last {
+            for line in shared.last_events(result, &last) {
+                shared.write_torch(&line);
+            }
+            if let Some(has_failed) = torch::has_failed(result) {
+                let metrics = torch::metrics(&shared.names, has_failed, &last);
+                shared.write(&metrics);
+            }
+        }
+        if shared.has_summary {
+            shared.screen.text(&state.summary.to_string());
+        }
+        if let Some(file) = &shared.file {
+            file.finish(stuck_max);
+        }
+    }
+}
+
+impl Shared {
+    fn note_start(&self, started: &StartedWorkers) {
+        let moment = self.moment(started.restarts_used);
+        let phases = [
+            ("RENDEZVOUS", started.rendezvous),
+            ("ASSIGN_WORKER_RANKS", started.ranks),
+        ];
+        for (phase, time) in phases {
+            let line =
+                torch::agent_event(&self.names, phase, moment, Some(started), Some(time), None);
+            self.write_torch(&line);
+        }
+        for worker in &started.workers {
+            let place = WorkerPlace::of(started, worker);
+            let line = torch::worker_event(&self.names, "START", moment, &place, None);
+            self.write_torch(&line);
+        }
+    }
+
+    fn note_round(&self, record: &RoundRecord) {
+        let line = round::line(&self.names, record);
+        self.write(&line);
+        let mut state = self.lock();
+        state.summary.add(record);
+        state.last = Some(record.clone());
+    }
+
+    fn last_events(
+        &self,
+        result: &Result<AgentOutcome, AgentError>,
+        last: &RoundRecord,
+    ) -> Vec<Value> {
+        let moment = self.moment(last.restarts);
+        let mut lines = Vec::new();
+        let started = last.started.as_ref();
+        if torch::has_failed(result).is_some()
+            && let Some(started) = started
+        {
+            for worker in &started.workers {
+                let outcome = last.outcomes.iter().find(|it| it.rank == worker.rank);
+                let failed = outcome.filter(|it| !it.exit.is_success());
+                let failure = failed.map(ProcessFailure::of);
+                let state = torch::state_of(result, failure.is_some());
+                let place = WorkerPlace::of(started, worker);
+                let line =
+                    torch::worker_event(&self.names, state, moment, &place, failure.as_ref());
+                lines.push(line);
+            }
+        }
+        let (state, error) = torch::agent_state(result);
+        let line = torch::agent_event(&self.names, state, moment, started, None, error);
+        lines.push(line);
+        lines
+    }
+
+    fn moment(&self, restarts: usize) -> Moment {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        Moment {
+            epoch_ms: now.map_or(0, |it| it.as_millis()),
+            run_seconds: self.started.elapsed().as_secs(),
+            restarts,
+        }
+    }
+
+    fn write_torch(&self, line: &Value) {
+        self.write(line);
+        if self.has_console {
+            self.screen.text(&format!("{line}\n"));
+        }
+    }
+
+    fn write(&self, line: &Value) {
+        if let Some(file) = &self.file {
+            file.write(line);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic while the lock is held leaves whole rounds.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,15 @@
+//! What was known about a job when a worker failed.
+
+use c10d_inspect::Report;
+use c10d_store::Snapshot;
+
+/// What was known when a worker failed, before the launcher stopped the others.
+#[derive(Debug, Clone, Default)]
+pub(in crate::launcher) struct FailureReports {
+    /// At that moment.
+    pub(super) at_failure: Option<Report>,
+    /// Shortly before, if the job stood still.
+    pub(super) before: Option<Report>,
+    /// The state of the store at that moment, if this process hosts it.
+    pub(super) snapshot: Option<Snapshot>,
+}

@@ -1,0 +1,392 @@
+//! Says on its own why a job stands still: while nodes meet, while workers start, and when one fails.
+
+mod blame;
+mod collectives;
+mod failure_reports;
+mod local;
+mod source;
+mod watch;
+
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
+use c10d_inspect::report_text::TextStyle;
+use c10d_inspect::{FindingKind, Report};
+use elastic_rendezvous::{Listener, RendezvousEvent};
+
+pub(super) use self::blame::explain as explain_failure;
+use self::failure_reports::FailureReports;
+use super::announce::{Flusher, LocalView};
+use super::options::LauncherOptions;
+use super::screen::Screen;
+use super::status_page::Hosted;
+use collectives::Collectives;
+use source::Source;
+use watch::{Say, Standstill, Watch};
+
+const THREAD: &str = "explain";
+
+/// How long one look may take.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A look takes at most this part of the time: a report on 16,384 ranks takes part of a second.
+const LOOK_SHARE: u32 = 20;
+
+/// How long the agent waits for the report when a worker has failed, before it stops the others.
+const FAILURE_TIMEOUT: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// A report before a failure tells something about it if it is not older.
+const RECENT: Duration = Duration::from_secs(5);
+
+/// Longer than any job, and still a time that can be added to the current one.
+const NEVER: Duration = Duration::from_secs(100 * 365 * 86400);
+
+/// The live line names missing ranks that have been missing for this time.
+const LINE_AFTER: Duration = Duration::from_secs(3);
+
+/// Explains until it is dropped, which joins its thread within 2 s.
+#[derive(Debug)]
+pub(super) struct Explainer {
+    messages: Sender<Message>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread, the agent's and the owner share.
+#[derive(Debug)]
+struct Shared {
+    hosted: Arc<Hosted>,
+    announcements: Flusher,
+    local: LocalView,
+    screen: Arc<dyn Screen>,
+    /// The source of the workers that run.
+    source: Mutex<Option<Source>>,
+    /// The last report on a job that stood still, and when it was made.
+    last_stuck: Mutex<Option<(Instant, Report)>>,
+    /// The reports of the last failure.
+    failure: Mutex<Option<FailureReports>>,
+}
+
+#[derive(Debug)]
+enum Message {
+    /// Nodes wait for others, with a text about it.
+    Meeting(Standstill, String),
+    Started(StartedWorkers),
+    Stopping,
+    End,
+}
+
+impl Explainer {
+    /// Starts the thread. It speaks when the job has stood still for `after`, never if `None`. If workers have debug
+    /// servers, it also compares their collectives.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub(super) fn start(
+        options: &LauncherOptions,
+        hosted: Arc<Hosted>,
+        announcements: Flusher,
+        local: LocalView,
+    ) -> io::Result<Self> {
+        let (messages, inbox) = channel();
+        let shared = Arc::new(Shared {
+            hosted,
+            announcements,
+            local,
+            screen: Arc::clone(&options.screen),
+            source: Mutex::default(),
+            last_stuck: Mutex::default(),
+            failure: Mutex::default(),
+        });
+        let thread = Thread {
+            after: options.explain_after,
+            has_debug_servers: options.has_debug_servers,
+            shared: Arc::clone(&shared),
+            inbox,
+            epoch: Instant::now(),
+            phase: Phase::Idle,
+            line: None,
+        };
+        let thread = std::thread::Builder::new()
+            .name(THREAD.to_owned())
+            .spawn(move || thread.run())?;
+        Ok(Self {
+            messages,
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// A listener for the agent. At the failure of a worker it blocks until the report is made, for about
+    /// 1 s at most.
+    pub(super) fn agent_listener(&self) -> AgentListener {
+        let messages = self.messages.clone();
+        let shared = Arc::clone(&self.shared);
+        Arc::new(move |event| {
+            let message = match event {
+                AgentEvent::WorkersStarted(started) => Message::Started((*started).clone()),
+                AgentEvent::Stopping => Message::Stopping,
+                AgentEvent::WorkerFailed(_) => {
+                    shared.announcements.flush(FLUSH_TIMEOUT);
+                    shared.note_failure();
+                    return;
+                }
+                AgentEvent::WorkersStuck(_) => {
+                    shared.announcements.flush(FLUSH_TIMEOUT);
+                    shared.note_failure();
+                    shared.print_failure();
+                    return;
+                }
+                _ => return,
+            };
+            // Fails when the explainer is dropped.
+            let _ = messages.send(message);
+        })
+    }
+
+    /// A listener for the rendezvous.
+    pub(super) fn rendezvous_listener(&self) -> Listener {
+        let messages = Mutex::new(self.messages.clone());
+        Arc::new(move |event| {
+            let message = match event {
+                RendezvousEvent::Waiting(report) if report.missing() > 0 && !report.is_complete => {
+                    let joined = report.participants.iter().map(ToString::to_string);
+                    let joined: Vec<String> = joined.collect();
+                    Message::Meeting(Standstill::of_rendezvous(joined), report.to_string())
+                }
+                RendezvousEvent::WaitingForRanks(report) => {
+                    let joined = (report.is_connected, report.joined);
+                    Message::Meeting(Standstill::of_rendezvous(joined), report.to_string())
+                }
+                _ => return,
+            };
+            let messages = messages.lock().unwrap_or_else(PoisonError::into_inner);
+            // Fails when the explainer is dropped.
+            let _ = messages.send(message);
+        })
+    }
+
+    /// What was known when a worker failed last; `None` if none has failed.
+    pub(super) fn failure_reports(&self) -> Option<FailureReports> {
+        lock(&self.shared.failure).clone()
+    }
+}
+
+impl Drop for Explainer {
+    fn drop(&mut self) {
+        // The thread may have panicked.
+        let _ = self.messages.send(Message::End);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("thread {THREAD} panicked");
+        }
+    }
+}
+
+impl Shared {
+    fn note_failure(&self) {
+        let source = lock(&self.source).clone();
+        let before = lock(&self.last_stuck).clone();
+        let before = before.filter(|(at, _)| at.elapsed() < RECENT);
+        let fresh = source.map(|source| source.fresh_report(FAILURE_TIMEOUT));
+        let (at_failure, snapshot) = fresh.unwrap_or_default();
+        *lock(&self.failure) = Some(FailureReports {
+            at_failure,
+            before: before.map(|(_, report)| report),
+            snapshot,
+        });
+    }
+}
+
+impl Shared {
+    /// Prints what the workers wait for, if the store tells.
+    fn print_failure(&self) {
+        let reports = lock(&self.failure).clone().unwrap_or_default();
+        if let Some(report) = reports.at_failure.or(reports.before) {
+            let text = report.to_text(TextStyle::PLAIN);
+            self.screen
+                .message(&format!("when the workers were found stuck: {text}"));
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Debug)]
+enum Phase {
+    Idle,
+    /// The nodes meet. The handler reports about once a second.
+    Meeting(Watch),
+    /// The workers run.
+    Working {
+        watch: Watch,
+        source: Source,
+        /// `None` unless this process serves the workers' store and they have debug servers.
+        collectives: Option<Box<Collectives>>,
+        next_look: Instant,
+    },
+}
+
+struct Thread {
+    after: Option<Duration>,
+    has_debug_servers: bool,
+    shared: Arc<Shared>,
+    inbox: Receiver<Message>,
+    epoch: Instant,
+    phase: Phase,
+    /// The live line.
+    line: Option<String>,
+}
+
+impl Thread {
+    fn run(mut self) {
+        loop {
+            let patience = match &self.phase {
+                Phase::Working { next_look, .. } => {
+                    next_look.saturating_duration_since(Instant::now())
+                }
+                _ => Duration::MAX,
+            };
+            match self.inbox.recv_timeout(patience) {
+                Ok(Message::Meeting(seen, text)) => self.meet(seen, &text),
+                Ok(Message::Started(started)) => self.work(&started),
+                Ok(Message::Stopping) => self.rest(),
+                Ok(Message::End) | Err(RecvTimeoutError::Disconnected) => return self.rest(),
+                Err(RecvTimeoutError::Timeout) => self.look(),
+            }
+        }
+    }
+
+    fn rest(&mut self) {
+        self.phase = Phase::Idle;
+        *lock(&self.shared.source) = None;
+        self.show(None);
+    }
+
+    fn meet(&mut self, seen: Standstill, text: &str) {
+        let Some(after) = self.after else { return };
+        let now = self.epoch.elapsed();
+        if !matches!(self.phase, Phase::Meeting(_)) {
+            self.phase = Phase::Meeting(Watch::new(after, false));
+        }
+        let Phase::Meeting(watch) = &mut self.phase else {
+            return;
+        };
+        match watch.look(now, Some(seen)) {
+            Say::All(lasted) | Say::Unchanged(lasted) => {
+                self.say(&format!(
+                    "the rendezvous has stood still for {} s: {text}\n",
+                    lasted.as_secs()
+                ));
+            }
+            Say::Nothing | Say::GoesOn => {}
+        }
+    }
+
+    fn work(&mut self, started: &StartedWorkers) {
+        let local = self.shared.local.clone();
+        let source = Source::of(started, &self.shared.hosted, local);
+        *lock(&self.shared.source) = Some(source.clone());
+        let after = self.after.unwrap_or(NEVER).min(NEVER);
+        let watch = Watch::new(after, source.is_remote());
+        let collectives = (self.has_debug_servers && self.after.is_some() && !source.is_remote())
+            .then(|| self.shared.hosted.token().map(str::to_owned))
+            .map(|token| Box::new(Collectives::new(after, token)));
+        let next_look = Instant::now() + watch.next_look(self.epoch.elapsed());
+        self.phase = Phase::Working {
+            watch,
+            source,
+            collectives,
+            next_look,
+        };
+    }
+
+    fn look(&mut self) {
+        let started = Instant::now();
+        let now = self.epoch.elapsed();
+        let Phase::Working {
+            watch,
+            source,
+            collectives,
+            next_look,
+        } = &mut self.phase
+        else {
+            return;
+        };
+        let report = source.report(LOOK_TIMEOUT);
+        let in_store = Standstill::of(&report);
+        // What the store knows comes first: collectives stand still because of it.
+        let stuck = collectives
+            .as_mut()
+            .filter(|_| in_store.is_none())
+            .and_then(|it| it.look(now, &report, &self.shared.local.get()));
+        let seen = in_store.or_else(|| {
+            let stuck = stuck.as_ref()?;
+            Some(Standstill::of_collectives(&stuck.report, stuck.lasted))
+        });
+        let say = watch.look(now, seen);
+        let cost = started.elapsed();
+        *next_look = Instant::now() + watch.next_look(now).max(cost * LOOK_SHARE);
+        let line = watch
+            .unchanged_for(now)
+            .filter(|lasted| *lasted >= LINE_AFTER)
+            .and_then(|_| local::short_names(&report));
+        match say {
+            Say::Nothing => {}
+            Say::All(lasted) => self.say(&match &stuck {
+                Some(stuck) => stuck.text(),
+                None => text_of(lasted, &report),
+            }),
+            Say::Unchanged(lasted) => self.say(&format!(
+                "the job still stands still, for {} s now: {}\n",
+                lasted.as_secs(),
+                match &stuck {
+                    Some(stuck) => stuck.report.headline.clone(),
+                    None => report.headline_text(),
+                }
+            )),
+            // That all ranks are idle is what the store knows of a job that runs.
+            Say::GoesOn if is_outside_store(&report) => self.say("the job goes on\n"),
+            Say::GoesOn => self.say(&format!("the job goes on: {}\n", report.headline_text())),
+        }
+        if in_store.is_some() {
+            *lock(&self.shared.last_stuck) = Some((Instant::now(), report));
+        }
+        self.show(line);
+    }
+
+    fn say(&self, text: &str) {
+        self.shared.screen.message(text);
+    }
+
+    /// Changes the live line. It is drawn only when it changes: the workers write to the same terminal.
+    fn show(&mut self, line: Option<String>) {
+        if self.line == line || !self.shared.screen.is_live() {
+            return;
+        }
+        match &line {
+            Some(line) => self.shared.screen.show(line),
+            None => self.shared.screen.hide(),
+        }
+        self.line = line;
+    }
+}
+
+/// Whether a hang would not show in the store.
+fn is_outside_store(report: &Report) -> bool {
+    let mut findings = report.findings.iter();
+    findings.any(|finding| finding.kind == FindingKind::NotInTheStore)
+}
+
+fn text_of(lasted: Duration, report: &Report) -> String {
+    let text = report.to_text(TextStyle::PLAIN);
+    format!("the job has stood still for {} s\n{text}", lasted.as_secs())
+}

@@ -1,0 +1,101 @@
+//! Where a launcher gets a report about its job.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use crate::agent::StartedWorkers;
+use c10d_inspect::http::{HttpRequest, Target, fetch};
+use c10d_inspect::{ExplainOptions, Report, explain};
+use c10d_socket::HostPort;
+use c10d_socket::{Deadline, resolve, resolve_local};
+use c10d_store::Snapshot;
+
+use super::local::local_report;
+use crate::launcher::announce::LocalView;
+use crate::launcher::status_page::{Hosted, HostedServer};
+
+/// The longest report of another host.
+const REPORT_BYTES_MAX: usize = 16 << 20;
+
+/// The limit for looking up the host of the workers' store.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Where the reports about the workers of one round come from.
+#[derive(Debug, Clone)]
+pub(super) struct Source {
+    master: HostPort,
+    store: Option<HostedServer>,
+    /// The addresses of a store on another host.
+    addresses: Vec<SocketAddr>,
+    token: Option<String>,
+    local: LocalView,
+}
+
+impl Source {
+    /// Finds the store of these workers. Blocks for at most 1 s, to look up a name.
+    pub(super) fn of(started: &StartedWorkers, hosted: &Hosted, local: LocalView) -> Self {
+        let master = started.master.clone();
+        let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
+        let is_here = || resolve_local(&master, deadline).is_ok_and(|local| !local.is_empty());
+        let own = hosted.on_port(master.port()).filter(|_| is_here());
+        let addresses = match own {
+            None if started.is_agent_store => resolve(&master, deadline).unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        Self {
+            master,
+            store: own,
+            addresses,
+            token: hosted.token().map(str::to_owned),
+            local,
+        }
+    }
+
+    /// Whether a report comes from another host.
+    pub(super) const fn is_remote(&self) -> bool {
+        self.store.is_none()
+    }
+
+    /// The report about the job, or else what this launcher knows. Blocks for at most `timeout`.
+    pub(super) fn report(&self, timeout: Duration) -> Report {
+        let report = match &self.store {
+            Some(store) => store.report(timeout),
+            None => self.ask(timeout),
+        };
+        report.unwrap_or_else(|| local_report(&self.local.get(), &self.master))
+    }
+
+    /// The report about the job at this moment, if the store tells, and from what it was made, if this
+    /// process hosts the store. Blocks for at most `timeout`, and while the report is made.
+    pub(super) fn fresh_report(&self, timeout: Duration) -> (Option<Report>, Option<Snapshot>) {
+        match &self.store {
+            Some(store) => {
+                let snapshot = store.snapshot(timeout);
+                let made = snapshot
+                    .as_ref()
+                    .map(|it| explain(it, &ExplainOptions::default()));
+                (made, snapshot)
+            }
+            None => (self.ask(timeout), None),
+        }
+    }
+
+    /// Asks only a server of this project: PyTorch's does not expect HTTP.
+    fn ask(&self, timeout: Duration) -> Option<Report> {
+        if !self.local.is_store_known() {
+            return None;
+        }
+        let address = *self.addresses.first()?;
+        let request = HttpRequest::get(Target::Tcp(address), "/why.json")
+            .with_token(self.token.as_deref())
+            .with_limit(REPORT_BYTES_MAX);
+        match fetch(&request, timeout) {
+            Ok(answer) if answer.is_success() => serde_json::from_slice(&answer.body).ok(),
+            Ok(_) => None,
+            Err(error) => {
+                log::debug!("no report from the workers' store: {error}");
+                None
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! A part of the launcher that accompanies the agent.
+
+use std::time::Duration;
+
+use c10d_inspect::Report;
+use elastic_rendezvous::{Listener, RendezvousError};
+
+use crate::agent::{AgentHandle, AgentListener};
+use crate::failure::Failures;
+use crate::round::{AgentError, AgentOutcome};
+
+/// Sees the events of the rendezvous and of the agent, and ends in two steps. What a step does not need is left out.
+pub(super) trait Feature {
+    /// Called in the order of the features.
+    fn rendezvous_listener(&self) -> Option<Listener> {
+        None
+    }
+
+    /// Called in the order of the features. See [`AgentEvent`](crate::AgentEvent) for how long it may block.
+    fn agent_listener(&self) -> Option<AgentListener> {
+        None
+    }
+
+    /// The rendezvous cannot be opened; nothing else follows.
+    fn could_not_open(&mut self, error: &RendezvousError, stuck_max: Duration) {
+        let _ = (error, stuck_max);
+    }
+
+    /// There is an agent, which runs soon.
+    fn watch(&mut self, agent: &AgentHandle) {
+        let _ = agent;
+    }
+
+    /// The workers have ended, and the other nodes do not know it yet. In the reverse order of the features.
+    fn workers_ended(&mut self, end: &mut JobEnd) {
+        let _ = end;
+    }
+
+    /// This node has left the job. In the reverse order of the features.
+    fn job_ended(&mut self, end: &JobEnd) {
+        let _ = end;
+    }
+}
+
+/// How the job ended on this node.
+#[derive(Debug)]
+pub(super) struct JobEnd {
+    pub(super) result: Result<AgentOutcome, AgentError>,
+    /// What the workers waited for when the first of them failed, if that tells the cause.
+    pub(super) why: Option<Report>,
+    /// How long the end waits for an output that accepts nothing.
+    pub(super) stuck_max: Duration,
+}
+
+impl JobEnd {
+    /// The failures of this node's workers, to say more about them.
+    pub(super) const fn failures_mut(&mut self) -> Option<&mut Failures> {
+        match &mut self.result {
+            Ok(
+                AgentOutcome::Failed(failures)
+                | AgentOutcome::Ended {
+                    failures: Some(failures),
+                    ..
+                },
+            )
+            | Err(AgentError::NotRestarted { failures, .. }) => Some(failures),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! The launcher's features, and their order.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use c10d_socket::{Credentials, HostPort};
+use elastic_rendezvous::{
+    DEFAULT_PORT, Endpoint, Listener, RendezvousError, RendezvousHandler, RendezvousParameters,
+};
+
+use super::announce::{Announcer, Flusher, LocalView, NodeIdentity};
+use super::debug_servers::{DebugServers, ProxyAddress, START_HOOK};
+use super::error::LauncherError;
+use super::events::{JobNames, Recorder};
+use super::explain::{Explainer, explain_failure};
+use super::feature::{Feature, JobEnd};
+use super::health_port::HealthPort;
+use super::live_line::{self, LiveLine};
+use super::options::LauncherOptions;
+use super::spoken::Spoken;
+use super::status_page::{Hosted, StatusPage};
+use crate::agent::{AgentHandle, AgentListener, AgentOptions, ElasticAgent};
+
+/// The features in the order in which they are made and see events. They end in the reverse order.
+const ORDER: [Place; 8] = [
+    Place {
+        name: "health port",
+        make: make_health_port,
+        why: "probes are answered before this node waits for others, and until all else has ended",
+    },
+    Place {
+        name: "debug servers",
+        make: make_debug_servers,
+        why: "an announcement of workers has the address that it opens when they start",
+    },
+    Place {
+        name: "announcements",
+        make: make_announcer,
+        why: "it ends with the last word about the workers, for which debug servers are still there",
+    },
+    Place {
+        name: "explanations",
+        make: make_explainer,
+        why: "a report on a failure waits for the announcement of it, and needs the announcer to its end",
+    },
+    Place {
+        name: "status page",
+        make: make_status_page,
+        why: "its page shows an event when the explanation of it is made",
+    },
+    Place {
+        name: "live line",
+        make: make_live_line,
+        why: "it goes before the log says that workers have started",
+    },
+    Place {
+        name: "log lines",
+        make: make_log_lines,
+        why: "they name the status page, which is there by then",
+    },
+    Place {
+        name: "events",
+        make: make_events,
+        why: "it ends first, as no other feature may delay what a reader of the file waits for",
+    },
+];
+
+/// A feature's place in the order.
+struct Place {
+    name: &'static str,
+    make: Make,
+    why: &'static str,
+}
+
+/// Makes a feature; `None` if the options do not ask for it.
+type Make = fn(&mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError>;
+
+/// What the features add to the agent and to the rendezvous, and what earlier ones have for later ones.
+struct Making<'l> {
+    options: &'l LauncherOptions,
+    agent: AgentOptions,
+    hosted: Arc<Hosted>,
+    debug: Option<(PathBuf, ProxyAddress)>,
+    announcements: Option<(Flusher, LocalView)>,
+}
+
+/// The features of one job.
+pub(super) struct Features {
+    all: Vec<Box<dyn Feature>>,
+    /// What the agent has with them.
+    pub(super) agent: AgentOptions,
+    /// What the rendezvous has with them.
+    pub(super) rendezvous: RendezvousParameters,
+}
+
+impl Features {
+    /// # Errors
+    /// The first feature that cannot be made.
+    pub(super) fn make(options: &LauncherOptions) -> Result<Self, LauncherError> {
+        let hosted = hosted(options);
+        let rendezvous = options.rendezvous.clone().with_server_hook(hosted.hook());
+        let mut making = Making {
+            options,
+            agent: options.agent.clone(),
+            hosted,
+            debug: None,
+            announcements: None,
+        };
+        let mut all = Vec::new();
+        for place in &ORDER {
+            if let Some(feature) = (place.make)(&mut making)? {
+                log::debug!("with {}: {}", place.name, place.why);
+                all.push(feature);
+            }
+        }
+        Ok(Self {
+            all,
+            agent: making.agent,
+            rendezvous,
+        })
+    }
+
+    pub(super) fn could_not_open(&mut self, error: &RendezvousError, stuck_max: Duration) {
+        for feature in &mut self.all {
+            feature.could_not_open(error, stuck_max);
+        }
+    }
+
+    /// Lets them see the events of an agent that does not run yet.
+    pub(super) fn attend(&mut self, agent: &mut ElasticAgent, handler: &dyn RendezvousHandler) {
+        for feature in &mut self.all {
+            if let Some(listener) = feature.rendezvous_listener() {
+                handler.add_listener(listener);
+            }
+            if let Some(listener) = feature.agent_listener() {
+                agent.add_listener(listener);
+            }
+            feature.watch(&agent.handle());
+        }
+    }
+
+    pub(super) fn workers_ended(&mut self, end: &mut JobEnd) {
+        for feature in self.all.iter_mut().rev() {
+            feature.workers_ended(end);
+        }
+    }
+
+    pub(super) fn job_ended(&mut self, end: &JobEnd) {
+        for feature in self.all.iter_mut().rev() {
+            feature.job_ended(end);
+        }
+    }
+}
+
+fn hosted(options: &LauncherOptions) -> Arc<Hosted> {
+    let token = options.token();
+    // With certificates there is no password for the pages.
+    let can_have_pages = options.rendezvous.credentials().is_none() || token.is_some();
+    let status = options.status_page.clone().filter(|_| can_have_pages);
+    let name = options.agent.name.clone();
+    Hosted::new(status.map(|status| status.with_title(name)), token)
+}
+
+fn make_health_port(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let Some(port) = making.options.health_port else {
+        return Ok(None);
+    };
+    let port = HealthPort::open(port).map_err(LauncherError::system(
+        "cannot answer health checks on the port of TORCHELASTIC_HEALTH_CHECK_PORT",
+    ))?;
+    Ok(Some(Box::new(port)))
+}
+
+impl Feature for HealthPort {
+    fn watch(&mut self, agent: &AgentHandle) {
+        Self::watch(self, agent.clone());
+    }
+}
+
+fn make_debug_servers(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    if !making.options.has_debug_servers {
+        return Ok(None);
+    }
+    let servers = DebugServers::prepare(making.options.token())
+        .map_err(LauncherError::system("--debug-server"))?;
+    servers.add_to(&mut making.agent);
+    if let Some(preload) = making.agent.preload.take() {
+        making.agent.preload = Some(preload.with_hook(START_HOOK));
+    }
+    making.debug = Some((servers.sockets().to_owned(), servers.proxy_address()));
+    Ok(Some(Box::new(Some(servers))))
+}
+
+impl Feature for Option<DebugServers> {
+    fn agent_listener(&self) -> Option<AgentListener> {
+        self.as_ref().map(DebugServers::listener)
+    }
+
+    fn workers_ended(&mut self, _: &mut JobEnd) {
+        *self = None;
+    }
+}
+
+fn make_announcer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let (debug_sockets, proxy) = making.debug.clone().unzip();
+    let identity = NodeIdentity {
+        host: host_name(),
+        pid: std::process::id(),
+        run_id: making.options.rendezvous.run_id().to_owned(),
+        debug_sockets,
+    };
+    let announcer = Announcer::start(identity, proxy, meeting_place(&making.options.rendezvous))
+        .map_err(LauncherError::system("cannot start a thread"))?;
+    making.hosted.look_at_workers(announcer.flusher());
+    making.announcements = Some((announcer.flusher(), announcer.view()));
+    Ok(Some(Box::new(Some(announcer))))
+}
+
+/// The name that this host has for itself, which PyTorch's workers publish too.
+fn host_name() -> String {
+    let name = rustix::system::uname();
+    name.nodename().to_string_lossy().into_owned()
+}
+
+/// The store where the nodes meet, and what it asks for; `None` if they do not meet at a store that listens.
+fn meeting_place(parameters: &RendezvousParameters) -> Option<(HostPort, Option<Credentials>)> {
+    let is_file = parameters
+        .get("store_type")
+        .is_some_and(|kind| !kind.trim().eq_ignore_ascii_case("tcp"));
+    let endpoint: Endpoint = parameters.endpoint().parse().ok()?;
+    let store = endpoint.with_default_port(DEFAULT_PORT);
+    (!is_file && store.port() != 0).then(|| (store, parameters.credentials().cloned()))
+}
+
+impl Feature for Option<Announcer> {
+    fn rendezvous_listener(&self) -> Option<Listener> {
+        self.as_ref().map(Announcer::rendezvous_listener)
+    }
+
+    fn agent_listener(&self) -> Option<AgentListener> {
+        self.as_ref().map(Announcer::listener)
+    }
+
+    /// Announces how the workers ended.
+    fn workers_ended(&mut self, _: &mut JobEnd) {
+        *self = None;
+    }
+}
+
+fn make_explainer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let Some((announcements, view)) = making.announcements.clone() else {
+        return Ok(None);
+    };
+    let explainer = Explainer::start(
+        making.options,
+        Arc::clone(&making.hosted),
+        announcements,
+        view,
+    )
+    .map_err(LauncherError::system("cannot start a thread"))?;
+    Ok(Some(Box::new(Some(explainer))))
+}
+
+impl Feature for Option<Explainer> {
+    fn rendezvous_listener(&self) -> Option<Listener> {
+        self.as_ref().map(Explainer::rendezvous_listener)
+    }
+
+    fn agent_listener(&self) -> Option<AgentListener> {
+        self.as_ref().map(Explainer::agent_listener)
+    }
+
+    fn workers_ended(&mut self, end: &mut JobEnd) {
+        if let Some(explainer) = self.take()
+            && let Some(reports) = explainer.failure_reports()
+        {
+            end.why = explain_failure(&reports, end.failures_mut());
+        }
+    }
+}
+
+fn make_status_page(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    Ok(Some(Box::new(StatusPage(Arc::clone(&making.hosted)))))
+}
+
+impl Feature for StatusPage {
+    fn rendezvous_listener(&self) -> Option<Listener> {
+        Some(self.of_rendezvous())
+    }
+
+    fn agent_listener(&self) -> Option<AgentListener> {
+        Some(self.of_agent())
+    }
+
+    fn job_ended(&mut self, _: &JobEnd) {
+        self.0.end();
+    }
+}
+
+fn make_live_line(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let screen = &making.options.screen;
+    let line = screen.is_live().then(|| LiveLine(Arc::clone(screen)));
+    Ok(line.map(|line| Box::new(line) as Box<dyn Feature>))
+}
+
+impl Feature for LiveLine {
+    fn rendezvous_listener(&self) -> Option<Listener> {
+        Some(live_line::listener(Arc::clone(&self.0)))
+    }
+
+    fn workers_ended(&mut self, _: &mut JobEnd) {
+        self.0.hide();
+    }
+}
+
+fn make_log_lines(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let spoken = Spoken::new(making.options, Arc::clone(&making.hosted));
+    Ok(Some(Box::new(spoken)))
+}
+
+impl Feature for Spoken {
+    fn rendezvous_listener(&self) -> Option<Listener> {
+        Some(self.of_rendezvous())
+    }
+
+    fn agent_listener(&self) -> Option<AgentListener> {
+        Some(self.of_agent())
+    }
+}
+
+fn make_events(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
+    let options = making.options;
+    let names = || JobNames::of(options);
+    let recorder = Recorder::open(&options.events, names, Arc::clone(&options.screen))
+        .map_err(|error| LauncherError::Invalid(format!("--events: {error}")))?;
+    Ok(recorder.map(|recorder| Box::new(recorder) as Box<dyn Feature>))
+}
+
+impl Feature for Recorder {
+    fn rendezvous_listener(&self) -> Option<Listener> {
+        Some(self.of_rendezvous())
+    }
+
+    fn agent_listener(&self) -> Option<AgentListener> {
+        Some(self.of_agent())
+    }
+
+    fn could_not_open(&mut self, error: &RendezvousError, stuck_max: Duration) {
+        self.cannot_open(error, stuck_max);
+    }
+
+    fn job_ended(&mut self, end: &JobEnd) {
+        self.finish(&end.result, end.stuck_max);
+    }
+}

@@ -1,0 +1,195 @@
+//! What a launcher runs, and what accompanies it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use c10d_inspect::http::StatusOptions;
+use c10d_socket::Credentials;
+use elastic_rendezvous::RendezvousParameters;
+
+use super::screen::{Screen, StandardError};
+use crate::agent::AgentOptions;
+use crate::command_line::Entrypoint;
+
+/// The options of a [`Launcher`](crate::Launcher): an agent, its rendezvous, and what accompanies them.
+///
+/// By default a launcher announces its ranks to the stores, serves a status page on those that it hosts, explains a job
+/// that stands still, and handles no signal.
+#[derive(Debug, Clone)]
+pub struct LauncherOptions {
+    pub(super) agent: AgentOptions,
+    pub(super) rendezvous: RendezvousParameters,
+    pub(super) entrypoint: Option<Entrypoint>,
+    /// `None` if no signal is handled.
+    pub(super) signals: Option<Vec<String>>,
+    pub(super) exit_limits: Option<ExitLimits>,
+    pub(super) explain_after: Option<Duration>,
+    pub(super) has_debug_servers: bool,
+    pub(super) status_page: Option<StatusOptions>,
+    pub(super) health_port: Option<u16>,
+    pub(super) events: EventOptions,
+    pub(super) error_file: Option<PathBuf>,
+    pub(super) screen: Arc<dyn Screen>,
+}
+
+/// What is recorded of each round. Nothing by default.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EventOptions {
+    /// A file to which one JSON object a line is appended. `None` for no file.
+    pub file: Option<PathBuf>,
+    /// Whether PyTorch's events are written to the [screen](Screen) as well.
+    pub has_console: bool,
+    /// Whether a table of where the time went is written to the screen at the end.
+    pub has_summary: bool,
+}
+
+/// Limits of this process after a signal, so that it has ended before a scheduler kills it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExitLimits {
+    /// How long leaving the rendezvous may take.
+    pub leave: Duration,
+    /// How long after the signal this *process* ends, with exit code 1, even if the launcher waits for something.
+    pub exit: Duration,
+}
+
+impl ExitLimits {
+    /// Both limits.
+    #[must_use]
+    pub const fn new(leave: Duration, exit: Duration) -> Self {
+        Self { leave, exit }
+    }
+}
+
+impl LauncherOptions {
+    /// Importing PyTorch and meeting take less on most machines.
+    pub const DEFAULT_EXPLAIN_AFTER: Duration = Duration::from_secs(30);
+
+    /// A launcher of these workers, which meets the other nodes in this rendezvous. What the stores ask for is in the
+    /// rendezvous' [credentials](RendezvousParameters::with_credentials).
+    #[must_use]
+    pub fn new(agent: AgentOptions, rendezvous: RendezvousParameters) -> Self {
+        Self {
+            agent,
+            rendezvous,
+            entrypoint: None,
+            signals: None,
+            exit_limits: None,
+            explain_after: Some(Self::DEFAULT_EXPLAIN_AFTER),
+            has_debug_servers: false,
+            status_page: Some(StatusOptions::default()),
+            health_port: None,
+            events: EventOptions::default(),
+            error_file: None,
+            screen: Arc::new(StandardError),
+        }
+    }
+
+    /// What the agent's command runs: a script is looked for before this node joins, and hints are about Python. By
+    /// default nothing is known about it.
+    #[must_use]
+    pub fn with_entrypoint(mut self, entrypoint: impl Into<Option<Entrypoint>>) -> Self {
+        self.entrypoint = entrypoint.into();
+        self
+    }
+
+    /// Signals that stop the workers and then the launcher, by their names, as `SIGTERM`; SIGUSR1 and SIGUSR2 are passed on
+    /// to the workers then. From the start of [`run`](crate::Launcher::run) until its report is dropped none of them ends
+    /// this process. By default no signal is handled.
+    #[must_use]
+    pub fn with_signals<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
+        self.signals = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Ends this process in limited time after a signal. Without limits by default: a store that does not answer can
+    /// delay the end.
+    #[must_use]
+    pub fn with_exit_limits(mut self, limits: impl Into<Option<ExitLimits>>) -> Self {
+        self.exit_limits = limits.into();
+        self
+    }
+
+    /// Says what the job waits for when it has stood still for this long; `None` for never. The default is
+    /// [`DEFAULT_EXPLAIN_AFTER`](Self::DEFAULT_EXPLAIN_AFTER).
+    #[must_use]
+    pub fn with_explain_after(mut self, after: impl Into<Option<Duration>>) -> Self {
+        self.explain_after = after.into();
+        self
+    }
+
+    /// Whether each worker runs PyTorch's debug server, for `c10d stacks` and `c10d flight`. Off by default: it adds to
+    /// the workers' PYTHONPATH.
+    #[must_use]
+    pub const fn with_debug_servers(mut self, has_debug_servers: bool) -> Self {
+        self.has_debug_servers = has_debug_servers;
+        self
+    }
+
+    /// The status page on the ports of the stores that this node hosts; `None` for none. On by default. Its title is the
+    /// [name](AgentOptions::with_name) of the agent. Stores that clients prove themselves to by certificates alone have no
+    /// page, as there is no password for it.
+    #[must_use]
+    pub fn with_status_page(mut self, options: impl Into<Option<StatusOptions>>) -> Self {
+        self.status_page = options.into();
+        self
+    }
+
+    /// A port on which the launcher answers whether it is alive, on all interfaces. None by default.
+    #[must_use]
+    pub fn with_health_port(mut self, port: impl Into<Option<u16>>) -> Self {
+        self.health_port = port.into();
+        self
+    }
+
+    /// What is recorded of each round.
+    #[must_use]
+    pub fn with_events(mut self, events: EventOptions) -> Self {
+        self.events = events;
+        self
+    }
+
+    /// The file in which the program that started this one finds why the job failed, in PyTorch's format
+    /// (`TORCHELASTIC_ERROR_FILE`). None by default.
+    #[must_use]
+    pub fn with_error_file(mut self, path: impl Into<Option<PathBuf>>) -> Self {
+        self.error_file = path.into();
+        self
+    }
+
+    /// Where reports and explanations are written. The default is [`StandardError`].
+    #[must_use]
+    pub fn with_screen(mut self, screen: Arc<dyn Screen>) -> Self {
+        self.screen = screen;
+        self
+    }
+
+    /// The agent's options.
+    #[must_use]
+    pub const fn agent(&self) -> &AgentOptions {
+        &self.agent
+    }
+
+    /// The rendezvous' parameters.
+    #[must_use]
+    pub const fn rendezvous(&self) -> &RendezvousParameters {
+        &self.rendezvous
+    }
+
+    /// Whether the workers are Python programs.
+    pub(super) const fn is_python(&self) -> bool {
+        matches!(
+            self.entrypoint,
+            Some(Entrypoint::Script(_) | Entrypoint::Module(_) | Entrypoint::RunPath(_))
+        )
+    }
+
+    /// The password of the pages of this job's servers.
+    pub(super) fn token(&self) -> Option<String> {
+        self.rendezvous
+            .credentials()
+            .and_then(Credentials::http_token)
+    }
+}

@@ -1,0 +1,112 @@
+//! What would keep workers from starting, looked at before this node joins: otherwise the other nodes wait for it first.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use crate::logs::LogDirectory;
+
+use super::error::LauncherError;
+use super::hint;
+use super::options::LauncherOptions;
+use crate::command_line::Entrypoint;
+
+/// Fails if the script, its program or the log directory cannot be used. Looks at nothing if a health check is given,
+/// which may wait for a file system.
+pub(super) fn check(options: &LauncherOptions) -> Result<(), LauncherError> {
+    if options.agent.health_check.is_some() {
+        return Ok(());
+    }
+    if let Some(why) = missing(options) {
+        return Err(LauncherError::NotReady(why));
+    }
+    LogDirectory::check(&options.agent.logs)
+        .map_err(|error| LauncherError::NotReady(error.to_string()))
+}
+
+/// Why the script or its program cannot be started; `None` if nothing is known against it.
+pub(super) fn missing(options: &LauncherOptions) -> Option<String> {
+    let program = Path::new(options.agent.command.program());
+    if let Err(error) = find(program, env::var_os("PATH").as_deref()) {
+        let hint = hint::for_start(program, options.is_python(), &error);
+        let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
+        return Some(format!("cannot start {}: {error}{hint}", program.display()));
+    }
+    // Another interpreter may start Python elsewhere, as in a container.
+    let name = program.file_name().unwrap_or_default();
+    if !name.as_encoded_bytes().starts_with(b"python") {
+        return None;
+    }
+    let script = options.entrypoint.as_ref().and_then(script_file)?;
+    let error = fs::metadata(script).err()?;
+    let here = env::current_dir().map_or_else(
+        |_| String::new(),
+        |here| format!(" (in {})", here.display()),
+    );
+    let place = if script.is_absolute() { "" } else { &here };
+    Some(format!(
+        "cannot read the script {}{place}: {error}",
+        script.display()
+    ))
+}
+
+/// The file that Python reads; `None` if its name depends on the worker.
+fn script_file(entrypoint: &Entrypoint) -> Option<&Path> {
+    match entrypoint {
+        Entrypoint::Script(path) | Entrypoint::RunPath(path) => {
+            let varies = path.as_encoded_bytes().contains(&b'$');
+            (!varies).then(|| Path::new(path))
+        }
+        Entrypoint::Module(_) | Entrypoint::Program(_) => None,
+    }
+}
+
+/// Whether the system would find the program and may execute it.
+fn find(program: &Path, search: Option<&OsStr>) -> io::Result<()> {
+    let has_directory = program.components().count() > 1 || program.starts_with(".");
+    // Without PATH the C library has a default.
+    if !has_directory && search.is_none() {
+        return Ok(());
+    }
+    let path = hint::full_path(program, search);
+    if hint::is_executable(&path) {
+        return Ok(());
+    }
+    match has_directory {
+        true => {
+            fs::metadata(&path)?;
+            Err(io::ErrorKind::PermissionDenied.into())
+        }
+        false => Err(io::ErrorKind::NotFound.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_as_the_system_does() {
+        let folder = tempfile::tempdir().unwrap();
+        let search = Some(folder.path().as_os_str());
+        let program = folder.path().join("worker");
+        let kind = |program: &Path, search| find(program, search).map_err(|error| error.kind());
+        assert_eq!(kind(&program, search), Err(io::ErrorKind::NotFound));
+        fs::write(&program, "").unwrap();
+        assert_eq!(kind(&program, search), Err(io::ErrorKind::PermissionDenied));
+        let name = Path::new("worker");
+        assert_eq!(kind(name, search), Err(io::ErrorKind::NotFound));
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(kind(&program, None), Ok(()));
+        assert_eq!(kind(name, search), Ok(()));
+        assert_eq!(kind(name, None), Ok(()));
+        assert_eq!(
+            kind(folder.path(), None),
+            Err(io::ErrorKind::PermissionDenied)
+        );
+    }
+}

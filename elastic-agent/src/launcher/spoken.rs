@@ -1,0 +1,287 @@
+//! The log lines of a run in which all goes well: the workers that have started, where to look at them, and the nodes
+//! that are waited for. Pure, but for the listeners.
+
+use std::ffi::OsString;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
+use c10d_socket::HostPort;
+use elastic_rendezvous::{
+    DEFAULT_PORT, Endpoint, Listener, RanksReport, RendezvousEvent, RendezvousParameters,
+    WaitReport,
+};
+
+use super::options::LauncherOptions;
+use super::status_page::Hosted;
+
+/// Nodes that have met within this time need no line.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// How many threads the libraries of one worker use for computations.
+const THREADS: &str = "OMP_NUM_THREADS";
+
+/// Logs what a run says in which all goes well.
+#[derive(Debug)]
+pub(super) struct Spoken {
+    hosted: Arc<Hosted>,
+    /// Where the nodes meet, for people.
+    meeting_point: String,
+    /// Whether workers get a number of threads that the user has not chosen.
+    has_default_threads: bool,
+    /// Whether an option that is too late once the job hangs would tell more.
+    can_have_debug_server: bool,
+}
+
+impl Spoken {
+    pub(super) fn new(options: &LauncherOptions, hosted: Arc<Hosted>) -> Self {
+        let is_set = |name: &OsString| name == THREADS;
+        let environment = &options.agent.environment;
+        Self {
+            hosted,
+            meeting_point: meeting_point(&options.rendezvous),
+            has_default_threads: environment.iter().any(|(name, _)| is_set(name))
+                && std::env::var_os(THREADS).is_none(),
+            can_have_debug_server: options.is_python() && !options.has_debug_servers,
+        }
+    }
+
+    /// Two lines when workers start, and one when they start again at the same store.
+    pub(super) fn of_agent(&self) -> AgentListener {
+        let hosted = Arc::clone(&self.hosted);
+        let has_default_threads = self.has_default_threads;
+        let can_have_debug_server = self.can_have_debug_server;
+        let shown = Mutex::new(None::<HostPort>);
+        Arc::new(move |event| {
+            let AgentEvent::WorkersStarted(started) = event else {
+                return;
+            };
+            log::info!("{}", started_line(started, has_default_threads));
+            let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
+            if shown.as_ref() != Some(&started.master) {
+                let store = hosted.on_port(started.master.port());
+                let has_page = store.is_some_and(|store| store.has_status());
+                if let Some(line) = store_line(started, has_page, can_have_debug_server) {
+                    log::info!("{line}");
+                }
+                *shown = Some(started.master.clone());
+            }
+        })
+    }
+
+    /// What a join waits for, unless it is over soon. The handler itself logs the progress every 30 s.
+    pub(super) fn of_rendezvous(&self) -> Listener {
+        let endpoint = self.meeting_point.clone();
+        let said = Mutex::new(None::<Said>);
+        Arc::new(move |event| {
+            let (waited, now) = match event {
+                RendezvousEvent::Waiting(report) => (report.waited, Said::of(report)),
+                RendezvousEvent::WaitingForRanks(report) => (report.waited, Said::Ranks),
+                _ => return,
+            };
+            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+            if waited < QUIET {
+                // Another join.
+                *said = None;
+            } else if *said != Some(now) {
+                *said = Some(now);
+                match event {
+                    RendezvousEvent::Waiting(report) => {
+                        log::info!("{}", waiting_line(report, &endpoint));
+                    }
+                    RendezvousEvent::WaitingForRanks(report) => {
+                        log::info!("{}", ranks_line(report))
+                    }
+                    _ => {}
+                }
+            }
+        })
+    }
+}
+
+/// Where the nodes meet: the endpoint with its port; a path as it is.
+fn meeting_point(parameters: &RendezvousParameters) -> String {
+    match parameters.endpoint().parse::<Endpoint>() {
+        Ok(endpoint) => endpoint.with_default_port(DEFAULT_PORT).to_string(),
+        Err(_) => parameters.endpoint().to_owned(),
+    }
+}
+
+/// What a join has been said to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Said {
+    /// For enough nodes.
+    Missing,
+    /// For more nodes than are needed.
+    LastCall,
+    /// For the next round.
+    Complete,
+    /// For the other nodes of a static rendezvous.
+    Ranks,
+}
+
+impl Said {
+    const fn of(report: &WaitReport) -> Self {
+        match report {
+            WaitReport {
+                is_complete: true, ..
+            } => Self::Complete,
+            WaitReport {
+                last_call_left: Some(_),
+                ..
+            } => Self::LastCall,
+            _ => Self::Missing,
+        }
+    }
+}
+
+/// `started ranks 0-3 of 4: pid 17, 18, 19, 20`.
+fn started_line(started: &StartedWorkers, has_default_threads: bool) -> String {
+    let workers = &started.workers;
+    let first = workers.first().map_or(0, |worker| worker.rank);
+    let ranks = match workers.len() {
+        0 | 1 => format!("rank {first}"),
+        count => format!("ranks {first}-{}", first + count - 1),
+    };
+    let pids: Vec<String> = workers.iter().map(|it| it.pid.to_string()).collect();
+    let again = match started.restarts {
+        0 => "",
+        _ => " again",
+    };
+    let mut line = format!("started {ranks} of {}{again}", started.world_size);
+    if started.nodes > 1 {
+        line += &format!(" on node {} of 0-{}", started.node_rank, started.nodes - 1);
+    }
+    line += &format!(": pid {}", pids.join(", "));
+    if has_default_threads && started.restarts == 0 {
+        line += "; OMP_NUM_THREADS is not set: each gets 1";
+    }
+    line
+}
+
+/// Where to look at the workers; `None` before there is a store.
+fn store_line(
+    started: &StartedWorkers,
+    has_page: bool,
+    can_have_debug_server: bool,
+) -> Option<String> {
+    if !started.is_agent_store {
+        // The worker with rank 0 is PyTorch's server.
+        return None;
+    }
+    let master = &started.master;
+    let page = match has_page {
+        true => format!("status page: http://{master}/; "),
+        false => String::new(),
+    };
+    let more = match can_have_debug_server {
+        true => " (it knows more with --debug-server)",
+        false => "",
+    };
+    Some(format!(
+        "{page}if the job hangs: c10d why --connect {master}{more}"
+    ))
+}
+
+/// `1 of 1 to 3 nodes at node0:29400: the job starts in 29 s, or when 2 more have joined`.
+fn waiting_line(report: &WaitReport, endpoint: &str) -> String {
+    let joined = report.joined;
+    let wanted = match (report.min_nodes, report.max_nodes) {
+        (min, max) if min == max => max.to_string(),
+        (min, max) => format!("{min} to {max}"),
+    };
+    let left = report.time_left.as_secs();
+    let at = format!("{joined} of {wanted} nodes at {endpoint}");
+    if report.is_complete {
+        return format!("{at} run the job: waiting for a place in it");
+    }
+    match report.last_call_left {
+        Some(starts_in) => format!(
+            "{at}: the job starts in {} s (last_call_timeout), or when {} more have joined",
+            starts_in.as_secs(),
+            report.max_nodes.saturating_sub(joined),
+        ),
+        None if report.missing() == 0 => {
+            format!("{at}: the job starts when no more have joined for a while (last_call_timeout)")
+        }
+        None => format!(
+            "{at}: waiting up to {left} s (join_timeout) for {} more",
+            report.missing(),
+        ),
+    }
+}
+
+/// The same for a static rendezvous, whose nodes have their ranks from the start.
+fn ranks_line(report: &RanksReport) -> String {
+    let left = report.time_left.as_secs();
+    match report.is_connected {
+        true => format!(
+            "{} of {} nodes at {}: waiting up to {left} s (timeout) for {} more",
+            report.joined,
+            report.world_size,
+            report.endpoint,
+            report.missing(),
+        ),
+        false => format!(
+            "waiting up to {left} s (timeout) for node rank 0 at {}",
+            report.endpoint
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::agent::StartedWorker;
+
+    use super::*;
+
+    fn started(count: u32) -> StartedWorkers {
+        let workers = (0..count).map(|rank| {
+            let index = usize::try_from(rank).unwrap();
+            StartedWorker::new(4 + index, index, 17 + rank)
+        });
+        let mut started = StartedWorkers::alone(HostPort::new("node0", 4711), workers.collect());
+        started.world_size = 8;
+        started
+    }
+
+    #[test]
+    fn a_start_is_one_line() {
+        let mut started = started(2);
+        assert_eq!(
+            started_line(&started, true),
+            "started ranks 4-5 of 8: pid 17, 18; OMP_NUM_THREADS is not set: each gets 1"
+        );
+        started.nodes = 2;
+        started.node_rank = 1;
+        started.restarts = 3;
+        assert_eq!(
+            started_line(&started, true),
+            "started ranks 4-5 of 8 again on node 1 of 0-1: pid 17, 18"
+        );
+        assert_eq!(
+            started_line(&self::started(1), false),
+            "started rank 4 of 8: pid 17"
+        );
+    }
+
+    #[test]
+    fn the_line_about_the_store_has_a_command() {
+        let mut started = started(1);
+        let line = |started: &StartedWorkers, has_page| store_line(started, has_page, false);
+        assert_eq!(
+            line(&started, true).unwrap(),
+            "status page: http://node0:4711/; if the job hangs: c10d why --connect node0:4711"
+        );
+        assert_eq!(
+            line(&started, false).unwrap(),
+            "if the job hangs: c10d why --connect node0:4711"
+        );
+        assert_eq!(
+            store_line(&started, false, true).unwrap(),
+            "if the job hangs: c10d why --connect node0:4711 (it knows more with --debug-server)"
+        );
+        started.is_agent_store = false;
+        assert_eq!(line(&started, false), None);
+    }
+}

@@ -1,0 +1,291 @@
+//! The store servers that this process hosts: observed, with a status page on their port and a limit of their memory.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use c10d_inspect::http::{
+    Counter, EventKind, Gauge, LauncherMetrics, StatusOptions, StatusServer, StatusSource,
+};
+use c10d_inspect::{ExplainOptions, Report, explain};
+use c10d_store::{
+    Counters, Snapshot, SnapshotError, StoreObserver, TcpStoreServer, recommended_memory_max,
+};
+use elastic_rendezvous::ServerHook;
+
+use crate::launcher::announce::Flusher;
+
+/// How long an answer waits for a look at this node's own workers.
+const OWN_WORKERS_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// The servers of one run.
+#[derive(Debug)]
+pub(in crate::launcher) struct Hosted {
+    /// The options of their status pages; `None` for no pages.
+    status: Option<StatusOptions>,
+    /// The password of the pages of this job's servers.
+    token: Option<String>,
+    servers: Mutex<Vec<HostedServer>>,
+    /// Announces this node's workers, once it runs.
+    announcements: Arc<OnceLock<Flusher>>,
+}
+
+/// One server.
+#[derive(Debug, Clone)]
+pub(in crate::launcher) struct HostedServer {
+    addresses: Vec<SocketAddr>,
+    observer: StoreObserver,
+    status: Option<Status>,
+}
+
+#[derive(Debug, Clone)]
+struct Status {
+    server: Arc<StatusServer>,
+    metrics: Arc<Metrics>,
+}
+
+/// A store whose snapshots have what this node's launcher sees when they are taken, not what it saw last.
+#[derive(Debug)]
+struct FreshSource {
+    observer: StoreObserver,
+    announcements: Arc<OnceLock<Flusher>>,
+}
+
+impl StatusSource for FreshSource {
+    fn snapshot(&self, timeout: Duration) -> Result<Snapshot, SnapshotError> {
+        if let Some(announcements) = self.announcements.get() {
+            announcements.flush(OWN_WORKERS_TIMEOUT);
+        }
+        self.observer.snapshot(timeout)
+    }
+
+    fn counters(&self, timeout: Duration) -> Result<Counters, SnapshotError> {
+        self.observer.counters(timeout)
+    }
+}
+
+/// The launcher's own metrics.
+#[derive(Debug)]
+struct Metrics {
+    rounds: Counter,
+    nodes: Gauge,
+    nodes_lost: Counter,
+    workers: Gauge,
+    failures: Counter,
+    restarts: Counter,
+}
+
+/// What happened to the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::launcher) enum Happening {
+    /// A round is complete, and the workers have started.
+    Round {
+        number: i64,
+        nodes: usize,
+        workers: usize,
+    },
+    NodeLost(String),
+    WorkerFailed(String),
+    Restart(String),
+}
+
+impl Hosted {
+    /// `status` are the options of the servers' status pages; `None` for no pages. `token` is their password.
+    pub(in crate::launcher) fn new(
+        status: Option<StatusOptions>,
+        token: Option<String>,
+    ) -> Arc<Self> {
+        let status = status.map(|status| match &token {
+            Some(token) => status.with_token(token),
+            None => status,
+        });
+        Arc::new(Self {
+            status,
+            token,
+            servers: Mutex::default(),
+            announcements: Arc::default(),
+        })
+    }
+
+    /// Looks at this node's workers before each answer from now on.
+    pub(in crate::launcher) fn look_at_workers(&self, announcements: Flusher) {
+        // There is one announcer.
+        let _ = self.announcements.set(announcements);
+    }
+
+    /// The hook that observes each server from its start, and limits the memory of its data.
+    pub(in crate::launcher) fn hook(self: &Arc<Self>) -> ServerHook {
+        let hosted = Arc::downgrade(self);
+        ServerHook::new(move |server| {
+            if let Some(hosted) = hosted.upgrade() {
+                hosted.observe(server);
+            }
+        })
+    }
+
+    /// The password of the pages of this job's servers, on other nodes too.
+    pub(in crate::launcher) fn token(&self) -> Option<&str> {
+        self.token.as_deref()
+    }
+
+    /// The server that listens on `port`, if this process hosts one.
+    pub(in crate::launcher) fn on_port(&self, port: u16) -> Option<HostedServer> {
+        let servers = self.lock();
+        let is_on_port = |it: &&HostedServer| it.addresses.iter().any(|at| at.port() == port);
+        servers.iter().find(is_on_port).cloned()
+    }
+
+    /// Adds what happened to each status page.
+    pub(in crate::launcher) fn note(&self, happening: &Happening) {
+        let (kind, text) = happening.event();
+        let servers = self.lock().clone();
+        for status in servers.iter().filter_map(|server| server.status.as_ref()) {
+            status.server.timeline().push(kind, &text);
+            status.metrics.count(happening);
+        }
+    }
+
+    /// Ends the status pages. Blocks for some seconds at most.
+    pub(in crate::launcher) fn end(&self) {
+        let servers = std::mem::take(&mut *self.lock());
+        for status in servers.iter().filter_map(|server| server.status.as_ref()) {
+            status.server.shutdown();
+        }
+    }
+
+    fn observe(&self, server: &TcpStoreServer) {
+        let addresses = server.local_addrs().to_vec();
+        if self.lock().iter().any(|known| known.addresses == addresses) {
+            return;
+        }
+        if let Some(bytes) = recommended_memory_max() {
+            server.set_memory_max(bytes);
+        }
+        let observer = server.observer();
+        let options = self.status.clone();
+        let source = FreshSource {
+            observer: observer.clone(),
+            announcements: Arc::clone(&self.announcements),
+        };
+        let status = options.and_then(|options| Status::start(server, source, options));
+        self.lock().push(HostedServer {
+            addresses,
+            observer,
+            status,
+        });
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<HostedServer>> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HostedServer {
+    /// Whether it has a status page.
+    pub(in crate::launcher) const fn has_status(&self) -> bool {
+        self.status.is_some()
+    }
+
+    /// What the store knows about the job, at most about a second old. Blocks for at most `timeout`; `None`
+    /// if the server has ended or does not answer in time.
+    pub(in crate::launcher) fn report(&self, timeout: Duration) -> Option<Report> {
+        if let Some(status) = &self.status {
+            return Some(Report::clone(&*status.server.report(timeout).ok()?));
+        }
+        let snapshot = self.snapshot(timeout)?;
+        Some(explain(&snapshot, &ExplainOptions::default()))
+    }
+
+    /// The state of the store at this moment. Blocks for at most `timeout`; `None` as above.
+    pub(in crate::launcher) fn snapshot(&self, timeout: Duration) -> Option<Snapshot> {
+        self.observer.snapshot(timeout).ok()
+    }
+}
+
+impl Status {
+    /// A job runs without a page if the system has no thread left for it.
+    fn start(server: &TcpStoreServer, source: FreshSource, options: StatusOptions) -> Option<Self> {
+        let status = StatusServer::start(source, options);
+        let status = status
+            .inspect_err(|error| log::warn!("cannot serve a status page: {error}"))
+            .ok()?;
+        let metrics = Arc::new(Metrics::new(status.metrics()));
+        server.set_http_handler(Arc::clone(&status) as _);
+        Some(Self {
+            server: status,
+            metrics,
+        })
+    }
+}
+
+impl Metrics {
+    fn new(into: &LauncherMetrics) -> Self {
+        Self {
+            rounds: into.counter("c10d_rendezvous_rounds", "Completed rounds"),
+            nodes: into.gauge("c10d_rendezvous_nodes", "Nodes of the current round"),
+            nodes_lost: into.counter(
+                "c10d_rendezvous_nodes_lost",
+                "Nodes that were dropped because they wrote no heartbeat",
+            ),
+            workers: into.gauge("c10d_run_workers", "Workers of the current round"),
+            failures: into.counter(
+                "c10d_run_worker_failures",
+                "Failures that ended a round on this node",
+            ),
+            restarts: into.counter("c10d_run_restarts", "Restarts of this node's workers"),
+        }
+    }
+
+    fn count(&self, happening: &Happening) {
+        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        match happening {
+            Happening::Round { nodes, workers, .. } => {
+                self.rounds.inc();
+                self.nodes.set(gauge(*nodes));
+                self.workers.set(gauge(*workers));
+            }
+            Happening::NodeLost(_) => drop(self.nodes_lost.inc()),
+            Happening::WorkerFailed(_) => drop(self.failures.inc()),
+            Happening::Restart(_) => drop(self.restarts.inc()),
+        }
+    }
+}
+
+impl Happening {
+    fn event(&self) -> (EventKind, String) {
+        match self {
+            Self::Round {
+                number,
+                nodes,
+                workers,
+            } => {
+                let s = |count: usize| if count == 1 { "" } else { "s" };
+                let text = format!(
+                    "round {number}: {nodes} node{}, {workers} worker{}",
+                    s(*nodes),
+                    s(*workers)
+                );
+                (EventKind::Round, text)
+            }
+            Self::NodeLost(text) => (EventKind::NodeLost, format!("lost {text}")),
+            Self::WorkerFailed(text) => (EventKind::Failure, text.clone()),
+            Self::Restart(why) => (EventKind::Restart, format!("the workers restart: {why}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_store::ServerOptions;
+
+    use super::*;
+
+    #[test]
+    fn hosted_servers_have_the_memory_limit_of_served_ones() {
+        let options = ServerOptions::default();
+        let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
+        Hosted::new(None, None).observe(&server);
+        assert!(server.memory_max().is_some(), "Linux says it");
+        assert_eq!(server.memory_max(), recommended_memory_max());
+    }
+}

@@ -1,0 +1,244 @@
+//! Writes to a stream that may accept nothing, on a thread of its own, so that nothing else waits for the stream.
+
+mod backlog;
+
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use self::backlog::Backlog;
+pub use self::backlog::Next;
+
+/// How much waits for the stream before more is dropped: thousands of log lines, or the output of many failed workers.
+const BACKLOG_BYTES_MAX: usize = 1 << 20;
+
+/// How long [`finish`](QueuedWriter::finish) waits for a stream that is slow, but accepts bytes.
+const FINISH_MAX: Duration = Duration::from_secs(60);
+
+/// Turns what was queued into bytes.
+pub type Render<T> = dyn FnMut(Next<T>) -> Vec<u8> + Send;
+
+/// A queue and the thread that writes it. Dropping it joins the thread if all is written, and leaves it behind
+/// otherwise: a write that the stream does not accept cannot be cancelled.
+#[derive(Debug)]
+pub struct QueuedWriter<T> {
+    shared: Arc<Shared<T>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    backlog: Backlog<T>,
+    /// Since when the stream has accepted nothing of what is being written; `None` while nothing is.
+    stuck_since: Option<Instant>,
+    is_closed: bool,
+}
+
+impl<T: Send + 'static> QueuedWriter<T> {
+    /// Starts the thread `name`. An item that cannot be written goes to `on_error`, and the next one is tried.
+    ///
+    /// # Errors
+    /// The system has no thread left.
+    pub fn start(
+        name: &str,
+        mut stream: impl Write + AsFd + Send + 'static,
+        mut render: Box<Render<T>>,
+        mut on_error: impl FnMut(io::Error) + Send + 'static,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                backlog: Backlog::new(BACKLOG_BYTES_MAX),
+                stuck_since: None,
+                is_closed: false,
+            }),
+            changed: Condvar::new(),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn(move || {
+                while let Some(next) = of_thread.next() {
+                    let bytes = render(next);
+                    if let Err(error) = of_thread.write(&mut stream, &bytes) {
+                        on_error(error);
+                    }
+                }
+            })?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl<T> QueuedWriter<T> {
+    /// Queues an item of about this length. Drops it if the stream is too far behind; the next that is written says so.
+    pub fn push(&self, bytes: usize, item: T) {
+        self.shared.lock().backlog.push(bytes, item);
+        self.shared.changed.notify_all();
+    }
+
+    /// Waits until all is written; returns whether it is. Gives up when the stream has accepted nothing for `stuck_max`,
+    /// which counts from before this call, and after a minute in all.
+    pub fn finish(&self, stuck_max: Duration) -> bool {
+        let started = Instant::now();
+        let mut state = self.shared.lock();
+        loop {
+            if state.backlog.is_empty() && state.stuck_since.is_none() {
+                return true;
+            }
+            let stuck = state.stuck_since.unwrap_or(started).elapsed();
+            let left = stuck_max
+                .saturating_sub(stuck)
+                .min(FINISH_MAX.saturating_sub(started.elapsed()));
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.shared.changed.wait_timeout(state, left);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl<T> Drop for QueuedWriter<T> {
+    fn drop(&mut self) {
+        let is_written = self.finish(Duration::ZERO);
+        self.shared.lock().is_closed = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take().filter(|_| is_written)
+            && thread.join().is_err()
+        {
+            log::error!("a thread that writes queued text panicked");
+        }
+    }
+}
+
+impl<T> Shared<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // Each change leaves it valid, even if a thread panics.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the next item, which then counts as being written; `None` when the queue is closed and empty.
+    fn next(&self) -> Option<Next<T>> {
+        let mut state = self.lock();
+        state.stuck_since = None;
+        loop {
+            if let Some(next) = state.backlog.pop() {
+                state.stuck_since = Some(Instant::now());
+                return Some(next);
+            }
+            self.changed.notify_all();
+            if state.is_closed {
+                return None;
+            }
+            let waited = self.changed.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn write(&self, stream: &mut (impl Write + AsFd), mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match stream.write(bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    bytes = &bytes[count..];
+                    self.lock().stuck_since = Some(Instant::now());
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Another program has made the stream non-blocking.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let mut entries = [PollFd::new(stream, PollFlags::OUT)];
+                    match poll(&mut entries, None) {
+                        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        stream.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{PipeReader, Read};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn writer() -> (QueuedWriter<Vec<u8>>, PipeReader) {
+        let (reader, stream) = io::pipe().unwrap();
+        let render = |next| match next {
+            Next::Item(bytes) => bytes,
+            Next::Gap(dropped) => format!("{dropped} dropped\n").into_bytes(),
+        };
+        let writer =
+            QueuedWriter::start("test", stream, Box::new(render), |error| panic!("{error}"));
+        (writer.unwrap(), reader)
+    }
+
+    #[test]
+    fn a_stream_that_accepts_nothing_delays_no_author_and_gets_the_rest_later() {
+        const LINE: &[u8; 1024] = &[b'\n'; 1024];
+        let (writer, mut reader) = writer();
+        let lines = 4 * BACKLOG_BYTES_MAX / LINE.len();
+        for _ in 0..lines {
+            writer.push(LINE.len(), LINE.to_vec());
+        }
+        // The thread writes what the pipe takes, and is stuck then.
+        while writer.shared.lock().stuck_since.is_none() {
+            std::thread::yield_now();
+        }
+        assert!(!writer.finish(Duration::from_millis(1)));
+
+        let reading = std::thread::spawn(move || {
+            let mut text = String::new();
+            reader.read_to_string(&mut text).unwrap();
+            text
+        });
+        assert!(writer.finish(LONG));
+        writer.push(4, b"end\n".to_vec());
+        drop(writer);
+        let text = reading.join().unwrap();
+        let (written, rest) = text.split_once(|it: char| it.is_ascii_digit()).map_or_else(
+            || panic!("nothing was dropped: {} bytes", text.len()),
+            |(written, _)| (written.len() / LINE.len(), &text[written.len()..]),
+        );
+        let (dropped, rest) = rest.split_once(" dropped\n").unwrap();
+        assert_eq!(written + dropped.parse::<usize>().unwrap(), lines);
+        assert_eq!(rest, "end\n");
+    }
+
+    #[test]
+    fn an_error_concerns_one_item() {
+        let (reader, stream) = io::pipe().unwrap();
+        drop(reader);
+        let (failed, failures) = std::sync::mpsc::channel();
+        let render = |next| match next {
+            Next::Item(bytes) => bytes,
+            Next::Gap(_) => Vec::new(),
+        };
+        let writer = QueuedWriter::start("test", stream, Box::new(render), move |error| {
+            failed.send(error.kind()).unwrap();
+        });
+        let writer = writer.unwrap();
+        for _ in 0..2 {
+            writer.push(1, b"x".to_vec());
+            assert_eq!(failures.recv().unwrap(), io::ErrorKind::BrokenPipe);
+        }
+        assert!(writer.finish(LONG));
+    }
+}
