@@ -1,17 +1,17 @@
-//! Removes what an earlier round left in the store of the rendezvous, which lives as long as the job.
+//! Removes what earlier rounds left in the store of the rendezvous, which lives as long as the job.
 //!
 //! PyTorch's agents leave it. A job that restarts thousands of times would grow by some kilobytes each time.
 
 use c10d_store::StoreError;
-use elastic_rendezvous::{RendezvousInfo, forget_workers_store};
+use elastic_rendezvous::{RendezvousHandler, RendezvousInfo, forget_workers_store};
 
 use crate::{clearing, job_end, ranks, relay};
 
 /// Removes the keys of `old`, two rounds before `current`, that no node reads any more: its own, and those that nodes
 /// share on the node with group rank 0. The round between them keeps its keys, as another node may not have left it.
 ///
-/// Call it when the workers have started, as nothing waits for it. A failure is logged only.
-pub(crate) fn forget(old: &RendezvousInfo, current: &RendezvousInfo) {
+/// Call it when the workers have started, as nothing waits for it. A failure is logged, and returned as false.
+pub(crate) fn forget(old: &RendezvousInfo, current: &RendezvousInfo) -> bool {
     let forgotten = || -> Result<(), StoreError> {
         ranks::forget_ranks(&*old.store, old.rank)?;
         if current.rank == 0 {
@@ -22,8 +22,18 @@ pub(crate) fn forget(old: &RendezvousInfo, current: &RendezvousInfo) {
         }
         Ok(())
     };
-    if let Err(error) = forgotten() {
-        log::debug!("cannot remove the keys of round {}: {error}", old.round);
+    forgotten()
+        .inspect_err(|error| log::debug!("cannot remove the keys of round {}: {error}", old.round))
+        .is_ok()
+}
+
+/// Removes what nodes that have left the job meanwhile did not: on the node with group rank 0, of rounds before those
+/// whose keys each node removes itself. A failure is logged only.
+pub(crate) fn forget_departed(handler: &dyn RendezvousHandler, current: &RendezvousInfo) {
+    if current.rank == 0
+        && let Err(error) = handler.forget_rounds_before(current.round.saturating_sub(2))
+    {
+        log::debug!("cannot remove the keys of departed nodes: {error}");
     }
 }
 
@@ -71,7 +81,7 @@ mod tests {
         let elsewhere = Arc::new(HashStore::new());
         // Their ranks may have changed.
         for (then, now) in [(0, 1), (1, 0)] {
-            forget(&round(3, then, &store), &round(5, now, &elsewhere));
+            assert!(forget(&round(3, then, &store), &round(5, now, &elsewhere)));
         }
         assert_eq!(store.list_keys().unwrap(), Vec::<String>::new());
     }

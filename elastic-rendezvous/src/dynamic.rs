@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
-use c10d_store::{Credentials, Store, TcpStore};
+use c10d_store::{Credentials, Store, StoreError, TcpStore};
 
 use crate::backend::RendezvousBackend;
 use crate::bootstrap::{Bootstrap, NotFound, Protection, Round};
@@ -21,6 +21,7 @@ use crate::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::node::NodeId;
 use crate::node_loop::NodeLoop;
 use crate::notices::{NotJoining, Notice, Notices};
+use crate::old_rounds::keys_before;
 use crate::report::WaitReport;
 use crate::server_hook::ServerHook;
 use crate::settings::RendezvousSettings;
@@ -471,6 +472,22 @@ impl RendezvousHandler for DynamicRendezvous {
             }
         };
         written.map_err(|error| RendezvousError::connection(&self.settings.run_id, error))
+    }
+
+    fn forget_rounds_before(&self, round: i64) -> Result<(), RendezvousError> {
+        // Servers of PyTorch before 2.10 close the connection.
+        if !self.store.wakes_on_change() {
+            return Ok(());
+        }
+        let run_id = &self.settings.run_id;
+        let forgotten = || -> Result<(), StoreError> {
+            let keys = self.store.list_keys()?;
+            for key in keys_before(&keys, run_id, round) {
+                self.store.delete_key(key)?;
+            }
+            Ok(())
+        };
+        forgotten().map_err(|error| RendezvousError::connection(run_id, error))
     }
 
     fn run_id(&self) -> &str {

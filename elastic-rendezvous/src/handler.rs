@@ -104,11 +104,21 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     }
 
     /// Tells the other nodes why this one does not join at present, for their reports; `None` takes it back. Spares
-    /// take its place without waiting for it. Blocks for at most the store's timeout, twice.
+    /// take its place without waiting for it. Blocks for at most the store's timeout, four times.
     ///
     /// # Errors
     /// [`RendezvousError::Connection`].
     fn set_not_joining(&self, _why: Option<&str>) -> Result<(), RendezvousError> {
+        Ok(())
+    }
+
+    /// Removes what the agents of rounds before this one have left in the rendezvous' store: at most 1,024 keys at a
+    /// time, and none where it is a server of PyTorch. Call it on the node with rank 0 of a later round, which has
+    /// published the address of the workers' store again. Blocks for at most the store's timeout per key.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Connection`].
+    fn forget_rounds_before(&self, _round: i64) -> Result<(), RendezvousError> {
         Ok(())
     }
 

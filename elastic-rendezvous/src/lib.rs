@@ -25,6 +25,7 @@ mod node;
 mod node_loop;
 mod notices;
 mod observations;
+mod old_rounds;
 mod parameters;
 mod ranks_report;
 mod recorded_event;

@@ -5,14 +5,18 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use c10d_store::{Store, StoreError};
 
 use crate::node::NodeId;
 
-/// How many notices are read: those of the nodes that wrote last for the first time.
+/// How many notices are read: those with the highest numbers.
 const NOTICES_MAX: i64 = 64;
+
+/// How many are kept: a node may be about to read one that is not among the last any more.
+const NOTICES_KEPT: i64 = 2 * NOTICES_MAX;
 
 /// The longest notice that is read or written; a reason is shortened to fit.
 const NOTICE_BYTES_MAX: usize = 2048;
@@ -134,34 +138,54 @@ impl Notices {
         format!("{}/n", self.prefix)
     }
 
-    /// Writes this node's notice in place of its last one. Blocks for at most the store's timeout, twice.
+    /// Writes this node's notice in place of its last one, and removes one that is not read any more. Blocks for at most
+    /// the store's timeout, four times.
     pub(crate) fn write(&self, notice: &Notice) -> Result<(), StoreError> {
-        let known = *self.own();
-        let number = match known {
-            Some(number) => number,
-            None => self.store.add(&self.count_key(), 1)?,
-        };
+        if let Some(number) = self.number()? {
+            return self.store.set_bytes(&self.key(number), &notice.to_text());
+        }
+        let number = self.store.add(&self.count_key(), 1)?;
         *self.own() = Some(number);
-        self.store.set_bytes(&self.key(number), &notice.to_text())
+        self.store.set_bytes(&self.key(number), &notice.to_text())?;
+        match number.saturating_sub(NOTICES_KEPT) {
+            ..=0 => Ok(()),
+            unread => self.store.delete_key(&self.key(unread)).map(drop),
+        }
     }
 
     /// Takes this node's notice back, if there is one.
     pub(crate) fn withdraw(&self) -> Result<(), StoreError> {
-        let known = *self.own();
-        match known {
+        match self.number()? {
             Some(number) => self.store.set_bytes(&self.key(number), b""),
             None => Ok(()),
         }
     }
 
-    /// The notices of all nodes: one request while there are none, and three otherwise.
-    pub(crate) fn read(&self) -> Result<Vec<Notice>, StoreError> {
-        let Some(count) = self.store.try_get(&self.count_key())? else {
-            return Ok(Vec::new());
-        };
+    /// The number of this node's notice; `None` if it has written none, or if so many others have that it is not read
+    /// any more.
+    fn number(&self) -> Result<Option<i64>, StoreError> {
+        let known = *self.own();
+        if known.is_none() {
+            return Ok(None);
+        }
+        let read = self.numbers_read()?;
+        Ok(known.filter(|number| read.contains(number)))
+    }
+
+    /// The numbers of the notices that are read.
+    fn numbers_read(&self) -> Result<RangeInclusive<i64>, StoreError> {
+        let count = self.store.try_get(&self.count_key())?.unwrap_or_default();
         let count: i64 = String::from_utf8_lossy(&count).trim().parse().unwrap_or(0);
         let first = count.saturating_sub(NOTICES_MAX).max(0).saturating_add(1);
-        let keys: Vec<String> = (first..=count).map(|number| self.key(number)).collect();
+        Ok(first..=count)
+    }
+
+    /// The notices of all nodes: one request while there are none, and three otherwise.
+    pub(crate) fn read(&self) -> Result<Vec<Notice>, StoreError> {
+        let keys: Vec<String> = self
+            .numbers_read()?
+            .map(|number| self.key(number))
+            .collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         if keys.is_empty() {
             return Ok(Vec::new());
@@ -275,15 +299,36 @@ mod tests {
     #[test]
     fn only_the_last_notices_are_read() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
-        for number in 0..100 {
+        for number in 0..300 {
             let notices = Notices::new(Arc::clone(&store), "job");
             notices
                 .write(&Notice::Left(NodeId::new("a", number, 0)))
                 .unwrap();
         }
+        let keys = store.num_keys().unwrap();
         let read = Notices::new(store, "job").read().unwrap();
         let pids: Vec<i64> = read.iter().map(|notice| notice.node().pid).collect();
-        assert_eq!(pids, (36..100).collect::<Vec<_>>());
+        assert_eq!(pids, (236..300).collect::<Vec<_>>());
+        // With the counter.
+        assert_eq!(keys, 129);
+    }
+
+    /// docs/rendezvous.md, NOTICE 2.
+    #[test]
+    fn a_node_whose_notice_is_not_read_any_more_gets_another_number() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let early = Notices::new(Arc::clone(&store), "job");
+        early.write(&absent("a", "no GPU")).unwrap();
+        for _ in 0..NOTICES_KEPT {
+            let other = Notices::new(Arc::clone(&store), "job");
+            other.write(&Notice::Left(node("b"))).unwrap();
+        }
+        // Its notice has been removed, and does not come back empty.
+        early.withdraw().unwrap();
+        assert_eq!(store.num_keys().unwrap(), 129);
+        early.write(&absent("a", "no GPU")).unwrap();
+        assert_eq!(early.read().unwrap().last(), Some(&absent("a", "no GPU")));
+        assert_eq!(store.num_keys().unwrap(), 129);
     }
 
     /// docs/rendezvous.md, NOTICE 3.

@@ -1,6 +1,6 @@
 //! The last rounds of this node, and what their stores say.
 
-use elastic_rendezvous::RendezvousInfo;
+use elastic_rendezvous::{RendezvousHandler, RendezvousInfo};
 
 use crate::exit_barrier;
 use crate::job_end;
@@ -24,12 +24,14 @@ impl Rounds {
     }
 
     /// Forgets the rounds before those two, and removes their keys if their stores are not the current round's.
-    pub(super) fn forget_old(&mut self, has_store_per_round: bool) {
+    pub(super) fn forget_old(&mut self, handler: &dyn RendezvousHandler) {
         let kept = self.newest_first.len().min(Self::KEPT);
         let old = self.newest_first.split_off(kept);
-        let current = self.newest_first.first().filter(|_| has_store_per_round);
-        for (old, current) in old.iter().zip(current.into_iter().cycle()) {
-            old_round::forget(old, current);
+        let Some(current) = self.current().filter(|_| handler.has_store_per_round()) else {
+            return;
+        };
+        if old.iter().all(|old| old_round::forget(old, current)) {
+            old_round::forget_departed(handler, current);
         }
     }
 
@@ -88,6 +90,91 @@ impl Rounds {
         };
         if let Err(error) = job_end::publish(&*round.store, host, reason) {
             log::warn!("cannot tell the other nodes why the job ends: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+
+    use c10d_store::{HashStore, Store};
+    use elastic_rendezvous::{
+        C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousSettings,
+    };
+
+    use super::*;
+    use crate::clearing;
+    use crate::ranks::{RoleInfo, exchange_ranks};
+
+    struct Node {
+        handler: DynamicRendezvous,
+        rounds: Rounds,
+    }
+
+    impl Node {
+        fn new(store: &Arc<HashStore>) -> Self {
+            let store: Arc<dyn Store> = Arc::<HashStore>::clone(store);
+            let backend = Arc::new(C10dBackend::new(Arc::clone(&store), "job").unwrap());
+            let settings = RendezvousSettings::new("job", 2, 2).unwrap();
+            let options = DynamicRendezvousOptions::new()
+                .with_local_addr("127.0.0.1")
+                .with_shared_store(false);
+            Self {
+                handler: DynamicRendezvous::new(backend, store, settings, options).unwrap(),
+                rounds: Rounds::default(),
+            }
+        }
+
+        /// Joins a round, as an agent does; returns its rank.
+        fn join(&mut self) -> usize {
+            let round = self.handler.next_rendezvous().unwrap();
+            clearing::is_first(&*round.store).unwrap();
+            let own = RoleInfo {
+                role: "trainer".to_owned(),
+                local_world_size: 1,
+            };
+            let (store, rank) = (&*round.store, round.rank);
+            exchange_ranks(store, rank, 2, &own, store.timeout(), &|| false).unwrap();
+            self.rounds.add(round);
+            rank
+        }
+    }
+
+    /// The numbers of keys after rounds of two nodes, in each of which another node takes the place of one: of the
+    /// `oldest` or of the other, so that the one node stays.
+    fn keys_while_nodes_depart(is_oldest: bool) -> Vec<u64> {
+        let store = Arc::new(HashStore::new());
+        let mut nodes = vec![Node::new(&store), Node::new(&store)];
+        let mut counts = Vec::new();
+        for _ in 0..150 {
+            thread::scope(|scope| {
+                let joins = nodes.iter_mut().map(|node| scope.spawn(|| node.join()));
+                let joins: Vec<_> = joins.collect();
+                let ranks = joins.into_iter().map(|join| join.join().unwrap());
+                assert_eq!(ranks.sum::<usize>(), 1);
+            });
+            for node in &mut nodes {
+                node.rounds.forget_old(&node.handler);
+            }
+            counts.push(store.num_keys().unwrap());
+            let departed = nodes.remove(usize::from(!is_oldest));
+            departed.handler.leave().unwrap();
+            nodes.push(Node::new(&store));
+        }
+        counts
+    }
+
+    /// docs/rendezvous.md, BOOT 9.
+    #[test]
+    fn the_store_does_not_grow_with_the_nodes_that_have_left() {
+        for is_oldest in [false, true] {
+            let counts = keys_while_nodes_depart(is_oldest);
+            // The keys of four rounds and the last 128 notices stay.
+            let (early, late) = counts.split_at(140);
+            let most = early.iter().max();
+            assert_eq!(late.iter().max(), most, "is_oldest={is_oldest}: {counts:?}");
         }
     }
 }

@@ -189,7 +189,7 @@ impl Runtime<'_> {
         self.node
             .listeners
             .notify(&AgentEvent::WorkersStarted(started));
-        self.rounds.forget_old(self.has_store_per_round);
+        self.rounds.forget_old(&*self.node.shared.handler);
         self.node.shared.probes().set_supervising(true);
     }
 
