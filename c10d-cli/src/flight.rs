@@ -10,7 +10,6 @@ use elastic_agent::local_time_and_age;
 use crate::failure::Failure;
 use crate::output::{print, print_line};
 use crate::printable::printable_json;
-use crate::stacks::job;
 use crate::status::StatusArgs;
 
 pub(crate) const EXIT_CODES: &str = "\
@@ -40,7 +39,7 @@ pub(crate) struct FlightArgs {
 
 /// Prints the comparison.
 pub(crate) fn run(args: &FlightArgs) -> Result<(), Failure> {
-    let job = job::load(&args.status)?;
+    let job = args.status.open_job()?;
     let clock = |unix_ns| local_time_and_age(unix_ns, SystemTime::now());
     let report = job.compare_flights(&job.ranks(), &clock);
     if args.json {

@@ -1,5 +1,6 @@
 //! The cause above the ranks, in as many lines as it needs and the screen has.
 
+use c10d_inspect::http::FindingSummary;
 use c10d_inspect::report_text::wrapped;
 
 use crate::printable::printable;
@@ -22,17 +23,6 @@ const FINDING_LINES_MIN: usize = 1;
 const ALSO: &str = "  also: ";
 const THEN: &str = "  then: ";
 
-/// A finding of the report.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Cause {
-    pub(super) text: String,
-    /// The ranks to blame, as in "0-3, 7".
-    pub(super) culprits: String,
-    /// The ranks that wait for them.
-    pub(super) waiting: String,
-    pub(super) is_consequence: bool,
-}
-
 /// One line of the screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CauseLine {
@@ -46,7 +36,7 @@ pub(super) struct CauseLine {
 /// The lines for a screen of this size, without characters that change the terminal.
 pub(super) fn cause_lines(
     headline: &str,
-    findings: &[Cause],
+    findings: &[FindingSummary],
     columns: usize,
     rows: usize,
 ) -> Vec<CauseLine> {
@@ -69,7 +59,7 @@ pub(super) fn cause_lines(
     lines
 }
 
-fn finding_lines(finding: &Cause, columns: usize, rows: usize) -> Vec<CauseLine> {
+fn finding_lines(finding: &FindingSummary, columns: usize, rows: usize) -> Vec<CauseLine> {
     let mark = if finding.is_consequence { THEN } else { ALSO };
     let lines_max = match rows >= TALL {
         true => FINDING_LINES_MAX,
@@ -108,12 +98,13 @@ mod tests {
     use super::*;
 
     fn texts(headline: &str, findings: &[&str], columns: usize, rows: usize) -> Vec<String> {
-        let finding = |text: &&str| Cause {
-            text: (*text).to_owned(),
-            is_consequence: true,
-            ..Cause::default()
+        let finding = |text: &&str| {
+            let mut finding = FindingSummary::default();
+            finding.text = (*text).to_owned();
+            finding.is_consequence = true;
+            finding
         };
-        let findings: Vec<Cause> = findings.iter().map(finding).collect();
+        let findings: Vec<FindingSummary> = findings.iter().map(finding).collect();
         let lines = cause_lines(headline, &findings, columns, rows).into_iter();
         lines.map(|line| line.mark + &line.text).collect()
     }

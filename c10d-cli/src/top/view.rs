@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use c10d_inspect::http::RankCell;
 use c10d_inspect::report_text::age_text;
 use c10d_inspect::{RankReport, RankState, Sureness};
 use ratatui::Frame;
@@ -10,7 +11,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
 use super::grid::LABEL_COLUMNS;
-use super::model::{Cell, Top, View};
+use super::model::{Top, View, severity};
 use crate::printable::printable;
 
 /// Draws the whole screen.
@@ -119,7 +120,10 @@ impl Painter<'_, '_> {
     }
 
     fn cause(&mut self, top: &Top) {
-        let headline = match top.overview().is_some_and(|overview| overview.is_stuck) {
+        let headline = match top
+            .overview()
+            .is_some_and(|overview| overview.status.is_stuck)
+        {
             true => self.bad(),
             false => self.good(),
         };
@@ -197,7 +201,7 @@ impl Painter<'_, '_> {
                 let Some(worst) = cells[ranks.clone()]
                     .iter()
                     .rev()
-                    .max_by_key(|cell| cell.severity())
+                    .max_by_key(|cell| severity(cell))
                 else {
                     continue;
                 };
@@ -260,7 +264,7 @@ impl Painter<'_, '_> {
         }
     }
 
-    fn details(&mut self, top: &Top, rank: usize, cell: &Cell, end: usize) {
+    fn details(&mut self, top: &Top, rank: usize, cell: &RankCell, end: usize) {
         let name = format!("rank {rank}: {}", letter_of(cell.state).1);
         self.line(vec![span(&name, self.style_of_cell(cell))]);
         let Some(row) = top.row(rank) else {
@@ -274,11 +278,11 @@ impl Painter<'_, '_> {
         let mut facts = facts_of(row);
         let findings = top
             .overview()
-            .map_or(&[][..], |overview| &overview.findings);
+            .map_or(&[][..], |overview| &overview.status.findings);
         for finding in findings {
-            if is_listed(rank, &finding.culprits) {
+            if finding.blames(rank) {
                 facts.push(("cause of", finding.text.clone()));
-            } else if is_listed(rank, &finding.waiting) {
+            } else if finding.holds_up(rank) {
                 facts.push(("held up by", finding.text.clone()));
             }
         }
@@ -326,7 +330,7 @@ impl Painter<'_, '_> {
         self.frame.render_widget(Line::from(spans), line);
     }
 
-    fn style_of_cell(&self, cell: &Cell) -> Style {
+    fn style_of_cell(&self, cell: &RankCell) -> Style {
         if cell.is_suspect {
             self.bad().add_modifier(Modifier::UNDERLINED)
         } else {
@@ -372,7 +376,7 @@ impl Painter<'_, '_> {
 }
 
 /// "suspect: rank 2", "suspects: ranks 2 and 5", or how many ranks they are.
-fn suspects_text(cells: &[Cell]) -> Option<String> {
+fn suspects_text(cells: &[RankCell]) -> Option<String> {
     let ranks = (0..cells.len()).filter(|rank| cells[*rank].is_suspect);
     let ranks: Vec<usize> = ranks.collect();
     Some(match ranks[..] {
@@ -385,15 +389,6 @@ fn suspects_text(cells: &[Cell]) -> Option<String> {
 
 fn span(text: &str, style: Style) -> Span<'static> {
     Span::styled(printable(text), style)
-}
-
-/// Whether a list of ranges, as in "0-3, 7", has the rank.
-fn is_listed(rank: usize, ranges: &str) -> bool {
-    ranges.split(", ").any(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let bounds = (first.parse::<usize>(), last.parse::<usize>());
-        matches!(bounds, (Ok(first), Ok(last)) if (first..=last).contains(&rank))
-    })
 }
 
 /// The columns of a row after the state.
