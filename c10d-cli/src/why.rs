@@ -1,15 +1,16 @@
 //! `c10d why`: who the job waits for.
 
-use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_inspect::{Report, WorkersStore};
-use c10d_socket::HostPort;
+use c10d_socket::{HostPort, printable};
 use clap::Args;
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
+use crate::job_pages::{elsewhere, follow};
 use crate::output::{print, text_style};
-use crate::printable::{printable, printable_json};
-use crate::status::StatusArgs;
+use crate::printable::printable_json;
+use crate::status::{StatusArgs, StatusPages};
+use crate::status_error::StatusError;
 
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
@@ -33,7 +34,7 @@ pub(crate) struct WhyArgs {
 pub(crate) fn run(args: &WhyArgs) -> Result<(), Failure> {
     let asked = args.status.open()?;
     let first = Answer::of(&asked, args.json)?;
-    match asked.follow(first.report.stores_elsewhere(), |pages| {
+    match follow(&asked, elsewhere(&first.report), |pages| {
         Answer::of(pages, args.json)
     }) {
         Ok(None) => first.print(None)?,
@@ -92,7 +93,7 @@ impl Answer {
                 if let Some((store, rendezvous)) = named {
                     let line = format!(
                         "\nThis is the store of the workers of run \"{}\", {}, which the rendezvous at {} names.\n",
-                        printable(&store.run_id),
+                        printable(&store.run_id, usize::MAX),
                         self.server,
                         rendezvous.server()
                     );

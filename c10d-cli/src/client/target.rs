@@ -4,7 +4,6 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_inspect::http::StatusPages;
 use c10d_store::{PrefixStore, Store, StoreError, TcpStore};
 use clap::Args;
 use serde_json::Value;
@@ -14,7 +13,7 @@ use crate::output::{print_line, print_of_others};
 use crate::printable::printable_json;
 use crate::quantity::parse_duration;
 use crate::server_address::{ServerArgs, client_options};
-use crate::status::pages_of;
+use crate::status::StatusPages;
 
 #[derive(Debug, Args)]
 pub(crate) struct TargetArgs {
@@ -66,7 +65,7 @@ impl TargetArgs {
 
     /// The status pages of the same server.
     pub(super) fn pages(&self) -> Result<StatusPages, Failure> {
-        pages_of(&self.server, self.timeout)
+        StatusPages::open(&self.server, self.timeout)
     }
 
     /// The option --prefix.

@@ -1,5 +1,6 @@
 //! `c10d stacks`: where the ranks of a job are in their Python code.
 
+pub(crate) mod job;
 mod ranks;
 
 use c10d_inspect::Report;
@@ -47,7 +48,7 @@ pub(crate) struct StacksArgs {
 
 /// Prints the stacks.
 pub(crate) fn run(args: &StacksArgs) -> Result<(), Failure> {
-    let job = args.status.open_job()?;
+    let job = job::load(&args.status)?;
     let choice = ranks::choose(job.report(), &args.ranks, args.all).map_err(Failure::Usage)?;
     let answers = job.stacks(&choice.ranks);
     if args.json {

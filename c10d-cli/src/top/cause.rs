@@ -1,9 +1,7 @@
 //! The cause above the ranks, in as many lines as it needs and the screen has.
 
-use c10d_inspect::http::FindingSummary;
 use c10d_inspect::report_text::wrapped;
-
-use crate::printable::printable;
+use c10d_socket::printable;
 
 /// Always kept for the headline, so that the ranks below stay where they are while it changes.
 const HEADLINE_LINES_MIN: usize = 2;
@@ -23,6 +21,17 @@ const FINDING_LINES_MIN: usize = 1;
 const ALSO: &str = "  also: ";
 const THEN: &str = "  then: ";
 
+/// A finding of the report.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Cause {
+    pub(super) text: String,
+    /// The ranks to blame, as in "0-3, 7".
+    pub(super) culprits: String,
+    /// The ranks that wait for them.
+    pub(super) waiting: String,
+    pub(super) is_consequence: bool,
+}
+
 /// One line of the screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CauseLine {
@@ -36,7 +45,7 @@ pub(super) struct CauseLine {
 /// The lines for a screen of this size, without characters that change the terminal.
 pub(super) fn cause_lines(
     headline: &str,
-    findings: &[FindingSummary],
+    findings: &[Cause],
     columns: usize,
     rows: usize,
 ) -> Vec<CauseLine> {
@@ -59,7 +68,7 @@ pub(super) fn cause_lines(
     lines
 }
 
-fn finding_lines(finding: &FindingSummary, columns: usize, rows: usize) -> Vec<CauseLine> {
+fn finding_lines(finding: &Cause, columns: usize, rows: usize) -> Vec<CauseLine> {
     let mark = if finding.is_consequence { THEN } else { ALSO };
     let lines_max = match rows >= TALL {
         true => FINDING_LINES_MAX,
@@ -80,7 +89,7 @@ fn finding_lines(finding: &FindingSummary, columns: usize, rows: usize) -> Vec<C
 
 /// The first lines of a text. What is left out leaves a mark.
 fn cut(text: &str, columns: usize, lines_max: usize) -> Vec<String> {
-    let mut lines = wrapped(&printable(text), columns);
+    let mut lines = wrapped(&printable(text, usize::MAX).to_string(), columns);
     if lines.len() > lines_max {
         lines.truncate(lines_max);
         if let Some(last) = lines.last_mut() {
@@ -98,13 +107,12 @@ mod tests {
     use super::*;
 
     fn texts(headline: &str, findings: &[&str], columns: usize, rows: usize) -> Vec<String> {
-        let finding = |text: &&str| {
-            let mut finding = FindingSummary::default();
-            finding.text = (*text).to_owned();
-            finding.is_consequence = true;
-            finding
+        let finding = |text: &&str| Cause {
+            text: (*text).to_owned(),
+            is_consequence: true,
+            ..Cause::default()
         };
-        let findings: Vec<FindingSummary> = findings.iter().map(finding).collect();
+        let findings: Vec<Cause> = findings.iter().map(finding).collect();
         let lines = cause_lines(headline, &findings, columns, rows).into_iter();
         lines.map(|line| line.mark + &line.text).collect()
     }

@@ -5,10 +5,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use c10d_inspect::http::{RankCell, StatusOverview};
 use c10d_inspect::{RankReport, RankState};
 
-use super::cause::{CauseLine, cause_lines};
+use super::cause::{Cause, CauseLine, cause_lines};
 use super::grid::Grid;
 
 /// How often the state of all ranks is fetched.
@@ -34,21 +33,34 @@ const SEARCH_MAX: usize = 64;
 pub(super) struct Overview {
     /// The store that was asked, as `host:port`.
     pub(super) target: String,
-    pub(super) status: StatusOverview,
+    pub(super) headline: String,
+    pub(super) is_stuck: bool,
+    pub(super) findings: Vec<Cause>,
+    /// The ranks, from 0 on.
+    pub(super) cells: Vec<Cell>,
 }
 
-/// Greater for ranks that need more attention.
-pub(super) const fn severity(cell: &RankCell) -> u8 {
-    let state = match cell.state {
-        RankState::Lost => 6,
-        RankState::NotSeen => 5,
-        RankState::Starting => 4,
-        RankState::Connecting => 3,
-        RankState::Waiting => 2,
-        RankState::Idle => 1,
-        _ => 0,
-    };
-    if cell.is_suspect { state + 10 } else { state }
+/// The state of one rank.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Cell {
+    pub(super) state: RankState,
+    pub(super) is_suspect: bool,
+}
+
+impl Cell {
+    /// Greater for ranks that need more attention.
+    pub(super) const fn severity(&self) -> u8 {
+        let state = match self.state {
+            RankState::Lost => 6,
+            RankState::NotSeen => 5,
+            RankState::Starting => 4,
+            RankState::Connecting => 3,
+            RankState::Waiting => 2,
+            RankState::Idle => 1,
+            _ => 0,
+        };
+        if self.is_suspect { state + 10 } else { state }
+    }
 }
 
 /// Something to fetch.
@@ -279,10 +291,10 @@ impl Top {
         self.failure.as_deref()
     }
 
-    pub(super) fn cells(&self) -> &[RankCell] {
+    pub(super) fn cells(&self) -> &[Cell] {
         self.overview
             .as_ref()
-            .map_or(&[], |overview| &overview.status.cells)
+            .map_or(&[], |overview| &overview.cells)
     }
 
     pub(super) fn row(&self, rank: usize) -> Option<&RankReport> {
@@ -299,7 +311,7 @@ impl Top {
     }
 
     /// The rank whose details fill the screen.
-    pub(super) fn detailed(&self) -> Option<(usize, &RankCell)> {
+    pub(super) fn detailed(&self) -> Option<(usize, &Cell)> {
         let cell = self
             .cells()
             .get(self.selected)
@@ -337,7 +349,7 @@ impl Top {
     pub(super) fn cause_lines(&self) -> Vec<CauseLine> {
         let overview = self.overview.as_ref();
         let (headline, findings) = overview.map_or(("", &[][..]), |overview| {
-            (&overview.status.headline, &overview.status.findings)
+            (&overview.headline, &overview.findings)
         });
         cause_lines(headline, findings, self.columns, self.lines)
     }
@@ -381,7 +393,7 @@ impl Top {
         let descending = |value: Option<u64>| value.map_or(u64::MAX, |value| u64::MAX - 1 - value);
         match self.sort {
             Sort::Rank => {}
-            Sort::State => order.sort_by_key(|rank| u8::MAX - severity(&cells[*rank])),
+            Sort::State => order.sort_by_key(|rank| u8::MAX - cells[*rank].severity()),
             Sort::Wait => {
                 order
                     .sort_by_cached_key(|rank| descending(row(*rank).and_then(|row| row.waits_ms)));
@@ -513,7 +525,7 @@ impl Top {
             let ranks = grid.ranks_beside(self.selected);
             let worst = ranks
                 .rev()
-                .max_by_key(|rank| self.cells().get(*rank).map(severity));
+                .max_by_key(|rank| self.cells().get(*rank).map(Cell::severity));
             self.selected = worst.unwrap_or(self.selected);
             self.sort = Sort::Rank;
             self.is_reversed = false;
@@ -608,17 +620,13 @@ impl Top {
                 self.failure = None;
                 self.overview_at = now;
                 self.not_before = now;
-                if self.cells().len() != overview.status.cells.len() {
+                if self.cells().len() != overview.cells.len() {
                     self.rows.clear();
                     self.chunks.clear();
                 }
                 if self.overview.is_none() {
                     // The rank that is to blame, if any.
-                    let first = overview
-                        .status
-                        .cells
-                        .iter()
-                        .position(|cell| cell.is_suspect);
+                    let first = overview.cells.iter().position(|cell| cell.is_suspect);
                     self.selected = first.unwrap_or(0);
                 }
                 self.overview = Some(overview);

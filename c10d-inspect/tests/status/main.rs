@@ -10,6 +10,5 @@ mod canned;
 mod chromium;
 mod cost;
 mod front;
-mod pages;
 mod ranks;
 mod scrape;
