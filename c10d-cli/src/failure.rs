@@ -2,12 +2,12 @@
 
 use std::io::{self, Write as _};
 
+use c10d_inspect::http::StatusError;
 use c10d_relay::RelayError;
 use c10d_socket::{CredentialsError, ListenError};
 use c10d_store::StoreError;
 use elastic_agent::LauncherError;
 
-use crate::status_error::StatusError;
 use crate::terminal;
 
 /// Why a command failed. Exit codes are part of the interface: scripts decide by them whether to retry.

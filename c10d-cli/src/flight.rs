@@ -4,14 +4,12 @@ use std::fmt::Write as _;
 use std::time::SystemTime;
 
 use c10d_inspect::flight::FlightReport;
-use c10d_socket::printable;
 use clap::Args;
 use elastic_agent::local_time_and_age;
 
 use crate::failure::Failure;
 use crate::output::{print, print_line};
 use crate::printable::printable_json;
-use crate::stacks::job;
 use crate::status::StatusArgs;
 
 pub(crate) const EXIT_CODES: &str = "\
@@ -25,9 +23,6 @@ Exit codes:
 
 /// How many ranks are listed in the text.
 const LISTED_MAX: usize = 64;
-
-/// The most characters of the error of a rank.
-const ERROR_CHARS_MAX: usize = 200;
 
 /// Compares the flight recorders of all ranks that run PyTorch's debug server (2.15 or later): with
 /// `c10d run --debug-server`, or torch.distributed.debug.start_debug_server(). They record collectives also without
@@ -44,7 +39,7 @@ pub(crate) struct FlightArgs {
 
 /// Prints the comparison.
 pub(crate) fn run(args: &FlightArgs) -> Result<(), Failure> {
-    let job = job::load(&args.status)?;
+    let job = args.status.open_job()?;
     let clock = |unix_ns| local_time_and_age(unix_ns, SystemTime::now());
     let report = job.compare_flights(&job.ranks(), &clock);
     if args.json {
@@ -75,10 +70,7 @@ fn to_text(report: &FlightReport, clock: &dyn Fn(u64) -> String) -> String {
     text.push('\n');
     for rank in report.ranks.iter().take(LISTED_MAX) {
         _ = match (&rank.error, &rank.current) {
-            (Some(error), _) => {
-                let error = printable(error, ERROR_CHARS_MAX);
-                writeln!(text, "rank {}: {error}", rank.rank)
-            }
+            (Some(error), _) => writeln!(text, "rank {}: {}", rank.rank, printable_error(error)),
             (None, Some(current)) => writeln!(
                 text,
                 "rank {}: in collective {} of group {} since {}: {current}",
@@ -106,4 +98,8 @@ fn to_text(report: &FlightReport, clock: &dyn Fn(u64) -> String) -> String {
         _ = writeln!(text, "and {more} more ranks: --json shows all");
     }
     text
+}
+
+fn printable_error(error: &str) -> String {
+    crate::printable::printable(&error.chars().take(200).collect::<String>())
 }

@@ -6,7 +6,6 @@ mod completions;
 mod end_signals;
 mod failure;
 mod flight;
-mod job_pages;
 mod man;
 mod open_files;
 mod output;
@@ -21,7 +20,6 @@ mod serve;
 mod server_address;
 mod stacks;
 mod status;
-mod status_error;
 mod suggestion;
 mod terminal;
 #[cfg(feature = "top")]

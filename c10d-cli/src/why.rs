@@ -1,16 +1,15 @@
 //! `c10d why`: who the job waits for.
 
+use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_inspect::{Report, WorkersStore};
-use c10d_socket::{HostPort, printable};
+use c10d_socket::HostPort;
 use clap::Args;
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
-use crate::job_pages::{elsewhere, follow};
 use crate::output::{print, text_style};
-use crate::printable::printable_json;
-use crate::status::{StatusArgs, StatusPages};
-use crate::status_error::StatusError;
+use crate::printable::{printable, printable_json};
+use crate::status::StatusArgs;
 
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
@@ -34,7 +33,7 @@ pub(crate) struct WhyArgs {
 pub(crate) fn run(args: &WhyArgs) -> Result<(), Failure> {
     let asked = args.status.open()?;
     let first = Answer::of(&asked, args.json)?;
-    match follow(&asked, elsewhere(&first.report), |pages| {
+    match asked.follow(first.report.stores_elsewhere(), |pages| {
         Answer::of(pages, args.json)
     }) {
         Ok(None) => first.print(None)?,
@@ -93,7 +92,7 @@ impl Answer {
                 if let Some((store, rendezvous)) = named {
                     let line = format!(
                         "\nThis is the store of the workers of run \"{}\", {}, which the rendezvous at {} names.\n",
-                        printable(&store.run_id, usize::MAX),
+                        printable(&store.run_id),
                         self.server,
                         rendezvous.server()
                     );

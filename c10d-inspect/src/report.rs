@@ -41,6 +41,18 @@ pub struct Report {
     pub workers_stores: Vec<WorkersStore>,
 }
 
+impl Report {
+    /// Where the workers are of which this report says nothing, because their nodes only meet at its store.
+    #[must_use]
+    pub fn stores_elsewhere(&self) -> &[WorkersStore] {
+        // Nodes that wait for others have no workers at present.
+        if self.is_stuck {
+            return &[];
+        }
+        &self.workers_stores
+    }
+}
+
 /// The store that the workers of a run use, as the rendezvous of its nodes names it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -1,9 +1,8 @@
 //! Words for people: escaped bytes, ages, lists of ranks.
 
 use std::collections::BTreeSet;
+use std::fmt::Write;
 use std::time::Duration;
-
-use c10d_socket::printable;
 
 /// The most characters of a name or key that are shown.
 const SHOWN_CHARS_MAX: usize = 160;
@@ -11,14 +10,53 @@ const SHOWN_CHARS_MAX: usize = 160;
 /// The most ranges of ranks in one sentence.
 const RANGES_MAX: usize = 8;
 
-/// A name or key of others as people read it.
+/// A stranger's bytes for a terminal or a page: no control characters, no characters that reorder text, cut to
+/// 160 characters. Bytes that are not UTF-8 are shown as `\xNN`.
 pub(crate) fn shown(bytes: &[u8]) -> String {
     shown_up_to(bytes, SHOWN_CHARS_MAX)
 }
 
-/// What others wrote, as [`printable`] makes it.
-pub(crate) fn shown_up_to(bytes: &[u8], chars_max: usize) -> String {
-    printable(bytes, chars_max).to_string()
+/// As [`shown`], cut to `max` characters.
+pub(crate) fn shown_up_to(bytes: &[u8], max: usize) -> String {
+    let mut text = String::with_capacity(bytes.len().min(max));
+    let mut count = 0;
+    for chunk in bytes[..bytes.len().min(max.saturating_mul(4))].utf8_chunks() {
+        for character in chunk.valid().chars() {
+            count += 1;
+            if count > max {
+                text.push('…');
+                return text;
+            }
+            if is_harmless(character) {
+                text.push(character);
+            } else {
+                // Writing to a string cannot fail.
+                let _ = write!(text, "\\u{{{:x}}}", u32::from(character));
+            }
+        }
+        for byte in chunk.invalid() {
+            count += 1;
+            if count > max {
+                text.push('…');
+                return text;
+            }
+            let _ = write!(text, "\\x{byte:02x}");
+        }
+    }
+    text
+}
+
+/// As [`shown`], of any length.
+pub(crate) fn printable(text: &str) -> String {
+    shown_up_to(text.as_bytes(), usize::MAX)
+}
+
+/// Whether a character changes nothing but its own place on the screen.
+fn is_harmless(character: char) -> bool {
+    !(character.is_control()
+        || matches!(character,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'))
 }
 
 /// A duration as people say it: "0.4 s", "31 s", "12 min", "2 h 5 min".
@@ -87,6 +125,18 @@ pub(crate) fn numbers(numbers: &BTreeSet<usize>) -> String {
     joined(&words)
 }
 
+/// Whether a rank is in a text that [`ranks`] made. Not known of ranks that it leaves out.
+#[cfg(feature = "http")]
+pub(crate) fn has_rank(text: &str, rank: usize) -> bool {
+    let numbers = text.split_once(' ').map_or("", |(_, numbers)| numbers);
+    let mut ranges = numbers.split(", ").flat_map(|it| it.split(" and "));
+    ranges.any(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let bounds = (first.parse::<usize>(), last.parse::<usize>());
+        matches!(bounds, (Ok(first), Ok(last)) if (first..=last).contains(&rank))
+    })
+}
+
 /// "a", "a and b", "a, b and c".
 pub(crate) fn joined(words: &[String]) -> String {
     match words {
@@ -137,6 +187,43 @@ mod tests {
         let odd = (0..16_384).filter(|rank| rank % 2 == 1).collect();
         assert_eq!(ranks(&odd), "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 8184 more");
         assert_eq!(of(&[usize::MAX]), format!("rank {}", usize::MAX));
+    }
+
+    #[cfg(feature = "http")]
+    #[test]
+    fn a_list_of_ranks_is_read_back() {
+        let lists: [&[usize]; 6] = [&[2], &[1, 3], &[0, 1, 3], &[0, 1, 2, 3, 9], &[5, 6, 7], &[]];
+        for numbers in lists {
+            let numbers: BTreeSet<usize> = numbers.iter().copied().collect();
+            let text = ranks(&numbers);
+            for rank in 0..12 {
+                assert_eq!(has_rank(&text, rank), numbers.contains(&rank), "{text}");
+            }
+        }
+        let odd: BTreeSet<usize> = (0..64).filter(|rank| rank % 2 == 1).collect();
+        assert!(has_rank(&ranks(&odd), 15) && !has_rank(&ranks(&odd), 24));
+        assert!(!has_rank("", 0) && !has_rank("0", 0));
+    }
+
+    #[test]
+    fn escapes_what_changes_the_screen() {
+        for (bytes, expected) in [
+            (&b"/default_pg/0"[..], "/default_pg/0"),
+            (b"\x1b[2J", "\\u{1b}[2J"),
+            (b"a\r\nb\t", "a\\u{d}\\u{a}b\\u{9}"),
+            (b"\xff\xc3", "\\xff\\xc3"),
+            ("\u{202e}gnp".as_bytes(), "\\u{202e}gnp"),
+            (
+                "\u{2066}\u{feff}\u{9b}".as_bytes(),
+                "\\u{2066}\\u{feff}\\u{9b}",
+            ),
+            ("Grüße".as_bytes(), "Grüße"),
+            (b"<script>", "<script>"),
+        ] {
+            assert_eq!(shown(bytes), expected);
+        }
+        assert_eq!(shown(&[b'a'; 100_000]).chars().count(), SHOWN_CHARS_MAX + 1);
+        assert!(shown(&[0; 100_000]).len() < 2000);
     }
 
     #[test]

@@ -1,19 +1,14 @@
 //! `c10d store clients`: the connections of a server.
 
+use c10d_inspect::http::ClientRow;
 use c10d_inspect::report_text::age_text;
-use c10d_socket::printable;
 use clap::Args;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::output::print;
-use crate::printable::printable_json;
-use crate::status::{StatusArgs, StatusPages};
-use crate::status_error::StatusError;
-
-/// The connections in one answer of the server.
-const ROWS_AT_ONCE: usize = 4096;
+use crate::printable::{printable, printable_json};
+use crate::status::StatusArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct ClientsArgs {
@@ -29,62 +24,22 @@ pub(crate) struct ClientsArgs {
     json: bool,
 }
 
-/// A page of `/clients.json`.
-#[derive(Debug, Deserialize)]
-struct Page {
-    rows: Vec<Value>,
-}
-
-/// A connection.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Row {
-    address: String,
-    rank: Option<usize>,
-    pid: Option<u32>,
-    open_ms: u64,
-    requests: u64,
-    last_command: Option<String>,
-    last_key: Option<String>,
-    last_ms: Option<u64>,
-    waits_for: Option<String>,
-    waits_ms: Option<u64>,
-    away_ms: Option<u64>,
-    closed: Option<String>,
-    closed_ms: Option<u64>,
-}
-
 pub(super) fn run(args: &ClientsArgs) -> Result<(), Failure> {
     let pages = args.status.open()?;
-    let mut rows = fetch(&pages)?;
-    if !args.closed {
-        rows.retain(|row| row["closed"].is_null());
-    }
     if args.json {
+        // Every field that the server knows, also those of a newer version.
+        let mut rows: Vec<Value> = pages.rows("/clients.json")?;
+        rows.retain(|row| args.closed || row["closed"].is_null());
         let text = format!("{}\n", json!({ "clients": rows }));
         return print(printable_json(&text).as_bytes());
     }
-    let rows: Vec<Row> = serde_json::from_value(Value::Array(rows))
-        .map_err(|error| pages.not_understood("/clients.json", error))?;
+    let mut rows: Vec<ClientRow> = pages.rows("/clients.json")?;
+    rows.retain(|row| args.closed || row.closed.is_none());
     print(table(&rows).as_bytes())
 }
 
-fn fetch(pages: &StatusPages) -> Result<Vec<Value>, StatusError> {
-    let mut rows = Vec::new();
-    loop {
-        let from = rows.len();
-        let path = format!("/clients.json?from={from}&count={ROWS_AT_ONCE}");
-        let page: Page = pages.get(&path)?;
-        let is_last = page.rows.len() < ROWS_AT_ONCE;
-        rows.extend(page.rows);
-        if is_last {
-            return Ok(rows);
-        }
-    }
-}
-
 /// The rows under a heading, in columns as wide as needed.
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[ClientRow]) -> String {
     const HEADING: [&str; 7] = [
         "PEER",
         "PID",
@@ -115,7 +70,7 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-fn columns_of(row: &Row) -> [String; 7] {
+fn columns_of(row: &ClientRow) -> [String; 7] {
     let ago = |age: Option<u64>| age.map(|age| format!(", {} ago", age_text(age)));
     let last = row.last_command.as_ref().map(|command| {
         let key = row.last_key.as_deref().unwrap_or_default();
@@ -142,13 +97,13 @@ fn columns_of(row: &Row) -> [String; 7] {
         }
     };
     [
-        printable(&row.address, usize::MAX).to_string(),
+        row.address.to_string(),
         number(row.pid.map(u64::from)),
         number(row.rank.map(|rank| rank as u64)),
         age_text(row.open_ms),
         row.requests.to_string(),
-        printable(&last.unwrap_or_default(), usize::MAX).to_string(),
-        printable(&waits, usize::MAX).to_string(),
+        printable(&last.unwrap_or_default()),
+        printable(&waits),
     ]
 }
 
@@ -165,11 +120,11 @@ mod tests {
                 "last_ms": 31_000, "waits_for": "/default_pg/0//cpu//0/3", "waits_ms": 31_000,
                 "closed": null, "closed_ms": null
             },
-            { "address": "[::1]:1", "last_command": "SET", "last_key": "\u{1b}[2J", "last_ms": 5 },
-            { "address": "10.0.0.4:9", "away_ms": 20_000, "waits_for": "/k", "waits_ms": 31_000 },
-            { "address": "10.0.0.3:9", "closed": "peer", "closed_ms": 1_500, "requests": 3 }
+            { "id": 8, "address": "[::1]:1", "open_ms": 0, "requests": 0, "last_command": "SET", "last_key": "\u{1b}[2J", "last_ms": 5 },
+            { "id": 9, "address": "10.0.0.4:9", "open_ms": 0, "requests": 0, "away_ms": 20_000, "waits_for": "/k", "waits_ms": 31_000 },
+            { "id": 1, "address": "10.0.0.3:9", "open_ms": 0, "requests": 3, "closed": "peer", "closed_ms": 1_500 }
         ]);
-        let rows: Vec<Row> = serde_json::from_value(rows).unwrap();
+        let rows: Vec<ClientRow> = serde_json::from_value(rows).unwrap();
         let expected = "\
 PEER              PID  RANK    AGE  REQUESTS  LAST REQUEST                            WAITS FOR
 127.0.0.1:43210  4711     2   61 s        16  WAIT /default_pg/0//cpu//0/3, 31 s ago  /default_pg/0//cpu//0/3 for 31 s

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::printable;
+use c10d_inspect::http::StoreCounters;
 use clap::Args;
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::output::{print, print_line};
-use crate::printable::printable_json;
+use crate::printable::{printable, printable_json};
 use crate::quantity::parse_duration;
 use crate::status::StatusArgs;
 
@@ -39,41 +39,20 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The part of `/stats.json` that is shown as text.
-#[derive(Debug, Default, Clone, Deserialize)]
-#[serde(default)]
-struct Counters {
-    requests: Vec<(String, u64)>,
-    requests_total: u64,
-    connections: u64,
-    opened: u64,
-    closed_by_peer: u64,
-    closed_by_failure: u64,
-    closed_by_refusal: u64,
-    rejected: u64,
-    handed_over: u64,
-    keys: u64,
-    stored_bytes: u64,
-    waits: u64,
-    waits_cancelled: u64,
-    received_bytes: u64,
-    sent_bytes: u64,
-}
-
 /// The counters at one time.
 #[derive(Debug)]
 struct Sample {
     at: Instant,
     time: Timestamp,
     json: Value,
-    counters: Counters,
+    counters: StoreCounters,
 }
 
 pub(super) fn run(args: &StatsArgs) -> Result<(), Failure> {
     let pages = args.status.open()?;
     let sample = || -> Result<Sample, Failure> {
         let json: Value = pages.get("/stats.json")?;
-        let counters = Counters::deserialize(&json)
+        let counters = StoreCounters::deserialize(&json)
             .map_err(|error| pages.not_understood("/stats.json", error))?;
         Ok(Sample {
             at: Instant::now(),
@@ -126,7 +105,7 @@ struct Rates {
 
 impl Rates {
     /// A counter that is smaller than before belongs to a restarted server, and counts from 0.
-    fn between(before: &Counters, now: &Counters, seconds: f64) -> Self {
+    fn between(before: &StoreCounters, now: &StoreCounters, seconds: f64) -> Self {
         let rate = |before: u64, now: u64| {
             let change = now.checked_sub(before).unwrap_or(now);
             change as f64 / seconds.max(1e-3)
@@ -136,7 +115,7 @@ impl Rates {
             received_bytes: rate(before.received_bytes, now.received_bytes),
             sent_bytes: rate(before.sent_bytes, now.sent_bytes),
             opened: rate(before.opened, now.opened),
-            closed: rate(before.closed(), now.closed()),
+            closed: rate(closed(before), closed(now)),
         }
     }
 
@@ -152,15 +131,13 @@ impl Rates {
     }
 }
 
-impl Counters {
-    const fn closed(&self) -> u64 {
-        self.closed_by_peer + self.closed_by_failure + self.closed_by_refusal
-    }
+const fn closed(counters: &StoreCounters) -> u64 {
+    counters.closed_by_peer + counters.closed_by_failure + counters.closed_by_refusal
 }
 
 const HEADING: &str = "TIME                      CONNECTIONS  WAITS    KEYS   STORED B  REQUESTS/S  RECEIVED B/S    SENT B/S  OPENED/S  CLOSED/S";
 
-fn line(time: Timestamp, counters: &Counters, rates: &Rates) -> String {
+fn line(time: Timestamp, counters: &StoreCounters, rates: &Rates) -> String {
     format!(
         "{time:.3}  {:>11}  {:>5}  {:>6}  {:>9}  {:>10.1}  {:>12.0}  {:>10.0}  {:>8.1}  {:>8.1}",
         counters.connections,
@@ -176,12 +153,12 @@ fn line(time: Timestamp, counters: &Counters, rates: &Rates) -> String {
 }
 
 /// All counters, one in each line.
-fn totals(counters: &Counters) -> String {
+fn totals(counters: &StoreCounters) -> String {
     let lines = [
-        ("connections", counters.connections),
-        ("waits", counters.waits),
-        ("keys", counters.keys),
-        ("stored bytes", counters.stored_bytes),
+        ("connections", counters.connections as u64),
+        ("waits", counters.waits as u64),
+        ("keys", counters.keys as u64),
+        ("stored bytes", counters.stored_bytes as u64),
         ("received bytes", counters.received_bytes),
         ("sent bytes", counters.sent_bytes),
         ("connections opened", counters.opened),
@@ -195,8 +172,7 @@ fn totals(counters: &Counters) -> String {
     ];
     let lines = lines.map(|(name, count)| (name.to_owned(), count));
     let by_command = counters.requests.iter();
-    let by_command =
-        by_command.map(|(name, count)| (format!("  {}", printable(name, usize::MAX)), *count));
+    let by_command = by_command.map(|(name, count)| (format!("  {}", printable(name)), *count));
     let line = |(name, count)| format!("{name:<20}{count:>14}\n");
     lines.into_iter().chain(by_command).map(line).collect()
 }
@@ -205,7 +181,7 @@ fn totals(counters: &Counters) -> String {
 mod tests {
     use super::*;
 
-    fn counters(json: Value) -> Counters {
+    fn counters(json: Value) -> StoreCounters {
         serde_json::from_value(json).unwrap()
     }
 

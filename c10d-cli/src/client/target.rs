@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use c10d_inspect::http::StatusPages;
 use c10d_store::{PrefixStore, Store, StoreError, TcpStore};
 use clap::Args;
 use serde_json::Value;
@@ -13,7 +14,7 @@ use crate::output::{print_line, print_of_others};
 use crate::printable::printable_json;
 use crate::quantity::parse_duration;
 use crate::server_address::{ServerArgs, client_options};
-use crate::status::StatusPages;
+use crate::status::pages_of;
 
 #[derive(Debug, Args)]
 pub(crate) struct TargetArgs {
@@ -65,7 +66,7 @@ impl TargetArgs {
 
     /// The status pages of the same server.
     pub(super) fn pages(&self) -> Result<StatusPages, Failure> {
-        StatusPages::open(&self.server, self.timeout)
+        pages_of(&self.server, self.timeout)
     }
 
     /// The option --prefix.

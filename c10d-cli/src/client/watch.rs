@@ -5,19 +5,16 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::thread;
 use std::time::Duration;
 
-use c10d_socket::printable;
+use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_store::{Known, Store, StoreError};
 use clap::Args;
 use jiff::Timestamp;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::target::{Client, TargetArgs};
 use crate::failure::Failure;
 use crate::output::print;
-use crate::printable::{printable_json, printable_value};
-use crate::status::StatusPages;
-use crate::status_error::StatusError;
+use crate::printable::{printable, printable_json, printable_value};
 
 /// How often the keys of a prefix are compared with those before.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -27,9 +24,6 @@ const VALUE_SHOWN_MAX: usize = 80;
 
 /// The keys of one MULTI_GET, whose values are in memory at the same time.
 const KEYS_AT_ONCE: usize = 64;
-
-/// The keys of one page of a list.
-const KEYS_AT_ONCE_LISTED: usize = 10_000;
 
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
@@ -91,7 +85,7 @@ fn watch_prefix(target: &TargetArgs, client: &Client, prefix: &str) -> Result<()
 }
 
 fn print_text(time: Timestamp, key: &str, what: &str) -> Result<(), Failure> {
-    let line = format!("{time:.3}  {}  {what}\n", printable(key, usize::MAX));
+    let line = format!("{time:.3}  {}  {what}\n", printable(key));
     print(line.as_bytes())
 }
 
@@ -143,25 +137,12 @@ enum KeySource<'c> {
     Values(&'c dyn Store),
 }
 
-/// The content of `/keys.json`.
-#[derive(Debug, Deserialize)]
-struct KeyRows {
-    rows: Vec<KeyRow>,
-}
-
-#[derive(Debug, Deserialize)]
-struct KeyRow {
-    key: String,
-    version: u64,
-    value_bytes: usize,
-}
-
 impl<'c> KeySource<'c> {
     fn of(target: &TargetArgs, client: &'c Client) -> Result<Self, Failure> {
         if client.tcp().wakes_on_change() {
             let pages = target.pages()?;
             // Without status pages it is asked as PyTorch's servers are.
-            if pages.get::<KeyRows>("/keys.json?count=0").is_ok() {
+            if pages.get::<Value>("/keys.json?count=0").is_ok() {
                 return Ok(Self::Pages(pages));
             }
         }
@@ -178,29 +159,17 @@ impl<'c> KeySource<'c> {
 }
 
 fn keys_of(pages: &StatusPages, prefix: &str) -> Result<BTreeMap<String, Mark>, StatusError> {
-    let mut keys = BTreeMap::new();
-    let mut from = 0;
-    loop {
-        // On the wire users' keys start with a slash: docs/wire.md, 4.1.
-        let path = format!(
-            "/keys.json?from={from}&count={KEYS_AT_ONCE_LISTED}&prefix=%2F{}",
-            percent_encoded(prefix)
-        );
-        let rows = pages.get::<KeyRows>(&path)?.rows;
-        from += rows.len();
-        let is_last = rows.len() < KEYS_AT_ONCE_LISTED;
-        for row in rows {
-            let key = row.key.strip_prefix('/').unwrap_or(&row.key);
-            let mark = Mark {
-                length: row.value_bytes,
-                version: row.version,
-            };
-            keys.insert(key.to_owned(), mark);
-        }
-        if is_last {
-            return Ok(keys);
-        }
-    }
+    // On the wire users' keys start with a slash: docs/wire.md, 4.1.
+    let rows = pages.keys(&format!("/{prefix}"))?.into_iter();
+    let marked = rows.map(|row| {
+        let mark = Mark {
+            length: row.value_bytes,
+            version: row.version,
+        };
+        let key = row.key.strip_prefix('/').unwrap_or(&row.key);
+        (key.to_owned(), mark)
+    });
+    Ok(marked.collect())
 }
 
 fn keys_and_hashes(store: &dyn Store, prefix: &str) -> Result<BTreeMap<String, Mark>, StoreError> {
@@ -238,20 +207,6 @@ impl Mark {
     }
 }
 
-/// A text as a part of a query: RFC 3986, section 2.1.
-fn percent_encoded(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-                encoded.push(char::from(byte));
-            }
-            _ => encoded.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    encoded
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,11 +241,5 @@ mod tests {
     fn values_are_told_apart_by_their_hash() {
         assert_eq!(Mark::of(b"one"), Mark::of(b"one"));
         assert_ne!(Mark::of(b"one"), Mark::of(b"two"));
-    }
-
-    #[test]
-    fn a_prefix_cannot_add_to_the_query() {
-        assert_eq!(percent_encoded("default_pg/0"), "default_pg%2F0");
-        assert_eq!(percent_encoded("a&b=ü %"), "a%26b%3D%C3%BC%20%25");
     }
 }

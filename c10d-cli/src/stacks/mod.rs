@@ -1,6 +1,5 @@
 //! `c10d stacks`: where the ranks of a job are in their Python code.
 
-pub(crate) mod job;
 mod ranks;
 
 use c10d_inspect::Report;
@@ -48,7 +47,7 @@ pub(crate) struct StacksArgs {
 
 /// Prints the stacks.
 pub(crate) fn run(args: &StacksArgs) -> Result<(), Failure> {
-    let job = job::load(&args.status)?;
+    let job = args.status.open_job()?;
     let choice = ranks::choose(job.report(), &args.ranks, args.all).map_err(Failure::Usage)?;
     let answers = job.stacks(&choice.ranks);
     if args.json {

@@ -1,7 +1,9 @@
 //! The cause above the ranks, in as many lines as it needs and the screen has.
 
+use c10d_inspect::http::FindingSummary;
 use c10d_inspect::report_text::wrapped;
-use c10d_socket::printable;
+
+use crate::printable::printable;
 
 /// Always kept for the headline, so that the ranks below stay where they are while it changes.
 const HEADLINE_LINES_MIN: usize = 2;
@@ -21,17 +23,6 @@ const FINDING_LINES_MIN: usize = 1;
 const ALSO: &str = "  also: ";
 const THEN: &str = "  then: ";
 
-/// A finding of the report.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Cause {
-    pub(super) text: String,
-    /// The ranks to blame, as in "0-3, 7".
-    pub(super) culprits: String,
-    /// The ranks that wait for them.
-    pub(super) waiting: String,
-    pub(super) is_consequence: bool,
-}
-
 /// One line of the screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CauseLine {
@@ -45,7 +36,7 @@ pub(super) struct CauseLine {
 /// The lines for a screen of this size, without characters that change the terminal.
 pub(super) fn cause_lines(
     headline: &str,
-    findings: &[Cause],
+    findings: &[FindingSummary],
     columns: usize,
     rows: usize,
 ) -> Vec<CauseLine> {
@@ -68,7 +59,7 @@ pub(super) fn cause_lines(
     lines
 }
 
-fn finding_lines(finding: &Cause, columns: usize, rows: usize) -> Vec<CauseLine> {
+fn finding_lines(finding: &FindingSummary, columns: usize, rows: usize) -> Vec<CauseLine> {
     let mark = if finding.is_consequence { THEN } else { ALSO };
     let lines_max = match rows >= TALL {
         true => FINDING_LINES_MAX,
@@ -89,7 +80,7 @@ fn finding_lines(finding: &Cause, columns: usize, rows: usize) -> Vec<CauseLine>
 
 /// The first lines of a text. What is left out leaves a mark.
 fn cut(text: &str, columns: usize, lines_max: usize) -> Vec<String> {
-    let mut lines = wrapped(&printable(text, usize::MAX).to_string(), columns);
+    let mut lines = wrapped(&printable(text), columns);
     if lines.len() > lines_max {
         lines.truncate(lines_max);
         if let Some(last) = lines.last_mut() {
@@ -107,12 +98,13 @@ mod tests {
     use super::*;
 
     fn texts(headline: &str, findings: &[&str], columns: usize, rows: usize) -> Vec<String> {
-        let finding = |text: &&str| Cause {
-            text: (*text).to_owned(),
-            is_consequence: true,
-            ..Cause::default()
+        let finding = |text: &&str| {
+            let mut finding = FindingSummary::default();
+            finding.text = (*text).to_owned();
+            finding.is_consequence = true;
+            finding
         };
-        let findings: Vec<Cause> = findings.iter().map(finding).collect();
+        let findings: Vec<FindingSummary> = findings.iter().map(finding).collect();
         let lines = cause_lines(headline, &findings, columns, rows).into_iter();
         lines.map(|line| line.mark + &line.text).collect()
     }

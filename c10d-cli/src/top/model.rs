@@ -5,9 +5,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use c10d_inspect::http::{RankCell, StatusOverview};
 use c10d_inspect::{RankReport, RankState};
 
-use super::cause::{Cause, CauseLine, cause_lines};
+use super::cause::{CauseLine, cause_lines};
 use super::grid::Grid;
 
 /// How often the state of all ranks is fetched.
@@ -33,34 +34,21 @@ const SEARCH_MAX: usize = 64;
 pub(super) struct Overview {
     /// The store that was asked, as `host:port`.
     pub(super) target: String,
-    pub(super) headline: String,
-    pub(super) is_stuck: bool,
-    pub(super) findings: Vec<Cause>,
-    /// The ranks, from 0 on.
-    pub(super) cells: Vec<Cell>,
+    pub(super) status: StatusOverview,
 }
 
-/// The state of one rank.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Cell {
-    pub(super) state: RankState,
-    pub(super) is_suspect: bool,
-}
-
-impl Cell {
-    /// Greater for ranks that need more attention.
-    pub(super) const fn severity(&self) -> u8 {
-        let state = match self.state {
-            RankState::Lost => 6,
-            RankState::NotSeen => 5,
-            RankState::Starting => 4,
-            RankState::Connecting => 3,
-            RankState::Waiting => 2,
-            RankState::Idle => 1,
-            _ => 0,
-        };
-        if self.is_suspect { state + 10 } else { state }
-    }
+/// Greater for ranks that need more attention.
+pub(super) const fn severity(cell: &RankCell) -> u8 {
+    let state = match cell.state {
+        RankState::Lost => 6,
+        RankState::NotSeen => 5,
+        RankState::Starting => 4,
+        RankState::Connecting => 3,
+        RankState::Waiting => 2,
+        RankState::Idle => 1,
+        _ => 0,
+    };
+    if cell.is_suspect { state + 10 } else { state }
 }
 
 /// Something to fetch.
@@ -291,10 +279,10 @@ impl Top {
         self.failure.as_deref()
     }
 
-    pub(super) fn cells(&self) -> &[Cell] {
+    pub(super) fn cells(&self) -> &[RankCell] {
         self.overview
             .as_ref()
-            .map_or(&[], |overview| &overview.cells)
+            .map_or(&[], |overview| &overview.status.cells)
     }
 
     pub(super) fn row(&self, rank: usize) -> Option<&RankReport> {
@@ -311,7 +299,7 @@ impl Top {
     }
 
     /// The rank whose details fill the screen.
-    pub(super) fn detailed(&self) -> Option<(usize, &Cell)> {
+    pub(super) fn detailed(&self) -> Option<(usize, &RankCell)> {
         let cell = self
             .cells()
             .get(self.selected)
@@ -349,7 +337,7 @@ impl Top {
     pub(super) fn cause_lines(&self) -> Vec<CauseLine> {
         let overview = self.overview.as_ref();
         let (headline, findings) = overview.map_or(("", &[][..]), |overview| {
-            (&overview.headline, &overview.findings)
+            (&overview.status.headline, &overview.status.findings)
         });
         cause_lines(headline, findings, self.columns, self.lines)
     }
@@ -393,7 +381,7 @@ impl Top {
         let descending = |value: Option<u64>| value.map_or(u64::MAX, |value| u64::MAX - 1 - value);
         match self.sort {
             Sort::Rank => {}
-            Sort::State => order.sort_by_key(|rank| u8::MAX - cells[*rank].severity()),
+            Sort::State => order.sort_by_key(|rank| u8::MAX - severity(&cells[*rank])),
             Sort::Wait => {
                 order
                     .sort_by_cached_key(|rank| descending(row(*rank).and_then(|row| row.waits_ms)));
@@ -525,7 +513,7 @@ impl Top {
             let ranks = grid.ranks_beside(self.selected);
             let worst = ranks
                 .rev()
-                .max_by_key(|rank| self.cells().get(*rank).map(Cell::severity));
+                .max_by_key(|rank| self.cells().get(*rank).map(severity));
             self.selected = worst.unwrap_or(self.selected);
             self.sort = Sort::Rank;
             self.is_reversed = false;
@@ -620,13 +608,17 @@ impl Top {
                 self.failure = None;
                 self.overview_at = now;
                 self.not_before = now;
-                if self.cells().len() != overview.cells.len() {
+                if self.cells().len() != overview.status.cells.len() {
                     self.rows.clear();
                     self.chunks.clear();
                 }
                 if self.overview.is_none() {
                     // The rank that is to blame, if any.
-                    let first = overview.cells.iter().position(|cell| cell.is_suspect);
+                    let first = overview
+                        .status
+                        .cells
+                        .iter()
+                        .position(|cell| cell.is_suspect);
                     self.selected = first.unwrap_or(0);
                 }
                 self.overview = Some(overview);

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
+use c10d_inspect::http::RankCell;
 use c10d_inspect::report_text::age_text;
 use c10d_inspect::{RankReport, RankState, Sureness};
-use c10d_socket::printable;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
 use super::grid::LABEL_COLUMNS;
-use super::model::{Cell, Top, View};
+use super::model::{Top, View, severity};
+use crate::printable::printable;
 
 /// Draws the whole screen.
 pub(super) fn draw(frame: &mut Frame<'_>, top: &Top, now: Duration, has_colors: bool) {
@@ -84,9 +85,6 @@ const KEYS: [(&str, &str); 8] = [
 /// The longest part of a host name in a table.
 const HOST_COLUMNS_MAX: usize = 20;
 
-/// More characters than any line of a terminal has.
-const TEXT_CHARS_MAX: usize = 4096;
-
 /// The order in which states are counted.
 const STATES: [RankState; 7] = [
     RankState::NotSeen,
@@ -122,7 +120,10 @@ impl Painter<'_, '_> {
     }
 
     fn cause(&mut self, top: &Top) {
-        let headline = match top.overview().is_some_and(|overview| overview.is_stuck) {
+        let headline = match top
+            .overview()
+            .is_some_and(|overview| overview.status.is_stuck)
+        {
             true => self.bad(),
             false => self.good(),
         };
@@ -200,7 +201,7 @@ impl Painter<'_, '_> {
                 let Some(worst) = cells[ranks.clone()]
                     .iter()
                     .rev()
-                    .max_by_key(|cell| cell.severity())
+                    .max_by_key(|cell| severity(cell))
                 else {
                     continue;
                 };
@@ -263,7 +264,7 @@ impl Painter<'_, '_> {
         }
     }
 
-    fn details(&mut self, top: &Top, rank: usize, cell: &Cell, end: usize) {
+    fn details(&mut self, top: &Top, rank: usize, cell: &RankCell, end: usize) {
         let name = format!("rank {rank}: {}", letter_of(cell.state).1);
         self.line(vec![span(&name, self.style_of_cell(cell))]);
         let Some(row) = top.row(rank) else {
@@ -277,17 +278,17 @@ impl Painter<'_, '_> {
         let mut facts = facts_of(row);
         let findings = top
             .overview()
-            .map_or(&[][..], |overview| &overview.findings);
+            .map_or(&[][..], |overview| &overview.status.findings);
         for finding in findings {
-            if is_listed(rank, &finding.culprits) {
+            if finding.blames(rank) {
                 facts.push(("cause of", finding.text.clone()));
-            } else if is_listed(rank, &finding.waiting) {
+            } else if finding.holds_up(rank) {
                 facts.push(("held up by", finding.text.clone()));
             }
         }
         for (name, value) in facts {
             let columns = usize::from(self.area.width).saturating_sub(18).max(1);
-            let value: Vec<char> = printable(&value, usize::MAX).to_string().chars().collect();
+            let value: Vec<char> = printable(&value).chars().collect();
             for (index, part) in value.chunks(columns).enumerate() {
                 if self.used >= end {
                     return;
@@ -329,7 +330,7 @@ impl Painter<'_, '_> {
         self.frame.render_widget(Line::from(spans), line);
     }
 
-    fn style_of_cell(&self, cell: &Cell) -> Style {
+    fn style_of_cell(&self, cell: &RankCell) -> Style {
         if cell.is_suspect {
             self.bad().add_modifier(Modifier::UNDERLINED)
         } else {
@@ -375,7 +376,7 @@ impl Painter<'_, '_> {
 }
 
 /// "suspect: rank 2", "suspects: ranks 2 and 5", or how many ranks they are.
-fn suspects_text(cells: &[Cell]) -> Option<String> {
+fn suspects_text(cells: &[RankCell]) -> Option<String> {
     let ranks = (0..cells.len()).filter(|rank| cells[*rank].is_suspect);
     let ranks: Vec<usize> = ranks.collect();
     Some(match ranks[..] {
@@ -387,16 +388,7 @@ fn suspects_text(cells: &[Cell]) -> Option<String> {
 }
 
 fn span(text: &str, style: Style) -> Span<'static> {
-    Span::styled(printable(text, TEXT_CHARS_MAX).to_string(), style)
-}
-
-/// Whether a list of ranges, as in "0-3, 7", has the rank.
-fn is_listed(rank: usize, ranges: &str) -> bool {
-    ranges.split(", ").any(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let bounds = (first.parse::<usize>(), last.parse::<usize>());
-        matches!(bounds, (Ok(first), Ok(last)) if (first..=last).contains(&rank))
-    })
+    Span::styled(printable(text), style)
 }
 
 /// The columns of a row after the state.

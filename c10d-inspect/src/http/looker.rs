@@ -8,6 +8,7 @@ use hyper::StatusCode;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::answer::Answer;
+use super::counters::StoreCounters;
 use super::metrics::{self, Conflicts, LauncherMetrics};
 use super::options::StatusOptions;
 use super::pace;
@@ -15,7 +16,7 @@ use super::page;
 use super::routes::Wanted;
 use super::rows::{self, Rows};
 use super::source::{Look, StatusSource};
-use super::summary::{CounterLines, Summary};
+use super::summary::Summary;
 use super::timeline::{Timeline, unix_ms};
 
 /// How long to wait for a snapshot. A server that is busy with other connections needs milliseconds.
@@ -141,7 +142,7 @@ impl Looker {
             Wanted::Status => self.status(),
             Wanted::Stats => self
                 .counters()
-                .map(|counters| Answer::json(&CounterLines::new(&counters))),
+                .map(|counters| Answer::json(&StoreCounters::new(&counters))),
             Wanted::Metrics => self.metrics(),
             Wanted::Health => self.counters().map(|_| Answer::text(StatusCode::OK, "ok")),
             _ => self.look().map(|look| part(&look, wanted)),

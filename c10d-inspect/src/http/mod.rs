@@ -1,7 +1,7 @@
-//! HTTP: the status server that a store hands its HTTP connections to, a client, and a small server on a listener of
+//! HTTP: the status server that a store hands its HTTP connections to, clients, and a small server on a listener of
 //! its own.
 //!
-//! [`StatusServer`] serves, all of it read-only:
+//! [`StatusServer`] serves, and [`StatusPages`] reads, all of it read-only:
 //!
 //! | path | answer |
 //! |---|---|
@@ -16,13 +16,17 @@
 //! | `/healthz` | 200 while the store's thread answers, else 503 |
 
 mod answer;
+mod cell;
 mod client;
 mod command;
+mod counters;
+mod follow;
 mod hosts;
 mod looker;
 mod metrics;
 mod newcomers;
 mod options;
+mod overview;
 mod pace;
 mod page;
 mod process;
@@ -31,14 +35,23 @@ mod routes;
 mod rows;
 mod server;
 mod source;
+mod status_error;
+mod status_pages;
 mod summary;
 mod timeline;
 mod token;
 
+pub use cell::RankCell;
 pub use client::{HttpError, HttpRequest, HttpResponse, Target, fetch, fetch_all};
+pub use counters::StoreCounters;
+pub use follow::Followed;
 pub use metrics::{Counter, Gauge, LauncherMetrics};
 pub use options::StatusOptions;
+pub use overview::{FindingSummary, StatusOverview};
 pub use request_server::{RequestHandler, RequestServer};
+pub use rows::{ClientRow, KeyRow};
 pub use server::StatusServer;
 pub use source::StatusSource;
+pub use status_error::StatusError;
+pub use status_pages::StatusPages;
 pub use timeline::{Event, EventKind, Timeline};

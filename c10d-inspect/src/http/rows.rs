@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use c10d_store::{CloseReason, ConnectionRecord, Snapshot};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::command::command_name;
 use crate::text::shown_up_to;
@@ -83,27 +83,38 @@ pub(super) fn find<'a>(report: &'a Report, text: &str) -> Vec<&'a RankReport> {
     exact.into_iter().chain(others).take(FOUND_MAX).collect()
 }
 
-/// A connection of the store.
-#[derive(Debug, Serialize)]
-pub(super) struct ClientRow {
-    id: u64,
-    address: SocketAddr,
+/// A connection of the store: a row of `/clients.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ClientRow {
+    /// The connection's number.
+    pub id: u64,
+    /// The peer's address.
+    pub address: SocketAddr,
     /// The rank that it belongs to, if known.
-    rank: Option<usize>,
+    pub rank: Option<usize>,
     /// The process id, as PyTorch's clients send it.
-    pid: Option<u32>,
-    open_ms: u64,
-    requests: u64,
-    last_command: Option<String>,
-    last_key: Option<String>,
-    last_ms: Option<u64>,
-    waits_for: Option<String>,
-    waits_ms: Option<u64>,
-    /// How long the relay that it is behind has had no connection; `null` if it has one.
-    away_ms: Option<u64>,
-    /// Why it closed; `null` while it is open.
-    closed: Option<&'static str>,
-    closed_ms: Option<u64>,
+    pub pid: Option<u32>,
+    /// How long ago it was opened, in milliseconds.
+    pub open_ms: u64,
+    /// The number of its requests.
+    pub requests: u64,
+    /// The command of its last request.
+    pub last_command: Option<String>,
+    /// The key of its last request.
+    pub last_key: Option<String>,
+    /// How long ago its last request came, in milliseconds.
+    pub last_ms: Option<u64>,
+    /// The key that it waits for.
+    pub waits_for: Option<String>,
+    /// How long it has waited, in milliseconds.
+    pub waits_ms: Option<u64>,
+    /// How long the relay that it is behind has had no connection, in milliseconds; `None` if it has one.
+    pub away_ms: Option<u64>,
+    /// Why it closed: "peer", "refused" or "failed"; `None` while it is open.
+    pub closed: Option<String>,
+    /// How long ago it closed, in milliseconds.
+    pub closed_ms: Option<u64>,
 }
 
 /// The page of a list.
@@ -156,10 +167,13 @@ pub(super) fn clients(
             .map(|key| shown_up_to(key, KEY_CHARS_MAX)),
         waits_ms: record.wait.as_ref().map(|wait| age(wait.since)),
         away_ms: record.away_since.map(age),
-        closed: record.closed.map(|closed| match closed.reason {
-            CloseReason::Peer => "peer",
-            CloseReason::Refused => "refused",
-            _ => "failed",
+        closed: record.closed.map(|closed| {
+            let reason = match closed.reason {
+                CloseReason::Peer => "peer",
+                CloseReason::Refused => "refused",
+                _ => "failed",
+            };
+            reason.to_owned()
         }),
         closed_ms: record.closed.map(|closed| age(closed.at)),
     };
@@ -177,15 +191,20 @@ pub(super) fn clients(
     }
 }
 
-/// A key that has a value. The value itself is not shown.
-#[derive(Debug, Serialize)]
-pub(super) struct KeyRow {
-    key: String,
-    version: u64,
-    value_bytes: usize,
-    written_ms: u64,
-    /// The connection that wrote it.
-    writer: u64,
+/// A key that has a value, which is not shown: a row of `/keys.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct KeyRow {
+    /// The key as it is on the wire, without control characters: that of a PyTorch client starts with `/`.
+    pub key: String,
+    /// A number that each write of the key changes.
+    pub version: u64,
+    /// The length of its value.
+    pub value_bytes: usize,
+    /// How long ago it was written, in milliseconds.
+    pub written_ms: u64,
+    /// The number of the connection that wrote it.
+    pub writer: u64,
 }
 
 /// The keys that start with `prefix`, in order.

@@ -3,15 +3,13 @@
 use c10d_store::Counters;
 use serde::Serialize;
 
-use super::command::command_name;
+use super::cell::RankCell;
+use super::counters::StoreCounters;
 use super::rows::millis;
 use super::source::Look;
 use super::timeline::Event;
 use crate::text;
-use crate::{
-    FindingKind, Group, NodeReport, Process, RankReport, RankSet, RankState, Report, WaitFor,
-    WorkersStore,
-};
+use crate::{FindingKind, Group, NodeReport, Process, RankSet, Report, WaitFor, WorkersStore};
 
 /// The most cells of the grid. A rank's number can be what a stranger claims, so it must not choose the size of the answer.
 const CELLS_MAX: usize = 1 << 17;
@@ -37,7 +35,7 @@ pub(super) struct Summary<'a> {
     is_stuck: bool,
     findings: Limited<FindingLine<'a>>,
     world_size: Option<usize>,
-    /// One character for each rank, from rank 0 on; see [`cell`].
+    /// One character for each rank, from rank 0 on; see [`RankCell`].
     cells: String,
     cells_left_out: usize,
     waits: Limited<WaitLine<'a>>,
@@ -46,7 +44,7 @@ pub(super) struct Summary<'a> {
     unknown_processes: Limited<&'a Process>,
     workers_stores: &'a [WorkersStore],
     timeline: Vec<Event>,
-    counters: CounterLines,
+    counters: StoreCounters,
 }
 
 /// The first entries of a list.
@@ -74,26 +72,6 @@ struct WaitLine<'a> {
     connections: usize,
     ranks: String,
     age_ms: u64,
-}
-
-/// The content of `/stats.json`.
-#[derive(Debug, Serialize)]
-pub(super) struct CounterLines {
-    requests: Vec<(String, u64)>,
-    requests_total: u64,
-    connections: usize,
-    opened: u64,
-    closed_by_peer: u64,
-    closed_by_failure: u64,
-    closed_by_refusal: u64,
-    rejected: u64,
-    handed_over: u64,
-    keys: usize,
-    stored_bytes: usize,
-    waits: usize,
-    waits_cancelled: u64,
-    received_bytes: u64,
-    sent_bytes: u64,
 }
 
 impl<'a> Summary<'a> {
@@ -141,33 +119,7 @@ impl<'a> Summary<'a> {
             unknown_processes: limited(report.unknown_processes.iter()),
             workers_stores: &report.workers_stores,
             timeline,
-            counters: CounterLines::new(counters),
-        }
-    }
-}
-
-impl CounterLines {
-    pub(super) fn new(counters: &Counters) -> Self {
-        Self {
-            requests: counters
-                .requests
-                .iter()
-                .map(|(command, count)| (command_name(*command), *count))
-                .collect(),
-            requests_total: counters.requests.iter().map(|(_, count)| count).sum(),
-            connections: counters.connections,
-            opened: counters.opened,
-            closed_by_peer: counters.closed_by_peer,
-            closed_by_failure: counters.closed_by_failure,
-            closed_by_refusal: counters.closed_by_refusal,
-            rejected: counters.rejected,
-            handed_over: counters.handed_over,
-            keys: counters.keys,
-            stored_bytes: counters.stored_bytes,
-            waits: counters.waits,
-            waits_cancelled: counters.waits_cancelled,
-            received_bytes: counters.received_bytes,
-            sent_bytes: counters.sent_bytes,
+            counters: StoreCounters::new(counters),
         }
     }
 }
@@ -188,24 +140,6 @@ fn ranks_or_empty(ranks: &RankSet) -> String {
     text::ranks(&ranks.0)
 }
 
-/// The character of a rank: its state, as a capital letter if it is suspect.
-fn cell(rank: &RankReport) -> char {
-    let state = match rank.state {
-        RankState::NotSeen => 'n',
-        RankState::Starting => 's',
-        RankState::Connecting => 'c',
-        RankState::Waiting => 'w',
-        RankState::Idle => 'i',
-        RankState::Ended => 'e',
-        RankState::Lost => 'l',
-    };
-    if rank.is_suspect {
-        state.to_ascii_uppercase()
-    } else {
-        state
-    }
-}
-
 /// A character for each rank from 0 on, `-` for a rank of which the report knows nothing; and the number of ranks beyond the
 /// limit.
 fn cells(report: &Report) -> (String, usize) {
@@ -222,7 +156,7 @@ fn cells(report: &Report) -> (String, usize) {
     let mut left_out = 0;
     for rank in &report.ranks {
         match cells.get_mut(rank.rank) {
-            Some(place) => *place = u8::try_from(cell(rank)).unwrap_or(b'-'),
+            Some(place) => *place = RankCell::of(rank).letter(),
             None => left_out += 1,
         }
     }
@@ -232,6 +166,7 @@ fn cells(report: &Report) -> (String, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{RankReport, RankState};
 
     fn rank(rank: usize, state: RankState, is_suspect: bool) -> RankReport {
         RankReport {

@@ -1,13 +1,16 @@
 //! The ranks of a job, and this host.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::thread;
 
+use super::job_error::JobError;
+use super::published::report_from_keys;
 use super::reach::Reach;
 use super::route::Here;
 use super::{flights, launcher, probe};
 use crate::flight::FlightReport;
+use crate::http::{StatusError, StatusPages};
 use crate::report::{RankReport, Report};
 use crate::stacks::RankAnswer;
 
@@ -21,6 +24,28 @@ pub struct Job {
 }
 
 impl Job {
+    /// The job whose workers use the store with these pages. Of a store that has none, the ranks whose debug servers have
+    /// published their addresses in it.
+    ///
+    /// Blocks for up to the timeout of the pages; without status pages for up to 5 s for each request about a rank.
+    ///
+    /// # Errors
+    /// See [`JobError`]; it is one if no rank is known.
+    pub fn open(pages: &StatusPages) -> Result<Self, JobError> {
+        let (report, nobody) = match pages.get::<Report>("/why.json?ranks=all") {
+            Ok(report) => (report, JobError::NoRank),
+            Err(StatusError::PyTorchs { .. } | StatusError::TurnedOff { .. }) => {
+                (report_from_keys(pages)?, JobError::NoneHasPublished)
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if report.ranks.is_empty() {
+            return Err(nobody);
+        }
+        let store = pages.address().as_ref().map(SocketAddr::ip);
+        Ok(Self::new(report, store, pages.token()))
+    }
+
     /// The job of a report with all ranks, from the store at this address, if known. Launchers ask for the token, the
     /// [password of the job's pages](crate::http::StatusOptions::with_token).
     #[must_use]

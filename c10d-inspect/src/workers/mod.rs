@@ -9,9 +9,11 @@
 
 mod flights;
 mod job;
+mod job_error;
 mod launcher;
 mod probe;
 mod process;
+mod published;
 mod py_spy;
 mod reach;
 mod recording;
@@ -19,6 +21,7 @@ mod route;
 mod worker;
 
 pub use job::Job;
+pub use job_error::JobError;
 pub use launcher::answer;
 pub use recording::{RecordingError, fetch_recording};
 pub use worker::Worker;

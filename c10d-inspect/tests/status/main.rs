@@ -10,5 +10,6 @@ mod canned;
 mod chromium;
 mod cost;
 mod front;
+mod pages;
 mod ranks;
 mod scrape;

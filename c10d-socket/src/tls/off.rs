@@ -25,6 +25,7 @@ pub struct TlsLayer(Infallible);
 #[expect(
     missing_docs,
     clippy::missing_errors_doc,
+    clippy::must_use_candidate,
     reason = "they are those of the type with the feature"
 )]
 impl Credentials {
@@ -33,6 +34,10 @@ impl Credentials {
     }
 
     pub fn client(&self, _: Protocol, _: &str) -> Result<TlsClient, CredentialsError> {
+        match self.0 {}
+    }
+
+    pub fn http_token(&self) -> Option<String> {
         match self.0 {}
     }
 }

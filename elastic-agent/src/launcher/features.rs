@@ -354,3 +354,74 @@ impl Feature for Recorder {
         self.finish(&end.result, end.stuck_max);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::command_line::CommandLine;
+    use crate::round::AgentOutcome;
+
+    struct Probe(&'static str, Arc<Mutex<Vec<String>>>);
+
+    impl Probe {
+        fn note(&self, what: &str) {
+            self.1.lock().unwrap().push(format!("{} {what}", self.0));
+        }
+    }
+
+    impl Feature for Probe {
+        fn rendezvous_listener(&self) -> Option<Listener> {
+            self.note("listens");
+            None
+        }
+
+        fn workers_ended(&mut self, _: &mut JobEnd) {
+            self.note("says the last word");
+        }
+
+        fn job_ended(&mut self, _: &JobEnd) {
+            self.note("ends");
+        }
+    }
+
+    #[test]
+    fn features_start_in_their_order_and_end_in_the_reverse_one() {
+        let noted = Arc::<Mutex<Vec<String>>>::default();
+        let parameters = RendezvousParameters::new("c10d", "127.0.0.1:0", "job", 1, 1).unwrap();
+        let agent = AgentOptions::new(CommandLine::new("true", [""; 0]), 1);
+        let handler = elastic_rendezvous::RendezvousRegistry::default()
+            .create(&parameters)
+            .unwrap();
+        let mut features = Features {
+            all: vec![
+                Box::new(Probe("first", Arc::clone(&noted))),
+                Box::new(Probe("second", Arc::clone(&noted))),
+            ],
+            agent: agent.clone(),
+            rendezvous: parameters,
+        };
+        let mut agent = ElasticAgent::new(agent, Arc::clone(&handler)).unwrap();
+        features.attend(&mut agent, &*handler);
+        let mut end = JobEnd {
+            result: Ok(AgentOutcome::Succeeded),
+            why: None,
+            stuck_max: Duration::ZERO,
+        };
+        features.workers_ended(&mut end);
+        features.job_ended(&end);
+        handler.shutdown();
+        assert_eq!(
+            *noted.lock().unwrap(),
+            [
+                "first listens",
+                "second listens",
+                "second says the last word",
+                "first says the last word",
+                "second ends",
+                "first ends"
+            ]
+        );
+    }
+}

@@ -1,10 +1,9 @@
 //! Errors of the decoder.
 
-use c10d_socket::printable;
 use thiserror::Error;
 
 /// The longest piece of a peer's text in a message, in bytes before escaping.
-const QUOTED_CHARS_MAX: usize = 60;
+const QUOTED_BYTES_MAX: usize = 60;
 
 /// Why stored bytes were refused as a state, and where.
 ///
@@ -120,7 +119,12 @@ impl std::fmt::Debug for CorruptStateKind {
 
 /// Formats a peer's text for a message: escaped and shortened.
 pub(super) fn quoted(text: &[u8]) -> String {
-    printable(text, QUOTED_CHARS_MAX).to_string()
+    let shown = &text[..text.len().min(QUOTED_BYTES_MAX)];
+    let mut quoted = shown.escape_ascii().to_string();
+    if shown.len() < text.len() {
+        quoted.push_str("...");
+    }
+    quoted
 }
 
 #[cfg(test)]
@@ -144,8 +148,8 @@ mod tests {
 
     #[test]
     fn text_of_peers_is_escaped_and_shortened() {
-        assert_eq!(quoted("a\n\u{1b}[1mü".as_bytes()), r"a\n\u{1b}[1mü");
+        assert_eq!(quoted("a\n\u{1b}[1mü".as_bytes()), r"a\n\x1b[1m\xc3\xbc");
         let long = quoted(&[b'x'; 1000]);
-        assert_eq!(long, format!("{}…", "x".repeat(59)));
+        assert_eq!(long, format!("{}...", "x".repeat(60)));
     }
 }

@@ -5,10 +5,10 @@ mod view;
 
 use std::time::Duration;
 
+use c10d_inspect::http::{FindingSummary, RankCell, StatusOverview};
 use c10d_inspect::{RankReport, RankState};
 
-use super::cause::Cause;
-use super::model::{Answer, CHUNK, Cell, Input, Key, Next, Overview, Request, Top};
+use super::model::{Answer, CHUNK, Input, Key, Next, Overview, Request, Top};
 
 /// The answers of a server.
 pub(super) struct Job {
@@ -38,32 +38,23 @@ impl Job {
             row
         });
         let rows: Vec<RankReport> = rows.collect();
-        let cells = rows.iter().map(|row| Cell {
-            state: row.state,
-            is_suspect: row.is_suspect,
-        });
+        let cells = rows.iter().map(RankCell::of);
         let text = format!("Waiting for rank {missing} (1 of {world}) for 31 s.");
-        let cause = Cause {
-            text: text.clone(),
-            culprits: missing.to_string(),
-            waiting: format!("0-{}", world - 1),
-            is_consequence: false,
-        };
-        let follows = Cause {
-            text: "A barrier waits as well.".to_owned(),
-            is_consequence: true,
-            ..Cause::default()
-        };
-        Self {
-            overview: Overview {
-                target: "127.0.0.1:29500".to_owned(),
-                headline: text,
-                is_stuck: true,
-                findings: vec![cause, follows],
-                cells: cells.collect(),
-            },
-            rows,
-        }
+        let mut cause = FindingSummary::default();
+        cause.text.clone_from(&text);
+        cause.culprits = format!("rank {missing}");
+        cause.waiting = format!("ranks 0-{}", world - 1);
+        let mut follows = FindingSummary::default();
+        follows.text = "A barrier waits as well.".to_owned();
+        follows.is_consequence = true;
+        let mut status = StatusOverview::default();
+        status.headline = text;
+        status.is_stuck = true;
+        status.findings = vec![cause, follows];
+        status.cells = cells.collect();
+        let target = "127.0.0.1:29500".to_owned();
+        let overview = Overview { target, status };
+        Self { overview, rows }
     }
 
     pub(super) fn answer(&self, request: Request) -> Answer {

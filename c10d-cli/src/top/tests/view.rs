@@ -162,7 +162,7 @@ fn suspects_are_named_or_counted() {
         (&[0, 1, 3], "3 ranks are suspects"),
     ] {
         let mut job = Job::stuck(4, 2);
-        for (rank, cell) in job.overview.cells.iter_mut().enumerate() {
+        for (rank, cell) in job.overview.status.cells.iter_mut().enumerate() {
             cell.is_suspect = suspects.contains(&rank);
         }
         let lines = lines_of(&draw_on(&job.shown(100, 30), 100, 30, true));
@@ -203,8 +203,8 @@ fn nothing_that_is_pressed_or_answered_breaks_the_screen() {
     for _ in 0..15 {
         let world = *random.choice(&[1, 3, 70, 1_200]).unwrap();
         let mut job = Job::stuck(world, random.usize(..world));
-        job.overview.headline = EVIL.repeat(20);
-        job.overview.findings[0].text = EVIL.to_owned();
+        job.overview.status.headline = EVIL.repeat(20);
+        job.overview.status.findings[0].text = EVIL.to_owned();
         for row in &mut job.rows {
             row.host = Some(EVIL.to_owned());
             row.doing = EVIL.to_owned();

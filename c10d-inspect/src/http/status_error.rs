@@ -2,74 +2,110 @@
 
 use std::io;
 
-use c10d_inspect::http::HttpError;
-use c10d_socket::{HostPort, printable};
+use c10d_socket::HostPort;
 
-/// The most characters of a text of the other side.
-const TEXT_CHARS_MAX: usize = 400;
+use super::client::HttpError;
+use crate::text::printable;
 
-/// Why a status page cannot be read. Exit code 3.
+/// Why a status page cannot be read. Each error names the server.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StatusError {
+#[non_exhaustive]
+pub enum StatusError {
     /// The host name has no address.
     #[error("cannot find the host of the store {server}: {source}")]
-    UnknownHost { server: HostPort, source: io::Error },
+    UnknownHost {
+        /// The server.
+        server: HostPort,
+        /// Why the lookup failed.
+        source: io::Error,
+    },
 
     /// No answer, for a reason that does not depend on the kind of the server.
     #[error(transparent)]
     Http(#[from] HttpError),
 
+    /// A store of this project that serves no pages.
     #[error(
         "the server at {server} is a c10d store without status pages: a program hosts it, or it runs with \
          --no-status; serve the store with `c10d run` or `c10d store serve`"
     )]
-    TurnedOff { server: HostPort },
+    TurnedOff {
+        /// The server.
+        server: HostPort,
+    },
 
+    /// PyTorch's store.
     #[error(
         "the server at {server} is PyTorch's: it does not know who waits; serve the store with `c10d run` or \
          `c10d store serve` instead of torchrun or rank 0; if only the nodes meet there, ask the store of \
          MASTER_ADDR and MASTER_PORT in a worker"
     )]
-    PyTorchs { server: HostPort },
+    PyTorchs {
+        /// The server.
+        server: HostPort,
+    },
 
-    /// Also what a store does that accepts a connection only to close it, as its places are used up.
+    /// The server closes connections, as a store does whose places are used up.
     #[error(
         "the server at {server} closes each connection without an answer: it has no file descriptor or no place left for \
          more connections, or it is not a store; its log says which"
     )]
-    ClosesAtOnce { server: HostPort },
+    ClosesAtOnce {
+        /// The server.
+        server: HostPort,
+    },
 
+    /// A server of another kind.
     #[error("the server at {server} is not a store: {source}")]
-    NotAStore { server: HostPort, source: HttpError },
+    NotAStore {
+        /// The server.
+        server: HostPort,
+        /// Why it has no pages.
+        source: HttpError,
+    },
 
+    /// The store of the workers cannot be asked, and the rendezvous that names it says nothing about them.
     #[error(
         "the workers of run \"{}\" use the store {}, which the rendezvous at {rendezvous} names, and it cannot be asked: \
          {source}",
-        printable(run_id, TEXT_CHARS_MAX),
-        printable(store, TEXT_CHARS_MAX)
+        printable(run_id),
+        printable(store)
     )]
     WorkersStore {
+        /// The address of the workers' store.
         store: String,
+        /// The id of their run.
         run_id: String,
+        /// The server that was asked.
         rendezvous: HostPort,
+        /// Why the workers' store cannot be asked.
         source: Box<Self>,
     },
 
+    /// The server answers with another status than 200 to 299.
     #[error("{server} refuses {path} with HTTP status {status}: {reason}")]
     Refused {
+        /// The server.
         server: HostPort,
+        /// The path of the page.
         path: String,
+        /// The HTTP status.
         status: u16,
+        /// The start of the answer, safe to print.
         reason: String,
     },
 
+    /// The answer has another form than expected.
     #[error(
         "cannot understand the answer of {server} to {path}: {}; are both c10d of the same version?",
-        printable(&source.to_string(), TEXT_CHARS_MAX)
+        printable(&source.to_string())
     )]
     NotUnderstood {
+        /// The server.
         server: HostPort,
+        /// The path of the page.
         path: String,
+        /// What is wrong with the answer.
         source: serde_json::Error,
     },
 }

@@ -1,0 +1,69 @@
+//! The counters of a store server as a page.
+
+use c10d_store::Counters;
+use serde::{Deserialize, Serialize};
+
+use super::command::command_name;
+
+/// The content of `/stats.json`: the counters of a server since its start, and what it has now.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct StoreCounters {
+    /// The number of requests of each command, by its name.
+    pub requests: Vec<(String, u64)>,
+    /// The number of all requests.
+    pub requests_total: u64,
+    /// The open connections now.
+    pub connections: usize,
+    /// Connections that were opened.
+    pub opened: u64,
+    /// Connections that their peers closed.
+    pub closed_by_peer: u64,
+    /// Connections that failed.
+    pub closed_by_failure: u64,
+    /// Connections that the server closed because of what the peer sent or did not read.
+    pub closed_by_refusal: u64,
+    /// Connections that were turned away because of the limit.
+    pub rejected: u64,
+    /// Connections that were HTTP.
+    pub handed_over: u64,
+    /// The keys now.
+    pub keys: usize,
+    /// The bytes of keys and values now.
+    pub stored_bytes: usize,
+    /// The open waits now.
+    pub waits: usize,
+    /// Waits that their clients cancelled.
+    pub waits_cancelled: u64,
+    /// Bytes that were read.
+    pub received_bytes: u64,
+    /// Bytes that were written.
+    pub sent_bytes: u64,
+}
+
+impl StoreCounters {
+    pub(super) fn new(counters: &Counters) -> Self {
+        Self {
+            requests: counters
+                .requests
+                .iter()
+                .map(|(command, count)| (command_name(*command), *count))
+                .collect(),
+            requests_total: counters.requests.iter().map(|(_, count)| count).sum(),
+            connections: counters.connections,
+            opened: counters.opened,
+            closed_by_peer: counters.closed_by_peer,
+            closed_by_failure: counters.closed_by_failure,
+            closed_by_refusal: counters.closed_by_refusal,
+            rejected: counters.rejected,
+            handed_over: counters.handed_over,
+            keys: counters.keys,
+            stored_bytes: counters.stored_bytes,
+            waits: counters.waits,
+            waits_cancelled: counters.waits_cancelled,
+            received_bytes: counters.received_bytes,
+            sent_bytes: counters.sent_bytes,
+        }
+    }
+}

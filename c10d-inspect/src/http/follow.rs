@@ -1,0 +1,87 @@
+//! The pages that answer for a job, whichever of its two stores is asked: nodes meet at one, their workers use another.
+
+use c10d_socket::HostPort;
+
+use super::status_error::StatusError;
+use super::status_pages::StatusPages;
+use crate::{Report, WorkersStore};
+
+/// How many stores are tried: those of runs that have ended are gone.
+const STORES_TRIED_MAX: usize = 3;
+
+/// The answer of a workers' store.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Followed<T> {
+    /// What the rendezvous says about the store.
+    pub store: WorkersStore,
+    /// The store's pages.
+    pub pages: StatusPages,
+    /// What it answers.
+    pub answer: T,
+}
+
+impl StatusPages {
+    /// Asks the workers' stores that this server of a rendezvous names ([`Report::workers_stores`]), the first three, until
+    /// one answers: those of runs that have ended no longer exist. `None` if there is no other store than this server's
+    /// own. What these stores name themselves is ignored, so that no answer sends anybody in circles.
+    ///
+    /// Blocks as long as `ask`, and for as long as the timeout to look up a name, for each store.
+    ///
+    /// # Errors
+    /// [`StatusError::WorkersStore`], with the reason of the first store, if none answers.
+    pub fn follow<T>(
+        &self,
+        stores: &[WorkersStore],
+        ask: impl Fn(&Self) -> Result<T, StatusError>,
+    ) -> Result<Option<Followed<T>>, StatusError> {
+        let mut first_error = None;
+        for store in stores.iter().take(STORES_TRIED_MAX) {
+            let Ok(target) = store.address.parse::<HostPort>() else {
+                continue;
+            };
+            let answer = self.open_other(target).and_then(|pages| {
+                if pages.is_of_same_server(self) {
+                    return Ok(None);
+                }
+                ask(&pages).map(|answer| Some((pages, answer)))
+            });
+            match answer {
+                Ok(None) => {}
+                Ok(Some((pages, answer))) => {
+                    let store = store.clone();
+                    return Ok(Some(Followed {
+                        store,
+                        pages,
+                        answer,
+                    }));
+                }
+                Err(source) => {
+                    first_error.get_or_insert_with(|| StatusError::WorkersStore {
+                        store: store.address.clone(),
+                        run_id: store.run_id.clone(),
+                        rendezvous: self.server().clone(),
+                        source: Box::new(source),
+                    });
+                }
+            }
+        }
+        first_error.map_or(Ok(None), Err)
+    }
+
+    /// The pages of the store that the workers use: of this server, or of the workers' store that this rendezvous names.
+    /// Those of this server too if it does not answer: the next call says why.
+    ///
+    /// Blocks for up to the timeout, and twice more for each of up to three stores.
+    ///
+    /// # Errors
+    /// [`StatusError::WorkersStore`] if none of the stores answers.
+    pub fn into_workers(self) -> Result<Self, StatusError> {
+        let Ok(report) = self.get::<Report>("/why.json") else {
+            return Ok(self);
+        };
+        let ask = |pages: &Self| pages.get::<Report>("/why.json");
+        let followed = self.follow(report.stores_elsewhere(), ask)?;
+        Ok(followed.map_or(self, |followed| followed.pages))
+    }
+}

@@ -1,0 +1,99 @@
+//! The client's part of `/status.json`.
+
+use serde::de::Deserializer;
+use serde::{Deserialize, Serialize};
+
+use super::cell::RankCell;
+use crate::WorkersStore;
+use crate::text::has_rank;
+
+/// The part of `/status.json` that shows a job: small enough to be read every second for 16,384 ranks.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct StatusOverview {
+    /// The answer in one or two sentences.
+    pub headline: String,
+    /// Whether somebody waits for somebody who is missing or stands still.
+    pub is_stuck: bool,
+    /// What was found, causes first; 100 at most.
+    #[serde(deserialize_with = "entries")]
+    pub findings: Vec<FindingSummary>,
+    /// The state of each rank from rank 0 on.
+    #[serde(deserialize_with = "cells")]
+    pub cells: Vec<RankCell>,
+    /// As [`Report::workers_stores`](crate::Report::workers_stores).
+    pub workers_stores: Vec<WorkersStore>,
+}
+
+/// A finding with its ranks as text.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct FindingSummary {
+    /// One or two sentences.
+    pub text: String,
+    /// The ranks to blame, as in "ranks 0-3 and 7". Empty if there is none.
+    pub culprits: String,
+    /// The ranks that wait for them.
+    pub waiting: String,
+    /// Whether another finding explains this one.
+    pub is_consequence: bool,
+}
+
+impl FindingSummary {
+    /// Whether this rank is to blame, as far as the text names ranks: the first 8 ranges.
+    #[must_use]
+    pub fn blames(&self, rank: usize) -> bool {
+        has_rank(&self.culprits, rank)
+    }
+
+    /// Whether this rank waits for those to blame, as far as the text names ranks: the first 8 ranges.
+    #[must_use]
+    pub fn holds_up(&self, rank: usize) -> bool {
+        has_rank(&self.waiting, rank)
+    }
+}
+
+fn entries<'de, D: Deserializer<'de>>(list: D) -> Result<Vec<FindingSummary>, D::Error> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct List {
+        entries: Vec<FindingSummary>,
+    }
+    Ok(List::deserialize(list)?.entries)
+}
+
+fn cells<'de, D: Deserializer<'de>>(letters: D) -> Result<Vec<RankCell>, D::Error> {
+    let letters = String::deserialize(letters)?;
+    Ok(letters.chars().map(RankCell::of_letter).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_an_overview() {
+        let json = r#"{
+            "version": "9", "headline": "Waiting for rank 2.", "is_stuck": true,
+            "findings": {"entries": [{"kind": "never_connected", "text": "t", "culprits": "rank 2",
+                "first_culprit": 2, "waiting": "ranks 0, 1 and 3", "age_ms": 1, "is_consequence": false}],
+                "left_out": 0},
+            "cells": "wiN-L"
+        }"#;
+        let overview = serde_json::from_str::<StatusOverview>(json).unwrap();
+        assert_eq!(overview.headline, "Waiting for rank 2.");
+        assert!(overview.is_stuck);
+        let finding = &overview.findings[0];
+        assert!(finding.blames(2) && !finding.blames(3));
+        assert!(finding.holds_up(3) && !finding.holds_up(2));
+        let suspects = overview.cells.iter().map(|cell| cell.is_suspect);
+        assert_eq!(
+            suspects.collect::<Vec<_>>(),
+            [false, false, true, false, true]
+        );
+        let empty = serde_json::from_str::<StatusOverview>("{}").unwrap();
+        assert_eq!(empty, StatusOverview::default());
+    }
+}

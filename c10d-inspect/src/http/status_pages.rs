@@ -1,0 +1,236 @@
+//! A client for the status pages of a store server, which answer on the store's own port.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Credentials, Deadline, HostPort, resolve};
+use c10d_store::{Store, StoreError, TcpStore, TcpStoreOptions};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use super::client::{HttpError, HttpRequest, HttpResponse, Target, fetch};
+use super::rows::KeyRow;
+use super::status_error::StatusError;
+use crate::text::shown_up_to;
+
+/// Enough for a loaded server.
+const TIMEOUT_MIN: Duration = Duration::from_millis(250);
+
+/// How long a server may think about the first request until it is asked what it is: PyTorch's (2.15, libuv) waits
+/// for more bytes without an answer.
+const FIRST_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The rows in one answer of the server.
+const ROWS_AT_ONCE: usize = 4096;
+
+/// The part of an error page that is shown.
+const REASON_CHARS_MAX: usize = 200;
+
+/// The status pages of one server, for programs that watch over jobs. The server is one of this project
+/// ([`StatusServer`](super::StatusServer)); for another one, the error says what it is.
+#[derive(Debug)]
+pub struct StatusPages {
+    server: HostPort,
+    credentials: Option<Credentials>,
+    addresses: Vec<SocketAddr>,
+    timeout: Duration,
+    has_answered: AtomicBool,
+}
+
+/// A part of a list.
+#[derive(Debug, Deserialize)]
+struct Page<T> {
+    rows: Vec<T>,
+}
+
+/// What a server is that does not answer HTTP.
+enum Kind {
+    C10d,
+    PyTorch,
+    NoStore,
+}
+
+impl StatusPages {
+    /// Looks up the server's name; does not connect. Blocks for up to `timeout`, which is also the time for each answer, and
+    /// 250 ms at least. A server with credentials answers only clients that have them; they need the feature `tls` of
+    /// `c10d-store`.
+    ///
+    /// # Errors
+    /// [`StatusError::UnknownHost`]
+    pub fn open(
+        server: HostPort,
+        credentials: Option<Credentials>,
+        timeout: Duration,
+    ) -> Result<Self, StatusError> {
+        let timeout = timeout.max(TIMEOUT_MIN);
+        let deadline = Deadline::after(Instant::now(), timeout);
+        match resolve(&server, deadline) {
+            Ok(addresses) => Ok(Self {
+                server,
+                credentials,
+                addresses,
+                timeout,
+                has_answered: AtomicBool::new(false),
+            }),
+            Err(source) => Err(StatusError::UnknownHost { server, source }),
+        }
+    }
+
+    /// The pages of another server of the same job.
+    pub(super) fn open_other(&self, server: HostPort) -> Result<Self, StatusError> {
+        Self::open(server, self.credentials.clone(), self.timeout)
+    }
+
+    /// Whether both have an address in common.
+    pub(super) fn is_of_same_server(&self, other: &Self) -> bool {
+        self.addresses.iter().any(|it| other.addresses.contains(it))
+    }
+
+    /// The server, as it was named.
+    #[must_use]
+    pub const fn server(&self) -> &HostPort {
+        &self.server
+    }
+
+    /// The first address of the server.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.addresses.first().copied()
+    }
+
+    /// The password of the pages of this job's servers.
+    pub(crate) fn token(&self) -> Option<String> {
+        self.credentials.as_ref().and_then(Credentials::http_token)
+    }
+
+    /// A client of the store itself.
+    pub(crate) fn open_store(&self, timeout: Duration) -> Result<TcpStore, StoreError> {
+        let options = TcpStoreOptions::default().with_timeout(timeout);
+        let options = match &self.credentials {
+            Some(credentials) => options.with_credentials(credentials.clone()),
+            None => options,
+        };
+        TcpStore::open(self.server.host(), self.server.port(), options)
+    }
+
+    /// The JSON at `path`, as [`Report`](crate::Report) of `/why.json`. Blocks for up to the timeout; the first time for as
+    /// long again, to find out what kind of server does not answer.
+    ///
+    /// # Errors
+    /// See [`StatusError`]; each names the server.
+    pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, StatusError> {
+        serde_json::from_slice(&self.body(path)?).map_err(|error| self.not_understood(path, error))
+    }
+
+    /// All rows of `/clients.json` (as [`ClientRow`](super::ClientRow)) or `/keys.json` (as [`KeyRow`](super::KeyRow)), of which
+    /// one answer has a part. `path` may end in a query. Blocks for up to the timeout for each 4,096 rows.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn rows<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, StatusError> {
+        let separator = if path.contains('?') { '&' } else { '?' };
+        let mut rows = Vec::new();
+        loop {
+            let from = rows.len();
+            let page: Page<T> = self.get(&format!(
+                "{path}{separator}from={from}&count={ROWS_AT_ONCE}"
+            ))?;
+            let is_last = page.rows.len() < ROWS_AT_ONCE;
+            rows.extend(page.rows);
+            if is_last {
+                return Ok(rows);
+            }
+        }
+    }
+
+    /// The keys that begin with `prefix`, as they are on the wire. Blocks for up to the timeout for each 4,096 keys.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    pub fn keys(&self, prefix: &str) -> Result<Vec<KeyRow>, StatusError> {
+        let prefix: String = form_urlencoded::byte_serialize(prefix.as_bytes()).collect();
+        self.rows(&format!("/keys.json?prefix={prefix}"))
+    }
+
+    /// The error for an answer of `path` that has another form than expected.
+    #[must_use]
+    pub fn not_understood(&self, path: &str, source: serde_json::Error) -> StatusError {
+        StatusError::NotUnderstood {
+            server: self.server.clone(),
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    fn body(&self, path: &str) -> Result<Vec<u8>, StatusError> {
+        let response = if self.has_answered.load(Ordering::Relaxed) {
+            self.fetch(path, self.timeout)?
+        } else {
+            self.fetch_first(path)?
+        };
+        self.has_answered.store(true, Ordering::Relaxed);
+        if response.is_success() {
+            return Ok(response.body);
+        }
+        Err(StatusError::Refused {
+            server: self.server.clone(),
+            path: path.to_owned(),
+            status: response.status,
+            reason: shown_up_to(response.body.trim_ascii(), REASON_CHARS_MAX),
+        })
+    }
+
+    /// The first answer. If there is none, asks what kind of server this is.
+    fn fetch_first(&self, path: &str) -> Result<HttpResponse, StatusError> {
+        let server = self.server.clone();
+        let source = match self.fetch(path, self.timeout.min(FIRST_TIMEOUT)) {
+            Err(
+                error @ (HttpError::Closed { .. }
+                | HttpError::Truncated { .. }
+                | HttpError::NotHttp { .. }
+                | HttpError::NoAnswer { .. }),
+            ) => error,
+            result => return Ok(result?),
+        };
+        let is_silent = matches!(source, HttpError::NoAnswer { .. });
+        match self.kind() {
+            Kind::PyTorch => Err(StatusError::PyTorchs { server }),
+            Kind::C10d if is_silent => Ok(self.fetch(path, self.timeout)?),
+            Kind::C10d => Err(StatusError::TurnedOff { server }),
+            Kind::NoStore if is_silent => Err(source.into()),
+            Kind::NoStore if matches!(source, HttpError::Closed { .. }) => {
+                Err(StatusError::ClosesAtOnce { server })
+            }
+            Kind::NoStore => Err(StatusError::NotAStore { server, source }),
+        }
+    }
+
+    /// Asks the addresses of the host in their order, until one accepts a connection. Each has an equal part of the
+    /// time: one that swallows packets must not take that of the others.
+    fn fetch(&self, path: &str, timeout: Duration) -> Result<HttpResponse, HttpError> {
+        let count = u32::try_from(self.addresses.len()).unwrap_or(u32::MAX);
+        let share = (timeout / count.max(1)).max(TIMEOUT_MIN);
+        let mut first_error = None;
+        for address in &self.addresses {
+            let request =
+                HttpRequest::get(Target::Tcp(*address), path).with_token(self.token().as_deref());
+            match fetch(&request, share) {
+                Err(error @ (HttpError::Connect { .. } | HttpError::ConnectTimeout { .. })) => {
+                    first_error.get_or_insert(error);
+                }
+                result => return result,
+            }
+        }
+        let no_address = || HttpError::System(io::ErrorKind::NotFound.into());
+        Err(first_error.unwrap_or_else(no_address))
+    }
+
+    fn kind(&self) -> Kind {
+        match self.open_store(self.timeout) {
+            Ok(store) if store.wakes_on_change() => Kind::C10d,
+            Ok(_) => Kind::PyTorch,
+            Err(_) => Kind::NoStore,
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A program that reads status pages, and finds the ranks of a job by them.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use c10d_inspect::http::{
+    ClientRow, RankCell, StatusError, StatusOverview, StatusPages, StoreCounters,
+};
+use c10d_inspect::workers::{Job, JobError};
+use c10d_inspect::{RankState, Report, WorkersStore};
+use c10d_socket::HostPort;
+use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+
+use crate::canned::{Canned, job_without};
+use crate::front::{Front, LIMIT};
+
+fn open(server: SocketAddr) -> StatusPages {
+    let server = HostPort::new(server.ip().to_string(), server.port());
+    StatusPages::open(server, None, LIMIT).expect("an address needs no lookup")
+}
+
+fn client(server: SocketAddr) -> TcpStore {
+    TcpStore::connect("127.0.0.1", server.port()).expect("a client")
+}
+
+#[test]
+fn lists_are_read_to_their_end_and_a_prefix_is_only_a_prefix() {
+    let front = Front::of_a_store();
+    let store = client(front.address);
+    // More than one answer has.
+    let keys: Vec<String> = (0..5000).map(|number| format!("many/{number}")).collect();
+    let pairs: Vec<(&str, &[u8])> = keys.iter().map(|key| (key.as_str(), &b"12"[..])).collect();
+    store.multi_set(&pairs).expect("set");
+    store.set("a&from=9 + ü%", b"").expect("set");
+
+    let pages = open(front.address);
+    let many = pages.keys("/many/").expect("keys");
+    let names: BTreeSet<&str> = many.iter().map(|row| row.key.as_str()).collect();
+    assert_eq!(names.len(), 5000);
+    assert!(many.iter().all(|row| row.value_bytes == 2));
+    let odd = pages.keys("/a&from=9 + ü%").expect("keys");
+    assert_eq!(odd.len(), 1);
+    let clients: Vec<ClientRow> = pages.rows("/clients.json").expect("clients");
+    assert!(
+        clients
+            .iter()
+            .any(|row| row.id == odd[0].writer && row.closed.is_none())
+    );
+    let counters: StoreCounters = pages.get("/stats.json").expect("counters");
+    assert_eq!(counters.keys, 5001);
+    store
+        .multi_get(&["a&from=9 + ü%"])
+        .expect("the client is alive");
+}
+
+#[test]
+fn a_rendezvous_leads_to_the_store_of_the_workers() {
+    let workers = Front::start(Canned::new(job_without(4, &[2])));
+    let store_at = |address: &str| {
+        let mut store = WorkersStore::default();
+        store.run_id = "run7".to_owned();
+        store.address = address.to_owned();
+        store
+    };
+    let mut meeting = Report::default();
+    // The first one has ended with its run.
+    let closed = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
+    let closed_at = closed.local_addr().to_string();
+    closed.shutdown();
+    meeting.workers_stores = vec![store_at(&closed_at), store_at(&workers.address.to_string())];
+    let rendezvous = Canned::new(meeting.clone());
+    let front = Front::start(rendezvous.clone());
+
+    let pages = open(front.address).into_workers().expect("pages");
+    assert_eq!(pages.server().port(), workers.address.port());
+    let overview: StatusOverview = pages.get("/status.json").expect("an overview");
+    assert!(
+        overview.is_stuck && overview.findings[0].blames(2),
+        "{overview:?}"
+    );
+    let missing = RankCell {
+        state: RankState::NotSeen,
+        is_suspect: true,
+    };
+    assert_eq!(overview.cells[2], missing);
+    assert_eq!(overview.cells[3].state, RankState::Waiting);
+    let job = Job::open(&pages).expect("a job");
+    assert_eq!(job.ranks(), (0..4).collect());
+
+    // Stores that name each other end nowhere else.
+    meeting.workers_stores = vec![store_at(&front.address.to_string())];
+    let stores = meeting.workers_stores.clone();
+    let pages = open(front.address);
+    let followed = pages.follow(&stores, |pages| pages.get::<Report>("/why.json"));
+    assert!(followed.expect("no error").is_none());
+
+    let gone = [store_at(&closed_at)];
+    let error = pages
+        .follow(&gone, |pages| pages.get::<Report>("/why.json"))
+        .expect_err("nothing listens there");
+    let StatusError::WorkersStore { store, .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(*store, closed_at);
+    // Nodes that wait for others have no workers.
+    meeting.is_stuck = true;
+    assert_eq!(meeting.stores_elsewhere(), []);
+}
+
+#[test]
+fn a_store_without_pages_knows_the_ranks_that_have_published_an_address() {
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
+    let pages = open(server.local_addr());
+    let error = pages.get::<Report>("/why.json").expect_err("no pages");
+    assert!(matches!(error, StatusError::TurnedOff { .. }), "{error:?}");
+    let error = Job::open(&pages).expect_err("no rank");
+    assert!(matches!(error, JobError::NoneHasPublished), "{error:?}");
+
+    let store = client(server.local_addr());
+    for rank in [0, 3] {
+        let key = format!("debug_server/rank{rank}");
+        store.set(&key, b"http://127.0.0.1:9").expect("set");
+    }
+    let job = Job::open(&pages).expect("a job");
+    assert_eq!(job.ranks(), [0, 3].into());
+    let url = job.report().ranks[1].debug_url.as_deref();
+    assert_eq!(url, Some("http://127.0.0.1:9"));
+}

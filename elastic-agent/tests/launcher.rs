@@ -1,0 +1,201 @@
+//! The launcher as a library: what one who embeds it gets, with real workers.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_inspect::http::{HttpRequest, Target, fetch};
+use c10d_inspect::{FindingKind, Report};
+use c10d_store::{Store, TcpStore};
+use elastic_agent::{
+    AgentOptions, AgentOutcome, CommandLine, EventOptions, Launcher, LauncherError,
+    LauncherOptions, LauncherReport, Screen,
+};
+use elastic_rendezvous::RendezvousParameters;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Keeps what is written.
+#[derive(Debug, Default)]
+struct Written(Mutex<String>);
+
+impl Screen for Written {
+    fn message(&self, text: &str) {
+        self.text(text);
+    }
+
+    fn text(&self, text: &str) {
+        self.0.lock().unwrap().push_str(text);
+    }
+}
+
+/// Two workers of a shell script, on one node.
+fn options(script: &str) -> LauncherOptions {
+    let command = CommandLine::new("/bin/sh", ["-c", script]);
+    LauncherOptions::new(AgentOptions::new(command, 2), rendezvous())
+}
+
+fn rendezvous() -> RendezvousParameters {
+    RendezvousParameters::new("c10d", "127.0.0.1:0", "job", 1, 1).unwrap()
+}
+
+fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let began = Instant::now();
+    loop {
+        if let Some(found) = condition() {
+            return found;
+        }
+        assert!(
+            began.elapsed() < PATIENCE,
+            "not within {PATIENCE:?}: {what}"
+        );
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What `c10d why` asks for.
+fn why(store: SocketAddr) -> Option<Report> {
+    let request = HttpRequest::get(Target::Tcp(store), "/why.json");
+    let answer = fetch(&request, PATIENCE).ok()?;
+    serde_json::from_slice(&answer.body).ok()
+}
+
+/// The keys under which the ranks of a gloo group publish their addresses.
+const KEYS: [&str; 2] = ["/default_pg/0//cpu//0/0", "/default_pg/0//cpu//0/1"];
+
+/// An address in gloo's form.
+fn address(rank: u8) -> Vec<u8> {
+    let word = |number: u64| number.to_le_bytes();
+    // The family AF_INET, a port, 127.0.0.1.
+    let mut socket = vec![2, 0, 0x90, rank, 127, 0, 0, 1];
+    socket.resize(128, 0);
+    [
+        &word(2)[..],
+        b"vm",
+        &word(136),
+        &socket,
+        &[0xff; 8],
+        &word(0),
+        &word(1),
+    ]
+    .concat()
+}
+
+/// A worker: rank 0 waits for the address of rank 1, which comes when there is a file.
+fn work(rank: &str, go: &Path) {
+    let variable = |name| env::var(name).unwrap();
+    if rank == "1" {
+        fs::write(go.with_file_name("pid"), format!("{}\n", process::id())).unwrap();
+        until("rank 1 may go on", || go.exists().then_some(()));
+    }
+    let port = variable("MASTER_PORT").parse().unwrap();
+    let store = TcpStore::connect(&variable("MASTER_ADDR"), port).unwrap();
+    let rank: usize = rank.parse().unwrap();
+    store.set(KEYS[rank], &address(rank as u8)).unwrap();
+    fs::write(go.with_file_name("port"), format!("{port}\n")).unwrap();
+    store.get(KEYS[1]).unwrap();
+}
+
+fn number<T: FromStr>(path: &Path) -> Option<T> {
+    let text = fs::read_to_string(path).ok()?;
+    text.strip_suffix('\n')?.parse().ok()
+}
+
+#[test]
+fn its_ranks_are_named_while_others_wait_for_them() {
+    const GO: &str = "LAUNCHER_TEST_GO";
+    if let (Ok(rank), Some(go)) = (env::var("RANK"), env::var_os(GO)) {
+        return work(&rank, Path::new(&go));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let test = "its_ranks_are_named_while_others_wait_for_them";
+    let command = CommandLine::new(env::current_exe().unwrap(), ["--exact", test]);
+    let environment = env::vars_os().chain([(GO.into(), go.clone().into())]);
+    let agent = AgentOptions::new(command, 2).with_environment(environment);
+    let launcher = Launcher::new(LauncherOptions::new(agent, rendezvous()));
+    let running = thread::spawn(move || launcher.run());
+
+    let pid: u32 = until("rank 1 has started", || number(&folder.path().join("pid")));
+    let port: u16 = until("rank 0 has connected", || {
+        number(&folder.path().join("port"))
+    });
+    let store = SocketAddr::from(([127, 0, 0, 1], port));
+    let report = until("rank 0 is stuck", || {
+        why(store).filter(|report| report.is_stuck)
+    });
+    let finding = &report.findings[0];
+    assert_eq!(finding.kind, FindingKind::NeverConnected, "{report:?}");
+    assert_eq!(finding.culprits.0, BTreeSet::from([1]), "{report:?}");
+    assert!(finding.text.contains(&pid.to_string()), "{report:?}");
+    fs::write(&go, "").unwrap();
+    let report = running.join().unwrap();
+    assert!(
+        matches!(report.result, Ok(AgentOutcome::Succeeded)),
+        "{report:?}"
+    );
+    assert_eq!(report.exit_code(), 0);
+}
+
+#[test]
+fn a_failure_is_reported_on_the_screen_in_the_error_file_and_to_the_caller() {
+    let folder = tempfile::tempdir().unwrap();
+    let error_file = folder.path().join("error.json");
+    let screen = Arc::new(Written::default());
+    let options = options("[ $RANK = 0 ] || exit 7; sleep 60")
+        .with_error_file(error_file.clone())
+        .with_screen(Arc::clone(&screen) as Arc<dyn Screen>);
+    let report = Launcher::new(options).run();
+    assert_eq!(report.exit_code(), 1);
+    let failures = report.failures().unwrap();
+    assert_eq!(
+        (failures.first().rank, failures.first().exit.code()),
+        (1, 7)
+    );
+    let text = screen.0.lock().unwrap().clone();
+    assert!(text.contains("exitcode  : 7"), "{text}");
+    let json = fs::read_to_string(error_file).unwrap();
+    assert!(
+        json.contains("worker with rank 1 failed: exit code 7"),
+        "{json}"
+    );
+}
+
+fn refused(options: LauncherOptions) -> LauncherReport {
+    let report = Launcher::new(options).run();
+    assert!(report.failures().is_none(), "{report:?}");
+    report
+}
+
+#[test]
+fn what_cannot_start_is_told_before_anything_has_started() {
+    let folder = tempfile::tempdir().unwrap();
+    let error_file = folder.path().join("error.json");
+    let absent = folder.path().join("absent/events");
+    let mut events = EventOptions::default();
+    events.file = Some(absent);
+    let report = refused(options("exit 0").with_events(events));
+    assert!(
+        matches!(report.result, Err(LauncherError::Invalid(_))),
+        "{report:?}"
+    );
+    assert_eq!(report.exit_code(), 2);
+
+    let nothing = AgentOptions::new(CommandLine::new("/no/such/program", [""; 0]), 1);
+    let options = LauncherOptions::new(nothing, rendezvous()).with_error_file(error_file.clone());
+    let report = refused(options);
+    assert!(
+        matches!(report.result, Err(LauncherError::NotReady(_))),
+        "{report:?}"
+    );
+    assert_eq!(report.exit_code(), 1);
+    let json = fs::read_to_string(error_file).unwrap();
+    assert!(json.contains("cannot start /no/such/program"), "{json}");
+}
