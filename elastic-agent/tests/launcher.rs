@@ -72,7 +72,7 @@ const KEYS: [&str; 2] = ["/default_pg/0//cpu//0/0", "/default_pg/0//cpu//0/1"];
 
 /// An address in gloo's form.
 fn address(rank: u8) -> Vec<u8> {
-    let word = |number: u64| number.to_le_bytes();
+    let word = |number: u8| [number, 0, 0, 0, 0, 0, 0, 0];
     // The family AF_INET, a port, 127.0.0.1.
     let mut socket = vec![2, 0, 0x90, rank, 127, 0, 0, 1];
     socket.resize(128, 0);
@@ -98,7 +98,7 @@ fn work(rank: &str, go: &Path) {
     let port = variable("MASTER_PORT").parse().unwrap();
     let store = TcpStore::connect(&variable("MASTER_ADDR"), port).unwrap();
     let rank: usize = rank.parse().unwrap();
-    store.set(KEYS[rank], &address(rank as u8)).unwrap();
+    store.set(KEYS[rank], address(rank as u8)).unwrap();
     fs::write(go.with_file_name("port"), format!("{port}\n")).unwrap();
     store.get(KEYS[1]).unwrap();
 }

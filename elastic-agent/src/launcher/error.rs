@@ -35,15 +35,18 @@ pub enum LauncherError {
     #[error("{what}: {source}")]
     System {
         /// The attempted action.
-        what: &'static str,
+        what: String,
         /// The system's error.
         source: io::Error,
     },
 }
 
 impl LauncherError {
-    pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Self {
-        move |source| Self::System { what, source }
+    pub(super) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        |source| Self::System {
+            what: what.into(),
+            source,
+        }
     }
 
     /// An error of opening the rendezvous, of which some are mistakes in its parameters.

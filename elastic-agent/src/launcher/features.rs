@@ -166,10 +166,10 @@ fn make_health_port(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>,
     let Some(port) = making.options.health_port else {
         return Ok(None);
     };
-    let port = HealthPort::open(port).map_err(LauncherError::system(
-        "cannot answer health checks on the port of TORCHELASTIC_HEALTH_CHECK_PORT",
-    ))?;
-    Ok(Some(Box::new(port)))
+    let server = HealthPort::open(port).map_err(LauncherError::system(format!(
+        "cannot answer health checks on port {port}"
+    )))?;
+    Ok(Some(Box::new(server)))
 }
 
 impl Feature for HealthPort {
@@ -182,8 +182,9 @@ fn make_debug_servers(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>
     if !making.options.has_debug_servers {
         return Ok(None);
     }
-    let servers = DebugServers::prepare(making.options.token())
-        .map_err(LauncherError::system("--debug-server"))?;
+    let servers = DebugServers::prepare(making.options.token()).map_err(LauncherError::system(
+        "cannot prepare the workers' debug servers",
+    ))?;
     servers.add_to(&mut making.agent);
     if let Some(preload) = making.agent.preload.take() {
         making.agent.preload = Some(preload.with_hook(START_HOOK));
@@ -333,7 +334,7 @@ fn make_events(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, Laun
     let options = making.options;
     let names = || JobNames::of(options);
     let recorder = Recorder::open(&options.events, names, Arc::clone(&options.screen))
-        .map_err(|error| LauncherError::Invalid(format!("--events: {error}")))?;
+        .map_err(|error| LauncherError::Invalid(format!("cannot record events: {error}")))?;
     Ok(recorder.map(|recorder| Box::new(recorder) as Box<dyn Feature>))
 }
 

@@ -1,6 +1,6 @@
 //! A whole launcher: the rendezvous, the agent, and what accompanies them, as in torchrun's `run`.
 //!
-//! Reads no command line and no environment variable; writes only to a [`Screen`] and the log. `features` has what
+//! Takes no option from a command line or a variable, and writes only to a [`Screen`] and the log. `features` has what
 //! accompanies the agent, in its order.
 
 mod announce;

@@ -198,11 +198,11 @@ fn number_of(name: &str) -> Option<i32> {
     match number {
         Some(number) if !FORBIDDEN.contains(&number) => Some(number),
         Some(_) => {
-            log::warn!("--signals-to-handle: ignoring {name}, which no process can handle");
+            log::warn!("ignoring the signal {name}, which no process can handle");
             None
         }
         None => {
-            log::warn!("--signals-to-handle: ignoring {name:?}, which is not the name of a signal");
+            log::warn!("ignoring {name:?}, which is not the name of a signal");
             None
         }
     }
