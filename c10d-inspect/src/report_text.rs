@@ -2,10 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::report::{
-    Finding, FindingKind, Group, NodeReport, RankReport, RankSet, Report, WaitFor,
-};
-use crate::text::printable;
+use crate::report::{Finding, FindingKind, Group, NodeReport, RankReport, Report, WaitFor};
+use crate::text::{printable, ranks};
 
 /// The width of [`TextStyle::PLAIN`]: longer lines of a log are hard to read.
 const COLUMNS_DEFAULT: usize = 100;
@@ -119,10 +117,10 @@ fn label_of(finding: &Finding) -> (&'static str, Color) {
 fn ranks_of(finding: &Finding) -> Option<String> {
     let mut parts = Vec::new();
     if !finding.culprits.0.is_empty() {
-        parts.push(format!("because of: {}", ranks_text(&finding.culprits)));
+        parts.push(format!("because of: {}", ranks(&finding.culprits.0)));
     }
     if !finding.waiting.0.is_empty() {
-        parts.push(format!("waiting: {}", ranks_text(&finding.waiting)));
+        parts.push(format!("waiting: {}", ranks(&finding.waiting.0)));
     }
     if parts.is_empty() {
         return None;
@@ -183,7 +181,7 @@ fn group_text(group: &Group) -> String {
     if !group.missing.0.is_empty() {
         text.push_str(&format!(
             "; missing of the group: {}",
-            ranks_text(&group.missing)
+            ranks(&group.missing.0)
         ));
     }
     text
@@ -200,7 +198,7 @@ fn wait_text(wait: &WaitFor) -> String {
     };
     text.push_str(&format!(": {connections} for {}", age_text(wait.age_ms)));
     if !wait.ranks.0.is_empty() {
-        text.push_str(&format!(", {}", ranks_text(&wait.ranks)));
+        text.push_str(&format!(", {}", ranks(&wait.ranks.0)));
     }
     text
 }
@@ -212,46 +210,13 @@ fn node_text(node: &NodeReport) -> String {
     };
     let ranks = match node.ranks.0.is_empty() {
         true => String::new(),
-        false => format!(", {}", ranks_text(&node.ranks)),
+        false => format!(", {}", ranks(&node.ranks.0)),
     };
     let age = age_text(node.announced_ms);
     format!(
         "{name}: launcher pid {}{ranks}; last heard of {age} ago",
         node.pid
     )
-}
-
-/// "rank 2", "ranks 0-3, 7", or the first ranges and the number of all if there are many.
-fn ranks_text(ranks: &RankSet) -> String {
-    const RANGES_MAX: usize = 12;
-    let ranges = ranges_of(ranks);
-    let list: Vec<String> = ranges
-        .iter()
-        .take(RANGES_MAX)
-        .map(|(first, last)| match last - first {
-            0 => first.to_string(),
-            // A range of two takes as much space as the two numbers.
-            1 => format!("{first}, {last}"),
-            _ => format!("{first}-{last}"),
-        })
-        .collect();
-    let word = if ranks.0.len() == 1 { "rank" } else { "ranks" };
-    let rest = match ranges.len() > RANGES_MAX {
-        true => format!(", ... ({} in all)", ranks.0.len()),
-        false => String::new(),
-    };
-    format!("{word} {}{rest}", list.join(", "))
-}
-
-fn ranges_of(ranks: &RankSet) -> Vec<(usize, usize)> {
-    let mut ranges: Vec<(usize, usize)> = Vec::new();
-    for &rank in &ranks.0 {
-        match ranges.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(rank) => *last = rank,
-            _ => ranges.push((rank, rank)),
-        }
-    }
-    ranges
 }
 
 /// A time as text: "0.4 s", "31 s", "5 min 2 s", "3 h 20 min".
@@ -392,7 +357,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::report::{Process, RankState};
+    use crate::report::{Process, RankSet, RankState};
 
     fn ranks(ranks: impl IntoIterator<Item = usize>) -> RankSet {
         RankSet(ranks.into_iter().collect::<BTreeSet<_>>())
@@ -450,7 +415,7 @@ mod tests {
     fn the_first_line_says_it_all() {
         let expected = "\
 Waiting for rank 2 (1 of 4) for 31 s: it has never connected to this store.
-  because of: rank 2; waiting: ranks 0, 1, 3; for 31 s
+  because of: rank 2; waiting: ranks 0, 1 and 3; for 31 s
 
   consequence  Rank 7 waits at a barrier for those that wait for rank 2.
 
@@ -463,7 +428,7 @@ Groups that are not complete:
 
 Waited for:
   /default_pg/0//cpu//0/2 (the address of rank 2, for the default group): 3 connections for 31 s,
-    ranks 0, 1, 3
+    ranks 0, 1 and 3
 ";
         assert_eq!(stuck().to_text(TextStyle::PLAIN), expected);
     }
@@ -532,25 +497,6 @@ Waited for:
         report.waits = vec![report.waits[0].clone(); 11];
         let text = report.to_text(TextStyle::PLAIN);
         assert!(text.ends_with("  and 3 more: see --json\n"), "{text}");
-    }
-
-    #[test]
-    fn ranks_are_ranges() {
-        let table = [
-            (ranks([2]), "rank 2"),
-            (ranks([0, 1, 3]), "ranks 0, 1, 3"),
-            (ranks(0..16_384), "ranks 0-16383"),
-            (ranks([0, 1, 2, 7, usize::MAX]), {
-                "ranks 0-2, 7, 18446744073709551615"
-            }),
-            (
-                ranks((0..100).map(|rank| 2 * rank)),
-                "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, ... (100 in all)",
-            ),
-        ];
-        for (ranks, expected) in table {
-            assert_eq!(ranks_text(&ranks), expected);
-        }
     }
 
     #[test]

@@ -2,16 +2,15 @@
 
 mod ranks;
 
-use c10d_inspect::Report;
-use c10d_inspect::stacks::{RankAnswer, StackGroup};
+use c10d_inspect::stacks::{RankAnswer, StackGroup, answers_text};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::output::{print, print_line};
 use crate::printable::printable_json;
 use crate::status::StatusArgs;
-use ranks::{Choice, RankArg};
+use ranks::RankArg;
 
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
@@ -53,7 +52,11 @@ pub(crate) fn run(args: &StacksArgs) -> Result<(), Failure> {
     if args.json {
         print_line(printable_json(&to_json(&answers).to_string()))?;
     } else {
-        print(to_text(job.report(), &choice, &answers).as_bytes())?;
+        let headline = job.report().headline_text();
+        let reason = choice.reason.unwrap_or_default();
+        let above = [headline, reason].into_iter().filter(|it| !it.is_empty());
+        let parts: Vec<String> = above.chain([answers_text(&answers)]).collect();
+        print(parts.join("\n").trim_start_matches('\n').as_bytes())?;
     }
     if answers.iter().any(|answer| answer.stacks.is_none()) {
         return Err(Failure::No(String::new()));
@@ -61,39 +64,7 @@ pub(crate) fn run(args: &StacksArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-fn groups(answers: &[RankAnswer]) -> Vec<StackGroup> {
-    let with_stacks = answers
-        .iter()
-        .filter_map(|answer| Some((answer.rank, answer.stacks.clone()?)));
-    StackGroup::of(with_stacks)
-}
-
-fn to_json(answers: &[RankAnswer]) -> serde_json::Value {
+fn to_json(answers: &[RankAnswer]) -> Value {
     let others: Vec<&RankAnswer> = answers.iter().filter(|it| it.error.is_some()).collect();
-    json!({ "groups": groups(answers), "unanswered": others })
-}
-
-fn to_text(report: &Report, choice: &Choice, answers: &[RankAnswer]) -> String {
-    let mut text = String::new();
-    if !report.headline.is_empty() {
-        text.push_str(&report.headline_text());
-        text.push('\n');
-    }
-    if let Some(reason) = &choice.reason {
-        text.push_str(reason);
-        text.push('\n');
-    }
-    // First those that do not answer: they are the ones to look at.
-    for answer in answers.iter().filter(|answer| answer.error.is_some()) {
-        text.push('\n');
-        text.push_str(&answer.explanation());
-        if answer.is_from_py_spy {
-            text.push_str(" py-spy shows its stacks below.");
-        }
-        text.push('\n');
-    }
-    for group in groups(answers) {
-        text.push_str(&format!("\n{group}\n"));
-    }
-    text.trim_start_matches('\n').to_owned()
+    json!({ "groups": StackGroup::of_answers(answers), "unanswered": others })
 }

@@ -35,7 +35,7 @@ fn a_store_with_a_secret_serves_only_those_who_have_it() {
     let refused = server.store(&["get", "k", &wrong]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("another secret"), "{refused:?}");
-    let refused = server.store(&["get", "k", "--timeout=300ms"]);
+    let refused = server.store(&["get", "k", "--timeout=2s"]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     assert!(refused.stderr.contains("ask for a secret"), "{refused:?}");
     let address = server.address.to_string();

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::recording::{Collective, DEFAULT_GROUP, FlightRecording, GroupRecording};
 use crate::report::RankSet;
-use crate::text::{capitalized, ranks_named};
+use crate::text::{capitalized, ranks_named, shown_up_to};
 
 /// What the ranks' flight recorders tell together.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -83,6 +83,9 @@ pub struct GroupProgress {
     pub completed: Option<u64>,
 }
 
+/// The most characters of the reason why a recording is unknown.
+const ERROR_CHARS_MAX: usize = 200;
+
 /// Compares what ranks have recorded. `silent` says why the recordings of other ranks are unknown; `clock` makes
 /// a text of a time in nanoseconds since 1970.
 ///
@@ -111,6 +114,7 @@ pub fn compare_flights(
     FlightReport {
         headline: match silent.first_key_value() {
             Some((rank, error)) if recordings.is_empty() => {
+                let error = shown_up_to(error.as_bytes(), ERROR_CHARS_MAX);
                 format!("No rank shows its collectives; rank {rank}: {error}")
             }
             _ => headline(&findings, &groups, silent, clock),
@@ -481,7 +485,7 @@ fn ranks(
     });
     let errors = silent.iter().map(|(rank, error)| FlightRank {
         rank: *rank,
-        error: Some(error.clone()),
+        error: Some(shown_up_to(error.as_bytes(), ERROR_CHARS_MAX)),
         ..FlightRank::default()
     });
     let mut ranks: Vec<FlightRank> = answers.chain(errors).collect();

@@ -5,6 +5,7 @@
 
 mod compare;
 mod recording;
+mod text;
 
 pub use compare::{
     FlightFinding, FlightFindingKind, FlightRank, FlightReport, GroupProgress, compare_flights,

@@ -301,6 +301,43 @@ fn names_of_a_rank_cannot_control_the_terminal() {
 }
 
 #[test]
+fn the_reason_of_a_silent_rank_cannot_either() {
+    let evil = "\u{1b}[2J\u{202e}x\n".repeat(100);
+    let silent = BTreeMap::from([(0, evil)]);
+    let report = compare_flights(&BTreeMap::new(), &silent, &no_clock);
+    let text = report.to_text(&no_clock);
+    assert!(
+        !text.contains(['\u{1b}', '\u{202e}']) && text.lines().count() == 3 && text.len() < 4000,
+        "{text}"
+    );
+}
+
+#[test]
+fn the_text_lists_ranks_below_the_answer() {
+    let first = || entry("0", 1, "nccl:all_reduce", &[&[4]], 7);
+    let mut ended = entry("0", 1, "nccl:all_reduce", &[&[4]], 7);
+    ended["retired"] = true.into();
+    let recordings = [recording(&[first()]), recording(&[ended]), recording(&[])];
+    let recordings = recordings.into_iter().enumerate().collect();
+    let silent = BTreeMap::from([(3, "it has no debug server".to_owned())]);
+    let text = compare_flights(&recordings, &silent, &clock).to_text(&clock);
+    let (_, listed) = text.split_once("\n\n").unwrap();
+    let expected = "\
+rank 0: in collective 1 of group 0 since 7 s: all_reduce, [4] float
+rank 1: in no collective; has entered 1 of group 0
+rank 2: in no collective; nothing recorded
+rank 3: it has no debug server
+";
+    assert_eq!(listed, expected, "{text}");
+    let many = (0..70).map(|rank| (rank, recording(&[first()]))).collect();
+    let text = compare_flights(&many, &BTreeMap::new(), &clock).to_text(&clock);
+    assert!(
+        text.ends_with("and 6 more ranks: --json shows all\n"),
+        "{text}"
+    );
+}
+
+#[test]
 fn any_recordings_are_compared_without_a_panic() {
     for seed in 0..1000 {
         let mut random = fastrand::Rng::with_seed(seed);
