@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use elastic_rendezvous::{DEFAULT_PORT, Endpoint, EndpointError, ParametersError};
@@ -26,7 +27,7 @@ pub(super) fn is_host(
     plan: &RunPlan,
     is_this_host: &dyn Fn(&str) -> bool,
 ) -> Result<bool, ParametersError> {
-    let parameters = &plan.rendezvous;
+    let parameters = plan.launcher.rendezvous();
     if parameters.backend() == elastic_rendezvous::STATIC_BACKEND {
         return Ok(plan.node_rank == Some(0));
     }
@@ -44,7 +45,7 @@ pub(super) fn is_host(
 
 /// The plan as lines of a name and a value.
 pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
-    let parameters = &plan.rendezvous;
+    let (agent, parameters) = (plan.launcher.agent(), plan.launcher.rendezvous());
     let mut lines = Lines::default();
     lines.add("scheduler", plan.scheduler.unwrap_or("none"), None);
     lines.add("nodes", nodes(plan), origin(plan, "nodes"));
@@ -59,17 +60,18 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
     lines.add("run id", parameters.run_id(), origin(plan, "run id"));
     lines.add(
         "workers",
-        plan.worker_count.to_string(),
+        agent.local_world_size().to_string(),
         origin(plan, "workers"),
     );
     lines.add("command", command(plan).join(" "), None);
     lines.add("log dir", log_dir(plan), None);
-    for (name, streams) in [("redirects", &plan.redirects), ("tee", &plan.tee)] {
-        if streams != "0" {
-            lines.add(name, streams, None);
+    let logs = agent.logs();
+    for (name, streams) in [("redirects", logs.redirects()), ("tee", logs.tee())] {
+        if !streams.is_empty() {
+            lines.add(name, streams.to_string(), None);
         }
     }
-    if let Some(preload) = &plan.preload {
+    if let Some(preload) = agent.preload() {
         let how = match (preload.is_required(), preload.has_standbys()) {
             (false, false) => "",
             (true, false) => ", required",
@@ -79,7 +81,7 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
         let modules = preload.modules().join(",");
         lines.add("preload", format!("{modules}{how}"), None);
     }
-    if plan.has_relay {
+    if parameters.has_relays() {
         lines.add("relay", "yes", None);
     }
     for (name, value) in environment(plan) {
@@ -91,16 +93,14 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
     for (name, rule) in restart_rules(plan) {
         lines.add(name, rule, None);
     }
-    if let Some(check) = &plan.health_check {
+    if let Some(check) = agent.health_check() {
         lines.add("health check", check.command().to_string_lossy(), None);
     }
-    lines.add(
-        "shutdown timeout",
-        format!("{:?}", plan.shutdown_timeout),
-        None,
-    );
-    if let Some(limits) = &plan.exit_limits {
-        lines.add("grace period", format!("{:?}", limits.grace_period), None);
+    if let Some(timeout) = agent.shutdown_timeout() {
+        lines.add("shutdown timeout", format!("{timeout:?}"), None);
+    }
+    if let Some(period) = plan.grace_period {
+        lines.add("grace period", format!("{period:?}"), None);
     }
     for warning in &plan.warnings {
         lines.add("warning", warning, None);
@@ -110,7 +110,7 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
 
 /// The plan as one object.
 pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
-    let parameters = &plan.rendezvous;
+    let (agent, parameters) = (plan.launcher.agent(), plan.launcher.rendezvous());
     let origins = plan.origins.iter();
     let origins = origins.map(|origin| (origin.name.replace(' ', "_"), origin.from.clone().into()));
     json!({
@@ -123,21 +123,21 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "endpoint": shown_endpoint(plan),
         "is_host": is_host,
         "run_id": parameters.run_id(),
-        "workers": plan.worker_count,
+        "workers": agent.local_world_size(),
         "command": command(plan),
-        "preload": plan.preload.as_ref().map_or(&[][..], |preload| preload.modules()),
-        "log_dir": plan.log_dir,
-        "redirects": plan.redirects,
-        "tee": plan.tee,
-        "health_check": plan.health_check.as_ref().map(|it| it.command().to_string_lossy()),
+        "preload": agent.preload().map_or(&[][..], |preload| preload.modules()),
+        "log_dir": agent.logs().log_dir(),
+        "redirects": agent.logs().redirects().to_string(),
+        "tee": agent.logs().tee().to_string(),
+        "health_check": agent.health_check().map(|it| it.command().to_string_lossy()),
         "restart_rules": restart_rules(plan).into_iter().map(|(name, rule)| (name.replace(' ', "_"), rule.into()))
             .collect::<serde_json::Map<String, Value>>(),
-        "relay": plan.has_relay,
+        "relay": parameters.has_relays(),
         "environment": environment(plan).into_iter().map(|(name, value)| (name.to_owned(), value.into()))
             .collect::<serde_json::Map<String, Value>>(),
         "max_restarts": max_restarts(plan),
-        "shutdown_timeout": plan.shutdown_timeout.as_secs_f64(),
-        "grace_period": plan.exit_limits.map(|limits| limits.grace_period.as_secs_f64()),
+        "shutdown_timeout": agent.shutdown_timeout().map(|timeout| timeout.as_secs_f64()),
+        "grace_period": plan.grace_period.map(|period| period.as_secs_f64()),
         "warnings": plan.warnings,
     })
 }
@@ -160,32 +160,36 @@ fn origin<'p>(plan: &'p RunPlan, name: &str) -> Option<&'p str> {
 }
 
 fn nodes(plan: &RunPlan) -> String {
-    let (min, max) = (plan.rendezvous.min_nodes(), plan.rendezvous.max_nodes());
+    let (min, max) = (
+        plan.launcher.rendezvous().min_nodes(),
+        plan.launcher.rendezvous().max_nodes(),
+    );
     format!("{min}:{max}")
 }
 
 fn endpoint(plan: &RunPlan) -> Result<Endpoint, EndpointError> {
-    plan.rendezvous.endpoint().parse()
+    plan.launcher.rendezvous().endpoint().parse()
 }
 
 /// The endpoint with its port; a path as it is.
 pub(super) fn shown_endpoint(plan: &RunPlan) -> String {
     match endpoint(plan) {
         Ok(endpoint) => endpoint.with_default_port(DEFAULT_PORT).to_string(),
-        Err(_) => plan.rendezvous.endpoint().to_owned(),
+        Err(_) => plan.launcher.rendezvous().endpoint().to_owned(),
     }
 }
 
 fn command(plan: &RunPlan) -> Vec<String> {
-    let program = std::iter::once(plan.command.program());
-    let words = program.chain(plan.command.arguments().iter().map(OsString::as_os_str));
+    let command = plan.launcher.agent().command();
+    let program = std::iter::once(command.program());
+    let words = program.chain(command.arguments().iter().map(OsString::as_os_str));
     words
         .map(|word| word.to_string_lossy().into_owned())
         .collect()
 }
 
 fn log_dir(plan: &RunPlan) -> String {
-    match &plan.log_dir {
+    match plan.launcher.agent().logs().log_dir() {
         Some(path) => path.display().to_string(),
         None => format!("a new directory in {}", std::env::temp_dir().display()),
     }
@@ -193,8 +197,14 @@ fn log_dir(plan: &RunPlan) -> String {
 
 /// The rules for restarts besides their number.
 fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
-    let restarts = &plan.restarts;
-    let rules = &restarts.rules;
+    let rules = plan.launcher.agent().restart_rules();
+    let progress = plan
+        .launcher
+        .agent()
+        .progress()
+        .cloned()
+        .unwrap_or_default();
+    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
     let codes = rules.final_exit_codes.iter().map(i32::to_string);
     let codes = codes.collect::<Vec<_>>().join(",");
     let time = |time: Option<Duration>| time.map(|time| format!("{time:?}"));
@@ -210,19 +220,10 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
             rules.max_without_progress.map(|max| max.to_string()),
         ),
         ("no restart after", Some(codes).filter(|it| !it.is_empty())),
-        (
-            "progress file",
-            restarts
-                .progress_file
-                .as_ref()
-                .map(|it| it.display().to_string()),
-        ),
-        ("progress timeout", time(restarts.progress_timeout)),
-        ("first progress", time(restarts.first_progress_timeout)),
-        (
-            "events",
-            restarts.events.as_ref().map(|it| it.display().to_string()),
-        ),
+        ("progress file", path(&progress.file)),
+        ("progress timeout", time(progress.timeout)),
+        ("first progress", time(progress.first_timeout)),
+        ("events", path(&plan.launcher.events().file)),
     ];
     let given = all
         .into_iter()
@@ -232,15 +233,19 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
 
 /// `None` if only other rules limit the restarts.
 const fn max_restarts(plan: &RunPlan) -> Option<usize> {
-    plan.restarts.rules.restarts_max()
+    plan.launcher.agent().restart_rules().restarts_max()
 }
 
 /// The variables of workers that do not depend on the round.
 fn environment(plan: &RunPlan) -> Vec<(&'static str, String)> {
+    let agent = plan.launcher.agent();
     let mut variables = vec![
-        ("LOCAL_WORLD_SIZE", plan.worker_count.to_string()),
-        ("ROLE_NAME", plan.role.clone()),
-        ("TORCHELASTIC_RUN_ID", plan.rendezvous.run_id().to_owned()),
+        ("LOCAL_WORLD_SIZE", agent.local_world_size().to_string()),
+        ("ROLE_NAME", agent.role().to_owned()),
+        (
+            "TORCHELASTIC_RUN_ID",
+            plan.launcher.rendezvous().run_id().to_owned(),
+        ),
     ];
     variables.extend(plan.environment.iter().cloned());
     variables

@@ -4,7 +4,6 @@
 
 mod dry_run;
 mod headings;
-mod launcher_options;
 pub(crate) mod options;
 mod report;
 mod screen;
@@ -40,7 +39,7 @@ pub(crate) fn run(options: RunOptions) -> ExitCode {
 
 /// Prints the plan, unless it has an error that is found only when the agent or the rendezvous is created.
 fn dry_run(plan: &RunPlan) -> Result<(), Failure> {
-    let launcher = Launcher::new(launcher_options::of(plan)?);
+    let launcher = Launcher::new(plan.launcher.clone());
     launcher.check()?;
     let is_host = dry_run::is_host(plan, &surroundings::is_this_host)
         .map_err(|error| Failure::Usage(error.to_string()))?;
@@ -61,7 +60,7 @@ fn launch(plan: &RunPlan) -> Result<u8, Failure> {
     if let Some(line) = dry_run::line(plan) {
         log::info!("{line}");
     }
-    let options = launcher_options::of(plan)?.with_screen(Arc::new(Terminal));
+    let options = plan.launcher.clone().with_screen(Arc::new(Terminal));
     // Outlives the last output: until then a signal must not end this process before its workers, and must end it even
     // if nobody reads the output.
     let report = Launcher::new(options).run();

@@ -19,9 +19,12 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The plan of this node. May block for 2 s, to ask for names.
 pub(super) fn plan(options: RunOptions) -> Result<RunPlan, Failure> {
+    let credentials = options.credentials()?;
     let variable = |name: &str| std::env::var(name).ok();
     let surroundings = Surroundings {
         variable: &variable,
+        environment: std::env::vars_os().collect(),
+        credentials,
         count_devices: &|kind| devices::count(kind, Path::new("/"), &variable),
         seed: fastrand::u64(..),
         site: &Site {

@@ -270,10 +270,58 @@ impl AgentOptions {
         Watchdog::start(self.timer_file.as_deref(), progress).map(Some)
     }
 
+    /// What each worker runs.
+    #[must_use]
+    pub const fn command(&self) -> &CommandLine {
+        &self.command
+    }
+
     /// How many workers this node runs.
     #[must_use]
     pub const fn local_world_size(&self) -> usize {
         self.local_world_size
+    }
+
+    /// The role of the workers.
+    #[must_use]
+    pub fn role(&self) -> &str {
+        &self.role
+    }
+
+    /// When the workers are restarted after a failure.
+    #[must_use]
+    pub const fn restart_rules(&self) -> &RestartRules {
+        &self.restarts
+    }
+
+    /// Where the workers report their progress; `None` if nothing depends on it.
+    #[must_use]
+    pub const fn progress(&self) -> Option<&ProgressOptions> {
+        self.progress.as_ref()
+    }
+
+    /// How long workers have to exit after a signal; `None` for any time.
+    #[must_use]
+    pub const fn shutdown_timeout(&self) -> Option<Duration> {
+        self.shutdown_timeout
+    }
+
+    /// Where the output of the workers goes.
+    #[must_use]
+    pub const fn logs(&self) -> &LogOptions {
+        &self.logs
+    }
+
+    /// What workers are forked from, if they are.
+    #[must_use]
+    pub const fn preload(&self) -> Option<&PreloadOptions> {
+        self.preload.as_ref()
+    }
+
+    /// What must succeed before this node joins a round.
+    #[must_use]
+    pub const fn health_check(&self) -> Option<&HealthCheck> {
+        self.health_check.as_ref()
     }
 
     pub(super) const fn check(&self) -> Result<(), AgentError> {

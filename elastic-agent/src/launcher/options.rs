@@ -178,6 +178,12 @@ impl LauncherOptions {
         &self.rendezvous
     }
 
+    /// What is recorded of each round.
+    #[must_use]
+    pub const fn events(&self) -> &EventOptions {
+        &self.events
+    }
+
     /// Whether the workers are Python programs.
     pub(super) const fn is_python(&self) -> bool {
         matches!(

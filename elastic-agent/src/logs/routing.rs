@@ -119,6 +119,18 @@ impl LogOptions {
         self.log_dir.as_deref()
     }
 
+    /// The streams that go to files instead of the console.
+    #[must_use]
+    pub const fn redirects(&self) -> &StreamMap {
+        &self.redirects
+    }
+
+    /// The streams that go to files and to the console.
+    #[must_use]
+    pub const fn tee(&self) -> &StreamMap {
+        &self.tee
+    }
+
     /// Whether output of any worker goes to a file.
     pub(super) fn has_output(&self) -> bool {
         !self.redirects.is_empty() || !self.tee.is_empty()

@@ -1,6 +1,7 @@
 //! Selects output streams of workers: the values of `--redirects` and `--tee`.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::str::FromStr;
 
 /// None, one or both of the two output streams of a process.
@@ -35,6 +36,13 @@ impl Streams {
             _ => return None,
         };
         Some(Self { stdout, stderr })
+    }
+}
+
+/// PyTorch's number.
+impl fmt::Display for Streams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", u8::from(self.stdout) + 2 * u8::from(self.stderr))
     }
 }
 
@@ -83,6 +91,22 @@ impl Default for StreamMap {
     }
 }
 
+/// What [`FromStr`] parses.
+impl fmt::Display for StreamMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All(streams) => write!(f, "{streams}"),
+            Self::ByLocalRank(map) => {
+                for (number, (local_rank, streams)) in map.iter().enumerate() {
+                    let comma = if number == 0 { "" } else { "," };
+                    write!(f, "{comma}{local_rank}:{streams}")?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
 /// A number, or pairs of a local rank and a number: `3`, or `0:1,1:2`. Unlike in PyTorch, local ranks may
 /// have any number of digits. For a repeated local rank the last pair counts.
 impl FromStr for StreamMap {
@@ -116,9 +140,9 @@ pub struct StreamMapError {
 }
 
 /// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl std::fmt::Debug for StreamMapError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
+impl fmt::Debug for StreamMapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -141,6 +165,14 @@ mod tests {
             Streams::NONE,
         ];
         assert_eq!(streams, expected);
+    }
+
+    #[test]
+    fn streams_are_shown_as_they_are_parsed() {
+        for text in ["0", "1", "2", "3", "0:3,1:0,10:2"] {
+            let map: StreamMap = text.parse().unwrap();
+            assert_eq!(map.to_string(), text);
+        }
     }
 
     #[test]

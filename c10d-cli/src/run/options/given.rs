@@ -5,10 +5,11 @@
 //! other types than `bool` and [`Parsed`] have no variable.
 
 use std::any::TypeId;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
 
+use c10d_socket::Credentials;
 use clap::builder::{StringValueParser, TypedValueParser};
 use clap::parser::ValueSource;
 use clap::{Arg, Command, Error};
@@ -21,6 +22,10 @@ use elastic_agent::scheduler::Site;
 pub(crate) struct Surroundings<'a> {
     /// Reads an environment variable.
     pub(crate) variable: Variables<'a>,
+    /// All variables, which workers inherit.
+    pub(crate) environment: Vec<(OsString, OsString)>,
+    /// What the stores of the job ask for.
+    pub(crate) credentials: Option<Credentials>,
     /// Counts devices, at least one.
     pub(crate) count_devices: &'a dyn Fn(DeviceKind) -> Result<usize, DevicesError>,
     /// A random number, for the id of a standalone run.
@@ -111,30 +116,25 @@ impl Given {
         format!("{name} is {value:?}, which has no effect: {why}")
     }
 
-    pub(super) fn refused(self, refusal: Refusal) -> UsageError {
+    pub(super) fn refused(&self, refusal: Refusal) -> UsageError {
         UsageError::Value {
-            given: self,
+            given: self.clone(),
             refusal,
         }
     }
 }
 
-impl<T> Parsed<T> {
-    pub(super) fn value(self) -> Result<T, UsageError> {
-        self.into_parts().map(|(_, value)| value)
-    }
-
-    pub(super) fn into_parts(self) -> Result<(Given, T), UsageError> {
-        match self.parsed {
-            Ok(value) => Ok((self.given, value)),
-            Err(refusal) => Err(self.given.refused(refusal)),
-        }
+impl<T: Clone> Parsed<T> {
+    pub(super) fn value(&self) -> Result<T, UsageError> {
+        self.parsed
+            .clone()
+            .map_err(|refusal| self.given.refused(refusal))
     }
 }
 
 /// The value of an option that may be missing.
-pub(super) fn value_of<T>(option: Option<Parsed<T>>) -> Result<Option<T>, UsageError> {
-    option.map(Parsed::value).transpose()
+pub(super) fn value_of<T: Clone>(option: &Option<Parsed<T>>) -> Result<Option<T>, UsageError> {
+    option.as_ref().map(Parsed::value).transpose()
 }
 
 /// Makes the variable of each option its default. An empty variable is a value, as with torchrun
@@ -187,5 +187,17 @@ impl Surroundings<'_> {
     pub(super) fn variable(&self, name: &str) -> Option<Given> {
         let name = name.to_owned();
         (self.variable)(&name).map(|value| Given { name, value })
+    }
+
+    /// The path in a variable, unless it is empty.
+    pub(super) fn path(&self, name: &str) -> Option<PathBuf> {
+        let mut variables = self.environment.iter();
+        let (_, path) = variables.find(|(known, path)| known == name && !path.is_empty())?;
+        Some(path.into())
+    }
+
+    /// Whether one of PyTorch's variables is `1`.
+    pub(super) fn is_on(&self, name: &str) -> bool {
+        (self.variable)(name).is_some_and(|value| value == "1")
     }
 }

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use c10d_inspect::http::StatusOptions;
 use clap::Args;
 
+use super::error::UsageError;
 use super::given::{Parsed, Read, Refusal};
 use super::values::{list, time};
 use crate::run::headings::HANGS;
@@ -25,12 +27,20 @@ pub(super) struct HangArgs {
 
     /// Serves no status page on the ports of the stores that this node hosts.
     #[arg(hide_short_help = true, long)]
-    pub(super) no_status: bool,
+    no_status: bool,
 
     /// Further names under which browsers reach the status page, separated by commas. It always answers for IP
     /// addresses, `localhost` and this machine's name.
     #[arg(hide_short_help = true, long, value_name = "NAMES", default_value = "", value_parser = Read(list))]
-    pub(super) status_host: Parsed<Vec<String>>,
+    status_host: Parsed<Vec<String>>,
+}
+
+impl HangArgs {
+    /// The status page of the stores that this node hosts.
+    pub(super) fn status_page(&self) -> Result<Option<StatusOptions>, UsageError> {
+        let names = self.status_host.value()?;
+        Ok((!self.no_status).then(|| StatusOptions::default().with_host_names(names)))
+    }
 }
 
 fn time_or_never(text: &str) -> Result<Option<Duration>, Refusal> {

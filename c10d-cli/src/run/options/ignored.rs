@@ -35,26 +35,26 @@ pub(super) struct IgnoredArgs {
 impl IgnoredArgs {
     /// Rejects options without which the job would do something else than the user asked for, and warns of those that
     /// have no effect.
-    pub(super) fn check(self, warnings: &mut Vec<String>) -> Result<(), UsageError> {
+    pub(super) fn check(&self, warnings: &mut Vec<String>) -> Result<(), UsageError> {
         let refuse = |name: String, why| Err(UsageError::Unsupported { name, why });
-        if let Some(mode) = self.numa_binding.filter(|mode| mode != "none") {
+        if let Some(mode) = self.numa_binding.as_ref().filter(|mode| *mode != "none") {
             let why = "workers are not bound to processors; a script can call numactl";
             return refuse(format!("--numa-binding {mode}"), why);
         }
         // `default` is the name of what torchrun does without the option.
-        if let Some(name) = self.logs_specs.filter(|name| name != "default") {
+        if let Some(name) = self.logs_specs.as_ref().filter(|name| *name != "default") {
             let why = "it names a Python class of a plug-in for torchrun, and the launcher runs no Python; for files \
                        use --log-dir, --redirects and --tee";
             return refuse(format!("--logs-specs {name}"), why);
         }
-        if let Some(shell) = self.print_completion {
+        if let Some(shell) = &self.print_completion {
             let why = "`c10d completions SHELL` prints the script";
             return refuse(format!("--print-completion {shell}"), why);
         }
         for (option, why) in [
-            (self.start_method, "workers are started as programs"),
+            (&self.start_method, "workers are started as programs"),
             (
-                self.monitor_interval,
+                &self.monitor_interval,
                 "exits of workers are noticed at once",
             ),
         ] {

@@ -116,20 +116,21 @@ enum Workers {
 impl NodeArgs {
     /// How many workers this node starts, and where the number is from, unless it is the default.
     pub(super) fn worker_count(
-        &mut self,
+        &self,
         surroundings: &Surroundings<'_>,
         found: Option<&Found>,
     ) -> Result<(usize, Option<Origin>), UsageError> {
-        let (number, from) = match self.nproc_per_node.take() {
+        let (number, from) = match &self.nproc_per_node {
             Some(option) => {
-                let (given, workers) = option.into_parts()?;
-                let number = match workers {
+                let number = match option.value()? {
                     Workers::Number(number) => Ok(number),
                     Workers::OneForEach(kind) => (surroundings.count_devices)(kind),
                 };
                 match number {
-                    Ok(number) => (number, given.name),
-                    Err(error) => return Err(given.refused(Refusal::But(error.to_string()))),
+                    Ok(number) => (number, option.given.name.clone()),
+                    Err(error) => {
+                        return Err(option.given.refused(Refusal::But(error.to_string())));
+                    }
                 }
             }
             None => match found.and_then(|found| allotted_gpus(surroundings, found)) {
@@ -146,13 +147,15 @@ impl NodeArgs {
     }
 
     pub(super) fn health_check(
-        &mut self,
+        &self,
         warnings: &mut Vec<String>,
     ) -> Result<Option<HealthCheck>, UsageError> {
-        let timeout = self.health_check_timeout.take();
-        let command = value_of(self.health_check.take())?;
+        let timeout = &self.health_check_timeout;
+        let command = value_of(&self.health_check)?;
         let Some(command) = command.filter(|command| !command.trim().is_empty()) else {
-            let ignored = timeout.map(|it| it.given.has_no_effect("--health-check is not given"));
+            let ignored = timeout
+                .as_ref()
+                .map(|it| it.given.has_no_effect("--health-check is not given"));
             warnings.extend(ignored);
             return Ok(None);
         };

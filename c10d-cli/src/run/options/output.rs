@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args;
-use elastic_agent::parse_line_filters;
+use elastic_agent::{EventOptions, LogOptions, StreamMap, StreamMapError, parse_line_filters};
 
-use super::given::{Parsed, Read, Refusal};
+use super::error::UsageError;
+use super::given::{Parsed, Read, Refusal, Surroundings};
 use super::values::{path, text};
 use crate::run::headings::OUTPUT;
 
@@ -15,11 +16,11 @@ use crate::run::headings::OUTPUT;
 pub(super) struct OutputArgs {
     /// Appends a line of JSON about each round to this file, and PyTorch's events.
     #[arg(hide_short_help = true, long, value_name = "FILE", default_value = "", value_parser = Read(path))]
-    pub(super) events: Parsed<Option<PathBuf>>,
+    events: Parsed<Option<PathBuf>>,
 
     /// Prints at the end where the time of this node went.
     #[arg(hide_short_help = true, long)]
-    pub(super) summary: bool,
+    summary: bool,
 
     /// `console` prints PyTorch's events as JSON on standard error; `null` and `dynamic_rendezvous` print nothing.
     /// [default: null]
@@ -31,43 +32,78 @@ pub(super) struct OutputArgs {
         default_value = "null",
         value_parser = Read(is_console)
     )]
-    pub(super) event_log_handler: Parsed<bool>,
+    event_log_handler: Parsed<bool>,
 
     /// The directory for log files; each run creates a directory in it. [default: a new temporary one]
     #[arg(long, value_name = "DIR", default_value = "", value_parser = Read(path))]
-    pub(super) log_dir: Parsed<Option<PathBuf>>,
+    log_dir: Parsed<Option<PathBuf>>,
 
     /// Writes output to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both; or by local
     /// rank, as in 0:1,1:2. [default: 0]
-    #[arg(short, long, value_name = "STREAMS", default_value = "0", value_parser = Read(text))]
-    pub(super) redirects: Parsed<String>,
+    #[arg(short, long, value_name = "STREAMS", default_value = "0", value_parser = Read(streams))]
+    redirects: Parsed<StreamMap>,
 
     /// Writes output to files and to the console; values as for --redirects. [default: 0]
-    #[arg(short, long, value_name = "STREAMS", default_value = "0", value_parser = Read(text))]
-    pub(super) tee: Parsed<String>,
+    #[arg(short, long, value_name = "STREAMS", default_value = "0", value_parser = Read(streams))]
+    tee: Parsed<StreamMap>,
 
     /// The prefix of each --tee line on the console: text with ${role_name}, ${local_rank}, ${rank} and
     /// ${hostname}. [default: $TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE, or
     /// [${role_name}${local_rank}]:]
     #[arg(hide_short_help = true, long, value_name = "TEMPLATE", allow_hyphen_values = true, default_value = "", value_parser = Read(text))]
-    pub(super) log_line_prefix_template: Parsed<String>,
+    log_line_prefix_template: Parsed<String>,
 
     /// Shows only the output of these local ranks, as in 0,2.
     #[arg(hide_short_help = true, long, value_name = "RANKS", default_value = "", value_parser = Read(local_ranks))]
-    pub(super) local_ranks_filter: Parsed<Option<Vec<u64>>>,
+    local_ranks_filter: Parsed<BTreeSet<usize>>,
 
     /// Also writes --tee lines of stdout that contain one of these texts to a file of their own; `,,` is a
     /// comma within a text.
     #[arg(hide_short_help = true, long, value_name = "TEXT,...", allow_hyphen_values = true, default_value = "", value_parser = Read(filters))]
-    pub(super) duplicate_stdout_filters: Parsed<Vec<String>>,
+    duplicate_stdout_filters: Parsed<Vec<String>>,
 
     /// The same for stderr.
     #[arg(hide_short_help = true, long, value_name = "TEXT,...", allow_hyphen_values = true, default_value = "", value_parser = Read(filters))]
-    pub(super) duplicate_stderr_filters: Parsed<Vec<String>>,
+    duplicate_stderr_filters: Parsed<Vec<String>>,
 
     /// Also reports the outcome as one line of JSON, the last one on standard output.
     #[arg(hide_short_help = true, long)]
     pub(super) json: bool,
+}
+
+impl OutputArgs {
+    pub(super) fn logs(&self) -> Result<LogOptions, UsageError> {
+        let logs = LogOptions::new()
+            .with_redirects(self.redirects.value()?)
+            .with_tee(self.tee.value()?)
+            .with_local_ranks_filter(self.local_ranks_filter.value()?)
+            .with_stdout_filters(self.duplicate_stdout_filters.value()?)
+            .with_stderr_filters(self.duplicate_stderr_filters.value()?);
+        Ok(match self.log_dir.value()? {
+            Some(directory) => logs.with_log_dir(directory),
+            None => logs,
+        })
+    }
+
+    /// `None` for the default.
+    pub(super) fn line_prefix_template(
+        &self,
+        surroundings: &Surroundings<'_>,
+    ) -> Result<Option<String>, UsageError> {
+        let given = Some(self.log_line_prefix_template.value()?);
+        let template = given
+            .filter(|template| !template.is_empty())
+            .or_else(|| (surroundings.variable)("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"));
+        Ok(template.filter(|template| !template.is_empty()))
+    }
+
+    pub(super) fn events(&self) -> Result<EventOptions, UsageError> {
+        let mut events = EventOptions::default();
+        events.file = self.events.value()?;
+        events.has_console = self.event_log_handler.value()?;
+        events.has_summary = self.summary;
+        Ok(events)
+    }
 }
 
 /// PyTorch's names (`torch/distributed/elastic/events/handlers.py`).
@@ -81,16 +117,20 @@ fn is_console(name: &str) -> Result<bool, Refusal> {
     }
 }
 
-/// `None` for all.
-fn local_ranks(text: &str) -> Result<Option<Vec<u64>>, Refusal> {
+fn streams(text: &str) -> Result<StreamMap, Refusal> {
+    text.parse()
+        .map_err(|error: StreamMapError| Refusal::because(error))
+}
+
+fn local_ranks(text: &str) -> Result<BTreeSet<usize>, Refusal> {
     if text.is_empty() {
-        return Ok(None);
+        return Ok(BTreeSet::new());
     }
     let ranks = text.split(',').map(|rank| rank.trim().parse());
-    match ranks.collect::<Result<BTreeSet<u64>, _>>() {
-        Ok(ranks) => Ok(Some(ranks.into_iter().collect())),
-        Err(_) => Err(Refusal::IsNot("local ranks separated by commas, as in 0,2")),
-    }
+    let expected = "local ranks separated by commas, as in 0,2";
+    ranks
+        .collect::<Result<_, _>>()
+        .map_err(|_| Refusal::IsNot(expected))
 }
 
 fn filters(text: &str) -> Result<Vec<String>, Refusal> {

@@ -29,7 +29,7 @@ pub(super) struct PreloadArgs {
 
 impl PreloadArgs {
     pub(super) fn options(
-        self,
+        &self,
         entrypoint: &Entrypoint,
         warnings: &mut Vec<String>,
     ) -> Result<Option<PreloadOptions>, UsageError> {

@@ -3,10 +3,12 @@
 //! Values that a scheduler's environment names are used where none is given.
 
 use c10d_socket::is_loopback_name;
-use elastic_rendezvous::{DEFAULT_PORT, Endpoint, EndpointError, RendezvousParameters};
+use elastic_rendezvous::{
+    C10D_BACKEND, DEFAULT_PORT, Endpoint, EndpointError, RendezvousParameters,
+};
 
 use super::error::UsageError;
-use super::given::{Given, Parsed, Refusal};
+use super::given::{Given, Parsed, Refusal, Surroundings, value_of};
 use super::nodes::{Backend, NodeArgs, node_counts};
 use super::values::whole_number;
 use crate::serve::DEFAULT_PORT as STATIC_PORT;
@@ -28,6 +30,9 @@ pub(crate) struct Origin {
     pub(crate) value: String,
     pub(crate) from: String,
 }
+
+/// `1` on all nodes: the worker with rank 0 serves the workers' store, instead of an agent.
+const DISABLE_SHARED_STORE: &str = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE";
 
 /// The order in which origins are shown.
 const ORDER: [&str; 4] = ["nodes", "node rank", "endpoint", "run id"];
@@ -66,9 +71,9 @@ impl Place {
 impl NodeArgs {
     /// Chooses, and warns of options without effect.
     pub(super) fn choose(
-        self,
+        &self,
         found: Option<&Found>,
-        seed: u64,
+        surroundings: &Surroundings<'_>,
         warnings: &mut Vec<String>,
     ) -> Result<Chosen, UsageError> {
         let mut origins = Vec::new();
@@ -81,7 +86,8 @@ impl NodeArgs {
         };
         let meeting = self.meeting(found, max_nodes, warnings)?;
         let mut config = self.rdzv_conf.value()?;
-        let (run_id, node_rank) = (self.rdzv_id.map(|id| id.given), self.node_rank);
+        let run_id = self.rdzv_id.as_ref().map(|id| id.given.clone());
+        let node_rank = self.node_rank.clone();
         let is_together = !matches!(meeting, Meeting::Alone { .. });
         let found_here = found.filter(|_| is_together);
         let run_id = match (&meeting, run_id) {
@@ -89,7 +95,7 @@ impl NodeArgs {
                 if let Some(given) = given.filter(|_| !asked_for) {
                     warnings.push(given.has_no_effect("a job of one node gets a random id"));
                 }
-                random_id(seed)
+                random_id(surroundings.seed)
             }
             (_, given) => {
                 let of_scheduler =
@@ -114,8 +120,8 @@ impl NodeArgs {
                 };
                 let number = match rank {
                     Some(rank) => {
-                        let (given, number) = rank_among(rank, max_nodes)?;
-                        origins.push(origin("node rank", given));
+                        let number = rank_among(&rank, max_nodes)?;
+                        origins.push(origin("node rank", rank.given));
                         number
                     }
                     None => 0,
@@ -135,10 +141,10 @@ impl NodeArgs {
                     || found.and_then(|found| found.node_rank.clone().ok().map(as_given));
                 match node_rank.or_else(|| Some(of_scheduler()?.read(whole_number))) {
                     Some(rank) => {
-                        let (given, number) = rank.into_parts()?;
+                        let number = rank.value()?;
                         let is_host = u8::from(number == 0).to_string();
                         config.entry("is_host".to_owned()).or_insert(is_host);
-                        origins.push(origin("node rank", given));
+                        origins.push(origin("node rank", rank.given));
                         Some(number)
                     }
                     None => None,
@@ -146,14 +152,15 @@ impl NodeArgs {
             }
             _ => {
                 if let Some(rank) = node_rank
-                    && let (given, 1..) = rank.into_parts()?
+                    && rank.value()? != 0
                 {
-                    warnings.push(given.has_no_effect("only the static backend uses node ranks"));
+                    let why = "only the static backend uses node ranks";
+                    warnings.push(rank.given.has_no_effect(why));
                 }
                 None
             }
         };
-        match (&meeting, self.spare_wait) {
+        match (&meeting, &self.spare_wait) {
             (Meeting::Static(_), Some(wait)) => {
                 warnings.push(wait.given.has_no_effect("the static backend has no spares"));
             }
@@ -177,7 +184,7 @@ impl NodeArgs {
             let endpoint = read_endpoint(&place.endpoint)?;
             if backend == "static" && endpoint.port().is_none() {
                 let expected = Refusal::IsNot("a host and a port, as in node0:29500");
-                return Err(place.endpoint.clone().refused(expected));
+                return Err(place.endpoint.refused(expected));
             }
             refuse_loopback(&endpoint, &place.endpoint, found_here, max_nodes)?;
         }
@@ -190,6 +197,9 @@ impl NodeArgs {
             None => "localhost:0".to_owned(),
         };
         origins.sort_by_key(|origin| ORDER.iter().position(|name| *name == origin.name));
+        if backend == C10D_BACKEND && surroundings.is_on(DISABLE_SHARED_STORE) {
+            config.insert("share_store".to_owned(), "0".to_owned());
+        }
         // PyTorch's launcher always adds it; its static backend reads it.
         config
             .entry("timeout".to_owned())
@@ -232,13 +242,11 @@ impl NodeArgs {
         let endpoint = self.rdzv_endpoint.as_ref().map(|it| it.given.clone());
         let endpoint = endpoint.filter(|given| !given.value.is_empty());
         let master_addr = self.master_addr.as_ref().map(|it| it.given.clone());
-        let (master_port, port) = match self.master_port.clone() {
-            Some(port) => port.into_parts().map(|(given, port)| (Some(given), port))?,
-            None => (None, STATIC_PORT),
-        };
+        let master_port = self.master_port.as_ref().map(|it| it.given.clone());
+        let port = value_of(&self.master_port)?.unwrap_or(STATIC_PORT);
         let is_given =
             self.rdzv_backend.is_some() || master_addr.is_some() || master_port.is_some();
-        let is_static = match self.rdzv_backend.clone() {
+        let is_static = match &self.rdzv_backend {
             Some(backend) if !is_standalone => backend.value()? == Backend::Static,
             _ => true,
         };
@@ -325,7 +333,7 @@ fn refuse_loopback(
                  others; give the host of node 0",
                 found.scheduler
             );
-            Err(given.clone().refused(Refusal::But(why)))
+            Err(given.refused(Refusal::But(why)))
         }
         _ => Ok(()),
     }
@@ -367,16 +375,16 @@ fn origin(name: &'static str, given: Given) -> Origin {
 
 fn read_endpoint(given: &Given) -> Result<Endpoint, UsageError> {
     let parsed = given.value.parse();
-    parsed.map_err(|error: EndpointError| given.clone().refused(Refusal::because(error)))
+    parsed.map_err(|error: EndpointError| given.refused(Refusal::because(error)))
 }
 
-fn rank_among(rank: Parsed<usize>, max_nodes: usize) -> Result<(Given, usize), UsageError> {
-    let (given, node_rank) = rank.into_parts()?;
+fn rank_among(rank: &Parsed<usize>, max_nodes: usize) -> Result<usize, UsageError> {
+    let node_rank = rank.value()?;
     if node_rank < max_nodes {
-        return Ok((given, node_rank));
+        return Ok(node_rank);
     }
     Err(UsageError::NodeRank {
-        name: given.name,
+        name: rank.given.name.clone(),
         node_rank,
         max_nodes,
     })

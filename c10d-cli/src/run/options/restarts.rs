@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use elastic_agent::{RestartBudget, RestartRules};
+use elastic_agent::{EventOptions, ProgressOptions, RestartBudget, RestartRules};
 
 use super::error::UsageError;
 use super::given::{Parsed, Read, Refusal, value_of};
@@ -61,52 +61,31 @@ pub(super) struct RestartArgs {
     first_progress_timeout: Parsed<Option<Duration>>,
 }
 
-/// The parsed options.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct RestartPlan {
-    pub(crate) rules: RestartRules,
-    /// The file that the workers of this node share for their steps.
-    pub(crate) progress_file: Option<PathBuf>,
-    /// After which time without progress workers are stuck; `None` for never.
-    pub(crate) progress_timeout: Option<Duration>,
-    /// The same until the first progress.
-    pub(crate) first_progress_timeout: Option<Duration>,
-    /// The file for events.
-    pub(crate) events: Option<PathBuf>,
-    /// Whether PyTorch's events go to standard error.
-    pub(crate) has_console_events: bool,
-    /// Whether to print where the time went.
-    pub(crate) has_summary: bool,
-}
-
-impl RestartPlan {
-    /// Whether anything depends on the workers' progress.
-    pub(crate) const fn watches_progress(&self) -> bool {
-        self.progress_file.is_some()
-            || self.progress_timeout.is_some()
-            || self.first_progress_timeout.is_some()
-            || self.rules.max_without_progress.is_some()
-            || self.events.is_some()
-            || self.has_summary
-    }
-}
-
 impl RestartArgs {
-    /// All but the events.
-    pub(super) fn plan(self) -> Result<RestartPlan, UsageError> {
+    pub(super) fn rules(&self) -> Result<RestartRules, UsageError> {
         let mut rules = RestartRules::default();
-        rules.max_restarts = value_of(self.max_restarts)?;
+        rules.max_restarts = value_of(&self.max_restarts)?;
         rules.final_exit_codes = self.no_restart_exit_codes.value()?;
         rules.restarts_on_fatal_errors = self.restart_on_fatal_errors;
-        rules.budget = value_of(self.restart_budget)?;
-        rules.max_without_progress = value_of(self.max_restarts_without_progress)?;
-        Ok(RestartPlan {
-            rules,
-            progress_file: self.progress_file.value()?,
-            progress_timeout: self.progress_timeout.value()?,
-            first_progress_timeout: self.first_progress_timeout.value()?,
-            ..RestartPlan::default()
-        })
+        rules.budget = value_of(&self.restart_budget)?;
+        rules.max_without_progress = value_of(&self.max_restarts_without_progress)?;
+        Ok(rules)
+    }
+
+    /// `None` if nothing depends on the workers' progress.
+    pub(super) fn progress(
+        &self,
+        events: &EventOptions,
+    ) -> Result<Option<ProgressOptions>, UsageError> {
+        let mut progress = ProgressOptions::default();
+        progress.file = self.progress_file.value()?;
+        progress.timeout = self.progress_timeout.value()?;
+        progress.first_timeout = self.first_progress_timeout.value()?;
+        let is_watched = progress != ProgressOptions::default()
+            || self.max_restarts_without_progress.is_some()
+            || events.file.is_some()
+            || events.has_summary;
+        Ok(is_watched.then_some(progress))
     }
 }
 

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::error::UsageError;
-use super::given::{Parsed, Read};
+use super::given::{Parsed, Read, value_of};
 use super::values::port;
 use crate::run::headings::SECURITY;
 use crate::secret::SecretArgs;
@@ -25,16 +25,13 @@ pub(super) struct SecurityArgs {
 }
 
 impl SecurityArgs {
-    pub(super) fn relay_port(
-        &mut self,
-        warnings: &mut Vec<String>,
-    ) -> Result<Option<u16>, UsageError> {
-        match self.relay_port.take() {
+    pub(super) fn relay_port(&self, warnings: &mut Vec<String>) -> Result<Option<u16>, UsageError> {
+        match &self.relay_port {
             Some(port) if !self.relay => {
                 warnings.push(port.given.has_no_effect("--relay is not given"));
                 Ok(None)
             }
-            port => port.map(Parsed::value).transpose(),
+            port => value_of(port),
         }
     }
 }

@@ -3,14 +3,12 @@
 use std::time::Duration;
 
 use clap::Args;
+use elastic_agent::{AgentOptions, ExitLimits};
 
 use super::error::UsageError;
 use super::given::{Parsed, Read, Refusal, Surroundings, value_of};
 use super::values::{list, number, time};
 use crate::run::headings::STOPPING;
-
-/// PyTorch's: how long workers have to exit after a signal, outside of schedulers.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The longest reserve at the end of a grace period. Killing workers and leaving the rendezvous take milliseconds, if
 /// the machines and the network work.
@@ -44,79 +42,65 @@ pub(super) struct StoppingArgs {
     shutdown_timeout: Option<Parsed<Duration>>,
 }
 
-/// Limits of this process after a signal, so that it has ended before a scheduler kills it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ExitLimits {
-    /// The time between SIGTERM and SIGKILL.
-    pub(crate) grace_period: Duration,
-    /// How long leaving the rendezvous may take.
-    pub(crate) leave: Duration,
-    /// How long after the signal this process ends, even if it waits for something.
-    pub(crate) exit: Duration,
+/// How a job ends by a signal.
+#[derive(Debug)]
+pub(super) struct Limits {
+    /// How long workers have to exit; zero kills them at once.
+    pub(super) shutdown_timeout: Duration,
+    /// The time between SIGTERM and SIGKILL, if it is limited, and what follows from it for the launcher.
+    pub(super) grace: Option<(Duration, ExitLimits)>,
 }
 
 impl StoppingArgs {
-    /// How long workers have to exit after a signal, and the limits of the launcher. `usual` is the grace period of the
-    /// scheduler that was found.
+    /// `usual` is the grace period of the scheduler that was found.
     ///
     /// # Errors
     /// [`UsageError::Value`] for a value that is no time.
     pub(super) fn limits(
-        &mut self,
+        &self,
         surroundings: &Surroundings<'_>,
         usual: Option<Duration>,
         warnings: &mut Vec<String>,
-    ) -> Result<(Duration, Option<ExitLimits>), UsageError> {
-        let shutdown = self.shutdown_timeout.take().or_else(|| {
+    ) -> Result<Limits, UsageError> {
+        let shutdown = self.shutdown_timeout.clone().or_else(|| {
             let given = surroundings.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
             given.map(|given| given.read(seconds))
         });
-        limits(shutdown, self.grace_period.take(), usual, warnings)
+        limits(shutdown, value_of(&self.grace_period)?, usual, warnings)
     }
 }
 
 fn limits(
     shutdown: Option<Parsed<Duration>>,
-    grace: Option<Parsed<Duration>>,
+    grace: Option<Duration>,
     usual: Option<Duration>,
     warnings: &mut Vec<String>,
-) -> Result<(Duration, Option<ExitLimits>), UsageError> {
-    let shutdown = shutdown.map(Parsed::into_parts).transpose()?;
+) -> Result<Limits, UsageError> {
+    let timeout = value_of(&shutdown)?;
     // Given without a grace period, the shutdown timeout may be for a longer one than usual.
-    let usual = usual.filter(|_| shutdown.is_none());
-    let grace = value_of(grace)?.or(usual);
-    let Some(grace) = grace else {
-        return Ok((
-            shutdown.map_or(SHUTDOWN_TIMEOUT, |(_, timeout)| timeout),
-            None,
-        ));
+    let Some(grace) = grace.or(usual.filter(|_| timeout.is_none())) else {
+        return Ok(Limits {
+            shutdown_timeout: timeout.unwrap_or(AgentOptions::DEFAULT_SHUTDOWN_TIMEOUT),
+            grace: None,
+        });
     };
-    let limits = ExitLimits::of(grace);
     let left = grace - reserve(grace);
-    let timeout = match shutdown {
-        Some((given, timeout)) if timeout > left => {
-            warnings.push(format!(
-                "{} is {:?}, but workers are killed {left:?} after a signal, before the grace period of {grace:?} \
-                 ends",
-                given.name, given.value,
-            ));
-            left
-        }
-        Some((_, timeout)) => timeout,
-        None => left,
-    };
-    Ok((timeout, Some(limits)))
+    if let Some(Parsed { given, .. }) = shutdown.filter(|_| timeout > Some(left)) {
+        warnings.push(format!(
+            "{} is {:?}, but workers are killed {left:?} after a signal, before the grace period of {grace:?} ends",
+            given.name, given.value,
+        ));
+    }
+    Ok(Limits {
+        shutdown_timeout: timeout.map_or(left, |timeout| timeout.min(left)),
+        grace: Some((grace, exit_limits(grace))),
+    })
 }
 
-impl ExitLimits {
-    fn of(grace_period: Duration) -> Self {
-        let reserve = reserve(grace_period);
-        Self {
-            grace_period,
-            leave: reserve / 2,
-            exit: grace_period - reserve / 4,
-        }
-    }
+/// Limits of this process, so that it has ended before a scheduler kills it.
+fn exit_limits(grace: Duration) -> ExitLimits {
+    let reserve = reserve(grace);
+    ExitLimits::new(reserve / 2, grace - reserve / 4)
 }
 
 /// The part of a grace period for killing workers, leaving the rendezvous, and exiting.
@@ -156,16 +140,23 @@ mod tests {
             given.map(|given| given.read(read))
         };
         let shutdown = option("--shutdown-timeout", shutdown, seconds);
-        let grace = option("--grace-period", grace, grace_period);
+        let grace = value_of(&option("--grace-period", grace, grace_period));
         let usual = usual_secs.map(Duration::from_secs);
         let mut warnings = Vec::new();
-        let text = match super::limits(shutdown, grace, usual, &mut warnings) {
-            Ok((timeout, None)) => format!("{timeout:?}"),
-            Ok((timeout, Some(limits))) => {
-                assert!(timeout + limits.leave <= limits.exit, "{limits:?}");
-                assert!(limits.exit < limits.grace_period, "{limits:?}");
+        let limits = grace.and_then(|grace| super::limits(shutdown, grace, usual, &mut warnings));
+        let text = match limits {
+            Ok(Limits {
+                shutdown_timeout,
+                grace: None,
+            }) => format!("{shutdown_timeout:?}"),
+            Ok(Limits {
+                shutdown_timeout,
+                grace: Some((grace, limits)),
+            }) => {
+                assert!(shutdown_timeout + limits.leave <= limits.exit, "{limits:?}");
+                assert!(limits.exit < grace, "{limits:?}");
                 format!(
-                    "{timeout:?}, leave {:?}, exit {:?}",
+                    "{shutdown_timeout:?}, leave {:?}, exit {:?}",
                     limits.leave, limits.exit
                 )
             }

@@ -34,8 +34,11 @@ fn a_step_of_slurm_needs_no_options() {
     );
     assert_eq!(plan.scheduler, Some("Slurm"));
     assert_eq!(plan.node_rank, Some(1));
-    assert_eq!(plan.worker_count, 8);
-    assert_eq!(plan.shutdown_timeout, Duration::from_secs(27));
+    assert_eq!(plan.launcher.agent().local_world_size(), 8);
+    assert_eq!(
+        plan.launcher.agent().shutdown_timeout(),
+        Some(Duration::from_secs(27))
+    );
     assert_eq!(
         origins(&plan),
         "nodes 2 (SLURM_STEP_NUM_NODES), node rank 1 (SLURM_NODEID), endpoint node001:26139 (SLURM_STEP_NODELIST, \
@@ -135,7 +138,7 @@ fn options_of_kubeflow_are_given_options() {
         rendezvous("s.py", &trainer),
         "2:2 static \"job-node-0-0.job:29400\" none rank=1,timeout=900"
     );
-    assert_eq!(plan.worker_count, 2);
+    assert_eq!(plan.launcher.agent().local_world_size(), 2);
     assert!(plan.warnings.is_empty(), "{:?}", plan.warnings);
 
     let elastic = [
@@ -161,7 +164,10 @@ fn workers_are_the_gpus_of_the_job_unless_their_number_is_given() {
         let plan = plan(line, &in_slurm(more));
         let mut origins = plan.origins.iter();
         let from = origins.find(|origin| origin.name == "workers");
-        (plan.worker_count, from.map(|origin| origin.from.clone()))
+        (
+            plan.launcher.agent().local_world_size(),
+            from.map(|origin| origin.from.clone()),
+        )
     };
     assert_eq!(
         workers("s.py", &[]),
@@ -320,7 +326,7 @@ fn values_that_cannot_be_right_are_named() {
 
     let many = in_slurm(&[("SLURM_GPUS_ON_NODE", "18446744073709551616")]);
     let plan = plan("s.py", &many);
-    assert_eq!(plan.worker_count, 1);
+    assert_eq!(plan.launcher.agent().local_world_size(), 1);
     assert_eq!(
         plan.warnings,
         [

@@ -1,0 +1,378 @@
+//! What options make of the launcher, compared whole: nothing else may change with them.
+
+use c10d_inspect::http::StatusOptions;
+use elastic_agent::{
+    Entrypoint, EventOptions, ExitLimits, HealthCheck, LogOptions, PreloadOptions, ProgressOptions,
+    RestartBudget, RestartRules, StreamMap, Streams,
+};
+use elastic_rendezvous::RendezvousParameters;
+
+use super::*;
+
+const SIGNALS: &str = "TORCHELASTIC_SIGNALS_TO_HANDLE";
+
+fn rendezvous() -> RendezvousParameters {
+    RendezvousParameters::new("c10d", "localhost:0", random_id(1), 1, 1)
+        .unwrap()
+        .with_config(parse_config("timeout=900").unwrap())
+}
+
+/// One worker that runs `s.py`.
+fn agent() -> AgentOptions {
+    let command = elastic_agent::CommandLine::new("python3", ["-u", "s.py"]);
+    let signals = (SIGNALS.into(), "SIGTERM,SIGINT,SIGHUP,SIGQUIT".into());
+    AgentOptions::new(command, 1)
+        .with_name("s.py")
+        .with_environment([signals])
+}
+
+fn with_rendezvous(agent: AgentOptions, rendezvous: RendezvousParameters) -> LauncherOptions {
+    LauncherOptions::new(agent, rendezvous)
+        .with_entrypoint(Entrypoint::Script("s.py".into()))
+        .with_signals(["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+}
+
+fn launcher(agent: AgentOptions) -> LauncherOptions {
+    with_rendezvous(agent, rendezvous())
+}
+
+#[track_caller]
+fn assert_launches(line: &str, variables: Variables<'_>, expected: LauncherOptions) {
+    let given = plan(line, variables).launcher;
+    assert_eq!(format!("{given:#?}"), format!("{expected:#?}"), "{line}");
+}
+
+#[test]
+fn a_script_alone_has_torchruns_defaults() {
+    assert_launches("s.py", &[], launcher(agent()));
+    let plan = plan("s.py", &[]);
+    assert_eq!((plan.scheduler, plan.node_rank), (None, None));
+    assert_eq!(plan.origins, []);
+    assert!(!plan.dry_run && !plan.json && plan.grace_period.is_none());
+    assert_eq!(plan.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn other_options_are_parsed_as_by_torchrun() {
+    let variables = [("OMP_NUM_THREADS", "")];
+    let signals = (SIGNALS.into(), "SIGTERM,SIGUSR1".into());
+    let command = elastic_agent::CommandLine::new("python3", ["-u", "s.py"]);
+    let mut rules = RestartRules::default();
+    rules.max_restarts = Some(3);
+    let logs = LogOptions::new()
+        .with_log_dir("/l")
+        .with_redirects(StreamMap::All(Streams::BOTH))
+        .with_tee("0:1".parse().unwrap())
+        .with_local_ranks_filter([0, 2])
+        .with_stdout_filters(["a,b".to_owned(), "c".to_owned()])
+        .with_stderr_filters(["-e".to_owned()]);
+    let agent_options = AgentOptions::new(command, 2)
+        .with_name("s.py")
+        .with_environment([signals])
+        .with_role("eval")
+        .with_restart_rules(rules)
+        .with_logs(logs)
+        .with_line_prefix_template("[${rank}]")
+        .with_shutdown_timeout(Duration::ZERO)
+        .with_virtual_local_rank(true);
+    let line = "--nproc_per_node 2 --max-r=3 --rol=eval -r 3 -t 0:1 --log-dir=/l \
+                --log-line-prefix-template=[${rank}] --local-ranks-filter=2,0,2 --local-addr=1.2.3.4 \
+                --duplicate-stdout-filters=a,,b,c --duplicate-stderr-filters=-e \
+                --signals-to-handle=SIGTERM,SIGUSR1 --shutdown-timeout=0 --virtual-local-rank \
+                --numa-binding=none --event-log-handler=null s.py";
+    let expected = with_rendezvous(agent_options, rendezvous().with_local_addr("1.2.3.4"));
+    let expected = expected.with_signals(["SIGTERM", "SIGUSR1"]);
+    assert_launches(line, &variables, expected);
+    assert_eq!(plan(line, &variables).warnings, Vec::<String>::new());
+
+    let logs = LogOptions::new().with_redirects("3".parse().unwrap());
+    let logs = logs.with_tee("1".parse().unwrap());
+    assert_launches("-r3 -t=1 s.py", &[], launcher(agent().with_logs(logs)));
+    let none = launcher(agent().with_environment([(SIGNALS.into(), "".into())]));
+    assert_launches(
+        "--local-addr= --local-ranks-filter= --log-dir= --signals-to-handle= --log-line-prefix-template= s.py",
+        &[],
+        none.with_signals(Vec::<String>::new()),
+    );
+}
+
+#[test]
+fn variables_are_defaults_of_these_options_too() {
+    let mut rules = RestartRules::default();
+    rules.max_restarts = Some(2);
+    let expected = agent()
+        .with_restart_rules(rules)
+        .with_role("z")
+        .with_logs(LogOptions::new().with_tee("3".parse().unwrap()))
+        .with_virtual_local_rank(true);
+    assert_launches(
+        "s.py",
+        &[
+            ("PET_MAX_RESTARTS", "2"),
+            ("PET_ROLE", "z"),
+            ("PET_TEE", "3"),
+            ("PET_VIRTUAL_LOCAL_RANK", " 1 "),
+            ("PET_LOCAL_ADDR", "q"),
+            ("PET_LOGS_SPECS", "ignored"),
+            ("PET_NUMA_BINDING", "ignored"),
+            ("PET_SECRET_FILE", "ignored"),
+        ],
+        with_rendezvous(expected, rendezvous().with_local_addr("q")),
+    );
+}
+
+#[test]
+fn streams_are_named_with_the_option_or_the_variable() {
+    assert_eq!(
+        refusal("--tee=4 s.py", &[]),
+        "--tee: \"4\" is neither a number from 0 to 3 nor a list such as 0:1,1:2 (local rank:number)"
+    );
+    let refused = refusal("s.py", &[("PET_REDIRECTS", "x")]);
+    assert!(refused.starts_with("PET_REDIRECTS: \"x\" is"), "{refused}");
+}
+
+#[test]
+fn some_options_have_a_second_variable() {
+    let timeout = |line, variables: Variables<'_>| {
+        let timeout = plan(line, variables).launcher.agent().shutdown_timeout();
+        timeout.map(|timeout| timeout.as_secs())
+    };
+    let second = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "8");
+    assert_eq!(timeout("s.py", &[second]), Some(8));
+    let both = [("PET_SHUTDOWN_TIMEOUT", "7"), second];
+    assert_eq!(timeout("s.py", &both), Some(7));
+    let broken = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "x");
+    assert_eq!(timeout("--shutdown-timeout=4 s.py", &[broken]), Some(4));
+
+    let second = ("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "t");
+    for (line, template) in [
+        ("s.py", "t"),
+        ("--log-line-prefix-template=o s.py", "o"),
+        ("--log-line-prefix-template= s.py", "t"),
+    ] {
+        let expected = launcher(agent().with_line_prefix_template(template));
+        assert_launches(line, &[second], expected);
+    }
+}
+
+#[test]
+fn preloaded_modules_come_from_the_option_or_its_variable() {
+    let expected = PreloadOptions::new(["torch", "torch._dynamo"]);
+    assert_launches(
+        "--preload=torch,,torch._dynamo, s.py",
+        &[],
+        launcher(agent().with_preload(expected.clone())),
+    );
+    let variables = [
+        ("PET_PRELOAD", "torch,torch._dynamo"),
+        ("PET_PRELOAD_REQUIRED", "1"),
+    ];
+    let required = expected.with_required(true).with_standbys(true);
+    assert_launches(
+        "--preload_standby s.py",
+        &variables,
+        launcher(agent().with_preload(required)),
+    );
+    assert_launches("--preload= s.py", &[], launcher(agent()));
+    assert_eq!(
+        plan("--preload-required s.py", &[]).warnings,
+        ["--preload-required and --preload-standby have no effect: --preload is not given"]
+    );
+}
+
+#[test]
+fn a_relay_has_a_port_of_the_nodes_or_of_the_user() {
+    for (line, variables, has_relay, port) in [
+        ("s.py", &[][..], false, None),
+        ("--relay s.py", &[], true, None),
+        ("--relay --relay_port=31000 s.py", &[], true, Some(31000)),
+        (
+            "s.py",
+            &[("PET_RELAY", "1"), ("PET_RELAY_PORT", "7")],
+            true,
+            Some(7),
+        ),
+        ("--relay-port=x s.py", &[], false, None),
+    ] {
+        let agent = agent().with_relay(has_relay).with_relay_port(port);
+        let expected = with_rendezvous(agent, rendezvous().with_relays(has_relay));
+        assert_launches(line, variables, expected);
+    }
+    for port in ["0", "65536", "-1", "x"] {
+        let refused = refusal(&format!("--relay --relay-port={port} s.py"), &[]);
+        let expected = format!("--relay-port is \"{port}\", which is not a port, 1 to 65535");
+        assert_eq!(refused, expected);
+    }
+}
+
+#[test]
+fn the_time_until_the_launcher_explains_a_standstill_is_an_option() {
+    for (line, variables, after) in [
+        (
+            "--explain-after 2m s.py",
+            &[][..],
+            Some(Duration::from_secs(120)),
+        ),
+        ("--explain_after=0 s.py", &[], Some(Duration::ZERO)),
+        ("--explain-after never s.py", &[], None),
+        (
+            "s.py",
+            &[("PET_EXPLAIN_AFTER", "5s")],
+            Some(Duration::from_secs(5)),
+        ),
+        ("s.py", &[], Some(LauncherOptions::DEFAULT_EXPLAIN_AFTER)),
+    ] {
+        let expected = launcher(agent()).with_explain_after(after);
+        assert_launches(line, variables, expected);
+    }
+    assert_eq!(
+        refusal("--explain-after soon s.py", &[]),
+        "--explain-after is \"soon\", which is not a time as in 30s or 2m, or `never`"
+    );
+}
+
+#[test]
+fn the_variables_of_pytorch_have_no_options() {
+    for (name, value, expected) in [
+        ("TORCHELASTIC_HEALTH_CHECK_PORT", "8080", Some(8080)),
+        ("TORCHELASTIC_HEALTH_CHECK_PORT", "0", None),
+        ("TORCHELASTIC_HEALTH_CHECK_PORT", "65536", None),
+    ] {
+        let expected = launcher(agent()).with_health_port(expected);
+        assert_launches("s.py", &[(name, value)], expected);
+    }
+    let enabled = ("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
+    assert_launches("s.py", &[enabled], launcher(agent().with_watchdog(true)));
+    for other in ["0", "", "true"] {
+        let variables = [("TORCHELASTIC_ENABLE_FILE_TIMER", other)];
+        assert_launches("s.py", &variables, launcher(agent()));
+    }
+    let file = ("TORCHELASTIC_TIMER_FILE", "/run/timers");
+    let watchdog = agent().with_watchdog(true);
+    let expected = launcher(watchdog.with_timer_file(PathBuf::from("/run/timers")));
+    assert_launches("s.py", &[enabled, file], expected);
+    let identical = ("TORCH_ELASTIC_WORKER_IDENTICAL", "1");
+    let expected = launcher(agent().with_identical_nodes(true));
+    assert_launches("s.py", &[identical], expected);
+    let own_store = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
+    let config = parse_config("timeout=900,share_store=0").unwrap();
+    let expected = with_rendezvous(agent(), rendezvous().with_config(config));
+    assert_launches("s.py", &[own_store], expected);
+}
+
+#[test]
+fn a_health_check_has_a_command_and_a_timeout() {
+    let check = |words: &[&str], variables: Variables<'_>| {
+        let plan = plan_of(words.iter().copied(), variables).unwrap();
+        let check = plan.launcher.agent().health_check().cloned();
+        (check, plan.warnings)
+    };
+    let wanted = Some(HealthCheck::new("a b"));
+    assert_eq!(check(&["--health-check", "a b", "s.py"], &[]).0, wanted);
+    assert_eq!(check(&["--health_check=a b", "s.py"], &[]).0, wanted);
+    assert_eq!(check(&["s.py"], &[("PET_HEALTH_CHECK", "a b")]).0, wanted);
+    assert_eq!(check(&["s.py"], &[("PET_HEALTH_CHECK", "")]).0, None);
+    let variables = [
+        ("PET_HEALTH_CHECK", "a b"),
+        ("PET_HEALTH_CHECK_TIMEOUT", "2m"),
+    ];
+    let limited = wanted.map(|check| check.with_timeout(Duration::from_secs(120)));
+    assert_eq!(check(&["s.py"], &variables).0, limited);
+    assert_eq!(
+        check(&["--health-check-timeout=1s", "s.py"], &[]),
+        (
+            None,
+            vec![
+                "--health-check-timeout is \"1s\", which has no effect: --health-check is not given"
+                    .to_owned()
+            ]
+        )
+    );
+    assert_eq!(
+        refusal("--health-check a --health-check-timeout 0 s.py", &[]),
+        "--health-check-timeout is \"0\", which is not a time above 0, as in 30s or 2m"
+    );
+}
+
+#[test]
+fn the_status_page_can_be_turned_off() {
+    let none = || launcher(agent()).with_status_page(None);
+    assert_launches("--no-status s.py", &[], none());
+    assert_launches("s.py", &[("PET_NO_STATUS", "1")], none());
+    let hosts = ["a.example.org", "b"].map(str::to_owned);
+    let named = StatusOptions::default().with_host_names(hosts);
+    assert_launches(
+        "--status-host=a.example.org,b s.py",
+        &[],
+        launcher(agent()).with_status_page(named),
+    );
+}
+
+#[test]
+fn a_grace_period_limits_the_end() {
+    let seconds = Duration::from_secs;
+    let timeout = agent().with_shutdown_timeout(seconds(9));
+    let limits = ExitLimits::new(Duration::from_millis(500), Duration::from_millis(9750));
+    let expected = launcher(timeout).with_exit_limits(limits);
+    assert_launches("--grace-period=10s s.py", &[], expected);
+    let plan = plan("--grace-period=10s s.py", &[]);
+    assert_eq!(plan.grace_period, Some(seconds(10)));
+}
+
+#[test]
+fn restarts_progress_and_events_have_options() {
+    let mut rules = RestartRules::default();
+    rules.final_exit_codes = [-6, 93].into();
+    rules.budget = Some(RestartBudget {
+        restarts: 10,
+        window: Duration::from_secs(3600),
+    });
+    rules.max_without_progress = Some(3);
+    rules.restarts_on_fatal_errors = true;
+    let mut progress = ProgressOptions::default();
+    progress.file = Some("/p".into());
+    progress.timeout = Some(Duration::from_secs(300));
+    progress.first_timeout = Some(Duration::from_secs(3600));
+    let mut events = EventOptions::default();
+    events.file = Some("/e".into());
+    events.has_summary = true;
+    events.has_console = true;
+    let expected = agent().with_restart_rules(rules).with_progress(progress);
+    assert_launches(
+        "--no-restart-exit-codes=93,-6 --restart-budget=10/1h --max-restarts-without-progress=3 \
+         --restart-on-fatal-errors --progress-file=/p --progress-timeout=5m --first-progress-timeout=1h \
+         --events=/e --summary --event-log-handler=console s.py",
+        &[],
+        launcher(expected).with_events(events),
+    );
+
+    let mut rules = RestartRules::default();
+    rules.budget = Some(RestartBudget {
+        restarts: 1,
+        window: Duration::from_secs(120),
+    });
+    let mut events = EventOptions::default();
+    events.has_summary = true;
+    let expected = agent().with_restart_rules(rules);
+    let expected = expected.with_progress(ProgressOptions::default());
+    assert_launches(
+        "--progress-timeout=never s.py",
+        &[
+            ("PET_SUMMARY", "1"),
+            ("PET_RESTART_BUDGET", "1/2m"),
+            ("PET_EVENTS", ""),
+        ],
+        launcher(expected).with_events(events),
+    );
+    for (line, is_watched) in [
+        ("--max-restarts=3 s.py", false),
+        ("--max-restarts-without-progress=3 s.py", true),
+        ("--events=/e s.py", true),
+        ("--summary s.py", true),
+        ("--event-log-handler=console s.py", false),
+    ] {
+        let plan = plan(line, &[]);
+        let progress = plan.launcher.agent().progress();
+        assert_eq!(progress.is_some(), is_watched, "{line}");
+    }
+}

@@ -1,0 +1,156 @@
+//! How the nodes meet, with torchrun's defaults.
+
+use super::*;
+
+#[test]
+fn the_rendezvous_is_torchruns() {
+    let alone = "1:1 c10d \"localhost:0\" random timeout=900";
+    for (line, expected) in [
+        ("s.py", alone),
+        ("--master-addr=h s.py", alone),
+        ("--rdzv-id=j s.py", alone),
+        ("--rdzv-backend=static s.py", alone),
+        (
+            "--standalone --rdzv-backend=static --rdzv-endpoint=q:1 s.py",
+            alone,
+        ),
+        ("--standalone --rdzv-backend=etcd s.py", alone),
+        ("--standalone --standalone s.py", alone),
+        ("--stand s.py", alone),
+        (
+            "--standalone --rdzv-id=j --nnodes=2 s.py",
+            "2:2 c10d \"localhost:0\" random timeout=900",
+        ),
+        (
+            "--nnodes=2 s.py",
+            "2:2 static \"127.0.0.1:29500\" none rank=0,timeout=900",
+        ),
+        (
+            "--nnodes 1:3 s.py",
+            "1:3 static \"127.0.0.1:29500\" none rank=0,timeout=900",
+        ),
+        (
+            "--nnodes=2 --node-rank=1 --master_addr h s.py",
+            "2:2 static \"h:29500\" none rank=1,timeout=900",
+        ),
+        (
+            "--nnodes=2 --master-addr=::1 s.py",
+            "2:2 static \"::1:29500\" none rank=0,timeout=900",
+        ),
+        (
+            "--nnodes=1:2 --master-port=5 s.py",
+            "1:2 static \"127.0.0.1:5\" none rank=0,timeout=900",
+        ),
+        (
+            "--rdzv-id=j --master-port=0 s.py",
+            "1:1 static \"127.0.0.1:0\" j rank=0,timeout=900",
+        ),
+        (
+            "--rdzv-endpoint=h:5 --rdzv-conf=rank=7 s.py",
+            "1:1 static \"h:5\" none rank=0,timeout=900",
+        ),
+        (
+            "--nnodes 2 --nnodes 3 --rdzv-endpoint=h:1 s.py",
+            "3:3 static \"h:1\" none rank=0,timeout=900",
+        ),
+        ("--rdzv-backend=c10d s.py", "1:1 c10d \"\" none timeout=900"),
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=h:1 --rdzv-id=j s.py",
+            "1:1 c10d \"h:1\" j timeout=900",
+        ),
+        (
+            "--rdzv_backend c10d --rdzv_endpoint h --rdzv_id j --rdzv_conf a=1,timeout=5 s.py",
+            "1:1 c10d \"h\" j a=1,timeout=5",
+        ),
+        (
+            "--rdzv-backend=c10d --rdzv-endpoint=/tmp/f --rdzv-conf=store_type=File s.py",
+            "1:1 c10d \"/tmp/f\" none store_type=File,timeout=900",
+        ),
+    ] {
+        assert_eq!(rendezvous(line, &[]), expected, "{line}");
+    }
+}
+
+#[test]
+fn the_environment_provides_defaults() {
+    let static_pair = "2:3 static \"127.0.0.1:29500\" none rank=0,timeout=900";
+    let standalone_pair = "2:2 c10d \"localhost:0\" random timeout=900";
+    for (line, variables, expected) in [
+        ("s.py", &[("PET_NNODES", "2:3")][..], static_pair),
+        ("--nnodes=2:3 s.py", &[("PET_NNODES", "5")], static_pair),
+        (
+            "s.py",
+            &[("PET_STANDALONE", "1"), ("PET_NNODES", "2")],
+            standalone_pair,
+        ),
+        (
+            "s.py",
+            &[("PET_STANDALONE", "-1"), ("PET_NNODES", "2")],
+            standalone_pair,
+        ),
+        ("--nnodes=2:3 s.py", &[("PET_STANDALONE", "0")], static_pair),
+        (
+            "--nnodes=2 --standalone s.py",
+            &[("PET_STANDALONE", "0")],
+            standalone_pair,
+        ),
+        (
+            "s.py",
+            &[("PET_MASTER_PORT", "5")],
+            "1:1 static \"127.0.0.1:5\" none rank=0,timeout=900",
+        ),
+    ] {
+        assert_eq!(
+            rendezvous(line, variables),
+            expected,
+            "{line} {variables:?}"
+        );
+    }
+}
+
+#[test]
+fn a_random_id_is_a_uuid_of_version_4() {
+    for seed in 0..64 {
+        let id = random_id(seed);
+        let groups: Vec<usize> = id.split('-').map(str::len).collect();
+        assert_eq!(groups, [8, 4, 4, 4, 12], "{id}");
+        let is_hex = |c: char| c == '-' || c.is_ascii_digit() || ('a'..='f').contains(&c);
+        assert!(id.chars().all(is_hex), "{id}");
+        assert_eq!(&id[14..15], "4", "{id}");
+        assert!("89ab".contains(&id[19..20]), "{id}");
+    }
+    assert_ne!(random_id(1), random_id(2));
+}
+
+#[test]
+fn the_precedence_of_members_over_spares_is_a_setting_of_the_rendezvous() {
+    let c10d = "--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=a";
+    let wait = |options: &str, variables: Variables<'_>| {
+        let plan = plan(&format!("{c10d} {options}s.py"), variables);
+        plan.launcher
+            .rendezvous()
+            .get("spare_wait")
+            .map(str::to_owned)
+    };
+    assert_eq!(wait("", &[]), None);
+    assert_eq!(wait("--spare-wait 1m ", &[]).as_deref(), Some("60"));
+    assert_eq!(wait("--spare_wait=0 ", &[]).as_deref(), Some("0"));
+    assert_eq!(
+        wait("", &[("PET_SPARE_WAIT", "1.5")]).as_deref(),
+        Some("1.5")
+    );
+    assert_eq!(wait("--rdzv-conf=spare_wait=7 ", &[]).as_deref(), Some("7"));
+    assert_eq!(
+        wait("--rdzv-conf=spare_wait=7 --spare-wait=8s ", &[]).as_deref(),
+        Some("8")
+    );
+    assert_eq!(
+        refusal(&format!("{c10d} --spare-wait soon s.py"), &[]),
+        "--spare-wait is \"soon\", which is not a time as in 15s or 1m, or 0"
+    );
+    let warned = plan("--nnodes=2 --rdzv-endpoint=a:1 --spare-wait=1s s.py", &[]).warnings;
+    assert_eq!(
+        warned,
+        ["--spare-wait is \"1s\", which has no effect: the static backend has no spares"]
+    );
+}
