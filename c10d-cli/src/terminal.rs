@@ -11,6 +11,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use c10d_socket::printable;
 use elastic_agent::{Next, QueuedWriter};
 
 const THREAD: &str = "stderr";
@@ -201,13 +202,10 @@ impl Screen {
     }
 
     fn show(&mut self, line: &str, width: usize) -> Vec<u8> {
-        // Parts of the line come from other nodes and must not contain control sequences. Characters
-        // other than ASCII may be two columns wide.
-        let plain = line.chars().take(width).map(|char| match char {
-            ' '..='~' => char,
-            _ => '?',
-        });
-        self.live = Some(plain.collect());
+        // Characters other than ASCII may be two columns wide.
+        let safe = printable(line, usize::MAX).to_string();
+        let narrow = safe.chars().map(|it| if it.is_ascii() { it } else { '?' });
+        self.live = Some(narrow.take(width).collect());
         let mut out = Vec::new();
         self.erase(&mut out);
         self.draw(&mut out);
@@ -259,7 +257,7 @@ mod tests {
     #[test]
     fn a_live_line_is_truncated_and_has_no_control_characters() {
         let mut screen = Screen::new();
-        assert_eq!(screen.show("a\x1b[2J\u{9b}\u{65e5}b", 6), b"a?[2J?");
+        assert_eq!(screen.show("a\x1b[2J\u{65e5}b", 11), b"a\\u{1b}[2J?");
         assert_eq!(screen.show("", 0), b"\r\x1b[K");
     }
 }

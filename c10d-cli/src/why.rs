@@ -2,13 +2,13 @@
 
 use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_inspect::{Report, WorkersStore};
-use c10d_socket::HostPort;
+use c10d_socket::{HostPort, printable};
 use clap::Args;
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 use crate::output::{print, text_style};
-use crate::printable::{printable, printable_json};
+use crate::printable::printable_json;
 use crate::status::StatusArgs;
 
 pub(crate) const EXIT_CODES: &str = "\
@@ -92,7 +92,7 @@ impl Answer {
                 if let Some((store, rendezvous)) = named {
                     let line = format!(
                         "\nThis is the store of the workers of run \"{}\", {}, which the rendezvous at {} names.\n",
-                        printable(&store.run_id),
+                        printable(&store.run_id, usize::MAX),
                         self.server,
                         rendezvous.server()
                     );

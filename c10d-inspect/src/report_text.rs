@@ -2,8 +2,10 @@
 
 use std::fmt::Write as _;
 
+use c10d_socket::printable;
+
 use crate::report::{Finding, FindingKind, Group, NodeReport, RankReport, Report, WaitFor};
-use crate::text::{printable, ranks};
+use crate::text::ranks;
 
 /// The width of [`TextStyle::PLAIN`]: longer lines of a log are hard to read.
 const COLUMNS_DEFAULT: usize = 100;
@@ -48,7 +50,7 @@ impl Report {
     /// The first line of [`to_text`](Self::to_text), not wrapped.
     #[must_use]
     pub fn headline_text(&self) -> String {
-        printable(&self.headline)
+        safe(&self.headline)
     }
 }
 
@@ -266,7 +268,7 @@ impl Lines {
     /// A text in lines that start with `indent`.
     fn paragraph(&mut self, indent: &str, color: Color, text: &str) {
         let room = self.style.columns.saturating_sub(indent.len());
-        for line in wrapped(&printable(text), room) {
+        for line in wrapped(&safe(text), room) {
             self.line(indent, color, &line);
         }
     }
@@ -275,7 +277,7 @@ impl Lines {
     fn labelled(&mut self, label: &str, color: Color, text: &str) {
         let width = LABEL_INDENT.len() - 3;
         let room = self.style.columns.saturating_sub(LABEL_INDENT.len());
-        for (index, line) in wrapped(&printable(text), room).iter().enumerate() {
+        for (index, line) in wrapped(&safe(text), room).iter().enumerate() {
             let shown = if index == 0 { label } else { "" };
             self.text.push_str("  ");
             self.colored(color, &format!("{shown:<width$} "));
@@ -293,7 +295,7 @@ impl Lines {
         self.line("", Color::None, &format!("{heading}:"));
         for item in items.iter().take(ENTRIES_MAX) {
             let room = self.style.columns.saturating_sub(4);
-            for (index, line) in wrapped(&printable(&text(item)), room).iter().enumerate() {
+            for (index, line) in wrapped(&safe(&text(item)), room).iter().enumerate() {
                 let indent = if index == 0 { "  " } else { "    " };
                 self.line(indent, Color::None, line);
             }
@@ -324,6 +326,11 @@ impl Lines {
         // Writing to a string cannot fail.
         let _ = write!(self.text, "{start}{text}\x1b[0m");
     }
+}
+
+/// A text that may hold the words of others, of any length.
+fn safe(text: &str) -> String {
+    printable(text, usize::MAX).to_string()
 }
 
 /// The lines of a text, broken at spaces; a longer word is broken anywhere.

@@ -4,9 +4,15 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
+use crate::printable;
+
+/// The longest host that is shown. Names that a resolver accepts are shorter.
+const HOST_CHARS_MAX: usize = 255;
+
 /// The address of a server: a host (a name or a literal address) and a port.
 ///
-/// Written `host:port`, an IPv6 address in brackets. Does no name lookup.
+/// Written `host:port`, an IPv6 address in brackets. Does no name lookup. `Display` shows a host that a peer has named
+/// as [`printable`] does.
 ///
 /// ```
 /// use c10d_socket::HostPort;
@@ -55,10 +61,12 @@ impl HostPort {
 
 impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A peer may have named it.
+        let host = printable(&self.host, HOST_CHARS_MAX);
         if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
+            write!(f, "[{host}]:{}", self.port)
         } else {
-            write!(f, "{}:{}", self.host, self.port)
+            write!(f, "{host}:{}", self.port)
         }
     }
 }

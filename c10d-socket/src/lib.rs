@@ -12,6 +12,7 @@ mod interrupt;
 mod listen;
 mod loopback_user;
 mod options;
+mod printable;
 mod process_bound;
 mod refusal_log;
 mod resolve;
@@ -34,6 +35,7 @@ pub use interrupt::{
 pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, resolve_local};
 pub use loopback_user::{check_own_user, loopback_user, own_user};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};
+pub use printable::{Printable, is_printable, printable};
 pub use process_bound::{OtherProcess, ProcessBound};
 pub use refusal_log::RefusalLog;
 pub use resolve::resolve;

@@ -8,7 +8,9 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use c10d_socket::{ConnectError, CredentialsError, ListenError};
+use c10d_socket::{ConnectError, CredentialsError, ListenError, printable};
+
+use crate::key::key_to_bytes;
 
 /// The operation that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -279,11 +281,11 @@ pub enum StoreError {
     },
 
     /// `add` or `barrier` on a value that is not a decimal number. Nothing changed.
-    #[error("{context}: the value {value:?} is not a number; nothing changed")]
+    #[error("{context}: the value \"{value}\" is not a number; nothing changed")]
     NotANumber {
         /// The failed call.
         context: ErrorContext,
-        /// The value, shortened.
+        /// The value, shortened and [printable](c10d_socket::printable).
         value: String,
     },
 
@@ -444,11 +446,10 @@ fn summarize_keys<'a>(keys: impl IntoIterator<Item = &'a str>) -> String {
         if !summary.is_empty() {
             summary.push_str(", ");
         }
-        if key.chars().nth(KEY_CHARS_SHOWN_MAX).is_some() {
-            let head: String = key.chars().take(KEY_CHARS_SHOWN_MAX).collect();
-            summary.push_str(&format!("{head:?}... ({} bytes)", key.len()));
-        } else {
-            summary.push_str(&format!("{key:?}"));
+        let key = key_to_bytes(key);
+        summary.push_str(&format!("\"{}\"", printable(&key, KEY_CHARS_SHOWN_MAX)));
+        if key.len() > KEY_CHARS_SHOWN_MAX {
+            summary.push_str(&format!(" ({} bytes)", key.len()));
         }
     }
     let more = keys.count();

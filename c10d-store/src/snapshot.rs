@@ -7,6 +7,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use c10d_socket::printable;
+
 use crate::wire::Opcode;
 
 /// A connection of one server. Never reused within the server's life; later connections compare greater.
@@ -193,7 +195,7 @@ impl std::fmt::Debug for KeyRecord {
     /// The value's length only: the bytes can be secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("KeyRecord")
-            .field("key", &String::from_utf8_lossy(&self.key))
+            .field("key", &printable(&self.key, usize::MAX))
             .field("value_len", &self.value_len)
             .field("version", &self.version)
             .field("writer", &self.writer)

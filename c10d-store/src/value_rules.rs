@@ -1,5 +1,7 @@
 //! The rules of `add` and `compare_set` that HashStore and FileStore share. Pure.
 
+use c10d_socket::printable;
+
 use crate::decimal::parse_decimal;
 
 /// The sum of `add`, or `None` if the current value is not a number. Overflow wraps.
@@ -33,9 +35,9 @@ pub(crate) fn shorten(value: &[u8]) -> String {
 
 /// A value of `length` bytes that starts with `head`, as an error message shows it.
 pub(crate) fn shorten_head(head: &[u8], length: usize) -> String {
-    const BYTES_SHOWN_MAX: usize = 40;
-    let shown = &head[..head.len().min(BYTES_SHOWN_MAX)];
-    let mut text = String::from_utf8_lossy(shown).into_owned();
+    const SHOWN_MAX: usize = 40;
+    let shown = &head[..head.len().min(SHOWN_MAX)];
+    let mut text = printable(shown, SHOWN_MAX).to_string();
     if shown.len() < length {
         text.push_str(&format!("... ({length} bytes)"));
     }

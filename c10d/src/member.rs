@@ -4,6 +4,8 @@ use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::process;
 
+use c10d_socket::printable;
+
 /// Longest part of a member's text that is shown.
 const SHOWN_CHARS_MAX: usize = 100;
 
@@ -27,13 +29,9 @@ pub(crate) fn in_words(member: &[u8]) -> String {
     }
 }
 
-/// A stranger's text, without what could harm a terminal.
+/// What another process wrote, for a message.
 pub(crate) fn shown(text: &[u8]) -> String {
-    let text = String::from_utf8_lossy(text);
-    let printable = text
-        .chars()
-        .map(|it| if it.is_control() { '?' } else { it });
-    printable.take(SHOWN_CHARS_MAX).collect()
+    printable(text, SHOWN_CHARS_MAX).to_string()
 }
 
 /// Not for secrets. The keys of the standard library's hash maps come from the system's generator.
@@ -49,7 +47,7 @@ mod tests {
     fn a_members_text_may_be_anybodys() {
         assert_eq!(in_words(b"00ff 17 node1"), "pid 17 on node1");
         assert_eq!(in_words(b""), "an unknown process");
-        assert_eq!(in_words(b"0 1 \x1b[2J\xff"), "pid 1 on ?[2J\u{fffd}");
+        assert_eq!(in_words(b"0 1 \x1b[2J\xff"), "pid 1 on \\u{1b}[2J\\xff");
         assert!(in_words(&[b' '; 1000]).len() < 200);
     }
 }

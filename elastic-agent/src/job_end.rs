@@ -3,6 +3,7 @@
 //! The reason is written into the round's store before the rendezvous is closed, so a node that learns of the closing
 //! finds it. PyTorch's nodes only see that the rendezvous is closed.
 
+use c10d_socket::printable;
 use c10d_store::{Store, StoreError};
 use serde_json::{Value, json};
 
@@ -37,10 +38,7 @@ pub(crate) fn read(store: &dyn Store) -> Option<String> {
             .get(field)
             .and_then(Value::as_str)
             .unwrap_or("unknown");
-        let chars = text.chars().take(chars_max);
-        chars
-            .map(|it| if it.is_control() { ' ' } else { it })
-            .collect::<String>()
+        printable(text, chars_max)
     };
     let host = text("host", HOST_CHARS_MAX);
     Some(format!(
@@ -88,14 +86,14 @@ mod tests {
     }
 
     #[test]
-    fn a_strange_value_is_shown_shortened_and_without_control_characters() {
+    fn a_strange_value_is_shown_shortened_and_printable() {
         let store = HashStore::new();
         for (value, text) in [
             (&b"\xff"[..], "unknown ended the job: unknown"),
             (b"[]", "unknown ended the job: unknown"),
             (
                 b"{\"host\": 1, \"reason\": \"a\\u001b[31m\"}",
-                "unknown ended the job: a [31m",
+                "unknown ended the job: a\\u{1b}[31m",
             ),
         ] {
             store.set_bytes(KEY, value).unwrap();

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{ConnectOptions, Deadline, HostPort};
+use c10d_socket::{ConnectOptions, Deadline, HostPort, printable};
 use c10d_store::{
     Credentials, ListenOn, PrefixStore, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions,
 };
@@ -38,6 +38,9 @@ const SERVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The longest address that is read from the store.
 const ADDR_BYTES_MAX: usize = 1024;
+
+/// The most characters that an error shows of a value.
+const VALUE_CHARS_MAX: usize = 100;
 
 /// The facts about a complete round that the choice depends on.
 #[derive(Debug)]
@@ -165,7 +168,7 @@ impl Round<'_> {
             _ => Err(RendezvousError::BadBootstrap {
                 store: self.store.label(),
                 key: self.prefix(number).full_key(PORT_KEY),
-                value: port,
+                value: printable(&port, VALUE_CHARS_MAX).to_string(),
             }),
         }
     }

@@ -137,7 +137,7 @@ pub enum RendezvousError {
     },
 
     /// Another node published an invalid port of the workers' store.
-    #[error("{key:?} in the {store} is not a port: {value:?}")]
+    #[error("{key:?} in the {store} is not a port: \"{value}\"")]
     BadBootstrap {
         /// The label of the store.
         store: String,

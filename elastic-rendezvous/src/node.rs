@@ -3,6 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use c10d_socket::printable;
+
+/// The most characters of an address that [`NodeId::named`] shows: a full host name.
+const ADDRESS_SHOWN_MAX: usize = 255;
+
 /// Identifies one handler in a rendezvous.
 ///
 /// Ranks follow the order of ids: by address (by code point, so `node10` sorts before `node2`), then
@@ -29,8 +34,8 @@ impl NodeId {
         }
     }
 
-    /// Formats the node for messages: `node1 (pid 42)`. Peers supply the address, so control characters
-    /// are escaped and at most 255 characters are shown.
+    /// Formats the node for messages: `node1 (pid 42)`. Peers supply the address, so it is
+    /// [printable](c10d_socket::printable) and has at most 255 characters.
     #[must_use]
     pub fn named(&self) -> NamedNode<'_> {
         NamedNode(self)
@@ -43,19 +48,8 @@ pub struct NamedNode<'n>(&'n NodeId);
 
 impl fmt::Display for NamedNode<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const ADDRESS_SHOWN_MAX: usize = 255;
-        let mut characters = self.0.addr.chars();
-        for character in characters.by_ref().take(ADDRESS_SHOWN_MAX) {
-            if character.is_control() {
-                write!(f, "{}", character.escape_default())?;
-            } else {
-                write!(f, "{character}")?;
-            }
-        }
-        if characters.next().is_some() {
-            f.write_str("...")?;
-        }
-        write!(f, " (pid {})", self.0.pid)
+        let addr = printable(self.0.addr.as_bytes(), ADDRESS_SHOWN_MAX);
+        write!(f, "{addr} (pid {})", self.0.pid)
     }
 }
 

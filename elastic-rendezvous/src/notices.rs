@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use c10d_socket::printable;
 use c10d_store::{Store, StoreError};
 
 use crate::node::NodeId;
@@ -28,7 +29,7 @@ const REASON_CHARS_MAX: usize = 256;
 pub struct NotJoining {
     /// The node.
     pub node: NodeId,
-    /// Why, as in `its health check failed (exit code 3: no GPU)`. The node's own words, without control characters.
+    /// Why, as in `its health check failed (exit code 3: no GPU)`. The node's own words, [printable](c10d_socket::printable).
     pub why: String,
 }
 
@@ -76,7 +77,7 @@ impl Notice {
             pid,
             local_id,
         } = self.node();
-        let why: String = printable(why);
+        let why = printable(why, REASON_CHARS_MAX);
         format!("{word} {pid} {local_id} {addr}\n{why}").into_bytes()
     }
 
@@ -94,18 +95,14 @@ impl Notice {
         let node = NodeId::new(fields.next()?, pid, local_id);
         match word {
             "left" => Some(Self::Left(node)),
-            "absent" => Some(Self::NotJoining(NotJoining::new(node, printable(why)))),
+            "absent" => Some(Self::NotJoining(NotJoining::new(node, reason(why)))),
             _ => None,
         }
     }
 }
 
-/// At most [`REASON_CHARS_MAX`] characters, in one line.
-fn printable(text: &str) -> String {
-    let characters = text
-        .chars()
-        .map(|it| if it.is_control() { ' ' } else { it });
-    characters.take(REASON_CHARS_MAX).collect()
+fn reason(why: &str) -> String {
+    printable(why, REASON_CHARS_MAX).to_string()
 }
 
 /// The keys of the notices, and this node's own.
@@ -281,7 +278,7 @@ mod tests {
         let expected = [absent("a b", "no GPU"), Notice::Left(node("b"))];
         assert_eq!(b.read().unwrap(), expected);
         a.write(&absent("a b", "two\nlines")).unwrap();
-        assert_eq!(b.read().unwrap()[0], absent("a b", "two lines"));
+        assert_eq!(b.read().unwrap()[0], absent("a b", "two\\nlines"));
         a.withdraw().unwrap();
         assert_eq!(b.read().unwrap(), [Notice::Left(node("b"))]);
     }

@@ -6,11 +6,16 @@
 use std::error::Error;
 use std::fmt;
 
+use c10d_socket::printable;
+
 use crate::decide::Action;
 use crate::error::RendezvousError;
 use crate::goal::{Answer, Goal};
 use crate::node::NodeId;
 use crate::this_host;
+
+/// The most characters of another node's id: a full host name and two numbers.
+const NODE_CHARS_MAX: usize = 300;
 
 /// The state of a node when it records an event. In PyTorch: `NodeState`
 /// (`torch/distributed/elastic/events/api.py`).
@@ -398,18 +403,9 @@ impl Step {
     }
 }
 
-/// Formats the id of another node. Control characters are escaped, because the peer chose its address and
-/// must not add lines to a log.
+/// Formats the id of another node, which chose its address and must not add lines to a log.
 fn shown(node: &NodeId) -> String {
-    let mut text = String::new();
-    for character in node.to_string().chars() {
-        if character.is_control() {
-            text.extend(character.escape_default());
-        } else {
-            text.push(character);
-        }
-    }
-    text
+    printable(&node.to_string(), NODE_CHARS_MAX).to_string()
 }
 
 /// The closest error class of PyTorch (`rendezvous/api.py`).

@@ -2,12 +2,13 @@
 
 use c10d_inspect::http::ClientRow;
 use c10d_inspect::report_text::age_text;
+use c10d_socket::printable;
 use clap::Args;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::output::print;
-use crate::printable::{printable, printable_json};
+use crate::printable::printable_json;
 use crate::status::StatusArgs;
 
 #[derive(Debug, Args)]
@@ -102,8 +103,8 @@ fn columns_of(row: &ClientRow) -> [String; 7] {
         number(row.rank.map(|rank| rank as u64)),
         age_text(row.open_ms),
         row.requests.to_string(),
-        printable(&last.unwrap_or_default()),
-        printable(&waits),
+        printable(&last.unwrap_or_default(), usize::MAX).to_string(),
+        printable(&waits, usize::MAX).to_string(),
     ]
 }
 

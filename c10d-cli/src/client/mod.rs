@@ -10,13 +10,13 @@ mod watch;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use c10d_socket::printable;
 use c10d_store::{Store, StoreError, key_to_bytes};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::output::is_for_terminal;
-use crate::printable::printable;
 use crate::quantity::at_least_one;
 use input::ValueArgs;
 use target::TargetArgs;
@@ -230,7 +230,10 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
             let json = json!({ "keys": keys });
             if is_for_terminal() {
                 // A line break in a key must not look like two keys.
-                keys = keys.iter().map(|key| printable(key)).collect();
+                keys = keys
+                    .iter()
+                    .map(|key| printable(key, usize::MAX).to_string())
+                    .collect();
             }
             let lines: String = keys.iter().flat_map(|key| [key, "\n"]).collect();
             target.answer(json, lines.as_bytes())

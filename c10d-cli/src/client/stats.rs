@@ -4,6 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_inspect::http::StoreCounters;
+use c10d_socket::printable;
 use clap::Args;
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::output::{print, print_line};
-use crate::printable::{printable, printable_json};
+use crate::printable::printable_json;
 use crate::quantity::parse_duration;
 use crate::status::StatusArgs;
 
@@ -172,7 +173,8 @@ fn totals(counters: &StoreCounters) -> String {
     ];
     let lines = lines.map(|(name, count)| (name.to_owned(), count));
     let by_command = counters.requests.iter();
-    let by_command = by_command.map(|(name, count)| (format!("  {}", printable(name)), *count));
+    let by_command =
+        by_command.map(|(name, count)| (format!("  {}", printable(name, usize::MAX)), *count));
     let line = |(name, count)| format!("{name:<20}{count:>14}\n");
     lines.into_iter().chain(by_command).map(line).collect()
 }

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use c10d_inspect::http::{StatusError, StatusPages};
+use c10d_socket::printable;
 use c10d_store::{Known, Store, StoreError};
 use clap::Args;
 use jiff::Timestamp;
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 use super::target::{Client, TargetArgs};
 use crate::failure::Failure;
 use crate::output::print;
-use crate::printable::{printable, printable_json, printable_value};
+use crate::printable::{printable_json, printable_value};
 
 /// How often the keys of a prefix are compared with those before.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -85,7 +86,7 @@ fn watch_prefix(target: &TargetArgs, client: &Client, prefix: &str) -> Result<()
 }
 
 fn print_text(time: Timestamp, key: &str, what: &str) -> Result<(), Failure> {
-    let line = format!("{time:.3}  {}  {what}\n", printable(key));
+    let line = format!("{time:.3}  {}  {what}\n", printable(key, usize::MAX));
     print(line.as_bytes())
 }
 

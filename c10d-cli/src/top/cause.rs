@@ -2,8 +2,7 @@
 
 use c10d_inspect::http::FindingSummary;
 use c10d_inspect::report_text::wrapped;
-
-use crate::printable::printable;
+use c10d_socket::printable;
 
 /// Always kept for the headline, so that the ranks below stay where they are while it changes.
 const HEADLINE_LINES_MIN: usize = 2;
@@ -80,7 +79,7 @@ fn finding_lines(finding: &FindingSummary, columns: usize, rows: usize) -> Vec<C
 
 /// The first lines of a text. What is left out leaves a mark.
 fn cut(text: &str, columns: usize, lines_max: usize) -> Vec<String> {
-    let mut lines = wrapped(&printable(text), columns);
+    let mut lines = wrapped(&printable(text, usize::MAX).to_string(), columns);
     if lines.len() > lines_max {
         lines.truncate(lines_max);
         if let Some(last) = lines.last_mut() {

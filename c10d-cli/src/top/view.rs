@@ -5,6 +5,7 @@ use std::time::Duration;
 use c10d_inspect::http::RankCell;
 use c10d_inspect::report_text::age_text;
 use c10d_inspect::{RankReport, RankState, Sureness};
+use c10d_socket::printable;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -12,7 +13,6 @@ use ratatui::text::{Line, Span};
 
 use super::grid::LABEL_COLUMNS;
 use super::model::{Top, View, severity};
-use crate::printable::printable;
 
 /// Draws the whole screen.
 pub(super) fn draw(frame: &mut Frame<'_>, top: &Top, now: Duration, has_colors: bool) {
@@ -84,6 +84,9 @@ const KEYS: [(&str, &str); 8] = [
 
 /// The longest part of a host name in a table.
 const HOST_COLUMNS_MAX: usize = 20;
+
+/// More characters than any line of a terminal has.
+const TEXT_CHARS_MAX: usize = 4096;
 
 /// The order in which states are counted.
 const STATES: [RankState; 7] = [
@@ -288,7 +291,7 @@ impl Painter<'_, '_> {
         }
         for (name, value) in facts {
             let columns = usize::from(self.area.width).saturating_sub(18).max(1);
-            let value: Vec<char> = printable(&value).chars().collect();
+            let value: Vec<char> = printable(&value, usize::MAX).to_string().chars().collect();
             for (index, part) in value.chunks(columns).enumerate() {
                 if self.used >= end {
                     return;
@@ -388,7 +391,7 @@ fn suspects_text(cells: &[RankCell]) -> Option<String> {
 }
 
 fn span(text: &str, style: Style) -> Span<'static> {
-    Span::styled(printable(text), style)
+    Span::styled(printable(text, TEXT_CHARS_MAX).to_string(), style)
 }
 
 /// The columns of a row after the state.

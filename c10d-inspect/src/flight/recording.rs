@@ -227,7 +227,7 @@ impl Collective {
             backend: backend.to_owned(),
             sizes: sizes.collect(),
             types: types
-                .map(|name| shown_up_to(name.as_bytes(), NAME_CHARS_MAX).to_lowercase())
+                .map(|name| shown_up_to(name.to_lowercase().as_bytes(), NAME_CHARS_MAX))
                 .collect(),
             entered_unix_ns: self::number(entry.get("time_created_ns")).unwrap_or(0),
             // `state` of gloo's collectives is "scheduled" until the end of the process.

@@ -6,11 +6,13 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
+use c10d_socket::printable;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes};
 use hyper::client::conn::http1;
@@ -28,6 +30,9 @@ const ANSWER_BYTES_MAX: usize = 32 << 20;
 
 /// The limit of an answer's status line and headers.
 const HEAD_BYTES_MAX: usize = 32 << 10;
+
+/// The most characters that are shown of the path of a unix socket.
+const PATH_CHARS_MAX: usize = 400;
 
 /// How long to wait before connecting again to a unix socket whose queue is full.
 const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(20);
@@ -47,9 +52,8 @@ impl fmt::Display for Target {
         match self {
             Self::Tcp(address) => address.fmt(f),
             Self::Unix(path) => {
-                let text = path.to_string_lossy();
-                let plain = text.chars().filter(|character| !character.is_control());
-                f.write_str(&plain.collect::<String>())
+                let path = path.as_os_str().as_bytes();
+                printable(path, PATH_CHARS_MAX).fmt(f)
             }
         }
     }

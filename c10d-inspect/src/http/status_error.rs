@@ -2,10 +2,12 @@
 
 use std::io;
 
-use c10d_socket::HostPort;
+use c10d_socket::{HostPort, printable};
 
 use super::client::HttpError;
-use crate::text::printable;
+
+/// The most characters of a text of the other side.
+const TEXT_CHARS_MAX: usize = 400;
 
 /// Why a status page cannot be read. Each error names the server.
 #[derive(Debug, thiserror::Error)]
@@ -68,8 +70,8 @@ pub enum StatusError {
     #[error(
         "the workers of run \"{}\" use the store {}, which the rendezvous at {rendezvous} names, and it cannot be asked: \
          {source}",
-        printable(run_id),
-        printable(store)
+        printable(run_id, TEXT_CHARS_MAX),
+        printable(store, TEXT_CHARS_MAX)
     )]
     WorkersStore {
         /// The address of the workers' store.
@@ -98,7 +100,7 @@ pub enum StatusError {
     /// The answer has another form than expected.
     #[error(
         "cannot understand the answer of {server} to {path}: {}; are both c10d of the same version?",
-        printable(&source.to_string())
+        printable(&source.to_string(), TEXT_CHARS_MAX)
     )]
     NotUnderstood {
         /// The server.

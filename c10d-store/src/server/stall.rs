@@ -8,6 +8,8 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use c10d_socket::{Printable, printable};
+
 /// The longest interval between two reports of one wait.
 const PAUSE_MAX: Duration = Duration::from_secs(600);
 
@@ -117,7 +119,7 @@ impl Stall {
         );
         for (index, (key, connections)) in self.keys.iter().enumerate() {
             let separator = if index == 0 { "" } else { ", " };
-            line.push_str(&format!("{separator}{} (by {connections})", shown(key)));
+            line.push_str(&format!("{separator}\"{}\" (by {connections})", shown(key)));
         }
         if self.more_keys > 0 {
             line.push_str(&format!(" and {} more", self.more_keys));
@@ -137,12 +139,9 @@ impl fmt::Display for Workers {
     }
 }
 
-/// A key as its user wrote it, shortened.
-fn shown(key: &[u8]) -> String {
-    let text = String::from_utf8_lossy(key.strip_prefix(b"/").unwrap_or(key));
-    let head: String = text.chars().take(KEY_CHARS_MAX).collect();
-    let cut = if head.len() < text.len() { "..." } else { "" };
-    format!("{head:?}{cut}")
+/// A key as its user wrote it.
+fn shown(key: &[u8]) -> Printable<'_> {
+    printable(key.strip_prefix(b"/").unwrap_or(key), KEY_CHARS_MAX)
 }
 
 #[cfg(test)]
@@ -230,12 +229,12 @@ mod tests {
             connections: 3,
         };
         let (_, line) = stall(now, workers).line(now);
-        let long = "k".repeat(80);
+        let long = "k".repeat(79);
         assert_eq!(
             line,
             format!(
                 "3 of 4 workers have joined; waiting connections: 3, the longest for 30 s: \
-                 10.0.0.2:41234; keys waited for: \"epoch\" (by 2), \"{long}\"... (by 1) and 5 more"
+                 10.0.0.2:41234; keys waited for: \"epoch\" (by 2), \"{long}…\" (by 1) and 5 more"
             )
         );
     }

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use c10d_socket::printable;
 use crossbeam_channel::{Receiver, bounded, select_biased};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::ioctl_fionbio;
@@ -57,11 +58,7 @@ impl Unhealthy {
     fn last_line(&self) -> String {
         let text = String::from_utf8_lossy(&self.output);
         let line = text.lines().map(str::trim).rfind(|line| !line.is_empty());
-        let characters = line.unwrap_or_default().chars();
-        characters
-            .map(|it| if it.is_control() { ' ' } else { it })
-            .take(LINE_CHARS_MAX)
-            .collect()
+        printable(line.unwrap_or_default(), LINE_CHARS_MAX).to_string()
     }
 }
 

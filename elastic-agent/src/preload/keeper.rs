@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use c10d_socket::printable;
 use crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio};
@@ -23,6 +24,9 @@ const THREAD: &str = "preload";
 
 /// How often a template that a start waits for is checked for having been stopped.
 const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The most characters that are shown of a line that a template prints.
+const LINE_CHARS_MAX: usize = 1000;
 
 /// How long workers that were asked for ahead are of use. Later, sources may have changed.
 const AHEAD_MAX: Duration = Duration::from_secs(5);
@@ -397,8 +401,7 @@ impl Keeper {
 
 /// Shows a line that the template or an import has printed.
 fn show(line: &str) {
-    let line = line.replace(char::is_control, " ");
     if !line.trim().is_empty() {
-        log::warn!("preload: {line}");
+        log::warn!("preload: {}", printable(line, LINE_CHARS_MAX));
     }
 }

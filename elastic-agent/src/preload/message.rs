@@ -1,15 +1,16 @@
 //! The packets between a launcher and its template: fields separated by NUL.
 
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+
+use c10d_socket::printable;
 
 use super::options::TemplatePlan;
 
 /// The longest packet that a template or a worker sends.
 pub(super) const REPLY_BYTES_MAX: usize = 64 * 1024;
 
-/// The longest text of a template that is kept.
-const TEXT_BYTES_MAX: usize = 1000;
+/// The longest text of a template that is kept, in characters.
+const TEXT_CHARS_MAX: usize = 1000;
 
 /// What a template says.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,13 +88,9 @@ fn pid(field: &[u8]) -> Option<i32> {
 
 /// One printable line of limited length.
 fn text(field: &[u8]) -> String {
-    let field = &field[..field.len().min(TEXT_BYTES_MAX)];
-    let text = OsStr::from_bytes(field).to_string_lossy();
-    let words: Vec<&str> = text
-        .split(|c: char| c.is_control() || c == ' ')
-        .filter(|word| !word.is_empty())
-        .collect();
-    words.join(" ")
+    let words = field.split(u8::is_ascii_whitespace);
+    let words: Vec<&[u8]> = words.filter(|word| !word.is_empty()).collect();
+    printable(&words.join(&b' '), TEXT_CHARS_MAX).to_string()
 }
 
 #[cfg(test)]
@@ -114,7 +111,7 @@ mod tests {
             ),
             (
                 b"refused\0a\x1b[1m b\n\n  c\xff",
-                Some(Reply::Refused("a [1m b c\u{fffd}".to_owned())),
+                Some(Reply::Refused("a\\u{1b}[1m b c\\xff".to_owned())),
             ),
             (b"refused", None),
             (b"forked\x0017\x0018", Some(Reply::Forked(vec![17, 18]))),
@@ -135,7 +132,7 @@ mod tests {
         let Some(Reply::Refused(text)) = Reply::parse(&long) else {
             panic!("not parsed")
         };
-        assert_eq!(text.len(), TEXT_BYTES_MAX);
+        assert_eq!(text.chars().count(), TEXT_CHARS_MAX);
     }
 
     #[test]

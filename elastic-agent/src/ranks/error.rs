@@ -41,7 +41,7 @@ pub enum RanksError {
     },
 
     /// Another node wrote a value that cannot be parsed.
-    #[error("{key:?} in the {store} holds {value:?}, which is not {expected}")]
+    #[error("{key:?} in the {store} holds \"{value}\", which is not {expected}")]
     Malformed {
         /// The store.
         store: String,

@@ -12,7 +12,7 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Deadline, printable};
 use c10d_store::{Store, StoreError};
 
 pub use self::assign::{RankBlock, RoleInfo, assign_ranks};
@@ -134,12 +134,11 @@ pub(crate) fn forget_ranks(store: &dyn Store, group_rank: usize) -> Result<(), S
 }
 
 fn malformed(store: &dyn Store, key: &str, value: &[u8], expected: &'static str) -> RanksError {
-    const SHOWN_BYTES_MAX: usize = 120;
-    let shown = &value[..value.len().min(SHOWN_BYTES_MAX)];
+    const SHOWN_CHARS_MAX: usize = 120;
     RanksError::Malformed {
         store: store.label(),
         key: store.full_key(key),
-        value: String::from_utf8_lossy(shown).into_owned(),
+        value: printable(value, SHOWN_CHARS_MAX).to_string(),
         expected,
     }
 }

@@ -7,7 +7,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Deadline, printable};
 use c10d_store::{Store, StoreError};
 
 use super::error::NodeRelayError;
@@ -191,11 +191,10 @@ impl Member<'_> {
     }
 
     fn malformed(&self, key: &str, value: &[u8], expected: &'static str) -> NodeRelayError {
-        let shown = &value[..value.len().min(VALUE_BYTES_MAX)];
         NodeRelayError::Malformed {
             store: self.store.label(),
             key: self.store.full_key(key),
-            value: String::from_utf8_lossy(shown).into_owned(),
+            value: printable(value, VALUE_BYTES_MAX).to_string(),
             expected,
         }
     }

@@ -98,7 +98,7 @@ pub enum NodeRelayError {
     },
 
     /// Another node wrote a value that cannot be parsed.
-    #[error("{key:?} in the {store} holds {value:?}, which is not {expected}")]
+    #[error("{key:?} in the {store} holds \"{value}\", which is not {expected}")]
     Malformed {
         /// The store.
         store: String,

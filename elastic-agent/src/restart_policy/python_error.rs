@@ -3,6 +3,8 @@
 //! A wrong "yes" ends a job that a restart would have saved, so in doubt the answer is no: only the interpreter's own
 //! report of the exception that ended the process counts, as the last thing on standard error.
 
+use c10d_socket::printable;
+
 use crate::worker::ExitKind;
 
 /// Exceptions of a program that cannot be loaded. Not `NameError` and the like, which the data can cause.
@@ -136,10 +138,7 @@ fn is_missing_module(line: &str) -> bool {
 }
 
 fn shortened(line: &str) -> String {
-    let chars = line.chars().take(TEXT_CHARS_MAX);
-    chars
-        .map(|it| if it.is_control() { ' ' } else { it })
-        .collect()
+    printable(line, TEXT_CHARS_MAX).to_string()
 }
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! Errors of the decoder.
 
+use c10d_socket::printable;
 use thiserror::Error;
 
 /// The longest piece of a peer's text in a message, in bytes before escaping.
-const QUOTED_BYTES_MAX: usize = 60;
+const QUOTED_CHARS_MAX: usize = 60;
 
 /// Why stored bytes were refused as a state, and where.
 ///
@@ -119,12 +120,7 @@ impl std::fmt::Debug for CorruptStateKind {
 
 /// Formats a peer's text for a message: escaped and shortened.
 pub(super) fn quoted(text: &[u8]) -> String {
-    let shown = &text[..text.len().min(QUOTED_BYTES_MAX)];
-    let mut quoted = shown.escape_ascii().to_string();
-    if shown.len() < text.len() {
-        quoted.push_str("...");
-    }
-    quoted
+    printable(text, QUOTED_CHARS_MAX).to_string()
 }
 
 #[cfg(test)]
@@ -148,8 +144,8 @@ mod tests {
 
     #[test]
     fn text_of_peers_is_escaped_and_shortened() {
-        assert_eq!(quoted("a\n\u{1b}[1mü".as_bytes()), r"a\n\x1b[1m\xc3\xbc");
+        assert_eq!(quoted("a\n\u{1b}[1mü".as_bytes()), r"a\n\u{1b}[1mü");
         let long = quoted(&[b'x'; 1000]);
-        assert_eq!(long, format!("{}...", "x".repeat(60)));
+        assert_eq!(long, format!("{}…", "x".repeat(59)));
     }
 }

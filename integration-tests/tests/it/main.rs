@@ -22,6 +22,7 @@ mod rendezvous_urls;
 mod rpc;
 mod rules;
 mod run_torch;
+mod strangers_text;
 mod torch_client;
 mod torch_server;
 mod why;

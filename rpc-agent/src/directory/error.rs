@@ -48,7 +48,7 @@ pub enum DirectoryError {
     /// Some workers have a world size and others have none.
     #[error(
         "RPC group mixes statically and dynamically initialized members which is not supported. This \
-         worker has {} world size, but {key:?} at {store} says {theirs:?}",
+         worker has {} world size, but {key:?} at {store} says \"{theirs}\"",
         if *is_static { "a" } else { "no" }
     )]
     Mixed {
@@ -58,7 +58,7 @@ pub enum DirectoryError {
         store: String,
         /// Whether this worker has a world size.
         is_static: bool,
-        /// The first worker's value, at most 40 bytes of it.
+        /// The first worker's value, at most 40 characters of it.
         theirs: String,
     },
     /// The rank is not below the world size, or the world size is not in 1 to 32,768.

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Deadline, printable};
 use c10d_store::StoreError;
 
 use super::bounded_store::BoundedStore;
@@ -15,8 +15,8 @@ use super::bounded_store::BoundedStore;
 /// trips, so 5 s is far more than a live one needs; a crashed holder delays the others by as much.
 pub(crate) const LEASE: Duration = Duration::from_secs(5);
 
-/// How many bytes of a holder's value messages show.
-const HOLDER_BYTES_SHOWN_MAX: usize = 200;
+/// How many characters of a holder's value messages show.
+const HOLDER_CHARS_SHOWN_MAX: usize = 200;
 
 /// Decides whether another worker's lease has expired.
 ///
@@ -186,10 +186,9 @@ fn value(holder: &str, heartbeat: u64) -> String {
     format!("{holder} beat {heartbeat}")
 }
 
-/// The start of a holder's value, escaped for messages.
+/// A holder's value, for messages.
 fn shown(value: &[u8]) -> String {
-    let head = &value[..value.len().min(HOLDER_BYTES_SHOWN_MAX)];
-    String::from_utf8_lossy(head).escape_debug().to_string()
+    printable(value, HOLDER_CHARS_SHOWN_MAX).to_string()
 }
 
 #[cfg(test)]

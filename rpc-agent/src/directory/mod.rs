@@ -28,7 +28,7 @@ mod tests;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
-use c10d_socket::Deadline;
+use c10d_socket::{Deadline, printable};
 use c10d_store::{Store, StoreError};
 
 pub(crate) use bounded_store::BoundedStore;
@@ -41,8 +41,8 @@ use crate::worker::{Destination, WorkerInfo};
 
 const KIND_KEY: &str = "rpcIsStaticGroup";
 
-/// How many bytes of an invalid value an error shows.
-const VALUE_BYTES_SHOWN_MAX: usize = 40;
+/// How many characters of an invalid value an error shows.
+const VALUE_CHARS_SHOWN_MAX: usize = 40;
 
 /// Whether the members are fixed at start or change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,13 +215,10 @@ fn agree_on_kind(store: &BoundedStore, group: Group, by: Deadline) -> Result<(),
     let agreed = store
         .replace(KIND_KEY, b"", ours, by)
         .map_err(DirectoryError::store("agreeing on the kind of the group"))?;
-    agreed.map_err(|theirs| {
-        let shown = &theirs[..theirs.len().min(VALUE_BYTES_SHOWN_MAX)];
-        DirectoryError::Mixed {
-            key: store.full_key(KIND_KEY),
-            store: store.label(),
-            is_static,
-            theirs: String::from_utf8_lossy(shown).into_owned(),
-        }
+    agreed.map_err(|theirs| DirectoryError::Mixed {
+        key: store.full_key(KIND_KEY),
+        store: store.label(),
+        is_static,
+        theirs: printable(&theirs, VALUE_CHARS_SHOWN_MAX).to_string(),
     })
 }

@@ -70,13 +70,13 @@ pub enum TerminationError {
         elapsed: Duration,
     },
     /// The store holds a value that no worker writes.
-    #[error("graceful shutdown: {key:?} at {store} is not a number: {value:?}")]
+    #[error("graceful shutdown: {key:?} at {store} is not a number: \"{value}\"")]
     Corrupt {
         /// Full key of the value.
         key: String,
         /// Label of the store.
         store: String,
-        /// The value, at most 40 bytes of it.
+        /// The value, at most 40 characters of it.
         value: String,
     },
     /// The store failed. The source names the key, the store and the elapsed time. If the request may

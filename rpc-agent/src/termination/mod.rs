@@ -50,7 +50,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Deadline, printable};
 use c10d_store::Store;
 
 use crate::directory::BoundedStore;
@@ -65,8 +65,8 @@ const SLICE: Duration = Duration::from_millis(500);
 /// last sum.
 const DEPARTURES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How many bytes of an invalid value an error shows.
-const VALUE_BYTES_SHOWN_MAX: usize = 40;
+/// How many characters of an invalid value an error shows.
+const VALUE_CHARS_SHOWN_MAX: usize = 40;
 
 /// What termination detection needs to know of its own worker.
 pub(crate) trait Activity {
@@ -276,14 +276,12 @@ impl Termination {
         let sum: Option<i64> = std::str::from_utf8(value)
             .ok()
             .and_then(|sum| sum.parse().ok());
-        sum.map(i64::cast_unsigned).ok_or_else(|| {
-            let shown = &value[..value.len().min(VALUE_BYTES_SHOWN_MAX)];
-            TerminationError::Corrupt {
+        sum.map(i64::cast_unsigned)
+            .ok_or_else(|| TerminationError::Corrupt {
                 key: self.store.full_key(key),
                 store: self.store.label(),
-                value: String::from_utf8_lossy(shown).into_owned(),
-            }
-        })
+                value: printable(value, VALUE_CHARS_SHOWN_MAX).to_string(),
+            })
     }
 
     fn key(&self, name: &str) -> String {
