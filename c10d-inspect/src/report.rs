@@ -45,12 +45,14 @@ impl Report {
     /// Where the workers are of which this report says nothing, because their nodes only meet at its store.
     #[must_use]
     pub fn stores_elsewhere(&self) -> &[WorkersStore] {
-        // Nodes that wait for others have no workers at present.
-        if self.is_stuck {
-            return &[];
-        }
-        &self.workers_stores
+        stores_elsewhere(self.is_stuck, &self.workers_stores)
     }
+}
+
+/// The stores to ask for the workers, of those that a rendezvous names.
+pub(crate) fn stores_elsewhere(is_stuck: bool, stores: &[WorkersStore]) -> &[WorkersStore] {
+    // Nodes that wait for others have no workers at present.
+    if is_stuck { &[] } else { stores }
 }
 
 /// The store that the workers of a run use, as the rendezvous of its nodes names it.

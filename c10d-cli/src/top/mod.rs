@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use c10d_inspect::http::JobPages;
 use clap::Args;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
@@ -25,7 +26,6 @@ use crate::status::StatusArgs;
 use fetcher::Fetcher;
 use model::{Answer, Input, Next, Top};
 use screen::Screen;
-use source::Source;
 
 /// How long an answer or a signal may wait until it is noticed.
 const NOTICE_EVERY: Duration = Duration::from_millis(100);
@@ -48,10 +48,10 @@ pub(crate) fn run(args: &TopArgs) -> Result<(), Failure> {
         let text = "c10d top needs a terminal as standard input and output: use `c10d why`";
         return Err(Failure::Usage(text.to_owned()));
     }
-    let mut source = Source::new(args.status.open()?);
+    let mut pages = JobPages::new(args.status.open()?);
     // Before the screen is taken: a wrong address is an error message and not an empty screen.
-    let first = source.overview()?;
-    let mut fetcher = Fetcher::start(move |request| source.answer(request))
+    let first = source::overview(&mut pages)?;
+    let mut fetcher = Fetcher::start(move |request| source::answer(&mut pages, request))
         .map_err(Failure::system("cannot start a thread"))?;
     let ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {

@@ -4,7 +4,7 @@ use serde::de::Deserializer;
 use serde::{Deserialize, Serialize};
 
 use super::cell::RankCell;
-use crate::WorkersStore;
+use crate::report::{WorkersStore, stores_elsewhere};
 use crate::text::has_rank;
 
 /// The part of `/status.json` that shows a job: small enough to be read every second for 16,384 ranks.
@@ -39,6 +39,14 @@ pub struct FindingSummary {
     pub waiting: String,
     /// Whether another finding explains this one.
     pub is_consequence: bool,
+}
+
+impl StatusOverview {
+    /// As [`Report::stores_elsewhere`](crate::Report::stores_elsewhere).
+    #[must_use]
+    pub fn stores_elsewhere(&self) -> &[WorkersStore] {
+        stores_elsewhere(self.is_stuck, &self.workers_stores)
+    }
 }
 
 impl FindingSummary {

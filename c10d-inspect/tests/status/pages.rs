@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use c10d_inspect::http::{
-    ClientRow, RankCell, StatusError, StatusOverview, StatusPages, StoreCounters,
+    ClientRow, JobPages, RankCell, StatusError, StatusOverview, StatusPages, StoreCounters,
 };
 use c10d_inspect::workers::{Job, JobError};
 use c10d_inspect::{RankState, Report, WorkersStore};
@@ -86,6 +88,21 @@ fn a_rendezvous_leads_to_the_store_of_the_workers() {
     assert_eq!(overview.cells[3].state, RankState::Waiting);
     let job = Job::open(&pages).expect("a job");
     assert_eq!(job.ranks(), (0..4).collect());
+
+    // The next round has another store.
+    let mut job = JobPages::new(open(front.address));
+    assert_eq!(job.overview().expect("an overview").cells.len(), 4);
+    assert_eq!(job.ranks(1..3).expect("ranks").len(), 2);
+    let next = Front::start(Canned::new(job_without(8, &[2])));
+    rendezvous.answers().report.workers_stores = vec![store_at(&next.address.to_string())];
+    workers.status.shutdown();
+    workers.store.shutdown();
+    let started = Instant::now();
+    while job.overview().map_or(0, |overview| overview.cells.len()) != 8 {
+        assert!(started.elapsed() < LIMIT, "the next round is not found");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(job.current().server().port(), next.address.port());
 
     // Stores that name each other end nowhere else.
     meeting.workers_stores = vec![store_at(&front.address.to_string())];
