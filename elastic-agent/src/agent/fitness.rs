@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use c10d_socket::Backoff;
 use elastic_rendezvous::RendezvousError;
 
 use super::node::Node;
-use crate::health::{self, Retry};
+use crate::health;
 use crate::round::AgentError;
 
 /// How often a node that does not join checks whether the job is over.
@@ -28,14 +29,14 @@ impl Node {
             ("C10D_NODE", self.host.as_str()),
             ("TORCHELASTIC_RUN_ID", self.shared.handler.run_id()),
         ];
-        let mut retry = Retry::new(fastrand::u64(..));
+        let mut backoff = Backoff::new(health::pauses(), fastrand::u64(..));
         let mut has_failed = false;
         loop {
             let Some(result) = health::run(check, &variables, stop) else {
                 return Err(self.interrupted());
             };
             let Err(unhealthy) = result else { break };
-            let pause = retry.after_failure();
+            let pause = backoff.next_delay();
             has_failed = true;
             log::error!(
                 "this node is not joining: {unhealthy}; next check in {:.0} s{}",

@@ -1,16 +1,26 @@
 //! The health check: a command that must succeed before this node joins a round.
 //!
-//! `retry` decides when a failed check is repeated; `check` runs the command. Knows no rounds: the agent decides what a
-//! failed check means.
+//! Knows no rounds: the agent decides what a failed check means.
 
 mod check;
-mod retry;
 
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
+use c10d_socket::BackoffOptions;
+
 pub(crate) use check::run;
-pub(crate) use retry::Retry;
+
+/// The pauses after failed checks in a row. Many faults, such as a file system that is not mounted yet, are gone after
+/// seconds; a broken device should not be asked all the time. With jitter, nodes with a common fault do not check at the
+/// same moment.
+pub(crate) fn pauses() -> BackoffOptions {
+    BackoffOptions::default()
+        .with_first(Duration::from_secs(10))
+        .with_factor(2.0)
+        .with_max(Duration::from_secs(300))
+        .with_jitter(0.25)
+}
 
 /// A command that must succeed before this node joins a round.
 ///
@@ -52,5 +62,24 @@ impl HealthCheck {
     pub const fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_socket::Backoff;
+
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_five_minutes() {
+        for seed in 0..100 {
+            let mut backoff = Backoff::new(pauses(), seed);
+            for interval in [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0] {
+                let pause = backoff.next_delay().as_secs_f64();
+                let range = interval * 0.749..=interval * 1.251;
+                assert!(range.contains(&pause), "seed {seed}: {pause} of {interval}");
+            }
+        }
     }
 }

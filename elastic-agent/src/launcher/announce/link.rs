@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::agent::StartedWorkers;
-use c10d_socket::{Credentials, Deadline, HostPort, resolve, resolve_local};
+use c10d_socket::{
+    Backoff, BackoffOptions, Credentials, Deadline, HostPort, resolve, resolve_local,
+};
 use c10d_store::{StoreError, TcpStore, TcpStoreOptions};
 
 use crate::launcher::own_address::own_address_towards;
@@ -14,9 +16,13 @@ use crate::launcher::processes::StoreAddress;
 /// How long connecting, one announcement or one name lookup may take.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The pause after a failure; it doubles up to the longest.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// The pauses after failures: nothing depends on announcements.
+fn pauses() -> BackoffOptions {
+    BackoffOptions::default()
+        .with_first(Duration::from_secs(1))
+        .with_factor(2.0)
+        .with_max(Duration::from_secs(30))
+}
 
 /// The store in use, which another thread may close.
 pub(super) type Open = Arc<Mutex<Option<Arc<TcpStore>>>>;
@@ -41,12 +47,12 @@ pub(super) struct Link {
     reached_at: Option<HostPort>,
     address: Option<StoreAddress>,
     is_unsupported: bool,
-    pause: Duration,
+    backoff: Backoff,
     not_before: Option<Instant>,
 }
 
 impl Link {
-    pub(super) const fn new(open: Open) -> Self {
+    pub(super) fn new(open: Open) -> Self {
         Self {
             open,
             target: None,
@@ -54,7 +60,7 @@ impl Link {
             reached_at: None,
             address: None,
             is_unsupported: false,
-            pause: PAUSE_MIN,
+            backoff: Backoff::new(pauses(), fastrand::u64(..)),
             not_before: None,
         }
     }
@@ -93,7 +99,7 @@ impl Link {
         self.target = target;
         self.credentials.clone_from(&started.credentials);
         self.is_unsupported = false;
-        self.pause = PAUSE_MIN;
+        self.backoff.reset();
         self.not_before = None;
     }
 
@@ -126,7 +132,7 @@ impl Link {
         }
         match self.try_send(&target, bytes) {
             Ok(true) => {
-                self.pause = PAUSE_MIN;
+                self.backoff.reset();
                 self.not_before = None;
             }
             Ok(false) => {
@@ -137,8 +143,7 @@ impl Link {
             Err(error) => {
                 log::debug!("cannot announce the workers of this node: {error}");
                 close(&self.open);
-                self.not_before = Some(Instant::now() + self.pause);
-                self.pause = (self.pause * 2).min(PAUSE_MAX);
+                self.not_before = Some(Instant::now() + self.backoff.next_delay());
             }
         }
     }
