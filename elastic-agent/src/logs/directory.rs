@@ -11,11 +11,13 @@
 //! The files themselves are created when workers start, and by workers. No file is ever removed; at the end, directories
 //! without a file are.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, Permissions};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::{env, iter};
+
+use tempfile::TempDir;
 
 use super::routing::{LogOptions, WorkerLogs};
 
@@ -26,9 +28,6 @@ const RANDOM_CHARS: usize = 8;
 
 /// The first part of the name of a temporary directory, as in PyTorch.
 const TEMPORARY: &str = "torchelastic";
-
-/// How many random names are tried: the first is almost always free.
-const RANDOM_TRIES_MAX: usize = 100;
 
 /// The longest part of a run id in a file name, which is limited to 255 bytes on most systems.
 const RUN_ID_BYTES_MAX: usize = 100;
@@ -223,13 +222,15 @@ fn make_round(parent: &Path, restart_count: usize) -> Result<PathBuf, LogDirecto
 }
 
 fn make_random(parent: &Path, name: &str) -> Result<PathBuf, LogDirectoryError> {
-    let names = iter::repeat_with(|| {
-        let random =
-            iter::repeat_with(fastrand::alphanumeric).map(|char| char.to_ascii_lowercase());
-        let random: String = random.take(RANDOM_CHARS).collect();
-        format!("{name}_{random}")
-    });
-    make_first(parent, names.take(RANDOM_TRIES_MAX))
+    let made = tempfile::Builder::new()
+        .prefix(&format!("{name}_"))
+        .rand_bytes(RANDOM_CHARS)
+        .permissions(Permissions::from_mode(PRIVATE))
+        .tempdir_in(parent);
+    made.map(TempDir::keep).map_err(|source| LogDirectoryError {
+        path: parent.to_owned(),
+        source,
+    })
 }
 
 /// Creates the first of these directories that does not exist.
@@ -290,9 +291,6 @@ fn file_name(run_id: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
     use crate::logs::{StreamMap, Streams};
 

@@ -2,11 +2,13 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, DirBuilder};
+use std::fs::{self, Permissions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
 
 /// The longest path of a unix socket on Linux and macOS, without the end of the string.
 const SOCKET_PATH_BYTES_MAX: usize = 103;
@@ -14,8 +16,9 @@ const SOCKET_PATH_BYTES_MAX: usize = 103;
 /// Space for `/RESTARTS-LOCAL_RANK`.
 const SOCKET_NAME_BYTES: usize = 24;
 
-/// How often another name is tried if one is taken.
-const ATTEMPTS: usize = 16;
+/// The name of the directory, before its random characters.
+const NAME: &str = "c10d-debug-";
+const RANDOM_BYTES: usize = 8;
 
 const MODULE: &str = include_str!("c10d_debug_server.py");
 const METADATA: &str = "Metadata-Version: 2.1\nName: c10d-debug-server\nVersion: 0.1\n";
@@ -24,7 +27,7 @@ const ENTRY_POINTS: &str = "[torch.backends]\nc10d_debug_server = c10d_debug_ser
 /// A directory that only this user can enter. Dropping it removes it.
 #[derive(Debug)]
 pub(super) struct Files {
-    sockets: PathBuf,
+    sockets: TempDir,
     python: PathBuf,
 }
 
@@ -32,7 +35,7 @@ impl Files {
     pub(super) fn create() -> io::Result<Self> {
         let sockets = create_directory(&[env::temp_dir(), PathBuf::from("/tmp")])?;
         let files = Self {
-            python: sockets.join("python"),
+            python: sockets.path().join("python"),
             sockets,
         };
         let metadata = files.python.join("c10d_debug_server-0.1.dist-info");
@@ -45,20 +48,12 @@ impl Files {
 
     /// The directory of the sockets.
     pub(super) fn sockets(&self) -> &Path {
-        &self.sockets
+        self.sockets.path()
     }
 
     /// The directory for PYTHONPATH.
     pub(super) fn python(&self) -> &Path {
         &self.python
-    }
-}
-
-impl Drop for Files {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.sockets) {
-            log::warn!("cannot remove {}: {error}", self.sockets.display());
-        }
     }
 }
 
@@ -73,24 +68,25 @@ pub(super) fn prepend(directory: &Path, inherited: Option<&OsStr>) -> OsString {
 }
 
 /// A new directory in the first place that is not too long for sockets in it.
-fn create_directory(places: &[PathBuf]) -> io::Result<PathBuf> {
+fn create_directory(places: &[PathBuf]) -> io::Result<TempDir> {
     let mut last_error = None;
     for place in places {
-        for _ in 0..ATTEMPTS {
-            let path = place.join(format!("c10d-debug-{:08x}", fastrand::u32(..)));
-            let bytes = path.as_os_str().as_bytes().len();
-            if bytes + SOCKET_NAME_BYTES > SOCKET_PATH_BYTES_MAX || !path.is_absolute() {
-                break;
-            }
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(path),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => {
-                    let place = place.display();
-                    let text = format!("cannot create a directory in {place}: {error}");
-                    last_error = Some(io::Error::new(error.kind(), text));
-                    break;
-                }
+        let name_bytes = NAME.len() + RANDOM_BYTES;
+        let bytes = place.as_os_str().as_bytes().len() + 1 + name_bytes;
+        if bytes + SOCKET_NAME_BYTES > SOCKET_PATH_BYTES_MAX || !place.is_absolute() {
+            continue;
+        }
+        let created = tempfile::Builder::new()
+            .prefix(NAME)
+            .rand_bytes(RANDOM_BYTES)
+            .permissions(Permissions::from_mode(0o700))
+            .tempdir_in(place);
+        match created {
+            Ok(directory) => return Ok(directory),
+            Err(error) => {
+                let place = place.display();
+                let text = format!("cannot create a directory in {place}: {error}");
+                last_error = Some(io::Error::new(error.kind(), text));
             }
         }
     }
@@ -100,8 +96,6 @@ fn create_directory(places: &[PathBuf]) -> io::Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]
@@ -122,6 +116,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let long = folder.path().join("x".repeat(100));
         let path = create_directory(&[long.clone(), folder.path().to_owned()]).unwrap();
+        let path = path.path();
         assert!(path.starts_with(folder.path()) && !path.starts_with(&long));
         let error = create_directory(&[long]).unwrap_err().to_string();
         assert_eq!(
