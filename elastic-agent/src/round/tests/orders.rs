@@ -3,16 +3,14 @@
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::world::{Event, World};
+use super::world::{Event, Shape, World};
 
 /// Far more steps than any history needs until all nodes are over.
 const STEPS_MAX: usize = 2000;
 
-const DEPTH: usize = 8;
-
 /// Runs a history from the start, and returns the world after it; two nodes run by then.
-fn replay(history: &[Event], nodes_min: usize, restarts: usize) -> World {
-    let mut world = World::new(2, nodes_min, restarts);
+fn replay(history: &[Event], shape: Shape) -> World {
+    let mut world = World::new(shape);
     for event in [
         Event::CompleteRound,
         Event::EndPreparation(0),
@@ -40,8 +38,8 @@ fn end(world: &mut World) {
 
 #[derive(Debug)]
 struct Explorer {
-    nodes_min: usize,
-    restarts: usize,
+    shape: Shape,
+    depth: usize,
     /// The states that they led to.
     seen: HashSet<String>,
     /// How many histories were tried.
@@ -51,13 +49,13 @@ struct Explorer {
 impl Explorer {
     fn explore(&mut self, history: &mut Vec<Event>) {
         self.tried += 1;
-        let mut world = replay(history, self.nodes_min, self.restarts);
+        let mut world = replay(history, self.shape);
         // Two histories with one state have the same future.
         if !self.seen.insert(world.fingerprint()) {
             return;
         }
         let events = world.events();
-        let is_leaf = history.len() == DEPTH || world.is_over();
+        let is_leaf = history.len() == self.depth || world.is_over();
         end(&mut world);
         if is_leaf {
             return;
@@ -70,25 +68,55 @@ impl Explorer {
     }
 }
 
-#[test]
-fn two_nodes_in_every_order() {
+/// Explores jobs of two nodes with at least so many in a round and so many restarts; returns how many histories there
+/// are.
+fn explore(
+    shapes: &[(usize, usize)],
+    depth: usize,
+    workers: usize,
+    has_health_checks: bool,
+) -> usize {
     let mut tried = 0;
-    for (nodes_min, restarts) in [(1, 0), (1, 1), (2, 1)] {
-        let mut explorer = Explorer {
+    for &(nodes_min, restarts) in shapes {
+        let shape = Shape {
+            nodes: 2,
             nodes_min,
             restarts,
+            workers,
+            has_health_checks,
+        };
+        let mut explorer = Explorer {
+            shape,
+            depth,
             seen: HashSet::new(),
             tried: 0,
         };
         let mut history = Vec::new();
         let outcome = catch_unwind(AssertUnwindSafe(|| explorer.explore(&mut history)));
-        assert!(
-            outcome.is_ok(),
-            "at least {nodes_min} nodes, {restarts} restarts: {history:?}"
-        );
+        assert!(outcome.is_ok(), "{shape:?}: {history:?}");
         tried += explorer.tried;
     }
+    tried
+}
+
+#[test]
+fn two_nodes_in_every_order() {
+    let tried = explore(&[(1, 0), (1, 1), (2, 1)], 8, 1, false);
     assert!(tried >= 20_000, "{tried}");
+}
+
+/// One worker can fail while the other has succeeded, runs, or fails too.
+#[test]
+fn two_nodes_with_two_workers_in_every_order() {
+    let tried = explore(&[(1, 1)], 5, 2, false);
+    assert!(tried >= 5_000, "{tried}");
+}
+
+/// A node does not join the next round, comes back into it or after it, or is stopped meanwhile.
+#[test]
+fn two_nodes_with_health_checks_in_every_order() {
+    let tried = explore(&[(1, 1), (2, 1)], 6, 1, true);
+    assert!(tried >= 5_000, "{tried}");
 }
 
 /// `SEED=n` repeats a history, `ROUNDS=n` runs n new ones.
@@ -104,7 +132,7 @@ fn more_nodes_at_random() {
             let first = fastrand::u64(..u64::MAX / 2);
             first..=first + rounds
         }
-        (None, None) => 0..=2000,
+        (None, None) => 0..=5000,
     };
     for seed in seeds {
         let outcome = catch_unwind(|| random_history(seed));
@@ -115,7 +143,13 @@ fn more_nodes_at_random() {
 fn random_history(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let nodes = random.usize(3..=6);
-    let mut world = World::new(nodes, random.usize(1..=nodes), random.usize(0..3));
+    let mut world = World::new(Shape {
+        nodes,
+        nodes_min: random.usize(1..=nodes),
+        restarts: random.usize(0..3),
+        workers: random.usize(1..=3),
+        has_health_checks: random.bool(),
+    });
     for _ in 0..random.usize(1..60) {
         let events = world.events();
         world.apply(events[random.usize(..events.len())]);

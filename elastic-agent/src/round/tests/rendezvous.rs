@@ -13,7 +13,8 @@ impl World {
         let joining = |node: &&Node| node.doing == Doing::Joining && node.signal.is_none();
         let ready = self.nodes.iter().filter(joining).count();
         let live = self.nodes.iter();
-        let live = live.filter(|it| !matches!(it.doing, Doing::Over | Doing::Lost));
+        let live =
+            live.filter(|it| !matches!(it.doing, Doing::Checking | Doing::Over | Doing::Lost));
         let is_old_round_over = self
             .meeting
             .members
@@ -38,7 +39,7 @@ impl World {
             ..Meeting::default()
         };
         for index in members.iter().copied() {
-            self.nodes[index].exit = None;
+            self.nodes[index].exits.fill(None);
             self.nodes[index].has_news = false;
             let nodes = members.len();
             self.step(index, Input::Joined { nodes });
@@ -47,6 +48,14 @@ impl World {
 
     pub(super) fn is_member(&self, index: usize) -> bool {
         self.meeting.members.contains(&index) && !self.meeting.left.contains(&index)
+    }
+
+    /// Whether the health check of a node can fail: it has workers to restart, and no signal has arrived.
+    pub(super) fn can_sicken(&self, node: &Node) -> bool {
+        self.has_health_checks
+            && node.doing == Doing::Joining
+            && node.round.has_had_workers
+            && node.signal.is_none()
     }
 
     /// Whether others of this node's round are gone.
@@ -60,7 +69,7 @@ impl World {
         members.all(|it| {
             !matches!(
                 self.nodes[*it].doing,
-                Doing::Joining | Doing::Lost | Doing::Over
+                Doing::Checking | Doing::Joining | Doing::Lost | Doing::Over
             )
         })
     }

@@ -7,7 +7,8 @@ use super::super::after_failure::{Verdict, verdict};
 use super::super::blame::failed_workers;
 use super::super::input::Facts;
 use super::super::phase::{Failure, Stall};
-use super::world::{FINAL, failures};
+use super::world::{FINAL, failure};
+use crate::failure::Failures;
 use crate::progress::ProgressSeen;
 use crate::restart_policy::{RestartPolicy, RestartRules};
 
@@ -22,7 +23,7 @@ struct Row {
 }
 
 fn failed(code: i32) -> Failure {
-    let failures = failures(0, code, false);
+    let failures = Failures::new(vec![failure(0, 0, code, false)]);
     Failure {
         stall: None,
         failed: failed_workers(failures.as_ref()),
@@ -33,7 +34,7 @@ fn failed(code: i32) -> Failure {
 }
 
 fn stuck(is_first: bool) -> Failure {
-    let failures = failures(0, 1, true);
+    let failures = Failures::new(vec![failure(0, 0, 1, true)]);
     Failure {
         stall: Some(Stall {
             silent_for: Duration::from_secs(9),
@@ -208,6 +209,6 @@ fn each_row_of_the_table() {
 }
 
 fn rules(restarts: usize) -> RestartRules {
-    let settings: Settings = super::world::settings(restarts);
+    let settings: Settings = super::world::settings(restarts, 1);
     settings.restarts
 }

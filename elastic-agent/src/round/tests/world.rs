@@ -1,4 +1,4 @@
-//! A job of several nodes, each a [`Round`], over a simulated rendezvous and store. One worker a node.
+//! A job of several nodes, each a [`Round`], over a simulated rendezvous and store.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -23,23 +23,28 @@ pub(super) const FINAL: i32 = 93;
 
 pub(super) const BARRIER: Duration = Duration::from_secs(60);
 
-pub(super) fn settings(restarts: usize) -> Settings {
+pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
     Settings {
         restarts: RestartRules {
             max_restarts: Some(restarts),
             final_exit_codes: BTreeSet::from([FINAL]),
             ..RestartRules::default()
         },
-        local_world_size: 1,
+        local_world_size: workers,
         has_store_per_round: true,
         exit_barrier_timeout: Some(BARRIER),
     }
 }
 
-/// The failure of the worker of a node.
-pub(super) fn failures(rank: usize, code: i32, was_stopped: bool) -> Option<Failures> {
-    let outcome = WorkerOutcome {
-        local_rank: 0,
+/// A worker that failed, or was stopped.
+pub(super) fn failure(
+    local_rank: usize,
+    rank: usize,
+    code: i32,
+    was_stopped: bool,
+) -> ProcessFailure {
+    ProcessFailure::of(&WorkerOutcome {
+        local_rank,
         rank,
         pid: 1,
         exit: ExitKind::Code(code),
@@ -47,23 +52,25 @@ pub(super) fn failures(rank: usize, code: i32, was_stopped: bool) -> Option<Fail
         was_stopped,
         error_file: None,
         stderr_tail: Vec::new(),
-    };
-    Failures::new(vec![ProcessFailure::of(&outcome)])
+    })
 }
 
 /// What can happen next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
-    // Faults, and the end of a worker.
+    // Faults, and the end of a worker: of the first of a node that runs.
     Exit(usize, i32),
     Stall(usize),
     Signal(usize),
     Lose(usize),
+    /// The health check before a rejoin fails.
+    Sicken(usize),
     /// The store stops to answer, or answers again.
     ToggleStore,
     // What follows.
     CompleteRound,
     FailJoin(usize),
+    Recover(usize),
     EndPreparation(usize),
     EndStop(usize),
     TellMembers(usize),
@@ -72,6 +79,8 @@ pub(super) enum Event {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Doing {
+    /// Is out of its round, and does not join while its health check fails.
+    Checking,
     Joining,
     Preparing,
     Running,
@@ -86,8 +95,8 @@ pub(super) enum Doing {
 pub(super) struct Node {
     pub(super) round: Round,
     pub(super) doing: Doing,
-    /// The exit code of its worker, once it has ended.
-    pub(super) exit: Option<i32>,
+    /// The exit codes of its workers, once they have ended.
+    pub(super) exits: Vec<Option<i32>>,
     pub(super) signal: Option<i32>,
     /// A change of the members of which it was not told yet.
     pub(super) has_news: bool,
@@ -96,6 +105,16 @@ pub(super) struct Node {
     pub(super) restarts: usize,
     pub(super) outcome: Option<Result<AgentOutcome, String>>,
     pub(super) wait: Duration,
+}
+
+impl Node {
+    pub(super) fn have_all_succeeded(&self) -> bool {
+        self.exits.iter().all(|exit| *exit == Some(0))
+    }
+
+    fn runs_workers(&self) -> bool {
+        self.doing == Doing::Running && self.exits.contains(&None)
+    }
 }
 
 #[derive(Debug)]
@@ -110,18 +129,31 @@ pub(super) struct World {
     /// Whether a launcher could not close the rendezvous at its end.
     pub(super) is_close_lost: bool,
     pub(super) is_store_down: bool,
+    pub(super) has_health_checks: bool,
+}
+
+/// How a job begins.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) nodes: usize,
+    /// How many make a round at least.
+    pub(super) nodes_min: usize,
+    pub(super) restarts: usize,
+    /// How many each node has.
+    pub(super) workers: usize,
+    pub(super) has_health_checks: bool,
 }
 
 impl World {
-    /// `nodes` nodes, of which at least `nodes_min` make a round.
-    pub(super) fn new(nodes: usize, nodes_min: usize, restarts: usize) -> Self {
+    pub(super) fn new(shape: Shape) -> Self {
         let node = || {
-            let (round, effects) = Round::begin(settings(restarts), Duration::ZERO);
+            let settings = settings(shape.restarts, shape.workers);
+            let (round, effects) = Round::begin(settings, Duration::ZERO);
             assert!(matches!(effects[..], [Effect::Join]));
             Node {
                 round,
                 doing: Doing::Joining,
-                exit: None,
+                exits: vec![None; shape.workers],
                 signal: None,
                 has_news: false,
                 faults: 0,
@@ -132,13 +164,14 @@ impl World {
         };
         Self {
             now: Duration::ZERO,
-            nodes: (0..nodes).map(|_| node()).collect(),
-            nodes_min,
+            nodes: (0..shape.nodes).map(|_| node()).collect(),
+            nodes_min: shape.nodes_min,
             meeting: Meeting::default(),
             is_closed: false,
             is_closed_with_reason: false,
             is_close_lost: false,
             is_store_down: false,
+            has_health_checks: shape.has_health_checks,
         }
     }
 
@@ -148,7 +181,7 @@ impl World {
         for node in &self.nodes {
             let state = (
                 node.doing,
-                node.exit,
+                &node.exits,
                 node.signal,
                 node.has_news,
                 node.restarts,
@@ -167,9 +200,16 @@ impl World {
     pub(super) fn events(&self) -> Vec<Event> {
         let mut events = self.consequences();
         for (index, node) in self.nodes.iter().enumerate() {
-            if node.doing == Doing::Running && node.exit.is_none() {
+            if node.runs_workers() {
                 events.extend([0, 1, FINAL].map(|code| Event::Exit(index, code)));
                 events.push(Event::Stall(index));
+            }
+            // Before the signal that stops it.
+            if node.doing == Doing::Stopping && node.exits.len() > 1 && node.exits.contains(&None) {
+                events.extend([1, FINAL].map(|code| Event::Exit(index, code)));
+            }
+            if self.can_sicken(node) {
+                events.push(Event::Sicken(index));
             }
             if !matches!(node.doing, Doing::Over | Doing::Lost) {
                 if node.signal.is_none() {
@@ -190,9 +230,10 @@ impl World {
         }
         for (index, node) in self.nodes.iter().enumerate() {
             match node.doing {
-                Doing::Joining if self.is_closed || node.signal.is_some() => {
+                Doing::Joining | Doing::Checking if self.is_closed || node.signal.is_some() => {
                     events.push(Event::FailJoin(index));
                 }
+                Doing::Checking => events.push(Event::Recover(index)),
                 Doing::Preparing
                     if self.is_store_down
                         || self.is_changed(index)
@@ -224,7 +265,7 @@ impl World {
         let running = self.nodes.iter();
         let running = running
             .enumerate()
-            .find(|(_, node)| node.doing == Doing::Running && node.exit.is_none())
+            .find(|(_, node)| node.runs_workers())
             .map(|(index, _)| Event::Exit(index, 0));
         let joining = self.nodes.iter().position(|it| it.doing == Doing::Joining);
         let event = ready
@@ -237,24 +278,12 @@ impl World {
 
     pub(super) fn apply(&mut self, event: Event) {
         match event {
-            Event::Exit(index, code) => {
-                let node = &mut self.nodes[index];
-                node.exit = Some(code);
-                node.faults += usize::from(code != 0);
-                let exit = WorkerExit {
-                    local_rank: 0,
-                    rank: index,
-                    pid: 1,
-                    exit: ExitKind::Code(code),
-                    ended_at: SystemTime::UNIX_EPOCH,
-                };
-                self.step(index, Input::WorkerExited(exit));
-            }
+            Event::Exit(index, code) => self.exit(index, code),
             Event::Stall(index) => {
                 self.nodes[index].faults += 1;
                 let stuck = StuckWorkers {
                     silent_for: Duration::from_secs(9),
-                    steps: vec![(index, None)],
+                    steps: Vec::new(),
                     shared_step: None,
                 };
                 self.step(index, Input::Stuck(Box::new(stuck)));
@@ -272,6 +301,15 @@ impl World {
             Event::Lose(index) => {
                 self.nodes[index].doing = Doing::Lost;
                 self.lose(index);
+                self.tell_members();
+            }
+            Event::Sicken(index) => {
+                self.nodes[index].doing = Doing::Checking;
+                self.tell_members();
+            }
+            Event::Recover(index) => {
+                self.nodes[index].doing = Doing::Joining;
+                // The members are told that somebody waits.
                 self.tell_members();
             }
             Event::ToggleStore => {
@@ -329,17 +367,36 @@ impl World {
         self.step(index, Input::NotStarted { error, signal });
     }
 
-    fn end_stop(&mut self, index: usize) {
-        let node = &self.nodes[index];
-        let own = node.exit.filter(|code| *code != 0);
-        let failures = match node.exit {
-            Some(0) => None,
-            Some(code) => failures(index, code, false),
-            None => failures(index, 1, true),
+    fn exit(&mut self, index: usize, code: i32) {
+        let node = &mut self.nodes[index];
+        let Some(worker) = node.exits.iter().position(Option::is_none) else {
+            return;
         };
+        node.exits[worker] = Some(code);
+        node.faults += usize::from(code != 0);
+        let exit = WorkerExit {
+            local_rank: worker,
+            rank: index * node.exits.len() + worker,
+            pid: 1,
+            exit: ExitKind::Code(code),
+            ended_at: SystemTime::UNIX_EPOCH,
+        };
+        self.step(index, Input::WorkerExited(exit));
+    }
+
+    fn end_stop(&mut self, index: usize) {
+        let exits = &self.nodes[index].exits;
+        let failed = exits.iter().enumerate().filter_map(|(worker, exit)| {
+            let rank = index * exits.len() + worker;
+            match exit {
+                Some(0) => None,
+                Some(code) => Some(failure(worker, rank, *code, false)),
+                None => Some(failure(worker, rank, 1, true)),
+            }
+        });
         let stopped = Stopped {
-            failures,
-            has_own_failure: own.is_some(),
+            failures: Failures::new(failed.collect()),
+            has_own_failure: exits.iter().flatten().any(|code| *code != 0),
             ..Stopped::default()
         };
         self.step(index, Input::Stopped(Box::new(stopped)));
@@ -390,6 +447,10 @@ impl World {
         let is_down = self.is_store_down;
         match effect {
             Effect::Join => {
+                assert!(
+                    !self.nodes[index].exits.contains(&Some(FINAL)),
+                    "node {index} restarts after an exit code that ends the job"
+                );
                 self.leave(index);
                 self.nodes[index].doing = Doing::Joining;
                 // The members are told that somebody waits.
@@ -408,7 +469,8 @@ impl World {
             }
             Effect::ReadMembership => return Some(Input::Membership(self.membership(index))),
             Effect::ReadJobEnd => {
-                let job_end = self.meeting.job_end.clone().filter(|_| !is_down);
+                let can_read = !is_down && self.meeting.members.contains(&index);
+                let job_end = self.meeting.job_end.clone().filter(|_| can_read);
                 return Some(Input::JobEnd(job_end));
             }
             Effect::ReadFinished => {

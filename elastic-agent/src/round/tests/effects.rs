@@ -1,0 +1,182 @@
+//! What a node does about its workers: which effects, in which order, how long workers have to stop, and whom it blames.
+
+use std::time::Duration;
+
+use elastic_rendezvous::{LostNode, Membership, NodeId};
+use rustix::process::Signal;
+
+use super::super::Round;
+use super::super::input::{Effect, Facts, Input, Stop, Stopped};
+use super::super::outcome::AgentOutcome;
+use super::super::stuck::StuckWorkers;
+use super::world::{FINAL, failure, settings};
+use crate::failure::Failures;
+use crate::progress::ProgressSeen;
+use crate::worker::{ExitKind, WorkerExit};
+
+const NOW: Duration = Duration::ZERO;
+
+/// A round of two nodes whose two workers run.
+fn running(restarts: usize) -> Round {
+    let (mut round, _) = Round::begin(settings(restarts, 2), NOW);
+    for input in [Input::Joined { nodes: 2 }, Input::Prepared, Input::Started] {
+        round.step(NOW, input);
+    }
+    round
+}
+
+/// The effects of these inputs that are no log.
+fn effects(round: &mut Round, inputs: impl IntoIterator<Item = Input>) -> Vec<Effect> {
+    let mut all = Vec::new();
+    for input in inputs {
+        all.extend(round.step(NOW, input));
+    }
+    all.retain(|effect| !matches!(effect, Effect::Log(..)));
+    all
+}
+
+fn exit(local_rank: usize, code: i32) -> Input {
+    Input::WorkerExited(WorkerExit {
+        local_rank,
+        rank: local_rank,
+        pid: 1,
+        exit: ExitKind::Code(code),
+        ended_at: std::time::SystemTime::UNIX_EPOCH,
+    })
+}
+
+fn stuck() -> Input {
+    Input::Stuck(Box::new(StuckWorkers {
+        silent_for: Duration::from_secs(9),
+        steps: vec![(0, Some(20)), (1, Some(19))],
+        shared_step: None,
+    }))
+}
+
+/// The other nodes stop their workers while those of this one take their time.
+#[test]
+fn a_final_exit_code_ends_the_job_elsewhere_before_the_workers_of_this_node_are_stopped() {
+    let effects = effects(&mut running(3), [exit(1, FINAL)]);
+    let [
+        Effect::TellFailed(_),
+        Effect::PublishEnd(reason),
+        Effect::Close,
+        Effect::ForkAhead,
+        Effect::Stop(_),
+    ] = &effects[..]
+    else {
+        panic!("{effects:?}");
+    };
+    let expected =
+        "worker with rank 1 ended with exit code 93, after which the job is not to be restarted";
+    assert_eq!(reason, expected);
+}
+
+#[test]
+fn workers_have_30_s_to_stop_or_5_if_they_are_stuck() {
+    let mut lost = Membership::default();
+    let node = NodeId::new("node1", 1, 0);
+    lost.lost = vec![LostNode::new(node, Duration::from_secs(15))];
+    let mut closed = Membership::default();
+    closed.is_closed = true;
+    let ended = Input::JobEnd(Some("node1 ended the job: why".to_owned()));
+    let slow = Stop::With(Signal::TERM, Duration::from_secs(30));
+    let quick = Stop::With(Signal::TERM, Duration::from_secs(5));
+    let membership = |it| Input::Membership(Some(Box::new(it)));
+    for (inputs, expected) in [
+        (vec![exit(0, 1)], slow),
+        // What they have left behind.
+        (vec![exit(0, 0), exit(1, 0)], slow),
+        (vec![exit(0, 0), exit(1, 1)], slow),
+        (vec![membership(lost), Input::Finished(Some(0))], slow),
+        (vec![membership(closed), ended], slow),
+        (vec![stuck(), Input::IsFirstStuck(true)], quick),
+        (vec![stuck(), Input::IsFirstStuck(false)], quick),
+        (vec![Input::Signal(2)], Stop::BySignal(2)),
+    ] {
+        let what = format!("{inputs:?}");
+        let effects = effects(&mut running(1), inputs);
+        let Some(Effect::Stop(stop)) = effects.last() else {
+            panic!("{what}: {effects:?}");
+        };
+        assert_eq!(*stop, expected, "{what}");
+    }
+}
+
+#[test]
+fn a_node_goes_on_until_all_its_workers_have_succeeded() {
+    let mut round = running(1);
+    assert_eq!(effects(&mut round, [exit(1, 0)]).len(), 0);
+    let effects = effects(&mut round, [exit(0, 0)]);
+    assert!(matches!(effects[..], [Effect::Stop(_)]), "{effects:?}");
+}
+
+#[test]
+fn a_stall_without_a_restart_left_ends_with_the_rank_that_is_behind() {
+    let mut round = running(0);
+    let mut progress = ProgressSeen::default();
+    progress.steps = vec![Some(20), Some(19)];
+    let stopped = Stopped {
+        failures: Failures::new(vec![failure(0, 0, 1, true), failure(1, 1, 1, true)]),
+        progress,
+        ..Stopped::default()
+    };
+    let effects = effects(
+        &mut round,
+        [
+            stuck(),
+            Input::IsFirstStuck(true),
+            Input::Stopped(Box::new(stopped)),
+            Input::Facts(Facts::default()),
+        ],
+    );
+    let Some(Effect::Finish(outcome)) = effects.last() else {
+        panic!("{effects:?}");
+    };
+    let Ok(AgentOutcome::Ended { reason, failures }) = &**outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!(
+        reason,
+        "the workers made no progress, and no restart is left"
+    );
+    let failures = failures.as_ref().unwrap();
+    assert_eq!(failures.first().rank, 1);
+    assert_eq!(
+        failures.blame_reason(),
+        Some("alive at step 19, without progress for 9.0 s")
+    );
+}
+
+/// docs/rendezvous.md, END 1.
+#[test]
+fn a_node_whose_workers_fail_too_ends_for_the_reason_of_the_other_node() {
+    let mut round = running(3);
+    let why = "node1 ended the job: worker with rank 0 ended with exit code 93";
+    let stopped = Stopped {
+        failures: Failures::new(vec![failure(0, 0, 1, false)]),
+        has_own_failure: true,
+        ..Stopped::default()
+    };
+    let facts = Facts {
+        job_end: Some(why.to_owned()),
+        ..Facts::default()
+    };
+    let effects = effects(
+        &mut round,
+        [
+            exit(0, 1),
+            Input::Stopped(Box::new(stopped)),
+            Input::Facts(facts),
+        ],
+    );
+    let [.., Effect::RoundEnded(summary), Effect::Finish(outcome)] = &effects[..] else {
+        panic!("{effects:?}");
+    };
+    assert_eq!(summary.restarts_left, 3);
+    let Ok(AgentOutcome::Ended { reason, failures }) = &**outcome else {
+        panic!("{outcome:?}");
+    };
+    assert_eq!(reason, why);
+    assert_eq!(failures.as_ref().unwrap().first().rank, 0);
+}
