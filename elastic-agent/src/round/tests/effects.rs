@@ -114,8 +114,10 @@ fn a_node_goes_on_until_all_its_workers_have_succeeded() {
 #[test]
 fn a_stall_without_a_restart_left_ends_with_the_rank_that_is_behind() {
     let mut round = running(0);
-    let mut progress = ProgressSeen::default();
-    progress.steps = vec![Some(20), Some(19)];
+    let progress = ProgressSeen {
+        steps: vec![Some(20), Some(19)],
+        ..ProgressSeen::default()
+    };
     let stopped = Stopped {
         failures: Failures::new(vec![failure(0, 0, 1, true), failure(1, 1, 1, true)]),
         progress,
