@@ -6,4 +6,5 @@ mod meeting;
 mod orders;
 mod rendezvous;
 mod table;
+mod workers;
 mod world;

@@ -2,21 +2,20 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use elastic_rendezvous::RendezvousError;
 
 use super::super::Settings;
 use super::super::error::AgentError;
-use super::super::input::{Effect, Facts, Input, Stop, Stopped};
+use super::super::input::{Effect, Facts, Input, Stop};
 use super::super::outcome::AgentOutcome;
 use super::super::stuck::StuckWorkers;
 use super::meeting::Meeting;
-use crate::failure::{Failures, ProcessFailure};
 use crate::ranks::RanksError;
 use crate::restart_policy::RestartRules;
 use crate::round::Round;
-use crate::worker::{ExitKind, StartError, WorkerExit, WorkerOutcome};
+use crate::worker::StartError;
 
 /// The exit code after which the job is not to be restarted.
 pub(super) const FINAL: i32 = 93;
@@ -34,25 +33,6 @@ pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
         has_store_per_round: true,
         exit_barrier_timeout: Some(BARRIER),
     }
-}
-
-/// A worker that failed, or was stopped.
-pub(super) fn failure(
-    local_rank: usize,
-    rank: usize,
-    code: i32,
-    was_stopped: bool,
-) -> ProcessFailure {
-    ProcessFailure::of(&WorkerOutcome {
-        local_rank,
-        rank,
-        pid: 1,
-        exit: ExitKind::Code(code),
-        ended_at: SystemTime::UNIX_EPOCH,
-        was_stopped,
-        error_file: None,
-        stderr_tail: Vec::new(),
-    })
 }
 
 /// What can happen next.
@@ -365,41 +345,6 @@ impl World {
         let signal = self.nodes[index].signal;
         let error = Box::new(error);
         self.step(index, Input::NotStarted { error, signal });
-    }
-
-    fn exit(&mut self, index: usize, code: i32) {
-        let node = &mut self.nodes[index];
-        let Some(worker) = node.exits.iter().position(Option::is_none) else {
-            return;
-        };
-        node.exits[worker] = Some(code);
-        node.faults += usize::from(code != 0);
-        let exit = WorkerExit {
-            local_rank: worker,
-            rank: index * node.exits.len() + worker,
-            pid: 1,
-            exit: ExitKind::Code(code),
-            ended_at: SystemTime::UNIX_EPOCH,
-        };
-        self.step(index, Input::WorkerExited(exit));
-    }
-
-    fn end_stop(&mut self, index: usize) {
-        let exits = &self.nodes[index].exits;
-        let failed = exits.iter().enumerate().filter_map(|(worker, exit)| {
-            let rank = index * exits.len() + worker;
-            match exit {
-                Some(0) => None,
-                Some(code) => Some(failure(worker, rank, *code, false)),
-                None => Some(failure(worker, rank, 1, true)),
-            }
-        });
-        let stopped = Stopped {
-            failures: Failures::new(failed.collect()),
-            has_own_failure: exits.iter().flatten().any(|code| *code != 0),
-            ..Stopped::default()
-        };
-        self.step(index, Input::Stopped(Box::new(stopped)));
     }
 
     fn look_at_barrier(&mut self, index: usize) {
