@@ -8,6 +8,7 @@ mod given;
 mod hangs;
 mod ignored;
 mod nodes;
+mod origin;
 mod output;
 mod preload;
 mod rendezvous;
@@ -30,7 +31,7 @@ use super::headings::{AFTER_HELP, AFTER_SHORT_HELP};
 use crate::failure::Failure;
 use error::UsageError;
 pub(crate) use given::{Surroundings, with_variables};
-pub(crate) use rendezvous::Origin;
+pub(crate) use origin::Origin;
 use values::port;
 
 /// How many threads the libraries of one worker use for computations.

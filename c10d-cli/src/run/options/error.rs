@@ -1,8 +1,7 @@
 //! Why the options of `c10d run` cannot be used.
 
 use std::ffi::OsString;
-
-use super::given::{Given, Refusal};
+use std::fmt;
 
 /// Why options are invalid. The message is one line that names the option or variable and its value.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +52,30 @@ pub(crate) enum UsageError {
     PreloadWithRunPath,
     #[error("no SCRIPT given: name a script or program to run")]
     NoScript,
+}
+
+/// The text of a value, and the option or variable that gave it.
+#[derive(Debug, Clone)]
+pub(crate) struct Given {
+    pub(super) name: String,
+    pub(super) value: String,
+}
+
+/// Why a value is refused.
+#[derive(Debug, Clone)]
+pub(crate) enum Refusal {
+    /// The value is not this.
+    IsNot(&'static str),
+    /// It could be used, but for this.
+    But(String),
+    /// What is wrong with the value, which the text names.
+    Because(String),
+}
+
+impl Refusal {
+    pub(super) fn because(error: impl fmt::Display) -> Self {
+        Self::Because(error.to_string())
+    }
 }
 
 fn sentence(Given { name, value }: &Given, refusal: &Refusal) -> String {

@@ -6,7 +6,6 @@
 
 use std::any::TypeId;
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::path::PathBuf;
 
 use c10d_socket::Credentials;
@@ -14,7 +13,7 @@ use clap::builder::{StringValueParser, TypedValueParser};
 use clap::parser::ValueSource;
 use clap::{Arg, Command, Error};
 
-use super::error::UsageError;
+use super::error::{Given, Refusal, UsageError};
 use elastic_agent::devices::{DeviceKind, DevicesError};
 use elastic_agent::scheduler::Site;
 
@@ -37,35 +36,11 @@ pub(crate) struct Surroundings<'a> {
 /// Reads an environment variable.
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The text of a value, and the option or variable that gave it.
-#[derive(Debug, Clone)]
-pub(crate) struct Given {
-    pub(super) name: String,
-    pub(super) value: String,
-}
-
 /// A value that was [given](Given), as its parser has read it.
 #[derive(Debug, Clone)]
 pub(super) struct Parsed<T> {
     pub(super) given: Given,
     parsed: Result<T, Refusal>,
-}
-
-/// Why a value is refused.
-#[derive(Debug, Clone)]
-pub(crate) enum Refusal {
-    /// The value is not this.
-    IsNot(&'static str),
-    /// It could be used, but for this.
-    But(String),
-    /// What is wrong with the value, which the text names.
-    Because(String),
-}
-
-impl Refusal {
-    pub(super) fn because(error: impl fmt::Display) -> Self {
-        Self::Because(error.to_string())
-    }
 }
 
 /// The parser in the declaration of an option, as in `value_parser = Read(port)`.

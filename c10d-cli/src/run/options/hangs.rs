@@ -5,8 +5,8 @@ use std::time::Duration;
 use c10d_inspect::http::StatusOptions;
 use clap::Args;
 
-use super::error::UsageError;
-use super::given::{Parsed, Read, Refusal};
+use super::error::{Refusal, UsageError};
+use super::given::{Parsed, Read};
 use super::values::{list, time};
 use crate::run::headings::HANGS;
 

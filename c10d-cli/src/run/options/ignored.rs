@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::error::UsageError;
-use super::given::{Parsed, Read, Refusal};
+use super::error::{Refusal, UsageError};
+use super::given::{Parsed, Read};
 use crate::run::headings::IGNORED;
 
 #[derive(Debug, Clone, Args)]

@@ -7,9 +7,9 @@ use clap::Args;
 use elastic_agent::HealthCheck;
 use elastic_rendezvous::parse_config;
 
-use super::error::UsageError;
-use super::given::{Parsed, Read, Refusal, Surroundings, value_of};
-use super::rendezvous::Origin;
+use super::error::{Refusal, UsageError};
+use super::given::{Parsed, Read, Surroundings, value_of};
+use super::origin::Origin;
 use super::values::{number, positive_time, text, time, whole_number};
 use crate::run::headings::NODES;
 use elastic_agent::devices::DeviceKind;

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use clap::Args;
 use elastic_agent::{EventOptions, LogOptions, StreamMap, StreamMapError, parse_line_filters};
 
-use super::error::UsageError;
-use super::given::{Parsed, Read, Refusal, Surroundings};
+use super::error::{Refusal, UsageError};
+use super::given::{Parsed, Read, Surroundings};
 use super::values::{path, text};
 use crate::run::headings::OUTPUT;
 

@@ -7,9 +7,10 @@ use elastic_rendezvous::{
     C10D_BACKEND, DEFAULT_PORT, Endpoint, EndpointError, RendezvousParameters,
 };
 
-use super::error::UsageError;
-use super::given::{Given, Parsed, Refusal, Surroundings, value_of};
+use super::error::{Given, Refusal, UsageError};
+use super::given::{Parsed, Surroundings, value_of};
 use super::nodes::{Backend, NodeArgs, node_counts};
+use super::origin::Origin;
 use super::values::whole_number;
 use crate::serve::DEFAULT_PORT as STATIC_PORT;
 use elastic_agent::scheduler::{Found, Sourced};
@@ -21,14 +22,6 @@ pub(super) struct Chosen {
     pub(super) node_rank: Option<usize>,
     /// Where the values are from.
     pub(super) origins: Vec<Origin>,
-}
-
-/// A value of the plan, and the option or variables that it is from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Origin {
-    pub(crate) name: &'static str,
-    pub(crate) value: String,
-    pub(crate) from: String,
 }
 
 /// `1` on all nodes: the worker with rank 0 serves the workers' store, instead of an agent.

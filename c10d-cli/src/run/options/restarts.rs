@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use elastic_agent::{EventOptions, ProgressOptions, RestartBudget, RestartRules};
 
-use super::error::UsageError;
-use super::given::{Parsed, Read, Refusal, value_of};
+use super::error::{Refusal, UsageError};
+use super::given::{Parsed, Read, value_of};
 use super::values::{path, time, whole_number};
 use crate::run::headings::RESTARTS;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use elastic_agent::{AgentOptions, ExitLimits};
 
-use super::error::UsageError;
-use super::given::{Parsed, Read, Refusal, Surroundings, value_of};
+use super::error::{Refusal, UsageError};
+use super::given::{Parsed, Read, Surroundings, value_of};
 use super::values::{list, number, time};
 use crate::run::headings::STOPPING;
 
@@ -124,7 +124,7 @@ fn seconds(text: &str) -> Result<Duration, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::given::Given;
+    use super::super::error::Given;
     use super::*;
 
     fn limits(

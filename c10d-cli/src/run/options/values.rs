@@ -1,11 +1,11 @@
 //! The parsers of values that several options have.
 
+use super::error::Refusal;
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::given::Refusal;
 use crate::quantity::parse_duration;
 
 /// Parses a number; ignores blanks around it.
