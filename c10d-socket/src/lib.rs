@@ -8,6 +8,7 @@ mod connect;
 mod deadline;
 mod dial;
 mod error;
+mod host_name;
 mod interrupt;
 mod listen;
 mod loopback_user;
@@ -28,6 +29,7 @@ pub use buf::SendBuf;
 pub use connect::{ConnectOptions, Dialer, connect};
 pub use deadline::Deadline;
 pub use error::{ConnectError, DialFailure, DialStage, ListenError};
+pub use host_name::host_name;
 pub use interrupt::{
     check_interrupt, interruptible, is_interrupt_check_due, is_interrupted, sleep, uninterruptible,
     until_interrupt_check,

@@ -1,18 +1,17 @@
 //! How a process describes itself to the other ranks.
 
-use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::process;
 
-use c10d_socket::printable;
+use c10d_socket::{host_name, printable};
 
 /// Longest part of a member's text that is shown.
 const SHOWN_CHARS_MAX: usize = 100;
 
 /// This process, told apart from all others: `NUMBER PID HOST`.
 pub(crate) fn this_process() -> String {
-    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = match host.trim() {
+    let host = host_name();
+    let host = match host.as_str() {
         "" => "an unknown host",
         host => host,
     };

@@ -115,8 +115,7 @@ impl SystemResolver {
 
 impl Resolver for SystemResolver {
     fn host_name(&self) -> String {
-        let uname = rustix::system::uname();
-        uname.nodename().to_string_lossy().into_owned()
+        c10d_socket::host_name()
     }
 
     fn full_name(&self) -> String {

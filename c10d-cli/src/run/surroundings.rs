@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Deadline, host_name};
 use elastic_agent::devices;
 use elastic_agent::scheduler::Site;
 use elastic_rendezvous::this_host::{self, Resolver, SystemResolver, names_this_host};
@@ -65,10 +65,4 @@ fn read_host_file(path: &str) -> io::Result<String> {
 
 fn has_address(address: IpAddr) -> bool {
     SystemResolver::new(Deadline::at(Instant::now())).has_address(address)
-}
-
-/// The name that this host has for itself, which PyTorch's workers publish too.
-fn host_name() -> String {
-    let name = rustix::system::uname();
-    name.nodename().to_string_lossy().into_owned()
 }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use c10d_socket::host_name;
 use c10d_store::{HttpConnection, HttpHandler, SnapshotError};
 use hyper::Request;
 use hyper::body::Incoming;
@@ -200,8 +201,7 @@ impl fmt::Debug for StatusServer {
 
 /// The name of this machine, with and without its domain.
 fn with_own_host_names(options: StatusOptions) -> StatusOptions {
-    let system = rustix::system::uname();
-    let name = system.nodename().to_string_lossy().into_owned();
+    let name = host_name();
     let short = name.split('.').next().unwrap_or_default().to_owned();
     options.with_host_name(name).with_host_name(short)
 }

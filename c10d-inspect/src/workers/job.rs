@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
 
+use c10d_socket::host_name;
+
 use super::job_error::JobError;
 use super::published::report_from_keys;
 use super::reach::Reach;
@@ -50,13 +52,9 @@ impl Job {
     /// [password of the job's pages](crate::http::StatusOptions::with_token).
     #[must_use]
     pub fn new(report: Report, store: Option<IpAddr>, token: Option<String>) -> Self {
-        let host = rustix::system::uname()
-            .nodename()
-            .to_string_lossy()
-            .into_owned();
         Self {
             report,
-            host,
+            host: host_name(),
             store,
             token,
         }

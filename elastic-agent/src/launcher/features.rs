@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_socket::{Credentials, HostPort};
+use c10d_socket::{Credentials, HostPort, host_name};
 use elastic_rendezvous::{
     DEFAULT_PORT, Endpoint, Listener, RendezvousError, RendezvousHandler, RendezvousParameters,
 };
@@ -216,12 +216,6 @@ fn make_announcer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, L
     making.hosted.look_at_workers(announcer.flusher());
     making.announcements = Some((announcer.flusher(), announcer.view()));
     Ok(Some(Box::new(Some(announcer))))
-}
-
-/// The name that this host has for itself, which PyTorch's workers publish too.
-fn host_name() -> String {
-    let name = rustix::system::uname();
-    name.nodename().to_string_lossy().into_owned()
 }
 
 /// The store where the nodes meet, and what it asks for; `None` if they do not meet at a store that listens.
