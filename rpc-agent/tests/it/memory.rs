@@ -37,11 +37,11 @@ struct Memory {
 }
 
 impl Memory {
-    fn of_this_process() -> Memory {
+    fn of_this_process() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find(|line| line.starts_with("VmRSS:"));
         let kib = line.and_then(|line| line.split_whitespace().nth(1));
-        Memory {
+        Self {
             in_use: u64::try_from(IN_USE.current_usage()).unwrap(),
             resident: kib.unwrap().parse::<u64>().unwrap() << 10,
         }
@@ -51,10 +51,10 @@ impl Memory {
         format!("{} {}", self.in_use, self.resident).into_bytes()
     }
 
-    fn from_bytes(bytes: &[u8]) -> Memory {
+    fn from_bytes(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
         let (in_use, resident) = text.split_once(' ').unwrap();
-        Memory {
+        Self {
             in_use: in_use.parse().unwrap(),
             resident: resident.parse().unwrap(),
         }
