@@ -53,7 +53,7 @@ fn each_change_of_a_key_is_a_line() {
     assert_eq!(watch.next_change(), "k  3 B  \"one\"");
     let words = server.arguments(&["set", "k", "-"]);
     run_with_input(words, b"\x1b[2J\xff").assert_prints("");
-    assert_eq!(watch.next_change(), "k  5 B  b\"\\x1b[2J\\xff\"");
+    assert_eq!(watch.next_change(), "k  5 B  \"\\u{1b}[2J\\xff\"");
     server
         .store(&["set", "k", &"x".repeat(1000)])
         .assert_prints("");
