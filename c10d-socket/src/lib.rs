@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![deny(unsafe_code)]
 
+mod acceptor;
 mod addr;
 mod backoff;
 mod buf;
@@ -18,11 +19,13 @@ mod process_bound;
 mod refusal_log;
 mod resolve;
 mod send;
+mod spare;
 mod strangers;
 mod sys;
 mod tls;
 mod wait;
 
+pub use acceptor::{AcceptLimits, Acceptor, Refusal, Stage, Step};
 pub use addr::{HostPort, HostPortError, is_loopback_name};
 pub use backoff::{Backoff, BackoffOptions};
 pub use buf::SendBuf;
@@ -42,6 +45,7 @@ pub use process_bound::{OtherProcess, ProcessBound};
 pub use refusal_log::RefusalLog;
 pub use resolve::resolve;
 pub use send::send_vectored;
+pub use spare::SpareDescriptor;
 pub use strangers::Strangers;
 pub use sys::{recv_into_spare, release_freed_memory};
 #[cfg(feature = "tls")]

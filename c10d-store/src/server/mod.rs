@@ -13,7 +13,6 @@ mod sessions;
 mod stall;
 mod timers;
 mod turn;
-mod unproven;
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};

@@ -253,8 +253,7 @@ impl EventLoop {
             return Ok(());
         };
         session.refuse(number);
-        self.traffic.rejected += 1;
-        self.log_refusal(peer, reason);
+        self.count_refusal(peer, reason);
         self.touch_link(slot);
         Ok(())
     }

@@ -1,0 +1,429 @@
+//! What a server does about the connections that peers make, however many, and when descriptors run out.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use crate::refusal_log::RefusalLog;
+use crate::strangers::Strangers;
+
+mod unproven;
+
+#[cfg(test)]
+mod tests;
+
+pub use unproven::Stage;
+use unproven::{Oldest, Unproven};
+
+/// The delay before accepting again after the system had no memory or descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Listener `i` has the token `LISTENER_LAST - i`. A loop has the two tokens above for itself.
+const LISTENER_LAST: usize = usize::MAX - 2;
+
+/// The most connections accepted from a listener in a turn. As large as the usual backlog: a connect that finds the
+/// backlog full is retried by its system only after a second.
+const ACCEPTS_PER_TURN: usize = 4096;
+
+/// What an [`Acceptor`] allows.
+#[derive(Debug, Clone, Copy)]
+pub struct AcceptLimits {
+    /// The most open connections.
+    pub connections_max: usize,
+    /// The most connections that have begun their handshake and not completed it.
+    pub handshakes_max: usize,
+}
+
+/// What the event loop does next about new connections, see [`Acceptor::next`].
+#[derive(Debug)]
+pub enum Step<K> {
+    /// Accept a connection, and pass the result to [`Acceptor::on_accept`].
+    Accept {
+        /// The index of the listener.
+        listener: usize,
+        /// Close the [`SpareDescriptor`](crate::SpareDescriptor) before: the process has no other left.
+        with_spare: bool,
+    },
+    /// Handle what has arrived from this connection: it may be what completes its handshake.
+    Read(K),
+    /// Close this connection: [`Refusal::MakesRoom`].
+    Close(K),
+    /// Serve the connection that was accepted last, and pass its key to [`Acceptor::admitted`].
+    Admit,
+    /// Close the connection that was accepted last.
+    Refuse(Refusal),
+    /// Open the spare descriptor again, and pass to [`Acceptor::on_spare`] whether it is open.
+    OpenSpare,
+    /// A listener fails, and is tried again at [`Acceptor::next_deadline`]: log it.
+    Fail(io::Error),
+    /// There is nothing to do until the next turn.
+    Wait,
+}
+
+/// Why a connection is closed that was not served.
+#[derive(Debug)]
+pub enum Refusal {
+    /// The most connections are open.
+    Limit(usize),
+    /// The process has no file descriptor left.
+    NoDescriptor(io::Error),
+    /// Another connection needs its place.
+    MakesRoom,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Limit(limit) => write!(f, "the limit of {limit} connections is reached"),
+            Self::NoDescriptor(error) => {
+                write!(f, "this process has no file descriptor left: {error}")
+            }
+            Self::MakesRoom => f.write_str(
+                "its place is needed, and it is the oldest that has not completed the handshake",
+            ),
+        }
+    }
+}
+
+/// Decides what an event loop does about new connections: from which listener it accepts and when, which ones it
+/// serves, and which make room for others. Limits what peers cost that do not prove that they may be served, counts
+/// refused peers, and limits the log lines about them.
+///
+/// Pure: it has no socket and no clock. `K` names a connection. In each turn of its loop the caller calls
+/// [`next_turn`](Self::next_turn), reports events with [`on_event`](Self::on_event), then carries out what
+/// [`next`](Self::next) returns until that is [`Step::Wait`].
+///
+/// When the process has no descriptor left, the spare one is used to accept a connection, which takes the place of the
+/// oldest that is silent or in its handshake. A connection has two turns to prove itself before it makes room. If there
+/// is none to close, the new connection is closed, which its peer notices at once.
+#[derive(Debug)]
+pub struct Acceptor<K> {
+    limits: AcceptLimits,
+    listener_count: usize,
+    /// Listeners that may have connections, for which no event will arrive.
+    ready: Vec<usize>,
+    /// The same, from the next turn on.
+    ready_later: Vec<usize>,
+    current: Option<Current>,
+    state: State<K>,
+    has_spare: bool,
+    /// The spare descriptor was used and has to be opened again.
+    owes_spare: bool,
+    now: Instant,
+    retry_at: Option<Instant>,
+    unproven: Unproven<K>,
+    strangers: Strangers,
+    refusals: RefusalLog,
+    refused: u64,
+}
+
+#[derive(Debug)]
+struct Current {
+    listener: usize,
+    /// The accepts that it has left in this turn.
+    left: usize,
+}
+
+#[derive(Debug)]
+enum State<K> {
+    /// No connection is held.
+    Free,
+    /// Accepts with the spare descriptor, after this error.
+    UseSpare(io::Error),
+    /// The result of an accept is due; with the spare descriptor, the error before it.
+    Accepting(Option<io::Error>),
+    /// A connection is accepted.
+    Held,
+    /// Room is needed. This connection, which was in this stage, has been read before it makes room.
+    Search(Need, Option<(K, Stage)>),
+    /// A connection was closed.
+    RoomMade(Need),
+    /// The current listener fails.
+    Failed(io::Error),
+}
+
+/// What room is needed for.
+#[derive(Debug)]
+enum Need {
+    /// A descriptor to accept with.
+    Descriptor(io::Error),
+    /// The accepted connection, which has the spare descriptor's place.
+    Spare(io::Error),
+    /// The accepted connection, which is beyond the limit.
+    Limit,
+}
+
+impl<K: Copy> Acceptor<K> {
+    /// For this number of listeners. `has_spare` is whether the spare descriptor is open.
+    #[must_use]
+    pub fn new(listeners: usize, limits: AcceptLimits, has_spare: bool, now: Instant) -> Self {
+        Self {
+            limits,
+            listener_count: listeners,
+            ready: Vec::new(),
+            ready_later: Vec::new(),
+            current: None,
+            state: State::Free,
+            has_spare,
+            owes_spare: false,
+            now,
+            retry_at: None,
+            unproven: Unproven::new(limits.handshakes_max),
+            strangers: Strangers::default(),
+            refusals: RefusalLog::new(now),
+            refused: 0,
+        }
+    }
+
+    /// The token of the listener with this index in the poller. Tokens of other things are below those of listeners;
+    /// `usize::MAX` and `usize::MAX - 1` are free.
+    #[must_use]
+    pub const fn listener_token(index: usize) -> usize {
+        LISTENER_LAST - index
+    }
+
+    /// The loop has waited once more, until `now`.
+    pub fn next_turn(&mut self, now: Instant) {
+        self.now = now;
+        self.unproven.next_turn();
+        self.ready.append(&mut self.ready_later);
+        if self.retry_at.is_some_and(|at| at <= now) {
+            self.retry_at = None;
+            self.ready.extend(0..self.listener_count);
+        }
+    }
+
+    /// Takes an event. Returns whether it is one of a listener.
+    pub fn on_event(&mut self, token: usize) -> bool {
+        let is_listener =
+            token <= LISTENER_LAST && token > LISTENER_LAST.wrapping_sub(self.listener_count);
+        if is_listener {
+            self.ready.push(LISTENER_LAST - token);
+        }
+        is_listener
+    }
+
+    /// Whether connections may be queued for which no event will arrive.
+    #[must_use]
+    pub fn has_ready(&self) -> bool {
+        !self.ready.is_empty() || !self.ready_later.is_empty()
+    }
+
+    /// When the next turn is due without an event: to accept again, or for [`report`](Self::report).
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let refusals = self.refusals.due();
+        self.retry_at.into_iter().chain(refusals).min()
+    }
+
+    /// What to do next. `open` is the number of open connections, `stage` says how far one of them is.
+    pub fn next(&mut self, open: usize, stage: impl Fn(K) -> Stage) -> Step<K> {
+        loop {
+            match std::mem::replace(&mut self.state, State::Free) {
+                State::Free => {
+                    if std::mem::take(&mut self.owes_spare) {
+                        return Step::OpenSpare;
+                    }
+                    return match self.next_listener() {
+                        Some(listener) => self.accept(listener, None),
+                        None => Step::Wait,
+                    };
+                }
+                State::UseSpare(error) => {
+                    if let Some(current) = &self.current {
+                        return self.accept(current.listener, Some(error));
+                    }
+                }
+                // The caller has not reported the result: nothing was accepted.
+                State::Accepting(_) => {}
+                State::Held if open < self.limits.connections_max => return Step::Admit,
+                State::Held => self.state = State::Search(Need::Limit, None),
+                State::Search(need, read) => {
+                    if let Some(step) = self.search(need, read, &stage) {
+                        return step;
+                    }
+                }
+                State::Failed(error) => return self.fail(error),
+                State::RoomMade(Need::Descriptor(_)) => {}
+                State::RoomMade(Need::Spare(_)) => self.state = State::Held,
+                State::RoomMade(Need::Limit) => return Step::Admit,
+            }
+        }
+    }
+
+    /// The result of [`Step::Accept`].
+    pub fn on_accept(&mut self, result: Result<(), io::Error>) {
+        let State::Accepting(before) = std::mem::replace(&mut self.state, State::Free) else {
+            return;
+        };
+        let error = match (result, before) {
+            (Ok(()), None) => return self.state = State::Held,
+            (Ok(()), Some(error)) => return self.state = State::Search(Need::Spare(error), None),
+            (Err(error), None) if is_exhausted(&error) && self.has_spare => {
+                self.has_spare = false;
+                self.owes_spare = true;
+                return self.state = State::UseSpare(error);
+            }
+            (Err(error), _) => error,
+        };
+        self.state = match error.kind() {
+            // The system allocates a descriptor before it checks the queue, so that the error before does not mean that
+            // a connection is queued.
+            io::ErrorKind::WouldBlock => {
+                self.current = None;
+                State::Free
+            }
+            // The peer disconnected, or a signal arrived: the listener is fine.
+            io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::Interrupted => State::Free,
+            _ if is_exhausted(&error) => {
+                self.owes_spare = true;
+                State::Search(Need::Descriptor(error), None)
+            }
+            _ => State::Failed(error),
+        };
+    }
+
+    /// Whether the spare descriptor is open, after [`Step::OpenSpare`].
+    pub fn on_spare(&mut self, is_open: bool) {
+        self.has_spare = is_open;
+    }
+
+    /// The connection that was accepted last has this key.
+    pub fn admitted(&mut self, key: K, stage: impl Fn(K) -> Stage) {
+        self.unproven.accepted(key, stage);
+    }
+
+    /// A connection begins a handshake. Returns the oldest of the others if there are too many: close them.
+    #[must_use]
+    pub fn handshake_begun(&mut self, key: K, stage: impl Fn(K) -> Stage) -> Vec<K> {
+        self.unproven.handshake_begun(key, stage)
+    }
+
+    /// Whether a handshake with this address may begin: fewer than 64 of it have failed lately.
+    #[must_use]
+    pub fn may_handshake(&self, address: IpAddr, now: Instant) -> bool {
+        self.strangers.may_try(address, now)
+    }
+
+    /// A handshake has failed that cost public-key operations.
+    pub fn on_failed_handshake(&mut self, address: IpAddr, now: Instant) {
+        self.strangers.on_failure(address, now);
+    }
+
+    /// Counts a refused peer. Returns the line to log about it, unless there are too many such lines.
+    pub fn on_refused(
+        &mut self,
+        peer: SocketAddr,
+        reason: &dyn fmt::Display,
+        now: Instant,
+    ) -> Option<String> {
+        self.refused += 1;
+        self.line(peer.ip(), &format_args!("refused {peer}: {reason}"), now)
+    }
+
+    /// The number of refused peers.
+    #[must_use]
+    pub const fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// The line to log about what a peer has caused, or no one in particular, unless there are too many such lines.
+    pub fn line(
+        &mut self,
+        address: impl Into<Option<IpAddr>>,
+        text: &dyn fmt::Display,
+        now: Instant,
+    ) -> Option<String> {
+        self.refusals.line(address, text, now)
+    }
+
+    /// The line to log about events for which there was none, once it is due.
+    pub fn report(&mut self, now: Instant) -> Option<String> {
+        self.refusals.report(now)
+    }
+
+    fn next_listener(&mut self) -> Option<usize> {
+        loop {
+            match &mut self.current {
+                Some(current) if current.left > 0 => {
+                    current.left -= 1;
+                    return Some(current.listener);
+                }
+                Some(_) => self.accept_later(),
+                None => {
+                    let listener = self.ready.pop()?;
+                    self.ready.retain(|other| *other != listener);
+                    self.current = Some(Current {
+                        listener,
+                        left: ACCEPTS_PER_TURN,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Goes on with the current listener in the next turn.
+    fn accept_later(&mut self) {
+        let current = self.current.take().map(|current| current.listener);
+        self.ready_later.extend(current);
+    }
+
+    fn accept(&mut self, listener: usize, before: Option<io::Error>) -> Step<K> {
+        let with_spare = before.is_some();
+        self.state = State::Accepting(before);
+        Step::Accept {
+            listener,
+            with_spare,
+        }
+    }
+
+    fn fail(&mut self, error: io::Error) -> Step<K> {
+        self.current = None;
+        self.retry_at = Some(self.now + ACCEPT_RETRY);
+        Step::Fail(error)
+    }
+
+    /// Looks for the connection to close: the oldest that has not proved itself, also by what has arrived since.
+    fn search(
+        &mut self,
+        need: Need,
+        read: Option<(K, Stage)>,
+        stage: &impl Fn(K) -> Stage,
+    ) -> Option<Step<K>> {
+        if let Some((key, before)) = read {
+            let now = stage(key);
+            if now == Stage::Closed {
+                self.state = State::RoomMade(need);
+                return None;
+            }
+            if now == before {
+                self.state = State::RoomMade(need);
+                return Some(Step::Close(key));
+            }
+        }
+        let oldest = self.unproven.take_oldest(stage);
+        if let Oldest::Found(key, stage) = oldest {
+            self.state = State::Search(need, Some((key, stage)));
+            return Some(Step::Read(key));
+        }
+        Some(match need {
+            Need::Descriptor(error) => self.fail(error),
+            Need::Limit => Step::Refuse(Refusal::Limit(self.limits.connections_max)),
+            Need::Spare(error) => {
+                if matches!(oldest, Oldest::TooNew) {
+                    // The next ones are better accepted when some have had their time.
+                    self.accept_later();
+                }
+                Step::Refuse(Refusal::NoDescriptor(error))
+            }
+        })
+    }
+}
+
+/// Whether the process or the system has no descriptor left.
+fn is_exhausted(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}

@@ -1,0 +1,240 @@
+//! The event loop's part for new connections: accepts them, and finds out whether they may be served.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use c10d_socket::{
+    Refusal, SocketOptions, Stage, Step, configure_accepted, is_tls, loopback_user, own_user,
+};
+use mio::net::TcpStream;
+use mio::{Events, Token};
+
+use super::{EventLoop, Input};
+use crate::server::connection::{Carrier, Connections, Phase, conn_id_of};
+use crate::server::http::{HttpConnection, is_http};
+use crate::snapshot::CloseReason;
+
+/// How long a peer of a server with credentials may take to send its first byte. Clients send it when they are
+/// connected, so only strangers need more, and each holds a descriptor.
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(5);
+
+impl EventLoop {
+    pub(super) fn accept_where_possible(&mut self, events: &Events, now: Instant) {
+        for event in events {
+            self.acceptor.on_event(event.token().0);
+        }
+        let mut accepted = None;
+        loop {
+            let connections = &self.connections;
+            let stage = |token| stage_of(connections, token);
+            match self.acceptor.next(connections.len(), stage) {
+                Step::Accept {
+                    listener,
+                    with_spare,
+                } => {
+                    if with_spare {
+                        self.spare.close();
+                    }
+                    let result = self.listeners[listener].accept();
+                    let result = result.map(|connection| accepted = Some(connection));
+                    self.acceptor.on_accept(result);
+                }
+                Step::Read(token) => self.read(token, true),
+                Step::Close(token) => self.refuse_stranger(token, &Refusal::MakesRoom),
+                Step::Admit => {
+                    if let Some((stream, peer)) = accepted.take() {
+                        self.admit(stream, peer, now);
+                    }
+                }
+                Step::Refuse(reason) => {
+                    if let Some((stream, peer)) = accepted.take() {
+                        drop(stream);
+                        self.count_refusal(peer, &reason);
+                    }
+                }
+                Step::OpenSpare => self.acceptor.on_spare(self.spare.open()),
+                Step::Fail(error) => {
+                    let text = format_args!("cannot accept connections, retrying soon: {error}");
+                    self.log_about(None, &text);
+                }
+                Step::Wait => return,
+            }
+        }
+    }
+
+    fn admit(&mut self, stream: TcpStream, peer: SocketAddr, now: Instant) {
+        if let Err(error) = configure_accepted(&stream, &SocketOptions::default()) {
+            log::debug!("{peer}: cannot set socket options: {error}");
+        }
+        let deadline = now.checked_add(self.first_byte_timeout());
+        let token = self
+            .connections
+            .insert(Carrier::Socket(stream), peer, deadline);
+        let connections = &self.connections;
+        self.acceptor
+            .admitted(token, |token| stage_of(connections, token));
+        self.state.connect(conn_id_of(token), peer);
+        self.publish_count();
+        if let Some(deadline) = deadline {
+            self.timers.add(deadline, token);
+        }
+        self.update_interest(token);
+        log::debug!("accepted {peer} as {:?}", conn_id_of(token));
+    }
+
+    /// Tells by the first bytes what a new connection speaks. `None` if it is closed or handed over.
+    pub(super) fn classify(&mut self, token: Token, count: usize) -> Option<Input> {
+        let first = self.read_buffer[0];
+        if is_http(first)
+            && let Some(handler) = self.http_handler.get()
+        {
+            if let Some(connection) = self.hand_over(token, count) {
+                handler.serve(connection);
+            }
+            return None;
+        }
+        let Some(tls) = &self.tls else {
+            return Some(Input::Shared(count));
+        };
+        if !is_tls(first) {
+            if self.options.plain_from_same_user && self.is_of_same_user(token) {
+                self.set_deadline(token, self.options.handshake_timeout());
+                return Some(Input::Shared(count));
+            }
+            let reason =
+                "it does not use the secret of this server; unmodified PyTorch clients cannot";
+            self.refuse_stranger(token, &reason);
+            return None;
+        }
+        let connection = self.connections.get_mut(token)?;
+        if !self
+            .acceptor
+            .may_handshake(connection.peer.ip(), Instant::now())
+        {
+            self.refuse_stranger(token, &"too many failed handshakes of its address");
+            return None;
+        }
+        match tls.start() {
+            Ok(layer) => connection.tls = Some(layer),
+            Err(error) => {
+                self.refuse_stranger(token, &error);
+                return None;
+            }
+        }
+        self.set_deadline(token, self.options.handshake_timeout());
+        let connections = &self.connections;
+        let excess = self
+            .acceptor
+            .handshake_begun(token, |token| stage_of(connections, token));
+        for oldest in excess {
+            self.refuse_stranger(oldest, &"handshake limit reached, and it is the oldest");
+        }
+        self.open(token, count)
+    }
+
+    /// Whether a process of the user that runs the server is at the other end, on this machine.
+    fn is_of_same_user(&mut self, token: Token) -> bool {
+        let Some(connection) = self.connections.get(token) else {
+            return false;
+        };
+        let (Carrier::Socket(stream), peer) = (&connection.carrier, connection.peer) else {
+            return false;
+        };
+        let user = self.spare.lend(|| {
+            stream
+                .local_addr()
+                .and_then(|local| loopback_user(local, peer))
+        });
+        match user {
+            Ok(user) => user == Some(own_user()),
+            Err(error) => {
+                let text = format_args!("{peer}: cannot find out its user: {error}");
+                self.log_about(peer.ip(), &text);
+                false
+            }
+        }
+    }
+
+    /// How long a new connection may be silent.
+    pub(super) fn first_byte_timeout(&self) -> Duration {
+        let handshake_timeout = self.options.handshake_timeout();
+        match self.tls {
+            None => handshake_timeout,
+            Some(_) => handshake_timeout.min(FIRST_BYTE_TIMEOUT),
+        }
+    }
+
+    /// Closes a connection that may not be served. What it was sent before goes out first, as far as possible.
+    pub(super) fn refuse_stranger(&mut self, token: Token, reason: &dyn fmt::Display) {
+        let Some(connection) = self.connections.get(token) else {
+            return;
+        };
+        self.count_refusal(connection.peer, reason);
+        self.close_quietly(token, CloseReason::Refused);
+    }
+
+    /// Logs why a peer is refused, unless there are too many such lines.
+    pub(super) fn log_refusal(&mut self, peer: SocketAddr, reason: &dyn fmt::Display) {
+        self.log_about(peer.ip(), &format_args!("refused {peer}: {reason}"));
+    }
+
+    /// Logs what a peer has caused, unless there are too many such lines.
+    pub(super) fn log_about(
+        &mut self,
+        address: impl Into<Option<IpAddr>>,
+        text: &dyn fmt::Display,
+    ) {
+        if let Some(line) = self.acceptor.line(address, text, Instant::now()) {
+            log::warn!("{line}");
+        }
+    }
+
+    /// Removes a connection that speaks HTTP. Its first bytes are in the shared read buffer.
+    fn hand_over(&mut self, token: Token, received: usize) -> Option<HttpConnection> {
+        let connection = self.connections.remove(token)?;
+        self.publish_count();
+        self.state.hand_over(conn_id_of(token));
+        let Carrier::Socket(mut stream) = connection.carrier else {
+            return None;
+        };
+        let registry = self.poll.registry();
+        if let Err(error) = registry.deregister(&mut stream) {
+            log::warn!(
+                "{}: cannot hand over the connection: {error}",
+                connection.peer
+            );
+            return None;
+        }
+        log::debug!("{} speaks HTTP ({:?})", connection.peer, conn_id_of(token));
+        Some(HttpConnection {
+            stream: stream.into(),
+            peer: connection.peer,
+            received: self.read_buffer[..received].to_vec(),
+        })
+    }
+
+    /// Logs and counts a peer that is refused.
+    pub(super) fn count_refusal(&mut self, peer: SocketAddr, reason: &dyn fmt::Display) {
+        if let Some(line) = self.acceptor.on_refused(peer, reason, Instant::now()) {
+            log::warn!("{line}");
+        }
+    }
+}
+
+/// How far a connection is on its way to be served.
+pub(super) fn stage_of(connections: &Connections, token: Token) -> Stage {
+    let Some(connection) = connections.get(token) else {
+        return Stage::Closed;
+    };
+    match (&connection.carrier, &connection.tls) {
+        (Carrier::Session(_), _) => Stage::Served,
+        (Carrier::Socket(_), Some(tls)) if tls.is_handshaking() => Stage::Handshaking,
+        (Carrier::Socket(_), None)
+            if connection.parser.is_new() && connection.phase == Phase::Open =>
+        {
+            Stage::Silent
+        }
+        (Carrier::Socket(_), _) => Stage::Served,
+    }
+}

@@ -1,0 +1,174 @@
+//! The event loop's part for connections that end: by their peer, refused, too late or failed.
+
+use std::io::{self, Read};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Stage;
+use mio::Token;
+
+use super::accepting::stage_of;
+use super::{BYTES_PER_ITERATION, EventLoop};
+use crate::request_parser::{ParseError, RequestParser};
+use crate::server::connection::{Phase, conn_id_of};
+use crate::snapshot::CloseReason;
+use crate::state::Refusal;
+
+/// How long a peer that has closed its sending side may take to read its remaining replies.
+const FINISHING_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a refused peer may take to read its last replies and to close.
+const REFUSING_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl EventLoop {
+    /// The peer has closed its sending side. A client does that only when it stops, so its pending wait
+    /// is removed; earlier replies are still sent.
+    pub(super) fn on_end_of_stream(&mut self, token: Token) {
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        // What a session has to send goes over its next link.
+        if !connection.has_unsent() || connection.link.is_some() {
+            return self.close_quietly(token, CloseReason::Peer);
+        }
+        connection.phase = Phase::Finishing;
+        self.set_deadline(token, FINISHING_TIMEOUT);
+        self.forget(token, CloseReason::Peer);
+        self.update_interest(token);
+    }
+
+    pub(super) fn refuse(&mut self, token: Token, error: &ParseError<Refusal>) {
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        connection.phase = Phase::Refusing;
+        connection.parser = RequestParser::default();
+        let peer = connection.peer;
+        match error {
+            ParseError::Wire(error) => self.log_refusal(peer, error),
+            ParseError::Refused(error) => self.log_refusal(peer, error),
+        }
+        self.set_deadline(token, REFUSING_TIMEOUT);
+        self.forget(token, CloseReason::Refused);
+        self.flush(token);
+        // Unread input would turn the close into a reset.
+        self.discard(token);
+    }
+
+    /// Discards the input of a refused peer until it closes.
+    pub(super) fn discard(&mut self, token: Token) {
+        let mut budget = BYTES_PER_ITERATION;
+        while let Some(connection) = self.connections.get_mut(token) {
+            let has_unsent = connection.has_unsent();
+            let Some(stream) = connection.socket() else {
+                return;
+            };
+            match stream.read(&mut self.read_buffer) {
+                Ok(0) if !has_unsent => {
+                    return self.close_quietly(token, CloseReason::Refused);
+                }
+                Ok(0) => return,
+                Ok(count) => budget = budget.saturating_sub(count),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::Interrupted => {}
+                    _ => return self.close_quietly(token, CloseReason::Refused),
+                },
+            }
+            if budget == 0 {
+                return self.serve_later(token);
+            }
+        }
+    }
+
+    pub(super) fn set_deadline(&mut self, token: Token, timeout: Duration) {
+        let deadline = Instant::now().checked_add(timeout);
+        if let Some(connection) = self.connections.get_mut(token) {
+            connection.deadline = deadline;
+            if let Some(deadline) = deadline {
+                self.timers.add(deadline, token);
+            }
+        }
+    }
+
+    pub(super) fn expire(&mut self) {
+        if self.timers.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        while let Some((at, token)) = self.timers.pop_due(now) {
+            let Some(connection) = self.connections.get(token) else {
+                continue;
+            };
+            if connection.deadline != Some(at) {
+                continue;
+            }
+            let peer = connection.peer;
+            match connection.phase {
+                Phase::Open => {
+                    let limit = match stage_of(&self.connections, token) {
+                        Stage::Silent => self.first_byte_timeout(),
+                        Stage::Handshaking | Stage::Served | Stage::Closed => {
+                            self.options.handshake_timeout()
+                        }
+                    };
+                    self.log_refusal(peer, &format_args!("no handshake within {limit:?}"));
+                }
+                Phase::Finishing => {
+                    let unread = connection.out.unsent_bytes();
+                    let text = format_args!(
+                        "closing {peer}: {unread} bytes of replies unread for {FINISHING_TIMEOUT:?}"
+                    );
+                    self.log_about(peer.ip(), &text);
+                }
+                Phase::Refusing => {}
+            }
+            self.close_quietly(token, CloseReason::Refused);
+        }
+    }
+
+    pub(super) fn close(&mut self, token: Token, reason: CloseReason, error: &io::Error) {
+        if let Some(connection) = self.connections.get(token) {
+            log::debug!("{}: {error}", connection.peer);
+        }
+        self.close_quietly(token, reason);
+    }
+
+    /// Closes a connection. `reason` counts unless the store has been told another one before.
+    pub(super) fn close_quietly(&mut self, token: Token, reason: CloseReason) {
+        if let Some(connection) = self.connections.remove(token) {
+            log::debug!("closed {} ({:?})", connection.peer, conn_id_of(token));
+            if let Some(tls) = &connection.tls
+                && tls.is_handshaking()
+                && tls.has_computed()
+            {
+                // Refused, or ended by the peer, which may have replayed the hello of another.
+                let address = connection.peer.ip();
+                self.acceptor.on_failed_handshake(address, Instant::now());
+            }
+            if let Some(session) = connection.link
+                && self.sessions.link_closed(session, token, Instant::now())
+            {
+                self.set_away(session, true);
+            }
+            // Close the socket before its end wakes other connections.
+            drop(connection);
+            self.publish_count();
+            self.forget(token, reason);
+        }
+    }
+
+    pub(super) fn publish_count(&self) {
+        self.counts
+            .connections
+            .store(self.connections.len(), Ordering::Release);
+    }
+
+    /// Removes a connection from the store: its wait, and a wakeup that another connection can use. The
+    /// next [`flush_touched`](Self::flush_touched) sends to that connection; sending from here would
+    /// recurse once for each of thousands of dead peers that wait for one queue.
+    pub(super) fn forget(&mut self, token: Token, reason: CloseReason) {
+        self.state
+            .disconnect(conn_id_of(token), reason, &mut self.connections);
+    }
+}
