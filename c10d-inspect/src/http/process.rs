@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use c10d_socket::ProcessStat;
 use rustix::param::{clock_ticks_per_second, page_size};
 use rustix::process::{Resource, getrlimit};
 
@@ -18,7 +19,7 @@ pub(super) struct ProcessUse {
 impl ProcessUse {
     pub(super) fn read() -> Self {
         let text = |path| fs::read_to_string(path).ok();
-        let stat = text("/proc/self/stat").and_then(|stat| ProcessStat::parse(&stat));
+        let stat = ProcessStat::of(std::process::id());
         let boot = text("/proc/stat").and_then(|stat| boot_seconds(&stat));
         #[expect(clippy::cast_precision_loss, reason = "seconds with fractions")]
         let seconds = |ticks: u64| ticks as f64 / clock_ticks_per_second() as f64;
@@ -34,28 +35,6 @@ impl ProcessUse {
             open_files: open_files(),
             open_files_max: getrlimit(Resource::Nofile).current,
         }
-    }
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct ProcessStat {
-    cpu_ticks: u64,
-    start_ticks: u64,
-    resident_pages: u64,
-}
-
-impl ProcessStat {
-    /// Reads `/proc/PID/stat` (proc_pid_stat(5)). The name in parentheses may contain anything.
-    fn parse(text: &str) -> Option<Self> {
-        let (_, rest) = text.rsplit_once(") ")?;
-        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-        // The third field of the manual is the first one here.
-        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-        Some(Self {
-            cpu_ticks: field(14)?.saturating_add(field(15)?),
-            start_ticks: field(22)?,
-            resident_pages: field(24)?,
-        })
     }
 }
 
@@ -78,20 +57,6 @@ fn open_files() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_process_name_with_parentheses_is_skipped() {
-        let text =
-            "4711 (a ) b) S 1 2 3 4 5 6 7 8 9 10 150 25 0 0 20 0 12 0 987654 1000000 2048 0\n";
-        let expected = ProcessStat {
-            cpu_ticks: 175,
-            start_ticks: 987_654,
-            resident_pages: 2048,
-        };
-        assert_eq!(ProcessStat::parse(text), Some(expected));
-        assert_eq!(ProcessStat::parse("4711 (x) S 1"), None);
-        assert_eq!(ProcessStat::parse(""), None);
-    }
 
     #[test]
     #[cfg(target_os = "linux")]

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use c10d_socket::ProcessStat;
 #[cfg(target_os = "linux")]
 use rustix::net;
 
@@ -28,7 +29,7 @@ pub(super) struct Sample {
 impl Sample {
     /// `None` if there is no such process, or no /proc.
     pub(super) fn take(pid: u32) -> Option<Self> {
-        let stat = Stat::parse(&read(pid, "stat")?)?;
+        let stat = ProcessStat::of(pid)?;
         Some(Self {
             pid,
             cpu_ticks: stat.cpu_ticks,
@@ -48,7 +49,7 @@ impl Sample {
             pid: self.pid,
             ..ProcessState::default()
         };
-        let stat = read(self.pid, "stat").and_then(|text| Stat::parse(&text));
+        let stat = ProcessStat::of(self.pid);
         // Another process may have got the number.
         let Some(stat) = stat.filter(|stat| stat.start_ticks == self.start_ticks) else {
             return process;
@@ -97,28 +98,6 @@ pub(super) fn exists(pid: u32) -> bool {
     path(pid, "stat").exists()
 }
 
-/// `/proc/PID/stat`, as far as needed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Stat {
-    state: char,
-    cpu_ticks: u64,
-    start_ticks: u64,
-}
-
-impl Stat {
-    /// The name in parentheses may contain spaces and parentheses; proc_pid_stat(5) numbers fields from 1.
-    fn parse(text: &str) -> Option<Self> {
-        let (_, rest) = text.rsplit_once(") ")?;
-        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-        let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
-        Some(Self {
-            state: fields.first()?.chars().next()?,
-            cpu_ticks: number(14)?.saturating_add(number(15)?),
-            start_ticks: number(22)?,
-        })
-    }
-}
-
 fn path(pid: u32, name: &str) -> PathBuf {
     Path::new("/proc").join(pid.to_string()).join(name)
 }
@@ -155,20 +134,6 @@ mod tests {
         while !check() {
             assert!(started.elapsed() < Duration::from_secs(30));
             std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    #[test]
-    fn a_name_with_parentheses_does_not_move_the_fields() {
-        let stat = "7 (a) S (b) T 1 7 7 0 -1 4 0 0 0 0 12 34 0 0 20 0 1 0 5678 1 2";
-        let expected = Stat {
-            state: 'T',
-            cpu_ticks: 46,
-            start_ticks: 5678,
-        };
-        assert_eq!(Stat::parse(stat), Some(expected));
-        for bad in ["", "7 (a", "7 (a) ", "7 (a) S 1 2 3"] {
-            assert_eq!(Stat::parse(bad), None);
         }
     }
 

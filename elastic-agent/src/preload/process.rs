@@ -1,6 +1,5 @@
 //! The process of a template.
 
-use std::fs;
 use std::io::{self, PipeReader};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Command;
@@ -9,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
+use c10d_socket::ProcessStat;
 use rustix::io::ioctl_fionbio;
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{
@@ -89,10 +89,8 @@ impl Template {
 
     /// Whether a signal has stopped the process, as SIGSTOP does.
     pub(super) fn is_stopped(&self) -> bool {
-        let stat =
-            fs::read(format!("/proc/{}/stat", self.pid.as_raw_nonzero())).unwrap_or_default();
-        let after_name = stat.iter().rposition(|&byte| byte == b')');
-        after_name.is_some_and(|end| matches!(stat.get(end + 2), Some(b'T' | b't')))
+        let pid = self.pid.as_raw_nonzero().get().unsigned_abs();
+        ProcessStat::of(pid).is_some_and(|stat| stat.is_stopped())
     }
 
     /// Lets a template that waits for a request remove the temporary files of its imports, and [ends](Self::end) it.

@@ -5,6 +5,8 @@
 #[cfg(target_os = "linux")]
 use std::fs;
 
+#[cfg(target_os = "linux")]
+use c10d_socket::ProcessStat;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
@@ -68,11 +70,11 @@ pub(super) fn live_members(groups: &[Pid]) -> Option<Vec<i32>> {
         let Ok(stat) = fs::read(entry.path().join("stat")) else {
             continue;
         };
-        let group = live_group(&stat);
-        if groups
-            .iter()
-            .any(|known| group == Some(known.as_raw_nonzero().get()))
-        {
+        let group = ProcessStat::parse(&stat).filter(|stat| !stat.has_ended());
+        let is_in = |known: &Pid| {
+            group.is_some_and(|it| i32::try_from(it.group) == Ok(known.as_raw_nonzero().get()))
+        };
+        if groups.iter().any(is_in) {
             members.push(pid);
         }
     }
@@ -83,38 +85,4 @@ pub(super) fn live_members(groups: &[Pid]) -> Option<Vec<i32>> {
 #[cfg(not(target_os = "linux"))]
 pub(super) fn live_members(_groups: &[Pid]) -> Option<Vec<i32>> {
     None
-}
-
-/// The group of a process, from its `/proc/PID/stat`; `None` if the process has ended.
-#[cfg(any(test, target_os = "linux"))]
-fn live_group(stat: &[u8]) -> Option<i32> {
-    // The name is in parentheses and may contain any byte, so count from its end: state, parent, group.
-    let name_end = stat.iter().rposition(|&byte| byte == b')')?;
-    let text = str::from_utf8(&stat[name_end + 1..]).ok()?;
-    let mut fields = text.split_ascii_whitespace();
-    if matches!(fields.next()?, "Z" | "X" | "x") {
-        return None;
-    }
-    fields.nth(1)?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_group_of_a_process_is_found_with_any_name() {
-        let table: [(&[u8], _); 7] = [
-            (b"7 (sh) S 1 42 42 0 -1", Some(42)),
-            (b"7 (a) Z 9 9 (\xff b) D 1 42 42", Some(42)),
-            (b"7 (sh) Z 1 42 42", None),
-            (b"7 (sh) X 1 42 42", None),
-            (b"7 (sh) S 1", None),
-            (b"7 sh S 1 42", None),
-            (b"", None),
-        ];
-        for (stat, group) in table {
-            assert_eq!(live_group(stat), group, "{}", stat.escape_ascii());
-        }
-    }
 }

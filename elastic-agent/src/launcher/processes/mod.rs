@@ -13,8 +13,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use c10d_inspect::AnnouncedProcess;
-
-use proc_files::{Stat, TcpSocket, TcpState};
+use c10d_socket::ProcessStat;
+use proc_files::{TcpSocket, TcpState};
 
 /// How many processes of one worker are listed, and of a node with many workers; at least two of each. Those
 /// with a connection come first. An announcement has 256 KiB at most.
@@ -93,15 +93,15 @@ impl Scanner {
 
     /// The states of these processes, of those that exist.
     pub(super) fn states(&self, pids: &[u32]) -> HashMap<u32, char> {
-        let state = |pid: &u32| Some((*pid, Stat::parse(&self.read(*pid, "stat")?)?.state));
+        let state = |pid: &u32| Some((*pid, ProcessStat::parse(&self.read(*pid, "stat")?)?.state));
         pids.iter().filter_map(state).collect()
     }
 
-    fn stats(&self) -> HashMap<u32, Stat> {
+    fn stats(&self) -> HashMap<u32, ProcessStat> {
         let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
         // A process can end at any time.
-        pids.filter_map(|pid| Some((pid, Stat::parse(&self.read(pid, "stat")?)?)))
+        pids.filter_map(|pid| Some((pid, ProcessStat::parse(&self.read(pid, "stat")?)?)))
             .collect()
     }
 
@@ -178,7 +178,7 @@ impl Scanner {
     fn describe(
         &self,
         pid: u32,
-        stat: &Stat,
+        stat: &ProcessStat,
         sockets: Option<&Vec<TcpSocket>>,
         store: &StoreAddress,
     ) -> AnnouncedProcess {

@@ -1,20 +1,9 @@
 //! The files of Linux's /proc that tell about processes and their connections. Pure: text in, values out.
 //!
-//! The formats are in proc_pid_stat(5), proc_pid_status(5), proc_pid_fd(5), and in the kernel's
+//! The formats are in proc_pid_status(5), proc_pid_fd(5), and in the kernel's
 //! Documentation/networking/proc_net_tcp.rst.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-
-/// `/proc/PID/stat`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stat {
-    /// R, S, D, T, Z and others.
-    pub(super) state: char,
-    pub(super) parent: u32,
-    pub(super) session: u32,
-    /// CPU time in user and system mode, in clock ticks.
-    pub(super) cpu_ticks: u64,
-}
 
 /// A line of `/proc/PID/net/tcp` or `tcp6`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,28 +19,6 @@ pub(super) struct TcpSocket {
 pub(super) enum TcpState {
     Established,
     SynSent,
-}
-
-impl Stat {
-    pub(super) fn parse(stat: &[u8]) -> Option<Self> {
-        // The name is in parentheses and may contain any byte, so count from its end.
-        let name_end = stat.iter().rposition(|&byte| byte == b')')?;
-        let text = str::from_utf8(&stat[name_end + 1..]).ok()?;
-        let mut fields = text.split_ascii_whitespace();
-        let state = fields.next()?.chars().next()?;
-        let parent = fields.next()?.parse().ok()?;
-        // After the process group.
-        let session = fields.nth(1)?.parse().ok()?;
-        // After the terminal, its group, the flags, and four numbers of page faults.
-        let user: u64 = fields.nth(7)?.parse().ok()?;
-        let system: u64 = fields.next()?.parse().ok()?;
-        Some(Self {
-            state,
-            parent,
-            session,
-            cpu_ticks: user.saturating_add(system),
-        })
-    }
 }
 
 /// The process id in the process's own namespace, from `/proc/PID/status`.
@@ -125,31 +92,6 @@ const fn in_memory_order(number: u32) -> [u8; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Recorded on Linux 6.
-    #[test]
-    fn a_stat_file_is_parsed_with_any_name() {
-        let recorded = b"26589 (pt_main_thread) S 26587 26587 26587 34816 26587 4194304 105821 0 12 0 913 \
-            207 0 0 20 0 19 0 1234567 5432107008 91234 18446744073709551615 1 1 0 0 0 0 0 16781312\n";
-        let expected = Stat {
-            state: 'S',
-            parent: 26587,
-            session: 26587,
-            cpu_ticks: 1120,
-        };
-        assert_eq!(Stat::parse(recorded), Some(expected));
-        let hostile = b"7 (a) Z 9 9 (\xff b) T 1 2 3 0 -1 0 0 0 0 0 4 5 0 0";
-        let expected = Stat {
-            state: 'T',
-            parent: 1,
-            session: 3,
-            cpu_ticks: 9,
-        };
-        assert_eq!(Stat::parse(hostile), Some(expected));
-        for cut in [&b""[..], b"7 sh S 1 2 3", b"7 (sh)", b"7 (sh) S 1 2 3 0 -1"] {
-            assert_eq!(Stat::parse(cut), None, "{}", cut.escape_ascii());
-        }
-    }
 
     #[test]
     fn the_innermost_process_id_is_the_last() {

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use super::proc_files::Stat;
+use c10d_socket::ProcessStat;
 
 /// For each worker, by its process id, the processes that belong to it: itself, its descendants, and others
 /// of its session, which are descendants that lost their parent. In the order of their ids, the worker
 /// first. A process belongs to the nearest worker.
-pub(super) fn by_worker(processes: &HashMap<u32, Stat>, workers: &[u32]) -> Vec<Vec<u32>> {
+pub(super) fn by_worker(processes: &HashMap<u32, ProcessStat>, workers: &[u32]) -> Vec<Vec<u32>> {
     let positions = workers.iter().enumerate();
     let positions: HashMap<u32, usize> = positions.map(|(at, worker)| (*worker, at)).collect();
     let mut members = vec![Vec::new(); workers.len()];
@@ -22,7 +22,11 @@ pub(super) fn by_worker(processes: &HashMap<u32, Stat>, workers: &[u32]) -> Vec<
     members
 }
 
-fn owner(pid: u32, processes: &HashMap<u32, Stat>, workers: &HashMap<u32, usize>) -> Option<usize> {
+fn owner(
+    pid: u32,
+    processes: &HashMap<u32, ProcessStat>,
+    workers: &HashMap<u32, usize>,
+) -> Option<usize> {
     let mut ancestor = pid;
     // The files are read one after the other, so a reused id can make a circle.
     for _ in 0..processes.len() {
@@ -41,13 +45,11 @@ fn owner(pid: u32, processes: &HashMap<u32, Stat>, workers: &HashMap<u32, usize>
 mod tests {
     use super::*;
 
-    fn process(parent: u32, session: u32) -> Stat {
-        Stat {
-            state: 'S',
-            parent,
-            session,
-            cpu_ticks: 0,
-        }
+    fn process(parent: u32, session: u32) -> ProcessStat {
+        let mut stat = ProcessStat::default();
+        stat.parent = parent;
+        stat.session = session;
+        stat
     }
 
     #[test]
