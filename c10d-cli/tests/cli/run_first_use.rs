@@ -159,7 +159,7 @@ fn what_keeps_workers_from_starting_is_noticed_before_the_join() {
     let ended = Running::start(command).end();
     ended.assert_fails(
         1,
-        "cannot create the log directory /nonexistent/torchelastic_",
+        "cannot create the log directory /nonexistent: No such file",
     );
 
     // The report of a run without a round is one too.
