@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-use crate::printable;
+use crate::{is_printable, printable};
 
 /// The longest host that is shown. Names that a resolver accepts are shorter.
 const HOST_CHARS_MAX: usize = 255;
@@ -96,7 +96,9 @@ impl FromStr for HostPort {
         if host.is_empty() {
             return Err(fail(Reason::NoHost));
         }
-        if host.contains(|c: char| c.is_whitespace() || c.is_control() || "[]/".contains(c)) {
+        let is_bad = |c: char| c.is_whitespace() || !is_printable(c) || "[]/".contains(c);
+        // What is accepted is shown as it is, so that its text means the same.
+        if host.contains(is_bad) || host.chars().nth(HOST_CHARS_MAX).is_some() {
             return Err(fail(Reason::BadHost));
         }
         // The integer parser accepts "+80".
@@ -125,7 +127,9 @@ impl fmt::Debug for HostPortError {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum Reason {
-    #[error("the host contains a space, a bracket, a slash or a control character")]
+    #[error(
+        "the host contains a space, a bracket, a slash or a character that cannot be shown, or is too long"
+    )]
     BadHost,
     #[error("the port is not a number from 0 to 65535")]
     BadPort,
@@ -185,6 +189,8 @@ mod tests {
             "[::1]:65535",
             "[fe80::1%eth0]:1",
             "a.b-c.example:80",
+            "n\u{f6}de:1",
+            &format!("{}:80", "n".repeat(255)),
         ] {
             let parsed: HostPort = text.parse().unwrap();
             assert_eq!(parsed.to_string(), text);
@@ -210,6 +216,11 @@ mod tests {
             ("node0:http", Reason::BadPort),
             ("node 0:80", Reason::BadHost),
             ("tcp//node0:80", Reason::BadHost),
+            ("node0\u{1b}[2J:80", Reason::BadHost),
+            // They are shown as escapes, which would be another host.
+            ("nod\u{356}e:80", Reason::BadHost),
+            ("\u{202e}node:80", Reason::BadHost),
+            (&format!("{}:80", "n".repeat(256)), Reason::BadHost),
         ] {
             assert_eq!(
                 text.parse::<HostPort>().unwrap_err().reason,
