@@ -35,14 +35,14 @@ pub struct AcceptLimits {
     pub handshakes_max: usize,
 }
 
-/// What the event loop does next about new connections, see [`Acceptor::next`].
+/// What is done next about new connections, see [`Acceptor::next`].
 #[derive(Debug)]
-pub enum Step<K> {
+pub(crate) enum Decision<K> {
     /// Accept a connection, and pass the result to [`Acceptor::on_accept`].
     Accept {
         /// The index of the listener.
         listener: usize,
-        /// Close the [`SpareDescriptor`](crate::SpareDescriptor) before: the process has no other left.
+        /// Close the spare descriptor before: the process has no other left.
         with_spare: bool,
     },
     /// Handle what has arrived from this connection: it may be what completes its handshake.
@@ -92,7 +92,7 @@ impl fmt::Display for Refusal {
 ///
 /// Pure: it has no socket and no clock. `K` names a connection. In each turn of its loop the caller calls
 /// [`next_turn`](Self::next_turn), reports events with [`on_event`](Self::on_event), then carries out what
-/// [`next`](Self::next) returns until that is [`Step::Wait`].
+/// [`Listeners::next`](crate::Listeners::next) returns until that is [`Step::Wait`](crate::Step::Wait).
 ///
 /// When the process has no descriptor left, the spare one is used to accept a connection, which takes the place of the
 /// oldest that is silent or in its handshake. A connection has two turns to prove itself before it makes room. If there
@@ -156,8 +156,12 @@ enum Need {
 
 impl<K: Copy> Acceptor<K> {
     /// For this number of listeners. `has_spare` is whether the spare descriptor is open.
-    #[must_use]
-    pub fn new(listeners: usize, limits: AcceptLimits, has_spare: bool, now: Instant) -> Self {
+    pub(crate) fn new(
+        listeners: usize,
+        limits: AcceptLimits,
+        has_spare: bool,
+        now: Instant,
+    ) -> Self {
         Self {
             limits,
             listener_count: listeners,
@@ -178,8 +182,7 @@ impl<K: Copy> Acceptor<K> {
 
     /// The token of the listener with this index in the poller. Tokens of other things are below those of listeners;
     /// `usize::MAX` and `usize::MAX - 1` are free.
-    #[must_use]
-    pub const fn listener_token(index: usize) -> usize {
+    pub(crate) const fn listener_token(index: usize) -> usize {
         LISTENER_LAST - index
     }
 
@@ -218,16 +221,16 @@ impl<K: Copy> Acceptor<K> {
     }
 
     /// What to do next. `open` is the number of open connections, `stage` says how far one of them is.
-    pub fn next(&mut self, open: usize, stage: impl Fn(K) -> Stage) -> Step<K> {
+    pub(crate) fn next(&mut self, open: usize, stage: impl Fn(K) -> Stage) -> Decision<K> {
         loop {
             match std::mem::replace(&mut self.state, State::Free) {
                 State::Free => {
                     if std::mem::take(&mut self.owes_spare) {
-                        return Step::OpenSpare;
+                        return Decision::OpenSpare;
                     }
                     return match self.next_listener() {
                         Some(listener) => self.accept(listener, None),
-                        None => Step::Wait,
+                        None => Decision::Wait,
                     };
                 }
                 State::UseSpare(error) => {
@@ -237,7 +240,7 @@ impl<K: Copy> Acceptor<K> {
                 }
                 // The caller has not reported the result: nothing was accepted.
                 State::Accepting(_) => {}
-                State::Held if open < self.limits.connections_max => return Step::Admit,
+                State::Held if open < self.limits.connections_max => return Decision::Admit,
                 State::Held => self.state = State::Search(Need::Limit, None),
                 State::Search(need, read) => {
                     if let Some(step) = self.search(need, read, &stage) {
@@ -247,13 +250,13 @@ impl<K: Copy> Acceptor<K> {
                 State::Failed(error) => return self.fail(error),
                 State::RoomMade(Need::Descriptor(_)) => {}
                 State::RoomMade(Need::Spare(_)) => self.state = State::Held,
-                State::RoomMade(Need::Limit) => return Step::Admit,
+                State::RoomMade(Need::Limit) => return Decision::Admit,
             }
         }
     }
 
-    /// The result of [`Step::Accept`].
-    pub fn on_accept(&mut self, result: Result<(), io::Error>) {
+    /// The result of [`Decision::Accept`].
+    pub(crate) fn on_accept(&mut self, result: Result<(), io::Error>) {
         let State::Accepting(before) = std::mem::replace(&mut self.state, State::Free) else {
             return;
         };
@@ -286,8 +289,8 @@ impl<K: Copy> Acceptor<K> {
         };
     }
 
-    /// Whether the spare descriptor is open, after [`Step::OpenSpare`].
-    pub fn on_spare(&mut self, is_open: bool) {
+    /// Whether the spare descriptor is open, after [`Decision::OpenSpare`].
+    pub(crate) fn on_spare(&mut self, is_open: bool) {
         self.has_spare = is_open;
     }
 
@@ -371,19 +374,19 @@ impl<K: Copy> Acceptor<K> {
         self.ready_later.extend(current);
     }
 
-    fn accept(&mut self, listener: usize, before: Option<io::Error>) -> Step<K> {
+    fn accept(&mut self, listener: usize, before: Option<io::Error>) -> Decision<K> {
         let with_spare = before.is_some();
         self.state = State::Accepting(before);
-        Step::Accept {
+        Decision::Accept {
             listener,
             with_spare,
         }
     }
 
-    fn fail(&mut self, error: io::Error) -> Step<K> {
+    fn fail(&mut self, error: io::Error) -> Decision<K> {
         self.current = None;
         self.retry_at = Some(self.now + ACCEPT_RETRY);
-        Step::Fail(error)
+        Decision::Fail(error)
     }
 
     /// Looks for the connection to close: the oldest that has not proved itself, also by what has arrived since.
@@ -392,7 +395,7 @@ impl<K: Copy> Acceptor<K> {
         need: Need,
         read: Option<(K, Stage)>,
         stage: &impl Fn(K) -> Stage,
-    ) -> Option<Step<K>> {
+    ) -> Option<Decision<K>> {
         if let Some((key, before)) = read {
             let now = stage(key);
             if now == Stage::Closed {
@@ -401,23 +404,23 @@ impl<K: Copy> Acceptor<K> {
             }
             if now == before {
                 self.state = State::RoomMade(need);
-                return Some(Step::Close(key));
+                return Some(Decision::Close(key));
             }
         }
         let oldest = self.unproven.take_oldest(stage);
         if let Oldest::Found(key, stage) = oldest {
             self.state = State::Search(need, Some((key, stage)));
-            return Some(Step::Read(key));
+            return Some(Decision::Read(key));
         }
         Some(match need {
             Need::Descriptor(error) => self.fail(error),
-            Need::Limit => Step::Refuse(Refusal::Limit(self.limits.connections_max)),
+            Need::Limit => Decision::Refuse(Refusal::Limit(self.limits.connections_max)),
             Need::Spare(error) => {
                 if matches!(oldest, Oldest::TooNew) {
                     // The next ones are better accepted when some have had their time.
                     self.accept_later();
                 }
-                Step::Refuse(Refusal::NoDescriptor(error))
+                Decision::Refuse(Refusal::NoDescriptor(error))
             }
         })
     }

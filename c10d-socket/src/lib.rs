@@ -12,6 +12,7 @@ mod error;
 mod host_name;
 mod interrupt;
 mod listen;
+mod listeners;
 mod loopback_user;
 mod options;
 mod printable;
@@ -26,7 +27,7 @@ mod sys;
 mod tls;
 mod wait;
 
-pub use acceptor::{AcceptLimits, Acceptor, Refusal, Stage, Step};
+pub use acceptor::{AcceptLimits, Acceptor, Refusal, Stage};
 pub use addr::{HostPort, HostPortError, is_loopback_name};
 pub use backoff::{Backoff, BackoffOptions};
 pub use buf::SendBuf;
@@ -39,6 +40,7 @@ pub use interrupt::{
     until_interrupt_check,
 };
 pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, resolve_local};
+pub use listeners::{Listeners, Step};
 pub use loopback_user::{check_own_user, loopback_user, own_user};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};
 pub use printable::{Printable, is_printable, printable};
@@ -47,7 +49,6 @@ pub use process_stat::ProcessStat;
 pub use refusal_log::RefusalLog;
 pub use resolve::resolve;
 pub use send::send_vectored;
-pub use spare::SpareDescriptor;
 pub use strangers::Strangers;
 pub use sys::{recv_into_spare, release_freed_memory};
 #[cfg(feature = "tls")]

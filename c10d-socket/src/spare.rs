@@ -5,22 +5,21 @@ use std::fs::File;
 /// A descriptor that is closed for a moment when the process has none left, so that queued peers can be accepted and
 /// refused instead of hanging.
 #[derive(Debug)]
-pub struct SpareDescriptor(Option<File>);
+pub(crate) struct SpareDescriptor(Option<File>);
 
 impl SpareDescriptor {
     /// Opens one, if the process has one left.
-    #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(File::open("/dev/null").ok())
     }
 
     /// Gives the descriptor back to the process.
-    pub fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         self.0 = None;
     }
 
     /// Opens it again, if the process has one left. Returns whether it is open.
-    pub fn open(&mut self) -> bool {
+    pub(crate) fn open(&mut self) -> bool {
         if self.0.is_none() {
             *self = Self::new();
         }
@@ -28,22 +27,15 @@ impl SpareDescriptor {
     }
 
     /// Whether there is one.
-    #[must_use]
-    pub const fn is_open(&self) -> bool {
+    pub(crate) const fn is_open(&self) -> bool {
         self.0.is_some()
     }
 
     /// Runs `task`, which needs one descriptor for as long as it runs.
-    pub fn lend<T>(&mut self, task: impl FnOnce() -> T) -> T {
+    pub(crate) fn lend<T>(&mut self, task: impl FnOnce() -> T) -> T {
         self.close();
         let result = task();
         self.open();
         result
-    }
-}
-
-impl Default for SpareDescriptor {
-    fn default() -> Self {
-        Self::new()
     }
 }

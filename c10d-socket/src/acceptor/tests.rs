@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::{ACCEPT_RETRY, ACCEPTS_PER_TURN, AcceptLimits, Acceptor, Refusal, Stage, Step};
+use super::{ACCEPT_RETRY, ACCEPTS_PER_TURN, AcceptLimits, Acceptor, Decision, Refusal, Stage};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -121,7 +121,7 @@ impl World {
             steps += 1;
             assert!(steps < 10 * ACCEPTS_PER_TURN, "it never waits");
             match self.acceptor.next(self.open.len(), stage_in(&self.open)) {
-                Step::Accept {
+                Decision::Accept {
                     listener,
                     with_spare,
                 } => {
@@ -133,28 +133,28 @@ impl World {
                     let result = self.accept(listener);
                     self.acceptor.on_accept(result);
                 }
-                Step::Read(key) => self.read(key),
-                Step::Close(key) => {
+                Decision::Read(key) => self.read(key),
+                Decision::Close(key) => {
                     let (peer, _) = self.open.remove(&key).expect("it is open");
                     assert!(peer != Peer::Client, "a client makes no room");
                 }
-                Step::Admit => {
+                Decision::Admit => {
                     let peer = self.held.take().expect("one was accepted");
                     let key = self.next_key;
                     self.next_key += 1;
                     self.open.insert(key, (peer, Stage::Silent));
                     self.acceptor.admitted(key, stage_in(&self.open));
                 }
-                Step::Refuse(refusal) => {
+                Decision::Refuse(refusal) => {
                     self.held.take().expect("one was accepted");
                     self.refused.push(refusal);
                 }
-                Step::OpenSpare => {
+                Decision::OpenSpare => {
                     self.has_spare |= self.free_descriptors() > 0;
                     self.acceptor.on_spare(self.has_spare);
                 }
-                Step::Fail(_) => self.failed += 1,
-                Step::Wait => break,
+                Decision::Fail(_) => self.failed += 1,
+                Decision::Wait => break,
             }
         }
         assert!(self.held.is_none(), "what is accepted is decided on");

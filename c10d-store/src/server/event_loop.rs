@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    AcceptLimits, Acceptor, SpareDescriptor, TlsServer, recv_into_spare, release_freed_memory,
+    AcceptLimits, Acceptor, Listeners, TlsServer, recv_into_spare, release_freed_memory,
 };
 use mio::event::Event;
-use mio::net::TcpListener;
+use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::connection::{Carrier, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of};
@@ -58,7 +58,7 @@ const BYTES_PER_ITERATION: usize = 1 << 20;
 
 pub(super) struct EventLoop {
     poll: Poll,
-    listeners: Vec<TcpListener>,
+    listeners: Listeners<TcpListener, TcpStream>,
     connections: Connections,
     sessions: Sessions,
     state: StoreState,
@@ -66,7 +66,6 @@ pub(super) struct EventLoop {
     /// With it, other connections are strangers.
     tls: Option<TlsServer>,
     acceptor: Acceptor<Token>,
-    spare: SpareDescriptor,
     stop: Arc<AtomicBool>,
     counts: Arc<Counts>,
     http_handler: InstalledHandler,
@@ -95,24 +94,21 @@ impl EventLoop {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let (observer, observed) = Observed::new(Arc::clone(&waker));
-        let mut registered = Vec::with_capacity(listeners.len());
-        for (index, listener) in listeners.into_iter().enumerate() {
-            listener.set_nonblocking(true)?;
+        let register = |listener, token| {
             let mut listener = TcpListener::from_std(listener);
-            let token = Token(Acceptor::<Token>::listener_token(index));
             poll.registry()
-                .register(&mut listener, token, Interest::READABLE)?;
-            registered.push(listener);
-        }
+                .register(&mut listener, Token(token), Interest::READABLE)?;
+            Ok(listener)
+        };
+        let listeners = Listeners::new(listeners, register, TcpListener::accept)?;
         let limits = AcceptLimits {
             connections_max: options.connections_max(),
             handshakes_max: HANDSHAKES_MAX,
         };
-        let spare = SpareDescriptor::new();
-        let acceptor = Acceptor::new(registered.len(), limits, spare.is_open(), Instant::now());
+        let acceptor = listeners.acceptor(limits, Instant::now());
         let event_loop = Self {
             poll,
-            listeners: registered,
+            listeners,
             connections: Connections::new(options.unsent_bytes_max()),
             sessions: Sessions::new(StoreId::random(), options.session_timeout()),
             state: StoreState::new(),
@@ -120,7 +116,6 @@ impl EventLoop {
             options,
             tls,
             acceptor,
-            spare,
             stop,
             counts,
             http_handler,

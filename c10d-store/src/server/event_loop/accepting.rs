@@ -24,37 +24,16 @@ impl EventLoop {
         for event in events {
             self.acceptor.on_event(event.token().0);
         }
-        let mut accepted = None;
         loop {
             let connections = &self.connections;
             let stage = |token| stage_of(connections, token);
-            match self.acceptor.next(connections.len(), stage) {
-                Step::Accept {
-                    listener,
-                    with_spare,
-                } => {
-                    if with_spare {
-                        self.spare.close();
-                    }
-                    let result = self.listeners[listener].accept();
-                    let result = result.map(|connection| accepted = Some(connection));
-                    self.acceptor.on_accept(result);
-                }
+            let open = connections.len();
+            match self.listeners.next(&mut self.acceptor, open, stage) {
                 Step::Read(token) => self.read(token, true),
                 Step::Close(token) => self.refuse_stranger(token, &Refusal::MakesRoom),
-                Step::Admit => {
-                    if let Some((stream, peer)) = accepted.take() {
-                        self.admit(stream, peer, now);
-                    }
-                }
-                Step::Refuse(reason) => {
-                    if let Some((stream, peer)) = accepted.take() {
-                        drop(stream);
-                        self.count_refusal(peer, &reason);
-                    }
-                }
-                Step::OpenSpare => self.acceptor.on_spare(self.spare.open()),
-                Step::Fail(error) => {
+                Step::Admit(stream, peer) => self.admit(stream, peer, now),
+                Step::Refused(peer, reason) => self.count_refusal(peer, &reason),
+                Step::Failed(error) => {
                     let text = format_args!("cannot accept connections, retrying soon: {error}");
                     self.log_about(None, &text);
                 }
@@ -141,7 +120,7 @@ impl EventLoop {
         let (Carrier::Socket(stream), peer) = (&connection.carrier, connection.peer) else {
             return false;
         };
-        let user = self.spare.lend(|| {
+        let user = self.listeners.with_descriptor(|| {
             stream
                 .local_addr()
                 .and_then(|local| loopback_user(local, peer))

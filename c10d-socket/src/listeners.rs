@@ -1,0 +1,110 @@
+//! Accepts connections as an [`Acceptor`] decides, with a spare descriptor for when the process has none left.
+
+use std::io;
+use std::net::{self, SocketAddr};
+use std::time::Instant;
+
+use crate::acceptor::{AcceptLimits, Acceptor, Decision, Refusal, Stage};
+use crate::spare::SpareDescriptor;
+
+/// What an event loop does next about new connections, see [`Listeners::next`].
+#[derive(Debug)]
+pub enum Step<K, S> {
+    /// Handle what has arrived from this connection: it may be what completes its handshake.
+    Read(K),
+    /// Close this connection: [`Refusal::MakesRoom`].
+    Close(K),
+    /// Serve this connection, and pass its key to [`Acceptor::admitted`].
+    Admit(S, SocketAddr),
+    /// A connection of this peer was closed at once.
+    Refused(SocketAddr, Refusal),
+    /// A listener fails, and is tried again at [`Acceptor::next_deadline`]: log it.
+    Failed(io::Error),
+    /// There is nothing to do until the next turn.
+    Wait,
+}
+
+/// The listeners of an event loop, which accept sockets of type `S`.
+#[derive(Debug)]
+pub struct Listeners<L, S> {
+    listeners: Vec<L>,
+    accept: fn(&L) -> io::Result<(S, SocketAddr)>,
+    spare: SpareDescriptor,
+    /// The connection that was accepted last, until it is decided on.
+    accepted: Option<(S, SocketAddr)>,
+}
+
+impl<L, S> Listeners<L, S> {
+    /// Makes the listeners non-blocking, and has `register` register each with a poller under the given token, which is
+    /// at most `usize::MAX - 2`. Tokens of other things are below those of listeners, or above. `accept` accepts one
+    /// non-blocking socket.
+    ///
+    /// # Errors
+    /// The system's error, and those of `register`.
+    pub fn new(
+        listeners: Vec<net::TcpListener>,
+        mut register: impl FnMut(net::TcpListener, usize) -> io::Result<L>,
+        accept: fn(&L) -> io::Result<(S, SocketAddr)>,
+    ) -> io::Result<Self> {
+        let listeners = listeners.into_iter().enumerate();
+        let listeners = listeners.map(|(index, listener)| {
+            listener.set_nonblocking(true)?;
+            register(listener, Acceptor::<()>::listener_token(index))
+        });
+        Ok(Self {
+            listeners: listeners.collect::<io::Result<_>>()?,
+            accept,
+            spare: SpareDescriptor::new(),
+            accepted: None,
+        })
+    }
+
+    /// What decides about these listeners. `K` names a connection.
+    #[must_use]
+    pub fn acceptor<K: Copy>(&self, limits: AcceptLimits, now: Instant) -> Acceptor<K> {
+        Acceptor::new(self.listeners.len(), limits, self.spare.is_open(), now)
+    }
+
+    /// Accepts, and says what to do next. `open` is the number of open connections, `stage` says how far one of them is.
+    pub fn next<K: Copy>(
+        &mut self,
+        acceptor: &mut Acceptor<K>,
+        open: usize,
+        stage: impl Fn(K) -> Stage,
+    ) -> Step<K, S> {
+        loop {
+            match acceptor.next(open, &stage) {
+                Decision::Accept {
+                    listener,
+                    with_spare,
+                } => {
+                    if with_spare {
+                        self.spare.close();
+                    }
+                    let result = (self.accept)(&self.listeners[listener]);
+                    acceptor.on_accept(result.map(|accepted| self.accepted = Some(accepted)));
+                }
+                Decision::OpenSpare => acceptor.on_spare(self.spare.open()),
+                Decision::Admit => {
+                    if let Some((socket, peer)) = self.accepted.take() {
+                        return Step::Admit(socket, peer);
+                    }
+                }
+                Decision::Refuse(reason) => {
+                    if let Some((_, peer)) = self.accepted.take() {
+                        return Step::Refused(peer, reason);
+                    }
+                }
+                Decision::Read(key) => return Step::Read(key),
+                Decision::Close(key) => return Step::Close(key),
+                Decision::Fail(error) => return Step::Failed(error),
+                Decision::Wait => return Step::Wait,
+            }
+        }
+    }
+
+    /// Runs `task`, which needs one descriptor for as long as it runs.
+    pub fn with_descriptor<T>(&mut self, task: impl FnOnce() -> T) -> T {
+        self.spare.lend(task)
+    }
+}
