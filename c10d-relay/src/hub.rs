@@ -103,6 +103,12 @@ impl Hub {
         self.ranks.get_mut(&client).filter(|rank| !rank.is_gone)
     }
 
+    /// Whether a rank has completed its handshake.
+    pub(crate) fn is_greeted(&self, client: u32) -> bool {
+        let rank = self.ranks.get(&client);
+        rank.is_some_and(|rank| rank.requests.is_handshake_done())
+    }
+
     /// Takes bytes that a rank has sent.
     ///
     /// # Errors

@@ -24,6 +24,7 @@ pub struct RelayOptions {
     pub(crate) limits: WireLimits,
     resume_timeout: Duration,
     refused_timeout: Duration,
+    handshake_timeout: Duration,
 }
 
 impl Default for RelayOptions {
@@ -43,6 +44,7 @@ impl Default for RelayOptions {
             limits: WireLimits::default(),
             resume_timeout: Duration::from_secs(600),
             refused_timeout: Duration::from_secs(30),
+            handshake_timeout: Duration::from_secs(60),
         }
     }
 }
@@ -75,6 +77,20 @@ impl RelayOptions {
     #[must_use]
     pub const fn with_refused_timeout(mut self, timeout: Duration) -> Self {
         self.refused_timeout = timeout;
+        self
+    }
+
+    /// The time limit for the handshake of a new connection; [`Duration::MAX`] for none. Default 60 s, as that of
+    /// `c10d_store::ServerOptions`.
+    #[must_use]
+    pub const fn handshake_timeout(&self) -> Duration {
+        self.handshake_timeout
+    }
+
+    /// Sets [`handshake_timeout`](Self::handshake_timeout).
+    #[must_use]
+    pub const fn with_handshake_timeout(mut self, timeout: Duration) -> Self {
+        self.handshake_timeout = timeout;
         self
     }
 

@@ -91,8 +91,7 @@ impl Relay {
             hub: Hub::new(options.limits),
             connector: Connector::start(dialer, Arc::clone(&waker))?,
             target: upstream.clone(),
-            resume_timeout: options.resume_timeout(),
-            refused_timeout: options.refused_timeout(),
+            options,
             status: Arc::clone(&status),
         })?;
         let thread = thread::Builder::new()

@@ -36,6 +36,12 @@ pub struct RawRequests {
 }
 
 impl RawRequests {
+    /// Whether VALIDATE has been received.
+    #[must_use]
+    pub const fn is_handshake_done(&self) -> bool {
+        self.parser.is_handshake_done()
+    }
+
     /// Takes the next bytes, and passes on each request that is complete, except VALIDATE, until `handle` returns
     /// false: the rest is then kept for [`resume`](Self::resume). Returns the last result of `handle`.
     ///

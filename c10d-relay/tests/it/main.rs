@@ -3,8 +3,12 @@
 mod away;
 mod basics;
 mod cuts;
+#[path = "../../../c10d-store/tests/it/few_descriptors.rs"]
+mod few_descriptors;
 mod history;
 mod proxy;
 mod resume;
+#[path = "../../../c10d-store/tests/it/slow_strangers.rs"]
+mod slow_strangers;
 mod stores_end;
 mod strangers;

@@ -6,9 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use c10d_relay::{HostPort, Relay, RelayError, RelayOptions};
-use c10d_store::{SessionError, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{SessionError, Store, StoreError, TcpStore, TcpStoreOptions};
 
-use crate::basics::{relay_to, soon};
+use crate::basics::{rank_of, relay_to, server, soon, wait_until};
+use crate::few_descriptors::{self, Attacked};
+use crate::slow_strangers;
 
 fn failure(options: RelayOptions, port: u16) -> SessionError {
     let relay = relay_to(port, options);
@@ -96,7 +98,7 @@ fn another_user_of_the_machine_is_not_served() {
         );
         return;
     }
-    let server = crate::basics::server();
+    let server = server();
     let relay = relay_to(server.local_addr().port(), RelayOptions::default());
     let port = relay.local_addrs()[0].port();
     let open = move || {
@@ -114,12 +116,47 @@ fn another_user_of_the_machine_is_not_served() {
     assert_eq!(relay.connection_count(), 0);
 }
 
+#[test]
+fn a_peer_without_a_handshake_is_disconnected_after_the_timeout() {
+    let (server, timeout) = (server(), Duration::from_millis(150));
+    let options = RelayOptions::default().with_handshake_timeout(timeout);
+    let relay = relay_to(server.local_addr().port(), options);
+    let rank = rank_of(&relay);
+    slow_strangers::are_closed_after(timeout, relay.local_addrs()[0]);
+    rank.set("k", b"v").expect("set");
+    assert_eq!(rank.get("k").expect("get"), b"v");
+    wait_until("the rank is left", || relay.connection_count() == 1);
+}
+
+/// Strangers of the same user that hold all descriptors of a relay, and take each one that is free, do not keep its ranks
+/// out.
+#[test]
+fn strangers_make_room_for_ranks_when_descriptors_run_out() {
+    const TEST: &str = "strangers::strangers_make_room_for_ranks_when_descriptors_run_out";
+    if let Some(port) = few_descriptors::told() {
+        let relay = relay_to(port.parse().expect("a port"), RelayOptions::default());
+        relay.wait_until_connected(soon()).expect("a session");
+        return few_descriptors::serve(relay.local_addrs()[0]);
+    }
+    let server = server();
+    let relay = Attacked::start(TEST, &server.local_addr().port().to_string());
+    // They are silent, or have sent a part of the handshake or of an HTTP request.
+    for first_bytes in [&b""[..], &[0, 0xce], b"GET /"] {
+        let served = relay.besieged(first_bytes, || -> Result<_, StoreError> {
+            let rank = TcpStore::connect("127.0.0.1", relay.address.port())?;
+            rank.set("k", b"v")?;
+            rank.get("k")
+        });
+        assert_eq!(served.expect("the rank is served"), b"v");
+    }
+    relay.end();
+}
+
 #[cfg(feature = "tls")]
 mod with_a_secret {
-    use c10d_store::{Secret, ServerOptions, Store, TcpStoreServer};
+    use c10d_store::{Secret, ServerOptions, TcpStoreServer};
 
     use super::*;
-    use crate::basics::rank_of;
     use crate::proxy::Proxy;
 
     fn server(secret: &Secret) -> TcpStoreServer {

@@ -5,6 +5,8 @@
 mod blocked;
 mod closing;
 mod debug_output;
+#[cfg(feature = "tls")]
+mod few_descriptors;
 mod file_store;
 mod give_way;
 mod hash_store;
@@ -18,6 +20,7 @@ mod rendezvous;
 #[cfg(feature = "tls")]
 mod secret;
 mod server;
+mod slow_strangers;
 mod store_contract;
 mod tcp_store;
 mod turns;

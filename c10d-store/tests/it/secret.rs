@@ -1,11 +1,10 @@
 //! A server and clients that share a secret, and those that do not have it.
 
 use std::env;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,6 +15,7 @@ use c10d_store::{
     TcpStoreServer,
 };
 
+use crate::few_descriptors::{self, Attacked};
 use crate::log_lines;
 use crate::raw::{LONG, Raw, wait_until};
 use crate::store_contract::{self, Features};
@@ -286,73 +286,27 @@ fn a_silent_connection_has_less_time_where_there_is_a_secret() {
     });
 }
 
-/// A server with few descriptors, in a process of its own, until its standard input ends.
-#[expect(clippy::print_stdout, reason = "tells the test its port")]
-fn serve_with_few_descriptors(secret: &str) {
-    use rustix::process::{Resource, Rlimit, setrlimit};
-
-    let few = Rlimit {
-        current: Some(64),
-        maximum: Some(64),
-    };
-    setrlimit(Resource::Nofile, few).expect("a lower limit");
-    let server = serve(&Secret::from_text(secret).expect("a secret"));
-    println!("port {}", server.local_addr().port());
-    let _ = io::stdin().read(&mut [0]);
-}
-
 /// Strangers that hold all descriptors of a server, and take each one that is free, do not keep its clients out.
 #[test]
 fn strangers_make_room_for_clients_when_descriptors_run_out() {
     const TEST: &str = "secret::strangers_make_room_for_clients_when_descriptors_run_out";
-    const SECRET: &str = "C10D_STORE_TEST_SECRET";
-    if let Ok(secret) = env::var(SECRET) {
-        return serve_with_few_descriptors(&secret);
+    if let Some(secret) = few_descriptors::told() {
+        let server = serve(&Secret::from_text(&secret).expect("a secret"));
+        return few_descriptors::serve(server.local_addr());
     }
     let secret = secret();
-    let mut process = Command::new(env::current_exe().expect("a test program"))
-        .args([TEST, "--exact", "--nocapture"])
-        .env(SECRET, secret.to_text())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("a process");
-    let mut printed = BufReader::new(process.stdout.take().expect("a pipe")).lines();
-    let port = printed.by_ref().map_while(Result::ok).find_map(|line| {
-        let (_, port) = line.split_once("port ")?;
-        port.parse::<u16>().ok()
-    });
-    let address = SocketAddr::from(([127, 0, 0, 1], port.expect("the server listens")));
+    let server = Attacked::start(TEST, &secret.to_text());
     // They are silent, or have begun a handshake, for which the server gives 60 s.
     for first_byte in [&[][..], b"\x16"] {
-        let is_over = AtomicBool::new(false);
-        let connect = || {
-            let mut raw = Raw::connect(address);
-            // It may be closed already.
-            let _ = raw.0.write_all(first_byte);
-            raw
-        };
-        let mut strangers: Vec<Raw> = (0..100).map(|_| connect()).collect();
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                while !is_over.load(Ordering::Relaxed) && strangers.len() < 2000 {
-                    strangers.push(connect());
-                    thread::sleep(Duration::from_millis(1));
-                }
-            });
+        let served = server.besieged(first_byte, || -> Result<_, StoreError> {
             let options = TcpStoreOptions::default().with_secret(secret.clone());
-            let store = open(address, options, LONG);
-            let served = store.and_then(|store| {
-                store.set("k", b"v")?;
-                store.get("k")
-            });
-            is_over.store(true, Ordering::Relaxed);
-            assert_eq!(served.expect("the client is served"), b"v");
+            let store = open(server.address, options, LONG)?;
+            store.set("k", b"v")?;
+            store.get("k")
         });
+        assert_eq!(served.expect("the client is served"), b"v");
     }
-    drop(process.stdin.take());
-    printed.for_each(drop);
-    assert!(process.wait().expect("the server's process").success());
+    server.end();
 }
 
 /// A peer that replays the first message of a client costs the server public-key operations, and gets no further: its

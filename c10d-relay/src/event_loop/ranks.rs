@@ -1,0 +1,185 @@
+//! The event loop's part for ranks: reads their requests and sends their replies.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Stage;
+
+use super::EventLoop;
+use crate::http::{self, StoreState, is_http};
+use crate::link::SHORT_READ_DRAINS;
+use crate::status::Upstream;
+
+/// The most bytes of one rank handled in one turn.
+const BYTES_PER_TURN: usize = 1 << 20;
+
+/// How long a rank whose connection the store has closed may take to read its last replies and to close.
+const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long an HTTP client may take for its request, and to close.
+const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl EventLoop {
+    pub(super) fn read_rank(&mut self, client: u32, to_the_end: bool, now: Instant) {
+        let mut budget = BYTES_PER_TURN;
+        while let Some(connection) = self.connections.get_mut(&client) {
+            let is_closing = match self.hub.rank(client) {
+                Some(rank) if rank.is_paused => return,
+                Some(rank) => rank.is_closing,
+                // Also for one that has spoken HTTP.
+                None => true,
+            };
+            let count = match connection.stream.read(&mut self.read_buffer) {
+                Ok(0) => return self.close_rank(client),
+                Ok(count) => count,
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock => return,
+                    io::ErrorKind::Interrupted => continue,
+                    _ => {
+                        log::debug!("{}: {error}", connection.peer);
+                        return self.close_rank(client);
+                    }
+                },
+            };
+            let is_new = connection.stage == Stage::Silent;
+            if is_new && is_http(self.read_buffer[0]) {
+                connection.http_head = Some(Vec::new());
+                connection.close_by(now + HTTP_TIMEOUT);
+            } else if is_new && self.link.is_none() && !self.is_connecting {
+                self.connect(now);
+            }
+            let Some(connection) = self.connections.get_mut(&client) else {
+                return;
+            };
+            if let Some(head) = &mut connection.http_head {
+                head.extend_from_slice(&self.read_buffer[..count]);
+                self.answer_http(client, now);
+            } else if !is_closing {
+                let result = self.hub.receive(client, &self.read_buffer[..count], now);
+                if let Err(error) = result {
+                    let peer = connection.peer;
+                    self.refuse(peer, &error);
+                    return self.close_rank(client);
+                }
+            }
+            self.advance_handshake(client);
+            if count < self.read_buffer.len() && !to_the_end && SHORT_READ_DRAINS {
+                return;
+            }
+            budget = budget.saturating_sub(count);
+            if budget == 0 {
+                self.ready.insert(client);
+                return;
+            }
+        }
+    }
+
+    /// Answers an HTTP request once its head is there. The connection is not one of a rank then.
+    fn answer_http(&mut self, client: u32, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&client) else {
+            return;
+        };
+        let head = connection.http_head.take().unwrap_or_default();
+        let reason = match self.status.get() {
+            Upstream::Failed(error) => error.to_string(),
+            _ => {
+                let lost_at = self.lost_at.unwrap_or(now);
+                let age = now.saturating_duration_since(lost_at).as_secs();
+                format!("it has had no connection to it for {age} s")
+            }
+        };
+        let store = StoreState {
+            target: self.target.clone(),
+            connected: self.store_address.filter(|_| self.link.is_some()),
+            reason,
+        };
+        match http::answer(&head, &store) {
+            None => connection.http_head = Some(head),
+            Some(answer) => {
+                // A new connection takes so little at once; and if the peer is gone, nothing is lost.
+                let _ = connection.stream.write(answer.as_bytes());
+                let _ = connection.stream.shutdown(Shutdown::Write);
+                connection.stage = Stage::Served;
+                self.hub.close(client);
+            }
+        }
+    }
+
+    /// Sends replies, goes on with paused ranks, and closes those that the store has closed.
+    pub(super) fn serve_touched(&mut self, now: Instant) {
+        for client in self.hub.take_touched() {
+            let was_paused = self.hub.rank(client).is_some_and(|rank| rank.is_paused);
+            // Also for a rank that is gone, of which something is left.
+            if let Err(error) = self.hub.resume(client, now) {
+                if let Some(connection) = self.connections.get(&client) {
+                    self.refuse(connection.peer, &error);
+                }
+                self.close_rank(client);
+                continue;
+            }
+            if was_paused && self.hub.rank(client).is_some_and(|rank| !rank.is_paused) {
+                self.ready.insert(client);
+            }
+            self.flush_rank(client);
+        }
+        // What was resumed belongs to this turn.
+        self.hub.end_turn();
+    }
+
+    pub(super) fn flush_rank(&mut self, client: u32) {
+        let Some(connection) = self.connections.get_mut(&client) else {
+            return;
+        };
+        let Some(rank) = self.hub.rank(client) else {
+            return;
+        };
+        let unsent = rank.down.unsent_bytes();
+        let result = rank.down.flush(&mut connection.stream);
+        let is_closing = rank.is_closing;
+        let read = unsent - rank.down.unsent_bytes();
+        self.hub.was_read(client, read);
+        match result {
+            Err(error) => {
+                log::debug!("{}: {error}", connection.peer);
+                self.close_rank(client);
+            }
+            Ok(is_drained) if is_closing => {
+                // Its input is discarded until it closes, so that the system sends no reset.
+                connection.close_by(Instant::now() + CLOSING_TIMEOUT);
+                if is_drained && !connection.is_shut {
+                    connection.is_shut = true;
+                    // It fails if the rank is gone.
+                    let _ = connection.stream.shutdown(Shutdown::Write);
+                    self.ready.insert(client);
+                    let peer = connection.peer;
+                    let text = format_args!(
+                        "the store has closed the connection of {peer}: its log says why"
+                    );
+                    self.log_about(peer.ip(), &text);
+                }
+            }
+            Ok(_) => {}
+        }
+    }
+
+    pub(super) fn close_rank(&mut self, client: u32) {
+        self.hub.close(client);
+        self.connections.remove(&client);
+    }
+
+    pub(super) fn close_late(&mut self, now: Instant) {
+        let connections = self.connections.iter();
+        let late = connections.filter(|(_, it)| it.close_at.is_some_and(|at| at <= now));
+        let late: Vec<_> = late
+            .map(|(client, it)| (*client, it.peer, it.stage))
+            .collect();
+        for (client, peer, stage) in late {
+            if stage != Stage::Served {
+                let limit = self.options.handshake_timeout();
+                self.refuse(peer, &format_args!("no handshake within {limit:?}"));
+            }
+            self.close_rank(client);
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The event loop's part for the store: the link, its loss, and the end of the session.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use c10d_store::SessionError;
+
+use super::{EventLoop, LINK};
+use crate::connector::Order;
+use crate::link::{Link, LinkState};
+use crate::status::Upstream;
+
+/// How long after the last bytes of the store it is told that they have arrived, if there is nothing else to send: it
+/// keeps them until then.
+const REPORT_DELAY: Duration = Duration::from_millis(200);
+
+impl EventLoop {
+    /// Orders a link. The time until the relay gives up runs from here, or from the loss of the last one.
+    pub(super) fn connect(&mut self, now: Instant) {
+        let from = *self.lost_at.get_or_insert(now);
+        let far = now + Duration::from_secs(365 * 86_400);
+        let received = self.has_session.then(|| self.hub.stream().received());
+        self.is_connecting = true;
+        self.status.set(if self.has_session {
+            Upstream::Lost
+        } else {
+            Upstream::Connecting
+        });
+        self.connector.order(Order {
+            received,
+            give_up_at: from
+                .checked_add(self.options.resume_timeout())
+                .unwrap_or(far),
+            refused_timeout: self.options.refused_timeout(),
+        });
+    }
+
+    pub(super) fn take_outcomes(&mut self, now: Instant) {
+        while let Some(outcome) = self.connector.outcome() {
+            self.is_connecting = false;
+            let link = match outcome {
+                Ok(link) => link,
+                Err(error) => {
+                    self.fail(error);
+                    continue;
+                }
+            };
+            let server = link.server;
+            self.store_address = Some(server);
+            if self.hub.stream().attach(link.received_by_server).is_err() {
+                self.fail(SessionError::Unknown {
+                    server: self.target.clone(),
+                    is_same_store: true,
+                });
+                continue;
+            }
+            let (link, received) = match Link::new(link, self.poll.registry(), LINK) {
+                Ok(link) => link,
+                Err(error) => {
+                    log::warn!("{server}: cannot register the connection: {error}");
+                    self.connect(now);
+                    continue;
+                }
+            };
+            match self.lost_at.take() {
+                Some(at) if self.has_session => log::info!(
+                    "connected to the store at {server} again after {:.1} s; nothing is lost",
+                    at.elapsed().as_secs_f64()
+                ),
+                _ => log::info!("connected to the store at {server}"),
+            }
+            self.has_session = true;
+            self.link = Some(link);
+            self.is_link_ready = true;
+            self.has_link_ended = false;
+            self.status.set(Upstream::Connected);
+            if let Err(violation) = self.hub.receive_link(&received) {
+                self.break_session(violation.to_string());
+            }
+        }
+    }
+
+    /// Whether there may be something to read of the link, and room for it. What a closed link has left is little.
+    pub(super) fn may_read_link(&self) -> bool {
+        self.is_link_ready && (self.has_link_ended || !self.hub.is_full())
+    }
+
+    pub(super) fn read_link(&mut self) {
+        let Some(link) = &mut self.link else {
+            return;
+        };
+        let hub = &mut self.hub;
+        let result = link.read(&mut self.read_buffer, self.has_link_ended, |bytes| {
+            hub.receive_link(bytes)
+        });
+        match result {
+            Ok(Ok(LinkState::Idle)) => {}
+            Ok(Ok(LinkState::Busy)) => self.is_link_ready = true,
+            Ok(Ok(LinkState::Closed)) => self.lose_link("the store has closed it"),
+            Ok(Err(violation)) => self.break_session(violation.to_string()),
+            Err(error) => self.lose_link(&error.to_string()),
+        }
+    }
+
+    pub(super) fn flush_link(&mut self, now: Instant) {
+        let Some(link) = &mut self.link else {
+            return;
+        };
+        let stream = self.hub.stream();
+        let is_report_due = self.report_at.is_some_and(|at| at <= now);
+        let result = link.flush(stream).and_then(|()| {
+            if is_report_due {
+                link.report(stream)
+            } else {
+                Ok(())
+            }
+        });
+        self.report_at = match self.report_at {
+            _ if !stream.has_unreported() => None,
+            Some(at) if at > now => Some(at),
+            _ => Some(now + REPORT_DELAY),
+        };
+        if let Err(error) = result {
+            self.lose_link(&error.to_string());
+        }
+    }
+
+    /// The link is lost. The ranks notice nothing but a pause.
+    fn lose_link(&mut self, reason: &str) {
+        if self.link.take().is_none() || self.hub.is_ended() {
+            return;
+        }
+        // The job may be over, and the store with it.
+        let level = match self.finishing {
+            Some(_) => log::Level::Debug,
+            None => log::Level::Warn,
+        };
+        log::log!(
+            level,
+            "the connection to the store {} is lost ({reason}); trying to go on for {:?}, or {:?} if its machine refuses \
+             connections",
+            self.target,
+            self.options.resume_timeout(),
+            self.options.refused_timeout()
+        );
+        self.report_at = None;
+        self.connect(Instant::now());
+    }
+
+    /// The store has broken the rules: no link can help.
+    fn break_session(&mut self, reason: String) {
+        self.link = None;
+        self.fail(SessionError::Refused {
+            server: self.target.clone(),
+            reason,
+        });
+    }
+
+    /// The session is over, and with it all ranks' connections. The next rank begins another one.
+    fn fail(&mut self, error: SessionError) {
+        match self.connections.len() {
+            0 => log::error!("{error}"),
+            count => log::error!("closing the connections of {count} ranks: {error}"),
+        }
+        self.link = None;
+        self.has_session = false;
+        self.lost_at = None;
+        self.report_at = None;
+        self.hub.start_anew();
+        self.connections.clear();
+        self.ready.clear();
+        self.status.set(Upstream::Failed(Arc::new(error)));
+    }
+
+    /// Once the ranks are gone, ends the session after all that they have sent.
+    pub(super) fn finish(&mut self, now: Instant) {
+        self.finishing = match self.finishing {
+            None => self.status.finishes_by().map(|by| (by, false)),
+            other => other,
+        };
+        if let Some((by, false)) = self.finishing
+            && self.connections.is_empty()
+            && !self.acceptor.has_ready()
+            && self.hub.end()
+        {
+            self.finishing = Some((by, true));
+            self.flush_link(now);
+        }
+    }
+
+    /// Whether the relay is to end, and the store has got everything, or there is no time left.
+    pub(super) fn is_finished(&self) -> bool {
+        self.finishing.is_some_and(|(by, was_told)| {
+            let has_ended = self.hub.is_ended() || !self.has_session && !self.is_connecting;
+            by.has_passed(Instant::now()) || was_told && has_ended
+        })
+    }
+
+    /// Lets the store forget the session at once, if it can be told.
+    pub(super) fn say_goodbye(&mut self) {
+        self.connections.clear();
+        if let Some(link) = &mut self.link {
+            let stream = self.hub.stream();
+            stream.push_end();
+            if let Err(error) = link.flush(stream) {
+                log::debug!("the store was not told of the end of the relay: {error}");
+            }
+        }
+    }
+}
