@@ -46,10 +46,8 @@ pub use options::{KeepAlive, SocketOptions, configure_accepted};
 pub use printable::{Printable, is_printable, printable};
 pub use process_bound::{OtherProcess, ProcessBound};
 pub use process_stat::ProcessStat;
-pub use refusal_log::RefusalLog;
 pub use resolve::resolve;
 pub use send::send_vectored;
-pub use strangers::Strangers;
 pub use sys::{recv_into_spare, release_freed_memory};
 #[cfg(feature = "tls")]
 pub use tls::{CertificateFiles, Secret};

@@ -19,23 +19,8 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// 4 about one address. Counts the others, to log their number later.
 ///
 /// Pure: the time is an argument. Memory is bounded.
-///
-/// ```
-/// use std::time::Instant;
-///
-/// let now = Instant::now();
-/// let mut log = c10d_socket::RefusalLog::new(now);
-/// let peer: std::net::SocketAddr = "10.0.0.1:5000".parse()?;
-/// for _ in 0..5000 {
-///     if let Some(line) = log.line(peer.ip(), format_args!("refused {peer}: no handshake"), now) {
-///         println!("{line}"); // 4 times
-///     }
-/// }
-/// assert_eq!(log.report(log.due().unwrap()).unwrap(), "4996 refusals of the last 10 s were not logged");
-/// # Ok::<(), std::net::AddrParseError>(())
-/// ```
 #[derive(Debug)]
-pub struct RefusalLog {
+pub(crate) struct RefusalLog {
     since: Instant,
     /// Lines of this interval.
     lines: u32,
@@ -46,8 +31,7 @@ pub struct RefusalLog {
 
 impl RefusalLog {
     /// No line yet.
-    #[must_use]
-    pub fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self {
             since: now,
             lines: 0,
@@ -58,7 +42,7 @@ impl RefusalLog {
 
     /// Counts an event that this address has caused, or no one in particular. Returns the line to log about it, if any:
     /// the text, and how many events before it were not logged.
-    pub fn line(
+    pub(crate) fn line(
         &mut self,
         address: impl Into<Option<IpAddr>>,
         text: impl Display,
@@ -84,13 +68,12 @@ impl RefusalLog {
     }
 
     /// When [`report`](Self::report) has something to say, unless a line says it before.
-    #[must_use]
-    pub fn due(&self) -> Option<Instant> {
+    pub(crate) fn due(&self) -> Option<Instant> {
         (self.silent > 0).then(|| self.since + INTERVAL)
     }
 
     /// The line to log about events that were not logged, once their interval is over.
-    pub fn report(&mut self, now: Instant) -> Option<String> {
+    pub(crate) fn report(&mut self, now: Instant) -> Option<String> {
         if self.due().is_none_or(|due| now < due) {
             return None;
         }

@@ -18,7 +18,7 @@ const ADDRESSES_MAX: usize = 4096;
 ///
 /// Pure: the time is an argument. Memory is bounded. It decides nothing about a peer that has the secret.
 #[derive(Debug, Default)]
-pub struct Strangers {
+pub(crate) struct Strangers {
     failures: HashMap<IpAddr, Failures>,
 }
 
@@ -31,8 +31,7 @@ struct Failures {
 
 impl Strangers {
     /// Whether the server may begin a handshake with this address.
-    #[must_use]
-    pub fn may_try(&self, address: IpAddr, now: Instant) -> bool {
+    pub(crate) fn may_try(&self, address: IpAddr, now: Instant) -> bool {
         if self.failures.is_empty() {
             return true;
         }
@@ -41,7 +40,7 @@ impl Strangers {
     }
 
     /// A handshake has failed that cost public-key operations.
-    pub fn on_failure(&mut self, address: IpAddr, now: Instant) {
+    pub(crate) fn on_failure(&mut self, address: IpAddr, now: Instant) {
         let address = network(address);
         if self.failures.len() >= ADDRESSES_MAX && !self.failures.contains_key(&address) {
             self.failures.retain(|_, failures| failures.left(now) > 0);

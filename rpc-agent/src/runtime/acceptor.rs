@@ -5,16 +5,20 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::net::{self, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{RefusalLog, SocketOptions, Strangers, TlsServer, configure_accepted};
+use c10d_socket::{
+    AcceptLimits, Listeners, Refusal, SocketOptions, Stage, Step, TlsServer, configure_accepted,
+};
+use mio::net::{TcpListener, TcpStream};
 
 use super::driver::{Driver, Served};
 use super::reader::{self, ReadBuffers};
 use super::received::Received;
 use super::socket::{NOT_SENT_LOW_WATER_BYTES, Socket};
+use super::sockets::{Owner, Sockets};
 use super::tls::{SealedReads, Tls};
 use crate::peer::{
     Expects, FunctionId, Incoming, IncomingLimits, Message, Reads, Recipient, Watch,
@@ -27,10 +31,6 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 /// How long a peer of a worker with credentials may take to send its first byte. Workers send it when they are
 /// connected, so only strangers need more, and each holds a descriptor.
 const FIRST_BYTE_MAX: Duration = Duration::from_secs(5);
-
-/// Turns of the poller that a connection has before it makes room for another one: one in which what it has sent is
-/// read, and one in which its next message is.
-const TURNS_MIN: u64 = 2;
 
 /// Connections that have not completed the handshake. One more, and the oldest is closed.
 const HANDSHAKES_MAX: usize = 1024;
@@ -50,17 +50,22 @@ pub(crate) struct AcceptOptions {
     pub(super) is_dynamic_group: bool,
 }
 
-/// The connections that have not completed the handshake.
+/// The listeners, and the connections that have not completed the handshake.
 pub(super) struct Acceptor {
     driver: Arc<Driver>,
     options: AcceptOptions,
-    strangers: Strangers,
-    refusals: RefusalLog,
-    /// By token.
-    handshakes: HashMap<usize, Handshake>,
+    listeners: Listeners<TcpListener, TcpStream>,
+    /// Decides which connections are accepted, and which ones make room.
+    rules: c10d_socket::Acceptor<Key>,
+    handshakes: Handshakes,
     reads: SealedReads,
-    turn: u64,
 }
+
+/// By token.
+type Handshakes = HashMap<usize, Handshake>;
+
+/// The token of a connection, and when it was accepted: another one may get the token.
+type Key = (usize, Instant);
 
 struct Handshake {
     socket: Arc<Socket>,
@@ -69,8 +74,6 @@ struct Handshake {
     accepted_at: Instant,
     /// Nothing has arrived from it.
     is_silent: bool,
-    /// The turn in which it was accepted, or its first bytes arrived.
-    turn: u64,
 }
 
 impl Handshake {
@@ -87,59 +90,68 @@ impl Handshake {
     }
 }
 
-/// Whether a connection was closed for another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Room {
-    Made,
-    /// There are only some that have had no time for the handshake.
-    Soon,
-    None,
-}
-
 impl Acceptor {
-    pub(super) fn new(driver: Arc<Driver>, options: AcceptOptions, now: Instant) -> Self {
-        Self {
-            driver,
+    pub(super) fn new(
+        driver: &Arc<Driver>,
+        listeners: Vec<net::TcpListener>,
+        options: AcceptOptions,
+        now: Instant,
+    ) -> io::Result<Self> {
+        let register = |listener, token| driver.sockets.listen(listener, token);
+        let listeners = Listeners::new(listeners, register, TcpListener::accept)?;
+        let limits = AcceptLimits {
+            connections_max: HANDSHAKES_MAX,
+            handshakes_max: HANDSHAKES_MAX,
+        };
+        Ok(Self {
+            driver: Arc::clone(driver),
             options,
-            strangers: Strangers::default(),
-            refusals: RefusalLog::new(now),
-            handshakes: HashMap::new(),
+            rules: listeners.acceptor(limits, now),
+            listeners,
+            handshakes: Handshakes::new(),
             reads: SealedReads::default(),
-            turn: 0,
-        }
+        })
     }
 
     /// The poller waits once more.
-    pub(super) fn next_turn(&mut self) {
-        self.turn += 1;
+    pub(super) fn next_turn(&mut self, now: Instant) {
+        self.rules.next_turn(now);
     }
 
-    /// Starts the handshake of a connection that was just accepted.
-    pub(super) fn accept(&mut self, stream: TcpStream, now: Instant) {
-        if let Err(error) = self.begin(stream, now) {
-            log::debug!(
-                "{}: an inbound connection ended at once: {error}",
-                self.driver.me()
-            );
+    /// Takes an event of a token that no connection has.
+    pub(super) fn on_event(&mut self, token: usize) {
+        self.rules.on_event(token);
+    }
+
+    /// Whether connections may be queued for which no event will arrive.
+    pub(super) fn has_ready(&self) -> bool {
+        self.rules.has_ready()
+    }
+
+    /// Accepts connections and starts their handshakes. Requests that came with those that make room go to `admitted`.
+    pub(super) fn accept(&mut self, now: Instant, admitted: &mut impl Extend<Served>) {
+        loop {
+            let (handshakes, sockets) = (&self.handshakes, &self.driver.sockets);
+            let stage = |key| stage_of(handshakes, sockets, key);
+            let open = handshakes.len();
+            match self.listeners.next(&mut self.rules, open, stage) {
+                Step::Read((token, _)) => self.readable(token, admitted),
+                Step::Close((token, _)) => self.close(token, &Refusal::MakesRoom),
+                Step::Admit(stream, _) => {
+                    if let Err(error) = self.begin(stream, now) {
+                        let me = self.driver.me();
+                        log::debug!("{me}: an inbound connection ended at once: {error}");
+                    }
+                }
+                Step::Refused(address, reason) => self.log_refusal(address, &reason),
+                Step::Failed(error) => {
+                    let text = format_args!("cannot accept connections, retrying soon: {error}");
+                    let line = self.rules.line(None, &text, now);
+                    self.log(line);
+                }
+                Step::Wait => return,
+            }
         }
-    }
-
-    /// Closes the oldest connection that has not completed the handshake, because another one needs its descriptor.
-    /// Requests that came with it go to `admitted`.
-    pub(super) fn make_room(&mut self, admitted: &mut impl Extend<Served>) -> Room {
-        let Some(oldest) = self.oldest(TURNS_MIN) else {
-            return if self.handshakes.is_empty() {
-                Room::None
-            } else {
-                Room::Soon
-            };
-        };
-        // What completes its handshake may have arrived.
-        self.readable(oldest, admitted);
-        let reason =
-            "its place is needed, and it is the oldest that has not completed the handshake";
-        self.close(oldest, &reason);
-        Room::Made
     }
 
     /// Continues the handshake of a connection that is readable, or writable again. Requests that came with it go to
@@ -148,9 +160,7 @@ impl Acceptor {
         let Some(mut handshake) = self.handshakes.remove(&token) else {
             return;
         };
-        if std::mem::take(&mut handshake.is_silent) {
-            handshake.turn = self.turn;
-        }
+        let was_silent = handshake.is_silent;
         let mut result = read_hello(&mut handshake, &mut self.reads);
         if let Err(error) = self.send_tls(&mut handshake) {
             // A failure of what the peer sent says more.
@@ -158,7 +168,12 @@ impl Acceptor {
         }
         match result {
             Ok(None) => {
+                let begins = was_silent && !handshake.is_silent;
+                let key = (token, handshake.accepted_at);
                 self.handshakes.insert(token, handshake);
+                if begins {
+                    self.handshake_begun(key);
+                }
             }
             Ok(Some(hello)) => self.decide(handshake, &hello, admitted),
             Err(error) => {
@@ -180,9 +195,8 @@ impl Acceptor {
 
     /// Closes the connections that have taken too long, and reports refusals that were not logged.
     pub(super) fn expire(&mut self, now: Instant) {
-        if let Some(line) = self.refusals.report(now) {
-            log::warn!("{}: {line}", self.driver.me());
-        }
+        let line = self.rules.report(now);
+        self.log(line);
         let is_late = |_: &usize, handshake: &mut Handshake| handshake.until() <= now;
         let late: Vec<_> = self.handshakes.extract_if(is_late).collect();
         for (_, handshake) in late {
@@ -197,16 +211,15 @@ impl Acceptor {
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         let handshakes = self.handshakes.values();
         let first = handshakes.map(Handshake::until).min();
-        first.into_iter().chain(self.refusals.due()).min()
+        first.into_iter().chain(self.rules.next_deadline()).min()
     }
 
-    /// The connection that makes room next, of those that have had this many turns: the oldest silent one, else the
-    /// oldest.
-    fn oldest(&self, turns_min: u64) -> Option<usize> {
-        let handshakes = self.handshakes.iter();
-        let old = handshakes.filter(|(_, one)| one.turn + turns_min <= self.turn);
-        let oldest = old.min_by_key(|(_, one)| (!one.is_silent, one.accepted_at));
-        oldest.map(|(token, _)| *token)
+    fn handshake_begun(&mut self, key: Key) {
+        let (handshakes, sockets) = (&self.handshakes, &self.driver.sockets);
+        let stage = |key| stage_of(handshakes, sockets, key);
+        for (oldest, _) in self.rules.handshake_begun(key, stage) {
+            self.close(oldest, &"handshake limit reached, and it is the oldest");
+        }
     }
 
     fn close(&mut self, token: usize, reason: &dyn fmt::Display) {
@@ -217,14 +230,13 @@ impl Acceptor {
     }
 
     fn begin(&mut self, stream: TcpStream, now: Instant) -> io::Result<()> {
-        stream.set_nonblocking(true)?;
         configure_accepted(&stream, &self.options.socket_options)?;
         let _ = socket2::SockRef::from(&stream).set_tcp_notsent_lowat(NOT_SENT_LOW_WATER_BYTES);
         let tls = match &self.options.tls {
             None => None,
             Some(server) => {
                 let address = stream.peer_addr()?;
-                if !self.strangers.may_try(address.ip(), now) {
+                if !self.rules.may_handshake(address.ip(), now) {
                     self.log_refusal(address, &"too many failed handshakes of its address");
                     return Ok(());
                 }
@@ -232,32 +244,26 @@ impl Acceptor {
                 Some(Tls::accepted(layer))
             }
         };
-        if self.handshakes.len() >= HANDSHAKES_MAX
-            && let Some(oldest) = self.oldest(0)
-        {
-            let reason = format_args!(
-                "handshake limit reached ({HANDSHAKES_MAX}), and it is the oldest connection"
-            );
-            self.close(oldest, &reason);
-        }
         let driver = &self.driver;
-        let stream = mio::net::TcpStream::from_std(stream);
         let socket = driver.sockets.adopt(stream, tls, None)?;
         if let Err(error) = driver.sockets.watch(&socket, Watch::default(), READABLE) {
             driver.sockets.release(&socket, Watch::default());
             return Err(error);
         }
+        let key = (socket.token, now);
         self.handshakes.insert(
             socket.token,
             Handshake {
                 decoder: Incoming::new(Expects::Hello, self.options.limits),
                 accepted_at: now,
                 is_silent: true,
-                turn: self.turn,
                 socket,
                 watched: READABLE,
             },
         );
+        let (handshakes, sockets) = (&self.handshakes, &self.driver.sockets);
+        self.rules
+            .admitted(key, |key| stage_of(handshakes, sockets, key));
         Ok(())
     }
 
@@ -286,26 +292,20 @@ impl Acceptor {
             socket, watched, ..
         } = handshake;
         if socket.tls().is_some_and(Tls::is_costly_handshake) {
-            self.strangers
-                .on_failure(socket.address.ip(), Instant::now());
+            self.rules
+                .on_failed_handshake(socket.address.ip(), Instant::now());
         }
         self.driver.sockets.release(socket, *watched);
     }
 
     /// Logs why a peer is refused, unless there are too many such lines.
     fn log_refusal(&mut self, address: SocketAddr, reason: &dyn fmt::Display) {
-        let text = format_args!("refused {address}: {reason}");
-        self.log_about(address.ip(), &text, Instant::now());
+        let line = self.rules.on_refused(address, reason, Instant::now());
+        self.log(line);
     }
 
-    /// Logs what this address has caused, unless there are too many such lines.
-    pub(super) fn log_about(
-        &mut self,
-        address: impl Into<Option<IpAddr>>,
-        text: &dyn fmt::Display,
-        now: Instant,
-    ) {
-        if let Some(line) = self.refusals.line(address, text, now) {
+    fn log(&self, line: Option<String>) {
+        if let Some(line) = line {
             log::warn!("{}: {line}", self.driver.me());
         }
     }
@@ -372,6 +372,21 @@ impl Acceptor {
     }
 }
 
+/// How far a connection is on its way to be served.
+fn stage_of(handshakes: &Handshakes, sockets: &Sockets, (token, accepted_at): Key) -> Stage {
+    match handshakes.get(&token) {
+        Some(handshake) if handshake.accepted_at == accepted_at => {
+            if handshake.is_silent {
+                Stage::Silent
+            } else {
+                Stage::Handshaking
+            }
+        }
+        _ if matches!(sockets.owner(token), Some(Owner::Peer(_))) => Stage::Served,
+        _ => Stage::Closed,
+    }
+}
+
 /// Sends the first and only frame of a connection: the socket's buffer is empty, so all of it goes at once.
 fn send_refusal(driver: &Driver, socket: &Socket, reason: RefuseReason, links: u32, text: String) {
     let mut bytes = Vec::new();
@@ -408,10 +423,14 @@ fn describe(reason: RefuseReason) -> &'static str {
 fn read_hello(handshake: &mut Handshake, reads: &mut SealedReads) -> io::Result<Option<Hello>> {
     let mut hellos = Hellos(None);
     let Handshake {
-        socket, decoder, ..
+        socket,
+        decoder,
+        is_silent,
+        ..
     } = handshake;
     loop {
         let Received { count, failure, .. } = socket.receive(decoder, reads, &mut hellos);
+        *is_silent &= count == 0;
         if let Some(error) = failure {
             return Err(error);
         }

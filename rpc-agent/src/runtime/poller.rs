@@ -1,6 +1,6 @@
 //! Waits for all sockets of an agent at once, and has the ready ones read, written and accepted.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Poll};
 
-use super::acceptor::{AcceptOptions, Acceptor, Room};
+use super::acceptor::{AcceptOptions, Acceptor};
 use super::driver::{Driver, Served};
 use super::entry::PeerEntry;
 use super::reader::{self, ReadBuffers, ReadEnd};
@@ -18,24 +18,15 @@ use crate::segmented_queue::SegmentedQueue;
 
 const EVENTS_MAX: usize = 256;
 
-const EMFILE: i32 = 24;
-const ENFILE: i32 = 23;
-
-/// The pause before accepting is tried again after it failed, as when there are too many open files.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 /// One thread of the pool has it at a time.
 pub(crate) struct Poller {
     driver: Arc<Driver>,
     poll: Poll,
     events: Events,
-    listeners: HashMap<usize, TcpListener>,
     acceptor: Acceptor,
     buffers: ReadBuffers,
     /// Connections of which more can be read at once.
     more: VecDeque<(Arc<PeerEntry>, ConnectionId)>,
-    /// Accepting failed, and is tried again then.
-    accept_again_at: Option<Instant>,
 }
 
 impl Poller {
@@ -46,27 +37,21 @@ impl Poller {
         Ok((poll, sockets))
     }
 
-    /// `poll` is the one that the driver's sockets were opened with; the listeners must be non-blocking.
+    /// `poll` is the one that the driver's sockets were opened with.
     pub(crate) fn new(
         driver: &Arc<Driver>,
         poll: Poll,
         listeners: Vec<TcpListener>,
         options: AcceptOptions,
     ) -> io::Result<Self> {
-        let mut by_token = HashMap::new();
-        for listener in listeners {
-            by_token.insert(driver.sockets.listen(&listener)?, listener);
-        }
-        let acceptor = Acceptor::new(Arc::clone(driver), options, Instant::now());
+        let acceptor = Acceptor::new(driver, listeners, options, Instant::now())?;
         Ok(Self {
             driver: Arc::clone(driver),
             poll,
             events: Events::with_capacity(EVENTS_MAX),
-            listeners: by_token,
             acceptor,
             buffers: ReadBuffers::default(),
             more: VecDeque::new(),
-            accept_again_at: None,
         })
     }
 
@@ -74,9 +59,10 @@ impl Poller {
     /// `admitted`.
     pub(crate) fn poll(&mut self, admitted: &mut SegmentedQueue<Served>) {
         let driver = Arc::clone(&self.driver);
-        self.acceptor.next_turn();
         let call_ms = driver.sockets.begin_wait();
-        let timeout = self.timeout(call_ms, Instant::now());
+        let now = Instant::now();
+        self.acceptor.next_turn(now);
+        let timeout = self.timeout(call_ms, now);
         let polled = self.poll.poll(&mut self.events, timeout);
         driver.sockets.end_wait();
         if let Err(error) = polled
@@ -86,7 +72,6 @@ impl Poller {
             // Not to spin: what fails now will fail again.
             std::thread::sleep(Duration::from_millis(10));
         }
-        let mut accepts = self.accept_again_at.is_some();
         let mut handshakes = Vec::new();
         let earlier = std::mem::take(&mut self.more);
         for event in &self.events {
@@ -99,9 +84,8 @@ impl Poller {
                     self.more.extend(more.map(|connection| (peer, connection)));
                 }
                 Some(Owner::Handshake) => handshakes.push(event.token().0),
-                Some(Owner::Listener) => accepts = true,
-                // Closed while its event was on its way.
-                None => {}
+                // A listener's, or of a connection that was closed while its event was on its way.
+                None => self.acceptor.on_event(event.token().0),
             }
         }
         // Those that had more last time come after the others.
@@ -116,9 +100,7 @@ impl Poller {
             self.acceptor.readable(token, admitted);
         }
         let now = Instant::now();
-        if accepts {
-            self.accept(now, admitted);
-        }
+        self.acceptor.accept(now, admitted);
         self.acceptor.expire(now);
         let now_ms = driver.clock.ms_of(now);
         if driver.sockets.take_due(now_ms) {
@@ -131,52 +113,15 @@ impl Poller {
     }
 
     fn timeout(&self, call_ms: Option<u64>, now: Instant) -> Option<Duration> {
-        if !self.more.is_empty() {
+        if !self.more.is_empty() || self.acceptor.has_ready() {
             return Some(Duration::ZERO);
         }
         let call = call_ms.and_then(|ms| self.driver.clock.at_ms(ms).instant());
-        [call, self.acceptor.next_deadline(), self.accept_again_at]
+        [call, self.acceptor.next_deadline()]
             .into_iter()
             .flatten()
             .min()
             .map(|at| at.saturating_duration_since(now))
-    }
-
-    fn accept(&mut self, now: Instant, admitted: &mut SegmentedQueue<Served>) {
-        self.accept_again_at = None;
-        for listener in self.listeners.values() {
-            loop {
-                match listener.accept() {
-                    Ok((stream, _)) => self.acceptor.accept(stream, now),
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(error)
-                        if matches!(
-                            error.kind(),
-                            io::ErrorKind::Interrupted | io::ErrorKind::ConnectionAborted
-                        ) => {}
-                    Err(error) => {
-                        let room = match error.raw_os_error() {
-                            Some(EMFILE | ENFILE) => self.acceptor.make_room(admitted),
-                            _ => Room::None,
-                        };
-                        match room {
-                            Room::Made => continue,
-                            Room::Soon => {
-                                self.accept_again_at = Some(now);
-                                break;
-                            }
-                            Room::None => {}
-                        }
-                        let text = format_args!(
-                            "cannot accept a connection: {error}; trying again in {ACCEPT_PAUSE:?}"
-                        );
-                        self.acceptor.log_about(None, &text, now);
-                        self.accept_again_at = Some(now + ACCEPT_PAUSE);
-                        break;
-                    }
-                }
-            }
-        }
     }
 }
 

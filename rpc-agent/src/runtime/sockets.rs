@@ -1,12 +1,12 @@
 //! The sockets of an agent as all threads may use them while one thread polls.
 
 use std::io;
-use std::net::TcpListener;
+use std::net;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use mio::net::TcpStream;
+use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
 use mio::{Interest, Token, Waker};
 use slab::Slab;
@@ -35,7 +35,6 @@ pub(crate) struct Sockets {
 /// What a token stands for.
 #[derive(Debug, Clone)]
 pub(super) enum Owner {
-    Listener,
     /// An accepted connection that has not completed the handshake.
     Handshake,
     Peer(Arc<PeerEntry>),
@@ -52,13 +51,16 @@ impl Sockets {
         })
     }
 
-    /// Registers a listener, and returns its token.
-    pub(super) fn listen(&self, listener: &TcpListener) -> io::Result<usize> {
-        let token = self.lock_owners().insert(Owner::Listener);
-        let fd = listener.as_raw_fd();
+    /// Registers a listener under this token, which none of a connection is.
+    pub(super) fn listen(
+        &self,
+        listener: net::TcpListener,
+        token: usize,
+    ) -> io::Result<TcpListener> {
+        let mut listener = TcpListener::from_std(listener);
         self.registry
-            .register(&mut SourceFd(&fd), Token(token), Interest::READABLE)?;
-        Ok(token)
+            .register(&mut listener, Token(token), Interest::READABLE)?;
+        Ok(listener)
     }
 
     /// Ends a wait of the poller.
@@ -148,7 +150,7 @@ impl Sockets {
         if let Err(error) = self.watch(socket, watched, Watch::default()) {
             log::debug!("cannot deregister a connection that ends: {error}");
         }
-        let _ = socket.stream.shutdown(std::net::Shutdown::Both);
+        let _ = socket.stream.shutdown(net::Shutdown::Both);
         self.lock_owners().try_remove(socket.token);
     }
 

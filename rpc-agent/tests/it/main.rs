@@ -7,6 +7,9 @@ mod deadlines;
 mod descriptors;
 mod dials;
 mod faults;
+#[cfg(all(unix, feature = "tls"))]
+#[path = "../../../c10d-store/tests/it/few_descriptors.rs"]
+mod few_descriptors;
 mod groups;
 mod handlers;
 mod jobs;
