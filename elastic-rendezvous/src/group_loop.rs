@@ -357,20 +357,20 @@ impl GroupLoop {
                 };
                 return Ok(Reply::Written(self.states.write(state, token)?));
             }
-            Ask::Beat(beat) => {
-                let written = self.group.write_beat(index, beat);
+            Ask::WriteHeartbeat(heartbeat) => {
+                let written = self.group.write_heartbeat(index, heartbeat);
                 let written = written.map_err(|error| self.failed(error));
                 if self.round.is_some() {
                     self.record([step_of_keep_alive(&written)]);
                 }
                 return written.map(|()| Reply::Done);
             }
-            Ask::ReadMark => self.group.read_mark().map(Reply::Value),
-            Ask::Claim { expected, mark } => self
+            Ask::ReadLease => self.group.read_lease().map(Reply::Value),
+            Ask::Claim { expected, lease } => self
                 .group
-                .claim(&expected, &mark)
-                .map(|mark| Reply::Value(Some(mark))),
-            Ask::Push(want) => self.group.push(&want).map(|()| Reply::Done),
+                .claim(&expected, &lease)
+                .map(|lease| Reply::Value(Some(lease))),
+            Ask::Push(request) => self.group.push(&request).map(|()| Reply::Done),
             Ask::ReadSummary => self.group.read_summary().map(Reply::Value),
             Ask::ReadAnswer => self.group.read_answer(index).map(Reply::Value),
             Ask::AwaitAnswer { known, until } => {
@@ -384,13 +384,15 @@ impl GroupLoop {
                     self.wait(until, |group, timeout| group.await_summary(&known, timeout));
                 summary.map(value_or_nothing)
             }
-            Ask::AwaitWants { until } => {
-                let wants = self.wait(until, |group, timeout| group.take_wants(timeout));
-                wants.map(|wants| wants.map_or(Reply::Nothing, Reply::Wants))
+            Ask::TakeRequests { until } => {
+                let requests = self.wait(until, |group, timeout| group.take_requests(timeout));
+                requests.map(|requests| requests.map_or(Reply::Nothing, Reply::Requests))
             }
             Ask::Answer(answers) => self.group.write_answers(&answers).map(|()| Reply::Done),
-            Ask::Summarize(text) => self.group.write_summary(&text).map(|()| Reply::Done),
-            Ask::ReadBeats(indices) => self.group.read_beats(&indices).map(Reply::Beats),
+            Ask::WriteSummary(text) => self.group.write_summary(&text).map(|()| Reply::Done),
+            Ask::ReadHeartbeats(indices) => {
+                self.group.read_heartbeats(&indices).map(Reply::Heartbeats)
+            }
         };
         reply.map_err(|error| self.failed(error))
     }
@@ -428,10 +430,10 @@ impl GroupLoop {
 
     /// Gives the lease back, if this node holds it.
     fn release(&mut self) {
-        let Some(Ask::Claim { expected, mark }) = self.station.release() else {
+        let Some(Ask::Claim { expected, lease }) = self.station.release() else {
             return;
         };
-        if let Err(error) = self.group.claim(&expected, &mark) {
+        if let Err(error) = self.group.claim(&expected, &lease) {
             log::debug!("cannot release the lease of the rendezvous: {error}");
         }
     }
@@ -444,7 +446,7 @@ impl GroupLoop {
         }
         match self.turn() {
             Ok(None) => self.publish(),
-            // Nothing was wanted: the others have dropped this node, and none of them holds the lease.
+            // No request was pending: the others have dropped this node, and none of them holds the lease.
             Ok(Some(_)) => {
                 self.publish();
                 self.receive(Some(RETRY_PAUSE));

@@ -9,8 +9,8 @@ use c10d_store::{ErrorContext, Known, Operation, Store, StoreError};
 /// How many keys one request reads or writes.
 const KEYS_MAX: usize = 1000;
 
-/// How many wants are taken from the queue at once.
-const WANTS_MAX: usize = 4096;
+/// How many requests are taken from the queue at once.
+const REQUESTS_MAX: usize = 4096;
 
 /// How long to wait for values that should be there.
 const PRESENT_TIMEOUT: Duration = Duration::from_millis(250);
@@ -46,7 +46,7 @@ impl GroupStore {
         format!("{}/a/{index}", self.prefix)
     }
 
-    fn beat_key(&self, index: u32) -> String {
+    fn heartbeat_key(&self, index: u32) -> String {
         format!("{}/b/{index}", self.prefix)
     }
 
@@ -78,29 +78,32 @@ impl GroupStore {
         Ok(String::from_utf8_lossy(&count).parse().unwrap_or(0))
     }
 
-    pub(crate) fn read_mark(&self) -> Result<Option<Vec<u8>>, StoreError> {
+    pub(crate) fn read_lease(&self) -> Result<Option<Vec<u8>>, StoreError> {
         self.store.try_get(&self.key("h"))
     }
 
-    /// Replaces the mark if it is the expected one. Returns the resulting one.
-    pub(crate) fn claim(&self, expected: &[u8], mark: &[u8]) -> Result<Vec<u8>, StoreError> {
-        let claimed = self.store.compare_set(&self.key("h"), expected, mark)?;
+    /// Replaces the lease if it is the expected one. Returns the resulting one.
+    pub(crate) fn claim(&self, expected: &[u8], lease: &[u8]) -> Result<Vec<u8>, StoreError> {
+        let claimed = self.store.compare_set(&self.key("h"), expected, lease)?;
         Ok(claimed.into_value())
     }
 
-    pub(crate) fn push(&self, want: &[u8]) -> Result<(), StoreError> {
-        self.store.queue_push(&self.key("q"), want)
+    pub(crate) fn push(&self, request: &[u8]) -> Result<(), StoreError> {
+        self.store.queue_push(&self.key("q"), request)
     }
 
-    /// Takes wants from the queue; waits for one for at most `timeout`. `None` after the timeout.
+    /// Takes requests from the queue; waits for one for at most `timeout`. `None` after the timeout.
     ///
-    /// A reply that is missing is an error: with it, wants may be lost. The nodes repeat them for the next holder.
-    pub(crate) fn take_wants(&self, timeout: Duration) -> Result<Option<Vec<Vec<u8>>>, StoreError> {
+    /// A reply that is missing is an error: with it, requests may be lost. The nodes repeat them for the next holder.
+    pub(crate) fn take_requests(
+        &self,
+        timeout: Duration,
+    ) -> Result<Option<Vec<Vec<u8>>>, StoreError> {
         let taken = self
             .store
-            .queue_take(&self.key("q"), WANTS_MAX, Some(timeout));
+            .queue_take(&self.key("q"), REQUESTS_MAX, Some(timeout));
         match taken {
-            Ok(wants) => Ok(Some(wants)),
+            Ok(requests) => Ok(Some(requests)),
             Err(StoreError::Timeout { .. }) => Ok(None),
             Err(error) => Err(error),
         }
@@ -150,23 +153,27 @@ impl GroupStore {
         self.store.set(&self.key("s"), text)
     }
 
-    pub(crate) fn write_beat(&self, index: u32, beat: u64) -> Result<(), StoreError> {
-        self.store.set(&self.beat_key(index), beat.to_string())
+    pub(crate) fn write_heartbeat(&self, index: u32, heartbeat: u64) -> Result<(), StoreError> {
+        self.store
+            .set(&self.heartbeat_key(index), heartbeat.to_string())
     }
 
     /// The heartbeats of these handlers, in this order; empty for one that has written none.
-    pub(crate) fn read_beats(&self, indices: &[u32]) -> Result<Vec<Vec<u8>>, StoreError> {
-        let mut beats = Vec::with_capacity(indices.len());
+    pub(crate) fn read_heartbeats(&self, indices: &[u32]) -> Result<Vec<Vec<u8>>, StoreError> {
+        let mut heartbeats = Vec::with_capacity(indices.len());
         for indices in indices.chunks(KEYS_MAX) {
-            let keys: Vec<String> = indices.iter().map(|index| self.beat_key(*index)).collect();
+            let keys: Vec<String> = indices
+                .iter()
+                .map(|index| self.heartbeat_key(*index))
+                .collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             match self.store.multi_get_timeout(&keys, Some(PRESENT_TIMEOUT)) {
-                Ok(present) => beats.extend(present),
-                Err(StoreError::Timeout { .. }) => self.read_some(&keys, &mut beats)?,
+                Ok(present) => heartbeats.extend(present),
+                Err(StoreError::Timeout { .. }) => self.read_some(&keys, &mut heartbeats)?,
                 Err(error) => return Err(error),
             }
         }
-        Ok(beats)
+        Ok(heartbeats)
     }
 
     /// Appends the values of these keys, some of which may be missing; empty for a missing one.

@@ -1,13 +1,13 @@
-//! What the holder of the lease does: it applies what all nodes want, in the order in which it came, by the same
-//! tables as a node that writes alone, and answers once that is written. Pure.
+//! The holder of the lease: applies the requests of all nodes in their order of arrival, by the same tables as a node
+//! that writes alone, and answers them once the result is written. Pure.
 //!
-//! It knows the wants that it has taken from the queue and the state with its token. Nothing else of it has to
-//! survive: a new holder is told by the nodes themselves what they want.
+//! It knows the requests that it has taken from the queue and the state with its token. Nothing else of it has to
+//! survive: the nodes repeat their requests for a new holder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::message::{Answer, AnswerKind, Place, Summary, Want, WantKind};
+use super::message::{Answer, AnswerKind, Place, Request, RequestKind, Summary};
 use crate::apply::{apply, make_spares, remove_dead};
 use crate::backend::Token;
 use crate::clock::Now;
@@ -21,7 +21,7 @@ use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
 use crate::timestamp::Timestamp;
 
-/// For each listed node, the holder waits this long between two writes, so that more wants share one: the state has
+/// For each listed node, the holder waits this long between two writes, so that more requests share one: the state has
 /// about 150 bytes a node, and a write moves it twice.
 const PAUSE_PER_NODE: Duration = Duration::from_micros(20);
 
@@ -31,23 +31,23 @@ const READS_PER_INTERVAL: u32 = 2;
 /// How often the state is compared with the known one.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often the wants are gone through after one batch: each time the state can change for others.
+/// How many passes over the requests follow a batch at most: in each, the state can change for others.
 const PASSES_MAX: usize = 8;
 
-/// How many nodes a holder asks what they want, and remembers.
+/// How many nodes a holder notifies and remembers.
 const NODES_MAX: u32 = 1 << 16;
 
-/// A node that has told the holder what it wants.
+/// A node that has sent the holder a request.
 #[derive(Debug)]
-struct Post {
-    want: Want,
+struct Client {
+    request: Request,
     /// Its place in the order of arrival.
     arrival: u64,
     status: Status,
     /// The value of its heartbeat's key when it was last read.
-    beat: Vec<u8>,
-    /// The key is missing, though a node writes it before it says what it wants.
-    is_mute: bool,
+    heartbeat: Vec<u8>,
+    /// The key is missing, though a node writes it before its first request.
+    has_no_heartbeat: bool,
     /// Whether it has changed since the state was written last.
     is_fresh: bool,
     /// Whether the node was listed in the stored state.
@@ -65,9 +65,9 @@ enum Status {
     Member {
         round: i64,
     },
-    /// It was told that it is no longer a member.
+    /// It was notified that it is no longer a member.
     Evicted,
-    /// Its want is fulfilled; nothing else is known of it.
+    /// Its request is fulfilled.
     Over,
 }
 
@@ -95,9 +95,9 @@ pub(super) enum Task {
     CheckState,
     WriteState,
     Answer(Vec<(u32, Vec<u8>)>),
-    Summarize(Vec<u8>),
-    ReadBeats(Vec<u32>),
-    /// New wants, or until then.
+    WriteSummary(Vec<u8>),
+    ReadHeartbeats(Vec<u32>),
+    /// New requests, or until then.
     Wait(Duration),
 }
 
@@ -111,16 +111,16 @@ pub(crate) struct Holder {
     token: Option<Token>,
     observations: Observations,
     is_known: bool,
-    /// Nodes have still to be told that another holder than before asks them.
+    /// The nodes are not yet notified of the new holder.
     is_new: bool,
     is_dirty: bool,
-    /// No want is answered before this holder has written once: after that, no earlier holder can write what it
+    /// No request is answered before this holder has written once: after that, no earlier holder can write what it
     /// decided before.
     has_written: bool,
     /// Whether the heartbeats of the interval are about to be written.
-    is_folding: bool,
-    posts: BTreeMap<u32, Post>,
-    /// The nodes with wants in the order of arrival.
+    has_batch: bool,
+    clients: BTreeMap<u32, Client>,
+    /// The nodes with requests, in the order of arrival.
     order: BTreeMap<u64, u32>,
     arrivals: u64,
     answers: Vec<(u32, Answer)>,
@@ -130,9 +130,9 @@ pub(crate) struct Holder {
     /// The summary of the holder before, until a round is known.
     inherited: Option<Summary>,
     write_after: Duration,
-    fold_at: Duration,
-    beats_at: Duration,
-    beats_requested: Duration,
+    batch_at: Duration,
+    read_heartbeats_at: Duration,
+    heartbeats_requested: Duration,
     poll_at: Duration,
     state_requested: Duration,
     write_requested: Duration,
@@ -166,8 +166,8 @@ impl Holder {
             is_new: epoch > 1,
             is_dirty: false,
             has_written: false,
-            is_folding: false,
-            posts: BTreeMap::new(),
+            has_batch: false,
+            clients: BTreeMap::new(),
             order: BTreeMap::new(),
             arrivals: 0,
             answers: Vec::new(),
@@ -176,9 +176,10 @@ impl Holder {
             sent_summary: Vec::new(),
             inherited: None,
             write_after: at,
-            fold_at: at.saturating_add(settings.keep_alive_interval),
-            beats_at: at.saturating_add(settings.keep_alive_interval / READS_PER_INTERVAL),
-            beats_requested: at,
+            batch_at: at.saturating_add(settings.keep_alive_interval),
+            read_heartbeats_at: at
+                .saturating_add(settings.keep_alive_interval / READS_PER_INTERVAL),
+            heartbeats_requested: at,
             poll_at: at.saturating_add(POLL_INTERVAL),
             state_requested: at,
             write_requested: at,
@@ -241,12 +242,12 @@ impl Holder {
             return Task::Answer(std::mem::take(&mut self.to_send));
         }
         if let Some(summary) = self.take_unsent_summary() {
-            return Task::Summarize(summary);
+            return Task::WriteSummary(summary);
         }
         if self.silence_at <= at {
             // Only what is requested from then on shows whether it still is.
-            if self.beats_requested < self.silence_at {
-                self.beats_at = at;
+            if self.heartbeats_requested < self.silence_at {
+                self.read_heartbeats_at = at;
             }
             if self.state_requested < self.silence_at {
                 self.poll_at = at;
@@ -256,11 +257,11 @@ impl Holder {
         if self.decide_again_at <= at {
             self.decide(now);
         }
-        if self.fold_at <= at || !self.has_written {
+        if self.batch_at <= at || !self.has_written {
             // Read later, they would be in the state only an interval later, and nodes that write alone would take a
             // node that was stopped for a few seconds for dead.
-            if self.has_written && self.beats_requested < self.fold_at {
-                return self.read_beats(at);
+            if self.has_written && self.heartbeats_requested < self.batch_at {
+                return self.read_heartbeats(at);
             }
             self.touch(now);
         }
@@ -278,8 +279,8 @@ impl Holder {
             self.send_answers();
             return self.task(now);
         }
-        if self.beats_at <= at {
-            return self.read_beats(at);
+        if self.read_heartbeats_at <= at {
+            return self.read_heartbeats(at);
         }
         if self.poll_at <= at {
             self.poll_at = at.saturating_add(POLL_INTERVAL);
@@ -287,8 +288,8 @@ impl Holder {
             return Task::CheckState;
         }
         let mut until = self
-            .fold_at
-            .min(self.beats_at)
+            .batch_at
+            .min(self.read_heartbeats_at)
             .min(self.poll_at)
             .min(self.silence_at)
             .min(self.decide_again_at);
@@ -298,17 +299,18 @@ impl Holder {
         Task::Wait(until)
     }
 
-    fn read_beats(&mut self, at: Duration) -> Task {
-        self.beats_at = at.saturating_add(self.settings.keep_alive_interval / READS_PER_INTERVAL);
-        self.beats_requested = at;
+    fn read_heartbeats(&mut self, at: Duration) -> Task {
+        self.read_heartbeats_at =
+            at.saturating_add(self.settings.keep_alive_interval / READS_PER_INTERVAL);
+        self.heartbeats_requested = at;
         let known = self
-            .posts
+            .clients
             .iter()
-            .filter(|(_, post)| !post.is_mute && self.is_listed(&post.want.node));
-        Task::ReadBeats(known.map(|(index, _)| *index).collect())
+            .filter(|(_, client)| !client.has_no_heartbeat && self.is_listed(&client.request.node));
+        Task::ReadHeartbeats(known.map(|(index, _)| *index).collect())
     }
 
-    /// Asks all nodes what they want, after [`Task::CountNodes`].
+    /// Notifies all nodes of the new holder, after [`Task::CountNodes`].
     pub(super) fn on_count(&mut self, count: u32) {
         let kind = AnswerKind::NewHolder { epoch: self.epoch };
         let notice = Answer { number: 0, kind }.to_text();
@@ -317,71 +319,73 @@ impl Holder {
             .extend(indices.map(|index| (index, notice.clone())));
     }
 
-    /// Adopts wants, its own included. Nothing is decided before they all are known.
-    pub(super) fn on_wants(&mut self, wants: impl IntoIterator<Item = Want>, now: Now) {
+    /// Adopts requests, its own included. Nothing is decided before they all are known.
+    pub(super) fn on_requests(&mut self, requests: impl IntoIterator<Item = Request>, now: Now) {
         let mut is_any = false;
-        for want in wants {
-            is_any |= self.accept(want);
+        for request in requests {
+            is_any |= self.accept(request);
         }
         if is_any {
             self.decide_again_at = now.monotonic;
         }
     }
 
-    fn accept(&mut self, want: Want) -> bool {
-        if want.epoch != self.epoch {
+    fn accept(&mut self, request: Request) -> bool {
+        if request.epoch != self.epoch {
             return false;
         }
-        let index = want.index;
+        let index = request.index;
         let arrival = self.arrivals + 1;
-        if let Some(post) = self.posts.get_mut(&index) {
-            if post.want.node != want.node || want.number < post.want.number {
+        if let Some(client) = self.clients.get_mut(&index) {
+            if client.request.node != request.node || request.number < client.request.number {
                 return false;
             }
-            let is_known = match post.status {
+            let is_known = match client.status {
                 Status::Pending { .. } | Status::Decided => true,
-                Status::Member { .. } => matches!(want.kind, WantKind::Stay { .. }),
+                Status::Member { .. } => matches!(request.kind, RequestKind::Stay { .. }),
                 Status::Evicted | Status::Over => false,
             };
-            if want == post.want && is_known {
+            if request == client.request && is_known {
                 return false;
             }
-            if post.status == Status::Decided {
+            if client.status == Status::Decided {
                 self.answers.retain(|(other, _)| *other != index);
             }
-            let is_spare = matches!(post.status, Status::Pending { is_spare: true });
-            post.status = match want.kind {
-                WantKind::Stay { round } => Status::Member { round },
+            let is_spare = matches!(client.status, Status::Pending { is_spare: true });
+            client.status = match request.kind {
+                RequestKind::Stay { round } => Status::Member { round },
                 _ => Status::Pending { is_spare },
             };
-            post.want = want;
-            post.is_mute = false;
-            self.order.remove(&post.arrival);
-            post.arrival = arrival;
-        } else if self.posts.len() >= NODES_MAX as usize {
+            client.request = request;
+            client.has_no_heartbeat = false;
+            self.order.remove(&client.arrival);
+            client.arrival = arrival;
+        } else if self.clients.len() >= NODES_MAX as usize {
             return false;
         } else {
-            let status = match want.kind {
-                WantKind::Stay { round } => Status::Member { round },
+            let status = match request.kind {
+                RequestKind::Stay { round } => Status::Member { round },
                 _ => Status::Pending { is_spare: false },
             };
-            let beat = Vec::new();
-            let post = Post {
-                want,
+            let heartbeat = Vec::new();
+            let client = Client {
+                request,
                 arrival,
                 status,
-                beat,
-                is_mute: false,
+                heartbeat,
+                has_no_heartbeat: false,
                 is_fresh: false,
                 was_listed: false,
             };
-            self.posts.insert(index, post);
+            self.clients.insert(index, client);
         }
         self.arrivals = arrival;
         self.order.insert(arrival, index);
-        match self.posts.get(&index).map(|post| &post.want) {
-            Some(want) if want.kind == WantKind::Leave => self.gone.insert(want.node.clone()),
-            Some(want) => self.gone.remove(&want.node),
+        match self.clients.get(&index).map(|client| &client.request) {
+            Some(request) if request.kind == RequestKind::Leave => {
+                self.gone.insert(request.node.clone())
+            }
+            Some(request) => self.gone.remove(&request.node),
             None => false,
         };
         true
@@ -390,9 +394,9 @@ impl Holder {
     pub(super) fn on_state(&mut self, stored: Option<(RendezvousState, Token)>, now: Now) {
         // What was decided for another state is decided anew.
         self.answers.clear();
-        for post in self.posts.values_mut() {
-            if post.status == Status::Decided {
-                post.status = Status::Pending { is_spare: false };
+        for client in self.clients.values_mut() {
+            if client.status == Status::Decided {
+                client.status = Status::Pending { is_spare: false };
             }
         }
         let (state, token) = match stored {
@@ -404,19 +408,19 @@ impl Holder {
         self.is_known = true;
         // Another node has dropped it.
         let listed: BTreeSet<NodeId> = self.state.last_heartbeats.keys().cloned().collect();
-        self.forget(|post| {
-            let is_pending = matches!(post.status, Status::Pending { .. });
-            is_pending && post.was_listed && !listed.contains(&post.want.node)
+        self.forget(|client| {
+            let is_pending = matches!(client.status, Status::Pending { .. });
+            is_pending && client.was_listed && !listed.contains(&client.request.node)
         });
         self.note_listed();
         self.is_dirty = false;
         // A conflict must not cost anybody a heartbeat.
-        if std::mem::take(&mut self.is_folding) {
-            self.fold_at = self.beats_requested;
+        if std::mem::take(&mut self.has_batch) {
+            self.batch_at = self.heartbeats_requested;
         }
         let time = self.observations.time_to_write(now);
-        for post in self.posts.values().filter(|post| post.is_fresh) {
-            if let Some(heartbeat) = self.state.last_heartbeats.get_mut(&post.want.node) {
+        for client in self.clients.values().filter(|client| client.is_fresh) {
+            if let Some(heartbeat) = self.state.last_heartbeats.get_mut(&client.request.node) {
                 *heartbeat = time;
             }
         }
@@ -446,10 +450,10 @@ impl Holder {
                 self.token = Some(token);
                 self.is_dirty = false;
                 self.has_written = true;
-                self.is_folding = false;
+                self.has_batch = false;
                 self.note_listed();
-                for post in self.posts.values_mut() {
-                    post.is_fresh = false;
+                for client in self.clients.values_mut() {
+                    client.is_fresh = false;
                 }
                 let listed = u32::try_from(self.state.last_heartbeats.len()).unwrap_or(u32::MAX);
                 let pause = PAUSE_PER_NODE.saturating_mul(listed);
@@ -465,25 +469,25 @@ impl Holder {
         }
     }
 
-    /// Adopts the values of the heartbeats that [`Task::ReadBeats`] asked for.
-    pub(super) fn on_beats(&mut self, indices: &[u32], values: &[Vec<u8>], now: Now) {
+    /// Adopts the values of the heartbeats that [`Task::ReadHeartbeats`] asked for.
+    pub(super) fn on_heartbeats(&mut self, indices: &[u32], values: &[Vec<u8>], now: Now) {
         let time = self.observations.time_to_write(now);
         let overdue = time.before(self.settings.keep_alive_interval * 2);
         let mut has_changed = false;
         for (index, value) in indices.iter().zip(values) {
-            let Some(post) = self.posts.get_mut(index) else {
+            let Some(client) = self.clients.get_mut(index) else {
                 continue;
             };
-            post.is_mute = value.is_empty();
-            if post.is_mute || post.beat == *value {
+            client.has_no_heartbeat = value.is_empty();
+            if client.has_no_heartbeat || client.heartbeat == *value {
                 continue;
             }
-            post.beat.clone_from(value);
-            post.is_fresh = true;
-            if let Some(heartbeat) = self.state.last_heartbeats.get_mut(&post.want.node) {
+            client.heartbeat.clone_from(value);
+            client.is_fresh = true;
+            if let Some(heartbeat) = self.state.last_heartbeats.get_mut(&client.request.node) {
                 if *heartbeat < overdue {
                     // Nodes that write alone may take it for dead before the next heartbeats are written.
-                    self.fold_at = self.beats_requested;
+                    self.batch_at = self.heartbeats_requested;
                 }
                 *heartbeat = time;
                 has_changed = true;
@@ -497,7 +501,7 @@ impl Holder {
 
     /// Writes a heartbeat of its own, so that the state changes.
     fn touch(&mut self, now: Now) {
-        self.fold_at = now
+        self.batch_at = now
             .monotonic
             .saturating_add(self.settings.keep_alive_interval);
         let time = self.observations.time_to_write(now);
@@ -510,7 +514,7 @@ impl Holder {
                 later
             };
             self.is_dirty = true;
-            self.is_folding = true;
+            self.has_batch = true;
             self.observations.observe_draft(&self.state, now);
         }
     }
@@ -536,21 +540,24 @@ impl Holder {
                 );
             }
         }
-        for post in self.posts.values_mut() {
-            post.was_listed = self.state.last_heartbeats.contains_key(&post.want.node);
+        for client in self.clients.values_mut() {
+            client.was_listed = self
+                .state
+                .last_heartbeats
+                .contains_key(&client.request.node);
         }
     }
 
-    /// Forgets what nodes want that were dropped: a dead node wants nothing, and one that lives says it again.
-    fn forget(&mut self, is_gone: impl Fn(&Post) -> bool) {
-        let gone = self.posts.iter().filter(|(_, post)| is_gone(post));
+    /// Forgets the requests of dropped nodes: one that lives repeats its request.
+    fn forget(&mut self, is_gone: impl Fn(&Client) -> bool) {
+        let gone = self.clients.iter().filter(|(_, client)| is_gone(client));
         let gone: Vec<u32> = gone.map(|(index, _)| *index).collect();
         for index in gone {
-            let Some(post) = self.posts.remove(&index) else {
+            let Some(client) = self.clients.remove(&index) else {
                 continue;
             };
-            self.order.remove(&post.arrival);
-            let number = post.want.number;
+            self.order.remove(&client.arrival);
+            let number = client.request.number;
             self.answers.retain(|(other, _)| *other != index);
             let round = self.state.round;
             let kind = AnswerKind::Evicted { round };
@@ -573,10 +580,10 @@ impl Holder {
             return;
         }
         for (index, answer) in self.answers.drain(..) {
-            let Some(post) = self.posts.get_mut(&index) else {
+            let Some(client) = self.clients.get_mut(&index) else {
                 continue;
             };
-            post.status = match &answer.kind {
+            client.status = match &answer.kind {
                 AnswerKind::Joined(place) => Status::Member { round: place.round },
                 AnswerKind::Spare => Status::Pending { is_spare: true },
                 AnswerKind::NoLongerSpare => Status::Pending { is_spare: false },
@@ -591,7 +598,7 @@ impl Holder {
         }
     }
 
-    /// Applies what is wanted, in order, until nothing changes any more.
+    /// Applies the requests in order, until nothing changes any more.
     fn decide(&mut self, now: Now) {
         self.drop_silent(now);
         for _ in 0..PASSES_MAX {
@@ -619,7 +626,7 @@ impl Holder {
             had_time.map(|at| at.saturating_add(REJOIN_GRACE)),
         ];
         let margin = Duration::from_millis(1);
-        let silence_as_of = self.beats_requested.min(self.state_requested);
+        let silence_as_of = self.heartbeats_requested.min(self.state_requested);
         let silence = self
             .observations
             .next_silence_at(&self.me, &self.settings, silence_as_of);
@@ -634,14 +641,14 @@ impl Holder {
 
     fn drop_silent(&mut self, now: Now) {
         // A process that was stopped has not read what others wrote meanwhile.
-        let as_of = self.beats_requested.min(self.state_requested);
+        let as_of = self.heartbeats_requested.min(self.state_requested);
         let mut silent = self.observations.silent(&self.me, &self.settings, as_of);
         silent.retain(|silent| self.is_listed(&silent.node));
         if silent.is_empty() {
             return;
         }
         let dead: BTreeSet<&NodeId> = silent.iter().map(|silent| &silent.node).collect();
-        self.forget(|post| dead.contains(&post.want.node));
+        self.forget(|client| dead.contains(&client.request.node));
         for dead in &silent {
             self.dropped.insert(dead.node.clone(), dead.silence);
         }
@@ -652,21 +659,21 @@ impl Holder {
         self.observations.observe_draft(&self.state, now);
     }
 
-    /// Decides about one want; returns whether the state has changed.
+    /// Decides about one request; returns whether the state has changed.
     fn decide_one(&mut self, index: u32, pass: &mut Pass) -> bool {
-        let Some(post) = self.posts.get(&index) else {
+        let Some(client) = self.clients.get(&index) else {
             return false;
         };
-        let Status::Pending { is_spare } = post.status else {
+        let Status::Pending { is_spare } = client.status else {
             return false;
         };
-        let want = post.want.clone();
+        let request = client.request.clone();
         let mut has_changed = false;
         let mut is_spare_now = is_spare;
-        let mut is_late = matches!(want.kind, WantKind::JoinLate { .. });
+        let mut is_late = matches!(request.kind, RequestKind::JoinLate { .. });
         // Leaving a round, a place in the next one, and its end: no row leads back.
         for _ in 0..PASSES_MAX {
-            let decision = self.decision(&want, is_late, pass);
+            let decision = self.decision(&request, is_late, pass);
             let kind = match decision.action {
                 Action::Sync | Action::KeepAlive => {
                     if is_spare_now == is_spare {
@@ -678,9 +685,9 @@ impl Holder {
                         AnswerKind::NoLongerSpare
                     }
                 }
-                Action::Finish => match want.kind {
-                    WantKind::Join { .. } | WantKind::JoinLate { .. } => {
-                        match self.place(&want.node, pass) {
+                Action::Finish => match request.kind {
+                    RequestKind::Join { .. } | RequestKind::JoinLate { .. } => {
+                        match self.place(&request.node, pass) {
                             Some(place) => AnswerKind::Joined(place),
                             None => return has_changed,
                         }
@@ -697,26 +704,26 @@ impl Holder {
                         is_spare_now = false;
                     }
                     is_spare_now |= action == Action::AddToRedundancyList;
-                    self.apply(action, &want.node, pass);
+                    self.apply(action, &request.node, pass);
                     has_changed = true;
                     continue;
                 }
             };
-            let number = want.number;
+            let number = request.number;
             self.answers.push((index, Answer { number, kind }));
-            if let Some(post) = self.posts.get_mut(&index) {
-                post.status = Status::Decided;
+            if let Some(client) = self.clients.get_mut(&index) {
+                client.status = Status::Decided;
             }
             return has_changed;
         }
         has_changed
     }
 
-    fn decision(&self, want: &Want, is_late: bool, pass: &mut Pass) -> Decision {
+    fn decision(&self, request: &Request, is_late: bool, pass: &mut Pass) -> Decision {
         let now = pass.now.monotonic;
         let mut ctx = Context {
             state: &self.state,
-            me: &want.node,
+            me: &request.node,
             settings: &self.settings,
             now,
             deadline: if is_late {
@@ -728,10 +735,10 @@ impl Holder {
             heartbeat_due: false,
             last_call_over: pass.is_last_call_over && self.state.deadline.is_some(),
             has_every_rank: true,
-            must_yield: self.must_yield(want, pass),
+            must_yield: self.must_yield(request, pass),
         };
-        match want.kind {
-            WantKind::Join { after } | WantKind::JoinLate { after } => {
+        match request.kind {
+            RequestKind::Join { after } | RequestKind::JoinLate { after } => {
                 let leaves = self.state.round <= after;
                 let exit = decide::exit(&ctx);
                 if leaves && exit.action == Action::RemoveFromParticipants {
@@ -744,9 +751,9 @@ impl Holder {
                 decide::amend(decision, &ctx, pass.has_suspects)
             }
             // Whichever list it is on.
-            WantKind::Exit | WantKind::Leave => decide::leave(&ctx),
-            WantKind::Close => decide::close(&ctx),
-            WantKind::Stay { .. } => decide::keep_alive(&ctx),
+            RequestKind::Exit | RequestKind::Leave => decide::leave(&ctx),
+            RequestKind::Close => decide::close(&ctx),
+            RequestKind::Stay { .. } => decide::keep_alive(&ctx),
         }
     }
 
@@ -780,13 +787,16 @@ impl Holder {
     }
 
     /// Whether the node leaves the free places of an open round to members of the last one.
-    fn must_yield(&self, want: &Want, pass: &mut Pass) -> bool {
-        if !matches!(want.kind, WantKind::Join { .. } | WantKind::JoinLate { .. }) {
+    fn must_yield(&self, request: &Request, pass: &mut Pass) -> bool {
+        if !matches!(
+            request.kind,
+            RequestKind::Join { .. } | RequestKind::JoinLate { .. }
+        ) {
             return false;
         }
         let now = pass.now.monotonic;
         let (last, state, settings) = (&self.last_round, &self.state, &self.settings);
-        last.must_yield(&want.node, state, settings, now, || {
+        last.must_yield(&request.node, state, settings, now, || {
             // Counting them for each of thousands of nodes would take seconds.
             *pass
                 .claims
@@ -834,21 +844,21 @@ impl Holder {
         })
     }
 
-    /// Tells members that the others have dropped.
+    /// Notifies members that the others have dropped.
     fn evict(&mut self) {
         let state = &self.state;
-        for (index, post) in &mut self.posts {
-            let Status::Member { round } = post.status else {
+        for (index, client) in &mut self.clients {
+            let Status::Member { round } = client.status else {
                 continue;
             };
             let is_gone = state.complete
                 && state.round == round
-                && !state.participants.contains_key(&post.want.node);
+                && !state.participants.contains_key(&client.request.node);
             if is_gone {
-                let number = post.want.number;
+                let number = client.request.number;
                 let kind = AnswerKind::Evicted { round };
                 self.answers.push((*index, Answer { number, kind }));
-                post.status = Status::Decided;
+                client.status = Status::Decided;
             }
         }
     }
@@ -911,9 +921,11 @@ impl Holder {
 
     #[cfg(test)]
     pub(super) fn describe(&self) -> String {
-        let posts = self.posts.iter();
-        let posts: Vec<String> = posts
-            .map(|(index, post)| format!("{index}: {:?} {:?}", post.want.kind, post.status))
+        let clients = self.clients.iter();
+        let clients: Vec<String> = clients
+            .map(|(index, client)| {
+                format!("{index}: {:?} {:?}", client.request.kind, client.status)
+            })
             .collect();
         format!(
             "epoch {} dirty {} known {} again at {:?}: {}",
@@ -921,7 +933,7 @@ impl Holder {
             self.is_dirty,
             self.is_known,
             self.decide_again_at,
-            posts.join(", ")
+            clients.join(", ")
         )
     }
 
@@ -954,7 +966,7 @@ impl Holder {
     }
 }
 
-/// What holds for all wants while the state does not change, or as good as.
+/// Facts that are the same for all requests of a pass.
 struct Pass {
     now: Now,
     time: Timestamp,

@@ -60,8 +60,8 @@ impl Laws {
         let listed: BTreeSet<&NodeId> = lists.iter().flatten().copied().collect();
         let count: usize = lists.iter().map(BTreeSet::len).sum();
         assert_eq!(count, listed.len(), "a node is on two lists: {state:#?}");
-        let beating: BTreeSet<&NodeId> = state.last_heartbeats.keys().collect();
-        assert_eq!(listed, beating, "heartbeats and lists differ");
+        let writing: BTreeSet<&NodeId> = state.last_heartbeats.keys().collect();
+        assert_eq!(listed, writing, "heartbeats and lists differ");
         for node in &listed {
             let is_new = !before.last_heartbeats.contains_key(*node);
             assert!(

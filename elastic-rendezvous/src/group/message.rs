@@ -14,22 +14,22 @@ const ADDRESS_BYTES_MAX: usize = 1024;
 /// How many nodes of a kind a summary names.
 pub(crate) const NAMED_MAX: usize = 16;
 
-/// What a node wants of the rendezvous.
+/// What a node asks the holder for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Want {
+pub(crate) struct Request {
     /// The number of the node's handler in this store.
     pub(crate) index: u32,
-    /// Rises with each new want of the node. A repetition has the same number.
+    /// Rises with each new request of the node. A repetition has the same number.
     pub(crate) number: u32,
     /// The holder that is asked. A later one ignores it, as it may have been repeated by the network long after the
-    /// node wanted something else.
+    /// node asked for something else.
     pub(crate) epoch: u64,
     pub(crate) node: NodeId,
-    pub(crate) kind: WantKind,
+    pub(crate) kind: RequestKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WantKind {
+pub(crate) enum RequestKind {
     /// To be a member of a round after this one; -1 for any.
     Join { after: i64 },
     /// The same, but the time is over: a round that is complete counts, else it leaves.
@@ -44,7 +44,7 @@ pub(crate) enum WantKind {
     Stay { round: i64 },
 }
 
-impl WantKind {
+impl RequestKind {
     const fn word(self) -> (&'static str, i64) {
         match self {
             Self::Join { after } => ("join", after),
@@ -57,7 +57,7 @@ impl WantKind {
     }
 }
 
-impl Want {
+impl Request {
     pub(crate) fn to_text(&self) -> Vec<u8> {
         let (word, round) = self.kind.word();
         let (index, number, epoch) = (self.index, self.number, self.epoch);
@@ -72,12 +72,12 @@ impl Want {
         let word = fields.word()?;
         let round = fields.number()?;
         let kind = match word {
-            "join" => WantKind::Join { after: round },
-            "late" => WantKind::JoinLate { after: round },
-            "exit" => WantKind::Exit,
-            "leave" => WantKind::Leave,
-            "close" => WantKind::Close,
-            "stay" => WantKind::Stay { round },
+            "join" => RequestKind::Join { after: round },
+            "late" => RequestKind::JoinLate { after: round },
+            "exit" => RequestKind::Exit,
+            "leave" => RequestKind::Leave,
+            "close" => RequestKind::Close,
+            "stay" => RequestKind::Stay { round },
             _ => return None,
         };
         let node = fields.node()?;
@@ -91,10 +91,10 @@ impl Want {
     }
 }
 
-/// What the holder says to a want, under the node's own key.
+/// The holder's answer to a request, under the node's own key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Answer {
-    /// The number of the want.
+    /// The number of the request.
     pub(crate) number: u32,
     pub(crate) kind: AnswerKind,
 }
@@ -112,21 +112,21 @@ pub(crate) enum AnswerKind {
     NotNeeded,
     /// The time was over, and the node is on no list.
     TimedOut,
-    /// The node left, or the rendezvous is closed as it wanted.
+    /// The node left, or the rendezvous is closed as requested.
     Done,
     /// The others have dropped the node from this round.
     Evicted {
         round: i64,
     },
-    /// Not an answer: a new holder asks what the node wants.
+    /// Not an answer: a new holder asks the node to repeat its request.
     NewHolder {
         epoch: u64,
     },
 }
 
 impl AnswerKind {
-    /// Whether it ends what the node wants, whichever repetition of it was answered.
-    pub(crate) const fn ends_every_want(&self) -> bool {
+    /// Whether it ends the request, whichever repetition of it was answered.
+    pub(crate) const fn ends_every_request(&self) -> bool {
         match self {
             Self::Joined(_) | Self::Closed | Self::NotNeeded | Self::Done => true,
             Self::Spare
@@ -203,22 +203,22 @@ impl Answer {
     }
 }
 
-/// Who holds the lease, and that it lives.
+/// The lease: its holder, and that the holder lives.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct Lease {
     /// Rises with each new holder.
     pub(crate) epoch: u64,
     /// The holder, as two nodes may claim the same epoch.
     pub(crate) index: u32,
     /// Rises while the holder lives; `None`: it has given the lease back.
-    pub(crate) beat: Option<u64>,
+    pub(crate) heartbeat: Option<u64>,
 }
 
-impl Mark {
+impl Lease {
     pub(crate) fn to_text(&self) -> Vec<u8> {
         let (epoch, index) = (self.epoch, self.index);
-        match self.beat {
-            Some(beat) => format!("{epoch} {index} {beat}"),
+        match self.heartbeat {
+            Some(heartbeat) => format!("{epoch} {index} {heartbeat}"),
             None => format!("{epoch} {index} free"),
         }
         .into_bytes()
@@ -227,11 +227,15 @@ impl Mark {
     pub(crate) fn from_text(text: &[u8]) -> Option<Self> {
         let mut fields = Fields::new(text)?;
         let (epoch, index) = (fields.number()?, fields.number()?);
-        let beat = match fields.word()? {
+        let heartbeat = match fields.word()? {
             "free" => None,
-            beat => Some(beat.parse().ok()?),
+            heartbeat => Some(heartbeat.parse().ok()?),
         };
-        Some(Self { epoch, index, beat })
+        Some(Self {
+            epoch,
+            index,
+            heartbeat,
+        })
     }
 }
 
@@ -389,21 +393,21 @@ mod tests {
     #[test]
     fn messages_survive_their_text() {
         for kind in [
-            WantKind::Join { after: -1 },
-            WantKind::JoinLate { after: 7 },
-            WantKind::Exit,
-            WantKind::Leave,
-            WantKind::Close,
-            WantKind::Stay { round: 3 },
+            RequestKind::Join { after: -1 },
+            RequestKind::JoinLate { after: 7 },
+            RequestKind::Exit,
+            RequestKind::Leave,
+            RequestKind::Close,
+            RequestKind::Stay { round: 3 },
         ] {
-            let want = Want {
+            let request = Request {
                 index: 9,
                 number: 2,
                 epoch: 4,
                 node: node(),
                 kind,
             };
-            assert_eq!(Want::from_text(&want.to_text()), Some(want));
+            assert_eq!(Request::from_text(&request.to_text()), Some(request));
         }
         for kind in [
             AnswerKind::Joined(Place {
@@ -425,13 +429,13 @@ mod tests {
             let answer = Answer { number: 5, kind };
             assert_eq!(Answer::from_text(&answer.to_text()), Some(answer));
         }
-        for beat in [Some(7), None] {
-            let mark = Mark {
+        for heartbeat in [Some(7), None] {
+            let lease = Lease {
                 epoch: 3,
                 index: 8,
-                beat,
+                heartbeat,
             };
-            assert_eq!(Mark::from_text(&mark.to_text()), Some(mark));
+            assert_eq!(Lease::from_text(&lease.to_text()), Some(lease));
         }
         let summary = Summary {
             epoch: 2,
@@ -464,13 +468,13 @@ mod tests {
             &long,
             "\u{ff}",
         ] {
-            assert_eq!(Want::from_text(text.as_bytes()), None, "{text:?}");
+            assert_eq!(Request::from_text(text.as_bytes()), None, "{text:?}");
         }
         for text in ["", "1", "1 joined 1 2", "1 else", "-1 done"] {
             assert_eq!(Answer::from_text(text.as_bytes()), None, "{text:?}");
         }
-        assert_eq!(Mark::from_text(b"1 1 x"), None);
+        assert_eq!(Lease::from_text(b"1 1 x"), None);
         assert_eq!(Summary::from_text(b"1 1 1 1 1 1 1 1\nelse 1 1 1 a"), None);
-        assert_eq!(Want::from_text(&[0xff, 0xfe]), None);
+        assert_eq!(Request::from_text(&[0xff, 0xfe]), None);
     }
 }

@@ -49,11 +49,11 @@ const CALM: Faults = Faults {
 #[derive(Debug, Default)]
 struct Stored {
     state: Option<(RendezvousState, Vec<u8>)>,
-    mark: Vec<u8>,
+    lease: Vec<u8>,
     queue: VecDeque<Vec<u8>>,
     summary: Vec<u8>,
     answers: BTreeMap<u32, Vec<u8>>,
-    beats: BTreeMap<u32, Vec<u8>>,
+    heartbeats: BTreeMap<u32, Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -121,7 +121,7 @@ struct Node {
     /// The last round that it joined, and its place.
     joined: Option<Place>,
     is_over: bool,
-    wants: VecDeque<Wish>,
+    wishes: VecDeque<Wish>,
     restart_at: Option<Duration>,
     /// Since when others are in the same round with another world size.
     disagrees_since: Option<Duration>,
@@ -240,7 +240,7 @@ impl World {
             operation: None,
             joined: None,
             is_over: false,
-            wants: VecDeque::new(),
+            wishes: VecDeque::new(),
             restart_at: None,
             disagrees_since: None,
             known: None,
@@ -314,7 +314,7 @@ impl World {
                 self.laws.on_stop(&node.name, node.paused_until);
             }
             Event::Wish(wish) => {
-                node.wants.push_back(wish);
+                node.wishes.push_back(wish);
                 self.interrupt(place);
             }
             Event::Restart => self.interrupt(place),
@@ -414,10 +414,10 @@ impl World {
         let is_free = node.operation.is_none();
         if node.restart_at.is_some_and(|at| at <= self.now) && is_free {
             node.restart_at = None;
-            node.wants.push_back(Wish::Join);
+            node.wishes.push_back(Wish::Join);
         }
-        if let Some(wish) = node.wants.front().copied().filter(|_| is_free) {
-            node.wants.pop_front();
+        if let Some(wish) = node.wishes.front().copied().filter(|_| is_free) {
+            node.wishes.pop_front();
             node.has_started = true;
             let deadline = now.monotonic + timeout;
             let operation = match wish {
@@ -506,7 +506,7 @@ impl World {
             return;
         };
         let Some(joined) = &node.joined else { return };
-        if node.operation.is_some() || node.restart_at.is_some() || !node.wants.is_empty() {
+        if node.operation.is_some() || node.restart_at.is_some() || !node.wishes.is_empty() {
             return;
         }
         let summary = station.summary();
@@ -550,7 +550,7 @@ impl World {
             return;
         }
         if node.operation.is_none() {
-            // A member: a heartbeat each interval, and a look each second.
+            // A member: a heartbeat each interval, and a poll each second.
             let Some(joined) = &node.joined else { return };
             let Some(state) = node.kind.state() else {
                 return;
@@ -568,7 +568,7 @@ impl World {
                     && (!is_same
                         || !state.participants.contains_key(&node.name)
                         || state.participants.len() < joined.size));
-            if is_changed && node.wants.is_empty() && node.restart_at.is_none() {
+            if is_changed && node.wishes.is_empty() && node.restart_at.is_none() {
                 node.restart_at = Some(self.now + delay);
                 return self.schedule(self.now + delay, place, Event::Restart);
             }
@@ -671,35 +671,35 @@ impl World {
             }
             Request::Write(state, token) => Reply::Written(self.write(place, &state, token)),
             Request::Ask(ask) => match *ask {
-                Ask::Beat(beat) => {
+                Ask::WriteHeartbeat(heartbeat) => {
                     let index = self.nodes[place].index;
                     self.stored
-                        .beats
-                        .insert(index, beat.to_string().into_bytes());
+                        .heartbeats
+                        .insert(index, heartbeat.to_string().into_bytes());
                     Reply::Done
                 }
-                Ask::ReadMark => Reply::Value(some(&self.stored.mark)),
-                Ask::Claim { expected, mark } => {
-                    if self.stored.mark == expected {
-                        self.stored.mark = mark;
+                Ask::ReadLease => Reply::Value(some(&self.stored.lease)),
+                Ask::Claim { expected, lease } => {
+                    if self.stored.lease == expected {
+                        self.stored.lease = lease;
                     }
-                    Reply::Value(some(&self.stored.mark))
+                    Reply::Value(some(&self.stored.lease))
                 }
-                Ask::Push(want) => {
-                    self.stored.queue.push_back(want);
+                Ask::Push(request) => {
+                    self.stored.queue.push_back(request);
                     let waiting = self
                         .waits
                         .iter()
-                        .position(|wait| matches!(wait.ask, Ask::AwaitWants { .. }));
+                        .position(|wait| matches!(wait.ask, Ask::TakeRequests { .. }));
                     if let Some(wait) = waiting {
                         let wait = self.waits.swap_remove(wait);
-                        let wants = self.stored.queue.drain(..).collect();
-                        self.reply(wait.node, wait.request, Reply::Wants(wants));
+                        let requests = self.stored.queue.drain(..).collect();
+                        self.reply(wait.node, wait.request, Reply::Requests(requests));
                     }
                     Reply::Done
                 }
-                Ask::AwaitWants { .. } if !self.stored.queue.is_empty() => {
-                    Reply::Wants(self.stored.queue.drain(..).collect())
+                Ask::TakeRequests { .. } if !self.stored.queue.is_empty() => {
+                    Reply::Requests(self.stored.queue.drain(..).collect())
                 }
                 Ask::ReadSummary => Reply::Value(some(&self.stored.summary)),
                 Ask::ReadAnswer => {
@@ -731,7 +731,7 @@ impl World {
                     }
                     Reply::Done
                 }
-                Ask::Summarize(text) => {
+                Ask::WriteSummary(text) => {
                     self.stored.summary.clone_from(&text);
                     for wait in std::mem::take(&mut self.waits) {
                         match &wait.ask {
@@ -744,9 +744,11 @@ impl World {
                     }
                     Reply::Done
                 }
-                Ask::ReadBeats(indices) => {
-                    let beats = indices.iter().map(|index| self.stored.beats[index].clone());
-                    Reply::Beats(beats.collect())
+                Ask::ReadHeartbeats(indices) => {
+                    let heartbeats = indices
+                        .iter()
+                        .map(|index| self.stored.heartbeats[index].clone());
+                    Reply::Heartbeats(heartbeats.collect())
                 }
                 Ask::AwaitAnswer { ref known, .. } => {
                     let index = self.nodes[place].index;
@@ -761,7 +763,7 @@ impl World {
                     }
                     Reply::Value(some(&self.stored.summary))
                 }
-                Ask::AwaitWants { .. } => return self.wait(place, request, *ask),
+                Ask::TakeRequests { .. } => return self.wait(place, request, *ask),
                 Ask::WriteState | Ask::Idle | Ask::Done(_) => unreachable!("no request"),
             },
         };
@@ -772,7 +774,7 @@ impl World {
         let node = &self.nodes[place];
         let (Ask::AwaitAnswer { until, .. }
         | Ask::AwaitSummary { until, .. }
-        | Ask::AwaitWants { until }) = &ask
+        | Ask::TakeRequests { until }) = &ask
         else {
             return;
         };
@@ -834,9 +836,9 @@ impl World {
     fn describe(&self) -> String {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let mut lines = vec![format!(
-            "{:?}, mark {:?}, summary {:?}, {} queued",
+            "{:?}, lease {:?}, summary {:?}, {} queued",
             self.now,
-            text(&self.stored.mark),
+            text(&self.stored.lease),
             text(&self.stored.summary),
             self.stored.queue.len()
         )];
@@ -848,7 +850,7 @@ impl World {
             };
             let answer = self.stored.answers.get(&node.index).map(|it| text(it));
             lines.push(format!(
-                "{}{}: {:?}, joined {:?}, restarts {:?}, wants {:?}, answer {answer:?}: {station}",
+                "{}{}: {:?}, joined {:?}, restarts {:?}, wishes {:?}, answer {answer:?}: {station}",
                 node.name,
                 if node.is_dead {
                     " DEAD"
@@ -860,7 +862,7 @@ impl World {
                 node.operation,
                 node.joined.as_ref().map(|it| (it.round, it.rank, it.size)),
                 node.restart_at,
-                node.wants,
+                node.wishes,
             ));
         }
         if let Some((state, _)) = &self.stored.state {
@@ -900,7 +902,7 @@ impl World {
             let alive = self.nodes.iter().filter(|node| {
                 !node.is_dead
                     && !node.is_over
-                    && !node.wants.contains(&Wish::Leave)
+                    && !node.wishes.contains(&Wish::Leave)
                     && node.operation != Some(Operation::Leave)
                     && (node.joined.is_some() || node.operation == Some(Operation::Join))
             });
@@ -948,7 +950,7 @@ impl World {
                 }
                 node.operation.is_none_or(|it| it == Operation::KeepAlive)
                     && node.restart_at.is_none()
-                    && node.wants.is_empty()
+                    && node.wishes.is_empty()
                     && node.joined.as_ref().is_some_and(|joined| {
                         joined.round == state.round && joined.size == members.len()
                     })

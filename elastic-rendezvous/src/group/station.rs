@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::holder::{Holder, Task};
-use super::message::{Answer, AnswerKind, Mark, Place, Summary, Want, WantKind};
+use super::message::{Answer, AnswerKind, Lease, Place, Request, RequestKind, Summary};
 use crate::backend::Token;
 use crate::clock::Now;
 use crate::executor::Written;
@@ -20,42 +20,42 @@ const RENEWAL: Duration = Duration::from_millis(500);
 /// A lease that is not renewed for this time, as a node has seen it, is free.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A want is posted again after 2 intervals of heartbeats, and then each time after twice as long, up to 2 intervals
+/// A request is posted again after 2 intervals of heartbeats, and then each time after twice as long, up to 2 intervals
 /// times two to the power of this.
 const DOUBLINGS_MAX: u32 = 8;
 
 /// For each node that may take part, the interval of those that wait for an answer is longer by this: whatever their
-/// number, one of them looks each millisecond.
-const LOOK_INTERVAL_PER_NODE: Duration = Duration::from_millis(1);
+/// number, one of them polls each millisecond.
+const LEASE_POLL_INTERVAL_PER_NODE: Duration = Duration::from_millis(1);
 
 /// The longest interval of nodes that wait for an answer, as fewer than may take part can be there.
-const ASKING_INTERVAL_MAX: Duration = Duration::from_secs(11);
+const LEASE_POLL_INTERVAL_MAX: Duration = Duration::from_secs(11);
 
-/// How often the members with the lowest ranks look at the lease, at least.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the members with the lowest ranks poll the lease, at least.
+const LEASE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How many members look at the lease that often.
+/// How many members poll the lease that often.
 const DEPUTIES: usize = 4;
 
-/// How often the other members look at it, in intervals of heartbeats: in case the deputies die with the holder.
-const INTERVALS_PER_LOOK: u32 = 12;
+/// How often the other members poll it, in intervals of heartbeats: in case the deputies die with the holder.
+const HEARTBEATS_PER_LEASE_POLL: u32 = 12;
 
-/// After so long a node looks a second time: only a mark that has not changed meanwhile tells anything.
-const SECOND_LOOK: Duration = Duration::from_millis(2100);
+/// After this time a node polls a second time: only a lease that has not changed meanwhile is free.
+const SECOND_POLL: Duration = Duration::from_millis(2100);
 
 /// One request to the store.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Ask {
     /// Writes the node's own heartbeat.
-    Beat(u64),
-    /// The mark of the lease, if there is one.
-    ReadMark,
-    /// Replaces the mark if it is the expected one; empty for none.
+    WriteHeartbeat(u64),
+    /// The lease, if there is one.
+    ReadLease,
+    /// Replaces the lease if it is the expected one; empty for none.
     Claim {
         expected: Vec<u8>,
-        mark: Vec<u8>,
+        lease: Vec<u8>,
     },
-    /// Puts a want into the queue.
+    /// Puts a request into the queue.
     Push(Vec<u8>),
     /// The summary, if there is one.
     ReadSummary,
@@ -81,11 +81,11 @@ pub(crate) enum Ask {
     WriteState,
     /// Writes answers by the index of the node.
     Answer(Vec<(u32, Vec<u8>)>),
-    Summarize(Vec<u8>),
+    WriteSummary(Vec<u8>),
     /// The heartbeats of these nodes; empty for one that has written none.
-    ReadBeats(Vec<u32>),
-    /// Takes all wants from the queue, or waits for one.
-    AwaitWants {
+    ReadHeartbeats(Vec<u32>),
+    /// Takes all requests from the queue, or waits for one.
+    TakeRequests {
         until: Duration,
     },
     /// Nothing until a new goal.
@@ -108,8 +108,8 @@ pub(crate) enum Reply {
     State(Option<(RendezvousState, Token)>),
     Written(Written),
     IsSame(bool),
-    Beats(Vec<Vec<u8>>),
-    Wants(Vec<Vec<u8>>),
+    Heartbeats(Vec<Vec<u8>>),
+    Requests(Vec<Vec<u8>>),
     Count(u32),
     /// A wait is over without a result.
     Nothing,
@@ -127,10 +127,10 @@ pub(crate) enum Ending {
 
 #[derive(Debug)]
 struct Goal {
-    want: Want,
-    /// The number of its first want: an answer to any of them is one to the goal.
+    request: Request,
+    /// The number of its first request: an answer to any of them is one to the goal.
     since: u32,
-    /// The epoch of the holder that was told.
+    /// The epoch of the holder to which it was posted.
     posted: Option<u64>,
     /// When to post it again: a holder that dies takes with it what it took from the queue.
     repeat_at: Duration,
@@ -140,10 +140,10 @@ struct Goal {
 }
 
 impl Goal {
-    const fn new(want: Want, deadline: Duration) -> Self {
+    const fn new(request: Request, deadline: Duration) -> Self {
         Self {
-            since: want.number,
-            want,
+            since: request.number,
+            request,
             posted: None,
             repeat_at: Duration::MAX,
             doublings: 0,
@@ -166,8 +166,8 @@ impl Goal {
             .saturating_mul(2 << self.doublings);
         self.repeat_at = at.saturating_add(pause);
         self.posted = epoch;
-        self.want.epoch = epoch.unwrap_or_default();
-        self.want.to_text()
+        self.request.epoch = epoch.unwrap_or_default();
+        self.request.to_text()
     }
 }
 
@@ -185,27 +185,27 @@ pub(crate) struct Station {
     /// The number of nodes of this round.
     size: usize,
     is_evicted: bool,
-    beat: u64,
-    beat_at: Duration,
-    mark: Vec<u8>,
-    is_mark_known: bool,
-    /// When this mark was seen first.
-    mark_since: Duration,
-    /// When the node looked at the mark last.
-    mark_seen: Duration,
-    look_at: Duration,
-    /// Whether the last look was the first of two.
-    has_looked: bool,
+    heartbeat: u64,
+    heartbeat_at: Duration,
+    lease: Vec<u8>,
+    is_lease_known: bool,
+    /// When this lease was seen first.
+    lease_since: Duration,
+    /// When the node polled the lease last.
+    lease_polled: Duration,
+    poll_lease_at: Duration,
+    /// Whether the last poll was the first of two.
+    confirms_lease: bool,
     holder: Option<Holder>,
     /// The request in progress.
     asked: Ask,
-    own_beat: u64,
+    renewals: u64,
     renew_at: Duration,
     answer: Vec<u8>,
     summary_text: Vec<u8>,
     summary: Summary,
     reads_answer: bool,
-    /// Wants for a later holder that this node took while it believed to be the holder.
+    /// Requests for a later holder that this node took while it believed to be the holder.
     to_return: Vec<Vec<u8>>,
     checks_summary: bool,
     is_releasing: bool,
@@ -225,17 +225,17 @@ impl Station {
             rank: 0,
             size: 0,
             is_evicted: false,
-            beat: 0,
-            beat_at: now.monotonic,
-            mark: Vec::new(),
-            is_mark_known: false,
-            mark_since: now.monotonic,
-            mark_seen: now.monotonic,
-            look_at: now.monotonic,
-            has_looked: false,
+            heartbeat: 0,
+            heartbeat_at: now.monotonic,
+            lease: Vec::new(),
+            is_lease_known: false,
+            lease_since: now.monotonic,
+            lease_polled: now.monotonic,
+            poll_lease_at: now.monotonic,
+            confirms_lease: false,
             holder: None,
             asked: Ask::Idle,
-            own_beat: 0,
+            renewals: 0,
             renew_at: now.monotonic,
             answer: Vec::new(),
             summary_text: Vec::new(),
@@ -287,32 +287,32 @@ impl Station {
     pub(crate) fn join(&mut self, after: i64, deadline: Duration, now: Now) {
         self.round = None;
         self.is_evicted = false;
-        self.begin(WantKind::Join { after }, deadline, now);
+        self.begin(RequestKind::Join { after }, deadline, now);
     }
 
     /// Begins to leave the current round, to join another one later.
     pub(crate) fn exit(&mut self, deadline: Duration, now: Now) {
-        self.begin(WantKind::Exit, deadline, now);
+        self.begin(RequestKind::Exit, deadline, now);
     }
 
     pub(crate) fn leave(&mut self, deadline: Duration, now: Now) {
-        self.begin(WantKind::Leave, deadline, now);
+        self.begin(RequestKind::Leave, deadline, now);
     }
 
     pub(crate) fn close(&mut self, deadline: Duration, now: Now) {
-        self.begin(WantKind::Close, deadline, now);
+        self.begin(RequestKind::Close, deadline, now);
     }
 
-    fn begin(&mut self, kind: WantKind, deadline: Duration, now: Now) {
+    fn begin(&mut self, kind: RequestKind, deadline: Duration, now: Now) {
         self.number += 1;
         self.outcome = None;
-        self.look_at = self.look_at.min(now.monotonic);
-        self.has_looked = true;
-        self.goal = Some(Goal::new(self.want(kind), deadline));
+        self.poll_lease_at = self.poll_lease_at.min(now.monotonic);
+        self.confirms_lease = true;
+        self.goal = Some(Goal::new(self.request(kind), deadline));
     }
 
-    fn want(&self, kind: WantKind) -> Want {
-        Want {
+    fn request(&self, kind: RequestKind) -> Request {
+        Request {
             index: self.index,
             number: self.number,
             epoch: 0,
@@ -324,23 +324,23 @@ impl Station {
     /// Gives the lease back before the node ends; `None` if it does not hold it.
     pub(crate) fn release(&mut self) -> Option<Ask> {
         let holder = self.holder.take()?;
-        let mark = Mark {
+        let lease = Lease {
             epoch: holder.epoch(),
             index: self.index,
-            beat: None,
+            heartbeat: None,
         };
         Some(Ask::Claim {
-            expected: self.mark.clone(),
-            mark: mark.to_text(),
+            expected: self.lease.clone(),
+            lease: lease.to_text(),
         })
     }
 
     /// A request has failed: whatever this node held or posted may be lost.
     pub(crate) fn on_failure(&mut self, now: Now) {
         self.holder = None;
-        self.is_mark_known = false;
-        self.beat_at = now.monotonic;
-        self.look_at = now.monotonic;
+        self.is_lease_known = false;
+        self.heartbeat_at = now.monotonic;
+        self.poll_lease_at = now.monotonic;
         if let Some(goal) = &mut self.goal {
             goal.posted = None;
         }
@@ -358,21 +358,21 @@ impl Station {
         if self.is_releasing {
             // The next holder learns from it that this node has left. One that the others have dropped says nothing:
             // there may be a next holder already.
-            let stays = |goal: &Goal| matches!(goal.want.kind, WantKind::Stay { .. });
+            let stays = |goal: &Goal| matches!(goal.request.kind, RequestKind::Stay { .. });
             if !self.goal.as_ref().is_some_and(stays)
                 && let Some(text) = self.holder.as_mut().and_then(Holder::take_unsent_summary)
             {
                 self.adopt_summary(text.clone());
-                return Ask::Summarize(text);
+                return Ask::WriteSummary(text);
             }
             self.is_releasing = false;
             if let Some(ask) = self.release() {
-                self.is_mark_known = false;
+                self.is_lease_known = false;
                 return ask;
             }
         }
-        if let (Some(want), None) = (self.to_return.last(), &self.holder) {
-            return Ask::Push(want.clone());
+        if let (Some(request), None) = (self.to_return.last(), &self.holder) {
+            return Ask::Push(request.clone());
         }
         if let Some(outcome) = self.outcome.take() {
             return Ask::Done(outcome);
@@ -388,17 +388,17 @@ impl Station {
         if self.holder.is_some() {
             return self.next_as_holder(now);
         }
-        if self.beat_at <= at {
+        if self.heartbeat_at <= at {
             let interval = self.settings.keep_alive_interval;
             // From then on not all at the same time.
-            let to_next = if self.beat == 0 {
+            let to_next = if self.heartbeat == 0 {
                 self.staggered(interval / 2, interval)
             } else {
                 interval
             };
-            self.beat += 1;
-            self.beat_at = at.saturating_add(to_next);
-            return Ask::Beat(self.beat);
+            self.heartbeat += 1;
+            self.heartbeat_at = at.saturating_add(to_next);
+            return Ask::WriteHeartbeat(self.heartbeat);
         }
         if self.is_lease_free() {
             if self.may_hold() {
@@ -409,15 +409,15 @@ impl Station {
                 return Ask::Done(Err(Ending::NoHolder));
             }
         }
-        if !self.is_mark_known || self.look_at <= at {
-            self.look_at = at.saturating_add(self.look_interval());
-            return Ask::ReadMark;
+        if !self.is_lease_known || self.poll_lease_at <= at {
+            self.poll_lease_at = at.saturating_add(self.lease_poll_interval());
+            return Ask::ReadLease;
         }
         if self.reads_answer {
             self.reads_answer = false;
             return Ask::ReadAnswer;
         }
-        let epoch = Mark::from_text(&self.mark).map(|mark| mark.epoch);
+        let epoch = Lease::from_text(&self.lease).map(|lease| lease.epoch);
         if let Some(goal) = &mut self.goal
             && (goal.posted != epoch || goal.repeat_at <= at)
         {
@@ -427,9 +427,9 @@ impl Station {
             .goal
             .as_ref()
             .map_or(Duration::MAX, |goal| goal.repeat_at);
-        let until = self.beat_at.min(self.look_at).min(repeat_at);
+        let until = self.heartbeat_at.min(self.poll_lease_at).min(repeat_at);
         match &self.goal {
-            Some(goal) if !matches!(goal.want.kind, WantKind::Stay { .. }) => {
+            Some(goal) if !matches!(goal.request.kind, RequestKind::Stay { .. }) => {
                 let deadline = goal.deadline.saturating_add(Duration::from_millis(1));
                 let until = if deadline > at {
                     until.min(deadline)
@@ -458,8 +458,8 @@ impl Station {
             && goal.posted != Some(holder.epoch())
         {
             goal.posted = Some(holder.epoch());
-            goal.want.epoch = holder.epoch();
-            holder.on_wants([goal.want.clone()], now);
+            goal.request.epoch = holder.epoch();
+            holder.on_requests([goal.request.clone()], now);
         }
         if std::mem::take(&mut self.checks_summary) {
             return Ask::ReadSummary;
@@ -483,15 +483,15 @@ impl Station {
                 }
                 Ask::Answer(answers)
             }
-            Task::Summarize(text) => {
+            Task::WriteSummary(text) => {
                 self.adopt_summary(text.clone());
-                Ask::Summarize(text)
+                Ask::WriteSummary(text)
             }
-            Task::ReadBeats(indices) => {
+            Task::ReadHeartbeats(indices) => {
                 let others: Vec<u32> = indices.into_iter().filter(|it| *it != self.index).collect();
-                Ask::ReadBeats(others)
+                Ask::ReadHeartbeats(others)
             }
-            Task::Wait(until) => Ask::AwaitWants {
+            Task::Wait(until) => Ask::TakeRequests {
                 until: until.min(self.renew_at),
             },
         }
@@ -502,36 +502,36 @@ impl Station {
         if goal.deadline >= at {
             return None;
         }
-        match goal.want.kind {
-            WantKind::Stay { .. } => None,
+        match goal.request.kind {
+            RequestKind::Stay { .. } => None,
             _ if goal.is_spare => None,
-            WantKind::Join { after } => {
+            RequestKind::Join { after } => {
                 self.number += 1;
-                goal.want.number = self.number;
-                goal.want.kind = WantKind::JoinLate { after };
+                goal.request.number = self.number;
+                goal.request.kind = RequestKind::JoinLate { after };
                 goal.posted = None;
                 None
             }
-            WantKind::JoinLate { .. } => {
+            RequestKind::JoinLate { .. } => {
                 (goal.deadline.saturating_add(ROLLBACK_WINDOW) < at).then_some(Ending::TimedOut)
             }
-            WantKind::Exit | WantKind::Leave | WantKind::Close => Some(Ending::TimedOut),
+            RequestKind::Exit | RequestKind::Leave | RequestKind::Close => Some(Ending::TimedOut),
         }
     }
 
-    fn look_interval(&self) -> Duration {
-        let least = LOOK_INTERVAL;
+    fn lease_poll_interval(&self) -> Duration {
+        let least = LEASE_POLL_INTERVAL;
         if self.is_asking() {
             let nodes = u32::try_from(self.settings.max_nodes).unwrap_or(u32::MAX);
-            let more = LOOK_INTERVAL_PER_NODE.saturating_mul(nodes);
-            let most = least.saturating_add(more).min(ASKING_INTERVAL_MAX);
+            let more = LEASE_POLL_INTERVAL_PER_NODE.saturating_mul(nodes);
+            let most = least.saturating_add(more).min(LEASE_POLL_INTERVAL_MAX);
             return self.staggered(least, most);
         }
         if self.rank < DEPUTIES {
             return self.staggered(least, least.saturating_add(least / 4));
         }
         let interval = self.settings.keep_alive_interval;
-        let most = interval.saturating_mul(INTERVALS_PER_LOOK);
+        let most = interval.saturating_mul(HEARTBEATS_PER_LEASE_POLL);
         self.staggered(most / 2, most)
     }
 
@@ -553,60 +553,60 @@ impl Station {
     /// Whether it has a goal, and does not just stay.
     fn is_asking(&self) -> bool {
         let goal = self.goal.as_ref();
-        goal.is_some_and(|goal| !matches!(goal.want.kind, WantKind::Stay { .. }))
+        goal.is_some_and(|goal| !matches!(goal.request.kind, RequestKind::Stay { .. }))
     }
 
     fn is_joining(&self) -> bool {
         self.goal.as_ref().is_some_and(|goal| {
             matches!(
-                goal.want.kind,
-                WantKind::Join { .. } | WantKind::JoinLate { .. }
+                goal.request.kind,
+                RequestKind::Join { .. } | RequestKind::JoinLate { .. }
             )
         })
     }
 
-    /// Only a node that is listed, or will be by its own want, can write what stops an earlier holder.
+    /// Only a node that is listed, or will be by its own request, can write what stops an earlier holder.
     fn may_hold(&self) -> bool {
         self.is_joining() || (self.round.is_some() && !self.is_evicted)
     }
 
     fn is_lease_free(&self) -> bool {
-        if !self.is_mark_known {
+        if !self.is_lease_known {
             return false;
         }
-        match Mark::from_text(&self.mark) {
-            Some(Mark { beat: Some(_), .. }) => {
-                self.mark_seen.saturating_sub(self.mark_since) >= LEASE_TIMEOUT
-            }
+        match Lease::from_text(&self.lease) {
+            Some(Lease {
+                heartbeat: Some(_), ..
+            }) => self.lease_polled.saturating_sub(self.lease_since) >= LEASE_TIMEOUT,
             _ => true,
         }
     }
 
     fn claim(&self) -> Ask {
-        let epoch = Mark::from_text(&self.mark).map_or(0, |mark| mark.epoch);
-        let mark = Mark {
+        let epoch = Lease::from_text(&self.lease).map_or(0, |lease| lease.epoch);
+        let lease = Lease {
             epoch: epoch.saturating_add(1),
             index: self.index,
-            beat: Some(0),
+            heartbeat: Some(0),
         };
         Ask::Claim {
-            expected: self.mark.clone(),
-            mark: mark.to_text(),
+            expected: self.lease.clone(),
+            lease: lease.to_text(),
         }
     }
 
     fn renew(&mut self, at: Duration) -> Ask {
         self.renew_at = at.saturating_add(RENEWAL);
-        self.own_beat += 1;
+        self.renewals += 1;
         let epoch = self.holder.as_ref().map_or(0, Holder::epoch);
-        let mark = Mark {
+        let lease = Lease {
             epoch,
             index: self.index,
-            beat: Some(self.own_beat),
+            heartbeat: Some(self.renewals),
         };
         Ask::Claim {
-            expected: self.mark.clone(),
-            mark: mark.to_text(),
+            expected: self.lease.clone(),
+            lease: lease.to_text(),
         }
     }
 
@@ -614,17 +614,17 @@ impl Station {
     pub(crate) fn on_reply(&mut self, reply: Reply, now: Now) {
         let asked = std::mem::replace(&mut self.asked, Ask::Idle);
         match (asked, reply) {
-            (Ask::ReadMark, Reply::Value(mark)) => self.on_mark(mark.unwrap_or_default(), now),
-            (Ask::Claim { mark, .. }, Reply::Value(current)) => {
-                self.on_claimed(&mark, current.unwrap_or_default(), now);
+            (Ask::ReadLease, Reply::Value(lease)) => self.on_lease(lease.unwrap_or_default(), now),
+            (Ask::Claim { lease, .. }, Reply::Value(current)) => {
+                self.on_claimed(&lease, current.unwrap_or_default(), now);
             }
             (Ask::AwaitAnswer { .. } | Ask::ReadAnswer, Reply::Value(Some(text))) => {
                 self.on_answer(text, now);
             }
             (Ask::AwaitSummary { .. }, Reply::Value(Some(text))) => {
                 self.adopt_summary(text);
-                let epoch = Mark::from_text(&self.mark).map_or(0, |mark| mark.epoch);
-                self.is_mark_known &= self.summary.epoch <= epoch;
+                let epoch = Lease::from_text(&self.lease).map_or(0, |lease| lease.epoch);
+                self.is_lease_known &= self.summary.epoch <= epoch;
                 self.reads_answer = self.may_be_evicted();
                 self.stay();
             }
@@ -635,10 +635,10 @@ impl Station {
                     self.adopt_summary(text);
                 }
             }
-            (Ask::Push(want), Reply::Done) if self.to_return.last() == Some(&want) => {
+            (Ask::Push(request), Reply::Done) if self.to_return.last() == Some(&request) => {
                 self.to_return.pop();
             }
-            (Ask::AwaitWants { .. }, Reply::Wants(texts)) => self.on_wants(texts, now),
+            (Ask::TakeRequests { .. }, Reply::Requests(texts)) => self.on_requests(texts, now),
             (asked, reply) => {
                 let Some(holder) = &mut self.holder else {
                     return;
@@ -648,8 +648,8 @@ impl Station {
                     (Ask::CheckState, Reply::IsSame(is_same)) => holder.on_checked(is_same, now),
                     (Ask::CountNodes, Reply::Count(count)) => holder.on_count(count),
                     (Ask::WriteState, Reply::Written(written)) => holder.on_written(written, now),
-                    (Ask::ReadBeats(indices), Reply::Beats(values)) => {
-                        holder.on_beats(&indices, &values, now);
+                    (Ask::ReadHeartbeats(indices), Reply::Heartbeats(values)) => {
+                        holder.on_heartbeats(&indices, &values, now);
                     }
                     _ => {}
                 }
@@ -663,61 +663,61 @@ impl Station {
         }
     }
 
-    fn on_wants(&mut self, texts: Vec<Vec<u8>>, now: Now) {
+    fn on_requests(&mut self, texts: Vec<Vec<u8>>, now: Now) {
         let Some(holder) = &mut self.holder else {
             return;
         };
         let epoch = holder.epoch();
-        let wants = texts.iter().filter_map(|text| Want::from_text(text));
-        let (later, own): (Vec<_>, Vec<_>) = wants.partition(|want| want.epoch > epoch);
-        holder.on_wants(own, now);
+        let requests = texts.iter().filter_map(|text| Request::from_text(text));
+        let (later, own): (Vec<_>, Vec<_>) = requests.partition(|request| request.epoch > epoch);
+        holder.on_requests(own, now);
         if !later.is_empty() {
-            self.to_return = later.iter().map(Want::to_text).collect();
+            self.to_return = later.iter().map(Request::to_text).collect();
             // It fails if there is a later holder.
             self.renew_at = now.monotonic;
         }
     }
 
-    fn on_mark(&mut self, mark: Vec<u8>, now: Now) {
-        if !self.is_mark_known || mark != self.mark {
-            self.mark_since = now.monotonic;
-            let second_look = now.monotonic.saturating_add(SECOND_LOOK);
-            if !self.has_looked {
-                self.look_at = self.look_at.min(second_look);
+    fn on_lease(&mut self, lease: Vec<u8>, now: Now) {
+        if !self.is_lease_known || lease != self.lease {
+            self.lease_since = now.monotonic;
+            let second_poll = now.monotonic.saturating_add(SECOND_POLL);
+            if !self.confirms_lease {
+                self.poll_lease_at = self.poll_lease_at.min(second_poll);
             }
         } else {
-            let free_at = self.mark_since.saturating_add(LEASE_TIMEOUT);
+            let free_at = self.lease_since.saturating_add(LEASE_TIMEOUT);
             if free_at > now.monotonic {
-                self.look_at = self.look_at.min(free_at);
+                self.poll_lease_at = self.poll_lease_at.min(free_at);
             }
         }
-        self.mark_seen = now.monotonic;
-        self.has_looked = !self.has_looked;
-        self.is_mark_known = true;
-        self.mark = mark;
+        self.lease_polled = now.monotonic;
+        self.confirms_lease = !self.confirms_lease;
+        self.is_lease_known = true;
+        self.lease = lease;
         self.stay();
     }
 
-    fn on_claimed(&mut self, mark: &[u8], current: Vec<u8>, now: Now) {
-        let is_mine = current == mark;
-        self.on_mark(current, now);
+    fn on_claimed(&mut self, lease: &[u8], current: Vec<u8>, now: Now) {
+        let is_mine = current == lease;
+        self.on_lease(current, now);
         match (&self.holder, is_mine) {
-            // Nobody else can have asked for these wants.
+            // Nobody else can have asked for these requests.
             (Some(_), true) => self.to_return.clear(),
             (Some(_), false) => {
-                // Another node holds it. It may not know what this one wanted.
+                // Another node holds it. It may not know this node's request.
                 self.holder = None;
-                self.beat_at = now.monotonic;
+                self.heartbeat_at = now.monotonic;
                 if let Some(goal) = &mut self.goal {
                     goal.posted = None;
                 }
             }
             (None, true) => {
-                let Some(Mark {
+                let Some(Lease {
                     epoch,
-                    beat: Some(_),
+                    heartbeat: Some(_),
                     ..
-                }) = Mark::from_text(mark)
+                }) = Lease::from_text(lease)
                 else {
                     return;
                 };
@@ -726,19 +726,21 @@ impl Station {
                 self.holder = Some(Holder::new(me, settings, epoch, now));
                 // It names the nodes that have departed before.
                 self.checks_summary = epoch > 1;
-                self.own_beat = 0;
+                self.renewals = 0;
                 self.renew_at = now.monotonic.saturating_add(RENEWAL);
                 self.stay();
             }
-            (None, false) => self.look_at = now.monotonic.saturating_add(self.look_interval()),
+            (None, false) => {
+                self.poll_lease_at = now.monotonic.saturating_add(self.lease_poll_interval())
+            }
         }
     }
 
-    /// Tells a new holder that this node is a member, once.
+    /// Notifies a new holder that this node is a member, once.
     fn stay(&mut self) {
         if let (Some(round), None) = (self.round, &self.goal) {
-            let want = self.want(WantKind::Stay { round });
-            self.goal = Some(Goal::new(want, Duration::MAX));
+            let request = self.request(RequestKind::Stay { round });
+            self.goal = Some(Goal::new(request, Duration::MAX));
         }
     }
 
@@ -751,13 +753,13 @@ impl Station {
         }) = answer
         {
             // It may have replaced an answer.
-            self.is_mark_known = false;
+            self.is_lease_known = false;
             self.repeat();
             return;
         }
         let since = self.goal.as_ref().map_or(self.number, |goal| goal.since);
         let is_own = |answer: &Answer| {
-            let is_to_any = answer.number >= since && answer.kind.ends_every_want();
+            let is_to_any = answer.number >= since && answer.kind.ends_every_request();
             answer.number == self.number || is_to_any
         };
         let Some(answer) = answer.filter(is_own) else {
@@ -770,8 +772,8 @@ impl Station {
         }
         let Some(goal) = &mut self.goal else { return };
         let is_join = matches!(
-            goal.want.kind,
-            WantKind::Join { .. } | WantKind::JoinLate { .. }
+            goal.request.kind,
+            RequestKind::Join { .. } | RequestKind::JoinLate { .. }
         );
         let outcome = match answer.kind {
             AnswerKind::Spare => {
@@ -781,10 +783,10 @@ impl Station {
             AnswerKind::NoLongerSpare => {
                 goal.is_spare = false;
                 goal.deadline = now.monotonic.saturating_add(self.settings.join_timeout);
-                if let WantKind::JoinLate { after } = goal.want.kind {
+                if let RequestKind::JoinLate { after } = goal.request.kind {
                     self.number += 1;
-                    goal.want.number = self.number;
-                    goal.want.kind = WantKind::Join { after };
+                    goal.request.number = self.number;
+                    goal.request.kind = RequestKind::Join { after };
                     goal.posted = None;
                 }
                 return;
@@ -796,7 +798,7 @@ impl Station {
             AnswerKind::TimedOut => Err(Ending::TimedOut),
             _ => return,
         };
-        let leaves = matches!(goal.want.kind, WantKind::Exit | WantKind::Leave);
+        let leaves = matches!(goal.request.kind, RequestKind::Exit | RequestKind::Leave);
         let posted = goal.posted;
         self.goal = None;
         if let Ok(Some(place)) = &outcome {
@@ -804,8 +806,8 @@ impl Station {
             self.rank = place.rank;
             self.size = place.size;
             self.is_evicted = false;
-            let want = self.want(WantKind::Stay { round: place.round });
-            let mut goal = Goal::new(want, Duration::MAX);
+            let request = self.request(RequestKind::Stay { round: place.round });
+            let mut goal = Goal::new(request, Duration::MAX);
             // The same holder knows it.
             goal.posted = posted;
             self.goal = Some(goal);
@@ -816,12 +818,12 @@ impl Station {
         self.outcome = Some(outcome);
     }
 
-    /// Says again what the node wants, as the holder has forgotten it.
+    /// Says again what the node requests, as the holder has forgotten it.
     fn repeat(&mut self) {
         let Some(goal) = &mut self.goal else { return };
-        if !matches!(goal.want.kind, WantKind::Stay { .. }) {
+        if !matches!(goal.request.kind, RequestKind::Stay { .. }) {
             self.number += 1;
-            goal.want.number = self.number;
+            goal.request.number = self.number;
             goal.posted = None;
         }
     }
@@ -831,18 +833,18 @@ impl Station {
         let goal = self.goal.as_ref();
         let goal = goal.map(|it| {
             (
-                it.want.kind,
-                it.want.number,
+                it.request.kind,
+                it.request.number,
                 it.posted,
                 it.is_spare,
                 it.deadline,
             )
         });
-        let mark = String::from_utf8_lossy(&self.mark);
+        let lease = String::from_utf8_lossy(&self.lease);
         let holder = self.holder.as_ref().map(Holder::describe);
         let asked = &self.asked;
         format!(
-            "{goal:?}, round {:?}, mark {mark:?}, {asked:?}, {holder:?}",
+            "{goal:?}, round {:?}, lease {lease:?}, {asked:?}, {holder:?}",
             self.round
         )
     }
@@ -872,23 +874,23 @@ mod tests {
         let mut station = Station::new(NodeId::new("node", 1, 0), 7, settings, start);
         let mut time = Duration::ZERO;
         station.join(-1, Duration::MAX, start);
-        let (mut posts, mut beat) = (Vec::new(), 0);
+        let (mut clients, mut heartbeat) = (Vec::new(), 0);
         while time < interval * 31 {
             let now = start.after(time);
             let reply = match station.step(now) {
-                Ask::Beat(_) => Reply::Done,
-                Ask::ReadMark => {
+                Ask::WriteHeartbeat(_) => Reply::Done,
+                Ask::ReadLease => {
                     // The holder lives.
-                    beat += 1;
-                    let mark = Mark {
+                    heartbeat += 1;
+                    let lease = Lease {
                         epoch: 3,
                         index: 1,
-                        beat: Some(beat),
+                        heartbeat: Some(heartbeat),
                     };
-                    Reply::Value(Some(mark.to_text()))
+                    Reply::Value(Some(lease.to_text()))
                 }
-                Ask::Push(want) => {
-                    posts.push((time, want));
+                Ask::Push(request) => {
+                    clients.push((time, request));
                     Reply::Done
                 }
                 Ask::AwaitAnswer { until, .. } => {
@@ -899,9 +901,12 @@ mod tests {
             };
             station.on_reply(reply, start.after(time));
         }
-        let (times, wants): (Vec<_>, Vec<_>) = posts.into_iter().unzip();
+        let (times, requests): (Vec<_>, Vec<_>) = clients.into_iter().unzip();
         let expected = [0, 2, 6, 14, 30].map(|intervals| interval * intervals);
         assert_eq!(times, expected);
-        assert!(wants.iter().all(|want| *want == wants[0]), "{wants:?}");
+        assert!(
+            requests.iter().all(|request| *request == requests[0]),
+            "{requests:?}"
+        );
     }
 }

@@ -242,15 +242,15 @@ fn a_node_that_leaves_a_group_is_noticed_and_the_rest_continue() {
 fn holder(store: &dyn Store, nodes: &[Arc<DynamicRendezvous>]) -> usize {
     let keys = store.list_keys().expect("keys");
     let key = keys.iter().find(|key| key.ends_with("/h"));
-    let key = key.expect("a mark");
-    let mut mark = String::new();
+    let key = key.expect("a lease");
+    let mut lease = String::new();
     eventually("a node holds the lease", || {
-        mark = String::from_utf8(store.get(key).expect("a mark")).expect("text");
-        !mark.ends_with("free")
+        lease = String::from_utf8(store.get(key).expect("a lease")).expect("text");
+        !lease.ends_with("free")
     });
-    let index = mark.split(' ').nth(1).and_then(|index| index.parse().ok());
+    let index = lease.split(' ').nth(1).and_then(|index| index.parse().ok());
     let index: usize = index.expect("an index");
-    assert!((1..=nodes.len()).contains(&index), "{mark}");
+    assert!((1..=nodes.len()).contains(&index), "{lease}");
     index - 1
 }
 
@@ -479,7 +479,7 @@ fn a_check_of_the_state_notices_changes_of_rounds_and_lists() {
     assert!(!backend.is_current(Some(&waits)).expect("an answer"));
 }
 
-/// A want whose node writes no heartbeat delays nobody, and the node is dropped like any other that is silent.
+/// A request whose node writes no heartbeat delays nobody, and the node is dropped like any other that is silent.
 #[test]
 fn a_node_without_a_heartbeat_is_dropped() {
     let server = server();
@@ -487,12 +487,12 @@ fn a_node_without_a_heartbeat_is_dropped() {
     let nodes = nodes(&server, &settings, NODES);
     let joining: Vec<_> = nodes.iter().map(join).collect();
     let store = connect(&server);
-    let mark = store.get("torch.rendezvous.job/h").expect("a holder");
-    let mark = String::from_utf8(mark).expect("text");
-    let epoch = mark.split(' ').next().expect("an epoch");
-    let want = format!("9999 1 {epoch} join -1 7 0 stranger");
+    let lease = store.get("torch.rendezvous.job/h").expect("a holder");
+    let lease = String::from_utf8(lease).expect("text");
+    let epoch = lease.split(' ').next().expect("an epoch");
+    let request = format!("9999 1 {epoch} join -1 7 0 stranger");
     store
-        .queue_push("torch.rendezvous.job/q", want.as_bytes())
+        .queue_push("torch.rendezvous.job/q", request.as_bytes())
         .expect("a push");
     for joining in joining {
         let round = joining.join().expect("no panic").expect("a round");
