@@ -388,7 +388,7 @@ impl GroupLoop {
                 let requests = self.wait(until, |group, timeout| group.take_requests(timeout));
                 requests.map(|requests| requests.map_or(Reply::Nothing, Reply::Requests))
             }
-            Ask::Answer(answers) => self.group.write_answers(&answers).map(|()| Reply::Done),
+            Ask::WriteAnswers(answers) => self.group.write_answers(&answers).map(|()| Reply::Done),
             Ask::WriteSummary(text) => self.group.write_summary(&text).map(|()| Reply::Done),
             Ask::ReadHeartbeats(indices) => {
                 self.group.read_heartbeats(&indices).map(Reply::Heartbeats)
@@ -406,7 +406,7 @@ impl GroupLoop {
         let report_at = self.joining.as_ref().map(|joining| joining.report_at);
         let until = report_at.map_or(until, |at| until.min(at));
         let timeout = until.saturating_sub(self.clock.now().monotonic);
-        if self.is_settling && self.station.holder().is_none() {
+        if self.is_settling && !self.station.is_holder() {
             self.receive(Some(timeout));
             return Ok(None);
         }

@@ -45,6 +45,10 @@ pub(crate) enum RequestKind {
 }
 
 impl RequestKind {
+    pub(crate) const fn is_join(self) -> bool {
+        matches!(self, Self::Join { .. } | Self::JoinLate { .. })
+    }
+
     const fn word(self) -> (&'static str, i64) {
         match self {
             Self::Join { after } => ("join", after),
@@ -211,14 +215,14 @@ pub(crate) struct Lease {
     /// The holder, as two nodes may claim the same epoch.
     pub(crate) index: u32,
     /// Rises while the holder lives; `None`: it has given the lease back.
-    pub(crate) heartbeat: Option<u64>,
+    pub(crate) renewal: Option<u64>,
 }
 
 impl Lease {
     pub(crate) fn to_text(&self) -> Vec<u8> {
         let (epoch, index) = (self.epoch, self.index);
-        match self.heartbeat {
-            Some(heartbeat) => format!("{epoch} {index} {heartbeat}"),
+        match self.renewal {
+            Some(renewal) => format!("{epoch} {index} {renewal}"),
             None => format!("{epoch} {index} free"),
         }
         .into_bytes()
@@ -227,14 +231,14 @@ impl Lease {
     pub(crate) fn from_text(text: &[u8]) -> Option<Self> {
         let mut fields = Fields::new(text)?;
         let (epoch, index) = (fields.number()?, fields.number()?);
-        let heartbeat = match fields.word()? {
+        let renewal = match fields.word()? {
             "free" => None,
-            heartbeat => Some(heartbeat.parse().ok()?),
+            renewal => Some(renewal.parse().ok()?),
         };
         Some(Self {
             epoch,
             index,
-            heartbeat,
+            renewal,
         })
     }
 }
@@ -429,11 +433,11 @@ mod tests {
             let answer = Answer { number: 5, kind };
             assert_eq!(Answer::from_text(&answer.to_text()), Some(answer));
         }
-        for heartbeat in [Some(7), None] {
+        for renewal in [Some(7), None] {
             let lease = Lease {
                 epoch: 3,
                 index: 8,
-                heartbeat,
+                renewal,
             };
             assert_eq!(Lease::from_text(&lease.to_text()), Some(lease));
         }

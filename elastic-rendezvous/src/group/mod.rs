@@ -6,12 +6,16 @@
 //! The state stays what PyTorch's nodes read and write, and only a write with its token changes it, so a node that
 //! believes it still holds the lease does no harm.
 
+mod ask;
 mod holder;
 mod message;
+mod posting;
 mod station;
+mod timers;
 
+pub(crate) use ask::{Ask, Ending, Reply};
 pub(crate) use message::{Place, Summary};
-pub(crate) use station::{Ask, Ending, Reply, Station};
+pub(crate) use station::Station;
 
 #[cfg(test)]
 mod laws;

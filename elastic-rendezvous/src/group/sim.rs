@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
+use super::ask::{Ask, Ending, Reply};
 use super::laws::Laws;
 use super::message::Place;
-use super::station::{Ask, Ending, Reply, Station};
+use super::station::Station;
 use crate::backend::Token;
 use crate::clock::Now;
 use crate::codec::{self, CodecLimits};
@@ -717,7 +718,7 @@ impl World {
                     let stored = self.stored.state.as_ref().map(|(_, text)| text.len());
                     Reply::IsSame(known == stored)
                 }
-                Ask::Answer(answers) => {
+                Ask::WriteAnswers(answers) => {
                     for (index, text) in answers {
                         self.stored.answers.insert(index, text.clone());
                         let waiting = self.waits.iter().position(|wait| {
@@ -889,9 +890,9 @@ impl World {
 
     /// The place of a node that believes to hold the lease.
     fn holder(&self) -> Option<usize> {
-        self.nodes.iter().position(
-            |node| matches!(&node.kind, Kind::Group(station) if station.holder().is_some()),
-        )
+        self.nodes
+            .iter()
+            .position(|node| matches!(&node.kind, Kind::Group(station) if station.is_holder()))
     }
 
     /// Runs without faults, with nodes enough for a round, until all have settled, and for a while after.

@@ -4,25 +4,23 @@
 
 use std::time::Duration;
 
+use super::ask::{Ask, Ending, Reply};
 use super::holder::{Holder, Task};
 use super::message::{Answer, AnswerKind, Lease, Place, Request, RequestKind, Summary};
+use super::posting::Posting;
+use super::timers::Timers;
 use crate::backend::Token;
 use crate::clock::Now;
-use crate::executor::Written;
 use crate::node::NodeId;
 use crate::recorded_event::Step;
 use crate::settings::{ROLLBACK_WINDOW, RendezvousSettings};
 use crate::state::RendezvousState;
 
-/// How often the holder shows that it lives.
+/// How often the holder renews the lease.
 const RENEWAL: Duration = Duration::from_millis(500);
 
 /// A lease that is not renewed for this time, as a node has seen it, is free.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// A request is posted again after 2 intervals of heartbeats, and then each time after twice as long, up to 2 intervals
-/// times two to the power of this.
-const DOUBLINGS_MAX: u32 = 8;
 
 /// For each node that may take part, the interval of those that wait for an answer is longer by this: whatever their
 /// number, one of them polls each millisecond.
@@ -43,172 +41,134 @@ const HEARTBEATS_PER_LEASE_POLL: u32 = 12;
 /// After this time a node polls a second time: only a lease that has not changed meanwhile is free.
 const SECOND_POLL: Duration = Duration::from_millis(2100);
 
-/// One request to the store.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Ask {
-    /// Writes the node's own heartbeat.
-    WriteHeartbeat(u64),
-    /// The lease, if there is one.
-    ReadLease,
-    /// Replaces the lease if it is the expected one; empty for none.
-    Claim {
-        expected: Vec<u8>,
-        lease: Vec<u8>,
-    },
-    /// Puts a request into the queue.
-    Push(Vec<u8>),
-    /// The summary, if there is one.
-    ReadSummary,
-    /// The node's own answer, if there is one.
-    ReadAnswer,
-    /// Waits for an own answer other than this one.
-    AwaitAnswer {
-        known: Vec<u8>,
-        until: Duration,
-    },
-    /// Waits for another summary than this one.
-    AwaitSummary {
-        known: Vec<u8>,
-        until: Duration,
-    },
-    /// As holder: how many handlers there were, which have the numbers up to this one.
-    CountNodes,
-    /// As holder: the state.
-    ReadState,
-    /// Whether the state differs from the known one, apart from heartbeats.
-    CheckState,
-    /// Writes [`Station::to_write`].
-    WriteState,
-    /// Writes answers by the index of the node.
-    Answer(Vec<(u32, Vec<u8>)>),
-    WriteSummary(Vec<u8>),
-    /// The heartbeats of these nodes; empty for one that has written none.
-    ReadHeartbeats(Vec<u32>),
-    /// Takes all requests from the queue, or waits for one.
-    TakeRequests {
-        until: Duration,
-    },
-    /// Nothing until a new goal.
-    Idle,
-    /// The goal is over.
-    Done(Result<Option<Place>, Ending>),
-}
-
-/// The result of a request.
-#[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "one at a time, and moved only to its station"
-)]
-pub(crate) enum Reply {
-    /// It is done.
-    Done,
-    /// The value, or the value that is there after a compare-and-set.
-    Value(Option<Vec<u8>>),
-    State(Option<(RendezvousState, Token)>),
-    Written(Written),
-    IsSame(bool),
-    Heartbeats(Vec<Vec<u8>>),
-    Requests(Vec<Vec<u8>>),
-    Count(u32),
-    /// A wait is over without a result.
-    Nothing,
-}
-
-/// Why a goal was not reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
-    Closed,
-    NotNeeded,
-    TimedOut,
-    /// Nobody holds the lease, and this node must not, as it is on no list.
-    NoHolder,
-}
-
-#[derive(Debug)]
-struct Goal {
-    request: Request,
-    /// The number of its first request: an answer to any of them is one to the goal.
-    since: u32,
-    /// The epoch of the holder to which it was posted.
-    posted: Option<u64>,
-    /// When to post it again: a holder that dies takes with it what it took from the queue.
-    repeat_at: Duration,
-    doublings: u32,
-    deadline: Duration,
-    is_spare: bool,
-}
-
-impl Goal {
-    const fn new(request: Request, deadline: Duration) -> Self {
-        Self {
-            since: request.number,
-            request,
-            posted: None,
-            repeat_at: Duration::MAX,
-            doublings: 0,
-            deadline,
-            is_spare: false,
-        }
-    }
-
-    /// The text to push for the holder of this epoch.
-    /// What to push for the holder of this epoch.
-    fn post(&mut self, epoch: Option<u64>, at: Duration, settings: &RendezvousSettings) -> Vec<u8> {
-        let is_again = self.posted == epoch;
-        self.doublings = if is_again {
-            (self.doublings + 1).min(DOUBLINGS_MAX)
-        } else {
-            0
-        };
-        let pause = settings
-            .keep_alive_interval
-            .saturating_mul(2 << self.doublings);
-        self.repeat_at = at.saturating_add(pause);
-        self.posted = epoch;
-        self.request.epoch = epoch.unwrap_or_default();
-        self.request.to_text()
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Station {
     me: NodeId,
     index: u32,
     settings: RendezvousSettings,
-    number: u32,
-    goal: Option<Goal>,
-    outcome: Option<Result<Option<Place>, Ending>>,
-    /// The round of which the node is a member.
-    round: Option<i64>,
-    rank: usize,
-    /// The number of nodes of this round.
-    size: usize,
-    is_evicted: bool,
-    heartbeat: u64,
-    heartbeat_at: Duration,
-    lease: Vec<u8>,
-    is_lease_known: bool,
-    /// When this lease was seen first.
-    lease_since: Duration,
-    /// When the node polled the lease last.
-    lease_polled: Duration,
-    poll_lease_at: Duration,
-    /// Whether the last poll was the first of two.
-    confirms_lease: bool,
-    holder: Option<Holder>,
-    /// The request in progress.
+    phase: Phase,
+    membership: Option<Membership>,
+    role: Role,
+    timers: Timers<Timer>,
+    /// The operation in progress.
     asked: Ask,
-    renewals: u64,
-    renew_at: Duration,
+    /// The number of the last request.
+    number: u32,
+    heartbeats: u64,
+    /// The last answer and the last summary that were read.
     answer: Vec<u8>,
     summary_text: Vec<u8>,
     summary: Summary,
-    reads_answer: bool,
-    /// Requests for a later holder that this node took while it believed to be the holder.
-    to_return: Vec<Vec<u8>>,
-    checks_summary: bool,
-    is_releasing: bool,
+    /// Requests to a later holder that this node took while it believed to be the holder.
+    misdirected: Vec<Vec<u8>>,
+}
+
+/// What the node waits for.
+#[derive(Debug)]
+enum Phase {
+    Idle,
+    /// An answer to its request.
+    Requesting(Posting),
+    /// Its caller, which takes the result. `epoch`: of the holder that knows the node as a member.
+    Ended {
+        result: Result<Option<Place>, Ending>,
+        epoch: Option<u64>,
+    },
+    /// A change of its round. It announces to each holder that it is a member.
+    Member(Posting),
+}
+
+/// The complete round that the node has joined.
+#[derive(Debug)]
+struct Membership {
+    round: i64,
+    rank: usize,
+    /// The number of nodes in the round.
+    size: usize,
+    standing: Standing,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Sure,
+    /// The summary allows that the node was evicted: it reads its answer.
+    Doubtful,
+    Evicted,
+}
+
+#[derive(Debug)]
+enum Role {
+    Follower(LeaseView),
+    Holder(Box<Tenure>),
+}
+
+/// The lease as a node that does not hold it knows it.
+#[derive(Debug)]
+enum LeaseView {
+    /// To be read at once.
+    Unknown,
+    Known {
+        lease: Vec<u8>,
+        /// When this lease was read first and last.
+        since: Duration,
+        polled: Duration,
+    },
+}
+
+#[derive(Debug)]
+struct Tenure {
+    holder: Holder,
+    /// The lease as it was written last.
+    lease: Vec<u8>,
+    renewals: u64,
+    phase: TenurePhase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TenurePhase {
+    /// The stored summary is to be read: that of the holder before, or one that was replaced meanwhile.
+    Checking,
+    Serving,
+    /// Gives the lease back. The last summary lets the next holder know that this node has left.
+    Leaving,
+    /// Gives the lease back without a summary: the others have evicted the node, and may have a holder already.
+    Evicted,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    Deadline,
+    Heartbeat,
+    LeasePoll,
+    /// A poll soon after another one.
+    SecondPoll,
+    /// Post the request again.
+    Repeat,
+    Renewal,
+}
+
+impl LeaseView {
+    fn new(lease: Vec<u8>, at: Duration) -> Self {
+        Self::Known {
+            lease,
+            since: at,
+            polled: at,
+        }
+    }
+
+    fn is_free(&self) -> bool {
+        let Self::Known {
+            lease,
+            since,
+            polled,
+        } = self
+        else {
+            return false;
+        };
+        let lease = Lease::from_text(lease);
+        lease.is_none_or(|lease| lease.renewal.is_none())
+            || polled.saturating_sub(*since) >= LEASE_TIMEOUT
+    }
 }
 
 impl Station {
@@ -218,32 +178,17 @@ impl Station {
             me,
             index,
             settings,
-            number: 0,
-            goal: None,
-            outcome: None,
-            round: None,
-            rank: 0,
-            size: 0,
-            is_evicted: false,
-            heartbeat: 0,
-            heartbeat_at: now.monotonic,
-            lease: Vec::new(),
-            is_lease_known: false,
-            lease_since: now.monotonic,
-            lease_polled: now.monotonic,
-            poll_lease_at: now.monotonic,
-            confirms_lease: false,
-            holder: None,
+            phase: Phase::Idle,
+            membership: None,
+            role: Role::Follower(LeaseView::Unknown),
+            timers: [(Timer::Heartbeat, now.monotonic)].into(),
             asked: Ask::Idle,
-            renewals: 0,
-            renew_at: now.monotonic,
+            number: 0,
+            heartbeats: 0,
             answer: Vec::new(),
             summary_text: Vec::new(),
             summary: Summary::default(),
-            reads_answer: false,
-            to_return: Vec::new(),
-            checks_summary: false,
-            is_releasing: false,
+            misdirected: Vec::new(),
         }
     }
 
@@ -263,30 +208,42 @@ impl Station {
         &self.summary
     }
 
-    pub(crate) const fn is_evicted(&self) -> bool {
-        self.is_evicted
+    pub(crate) fn is_evicted(&self) -> bool {
+        let membership = self.membership.as_ref();
+        membership.is_some_and(|it| it.standing == Standing::Evicted)
     }
 
-    pub(crate) const fn holder(&self) -> Option<&Holder> {
-        self.holder.as_ref()
+    pub(crate) const fn is_holder(&self) -> bool {
+        matches!(self.role, Role::Holder(_))
+    }
+
+    const fn holder(&self) -> Option<&Holder> {
+        match &self.role {
+            Role::Holder(tenure) => Some(&tenure.holder),
+            Role::Follower(_) => None,
+        }
+    }
+
+    const fn holder_mut(&mut self) -> Option<&mut Holder> {
+        match &mut self.role {
+            Role::Holder(tenure) => Some(&mut tenure.holder),
+            Role::Follower(_) => None,
+        }
     }
 
     /// The state to be written and the token it is based on, after [`Ask::WriteState`].
     pub(crate) fn to_write(&self) -> Option<(&RendezvousState, Option<&Token>)> {
-        self.holder.as_ref().map(Holder::to_write)
+        self.holder().map(Holder::to_write)
     }
 
     /// Takes what this node, as the holder, has changed for whom since the last call, and the results of its writes.
     pub(crate) fn take_steps(&mut self) -> Vec<(NodeId, Step)> {
-        self.holder
-            .as_mut()
-            .map_or_else(Vec::new, Holder::take_steps)
+        self.holder_mut().map_or_else(Vec::new, Holder::take_steps)
     }
 
     /// Begins to join a round after `after`, for at most until `deadline`.
     pub(crate) fn join(&mut self, after: i64, deadline: Duration, now: Now) {
-        self.round = None;
-        self.is_evicted = false;
+        self.membership = None;
         self.begin(RequestKind::Join { after }, deadline, now);
     }
 
@@ -305,48 +262,55 @@ impl Station {
 
     fn begin(&mut self, kind: RequestKind, deadline: Duration, now: Now) {
         self.number += 1;
-        self.outcome = None;
-        self.poll_lease_at = self.poll_lease_at.min(now.monotonic);
-        self.confirms_lease = true;
-        self.goal = Some(Goal::new(self.request(kind), deadline));
-    }
-
-    fn request(&self, kind: RequestKind) -> Request {
-        Request {
-            index: self.index,
-            number: self.number,
-            epoch: 0,
-            node: self.me.clone(),
-            kind,
-        }
+        self.phase = Phase::Requesting(Posting::new(kind, self.number, None));
+        self.timers.set(Timer::Deadline, deadline);
+        self.timers.set(Timer::SecondPoll, now.monotonic);
     }
 
     /// Gives the lease back before the node ends; `None` if it does not hold it.
     pub(crate) fn release(&mut self) -> Option<Ask> {
-        let holder = self.holder.take()?;
+        let follower = Role::Follower(LeaseView::Unknown);
+        match std::mem::replace(&mut self.role, follower) {
+            Role::Holder(tenure) => {
+                self.timers.cancel(Timer::Renewal);
+                let lease = self.lease(tenure.holder.epoch(), None);
+                Some(Ask::Claim {
+                    expected: tenure.lease,
+                    lease,
+                })
+            }
+            role @ Role::Follower(_) => {
+                self.role = role;
+                None
+            }
+        }
+    }
+
+    fn lease(&self, epoch: u64, renewal: Option<u64>) -> Vec<u8> {
         let lease = Lease {
-            epoch: holder.epoch(),
+            epoch,
             index: self.index,
-            heartbeat: None,
+            renewal,
         };
-        Some(Ask::Claim {
-            expected: self.lease.clone(),
-            lease: lease.to_text(),
-        })
+        lease.to_text()
     }
 
     /// A request has failed: whatever this node held or posted may be lost.
     pub(crate) fn on_failure(&mut self, now: Now) {
-        self.holder = None;
-        self.is_lease_known = false;
-        self.heartbeat_at = now.monotonic;
-        self.poll_lease_at = now.monotonic;
-        if let Some(goal) = &mut self.goal {
-            goal.posted = None;
+        self.follow(LeaseView::Unknown, now);
+    }
+
+    /// Begins to follow another holder, which may know neither this node nor its request.
+    fn follow(&mut self, view: LeaseView, now: Now) {
+        self.role = Role::Follower(view);
+        self.timers.cancel(Timer::Renewal);
+        self.timers.set(Timer::Heartbeat, now.monotonic);
+        if let Phase::Requesting(posting) | Phase::Member(posting) = &mut self.phase {
+            posting.epoch = None;
         }
     }
 
-    /// The next request. Its result goes to [`on_reply`](Self::on_reply).
+    /// The next operation. Its result goes to [`on_reply`](Self::on_reply).
     pub(crate) fn step(&mut self, now: Now) -> Ask {
         let ask = self.next(now);
         self.asked = ask.clone();
@@ -355,179 +319,234 @@ impl Station {
 
     fn next(&mut self, now: Now) -> Ask {
         let at = now.monotonic;
-        if self.is_releasing {
-            // The next holder learns from it that this node has left. One that the others have dropped says nothing:
-            // there may be a next holder already.
-            let stays = |goal: &Goal| matches!(goal.request.kind, RequestKind::Stay { .. });
-            if !self.goal.as_ref().is_some_and(stays)
-                && let Some(text) = self.holder.as_mut().and_then(Holder::take_unsent_summary)
-            {
-                self.adopt_summary(text.clone());
-                return Ask::WriteSummary(text);
-            }
-            self.is_releasing = false;
-            if let Some(ask) = self.release() {
-                self.is_lease_known = false;
-                return ask;
-            }
+        if let Some(ask) = self.next_of_release(now) {
+            return ask;
         }
-        if let (Some(request), None) = (self.to_return.last(), &self.holder) {
+        if let (Some(request), Role::Follower(_)) = (self.misdirected.last(), &self.role) {
             return Ask::Push(request.clone());
         }
-        if let Some(outcome) = self.outcome.take() {
-            return Ask::Done(outcome);
+        if self.timers.is_due(Timer::Deadline, at) {
+            self.on_deadline();
         }
-        if self.goal.is_none() && self.round.is_none() && self.holder.is_none() {
-            return Ask::Idle;
+        match &self.phase {
+            Phase::Ended { result, epoch } => {
+                let (result, epoch) = (result.clone(), *epoch);
+                return self.done(result, epoch);
+            }
+            Phase::Idle if !self.is_holder() => return Ask::Idle,
+            Phase::Idle | Phase::Requesting(_) | Phase::Member(_) => {}
         }
-        if let Some(ended) = self.check_deadline(at) {
-            self.goal = None;
-            self.is_releasing = true;
-            return Ask::Done(Err(ended));
+        match &self.role {
+            Role::Follower(_) => self.next_as_follower(at),
+            Role::Holder(_) => self.next_as_holder(now),
         }
-        if self.holder.is_some() {
-            return self.next_as_holder(now);
+    }
+
+    /// Reports the result of the goal.
+    fn done(&mut self, result: Result<Option<Place>, Ending>, epoch: Option<u64>) -> Ask {
+        self.timers.cancel(Timer::Deadline);
+        self.timers.cancel(Timer::Repeat);
+        self.phase = match &self.membership {
+            Some(membership) => {
+                let kind = RequestKind::Stay {
+                    round: membership.round,
+                };
+                Phase::Member(Posting::new(kind, self.number, epoch))
+            }
+            None => Phase::Idle,
+        };
+        Ask::Done(result)
+    }
+
+    /// The next operation of a holder that gives the lease back.
+    fn next_of_release(&mut self, now: Now) -> Option<Ask> {
+        let Role::Holder(tenure) = &mut self.role else {
+            return None;
+        };
+        match tenure.phase {
+            TenurePhase::Checking | TenurePhase::Serving => return None,
+            TenurePhase::Evicted => {}
+            TenurePhase::Leaving => {
+                // Others may have left by the same write.
+                let answers = tenure.holder.take_answers();
+                if let Some(ask) = self.answer(answers, now) {
+                    return Some(ask);
+                }
+                if let Some(text) = self.holder_mut().and_then(Holder::take_unsent_summary) {
+                    self.adopt_summary(text.clone());
+                    return Some(Ask::WriteSummary(text));
+                }
+            }
         }
-        if self.heartbeat_at <= at {
+        self.release()
+    }
+
+    fn next_as_follower(&mut self, at: Duration) -> Ask {
+        if self.timers.is_due(Timer::Heartbeat, at) {
             let interval = self.settings.keep_alive_interval;
             // From then on not all at the same time.
-            let to_next = if self.heartbeat == 0 {
+            let to_next = if self.heartbeats == 0 {
                 self.staggered(interval / 2, interval)
             } else {
                 interval
             };
-            self.heartbeat += 1;
-            self.heartbeat_at = at.saturating_add(to_next);
-            return Ask::WriteHeartbeat(self.heartbeat);
+            self.heartbeats += 1;
+            self.timers
+                .set(Timer::Heartbeat, at.saturating_add(to_next));
+            return Ask::WriteHeartbeat(self.heartbeats);
         }
-        if self.is_lease_free() {
-            if self.may_hold() {
-                return self.claim();
+        let Role::Follower(view) = &self.role else {
+            return Ask::Idle;
+        };
+        let epoch = match view {
+            LeaseView::Unknown => return self.poll_lease(at),
+            LeaseView::Known { lease, .. } => {
+                let epoch = Lease::from_text(lease).map(|lease| lease.epoch);
+                if view.is_free() && self.may_hold() {
+                    return Ask::Claim {
+                        expected: lease.clone(),
+                        lease: self.lease(epoch.unwrap_or(0).saturating_add(1), Some(0)),
+                    };
+                }
+                epoch
             }
-            if self.is_asking() {
-                self.goal = None;
-                return Ask::Done(Err(Ending::NoHolder));
-            }
+        };
+        if view.is_free() && self.is_requesting() {
+            return self.done(Err(Ending::NoHolder), None);
         }
-        if !self.is_lease_known || self.poll_lease_at <= at {
-            self.poll_lease_at = at.saturating_add(self.lease_poll_interval());
-            return Ask::ReadLease;
+        if self.timers.is_due(Timer::LeasePoll, at) || self.timers.is_due(Timer::SecondPoll, at) {
+            return self.poll_lease(at);
         }
-        if self.reads_answer {
-            self.reads_answer = false;
+        if let Some(membership) = &mut self.membership
+            && membership.standing == Standing::Doubtful
+        {
+            membership.standing = Standing::Sure;
             return Ask::ReadAnswer;
         }
-        let epoch = Lease::from_text(&self.lease).map(|lease| lease.epoch);
-        if let Some(goal) = &mut self.goal
-            && (goal.posted != epoch || goal.repeat_at <= at)
+        if let Phase::Requesting(posting) | Phase::Member(posting) = &mut self.phase
+            && (posting.epoch != epoch || self.timers.is_due(Timer::Repeat, at))
         {
-            return Ask::Push(goal.post(epoch, at, &self.settings));
+            let intervals = posting.post(epoch);
+            let pause = self.settings.keep_alive_interval.saturating_mul(intervals);
+            self.timers.set(Timer::Repeat, at.saturating_add(pause));
+            return Ask::Push(posting.request(&self.me, self.index).to_text());
         }
-        let repeat_at = self
-            .goal
-            .as_ref()
-            .map_or(Duration::MAX, |goal| goal.repeat_at);
-        let until = self.heartbeat_at.min(self.poll_lease_at).min(repeat_at);
-        match &self.goal {
-            Some(goal) if !matches!(goal.request.kind, RequestKind::Stay { .. }) => {
-                let deadline = goal.deadline.saturating_add(Duration::from_millis(1));
-                let until = if deadline > at {
-                    until.min(deadline)
-                } else {
-                    until
-                };
-                let known = self.answer.clone();
-                Ask::AwaitAnswer { known, until }
-            }
-            _ => {
-                let known = self.summary_text.clone();
-                Ask::AwaitSummary { known, until }
-            }
+        let until = self.timers.next(|_| true);
+        if self.is_requesting() {
+            let known = self.answer.clone();
+            Ask::AwaitAnswer { known, until }
+        } else {
+            let known = self.summary_text.clone();
+            Ask::AwaitSummary { known, until }
         }
     }
 
     fn next_as_holder(&mut self, now: Now) -> Ask {
         let at = now.monotonic;
-        if self.renew_at <= at {
-            return self.renew(at);
-        }
-        let Some(holder) = &mut self.holder else {
+        let Role::Holder(tenure) = &mut self.role else {
             return Ask::Idle;
         };
-        if let Some(goal) = &mut self.goal
-            && goal.posted != Some(holder.epoch())
-        {
-            goal.posted = Some(holder.epoch());
-            goal.request.epoch = holder.epoch();
-            holder.on_requests([goal.request.clone()], now);
+        let epoch = tenure.holder.epoch();
+        if self.timers.is_due(Timer::Renewal, at) {
+            self.timers.set(Timer::Renewal, at.saturating_add(RENEWAL));
+            tenure.renewals += 1;
+            let (expected, renewals) = (tenure.lease.clone(), tenure.renewals);
+            let lease = self.lease(epoch, Some(renewals));
+            return Ask::Claim { expected, lease };
         }
-        if std::mem::take(&mut self.checks_summary) {
+        if let Phase::Requesting(posting) | Phase::Member(posting) = &mut self.phase
+            && posting.epoch != Some(epoch)
+        {
+            posting.epoch = Some(epoch);
+            let request = posting.request(&self.me, self.index);
+            tenure.holder.on_requests([request], now);
+        }
+        if tenure.phase == TenurePhase::Checking {
+            tenure.phase = TenurePhase::Serving;
             return Ask::ReadSummary;
         }
-        match holder.task(now) {
+        match tenure.holder.task(now) {
             Task::CountNodes => Ask::CountNodes,
             Task::ReadState => Ask::ReadState,
             Task::CheckState => {
-                self.checks_summary = true;
+                tenure.phase = TenurePhase::Checking;
                 Ask::CheckState
             }
             Task::WriteState => Ask::WriteState,
-            Task::Answer(mut answers) => {
-                let own = answers.iter().position(|(index, _)| *index == self.index);
-                if let Some(own) = own {
-                    let (_, text) = answers.swap_remove(own);
-                    self.on_answer(text, now);
-                }
-                if answers.is_empty() {
-                    return self.next(now);
-                }
-                Ask::Answer(answers)
-            }
+            Task::Answer(answers) => match self.answer(answers, now) {
+                Some(ask) => ask,
+                None => self.next(now),
+            },
             Task::WriteSummary(text) => {
                 self.adopt_summary(text.clone());
                 Ask::WriteSummary(text)
             }
-            Task::ReadHeartbeats(indices) => {
-                let others: Vec<u32> = indices.into_iter().filter(|it| *it != self.index).collect();
-                Ask::ReadHeartbeats(others)
+            Task::ReadHeartbeats(mut indices) => {
+                indices.retain(|index| *index != self.index);
+                Ask::ReadHeartbeats(indices)
             }
             Task::Wait(until) => Ask::TakeRequests {
-                until: until.min(self.renew_at),
+                until: until.min(self.timers.at(Timer::Renewal)),
             },
         }
     }
 
-    fn check_deadline(&mut self, at: Duration) -> Option<Ending> {
-        let goal = self.goal.as_mut()?;
-        if goal.deadline >= at {
-            return None;
+    /// Takes its own answer, and returns what writes those of the others.
+    fn answer(&mut self, mut answers: Vec<(u32, Vec<u8>)>, now: Now) -> Option<Ask> {
+        let own = answers.iter().position(|(index, _)| *index == self.index);
+        if let Some(own) = own {
+            let (_, text) = answers.swap_remove(own);
+            self.on_answer(text, now);
         }
-        match goal.request.kind {
-            RequestKind::Stay { .. } => None,
-            _ if goal.is_spare => None,
-            RequestKind::Join { after } => {
-                self.number += 1;
-                goal.request.number = self.number;
-                goal.request.kind = RequestKind::JoinLate { after };
-                goal.posted = None;
-                None
-            }
-            RequestKind::JoinLate { .. } => {
-                (goal.deadline.saturating_add(ROLLBACK_WINDOW) < at).then_some(Ending::TimedOut)
-            }
-            RequestKind::Exit | RequestKind::Leave | RequestKind::Close => Some(Ending::TimedOut),
+        (!answers.is_empty()).then_some(Ask::WriteAnswers(answers))
+    }
+
+    fn on_deadline(&mut self) {
+        let deadline = self.timers.at(Timer::Deadline);
+        self.timers.cancel(Timer::Deadline);
+        let Phase::Requesting(posting) = &mut self.phase else {
+            return;
+        };
+        if let RequestKind::Join { after } = posting.kind {
+            self.number += 1;
+            posting.replace(RequestKind::JoinLate { after }, self.number);
+            let end = deadline.saturating_add(ROLLBACK_WINDOW);
+            self.timers.set(Timer::Deadline, end);
+        } else {
+            self.phase = Phase::Ended {
+                result: Err(Ending::TimedOut),
+                epoch: None,
+            };
+            self.retire(TenurePhase::Leaving);
         }
+    }
+
+    /// Gives the lease back next, if this node holds it.
+    const fn retire(&mut self, phase: TenurePhase) {
+        if let Role::Holder(tenure) = &mut self.role {
+            tenure.phase = phase;
+        }
+    }
+
+    fn poll_lease(&mut self, at: Duration) -> Ask {
+        if !self.timers.take_due(Timer::SecondPoll, at) {
+            let second = at.saturating_add(SECOND_POLL);
+            self.timers.set(Timer::SecondPoll, second);
+        }
+        let next = at.saturating_add(self.lease_poll_interval());
+        self.timers.set(Timer::LeasePoll, next);
+        Ask::ReadLease
     }
 
     fn lease_poll_interval(&self) -> Duration {
         let least = LEASE_POLL_INTERVAL;
-        if self.is_asking() {
+        if self.is_requesting() {
             let nodes = u32::try_from(self.settings.max_nodes).unwrap_or(u32::MAX);
             let more = LEASE_POLL_INTERVAL_PER_NODE.saturating_mul(nodes);
             let most = least.saturating_add(more).min(LEASE_POLL_INTERVAL_MAX);
             return self.staggered(least, most);
         }
-        if self.rank < DEPUTIES {
+        if self.membership.as_ref().is_none_or(|it| it.rank < DEPUTIES) {
             return self.staggered(least, least.saturating_add(least / 4));
         }
         let interval = self.settings.keep_alive_interval;
@@ -544,73 +563,20 @@ impl Station {
         least.saturating_add(width.saturating_mul(phase) / PHASES)
     }
 
-    /// Whether the summary allows that the node was dropped from its round.
-    fn may_be_evicted(&self) -> bool {
-        let is_whole = self.summary.is_complete && self.summary.joined == self.size;
-        self.round != Some(self.summary.round) || !is_whole
+    const fn is_requesting(&self) -> bool {
+        matches!(self.phase, Phase::Requesting(_))
     }
 
-    /// Whether it has a goal, and does not just stay.
-    fn is_asking(&self) -> bool {
-        let goal = self.goal.as_ref();
-        goal.is_some_and(|goal| !matches!(goal.request.kind, RequestKind::Stay { .. }))
-    }
-
-    fn is_joining(&self) -> bool {
-        self.goal.as_ref().is_some_and(|goal| {
-            matches!(
-                goal.request.kind,
-                RequestKind::Join { .. } | RequestKind::JoinLate { .. }
-            )
-        })
+    const fn is_joining(&self) -> bool {
+        matches!(&self.phase, Phase::Requesting(posting) if posting.kind.is_join())
     }
 
     /// Only a node that is listed, or will be by its own request, can write what stops an earlier holder.
     fn may_hold(&self) -> bool {
-        self.is_joining() || (self.round.is_some() && !self.is_evicted)
+        self.is_joining() || (self.membership.is_some() && !self.is_evicted())
     }
 
-    fn is_lease_free(&self) -> bool {
-        if !self.is_lease_known {
-            return false;
-        }
-        match Lease::from_text(&self.lease) {
-            Some(Lease {
-                heartbeat: Some(_), ..
-            }) => self.lease_polled.saturating_sub(self.lease_since) >= LEASE_TIMEOUT,
-            _ => true,
-        }
-    }
-
-    fn claim(&self) -> Ask {
-        let epoch = Lease::from_text(&self.lease).map_or(0, |lease| lease.epoch);
-        let lease = Lease {
-            epoch: epoch.saturating_add(1),
-            index: self.index,
-            heartbeat: Some(0),
-        };
-        Ask::Claim {
-            expected: self.lease.clone(),
-            lease: lease.to_text(),
-        }
-    }
-
-    fn renew(&mut self, at: Duration) -> Ask {
-        self.renew_at = at.saturating_add(RENEWAL);
-        self.renewals += 1;
-        let epoch = self.holder.as_ref().map_or(0, Holder::epoch);
-        let lease = Lease {
-            epoch,
-            index: self.index,
-            heartbeat: Some(self.renewals),
-        };
-        Ask::Claim {
-            expected: self.lease.clone(),
-            lease: lease.to_text(),
-        }
-    }
-
-    /// Takes the result of the last request.
+    /// Takes the result of the last operation.
     pub(crate) fn on_reply(&mut self, reply: Reply, now: Now) {
         let asked = std::mem::replace(&mut self.asked, Ask::Idle);
         match (asked, reply) {
@@ -621,50 +587,49 @@ impl Station {
             (Ask::AwaitAnswer { .. } | Ask::ReadAnswer, Reply::Value(Some(text))) => {
                 self.on_answer(text, now);
             }
-            (Ask::AwaitSummary { .. }, Reply::Value(Some(text))) => {
-                self.adopt_summary(text);
-                let epoch = Lease::from_text(&self.lease).map_or(0, |lease| lease.epoch);
-                self.is_lease_known &= self.summary.epoch <= epoch;
-                self.reads_answer = self.may_be_evicted();
-                self.stay();
-            }
+            (Ask::AwaitSummary { .. }, Reply::Value(Some(text))) => self.on_summary(text),
             (Ask::ReadSummary, Reply::Value(text)) => {
-                if let Some(holder) = &mut self.holder {
+                if let Some(holder) = self.holder_mut() {
                     holder.on_summary(text.unwrap_or_default());
-                } else if let Some(text) = text {
-                    self.adopt_summary(text);
                 }
             }
-            (Ask::Push(request), Reply::Done) if self.to_return.last() == Some(&request) => {
-                self.to_return.pop();
+            (Ask::Push(request), Reply::Done) if self.misdirected.last() == Some(&request) => {
+                self.misdirected.pop();
             }
-            (Ask::TakeRequests { .. }, Reply::Requests(texts)) => self.on_requests(texts, now),
-            (asked, reply) => {
-                let Some(holder) = &mut self.holder else {
-                    return;
-                };
-                match (asked, reply) {
-                    (Ask::ReadState, Reply::State(stored)) => holder.on_state(stored, now),
-                    (Ask::CheckState, Reply::IsSame(is_same)) => holder.on_checked(is_same, now),
-                    (Ask::CountNodes, Reply::Count(count)) => holder.on_count(count),
-                    (Ask::WriteState, Reply::Written(written)) => holder.on_written(written, now),
-                    (Ask::ReadHeartbeats(indices), Reply::Heartbeats(values)) => {
-                        holder.on_heartbeats(&indices, &values, now);
-                    }
-                    _ => {}
-                }
-                // A holder that is on no list cannot stop what an earlier one writes.
-                let is_lost = holder.has_lost(&self.me);
-                if is_lost && !self.is_joining() {
-                    self.is_evicted = true;
-                    self.is_releasing = true;
-                }
-            }
+            (Ask::TakeRequests { .. }, Reply::Requests(texts)) => self.on_requests(&texts, now),
+            (asked, reply) => self.on_reply_to_holder(asked, reply, now),
         }
     }
 
-    fn on_requests(&mut self, texts: Vec<Vec<u8>>, now: Now) {
-        let Some(holder) = &mut self.holder else {
+    fn on_reply_to_holder(&mut self, asked: Ask, reply: Reply, now: Now) {
+        let Some(holder) = self.holder_mut() else {
+            return;
+        };
+        match (asked, reply) {
+            (Ask::ReadState, Reply::State(stored)) => holder.on_state(stored, now),
+            (Ask::CheckState, Reply::IsSame(is_same)) => holder.on_checked(is_same, now),
+            (Ask::CountNodes, Reply::Count(count)) => holder.on_count(count),
+            (Ask::WriteState, Reply::Written(written)) => holder.on_written(written, now),
+            (Ask::ReadHeartbeats(indices), Reply::Heartbeats(values)) => {
+                holder.on_heartbeats(&indices, &values, now);
+            }
+            _ => {}
+        }
+        // A holder that is on no list cannot stop what an earlier one writes.
+        let has_lost = self.holder().is_some_and(|it| it.has_lost(&self.me));
+        if has_lost && !self.is_joining() {
+            if let Some(membership) = &mut self.membership {
+                membership.standing = Standing::Evicted;
+            }
+            self.retire(match self.phase {
+                Phase::Member(_) => TenurePhase::Evicted,
+                _ => TenurePhase::Leaving,
+            });
+        }
+    }
+
+    fn on_requests(&mut self, texts: &[Vec<u8>], now: Now) {
+        let Some(holder) = self.holder_mut() else {
             return;
         };
         let epoch = holder.epoch();
@@ -672,181 +637,168 @@ impl Station {
         let (later, own): (Vec<_>, Vec<_>) = requests.partition(|request| request.epoch > epoch);
         holder.on_requests(own, now);
         if !later.is_empty() {
-            self.to_return = later.iter().map(Request::to_text).collect();
+            self.misdirected = later.iter().map(Request::to_text).collect();
             // It fails if there is a later holder.
-            self.renew_at = now.monotonic;
+            self.timers.set(Timer::Renewal, now.monotonic);
         }
     }
 
-    fn on_lease(&mut self, lease: Vec<u8>, now: Now) {
-        if !self.is_lease_known || lease != self.lease {
-            self.lease_since = now.monotonic;
-            let second_poll = now.monotonic.saturating_add(SECOND_POLL);
-            if !self.confirms_lease {
-                self.poll_lease_at = self.poll_lease_at.min(second_poll);
+    fn on_lease(&mut self, current: Vec<u8>, now: Now) {
+        let at = now.monotonic;
+        let Role::Follower(view) = &mut self.role else {
+            return;
+        };
+        match view {
+            LeaseView::Known {
+                lease,
+                since,
+                polled,
+            } if *lease == current => {
+                *polled = at;
+                let free_at = since.saturating_add(LEASE_TIMEOUT);
+                if free_at > at {
+                    self.timers.set(Timer::SecondPoll, free_at);
+                }
             }
-        } else {
-            let free_at = self.lease_since.saturating_add(LEASE_TIMEOUT);
-            if free_at > now.monotonic {
-                self.poll_lease_at = self.poll_lease_at.min(free_at);
-            }
+            LeaseView::Known { .. } | LeaseView::Unknown => *view = LeaseView::new(current, at),
         }
-        self.lease_polled = now.monotonic;
-        self.confirms_lease = !self.confirms_lease;
-        self.is_lease_known = true;
-        self.lease = lease;
-        self.stay();
     }
 
     fn on_claimed(&mut self, lease: &[u8], current: Vec<u8>, now: Now) {
+        let at = now.monotonic;
         let is_mine = current == lease;
-        self.on_lease(current, now);
-        match (&self.holder, is_mine) {
-            // Nobody else can have asked for these requests.
-            (Some(_), true) => self.to_return.clear(),
-            (Some(_), false) => {
-                // Another node holds it. It may not know this node's request.
-                self.holder = None;
-                self.heartbeat_at = now.monotonic;
-                if let Some(goal) = &mut self.goal {
-                    goal.posted = None;
+        match &mut self.role {
+            Role::Holder(tenure) if is_mine => {
+                tenure.lease = current;
+                // No other node can have asked for these requests.
+                self.misdirected.clear();
+            }
+            Role::Holder(_) => self.follow(LeaseView::new(current, at), now),
+            Role::Follower(_) => {
+                self.on_lease(current, now);
+                match Lease::from_text(lease) {
+                    Some(Lease {
+                        epoch,
+                        renewal: Some(_),
+                        ..
+                    }) if is_mine => self.hold(lease.to_vec(), epoch, now),
+                    _ => {
+                        let next = at.saturating_add(self.lease_poll_interval());
+                        self.timers.set(Timer::LeasePoll, next);
+                        self.timers.cancel(Timer::SecondPoll);
+                    }
                 }
-            }
-            (None, true) => {
-                let Some(Lease {
-                    epoch,
-                    heartbeat: Some(_),
-                    ..
-                }) = Lease::from_text(lease)
-                else {
-                    return;
-                };
-                let me = self.me.clone();
-                let settings = self.settings.clone();
-                self.holder = Some(Holder::new(me, settings, epoch, now));
-                // It names the nodes that have departed before.
-                self.checks_summary = epoch > 1;
-                self.renewals = 0;
-                self.renew_at = now.monotonic.saturating_add(RENEWAL);
-                self.stay();
-            }
-            (None, false) => {
-                self.poll_lease_at = now.monotonic.saturating_add(self.lease_poll_interval())
             }
         }
     }
 
-    /// Notifies a new holder that this node is a member, once.
-    fn stay(&mut self) {
-        if let (Some(round), None) = (self.round, &self.goal) {
-            let request = self.request(RequestKind::Stay { round });
-            self.goal = Some(Goal::new(request, Duration::MAX));
-        }
+    fn hold(&mut self, lease: Vec<u8>, epoch: u64, now: Now) {
+        let holder = Holder::new(self.me.clone(), self.settings.clone(), epoch, now);
+        self.role = Role::Holder(Box::new(Tenure {
+            holder,
+            lease,
+            renewals: 0,
+            // The summary of the holder before names the nodes that have left.
+            phase: if epoch > 1 {
+                TenurePhase::Checking
+            } else {
+                TenurePhase::Serving
+            },
+        }));
+        let renewal = now.monotonic.saturating_add(RENEWAL);
+        self.timers.set(Timer::Renewal, renewal);
     }
 
     fn on_answer(&mut self, text: Vec<u8>, now: Now) {
         let answer = Answer::from_text(&text);
         self.answer = text;
-        if let Some(Answer {
-            kind: AnswerKind::NewHolder { .. },
-            ..
-        }) = answer
-        {
+        let Some(answer) = answer else { return };
+        if matches!(answer.kind, AnswerKind::NewHolder { .. }) {
             // It may have replaced an answer.
-            self.is_lease_known = false;
-            self.repeat();
-            return;
-        }
-        let since = self.goal.as_ref().map_or(self.number, |goal| goal.since);
-        let is_own = |answer: &Answer| {
-            let is_to_any = answer.number >= since && answer.kind.ends_every_request();
-            answer.number == self.number || is_to_any
-        };
-        let Some(answer) = answer.filter(is_own) else {
-            return;
-        };
-        if let AnswerKind::Evicted { round } = answer.kind {
-            self.is_evicted |= self.round == Some(round);
-            self.repeat();
-            return;
-        }
-        let Some(goal) = &mut self.goal else { return };
-        let is_join = matches!(
-            goal.request.kind,
-            RequestKind::Join { .. } | RequestKind::JoinLate { .. }
-        );
-        let outcome = match answer.kind {
-            AnswerKind::Spare => {
-                goal.is_spare = true;
-                return;
+            if let Role::Follower(view) = &mut self.role {
+                *view = LeaseView::Unknown;
             }
+            return self.repeat();
+        }
+        let since = match &self.phase {
+            Phase::Requesting(posting) | Phase::Member(posting) => posting.since,
+            Phase::Idle | Phase::Ended { .. } => self.number,
+        };
+        let ends = answer.number >= since && answer.kind.ends_every_request();
+        if answer.number != self.number && !ends {
+            return;
+        }
+        if let AnswerKind::Evicted { round } = answer.kind {
+            if let Some(membership) = self.membership.as_mut().filter(|it| it.round == round) {
+                membership.standing = Standing::Evicted;
+            }
+            return self.repeat();
+        }
+        let Phase::Requesting(posting) = &mut self.phase else {
+            return;
+        };
+        let is_join = posting.kind.is_join();
+        let (result, epoch) = match answer.kind {
+            AnswerKind::Spare => return self.timers.cancel(Timer::Deadline),
             AnswerKind::NoLongerSpare => {
-                goal.is_spare = false;
-                goal.deadline = now.monotonic.saturating_add(self.settings.join_timeout);
-                if let RequestKind::JoinLate { after } = goal.request.kind {
+                let deadline = now.monotonic.saturating_add(self.settings.join_timeout);
+                self.timers.set(Timer::Deadline, deadline);
+                if let RequestKind::JoinLate { after } = posting.kind {
                     self.number += 1;
-                    goal.request.number = self.number;
-                    goal.request.kind = RequestKind::Join { after };
-                    goal.posted = None;
+                    posting.replace(RequestKind::Join { after }, self.number);
                 }
                 return;
             }
-            AnswerKind::Joined(place) if is_join => Ok(Some(place)),
-            AnswerKind::Done if !is_join => Ok(None),
-            AnswerKind::Closed => Err(Ending::Closed),
-            AnswerKind::NotNeeded => Err(Ending::NotNeeded),
-            AnswerKind::TimedOut => Err(Ending::TimedOut),
+            AnswerKind::Joined(place) if is_join => {
+                self.membership = Some(Membership {
+                    round: place.round,
+                    rank: place.rank,
+                    size: place.size,
+                    standing: Standing::Sure,
+                });
+                (Ok(Some(place)), posting.epoch)
+            }
+            AnswerKind::Done if !is_join => (Ok(None), None),
+            AnswerKind::Closed => (Err(Ending::Closed), None),
+            AnswerKind::NotNeeded => (Err(Ending::NotNeeded), None),
+            AnswerKind::TimedOut => (Err(Ending::TimedOut), None),
             _ => return,
         };
-        let leaves = matches!(goal.request.kind, RequestKind::Exit | RequestKind::Leave);
-        let posted = goal.posted;
-        self.goal = None;
-        if let Ok(Some(place)) = &outcome {
-            self.round = Some(place.round);
-            self.rank = place.rank;
-            self.size = place.size;
-            self.is_evicted = false;
-            let request = self.request(RequestKind::Stay { round: place.round });
-            let mut goal = Goal::new(request, Duration::MAX);
-            // The same holder knows it.
-            goal.posted = posted;
-            self.goal = Some(goal);
-        } else if is_join || leaves {
-            self.round = None;
-            self.is_releasing = true;
+        let leaves = matches!(posting.kind, RequestKind::Exit | RequestKind::Leave);
+        if epoch.is_none() && (is_join || leaves) {
+            self.membership = None;
+            self.retire(TenurePhase::Leaving);
         }
-        self.outcome = Some(outcome);
+        self.phase = Phase::Ended { result, epoch };
     }
 
-    /// Says again what the node requests, as the holder has forgotten it.
+    /// Numbers the request anew, as the holder has forgotten it.
     fn repeat(&mut self) {
-        let Some(goal) = &mut self.goal else { return };
-        if !matches!(goal.request.kind, RequestKind::Stay { .. }) {
+        if let Phase::Requesting(posting) = &mut self.phase {
             self.number += 1;
-            goal.request.number = self.number;
-            goal.posted = None;
+            posting.replace(posting.kind, self.number);
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn describe(&self) -> String {
-        let goal = self.goal.as_ref();
-        let goal = goal.map(|it| {
-            (
-                it.request.kind,
-                it.request.number,
-                it.posted,
-                it.is_spare,
-                it.deadline,
-            )
-        });
-        let lease = String::from_utf8_lossy(&self.lease);
-        let holder = self.holder.as_ref().map(Holder::describe);
-        let asked = &self.asked;
-        format!(
-            "{goal:?}, round {:?}, lease {lease:?}, {asked:?}, {holder:?}",
-            self.round
-        )
+    fn on_summary(&mut self, text: Vec<u8>) {
+        self.adopt_summary(text);
+        if let Role::Follower(view) = &mut self.role
+            && let LeaseView::Known { lease, .. } = view
+            && Lease::from_text(lease).map_or(0, |lease| lease.epoch) < self.summary.epoch
+        {
+            *view = LeaseView::Unknown;
+        }
+        let summary = &self.summary;
+        if let Some(membership) = &mut self.membership
+            && membership.standing != Standing::Evicted
+        {
+            let is_same = summary.round == membership.round && summary.is_complete;
+            membership.standing = if is_same && summary.joined == membership.size {
+                Standing::Sure
+            } else {
+                Standing::Doubtful
+            };
+        }
     }
 
     fn adopt_summary(&mut self, text: Vec<u8>) {
@@ -854,6 +806,17 @@ impl Station {
             self.summary = summary;
         }
         self.summary_text = text;
+    }
+
+    #[cfg(test)]
+    pub(super) fn describe(&self) -> String {
+        let (phase, asked) = (&self.phase, &self.asked);
+        let membership = &self.membership;
+        let role = match &self.role {
+            Role::Follower(view) => format!("{view:?}"),
+            Role::Holder(tenure) => tenure.holder.describe(),
+        };
+        format!("{phase:?}, {membership:?}, {asked:?}, {role}")
     }
 }
 
@@ -864,7 +827,7 @@ mod tests {
 
     /// docs/rendezvous.md, GROUP 3.
     #[test]
-    fn a_want_without_an_answer_is_posted_again_and_again() {
+    fn a_request_without_an_answer_is_posted_again_and_again() {
         let start = Now {
             monotonic: Duration::from_secs(1000),
             wall: Timestamp::from_micros(1_800_000_000_000_000),
@@ -885,7 +848,7 @@ mod tests {
                     let lease = Lease {
                         epoch: 3,
                         index: 1,
-                        heartbeat: Some(heartbeat),
+                        renewal: Some(heartbeat),
                     };
                     Reply::Value(Some(lease.to_text()))
                 }
