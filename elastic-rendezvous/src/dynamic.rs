@@ -12,20 +12,22 @@ use c10d_store::{Credentials, Store, StoreError, TcpStore};
 use crate::backend::RendezvousBackend;
 use crate::bootstrap::{Bootstrap, NotFound, Protection, Round};
 use crate::clock::Clock;
+use crate::engine::Engine;
 use crate::error::RendezvousError;
-use crate::executor::Executor;
 use crate::goal::{Answer, Goal, Joined};
-use crate::group_loop::GroupLoop;
+use crate::group::GroupEngine;
 use crate::handler::{Listener, Membership, RendezvousHandler, RendezvousInfo};
+use crate::handler_loop::{HandlerLoop, Parts};
 use crate::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::node::NodeId;
-use crate::node_loop::NodeLoop;
 use crate::notices::{NotJoining, Notice, Notices};
 use crate::old_rounds::keys_before;
 use crate::report::WaitReport;
 use crate::server_hook::ServerHook;
 use crate::settings::RendezvousSettings;
 use crate::shared::Shared;
+use crate::solo::Solo;
+use crate::watcher::Watch;
 
 const THREAD: &str = "rendezvous";
 
@@ -188,32 +190,37 @@ impl DynamicRendezvous {
         let shared = Arc::new(Shared::new(notices));
         let group = backend.group();
         let (to_loop, inbox) = open_mailbox(group.as_ref());
-        let run: Box<dyn FnOnce() + Send> = if let Some(group) = group {
-            let group_loop = GroupLoop::new(
-                clock,
-                node.clone(),
-                settings.clone(),
-                Arc::clone(&backend),
-                group,
-                Arc::clone(&shared),
-                inbox,
-            )?;
-            Box::new(|| group_loop.run())
+        let (seed, now) = (fastrand::u64(..), clock.now());
+        let (engine, group, watch): (Box<dyn Engine>, _, _) = if let Some(group) = group {
+            let index = group
+                .count_handler()
+                .map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
+            let engine = GroupEngine::new(node.clone(), index, settings.clone(), seed, now);
+            (Box::new(engine), Some((group, index)), None)
         } else {
-            let node_loop = NodeLoop::new(
-                clock,
-                Executor::new(node.clone(), settings.clone(), clock.now()),
-                Arc::clone(&backend),
-                Arc::clone(&shared),
-                inbox,
-                to_loop.sender(),
-                fastrand::u64(..),
-            )?;
-            Box::new(|| node_loop.run())
+            let engine = Solo::new(node.clone(), settings.clone(), seed, now);
+            let sender = to_loop.sender();
+            let found = move |number, found| {
+                // The loop may have ended.
+                let _ = sender.send(Message::Found(number, found));
+            };
+            let watch = backend.watch()?.map(|watch| Watch::start(watch, found));
+            (Box::new(engine), None, watch.transpose()?)
         };
+        let handler_loop = HandlerLoop::new(Parts {
+            clock,
+            me: node.clone(),
+            settings: settings.clone(),
+            engine,
+            backend: Arc::clone(&backend),
+            group,
+            watch,
+            shared: Arc::clone(&shared),
+            inbox,
+        });
         let thread = std::thread::Builder::new()
             .name(THREAD.to_owned())
-            .spawn(run)
+            .spawn(|| handler_loop.run())
             .map_err(|source| RendezvousError::Thread {
                 name: THREAD,
                 source,
@@ -343,23 +350,10 @@ impl DynamicRendezvous {
 
     fn report_of(&self, round: i64, joined: &Joined) -> WaitReport {
         WaitReport {
-            run_id: self.settings.run_id.clone(),
-            round,
             is_complete: true,
-            min_nodes: self.settings.min_nodes,
-            max_nodes: self.settings.max_nodes,
-            waited: Duration::ZERO,
-            time_left: Duration::ZERO,
-            last_call_left: None,
             joined: joined.world_size,
             participants: joined.nodes.clone(),
-            waiting: Vec::new(),
-            spares: Vec::new(),
-            suspects: Vec::new(),
-            silent: Vec::new(),
-            absent: Vec::new(),
-            dropped: Vec::new(),
-            not_joining: Vec::new(),
+            ..WaitReport::of(&self.settings, round)
         }
     }
 

@@ -1,7 +1,7 @@
 //! The state machine of one node: read, expire, decide, apply, write, repeat.
 //!
 //! It does no I/O: it returns what it needs next ([`Need`]) and gets the result. Time is an argument.
-//! `node_loop` is its shell; tests step any number of executors in any order.
+//! `solo` drives it for a node; tests step any number of executors in any order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -261,6 +261,14 @@ impl Executor {
             }
             let decision = self.decide(now);
             self.last_decision = Some(decision);
+            log::trace!(
+                "{}: {:?}: {:?} by {:?} ({})",
+                self.me,
+                self.operation,
+                decision.action,
+                decision.rule,
+                decision.reason,
+            );
             let done = match decision.action {
                 Action::Finish => {
                     if self.operation == Operation::Join {
@@ -298,8 +306,9 @@ impl Executor {
         self.phase = Phase::Sync;
     }
 
-    /// Adopts the stored state, or that there is none. Local changes are discarded.
+    /// Adopts the stored state, or that there is none. Local changes are discarded, and with them their steps.
     pub(crate) fn on_read(&mut self, stored: Option<(RendezvousState, Token)>, now: Now) {
+        self.steps.clear();
         let (state, token) = match stored {
             Some((state, token)) => (state, Some(token)),
             None => (RendezvousState::default(), None),
@@ -328,7 +337,7 @@ impl Executor {
             Written::Nothing => {
                 self.conflicts = self.conflicts.saturating_add(1);
                 self.steps.push(Step::IsStale);
-                self.on_read(None, now);
+                self.adopt(RendezvousState::default(), None, now);
             }
         }
     }
@@ -347,20 +356,13 @@ impl Executor {
         Some((rank, self.state.participants.len()))
     }
 
-    /// The report from when a join timed out.
-    pub(crate) fn report_of_timeout(&mut self, now: Now) -> WaitReport {
-        let taken = self.at_timeout.take();
-        taken.unwrap_or_else(|| self.report(now))
-    }
-
-    /// The progress of the join.
+    /// The progress of the join, or how it stood when it timed out.
     pub(crate) fn report(&self, now: Now) -> WaitReport {
+        if let Some(report) = &self.at_timeout {
+            return report.clone();
+        }
         WaitReport {
-            run_id: self.settings.run_id.clone(),
-            round: self.state.round,
             is_complete: self.state.complete,
-            min_nodes: self.settings.min_nodes,
-            max_nodes: self.settings.max_nodes,
             waited: now.monotonic.saturating_sub(self.since),
             time_left: self.deadline.saturating_sub(now.monotonic),
             last_call_left: self
@@ -385,7 +387,7 @@ impl Executor {
                 .map(|(node, _)| node.clone())
                 .collect(),
             dropped: self.all_dropped(now),
-            not_joining: Vec::new(),
+            ..WaitReport::of(&self.settings, self.state.round)
         }
     }
 

@@ -17,7 +17,7 @@ pub(crate) enum Goal {
 }
 
 /// The state of the rendezvous when a goal was reached.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) round: i64,
     pub(crate) is_closed: bool,
@@ -26,7 +26,7 @@ pub(crate) struct Answer {
 }
 
 /// The place of this node in a complete round.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Joined {
     pub(crate) rank: usize,
     pub(crate) world_size: usize,

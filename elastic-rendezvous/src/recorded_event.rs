@@ -212,7 +212,7 @@ pub(crate) fn step_of_result(goal: Goal, result: &Result<Answer, RendezvousError
 }
 
 /// The step with which an attempt to write a heartbeat ends, whether or not one was due.
-pub(crate) fn step_of_keep_alive(result: &Result<(), RendezvousError>) -> Step {
+pub(crate) fn step_of_keep_alive(result: Result<(), &RendezvousError>) -> Step {
     match result {
         Ok(()) => Step::SentKeepAlive,
         Err(error) => Step::failed(Method::KeepAlive, error),
@@ -436,7 +436,7 @@ mod tests {
             source: refused,
         };
         let me = NodeId::new("node1", 42, 3);
-        let event = step_of_keep_alive(&Err(error)).event("job", &me);
+        let event = step_of_keep_alive(Err(&error)).event("job", &me);
         assert_eq!(event.node_state, NodeState::Failed);
         assert_eq!(
             event.error_trace,

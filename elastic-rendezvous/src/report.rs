@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::node::NodeId;
 use crate::notices::NotJoining;
+use crate::settings::RendezvousSettings;
 
 /// How many nodes of each kind a text lists at most.
 const NODES_SHOWN_MAX: usize = 16;
@@ -115,6 +116,29 @@ pub struct DroppedNode {
 }
 
 impl WaitReport {
+    /// A report of this round without nodes.
+    pub(crate) fn of(settings: &RendezvousSettings, round: i64) -> Self {
+        Self {
+            run_id: settings.run_id.clone(),
+            round,
+            is_complete: false,
+            min_nodes: settings.min_nodes,
+            max_nodes: settings.max_nodes,
+            waited: Duration::ZERO,
+            time_left: Duration::ZERO,
+            last_call_left: None,
+            joined: 0,
+            participants: Vec::new(),
+            waiting: Vec::new(),
+            spares: Vec::new(),
+            suspects: Vec::new(),
+            silent: Vec::new(),
+            absent: Vec::new(),
+            dropped: Vec::new(),
+            not_joining: Vec::new(),
+        }
+    }
+
     /// How many nodes are missing to `min_nodes`.
     #[must_use]
     pub fn missing(&self) -> usize {

@@ -1,4 +1,4 @@
-//! The thread that waits for changes of the state in the store and reports them to the loop.
+//! The thread that waits for changes of the state in the store and reports them to the loop, and its requests.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -13,13 +13,52 @@ const THREAD: &str = "rendezvous-watch";
 /// the watched state, so a long wait delays none.
 const SLICE: Duration = Duration::from_secs(5);
 
+/// The loop's end of the thread, with its last request.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    watcher: Watcher,
+    number: u64,
+    /// `None` once the request has ended.
+    request: Option<(Option<Token>, Part)>,
+}
+
+impl Watch {
+    /// Starts the thread, which calls `found` with the number and the result of a request.
+    pub(crate) fn start(
+        watch: Arc<dyn StateWatch>,
+        found: impl Fn(u64, Found) + Send + 'static,
+    ) -> Result<Self, RendezvousError> {
+        Ok(Self {
+            watcher: Watcher::start(watch, found)?,
+            number: 0,
+            request: None,
+        })
+    }
+
+    /// Replaces the request: from now on, watches for a change of `part` since the version `known`.
+    pub(crate) fn request(&mut self, known: Option<Token>, part: Part) {
+        let request = (known, part);
+        if self.request.as_ref() == Some(&request) {
+            return;
+        }
+        self.number += 1;
+        self.watcher.request(self.number, request.0.clone(), part);
+        self.request = Some(request);
+    }
+
+    /// Ends the request of this number. Returns false if there was a later one.
+    pub(crate) fn ends(&mut self, number: u64) -> bool {
+        self.number == number && self.request.take().is_some()
+    }
+}
+
 /// The result of a request. After an error the thread waits for the next request, so that a broken store is
 /// not asked in a loop.
 pub(crate) type Found = Result<Option<Stored>, RendezvousError>;
 
 /// Owns the thread; dropping it ends and joins it.
 #[derive(Debug)]
-pub(crate) struct Watcher {
+struct Watcher {
     watch: Arc<dyn StateWatch>,
     requests: Arc<Requests>,
     thread: Option<JoinHandle<()>>,
@@ -44,7 +83,7 @@ enum Request {
 
 impl Watcher {
     /// Starts the thread, which calls `found` with the number and the result of a request.
-    pub(crate) fn start(
+    fn start(
         watch: Arc<dyn StateWatch>,
         found: impl Fn(u64, Found) + Send + 'static,
     ) -> Result<Self, RendezvousError> {
@@ -67,7 +106,7 @@ impl Watcher {
     }
 
     /// Replaces the request: from now on, watches for a change of `part` since the version `known`.
-    pub(crate) fn request(&self, number: u64, known: Option<Token>, part: Part) {
+    fn request(&self, number: u64, known: Option<Token>, part: Part) {
         self.requests.put(Request::Watch((number, known, part)));
     }
 }

@@ -1,10 +1,12 @@
 //! What a node asks of the store, and how the store replies.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::message::Place;
 use crate::backend::Token;
 use crate::executor::Written;
+use crate::node::NodeId;
 use crate::state::RendezvousState;
 
 /// One operation on the store.
@@ -62,7 +64,7 @@ pub(crate) enum Ask {
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
-    reason = "one at a time, and moved only to its station"
+    reason = "one at a time, and moved only to its engine"
 )]
 pub(crate) enum Reply {
     /// It is done.
@@ -75,6 +77,8 @@ pub(crate) enum Reply {
     Heartbeats(Vec<Vec<u8>>),
     Requests(Vec<Vec<u8>>),
     Count(u32),
+    /// The nodes that say that they have gone.
+    Gone(BTreeSet<NodeId>),
     /// A wait is over without a result.
     Nothing,
 }
@@ -87,4 +91,16 @@ pub(crate) enum Ending {
     TimedOut,
     /// No node holds the lease, and this node must not, as it is on no list.
     NoHolder,
+}
+
+impl Ask {
+    /// Until when the operation may wait; `None` if it does not wait.
+    pub(crate) const fn until_mut(&mut self) -> Option<&mut Duration> {
+        match self {
+            Self::AwaitAnswer { until, .. }
+            | Self::AwaitSummary { until, .. }
+            | Self::TakeRequests { until } => Some(until),
+            _ => None,
+        }
+    }
 }

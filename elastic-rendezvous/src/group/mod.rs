@@ -7,15 +7,15 @@
 //! believes it still holds the lease does no harm.
 
 mod ask;
+mod engine;
 mod holder;
 mod message;
 mod posting;
 mod station;
 mod timers;
 
-pub(crate) use ask::{Ask, Ending, Reply};
-pub(crate) use message::{Place, Summary};
-pub(crate) use station::Station;
+pub(crate) use ask::{Ask, Reply};
+pub(crate) use engine::GroupEngine;
 
 #[cfg(test)]
 mod laws;

@@ -200,10 +200,6 @@ impl Station {
         &self.settings
     }
 
-    pub(crate) const fn index(&self) -> u32 {
-        self.index
-    }
-
     pub(crate) const fn summary(&self) -> &Summary {
         &self.summary
     }

@@ -1,7 +1,7 @@
 //! Simulates complete rendezvous in virtual time, for tests.
 //!
 //! Any number of executors, each with its own clocks, share one value with a fencing token. A seed determines
-//! latencies, the order of simultaneous events, and lost messages. The simulator replaces `node_loop` and the
+//! latencies, the order of simultaneous events, and lost messages. The simulator replaces `handler_loop` and the
 //! launcher, and uses no threads.
 
 mod invariants;
@@ -472,7 +472,7 @@ impl World {
         }
     }
 
-    /// Makes the node wait as `node_loop` does, and wakes it at `until`.
+    /// Makes the node wait as `handler_loop` does, and wakes it at `until`.
     fn wait(&mut self, index: usize, until: Duration) {
         let node = &mut self.nodes[index];
         node.request_id += 1;

@@ -1,0 +1,184 @@
+//! Carries out the requests of the engine: each blocks for at most its own time, or the store's timeout.
+
+use std::time::Duration;
+
+use c10d_store::StoreError;
+
+use super::HandlerLoop;
+use crate::backend::Part;
+use crate::engine::{Ask, Reply};
+use crate::error::RendezvousError;
+use crate::executor::Operation;
+use crate::group::Ask as GroupAsk;
+use crate::group_store::GroupStore;
+
+/// How often a store that cannot be watched is polled, as in PyTorch.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+impl HandlerLoop {
+    pub(super) fn perform(&mut self, ask: Ask) -> Result<Reply, RendezvousError> {
+        if let Ask::WriteState = ask {
+            return self.write();
+        }
+        self.record_steps();
+        if let Ask::ReadState = ask {
+            return Ok(Reply::State(self.states.read()?));
+        }
+        self.release_write_lease();
+        match ask {
+            Ask::AwaitState { part, until } => return self.await_state(part, until),
+            Ask::Group(ask) => return self.ask_group(ask),
+            Ask::CheckState => {
+                let token = self.engine.to_write().and_then(|(_, token)| token);
+                let is_same = self.states.backend().is_current(token)?;
+                return Ok(Reply::IsSame(is_same));
+            }
+            Ask::ReadNotices => {
+                self.notices.refresh(&self.me);
+                return Ok(Reply::Gone(self.notices.gone()));
+            }
+            Ask::Report => self.report(),
+            Ask::Pause { until } => {
+                let timeout = self.timeout(until);
+                self.receive(timeout);
+            }
+            Ask::ReadState | Ask::WriteState | Ask::Done(_) => {}
+        }
+        Ok(Reply::Nothing)
+    }
+
+    fn write(&mut self) -> Result<Reply, RendezvousError> {
+        if !self.has_lease && self.states.backend().acquire_write_lease() {
+            self.has_lease = true;
+            // Others have written while this node waited, so it decides anew, and makes another step.
+            return Ok(Reply::State(self.states.read()?));
+        }
+        self.record_steps();
+        let Some((state, token)) = self.engine.to_write() else {
+            return Ok(Reply::Nothing);
+        };
+        let written = self.states.write(state, token)?;
+        self.release_write_lease();
+        Ok(Reply::Written(written))
+    }
+
+    pub(super) fn release_write_lease(&mut self) {
+        if std::mem::take(&mut self.has_lease) {
+            self.states.backend().release_write_lease();
+        }
+    }
+
+    /// Waits for a change of the state or a message, or polls a store that cannot be watched.
+    fn await_state(&mut self, part: Part, until: Duration) -> Result<Reply, RendezvousError> {
+        let token = self.engine.to_write().and_then(|(_, token)| token).cloned();
+        let timeout = self.timeout(until);
+        let Some(watch) = &mut self.watch else {
+            let pause = timeout.map_or(POLL_INTERVAL, |timeout| timeout.min(POLL_INTERVAL));
+            if self.receive(Some(pause)) {
+                return Ok(Reply::Nothing);
+            }
+            return Ok(Reply::State(self.states.read()?));
+        };
+        // One from before may be older than what was read or written since.
+        self.found = None;
+        watch.request(token, part);
+        self.receive(timeout);
+        let Some(found) = self.found.take() else {
+            return Ok(Reply::Nothing);
+        };
+        let decode = |stored| self.states.decode(stored);
+        match found.and_then(|stored| stored.map(decode).transpose()) {
+            Ok(stored) => Ok(Reply::State(stored)),
+            Err(error) => {
+                // The watch would probably fail again at once. If the store itself fails, the next read reports it.
+                log::warn!("cannot watch the rendezvous, polling once a second instead: {error}");
+                self.watch = None;
+                Ok(Reply::Nothing)
+            }
+        }
+    }
+
+    fn ask_group(&mut self, mut ask: GroupAsk) -> Result<Reply, RendezvousError> {
+        let until = ask.until_mut().copied();
+        let timeout = until.and_then(|until| self.timeout(until));
+        let is_holder = matches!(ask, GroupAsk::TakeRequests { .. });
+        if until.is_some() && self.is_settling && !is_holder {
+            self.receive(timeout);
+            return Ok(Reply::Nothing);
+        }
+        let Some((group, index)) = &self.group else {
+            return Ok(Reply::Nothing);
+        };
+        let request = || ask_of_group(group, *index, ask, timeout.unwrap_or(Duration::MAX));
+        let result = if until.is_none() {
+            request()
+        } else {
+            match self.inbox.wait(self.operation == Operation::Join, request) {
+                Err(message) => {
+                    self.on_message(message);
+                    return Ok(Reply::Nothing);
+                }
+                Ok((Err(StoreError::Interrupted { .. }), _)) => Ok(Reply::Nothing),
+                Ok((result, true)) => group.take_back_interrupt().and(result),
+                Ok((result, false)) => result,
+            }
+        };
+        result.map_err(|error| RendezvousError::connection(&self.settings.run_id, error))
+    }
+
+    /// Gives back what the engine holds.
+    pub(super) fn release(&mut self) {
+        let (Some(ask), Some((group, index))) = (self.engine.release(), &self.group) else {
+            return;
+        };
+        if let Err(error) = ask_of_group(group, *index, ask, Duration::ZERO) {
+            log::debug!("cannot release the lease of the rendezvous: {error}");
+        }
+    }
+
+    /// How long to wait until this time; `None`: indefinitely. A member that has something to do waits no more.
+    fn timeout(&self, until: Duration) -> Option<Duration> {
+        if self.operation == Operation::KeepAlive && !self.jobs.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        (until != Duration::MAX).then(|| until.saturating_sub(self.clock.now().monotonic))
+    }
+}
+
+fn ask_of_group(
+    group: &GroupStore,
+    index: u32,
+    ask: GroupAsk,
+    timeout: Duration,
+) -> Result<Reply, StoreError> {
+    let value = |value: Option<Vec<u8>>| match value {
+        None => Reply::Nothing,
+        value => Reply::Value(value),
+    };
+    Ok(match ask {
+        GroupAsk::CountNodes => Reply::Count(group.handlers()?),
+        GroupAsk::WriteHeartbeat(heartbeat) => group
+            .write_heartbeat(index, heartbeat)
+            .map(|()| Reply::Done)?,
+        GroupAsk::ReadLease => Reply::Value(group.read_lease()?),
+        GroupAsk::Claim { expected, lease } => Reply::Value(Some(group.claim(&expected, &lease)?)),
+        GroupAsk::Push(request) => group.push(&request).map(|()| Reply::Done)?,
+        GroupAsk::ReadSummary => Reply::Value(group.read_summary()?),
+        GroupAsk::ReadAnswer => Reply::Value(group.read_answer(index)?),
+        GroupAsk::AwaitAnswer { known, .. } => value(group.await_answer(index, &known, timeout)?),
+        GroupAsk::AwaitSummary { known, .. } => value(group.await_summary(&known, timeout)?),
+        GroupAsk::TakeRequests { .. } => {
+            let requests = group.take_requests(timeout)?;
+            requests.map_or(Reply::Nothing, Reply::Requests)
+        }
+        GroupAsk::WriteAnswers(answers) => group.write_answers(&answers).map(|()| Reply::Done)?,
+        GroupAsk::WriteSummary(text) => group.write_summary(&text).map(|()| Reply::Done)?,
+        GroupAsk::ReadHeartbeats(indices) => Reply::Heartbeats(group.read_heartbeats(&indices)?),
+        // Requests about the state, which are none to the group.
+        GroupAsk::ReadState
+        | GroupAsk::CheckState
+        | GroupAsk::WriteState
+        | GroupAsk::Idle
+        | GroupAsk::Done(_) => Reply::Nothing,
+    })
+}
