@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use c10d_store::wire::{CAPABILITY_MASK, CAPABILITY_NONCE, Opcode};
+use c10d_store::Opcode;
+use c10d_store::unstable::{CAPABILITY_MASK, CAPABILITY_NONCE};
 use c10d_store::{ConnectionId, ConnectionRecord, KeyRecord, Snapshot, Version};
 
 use crate::keys::{Family, GlooAddress, GroupName, Maker, family, gloo_address};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use c10d_store::wire::Opcode;
+use c10d_store::Opcode;
 
 use crate::identity::{Identities, shown_name};
 use crate::index::{GlooGroup, Index, Published, Slot};

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use c10d_store::Opcode;
 use c10d_store::PendingWait;
-use c10d_store::wire::Opcode;
 
 use crate::identity::shown_name;
 use crate::index::Slot;

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use c10d_store::{ConnectionRecord, wire::Opcode};
+use c10d_store::{ConnectionRecord, Opcode};
 
 use crate::index::{GlooGroup, Index, Published};
 

@@ -8,7 +8,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Backoff, BackoffOptions, Deadline};
-use c10d_store::{Closer, SessionDialer, SessionError, SessionLink};
+use c10d_store::SessionError;
+use c10d_store::unstable::{Closer, SessionDialer, SessionLink};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use mio::Waker;
 

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::SendBuf;
 use c10d_store::WireLimits;
-use c10d_store::session::{
-    Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, SessionStream, Violation,
+use c10d_store::unstable::{
+    Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RawRequest, RawRequests, SessionStream,
+    Violation, WireError,
 };
-use c10d_store::wire::{RawRequest, RawRequests, WireError};
 
 use crate::rank::{Held, Rank};
 

@@ -3,8 +3,7 @@
 use std::io::{self, Read};
 
 use c10d_socket::{SendBuf, TlsLayer};
-use c10d_store::SessionLink;
-use c10d_store::session::SessionStream;
+use c10d_store::unstable::{SessionLink, SessionStream};
 use mio::net::TcpStream;
 use mio::{Interest, Registry, Token};
 

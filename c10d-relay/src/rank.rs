@@ -5,8 +5,8 @@
 use std::collections::VecDeque;
 
 use c10d_socket::SendBuf;
-use c10d_store::session::Credit;
-use c10d_store::wire::{NotAReply, Opcode, RawRequests, ReplyScan};
+use c10d_store::Opcode;
+use c10d_store::unstable::{Credit, NotAReply, RawRequests, ReplyScan};
 
 /// The most replies that a rank may be owed. One that asks for more waits until some have arrived.
 const OWED_MAX: usize = 4096;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 
 use c10d_socket::{Deadline, HostPort, adopt_listener, check_own_user};
-use c10d_store::SessionDialer;
+use c10d_store::unstable::SessionDialer;
 use mio::{Poll, Waker};
 
 use crate::connector::Connector;

@@ -13,8 +13,10 @@
 //!   [`HttpHandler`] takes the connections that speak HTTP, as [`HttpConnection`].
 //! - **Observe a server**: [`StoreObserver`] takes a [`Snapshot`] of [`ConnectionRecord`], [`KeyRecord`], [`QueueRecord`] and
 //!   [`Announcement`] records, or [`Counters`].
-//! - **Below the client**, for relays and bindings: [`wire`] and [`session`], [`SessionDialer`], [`key_from_bytes`] and
-//!   [`key_to_bytes`].
+//!   [`Opcode`] names a request.
+//! - **Keys that are not text**: [`key_from_bytes`] and [`key_to_bytes`].
+//!
+//! Items of [`unstable`] are for the other crates of this repository.
 #![forbid(unsafe_code)]
 
 mod client;
@@ -37,15 +39,16 @@ mod raw_requests;
 mod rendezvous;
 mod request_parser;
 mod server;
-pub mod session;
+mod session;
 #[cfg(any(test, fuzzing))]
 mod sim;
 mod snapshot;
 mod state;
 mod store;
 mod stored_value;
+pub mod unstable;
 mod value_rules;
-pub mod wire;
+mod wire;
 
 // The types of other crates that this one's API takes and gives.
 pub use c10d_socket::{
@@ -54,9 +57,7 @@ pub use c10d_socket::{
 };
 #[cfg(feature = "tls")]
 pub use c10d_socket::{CertificateFiles, Secret};
-pub use client::{
-    Closer, ListenOn, SessionDialer, SessionError, SessionLink, TcpStore, TcpStoreOptions,
-};
+pub use client::{ListenOn, SessionError, TcpStore, TcpStoreOptions};
 pub use compare_set::CompareSet;
 pub use error::{ErrorContext, Operation, Outcome, StoreError};
 pub use file_store::{FileStore, FileStoreOptions};
@@ -75,3 +76,4 @@ pub use snapshot::{
     LastRequest, PendingWait, QueueRecord, Snapshot, VALUE_HEAD_BYTES_MAX, Version,
 };
 pub use store::{DEFAULT_TIMEOUT, Store};
+pub use wire::Opcode;

@@ -53,7 +53,7 @@ pub struct ConnectionRecord {
     /// The address of the other end, as the server sees it.
     pub peer: SocketAddr,
     /// The nonce of its last PING. PyTorch's clients send their process id, as seen in their own process
-    /// namespace; this crate's send [`CAPABILITY_NONCE`](crate::wire::CAPABILITY_NONCE).
+    /// namespace; this crate's send [`CAPABILITY_NONCE`](crate::unstable::CAPABILITY_NONCE).
     pub nonce: Option<u32>,
     /// When it was accepted, since the server's start.
     pub opened: Duration,
@@ -98,7 +98,7 @@ pub struct Version(pub u64);
 /// The last request of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastRequest {
-    /// The command.
+    /// As on the wire: an operation of the client may need several.
     pub command: Opcode,
     /// The first key that it names, cut to 96 bytes; that of the request before for a command without key.
     pub key: Box<[u8]>,

@@ -6,7 +6,8 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::wire::{Opcode, RequestBuf};
+use c10d_store::Opcode;
+use c10d_store::unstable::RequestBuf;
 use c10d_store::{ServerOptions, TcpStoreServer};
 
 /// A timeout that only a hang reaches, even on a loaded machine.

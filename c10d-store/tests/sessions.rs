@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use byteorder::{ByteOrder, LittleEndian};
 use c10d_socket::SendBuf;
-use c10d_store::session::{Credit, Frame, FrameReader, SessionStream};
-use c10d_store::wire::{Opcode, RequestBuf};
+use c10d_store::Opcode;
+use c10d_store::unstable::{Credit, Frame, FrameReader, RequestBuf, SessionStream};
 use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
 
 /// A timeout that only a hang reaches, even on a loaded machine.

@@ -2,7 +2,7 @@
 #![no_main]
 
 use c10d_socket::SendBuf;
-use c10d_store::session::{FrameReader, SessionStream};
+use c10d_store::unstable::{FrameReader, SessionStream};
 use libfuzzer_sys::fuzz_target;
 
 /// What the frames are, and how many bytes of the stream arrived.
@@ -21,7 +21,7 @@ fn frames(bytes: &[u8], piece_bytes: usize) -> (Vec<u8>, u64, bool) {
             loop {
                 match reader.next(&mut bytes) {
                     // Of a client's bytes only their order matters: they arrive in pieces.
-                    Ok(Some(c10d_store::session::Frame::Data { bytes, .. })) => {
+                    Ok(Some(c10d_store::unstable::Frame::Data { bytes, .. })) => {
                         seen.extend_from_slice(bytes);
                     }
                     Ok(Some(frame)) => seen.extend(format!("{frame:?}").into_bytes()),

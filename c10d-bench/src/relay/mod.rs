@@ -160,7 +160,7 @@ fn nodes_that_fit(
 }
 
 /// The most ranks of a node: those of one group of requests.
-const RANKS_PER_NODE_MAX: usize = c10d_store::session::GROUP_CLIENTS_MAX;
+const RANKS_PER_NODE_MAX: usize = c10d_store::unstable::GROUP_CLIENTS_MAX;
 
 fn ranks_per_node(text: &str) -> Result<usize, String> {
     match at_least_one(text)? {

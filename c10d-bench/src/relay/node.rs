@@ -3,7 +3,7 @@
 //! Does what `c10d-relay` does with what ranks ask and with what the store sends, without the connections between the
 //! two. Pure: no socket or clock.
 
-use c10d_store::session::{
+use c10d_store::unstable::{
     Credit, Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, SessionStream, Violation,
 };
 

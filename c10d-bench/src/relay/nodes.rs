@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use byteorder::{ByteOrder, LittleEndian};
 use c10d_socket::{SendBuf, TlsClient, TlsLayer};
-use c10d_store::wire::{CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_SESSION, Opcode, RequestBuf};
+use c10d_store::Opcode;
+use c10d_store::unstable::{CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_SESSION, RequestBuf};
 use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Poll};
@@ -56,7 +57,6 @@ pub(super) struct Nodes {
     reports: VecDeque<(Instant, usize)>,
 }
 
-/// A relay.
 #[derive(Debug)]
 struct Relay {
     link: Link,

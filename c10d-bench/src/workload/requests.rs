@@ -1,7 +1,8 @@
 //! The bytes of the requests. All keys start with `bench/`, except `init/`.
 
 use byteorder::{ByteOrder, LittleEndian};
-use c10d_store::wire::{Opcode, RequestBuf, VALIDATION_MAGIC};
+use c10d_store::Opcode;
+use c10d_store::unstable::{RequestBuf, VALIDATION_MAGIC};
 
 /// In place of the process id that PyTorch's clients send; below 2^16.
 const NONCE: u32 = 4242;

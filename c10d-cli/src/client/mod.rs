@@ -92,7 +92,7 @@ pub(crate) enum ClientCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct KeyArgs {
-    /// The key.
+    /// The key, without the prefix.
     key: String,
     #[command(flatten)]
     target: TargetArgs,
@@ -100,7 +100,7 @@ pub(crate) struct KeyArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct KeysArgs {
-    /// The keys.
+    /// One or more keys, without the prefix.
     #[arg(required = true)]
     keys: Vec<String>,
     #[command(flatten)]
@@ -109,7 +109,7 @@ pub(crate) struct KeysArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct KeyValueArgs {
-    /// The key.
+    /// The key, without the prefix.
     key: String,
     #[command(flatten)]
     value: ValueArgs,
@@ -119,7 +119,7 @@ pub(crate) struct KeyValueArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct AddArgs {
-    /// The key.
+    /// The key, without the prefix.
     key: String,
     /// The number to add; may be negative.
     #[arg(default_value_t = 1, allow_negative_numbers = true)]
@@ -130,7 +130,7 @@ pub(crate) struct AddArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct CompareSetArgs {
-    /// The key.
+    /// The key, without the prefix.
     key: String,
     /// The value that the key must have; empty for a key that must not exist.
     #[arg(allow_negative_numbers = true)]
@@ -159,7 +159,7 @@ pub(crate) struct MultiSetArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct PopArgs {
-    /// The key.
+    /// The queue's key, without the prefix.
     key: String,
     /// Does not wait: exit code 1 if the queue is empty.
     #[arg(long)]
@@ -170,7 +170,7 @@ pub(crate) struct PopArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BarrierArgs {
-    /// The key.
+    /// The key, without the prefix: one that no other barrier has used.
     key: String,
     /// The number of workers.
     #[arg(long, value_name = "N", value_parser = at_least_one)]

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use c10d_store::wire::Opcode;
+use c10d_store::Opcode;
 
 use crate::process::Server;
 

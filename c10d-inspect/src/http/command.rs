@@ -1,6 +1,6 @@
 //! Names of commands.
 
-use c10d_store::wire::Opcode;
+use c10d_store::Opcode;
 
 /// The name of a command as in the protocol's document: `COMPARE_SET`.
 pub(super) fn command_name(command: Opcode) -> String {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::wire::Opcode;
+use c10d_store::Opcode;
 use c10d_store::{
     Announcement, CloseReason, Closed, ConnectionId, ConnectionRecord, KeyRecord, LastRequest,
     PendingWait, Snapshot, Version,

@@ -7,7 +7,7 @@ use c10d_inspect::http::StatusSource;
 use c10d_inspect::{
     ExplainOptions, Finding, FindingKind, RankReport, RankState, Report, Sureness, WaitFor,
 };
-use c10d_store::wire::Opcode;
+use c10d_store::Opcode;
 use c10d_store::{Counters, Snapshot, SnapshotError};
 
 /// What the source answers. Clones share it.

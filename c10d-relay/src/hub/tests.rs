@@ -1,7 +1,7 @@
 //! The hub between scripted ranks and a scripted store, in virtual time.
 
-use c10d_store::session::{CLIENT_WINDOW_BYTES, SESSION_WINDOW_BYTES};
-use c10d_store::wire::{Opcode, RequestBuf};
+use c10d_store::Opcode;
+use c10d_store::unstable::{CLIENT_WINDOW_BYTES, RequestBuf, SESSION_WINDOW_BYTES};
 
 use super::*;
 

@@ -6,7 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_relay::{Deadline, HostPort, Relay, RelayError, RelayOptions};
-use c10d_store::wire::{Opcode, RequestBuf};
+use c10d_store::Opcode;
+use c10d_store::unstable::RequestBuf;
 use c10d_store::{
     ServerOptions, SessionError, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer,
 };

@@ -10,7 +10,7 @@
 //!   does not read delays no other.
 //!
 //! Both ends use them: the server, whose clients are connections without a socket, and callers of
-//! [`SessionDialer::connect`](crate::SessionDialer::connect).
+//! [`SessionDialer::connect`](crate::unstable::SessionDialer::connect).
 //! They do not look into requests, and do not decide when to connect again or to give up.
 
 mod credit;

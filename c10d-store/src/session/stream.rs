@@ -33,7 +33,7 @@ const CAPACITY_KEPT_MAX: usize = 512;
 ///
 /// ```
 /// use c10d_socket::SendBuf;
-/// use c10d_store::session::SessionStream;
+/// use c10d_store::unstable::{SessionStream};
 ///
 /// let (mut ours, mut theirs) = (SessionStream::default(), SessionStream::default());
 /// ours.push(b"hello");
@@ -45,7 +45,7 @@ const CAPACITY_KEPT_MAX: usize = 512;
 /// let mut wire = Vec::new();
 /// link.flush(&mut wire).expect("memory takes everything");
 /// assert_eq!(theirs.next_bytes(&mut &wire[..])?, Some(&b"hello"[..]));
-/// # Ok::<(), c10d_store::session::Violation>(())
+/// # Ok::<(), c10d_store::unstable::Violation>(())
 /// ```
 #[derive(Default)]
 pub struct SessionStream {

@@ -5,7 +5,8 @@ use serde_json::Value as Json;
 
 use super::SimServer;
 use crate::limits::WireLimits;
-use crate::wire::{Opcode, RawRequests, ReplyScan, RequestBuf, VALIDATION_MAGIC};
+use crate::raw_requests::RawRequests;
+use crate::wire::{Opcode, ReplyScan, RequestBuf, VALIDATION_MAGIC};
 
 const SINGLE: &str = include_str!("../../testdata/store-wire.jsonl");
 const MULTI: &str = include_str!("../../testdata/store-wire-multi.jsonl");

@@ -9,7 +9,6 @@ mod reply;
 mod reply_scan;
 mod request;
 
-pub use crate::raw_requests::{RawRequest, RawRequests};
 pub(crate) use blob::Blobs;
 pub use error::{WireError, WireErrorKind};
 pub use frame::ANNOUNCEMENT_BYTES_MAX;

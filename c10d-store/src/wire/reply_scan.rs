@@ -20,7 +20,8 @@ pub struct NotAReply {
 /// request where they end.
 ///
 /// ```
-/// use c10d_store::wire::{Opcode, ReplyScan};
+/// use c10d_store::Opcode;
+/// use c10d_store::unstable::{ReplyScan};
 ///
 /// let mut scan = ReplyScan::new(Opcode::Get, 1).expect("GET has a reply");
 /// let mut bytes = &[2, 0, 0, 0, 0, 0, 0, 0, b'h'][..];
@@ -28,7 +29,7 @@ pub struct NotAReply {
 /// let mut bytes = &[b'i', 7][..];
 /// assert!(scan.advance(&mut bytes)?);
 /// assert_eq!(bytes, [7], "the start of the next reply");
-/// # Ok::<(), c10d_store::wire::NotAReply>(())
+/// # Ok::<(), c10d_store::unstable::NotAReply>(())
 /// ```
 #[derive(Debug, Clone, Copy)]
 pub struct ReplyScan {

@@ -25,7 +25,8 @@ const BORROWED_VALUE_BYTES_MIN: usize = 4096;
 /// Long values are borrowed, so that sending copies them only once, into the socket.
 ///
 /// ```
-/// use c10d_store::wire::{Opcode, RequestBuf};
+/// use c10d_store::Opcode;
+/// use c10d_store::unstable::{RequestBuf};
 ///
 /// let mut request = RequestBuf::new();
 /// request.opcode(Opcode::Add).user_key("step").i64(1);

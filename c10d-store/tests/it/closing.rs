@@ -1,6 +1,6 @@
 //! What a connection still gets when it ends, and what other connections see of it.
 
-use c10d_store::wire::Opcode;
+use c10d_store::Opcode;
 use c10d_store::{ServerOptions, TcpStoreServer, WireLimits};
 
 use crate::raw::{Raw, wait_until};

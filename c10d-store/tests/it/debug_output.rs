@@ -4,7 +4,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::wire::{Opcode, RequestBuf};
+use c10d_store::Opcode;
+use c10d_store::unstable::RequestBuf;
 use c10d_store::{FileStore, HashStore, Known, PrefixStore, ServerOptions, Store};
 use c10d_store::{TcpStore, TcpStoreServer};
 

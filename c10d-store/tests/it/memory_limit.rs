@@ -1,6 +1,6 @@
 //! A server whose data may take only so much memory.
 
-use c10d_store::wire::Opcode;
+use c10d_store::Opcode;
 use c10d_store::{ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer};
 
 use crate::log_lines;

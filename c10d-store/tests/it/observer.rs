@@ -7,7 +7,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use c10d_store::wire::{ANNOUNCEMENT_BYTES_MAX, CAPABILITY_NONCE, Opcode};
+use c10d_store::Opcode;
+use c10d_store::unstable::{ANNOUNCEMENT_BYTES_MAX, CAPABILITY_NONCE};
 use c10d_store::{
     CloseReason, ConnectionRecord, HttpConnection, HttpHandler, KeyRecord, ServerOptions, Snapshot,
     SnapshotError, Store, StoreError, StoreObserver, TcpStore, TcpStoreServer, WireLimits,

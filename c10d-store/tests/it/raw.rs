@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::wire::RequestBuf;
+use c10d_store::unstable::RequestBuf;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// A timeout that only a hang reaches, even on a loaded machine.

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Protocol;
-use c10d_store::wire::RequestBuf;
+use c10d_store::unstable::RequestBuf;
 use c10d_store::{
     Credentials, Secret, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions,
     TcpStoreServer,

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use crate::log_lines;
 use crate::raw::{self, LONG, Raw, wait_until};
 use crate::slow_strangers;
-use c10d_store::wire::{Opcode, RequestBuf};
+use c10d_store::Opcode;
+use c10d_store::unstable::RequestBuf;
 use c10d_store::{
     Known, ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits,
 };

@@ -6,8 +6,8 @@ use std::sync::mpsc;
 use std::thread;
 
 use c10d_socket::SendBuf;
-use c10d_store::session::{GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, SessionStream};
-use c10d_store::wire::{Opcode, RequestBuf};
+use c10d_store::Opcode;
+use c10d_store::unstable::{GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RequestBuf, SessionStream};
 use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer};
 
 use crate::raw::{LONG, Raw};

@@ -1,0 +1,19 @@
+//! The wire format, sessions and the raw requests of many clients: for c10d-relay, c10d-inspect, benchmarks and tests of
+//! this repository, in the same version. **Any release may change or remove these items.**
+//!
+//! The relay could be a feature of this crate instead, and these items private. It is a crate because programs that only
+//! use a store would then compile its event loop whenever any crate of their build has one, as features add up; and
+//! because a crate of its own cannot reach into the server, which keeps the relay a client like any other.
+
+pub use crate::client::{Closer, SessionDialer, SessionLink};
+pub use crate::raw_requests::{RawRequest, RawRequests};
+pub use crate::session::{
+    CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, Group,
+    SESSION_WINDOW_BYTES, SessionStream, Violation,
+};
+pub use crate::wire::{
+    ANNOUNCEMENT_BYTES_MAX, CAPABILITIES, CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE,
+    CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_SESSION,
+    CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, NotAReply, ReplyScan,
+    RequestBuf, VALIDATION_MAGIC, WireError, WireErrorKind,
+};
