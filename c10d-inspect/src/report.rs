@@ -72,7 +72,7 @@ pub struct WorkersStore {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Finding {
-    /// The kind.
+    /// What it is about, for programs.
     pub kind: FindingKind,
     /// One or two sentences that a person can act on.
     pub text: String,
@@ -101,12 +101,12 @@ impl Finding {
     }
 }
 
-/// A set of ranks.
+/// Rank numbers within one job or group, in ascending order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RankSet(pub BTreeSet<usize>);
 
-/// The kinds of findings.
+/// What a finding is about, for programs. Its text is for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -155,7 +155,7 @@ pub enum FindingKind {
     NotInTheStore,
 }
 
-/// A rank.
+/// What is known of one rank of the job.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -219,7 +219,7 @@ pub enum RankState {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Sureness {
-    /// Unknown.
+    /// Nothing links the connection to a rank.
     #[default]
     Unknown,
     /// The same host and process id as a connection that is known.
@@ -251,7 +251,7 @@ pub struct Process {
 pub struct NodeReport {
     /// The host's name.
     pub host: String,
-    /// The node's rank.
+    /// From 0; `None` if its launcher announced none.
     pub node_rank: Option<usize>,
     /// The launcher's process.
     pub pid: u32,

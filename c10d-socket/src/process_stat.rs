@@ -12,7 +12,7 @@ pub struct ProcessStat {
     pub parent: u32,
     /// The process group.
     pub group: u32,
-    /// The session.
+    /// The process id of the session's leader.
     pub session: u32,
     /// Processor time in user and system mode, in clock ticks.
     pub cpu_ticks: u64,

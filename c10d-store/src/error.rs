@@ -260,7 +260,7 @@ pub enum StoreError {
         what: &'static str,
         /// The actual number.
         actual: usize,
-        /// The limit.
+        /// The most that is allowed.
         limit: usize,
     },
 

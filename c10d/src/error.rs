@@ -52,7 +52,7 @@ pub enum GroupError {
     Taken {
         /// The name of the group.
         group: String,
-        /// The rank.
+        /// The rank that another process has too.
         rank: usize,
         /// The process that has it.
         holder: String,
@@ -80,7 +80,7 @@ pub enum GroupError {
         rank: usize,
         /// Its length.
         bytes: usize,
-        /// The limit.
+        /// The most bytes that one value may have.
         limit: usize,
     },
 

@@ -120,7 +120,7 @@ pub enum EndpointError {
          address with a port is written [::1]:{DEFAULT_PORT})"
     )]
     Host {
-        /// The endpoint.
+        /// As passed.
         endpoint: String,
         /// The text in the place of the host.
         host: String,
@@ -129,7 +129,7 @@ pub enum EndpointError {
     /// The text after the last colon is not a port.
     #[error("invalid port {port:?} in the endpoint {endpoint:?}: not a number from 0 to 65535")]
     Port {
-        /// The endpoint.
+        /// As passed.
         endpoint: String,
         /// The text in the place of the port.
         port: String,
@@ -138,7 +138,7 @@ pub enum EndpointError {
     /// An IPv6 address without brackets, whose last group could be a port.
     #[error("the endpoint {address:?} needs brackets, as in [{address}]:{DEFAULT_PORT}")]
     BareIpv6 {
-        /// The address.
+        /// As passed: the whole endpoint.
         address: String,
     },
 }

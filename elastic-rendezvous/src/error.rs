@@ -9,7 +9,7 @@ use crate::parameters::ParametersError;
 use crate::ranks_report::RanksReport;
 use crate::report::WaitReport;
 
-/// An error of a rendezvous.
+/// Why a node takes part in no round.
 ///
 /// The kinds follow PyTorch (`torch/distributed/elastic/rendezvous/api.py`), with the details that it
 /// omits: present and missing nodes, and the store's error.
@@ -22,7 +22,7 @@ pub enum RendezvousError {
          start a new one under another run id"
     )]
     Closed {
-        /// The run id.
+        /// The job's name, the same on all nodes.
         run_id: String,
     },
 
@@ -36,7 +36,7 @@ pub enum RendezvousError {
     /// Closing, leaving or a heartbeat timed out, because other nodes kept changing the state.
     #[error("could not {operation} the rendezvous of run {run_id:?} within {:.1} s", timeout.as_secs_f64())]
     OperationTimeout {
-        /// The run id.
+        /// The job's name, the same on all nodes.
         run_id: String,
         /// `close`, `leave` or `send a heartbeat to`.
         operation: &'static str,
@@ -54,7 +54,7 @@ pub enum RendezvousError {
     /// A rendezvous over a file without a path cannot create a temporary file.
     #[error("cannot create a temporary file for the rendezvous of run {run_id:?}: {source}")]
     TemporaryFile {
-        /// The run id.
+        /// The job's name, the same on all nodes.
         run_id: String,
         /// The error of the system.
         source: std::io::Error,
@@ -63,7 +63,7 @@ pub enum RendezvousError {
     /// The store failed. Whether the last write of the state succeeded is unknown.
     #[error("the rendezvous of run {run_id:?} cannot use its store: {source}")]
     Connection {
-        /// The run id.
+        /// The job's name, the same on all nodes.
         run_id: String,
         /// The error of the store.
         source: Box<StoreError>,
@@ -72,7 +72,7 @@ pub enum RendezvousError {
     /// The state has disappeared from the store, as after a restart of its server.
     #[error("the {store} has lost the state of run {run_id:?}: was its server restarted?")]
     StateLost {
-        /// The run id.
+        /// The job's name, the same on all nodes.
         run_id: String,
         /// The label of the store.
         store: String,
@@ -83,7 +83,7 @@ pub enum RendezvousError {
     CorruptState {
         /// The label of the store.
         store: String,
-        /// The key.
+        /// Where the state is, with all prefixes.
         key: String,
         /// The fault.
         source: CorruptState,
@@ -92,21 +92,21 @@ pub enum RendezvousError {
     /// The job ended while this node was a spare. Not a failure: the node can exit.
     #[error("the job {run_id:?} has ended, and this node was a spare that was not needed")]
     GracefulExit {
-        /// The run id.
+        /// The job's name, the same on all nodes.
         run_id: String,
     },
 
     /// The join was interrupted; this node has left the rendezvous.
     #[error("the rendezvous of run {run_id:?} was interrupted; this node has left it")]
     Interrupted {
-        /// The run id.
+        /// The job's name, the same on all nodes.
         run_id: String,
     },
 
     /// The last attempt to read or watch the state failed, so the membership of the round is unknown.
     #[error("the membership of run {run_id:?} is unknown: {detail}")]
     MembershipUnknown {
-        /// The run id.
+        /// The job's name, the same on all nodes.
         run_id: String,
         /// The error of the last attempt.
         detail: String,
@@ -115,7 +115,7 @@ pub enum RendezvousError {
     /// The handler was shut down.
     #[error("the handler of the rendezvous of run {run_id:?} was shut down")]
     ShutDown {
-        /// The run id.
+        /// The job's name, the same on all nodes.
         run_id: String,
     },
 
@@ -126,9 +126,9 @@ pub enum RendezvousError {
         timeout.as_secs_f64()
     )]
     NoBootstrap {
-        /// The run id.
+        /// The job's name, the same on all nodes.
         run_id: String,
-        /// The round.
+        /// The number of the round that was complete.
         round: i64,
         /// The time that was spent.
         timeout: Duration,
@@ -141,9 +141,9 @@ pub enum RendezvousError {
     BadBootstrap {
         /// The label of the store.
         store: String,
-        /// The key.
+        /// Where the port is, with all prefixes.
         key: String,
-        /// Its value.
+        /// What it holds instead of a number from 0 to 65535.
         value: String,
     },
 
@@ -163,7 +163,7 @@ pub enum RendezvousError {
     /// The name is empty or already registered, or the handler reports another one.
     #[error("rendezvous backend {name:?}: {detail}")]
     BadBackend {
-        /// The name.
+        /// The one to register or to look up.
         name: String,
         /// The fault.
         detail: String,

@@ -134,7 +134,7 @@ pub trait RendezvousHandler: Debug + Send + Sync {
 /// A callback for the events of a rendezvous.
 pub type Listener = Arc<dyn Fn(&RendezvousEvent<'_>) + Send + Sync>;
 
-/// An event of a rendezvous.
+/// What a handler reports to its [listener](Listener) while it runs.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum RendezvousEvent<'e> {

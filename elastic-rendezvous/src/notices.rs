@@ -27,7 +27,7 @@ const REASON_CHARS_MAX: usize = 256;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NotJoining {
-    /// The node.
+    /// Alive, and outside of the round.
     pub node: NodeId,
     /// Why, as in `its health check failed (exit code 3: no GPU)`. The node's own words, [printable](c10d_socket::printable).
     pub why: String,

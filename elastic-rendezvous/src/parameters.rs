@@ -324,7 +324,7 @@ pub enum ParametersError {
     /// The endpoint has no port and the backend has no default.
     #[error("the endpoint {endpoint:?} has no port")]
     NoPort {
-        /// The endpoint.
+        /// As passed.
         endpoint: String,
     },
 

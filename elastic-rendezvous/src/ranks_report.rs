@@ -15,7 +15,7 @@ const RANKS_SHOWN_MAX: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RanksReport {
-    /// The run id.
+    /// The job's name, the same on all nodes.
     pub run_id: String,
     /// The address at which node rank 0 hosts the store.
     pub endpoint: HostPort,

@@ -66,7 +66,7 @@ pub struct RecordedEvent {
     pub hostname: String,
     /// The process id of the node.
     pub pid: i64,
-    /// The state of the node.
+    /// What torch's viewers show; see [`NodeState`].
     pub node_state: NodeState,
     /// Always empty, as in PyTorch.
     pub master_endpoint: String,

@@ -14,7 +14,7 @@ const NODES_SHOWN_MAX: usize = 16;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WaitReport {
-    /// The run id.
+    /// The job's name, the same on all nodes.
     pub run_id: String,
     /// The current round.
     pub round: i64,
@@ -55,7 +55,7 @@ pub struct WaitReport {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LostNode {
-    /// The node.
+    /// As it names itself in the state.
     pub node: NodeId,
     /// For how long this node has observed no new heartbeat of it.
     pub silence: Duration,
@@ -81,7 +81,7 @@ impl fmt::Display for LostNode {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LeftNode {
-    /// The node.
+    /// As it named itself in the state.
     pub node: NodeId,
     /// Whether it is listed again and waits for the next round.
     pub is_joining: bool,
@@ -107,7 +107,7 @@ impl fmt::Display for LeftNode {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DroppedNode {
-    /// The node.
+    /// As it named itself in the state.
     pub node: NodeId,
     /// For how long it had written no heartbeat.
     pub silence: Duration,

@@ -97,7 +97,7 @@ pub fn full_name() -> String {
     SystemResolver::new(deadline).full_name()
 }
 
-/// The [`Resolver`] of the system.
+/// Asks the system by `getaddrinfo`, until a deadline.
 ///
 /// A lookup that is still running at the deadline is left behind on its thread ([`resolve`]).
 #[derive(Debug, Clone, Copy)]

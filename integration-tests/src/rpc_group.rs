@@ -42,7 +42,7 @@ pub const BLOCK: &str = "block in incarnation";
 /// One worker: its agent and its references.
 #[derive(Debug)]
 pub struct Member {
-    /// The agent.
+    /// Calls, and serves the calls of, the other members.
     pub agent: Agent,
     /// The references.
     pub rrefs: RRefs,
@@ -386,7 +386,7 @@ fn start_worker(
     ChildProcess::start(format!("{name}, incarnation {incarnation}"), &mut command)
 }
 
-/// The functions of a worker.
+/// What a test's worker process serves by name.
 #[derive(Debug)]
 pub struct WorkerFunctions {
     registry: Registry,

@@ -29,7 +29,7 @@ impl Handle {
         self.0.set(Owned::new("store", store))
     }
 
-    /// The store.
+    /// For one call of the wrapped store.
     ///
     /// # Errors
     /// In a forked child, before [`open`](Self::open), and after [`close`](Self::close).

@@ -199,7 +199,6 @@ impl Job {
         Ok(start.elapsed())
     }
 
-    /// A barrier by the command BARRIER.
     fn barrier_by_command(&mut self) -> Result<Duration, BenchError> {
         let ranks = self.fleet.len();
         let world_size = i64::try_from(ranks).unwrap_or(i64::MAX);

@@ -24,7 +24,7 @@ pub struct FlightReport {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FlightFinding {
-    /// The kind.
+    /// In which way the ranks differ.
     pub kind: FlightFindingKind,
     /// One or two sentences.
     pub text: String,
@@ -34,7 +34,7 @@ pub struct FlightFinding {
     pub number: u64,
     /// The ranks that do not do what the others do.
     pub culprits: RankSet,
-    /// The others.
+    /// The ranks of the group that the culprits are compared with.
     pub others: RankSet,
     /// Whether another finding explains this one.
     pub is_consequence: bool,

@@ -150,7 +150,7 @@ impl HttpRequest {
 pub struct HttpResponse {
     /// The status code, as 200 or 404.
     pub status: u16,
-    /// The body.
+    /// All bytes after the header.
     pub body: Vec<u8>,
 }
 

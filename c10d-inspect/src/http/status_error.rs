@@ -16,7 +16,7 @@ pub enum StatusError {
     /// The host name has no address.
     #[error("cannot find the host of the store {server}: {source}")]
     UnknownHost {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
         /// Why the lookup failed.
         source: io::Error,
@@ -32,7 +32,7 @@ pub enum StatusError {
          --no-status; serve the store with `c10d run` or `c10d store serve`"
     )]
     TurnedOff {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
     },
 
@@ -43,7 +43,7 @@ pub enum StatusError {
          MASTER_ADDR and MASTER_PORT in a worker"
     )]
     PyTorchs {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
     },
 
@@ -53,14 +53,14 @@ pub enum StatusError {
          more connections, or it is not a store; its log says which"
     )]
     ClosesAtOnce {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
     },
 
     /// A server of another kind.
     #[error("the server at {server} is not a store: {source}")]
     NotAStore {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
         /// Why it has no pages.
         source: HttpError,
@@ -87,7 +87,7 @@ pub enum StatusError {
     /// The server answers with another status than 200 to 299.
     #[error("{server} refuses {path} with HTTP status {status}: {reason}")]
     Refused {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
         /// The path of the page.
         path: String,
@@ -103,7 +103,7 @@ pub enum StatusError {
         printable(&source.to_string(), TEXT_CHARS_MAX)
     )]
     NotUnderstood {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
         /// The path of the page.
         path: String,

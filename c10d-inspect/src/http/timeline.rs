@@ -33,7 +33,7 @@ pub enum EventKind {
     Restart,
     /// A worker failed.
     Failure,
-    /// A node joined.
+    /// A launcher announced itself.
     NodeJoined,
     /// A node was lost or left.
     NodeLost,
@@ -51,7 +51,7 @@ pub enum EventKind {
 pub struct Event {
     /// When it happened, in milliseconds since 1970.
     pub unix_ms: u64,
-    /// The kind.
+    /// What it is about, for programs.
     pub kind: EventKind,
     /// One sentence or clause.
     pub text: String,

@@ -49,7 +49,6 @@ pub(crate) enum Family<'a> {
     RpcAddress { name: &'a [u8] },
     /// Whether the RPC workers are fixed.
     RpcIsStatic,
-    /// The shutdown of RPC.
     RpcShutdown,
     /// The token for joining or leaving RPC.
     RpcToken,
@@ -72,7 +71,6 @@ pub(crate) enum Family<'a> {
 pub(crate) struct Member<'a> {
     /// The key up to and with the last `/`.
     pub(crate) stem: &'a [u8],
-    /// The group.
     pub(crate) group: GroupName<'a>,
     /// The rank in the group.
     pub(crate) rank: usize,

@@ -183,7 +183,7 @@ impl Stacks {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct StackGroup {
-    /// The ranks.
+    /// At least one rank.
     pub ranks: RankSet,
     /// Their stacks.
     pub stacks: Stacks,

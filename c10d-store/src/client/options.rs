@@ -52,7 +52,7 @@ pub enum ListenOn {
     /// stores to untrusted networks: CVE-2025-47277.)
     #[default]
     Host,
-    /// All interfaces.
+    /// Every address of the machine, IPv4 and IPv6.
     AllInterfaces,
     /// One address.
     Address(IpAddr),

@@ -42,7 +42,7 @@ pub enum SessionError {
     /// The connection was lost, or nothing was answered in time.
     #[error("{server}: the connection was lost before the session could begin: {source}")]
     Lost {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
         /// The cause.
         source: io::Error,
@@ -50,7 +50,7 @@ pub enum SessionError {
     /// The peer does not have the secret, or is no store.
     #[error("{server}: {reason}")]
     Refused {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
         /// What it did.
         reason: String,
@@ -58,7 +58,7 @@ pub enum SessionError {
     /// The store has no sessions, as PyTorch's.
     #[error("{server} has no sessions: it is not a store of c10d-store, or an older one")]
     Unsupported {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
     },
     /// The server does not know the session, as it was restarted and is another store now, or as the session was
@@ -68,7 +68,7 @@ pub enum SessionError {
         if *is_same_store { "it was without a connection for too long" } else { "it was restarted and is another store" }
     )]
     Unknown {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
         /// Whether it is still the store that had the session.
         is_same_store: bool,
@@ -78,7 +78,7 @@ pub enum SessionError {
         "the store at {server} has ended: its machine has refused connections for {:.0} s", refused_for.as_secs_f64()
     )]
     Ended {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
         /// How long.
         refused_for: Duration,
@@ -89,7 +89,7 @@ pub enum SessionError {
          without a word, and it remembers those for some minutes"
     )]
     Full {
-        /// The server.
+        /// As the caller named it.
         server: HostPort,
     },
     /// The attempt was [cancelled](Closer::close).

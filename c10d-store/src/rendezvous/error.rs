@@ -11,7 +11,7 @@ pub enum UrlError {
     /// The scheme does not name a store.
     #[error("No rendezvous handler for {scheme}:// (URL {url:?}); known are tcp, env and file")]
     Scheme {
-        /// The URL.
+        /// As passed.
         url: String,
         /// Its scheme; empty if it has none.
         scheme: String,
@@ -20,9 +20,9 @@ pub enum UrlError {
     /// The URL lacks a part.
     #[error("{scheme}:// rendezvous: {what} missing in the URL {url:?}; it looks like {example}")]
     Missing {
-        /// The URL.
+        /// As passed.
         url: String,
-        /// Its scheme.
+        /// `tcp`, `env` or `file`.
         scheme: &'static str,
         /// The missing part: `port number`, `rank parameter`.
         what: &'static str,
@@ -42,7 +42,7 @@ pub enum UrlError {
     Number {
         /// The place of the value: `rank in the URL "tcp://..."`, `environment variable RANK`.
         place: String,
-        /// The value.
+        /// The text in the place of the number.
         value: String,
         /// What was expected: `a number from 0 to 65535`.
         expected: &'static str,
@@ -54,14 +54,14 @@ pub enum UrlError {
          or neither"
     )]
     NodeSpecific {
-        /// The URL.
+        /// As passed.
         url: String,
     },
 
     /// The URL cannot be parsed.
     #[error("{detail} in the URL {url:?}")]
     Malformed {
-        /// The URL.
+        /// As passed.
         url: String,
         /// What is wrong with it.
         detail: String,

@@ -24,7 +24,7 @@ const DEFAULT_RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Rendezvous {
-    /// The store.
+    /// Open, and connected if it is remote.
     pub store: Arc<dyn Store>,
     /// The rank of this process. Not checked against the world size, as in PyTorch.
     pub rank: usize,

@@ -37,21 +37,21 @@ pub enum Frame<'a> {
     },
     /// The next bytes of a client: of its requests or of its replies. A frame of many bytes arrives in several.
     Data {
-        /// The client.
+        /// Its number within the session.
         client: u32,
-        /// The bytes.
+        /// At least one, and not more than have arrived.
         bytes: &'a [u8],
     },
     /// The same bytes of several clients, one after the other. To the server only.
     Group(Group),
     /// The client has gone or, from the server, was refused.
     Close {
-        /// The client.
+        /// Its number within the session.
         client: u32,
     },
     /// The sender has made use of this many bytes of the client.
     Credit {
-        /// The client.
+        /// Its number within the session.
         client: u32,
         /// The number of bytes.
         bytes: u32,

@@ -15,7 +15,7 @@ pub struct WireError {
     pub kind: WireErrorKind,
 }
 
-/// The kind of a [`WireError`].
+/// What a peer did wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WireErrorKind {

@@ -11,7 +11,7 @@ use crate::worker::WorkerExit;
 /// A callback for the events of an agent.
 pub type AgentListener = Arc<dyn Fn(&AgentEvent<'_>) + Send + Sync>;
 
-/// An event of an agent.
+/// What an agent reports to its [listeners](AgentListener) while it runs.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AgentEvent<'e> {

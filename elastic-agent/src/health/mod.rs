@@ -50,7 +50,7 @@ impl HealthCheck {
         }
     }
 
-    /// The command.
+    /// The text that `/bin/sh -c` runs.
     #[must_use]
     pub fn command(&self) -> &OsStr {
         &self.command

@@ -14,7 +14,7 @@ pub enum Destination {
     Console,
     /// Nowhere.
     Discard,
-    /// A file.
+    /// It belongs to this stream of this worker alone.
     File {
         /// The file's path.
         path: PathBuf,

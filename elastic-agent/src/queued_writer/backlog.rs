@@ -24,7 +24,7 @@ enum Entry<T> {
 /// What the stream gets next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next<T> {
-    /// An item.
+    /// The oldest that was not written yet.
     Item(T),
     /// Here this many items were dropped.
     Gap(u64),

@@ -43,9 +43,9 @@ pub enum RanksError {
     /// Another node wrote a value that cannot be parsed.
     #[error("{key:?} in the {store} holds \"{value}\", which is not {expected}")]
     Malformed {
-        /// The store.
+        /// Its label, as `TCP store 10.0.0.1:29500`.
         store: String,
-        /// The key.
+        /// With all prefixes.
         key: String,
         /// The start of the value.
         value: String,

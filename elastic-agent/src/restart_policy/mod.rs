@@ -15,7 +15,6 @@ pub(crate) use self::python_error::fatal_error;
 pub use self::rules::{RestartBudget, RestartRules};
 use crate::worker::ExitKind;
 
-/// A worker that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FailedWorker {
     pub(crate) rank: usize,

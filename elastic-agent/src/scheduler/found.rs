@@ -5,7 +5,7 @@ use std::time::Duration;
 /// A value, and the names of the variables or files it is from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sourced<T> {
-    /// The value.
+    /// Parsed from the text that was found.
     pub value: T,
     /// The names of the variables or files.
     pub from: String,

@@ -46,7 +46,6 @@ pub(super) enum Value {
     TimedeltaArguments(i64),
     /// The argument of timezone, in microseconds ahead of UTC.
     TimezoneArguments(i64),
-    /// The arguments of datetime.
     DatetimeArguments(Time),
     OtherTuple,
     /// In microseconds.

@@ -18,7 +18,7 @@ pub(crate) enum UsageError {
     NodeRank {
         /// The option or the variable.
         name: String,
-        /// The rank.
+        /// As given; ranks count from 0.
         node_rank: usize,
         /// The number of nodes.
         max_nodes: usize,

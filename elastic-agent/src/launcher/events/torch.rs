@@ -79,7 +79,6 @@ pub(super) fn agent_event(
     event
 }
 
-/// An event of a worker.
 pub(super) fn worker_event(
     names: &JobNames,
     state: &str,
