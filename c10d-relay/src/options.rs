@@ -39,7 +39,7 @@ impl Default for RelayOptions {
                             .with_interval(LOSS_NOTICED_AFTER / 4)
                             .with_probes(2),
                     ))
-                    .with_user_timeout(Some(LOSS_NOTICED_AFTER)),
+                    .with_user_timeout(LOSS_NOTICED_AFTER),
             ),
             limits: WireLimits::default(),
             resume_timeout: Duration::from_secs(600),

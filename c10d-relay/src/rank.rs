@@ -127,7 +127,7 @@ impl Rank {
     /// Whether the rank waits for a reply that comes later, and has not cancelled that.
     fn waits(&self) -> bool {
         let last = self.owed.back().map(|owed| &owed.scan);
-        last.is_some_and(|scan| scan.opcode().waits() && !scan.is_cancelled())
+        last.is_some_and(|scan| scan.opcode().is_wait() && !scan.is_cancelled())
     }
 
     /// PyTorch's client waits for the answer to CANCEL_WAIT without a limit, so the relay gives it if the store does not

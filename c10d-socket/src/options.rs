@@ -46,8 +46,8 @@ impl SocketOptions {
     /// with data on it: keepalive is for idle connections. On Linux and Android; elsewhere it has no effect. Default:
     /// none.
     #[must_use]
-    pub const fn with_user_timeout(mut self, timeout: Option<Duration>) -> Self {
-        self.user_timeout = timeout;
+    pub fn with_user_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.user_timeout = timeout.into();
         self
     }
 
@@ -200,7 +200,7 @@ mod tests {
             .with_probes(u8::MAX);
         SocketOptions::default()
             .with_keep_alive(Some(keep_alive))
-            .with_user_timeout(Some(Duration::from_secs(20)))
+            .with_user_timeout(Duration::from_secs(20))
             .apply(&socket)
             .unwrap();
         #[cfg(any(target_os = "linux", target_os = "android"))]

@@ -387,7 +387,7 @@ impl StoreError {
 
     /// Whether the failed operation may have taken effect.
     #[must_use]
-    pub const fn outcome_is_unknown(&self) -> bool {
+    pub const fn has_unknown_outcome(&self) -> bool {
         match self {
             Self::ConnectionLost { outcome, .. } | Self::Interrupted { outcome, .. } => {
                 matches!(outcome, Outcome::Unknown)

@@ -343,7 +343,7 @@ impl Store for HashStore {
     ) -> Result<Vec<u8>, StoreError> {
         let differs = |contents: &Contents, key: &str| {
             let value = contents.value(key);
-            value.is_some_and(|value| known.differs_from(value))
+            value.is_some_and(|value| known.is_outdated_by(value))
         };
         let contents = self.wait_for(Operation::WaitChange, &[key], timeout, differs)?;
         Ok(contents.values[key].clone())

@@ -10,15 +10,15 @@ use std::ops::Range;
 /// use c10d_store::Known;
 ///
 /// let whole = Known::whole(b"round 7, beat 1");
-/// assert!(whole.differs_from(b"round 7, beat 2"));
+/// assert!(whole.is_outdated_by(b"round 7, beat 2"));
 ///
 /// // Compares only the round.
 /// let round = Known::part(b"round 7, beat 1", 0..7);
-/// assert!(!round.differs_from(b"round 7, beat 23"));
-/// assert!(round.differs_from(b"round 8, beat 1"));
-/// assert!(round.differs_from(b"round"));
+/// assert!(!round.is_outdated_by(b"round 7, beat 23"));
+/// assert!(round.is_outdated_by(b"round 8, beat 1"));
+/// assert!(round.is_outdated_by(b"round"));
 ///
-/// assert!(Known::nothing().differs_from(b""));
+/// assert!(Known::nothing().is_outdated_by(b""));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Known<'a> {
@@ -90,7 +90,7 @@ impl<'a> Known<'a> {
 
     /// Whether `value` does not match. Compares up to the first difference.
     #[must_use]
-    pub fn differs_from(&self, value: &[u8]) -> bool {
+    pub fn is_outdated_by(&self, value: &[u8]) -> bool {
         let same_length = self.len.is_none_or(|len| len == value.len());
         let same_bytes = || {
             let rest = value.get(self.offset..);
@@ -143,14 +143,14 @@ mod tests {
             ("nothing, and an empty value", Known::nothing(), b"", true),
         ];
         for (what, known, value, differs) in table {
-            assert_eq!(known.differs_from(value), differs, "{what}");
+            assert_eq!(known.is_outdated_by(value), differs, "{what}");
         }
     }
 
     #[test]
     fn the_largest_offset_is_beyond_every_value() {
-        assert!(Known::new(usize::MAX, b"x", None).differs_from(b"x"));
-        assert!(Known::new(usize::MAX - 1, b"xyz", Some(3)).differs_from(b"xyz"));
+        assert!(Known::new(usize::MAX, b"x", None).is_outdated_by(b"x"));
+        assert!(Known::new(usize::MAX - 1, b"xyz", Some(3)).is_outdated_by(b"xyz"));
     }
 
     #[test]

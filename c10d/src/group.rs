@@ -116,7 +116,7 @@ impl Group {
         &self,
         root: usize,
         value: Option<&[u8]>,
-        timeout: Option<Duration>,
+        timeout: impl Into<Option<Duration>>,
     ) -> Result<Vec<u8>, GroupError> {
         if root >= self.world_size() {
             return Err(self.invalid(format!("has no rank {root} that could broadcast")));
@@ -138,7 +138,7 @@ impl Group {
         if let Some(value) = value {
             self.check_length(kind, root, value.len())?;
         }
-        self.run(kind, timeout, |turn, meeting, place| {
+        self.run(kind, timeout.into(), |turn, meeting, place| {
             let key = keys::value(place);
             let value = match value {
                 Some(value) => {
@@ -177,8 +177,8 @@ impl Group {
     /// # Errors
     /// [`GroupError::Missing`] if ranks did not come in time, [`GroupError::OutOfStep`] if another operation is not
     /// complete, [`GroupError::Broken`] after an earlier failure, [`GroupError::Store`] if the store failed.
-    pub fn barrier_timeout(&self, timeout: Option<Duration>) -> Result<(), GroupError> {
-        self.run(Kind::Barrier, timeout, |turn, meeting, place| {
+    pub fn barrier_timeout(&self, timeout: impl Into<Option<Duration>>) -> Result<(), GroupError> {
+        self.run(Kind::Barrier, timeout.into(), |turn, meeting, place| {
             self.meet(turn, meeting, place)?;
             Ok(((), Vec::new()))
         })
@@ -200,13 +200,13 @@ impl Group {
     pub fn all_gather_bytes_timeout(
         &self,
         value: &[u8],
-        timeout: Option<Duration>,
+        timeout: impl Into<Option<Duration>>,
     ) -> Result<Vec<Vec<u8>>, GroupError> {
         /// Keys of one request.
         const KEYS_MAX: usize = 1024;
         let kind = Kind::AllGather;
         self.check_length(kind, self.rank(), value.len())?;
-        self.run(kind, timeout, |turn, meeting, place| {
+        self.run(kind, timeout.into(), |turn, meeting, place| {
             let failed = |error| self.failed(kind, error);
             let own = keys::value_of(place, self.rank());
             if !turn.has_arrived {
@@ -251,7 +251,7 @@ impl Group {
         &self,
         name: &str,
         ranks: &[usize],
-        timeout: Option<Duration>,
+        timeout: impl Into<Option<Duration>>,
     ) -> Result<Self, GroupError> {
         let began = Instant::now();
         name::check(name).map_err(|detail| GroupError::InvalidArgument { detail })?;

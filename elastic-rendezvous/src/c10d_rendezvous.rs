@@ -15,7 +15,7 @@ use crate::endpoint::{DEFAULT_PORT, Endpoint};
 use crate::error::RendezvousError;
 use crate::parameters::{ParametersError, RendezvousParameters};
 use crate::settings::RendezvousSettings;
-use crate::this_host::{self, SystemResolver, names_this_host};
+use crate::this_host::{self, SystemResolver, is_this_host};
 
 /// The timeout of one store call, as in PyTorch.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
@@ -183,7 +183,7 @@ fn open_tcp(
     let lookup = || Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
     let is_host = match is_given {
         Some(is_host) => is_host,
-        None => names_this_host(endpoint.host(), &SystemResolver::new(lookup())),
+        None => is_this_host(endpoint.host(), &SystemResolver::new(lookup())),
     };
     let host_patience = read_timeout.min(settings.join_timeout);
     let store = match is_given {

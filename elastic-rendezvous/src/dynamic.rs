@@ -384,7 +384,7 @@ impl RendezvousHandler for DynamicRendezvous {
         self.backend.name()
     }
 
-    fn uses_agent_store(&self) -> bool {
+    fn has_agent_store(&self) -> bool {
         self.options.shares_store
     }
 

@@ -27,7 +27,7 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     fn backend(&self) -> &str;
 
     /// Whether an agent serves the workers' store; otherwise the worker with rank 0 does.
-    fn uses_agent_store(&self) -> bool;
+    fn has_agent_store(&self) -> bool;
 
     /// Whether keys of an earlier round are out of sight in [`RendezvousInfo::store`]; otherwise all rounds have one
     /// store.

@@ -425,7 +425,7 @@ impl RendezvousHandler for StaticRendezvous {
         false
     }
 
-    fn uses_agent_store(&self) -> bool {
+    fn has_agent_store(&self) -> bool {
         true
     }
 

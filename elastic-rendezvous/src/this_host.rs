@@ -40,15 +40,15 @@ pub trait Resolver {
 ///
 /// ```
 /// use c10d_socket::Deadline;
-/// use elastic_rendezvous::this_host::{SystemResolver, names_this_host};
+/// use elastic_rendezvous::this_host::{SystemResolver, is_this_host};
 /// use std::time::{Duration, Instant};
 ///
 /// let deadline = Deadline::after(Instant::now(), Duration::from_secs(5));
 /// let resolver = SystemResolver::new(deadline);
-/// assert!(names_this_host("localhost", &resolver));
-/// assert!(!names_this_host("198.51.100.1", &resolver));
+/// assert!(is_this_host("localhost", &resolver));
+/// assert!(!is_this_host("198.51.100.1", &resolver));
 /// ```
-pub fn names_this_host(host: &str, resolver: &impl Resolver) -> bool {
+pub fn is_this_host(host: &str, resolver: &impl Resolver) -> bool {
     let literal = host
         .parse()
         .ok()
@@ -304,7 +304,7 @@ mod tests {
             "fd00::1",
             "alias.example",
         ] {
-            assert!(names_this_host(host, &NODE), "{host}");
+            assert!(is_this_host(host, &NODE), "{host}");
         }
     }
 
@@ -316,7 +316,7 @@ mod tests {
             "::ffff:10.9.0.1",
             "::ffff:127.0.0.1",
         ] {
-            assert!(names_this_host(host, &NODE), "{host}");
+            assert!(is_this_host(host, &NODE), "{host}");
         }
     }
 
@@ -334,7 +334,7 @@ mod tests {
             "[::1]",
             "public.example",
         ] {
-            assert!(!names_this_host(host, &NODE), "{host}");
+            assert!(!is_this_host(host, &NODE), "{host}");
         }
     }
 
@@ -347,8 +347,8 @@ mod tests {
             ],
             ..NODE
         };
-        assert!(names_this_host("203.0.113.7", &translated));
-        assert!(names_this_host("public.example", &translated));
+        assert!(is_this_host("203.0.113.7", &translated));
+        assert!(is_this_host("public.example", &translated));
     }
 
     #[test]
@@ -359,9 +359,9 @@ mod tests {
             names: &[("alias.example", &["10.0.0.1"])],
             ..NODE
         };
-        assert!(names_this_host("alias.example", &nameless));
-        assert!(!names_this_host("", &nameless));
-        assert!(!names_this_host("node0", &nameless));
+        assert!(is_this_host("alias.example", &nameless));
+        assert!(!is_this_host("", &nameless));
+        assert!(!is_this_host("node0", &nameless));
     }
 
     #[test]
@@ -422,7 +422,7 @@ mod tests {
         assert!(!resolver.has_address(Ipv4Addr::new(203, 0, 113, 9).into()));
         let found = resolver.addresses("localhost");
         assert!(found.iter().any(IpAddr::is_loopback), "{found:?}");
-        assert!(names_this_host(&resolver.host_name(), &resolver));
+        assert!(is_this_host(&resolver.host_name(), &resolver));
     }
 
     #[test]

@@ -161,7 +161,7 @@ pub enum CallOutcome {
 impl CallOutcome {
     /// Whether the call that failed with this error can have taken effect.
     pub(crate) const fn of(error: &StoreError) -> Self {
-        if error.outcome_is_unknown() {
+        if error.has_unknown_outcome() {
             Self::C10D_OUTCOME_UNKNOWN
         } else {
             Self::C10D_OUTCOME_NOT_SENT

@@ -68,7 +68,7 @@ impl Rendezvous {
 
     /// Whether an agent serves the workers' store.
     fn uses_agent_store(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.node.get(py)?.uses_agent_store())
+        Ok(self.node.get(py)?.has_agent_store())
     }
 
     /// The host and port of the rendezvous' store.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Deadline, host_name};
 use elastic_agent::devices;
 use elastic_agent::scheduler::Site;
-use elastic_rendezvous::this_host::{self, Resolver, SystemResolver, names_this_host};
+use elastic_rendezvous::this_host::{self, Resolver, SystemResolver};
 
 use super::options::{RunOptions, RunPlan, Surroundings};
 use crate::failure::Failure;
@@ -43,7 +43,7 @@ pub(super) fn plan(options: RunOptions) -> Result<RunPlan, Failure> {
 /// Whether this name is this machine's. May block for 2 s.
 pub(super) fn is_this_host(host: &str) -> bool {
     let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
-    names_this_host(host, &SystemResolver::new(deadline))
+    this_host::is_this_host(host, &SystemResolver::new(deadline))
 }
 
 /// Reads a file that names hosts.

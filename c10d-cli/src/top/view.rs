@@ -283,9 +283,9 @@ impl Painter<'_, '_> {
             .overview()
             .map_or(&[][..], |overview| &overview.status.findings);
         for finding in findings {
-            if finding.blames(rank) {
+            if finding.is_to_blame(rank) {
                 facts.push(("cause of", finding.text.clone()));
-            } else if finding.holds_up(rank) {
+            } else if finding.is_holding_up(rank) {
                 facts.push(("held up by", finding.text.clone()));
             }
         }

@@ -52,13 +52,13 @@ impl StatusOverview {
 impl FindingSummary {
     /// Whether this rank is to blame, as far as the text names ranks: the first 8 ranges.
     #[must_use]
-    pub fn blames(&self, rank: usize) -> bool {
+    pub fn is_to_blame(&self, rank: usize) -> bool {
         has_rank(&self.culprits, rank)
     }
 
     /// Whether this rank waits for those to blame, as far as the text names ranks: the first 8 ranges.
     #[must_use]
-    pub fn holds_up(&self, rank: usize) -> bool {
+    pub fn is_holding_up(&self, rank: usize) -> bool {
         has_rank(&self.waiting, rank)
     }
 }
@@ -94,8 +94,8 @@ mod tests {
         assert_eq!(overview.headline, "Waiting for rank 2.");
         assert!(overview.is_stuck);
         let finding = &overview.findings[0];
-        assert!(finding.blames(2) && !finding.blames(3));
-        assert!(finding.holds_up(3) && !finding.holds_up(2));
+        assert!(finding.is_to_blame(2) && !finding.is_to_blame(3));
+        assert!(finding.is_holding_up(3) && !finding.is_holding_up(2));
         let suspects = overview.cells.iter().map(|cell| cell.is_suspect);
         assert_eq!(
             suspects.collect::<Vec<_>>(),

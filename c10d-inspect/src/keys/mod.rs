@@ -20,11 +20,20 @@ pub(crate) enum Family<'a> {
     /// What one member of a group publishes, most often its gloo address.
     Member(Member<'a>),
     /// The number of ranks that have entered `init_process_group` or `new_group`.
-    InitBarrier { group: &'a [u8], is_last: bool },
+    InitBarrier {
+        group: &'a [u8],
+        is_last: bool,
+    },
     /// The number of arrivals at another barrier.
-    Barrier { name: &'a [u8], is_last: bool },
+    Barrier {
+        name: &'a [u8],
+        is_last: bool,
+    },
     /// The id of a NCCL communicator; `root` is which of several.
-    NcclId { group: GroupName<'a>, root: usize },
+    NcclId {
+        group: GroupName<'a>,
+        root: usize,
+    },
     /// What the lower of two ranks publishes for sending between them.
     NcclPair {
         group: GroupName<'a>,
@@ -32,21 +41,35 @@ pub(crate) enum Family<'a> {
         higher: usize,
     },
     /// A rank's debug server.
-    DebugServer { rank: usize },
+    DebugServer {
+        rank: usize,
+    },
     /// How many workers an agent has.
-    ElasticRole { agent: usize },
+    ElasticRole {
+        agent: usize,
+    },
     /// Which ranks an agent's workers have.
-    ElasticRanks { agent: usize },
+    ElasticRanks {
+        agent: usize,
+    },
     /// Where the workers' store is.
     ElasticMaster,
     /// Agents leave when all have arrived here.
-    ElasticExit { is_last: bool },
+    ElasticExit {
+        is_last: bool,
+    },
     /// The state of an elastic rendezvous.
-    Rendezvous { id: &'a [u8] },
+    Rendezvous {
+        id: &'a [u8],
+    },
     /// The name of a RPC worker.
-    RpcName { rank: usize },
+    RpcName {
+        rank: usize,
+    },
     /// The address of a RPC worker.
-    RpcAddress { name: &'a [u8] },
+    RpcAddress {
+        name: &'a [u8],
+    },
     /// Whether the RPC workers are fixed.
     RpcIsStatic,
     RpcShutdown,
@@ -55,11 +78,15 @@ pub(crate) enum Family<'a> {
     /// A rank of NCCL has timed out.
     NcclTimeout,
     /// A rank's progress in NCCL collectives.
-    NcclTrace { rank: usize },
+    NcclTrace {
+        rank: usize,
+    },
     /// A group is being made again with other members.
     Reconfigure,
     /// What one member of a group publishes about symmetric memory.
-    SymmetricMemory { rank: usize },
+    SymmetricMemory {
+        rank: usize,
+    },
     /// A transfer between two ranks by NIXL.
     Transport,
     /// Not one of PyTorch's.

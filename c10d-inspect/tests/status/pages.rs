@@ -77,7 +77,7 @@ fn a_rendezvous_leads_to_the_store_of_the_workers() {
     assert_eq!(pages.server().port(), workers.address.port());
     let overview: StatusOverview = pages.get("/status.json").expect("an overview");
     assert!(
-        overview.is_stuck && overview.findings[0].blames(2),
+        overview.is_stuck && overview.findings[0].is_to_blame(2),
         "{overview:?}"
     );
     let missing = RankCell {

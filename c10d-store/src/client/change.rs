@@ -66,7 +66,7 @@ impl<'c> Call<'c> {
             let now = Instant::now();
             let next_poll = Deadline::after(now, POLL_INTERVAL).min(deadline);
             if let Some(value) = self.read_on(&mut lease, key, next_poll, timeout)?
-                && known.differs_from(&value)
+                && known.is_outdated_by(&value)
             {
                 return Ok(value);
             }

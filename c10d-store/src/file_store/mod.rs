@@ -381,7 +381,7 @@ impl Store for FileStore {
         let keys = [key];
         let call = Call::begin(Operation::WaitChange, &keys, timeout);
         self.read_when(&call, |entries| match entries.user(key) {
-            Some(value) if known.differs_from(value) => Ok(value.to_vec()),
+            Some(value) if known.is_outdated_by(value) => Ok(value.to_vec()),
             Some(_) | None => Err(vec![key]),
         })
     }

@@ -329,7 +329,7 @@ fn recorded_replies_end_where_the_scan_of_replies_says() {
         let mut scans: Vec<ReplyScan> = Vec::new();
         let mut is_ambiguous = false;
         let outcome = RawRequests::default().receive(&sent, &WireLimits::default(), |request| {
-            let waits = |scan: &ReplyScan| scan.opcode().waits() && !scan.is_cancelled();
+            let waits = |scan: &ReplyScan| scan.opcode().is_wait() && !scan.is_cancelled();
             match scans.last_mut().filter(|scan| waits(scan)) {
                 Some(last) if request.opcode == Opcode::CancelWait => last.cancel(),
                 last => {
@@ -364,7 +364,7 @@ fn recorded_replies_end_where_the_scan_of_replies_says() {
             }
             // Only a wait may be unanswered, and a MULTI_GET of no keys has no bytes.
             let left: Vec<Opcode> = owed.map(|scan| scan.opcode()).collect();
-            let is_fine = |opcode: &Opcode| opcode.waits() || *opcode == Opcode::MultiGet;
+            let is_fine = |opcode: &Opcode| opcode.is_wait() || *opcode == Opcode::MultiGet;
             assert!(left.iter().all(is_fine), "{}: {left:?}", vector["name"]);
         }
     }

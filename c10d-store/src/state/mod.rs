@@ -561,7 +561,7 @@ impl StoreState {
         let known = Known::new(offset, bytes.as_bytes(), length);
         let slot = self.slots.get(key);
         if let Some(value) = slot.and_then(Slot::value)
-            && known.differs_from(value.as_bytes())
+            && known.is_outdated_by(value.as_bytes())
         {
             replies.reply(conn, Reply::StopWaiting);
             self.reply_value(conn, key, replies);
@@ -700,7 +700,7 @@ impl StoreState {
                 }
                 self.work += work_of(known.as_known().bytes());
                 let differs =
-                    value.is_some_and(|value| known.as_known().differs_from(value.as_bytes()));
+                    value.is_some_and(|value| known.as_known().is_outdated_by(value.as_bytes()));
                 compared = Some((Arc::clone(known), differs));
                 differs
             }

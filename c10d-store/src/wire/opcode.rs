@@ -136,7 +136,7 @@ impl Opcode {
 
     /// Whether the reply comes later if it must, and CANCEL_WAIT ends the wait for it.
     #[must_use]
-    pub const fn waits(self) -> bool {
+    pub const fn is_wait(self) -> bool {
         matches!(
             self,
             Self::Wait | Self::Barrier | Self::WaitGet | Self::WaitChange | Self::QueueTake

@@ -185,7 +185,7 @@ impl ReplyScan {
     }
 
     fn after_status(&mut self, status: u8) -> Result<State, NotAReply> {
-        let waits = self.opcode.waits();
+        let waits = self.opcode.is_wait();
         self.has_tail = waits && self.is_cancelled && status == STOP_WAITING;
         Ok(match (self.opcode, status) {
             (Opcode::TryAdd, ADDED) => fixed(WORD_BYTES as u64),

@@ -303,7 +303,7 @@ fn other_files_are_not_changed() {
             matches!(error, StoreError::CorruptFile { offset: 0, .. }),
             "{error}"
         );
-        assert!(!error.outcome_is_unknown());
+        assert!(!error.has_unknown_outcome());
         assert_eq!(fs::read(&path).unwrap(), content);
     }
 

@@ -255,7 +255,7 @@ fn interrupts_end_waits(store: &dyn Store) {
     assert!(store.interrupt(this));
     let error = store.wait_timeout(&["never"], Some(LONG)).unwrap_err();
     assert_interrupted(&error, Operation::Wait);
-    assert!(!error.is_timeout() && !error.outcome_is_unknown());
+    assert!(!error.is_timeout() && !error.has_unknown_outcome());
     assert!(error.to_string().contains("wait \""), "{error}");
     let error = store
         .wait_timeout(&["never"], Some(Duration::from_millis(2)))
@@ -294,7 +294,7 @@ fn interrupts_end_waits(store: &dyn Store) {
     store.interrupt(this);
     let error = store.barrier("b", 2).unwrap_err();
     assert_interrupted(&error, Operation::Barrier);
-    assert!(error.outcome_is_unknown());
+    assert!(error.has_unknown_outcome());
     assert_eq!(store.get("k").unwrap(), b"v", "the store stays usable");
 }
 

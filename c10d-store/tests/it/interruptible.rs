@@ -44,7 +44,7 @@ fn assert_ended(error: &StoreError, operation: Operation, is_unknown: bool) {
         panic!("{error}");
     };
     assert_eq!(context.operation, operation);
-    assert_eq!(error.outcome_is_unknown(), is_unknown, "{error}");
+    assert_eq!(error.has_unknown_outcome(), is_unknown, "{error}");
     let text = "whether it took effect is unknown";
     assert_eq!(error.to_string().ends_with(text), is_unknown, "{error}");
 }

@@ -589,7 +589,10 @@ fn waits_time_out(store: &Arc<dyn Store>, features: Features) {
         let elapsed = started.elapsed();
         assert!(elapsed >= timeout, "{error}: returned after {elapsed:?}");
         assert!(elapsed < LONG / 2, "{error}: returned after {elapsed:?}");
-        assert!(error.is_timeout() && !error.outcome_is_unknown(), "{error}");
+        assert!(
+            error.is_timeout() && !error.has_unknown_outcome(),
+            "{error}"
+        );
         let StoreError::Timeout {
             context,
             timeout: limit,

@@ -155,7 +155,7 @@ fn a_barrier_timeout_reports_how_many_workers_arrived() {
         error.to_string().contains("with 1 of 3 workers arrived"),
         "{error}"
     );
-    assert!(error.outcome_is_unknown() && error.is_timeout());
+    assert!(error.has_unknown_outcome() && error.is_timeout());
 }
 
 #[test]
@@ -351,7 +351,7 @@ fn add_to_text_keeps_the_connection() {
         panic!("unexpected: {error}");
     };
     assert_eq!(*value, format!("{}... (100 bytes)", "x".repeat(40)));
-    assert!(!error.outcome_is_unknown());
+    assert!(!error.has_unknown_outcome());
     assert_eq!(store.add("n", 1).unwrap(), 1);
     assert_eq!(server.connection_count(), 1);
 }
@@ -410,7 +410,7 @@ fn barrier_on_text_is_an_error_of_this_call_only() {
             assert!(matches!(error, StoreError::NotANumber { .. }), "{error}");
             assert!(error.to_string().contains("barrier \"k\""), "{error}");
             assert!(error.to_string().contains("\"text\""), "{error}");
-            assert!(!error.outcome_is_unknown());
+            assert!(!error.has_unknown_outcome());
             assert_eq!(store.get("k").unwrap(), b"text");
         }
         observer.barrier("meet", 2).unwrap();
@@ -439,7 +439,7 @@ fn a_barrier_fails_with_its_server() {
         matches!(error, StoreError::ConnectionLost { .. }),
         "{error}"
     );
-    assert!(error.outcome_is_unknown());
+    assert!(error.has_unknown_outcome());
     let error = store.set("k", b"v").unwrap_err();
     assert!(
         matches!(error, StoreError::ConnectionLost { .. }),
@@ -481,7 +481,7 @@ fn add_does_not_continue_on_a_new_server_at_the_same_address() {
         matches!(error, StoreError::ConnectionLost { .. }),
         "{error}"
     );
-    assert!(error.outcome_is_unknown());
+    assert!(error.has_unknown_outcome());
     let error = store.add("k", 1).unwrap_err();
     assert!(error.to_string().contains("earlier: "), "{error}");
     signal.send(()).unwrap();
@@ -807,7 +807,7 @@ fn a_call_keeps_its_deadline_if_the_server_does_not_answer() {
     assert!(started.elapsed() >= ms(300));
     assert!(started.elapsed() < LONG / 2);
     assert!(matches!(error, StoreError::NoReply { .. }), "{error}");
-    assert!(error.outcome_is_unknown());
+    assert!(error.has_unknown_outcome());
     assert!(
         error
             .to_string()
@@ -855,7 +855,7 @@ fn a_set_fails_after_the_server_has_stopped() {
     store.ping().unwrap();
     server.shutdown();
     let error = store.set("k", b"2").unwrap_err();
-    assert!(!error.outcome_is_unknown(), "{error}");
+    assert!(!error.has_unknown_outcome(), "{error}");
 }
 
 #[test]
@@ -1077,7 +1077,7 @@ fn limits_are_checked_before_anything_is_sent() {
             .unwrap_err(),
     ] {
         assert!(matches!(error, StoreError::LimitExceeded { .. }), "{error}");
-        assert!(!error.outcome_is_unknown());
+        assert!(!error.has_unknown_outcome());
     }
     store.set(&long_key[1..], b"at the limit").unwrap();
     assert_eq!(store.get(&long_key[1..]).unwrap(), b"at the limit");

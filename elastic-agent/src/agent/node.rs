@@ -37,7 +37,7 @@ impl Node {
         handler: Arc<dyn RendezvousHandler>,
     ) -> Result<Self, AgentError> {
         options.check()?;
-        if options.has_relay && !handler.uses_agent_store() {
+        if options.has_relay && !handler.has_agent_store() {
             return Err(AgentError::InvalidOption {
                 option: "relay",
                 reason: "needs a workers' store that an agent serves, not the worker with rank 0",

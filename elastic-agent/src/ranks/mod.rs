@@ -38,7 +38,7 @@ pub fn exchange_ranks(
     group_rank: usize,
     group_world_size: usize,
     own: &RoleInfo,
-    timeout: Option<Duration>,
+    timeout: impl Into<Option<Duration>>,
     is_interrupted: &dyn Fn() -> bool,
 ) -> Result<RankBlock, RanksError> {
     let started = Instant::now();

@@ -160,9 +160,10 @@ impl WorkerGroup {
     pub fn stop(
         mut self,
         signal: Signal,
-        grace: Option<Duration>,
+        grace: impl Into<Option<Duration>>,
         kill_switch: &KillSwitch,
     ) -> StopReport {
+        let grace = grace.into();
         self.move_to(kill_switch);
         self.note_ended();
         self.step(Input::Stop { signal, grace });
