@@ -15,6 +15,7 @@ mod process_group;
 mod processes;
 #[path = "../../../c10d-relay/tests/it/proxy.rs"]
 mod proxy;
+mod public_rules;
 mod relays;
 mod rendezvous_backend;
 mod rendezvous_codec;

@@ -1,0 +1,556 @@
+//! Rules of public interfaces, which the compiler does not know. The published crates keep them:
+//!
+//! - `c10d-store` has at most [`STORE_FUNCTIONS_MAX`] public functions that it supports.
+//! - A time-out is `impl Into<Option<Duration>>`. It is a `Duration` where it cannot be absent, which [`ALWAYS_LIMITED`]
+//!   lists, and an `Option` only in traits that are used as `dyn`.
+//! - A function that only tells whether something holds begins with `is_` or `has_`; [`ACTS`] are not of this kind.
+//! - No documentation comment only repeats the name of its item. This holds for private items too.
+//!
+//! Everything `pub` counts as public: a lint refuses `pub` for items that no other crate can reach.
+//! `cargo test -p integration-tests --test it public_rules -- --nocapture` prints the counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+use syn::visit::{self, Visit};
+use syn::{
+    Attribute, Expr, Field, FnArg, GenericArgument, ImplItemFn, Item, ItemFn, ItemImpl, Lit, Meta,
+    Pat, PathArguments, ReceiverKind, ReturnType, Signature, TraitItemFn, Type, TypeParamBound,
+    UseTree, Variant, Visibility,
+};
+
+use crate::documents::Tree;
+
+/// 165 before the rule was made.
+const STORE_FUNCTIONS_MAX: usize = 110;
+
+/// The file whose re-exports `c10d-store` does not support for other users than its siblings.
+const UNSTABLE: &str = "c10d-store/src/unstable.rs";
+
+/// Functions without which a peer that is silent could hold up a server, a page or a job: they have no `None`.
+const ALWAYS_LIMITED: [&str; 17] = [
+    "HealthCheck::with_timeout",
+    "RelayOptions::with_handshake_timeout",
+    "RelayOptions::with_refused_timeout",
+    "RelayOptions::with_resume_timeout",
+    "RendezvousSettings::with_close_timeout",
+    "RendezvousSettings::with_heartbeat_timeout",
+    "RendezvousSettings::with_join_timeout",
+    "RendezvousSettings::with_last_call_timeout",
+    "ServerOptions::with_handshake_timeout",
+    "ServerOptions::with_session_timeout",
+    "StatusPages::open",
+    "StatusServer::report",
+    "StatusSource::counters",
+    "StatusSource::snapshot",
+    "TcpStoreOptions::with_resume",
+    "fetch",
+    "fetch_all",
+];
+
+/// Functions that do something, and return whether it took effect.
+const ACTS: [&str; 6] = [
+    "Group::interrupt",
+    "QueuedWriter::finish",
+    "RendezvousBackend::acquire_write_lease",
+    "RendezvousHandler::shutdown",
+    "Store::interrupt",
+    "Store::wakes_on_change",
+];
+
+/// Crates that do not keep the rules of signatures yet.
+const LATER: [&str; 3] = ["c10d-socket", "rpc-agent", "rref"];
+
+static API: LazyLock<Api> = LazyLock::new(|| Api::read(&Tree::read()));
+
+#[test]
+#[expect(clippy::print_stdout, reason = "the counts are for readers")]
+fn the_store_supports_few_functions() {
+    let api = &*API;
+    let unstable = &api.unstable;
+    let is_supported = |function: &&Function| {
+        let owner = function.owner.as_ref().unwrap_or(&function.name);
+        !unstable.contains(owner)
+    };
+    let mut counts = BTreeMap::<&str, [usize; 3]>::new();
+    for function in &api.functions {
+        let count = counts.entry(&function.package).or_default();
+        match function.kind {
+            Kind::OfTrait => count[2] += 1,
+            Kind::Own if is_supported(&function) => count[0] += 1,
+            Kind::Own => count[1] += 1,
+        }
+    }
+    println!("{:20} functions  unstable  methods of traits", "crate");
+    for (package, [supported, unstable, of_traits]) in &counts {
+        println!("{package:20} {supported:9} {unstable:9} {of_traits:18}");
+    }
+    let [supported, ..] = counts["c10d-store"];
+    assert!(
+        supported <= STORE_FUNCTIONS_MAX,
+        "{supported} public functions of c10d-store, at most {STORE_FUNCTIONS_MAX}"
+    );
+}
+
+#[test]
+fn time_outs_are_spelt_one_way() {
+    let api = &*API;
+    let problems: Vec<String> = api
+        .judged()
+        .filter(|function| {
+            function.timeouts.iter().any(|spelling| match spelling {
+                Spelling::Option => function.kind == Kind::Own,
+                Spelling::Duration => !is_listed(&ALWAYS_LIMITED, function),
+            })
+        })
+        .map(ToString::to_string)
+        .collect();
+    assert!(
+        problems.is_empty(),
+        "not impl Into<Option<Duration>>:\n{}",
+        problems.join("\n")
+    );
+}
+
+#[test]
+fn predicates_begin_with_is_or_has() {
+    let api = &*API;
+    let problems: Vec<String> = api
+        .judged()
+        .filter(|function| function.is_predicate)
+        .filter(|function| !function.name.starts_with("is_") && !function.name.starts_with("has_"))
+        .filter(|function| !is_listed(&ACTS, function))
+        .map(ToString::to_string)
+        .collect();
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+#[test]
+fn no_comment_only_repeats_a_name() {
+    let api = &*API;
+    let problems: Vec<&str> = api
+        .repetitions
+        .iter()
+        .map(String::as_str)
+        .filter(|problem| !LATER.iter().any(|package| problem.starts_with(package)))
+        .collect();
+    assert!(
+        problems.is_empty(),
+        "{} comments say no more than the name:\n{}",
+        problems.len(),
+        problems.join("\n")
+    );
+}
+
+#[test]
+fn the_rules_find_what_they_forbid() {
+    let mut reader = Reader::new("c", Path::new("c/src/lib.rs"));
+    let source = "
+        /// Its size in bytes.
+        pub struct A { /** The key. */ pub key: u8, /// The shortest key.
+            other: u8 }
+        impl A {
+            /// An A of sizes.
+            pub fn a_of_size(timeout: Option<Duration>, pause: Duration) {}
+            pub fn good(&self, timeout: impl Into<Option<Duration>>) -> Result<bool, ()> {}
+            pub fn with_io_timeout(mut self, timeout: Duration) -> Self {}
+            pub const fn waits(&self) -> bool {}
+            pub fn take(&mut self) -> bool {}
+            fn own(&self, timeout: Option<Duration>) -> bool {}
+        }
+        pub trait T { fn wait(&self, timeout: Option<Duration>) -> bool; }
+        #[cfg(test)]
+        mod tests { pub fn f() {} }
+    ";
+    reader.visit_file(&syn::parse_file(source).expect("it is Rust"));
+    let mut found = Vec::new();
+    for function in &reader.functions {
+        found.push(format!(
+            "{} {:?} {}",
+            function.name, function.timeouts, function.is_predicate
+        ));
+    }
+    assert_eq!(
+        found,
+        [
+            "a_of_size [Option] false",
+            "good [] false",
+            "with_io_timeout [Duration] false",
+            "waits [] true",
+            "take [] false",
+            "wait [Option] true",
+        ]
+    );
+    assert_eq!(
+        reader.repetitions,
+        [
+            "c/src/lib.rs: key: The key.",
+            "c/src/lib.rs: a_of_size: An A of sizes."
+        ]
+    );
+}
+
+/// Whether a list names a function, which is then no problem.
+fn is_listed(list: &[&str], function: &Function) -> bool {
+    list.contains(&&*function.path())
+}
+
+/// The public functions of the published crates.
+#[derive(Debug, Default)]
+struct Api {
+    functions: Vec<Function>,
+    repetitions: Vec<String>,
+    /// Types and functions that [`UNSTABLE`] re-exports.
+    unstable: BTreeSet<String>,
+}
+
+impl Api {
+    fn read(tree: &Tree) -> Self {
+        let mut api = Self::default();
+        for manifest in tree.files_ending_with("/Cargo.toml") {
+            let package = manifest.parent().expect("a file has a folder");
+            let is_published = !tree.text(manifest).contains("publish = false");
+            if package.components().count() > 1 || !is_published {
+                continue;
+            }
+            let sources = package.join("src");
+            for source in tree
+                .files_ending_with(".rs")
+                .filter(|it| it.starts_with(&sources))
+            {
+                if is_test_file(source) {
+                    continue;
+                }
+                let parsed = syn::parse_file(&tree.text(source))
+                    .unwrap_or_else(|error| panic!("{}: {error}", source.display()));
+                let mut reader = Reader::new(&package.to_string_lossy(), source);
+                reader.visit_file(&parsed);
+                api.functions.append(&mut reader.functions);
+                api.repetitions.append(&mut reader.repetitions);
+                if source == Path::new(UNSTABLE) {
+                    api.unstable = re_exports(&parsed.items);
+                }
+            }
+        }
+        assert!(api.functions.len() > 500, "they are found");
+        api
+    }
+
+    /// The functions whose signatures the rules are about.
+    fn judged(&self) -> impl Iterator<Item = &Function> {
+        self.functions
+            .iter()
+            .filter(|function| !LATER.contains(&&*function.package))
+    }
+}
+
+#[derive(Debug)]
+struct Function {
+    package: String,
+    file: PathBuf,
+    /// The type that has it.
+    owner: Option<String>,
+    name: String,
+    kind: Kind,
+    /// How the time-outs among the parameters are spelt that are not `impl Into<Option<Duration>>`.
+    timeouts: Vec<Spelling>,
+    /// It changes nothing that it is given, and returns whether something holds.
+    is_predicate: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Own,
+    OfTrait,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Spelling {
+    Option,
+    Duration,
+}
+
+impl Function {
+    /// `TcpStore::ping`
+    fn path(&self) -> String {
+        let owner = self.owner.as_ref().map(|owner| format!("{owner}::"));
+        owner.unwrap_or_default() + &self.name
+    }
+}
+
+impl fmt::Display for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.file.display(), self.path())
+    }
+}
+
+/// Reads one file.
+#[derive(Debug)]
+struct Reader {
+    package: String,
+    file: PathBuf,
+    owner: Option<String>,
+    functions: Vec<Function>,
+    repetitions: Vec<String>,
+}
+
+impl Reader {
+    fn new(package: &str, file: &Path) -> Self {
+        Self {
+            package: package.to_owned(),
+            file: file.to_owned(),
+            owner: None,
+            functions: Vec::new(),
+            repetitions: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, signature: &Signature, kind: Kind) {
+        let mut changes = false;
+        let mut timeouts = Vec::new();
+        for input in &signature.inputs {
+            match input {
+                FnArg::Receiver(receiver) => {
+                    changes |= matches!(receiver.kind, ReceiverKind::Reference(_, _, Some(_)));
+                }
+                FnArg::Typed(input) => {
+                    changes |= matches!(&*input.ty, Type::Reference(it) if it.mutability.is_some());
+                    let is_timeout = matches!(&*input.pat, Pat::Ident(name)
+                        if name.ident == "timeout" || name.ident.to_string().ends_with("_timeout"));
+                    if is_duration(argument_of(&input.ty, "Option")) {
+                        timeouts.push(Spelling::Option);
+                    } else if is_timeout && is_duration(Some(&input.ty)) {
+                        timeouts.push(Spelling::Duration);
+                    }
+                }
+            }
+        }
+        let returns_bool =
+            matches!(&signature.output, ReturnType::Type(_, it) if is_named(it, "bool"));
+        self.functions.push(Function {
+            package: self.package.clone(),
+            file: self.file.clone(),
+            owner: self.owner.clone(),
+            name: signature.ident.to_string(),
+            kind,
+            timeouts,
+            is_predicate: returns_bool && !changes,
+        });
+    }
+
+    /// Whether the first paragraph of the comment has no word that the name has not.
+    fn check_comment(&mut self, name: &str, attributes: &[Attribute]) {
+        let lines: Vec<String> = attributes.iter().filter_map(comment_line).collect();
+        let first: Vec<&str> = lines
+            .iter()
+            .map(|line| line.trim())
+            .take_while(|line| !line.is_empty())
+            .collect();
+        let first = first.join(" ");
+        let known = words(name);
+        if !first.is_empty() && words(&first).is_subset(&known) {
+            let file = self.file.display();
+            self.repetitions.push(format!("{file}: {name}: {first}"));
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Reader {
+    fn visit_item(&mut self, item: &'ast Item) {
+        let (name, attributes) = match item {
+            Item::Const(it) => (Some(&it.ident), &it.attrs),
+            Item::Enum(it) => (Some(&it.ident), &it.attrs),
+            Item::Fn(it) => (Some(&it.sig.ident), &it.attrs),
+            Item::Impl(it) => (None, &it.attrs),
+            Item::Mod(it) => (Some(&it.ident), &it.attrs),
+            Item::Static(it) => (Some(&it.ident), &it.attrs),
+            Item::Struct(it) => (Some(&it.ident), &it.attrs),
+            Item::Trait(it) => (Some(&it.ident), &it.attrs),
+            Item::Type(it) => (Some(&it.ident), &it.attrs),
+            _ => return,
+        };
+        if attributes.iter().any(is_other_build) {
+            return;
+        }
+        if let Some(name) = name {
+            self.check_comment(&name.to_string(), attributes);
+        }
+        visit::visit_item(self, item);
+    }
+
+    fn visit_item_fn(&mut self, function: &'ast ItemFn) {
+        if matches!(function.vis, Visibility::Public(_)) {
+            self.add(&function.sig, Kind::Own);
+        }
+    }
+
+    fn visit_item_impl(&mut self, block: &'ast ItemImpl) {
+        if block.trait_.is_none() {
+            self.owner = last_segment(&block.self_ty).map(|it| it.ident.to_string());
+            visit::visit_item_impl(self, block);
+            self.owner = None;
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, function: &'ast ImplItemFn) {
+        if function.attrs.iter().any(is_other_build) {
+            return;
+        }
+        self.check_comment(&function.sig.ident.to_string(), &function.attrs);
+        if matches!(function.vis, Visibility::Public(_)) {
+            self.add(&function.sig, Kind::Own);
+        }
+    }
+
+    fn visit_item_trait(&mut self, definition: &'ast syn::ItemTrait) {
+        if matches!(definition.vis, Visibility::Public(_)) {
+            self.owner = Some(definition.ident.to_string());
+            visit::visit_item_trait(self, definition);
+            self.owner = None;
+        }
+    }
+
+    fn visit_trait_item_fn(&mut self, function: &'ast TraitItemFn) {
+        self.check_comment(&function.sig.ident.to_string(), &function.attrs);
+        self.add(&function.sig, Kind::OfTrait);
+    }
+
+    fn visit_field(&mut self, field: &'ast Field) {
+        if let Some(name) = &field.ident {
+            self.check_comment(&name.to_string(), &field.attrs);
+        }
+    }
+
+    fn visit_variant(&mut self, variant: &'ast Variant) {
+        self.check_comment(&variant.ident.to_string(), &variant.attrs);
+        visit::visit_variant(self, variant);
+    }
+}
+
+fn is_test_file(file: &Path) -> bool {
+    file.components().any(|part| {
+        let name = part.as_os_str().to_string_lossy();
+        matches!(&*name, "tests" | "sim" | "tests.rs" | "fuzzing.rs") || name.ends_with("_tests.rs")
+    })
+}
+
+/// Compiled for tests or fuzzing only.
+fn is_other_build(attribute: &Attribute) -> bool {
+    attribute.path().is_ident("cfg")
+        && attribute
+            .parse_args::<Meta>()
+            .is_ok_and(|condition| match condition {
+                Meta::Path(path) => path.is_ident("test") || path.is_ident("fuzzing"),
+                Meta::List(list) => {
+                    let is_not = list.path.is_ident("not");
+                    !is_not
+                        && list
+                            .tokens
+                            .to_string()
+                            .split([',', ' '])
+                            .any(|it| it == "test")
+                }
+                Meta::NameValue(_) => false,
+            })
+}
+
+fn comment_line(attribute: &Attribute) -> Option<String> {
+    let Meta::NameValue(meta) = &attribute.meta else {
+        return None;
+    };
+    match &meta.value {
+        Expr::Lit(literal) if meta.path.is_ident("doc") => match &literal.lit {
+            Lit::Str(text) => Some(text.value()),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// The words of a name or a sentence: lower case, singular, without articles and the like.
+fn words(text: &str) -> BTreeSet<String> {
+    let mut spaced = String::new();
+    let mut was_lower = false;
+    for letter in text.chars() {
+        if was_lower && letter.is_uppercase() {
+            spaced.push(' ');
+        }
+        was_lower = !letter.is_uppercase();
+        spaced.extend(letter.to_lowercase());
+    }
+    let is_telling = |word: &&str| {
+        !matches!(
+            *word,
+            "" | "a" | "an" | "the" | "of" | "this" | "that" | "its"
+        )
+    };
+    spaced
+        .split(|letter: char| !letter.is_alphanumeric())
+        .filter(is_telling)
+        .map(|word| {
+            word.strip_suffix('s')
+                .filter(|it| it.len() > 2)
+                .unwrap_or(word)
+                .to_owned()
+        })
+        .collect()
+}
+
+/// The type arguments of `Name<..>`, if it is that: the first one.
+fn argument_of<'t>(kind: &'t Type, name: &str) -> Option<&'t Type> {
+    let segment = last_segment(kind).filter(|segment| segment.ident == name)?;
+    match &segment.arguments {
+        PathArguments::AngleBracketed(arguments) => arguments.args.iter().find_map(|it| match it {
+            GenericArgument::Type(kind) => Some(kind),
+            _ => None,
+        }),
+        _ => None,
+    }
+}
+
+fn is_duration(kind: Option<&Type>) -> bool {
+    kind.is_some_and(|kind| is_named(kind, "Duration"))
+}
+
+fn is_named(kind: &Type, name: &str) -> bool {
+    last_segment(kind).is_some_and(|segment| segment.ident == name)
+}
+
+/// `Option<T>` of `std::option::Option<T>`; `Store` of `dyn Store`.
+fn last_segment(kind: &Type) -> Option<&syn::PathSegment> {
+    match kind {
+        Type::Path(path) => path.path.segments.last(),
+        Type::TraitObject(object) => object.bounds.iter().find_map(|bound| match bound {
+            TypeParamBound::Trait(bound) => bound.path.segments.last(),
+            _ => None,
+        }),
+        _ => None,
+    }
+}
+
+/// The names that `use` declarations end in.
+fn re_exports(items: &[Item]) -> BTreeSet<String> {
+    fn add(tree: &UseTree, names: &mut BTreeSet<String>) {
+        match tree {
+            UseTree::Path(path) => add(&path.tree, names),
+            UseTree::Name(name) => drop(names.insert(name.ident.to_string())),
+            UseTree::Rename(rename) => drop(names.insert(rename.ident.to_string())),
+            UseTree::Group(group) => group.items.iter().for_each(|it| add(it, names)),
+            UseTree::Glob(_) => panic!("{UNSTABLE} names what it re-exports"),
+        }
+    }
+    let mut names = BTreeSet::new();
+    for item in items {
+        match item {
+            Item::Use(item) => add(&item.tree, &mut names),
+            Item::Mod(module) => {
+                let (_, items) = module.content.as_ref().expect("an inline module");
+                names.append(&mut re_exports(items));
+            }
+            _ => {}
+        }
+    }
+    names
+}
