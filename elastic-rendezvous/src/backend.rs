@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::error::RendezvousError;
 use crate::group_store::GroupStore;
+use crate::write_lease::WriteLease;
 
 /// Identifies one stored version of the state; a write requires the current one.
 ///
@@ -128,28 +129,27 @@ pub trait RendezvousBackend: Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Waits for the write lease, for a few seconds at most, and returns whether this backend has one.
+    /// The lease under which one node at a time writes the state, where the store can have one. Opened for a few nodes
+    /// (`docs/rendezvous.md`, section 10.1); others may write without it.
     ///
-    /// After `true` the caller reads the state before it writes, also when the wait has timed out. The
-    /// lease is advisory: it saves writes that would conflict, and only the token decides.
-    fn acquire_write_lease(&self) -> bool {
-        false
+    /// # Errors
+    /// [`RendezvousError::Connection`] when the store fails.
+    fn write_lease(&self) -> Result<Option<WriteLease>, RendezvousError> {
+        Ok(None)
     }
 
-    /// Releases the lease, after [`acquire_write_lease`](Self::acquire_write_lease) has returned `true`.
-    fn release_write_lease(&self) {}
-
-    /// Where the nodes of this rendezvous write to each other, if one of them is to write the state for all
-    /// (`docs/rendezvous.md`, section 10). Nodes with and without it can share a rendezvous.
-    fn group(&self) -> Option<GroupStore> {
-        None
+    /// Where the nodes of this rendezvous write to each other, where the store allows that one of them writes the state
+    /// for all. Opened for many nodes (`docs/rendezvous.md`, section 10). Nodes with and without it can share a
+    /// rendezvous.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Connection`] when the store fails.
+    fn group(&self) -> Result<Option<GroupStore>, RendezvousError> {
+        Ok(None)
     }
 
     /// Names the backend in messages: `TCP store 10.0.0.1:29400`.
     fn label(&self) -> String;
-
-    /// Closes the handle. Calls in other threads fail soon.
-    fn close(&self) {}
 }
 
 /// Waits for changes of the state.

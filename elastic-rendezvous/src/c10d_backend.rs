@@ -13,19 +13,10 @@ use crate::codec::{self, CodecLimits, CorruptState, SENTINEL};
 use crate::error::RendezvousError;
 use crate::group_store::GroupStore;
 use crate::parameters::ParametersError;
+use crate::write_lease::WriteLease;
 
 /// The name under which this backend is registered.
 pub const C10D_BACKEND: &str = "c10d";
-
-/// From this number of nodes on, a write lease pays off: of two nodes, one succeeds at its second write.
-pub const WRITE_LEASE_NODES_MIN: usize = 3;
-
-/// From this number of nodes on, one node writes for all ([`C10dBackend::with_group`]).
-pub const GROUP_NODES_MIN: usize = 33;
-
-/// How long a node waits for the write lease. A thousand nodes need less to pass it on; after this time
-/// the lease of a node that died is replaced.
-const LEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Keeps the state in any [`Store`], where PyTorch's nodes can use it too.
 ///
@@ -38,8 +29,6 @@ pub struct C10dBackend {
     key: String,
     limits: CodecLimits,
     traffic: Arc<Traffic>,
-    lease: Option<WriteLease>,
-    group: Option<GroupStore>,
 }
 
 /// Counters of a backend.
@@ -74,14 +63,6 @@ impl Traffic {
     }
 }
 
-/// A queue with one element: the node that has taken it holds the lease.
-#[derive(Debug)]
-struct WriteLease {
-    /// A separate handle, because of its timeout.
-    store: Arc<dyn Store>,
-    queue: String,
-}
-
 impl C10dBackend {
     /// Opens the backend of the job `run_id` and creates its key if it is missing. Blocks for at most the
     /// store's timeout.
@@ -101,55 +82,7 @@ impl C10dBackend {
             key,
             limits: CodecLimits::default(),
             traffic: Arc::default(),
-            lease: None,
-            group: None,
         })
-    }
-
-    /// Makes nodes acquire a lease before they write, because of several concurrent writes all but one
-    /// fail. A lease costs two requests per write and pays off from [`WRITE_LEASE_NODES_MIN`] nodes on.
-    /// Has no effect with a store that lacks queues or that is not a server of this project. Blocks for
-    /// at most the store's timeout, once per request.
-    ///
-    /// # Errors
-    /// [`RendezvousError::Connection`] when the store fails.
-    pub fn with_write_lease(mut self) -> Result<Self, RendezvousError> {
-        if !self.store.wakes_on_change() {
-            return Ok(self);
-        }
-        let failed = |error| RendezvousError::connection(&self.run_id, error);
-        let store = self.store.clone_store().map_err(failed)?;
-        store.set_timeout(Some(LEASE_TIMEOUT));
-        let queue = format!("{}/turn", self.key);
-        match store.queue_len(&queue) {
-            Err(StoreError::Unsupported { .. }) => return Ok(self),
-            Err(error) => return Err(failed(error)),
-            Ok(_) => {}
-        }
-        if store.add(&format!("{queue}/made"), 1).map_err(failed)? == 1 {
-            store.queue_push(&queue, b"").map_err(failed)?;
-        }
-        self.lease = Some(WriteLease { store, queue });
-        Ok(self)
-    }
-
-    /// Makes one node write the state for all, so that the cost of a round grows with the number of nodes and not
-    /// with its square. Pays off from [`GROUP_NODES_MIN`] nodes on. Has no effect with a store that lacks queues or
-    /// that is not a server of this project. Blocks for at most the store's timeout.
-    ///
-    /// # Errors
-    /// [`RendezvousError::Connection`] when the store fails.
-    pub fn with_group(mut self) -> Result<Self, RendezvousError> {
-        if !self.store.wakes_on_change() {
-            return Ok(self);
-        }
-        let group = GroupStore::new(Arc::clone(&self.store), &self.key);
-        match group.has_queue() {
-            Ok(true) => self.group = Some(group),
-            Ok(false) => {}
-            Err(error) => return Err(self.failed(error)),
-        }
-        Ok(self)
     }
 
     /// The counters of this backend, which keep counting.
@@ -267,49 +200,24 @@ impl RendezvousBackend for C10dBackend {
         }
     }
 
-    fn acquire_write_lease(&self) -> bool {
-        let Some(lease) = &self.lease else {
-            return false;
-        };
-        // After a timeout the lease is taken for lost with its holder. This node writes without it, and
-        // its release puts a new one into the queue.
-        if let Err(error) = lease.store.queue_pop(&lease.queue) {
-            log::debug!(
-                "writing run {:?} without the write lease: {error}",
-                self.run_id
-            );
+    fn write_lease(&self) -> Result<Option<WriteLease>, RendezvousError> {
+        if !self.store.wakes_on_change() {
+            return Ok(None);
         }
-        true
+        WriteLease::open(&*self.store, &self.key).map_err(|error| self.failed(error))
     }
 
-    fn release_write_lease(&self) {
-        let Some(lease) = &self.lease else { return };
-        let released = match lease.store.queue_len(&lease.queue) {
-            Ok(0) => lease.store.queue_push(&lease.queue, b""),
-            // The lease was late, not lost, and has been replaced meanwhile: drop the second one.
-            Ok(_) => Ok(()),
-            Err(error) => Err(error),
-        };
-        if let Err(error) = released {
-            log::debug!(
-                "cannot release the write lease of run {:?}: {error}",
-                self.run_id
-            );
+    fn group(&self) -> Result<Option<GroupStore>, RendezvousError> {
+        if !self.store.wakes_on_change() {
+            return Ok(None);
         }
-    }
-
-    fn group(&self) -> Option<GroupStore> {
-        self.group.clone()
+        let group = GroupStore::new(Arc::clone(&self.store), &self.key);
+        let has_queue = group.has_queue().map_err(|error| self.failed(error))?;
+        Ok(has_queue.then_some(group))
     }
 
     fn label(&self) -> String {
         self.store.label()
-    }
-
-    fn close(&self) {
-        if let Some(lease) = &self.lease {
-            lease.store.close();
-        }
     }
 }
 

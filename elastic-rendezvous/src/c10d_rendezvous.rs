@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Deadline, DialStage, HostPort, is_loopback_name, resolve_local};
 use c10d_store::{FileStore, Store, StoreError, TcpStore, TcpStoreOptions};
 
-use crate::c10d_backend::{C10dBackend, GROUP_NODES_MIN, WRITE_LEASE_NODES_MIN};
+use crate::c10d_backend::C10dBackend;
 use crate::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 use crate::endpoint::{DEFAULT_PORT, Endpoint};
 use crate::error::RendezvousError;
@@ -86,12 +86,7 @@ pub fn create_c10d(
             }));
         }
     };
-    let mut backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
-    if settings.max_nodes >= GROUP_NODES_MIN {
-        backend = backend.with_group()?;
-    } else if settings.max_nodes >= WRITE_LEASE_NODES_MIN {
-        backend = backend.with_write_lease()?;
-    }
+    let backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
     let shares_store = parameters.get_as_bool("share_store")?.unwrap_or(true);
     let mut options = DynamicRendezvousOptions::new().with_shared_store(shares_store);
     if let Some(hook) = parameters.server_hook() {

@@ -11,11 +11,10 @@ use c10d_store::{Credentials, Store, StoreError, TcpStore};
 
 use crate::backend::RendezvousBackend;
 use crate::bootstrap::{Bootstrap, NotFound, Protection, Round};
+use crate::choice::choose;
 use crate::clock::Clock;
-use crate::engine::Engine;
 use crate::error::RendezvousError;
 use crate::goal::{Answer, Goal, Joined};
-use crate::group::GroupEngine;
 use crate::handler::{Listener, Membership, RendezvousHandler, RendezvousInfo};
 use crate::handler_loop::{HandlerLoop, Parts};
 use crate::mailbox::{Job, Mailbox, Message, open_mailbox};
@@ -26,8 +25,7 @@ use crate::report::WaitReport;
 use crate::server_hook::ServerHook;
 use crate::settings::RendezvousSettings;
 use crate::shared::Shared;
-use crate::solo::Solo;
-use crate::watcher::Watch;
+use crate::write_lease::WriteLease;
 
 const THREAD: &str = "rendezvous";
 
@@ -79,6 +77,8 @@ pub struct DynamicRendezvous {
     node: NodeId,
     shared: Arc<Shared>,
     to_loop: Mailbox,
+    /// The loop's, which may wait for it.
+    lease: Option<WriteLease>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Taken out while a join uses it.
     bootstrap: Mutex<Bootstrap>,
@@ -188,36 +188,22 @@ impl DynamicRendezvous {
         let clock = Clock::start();
         let notices = Notices::new(Arc::clone(&store), &settings.run_id);
         let shared = Arc::new(Shared::new(notices));
-        let group = backend.group();
-        let (to_loop, inbox) = open_mailbox(group.as_ref());
-        let (seed, now) = (fastrand::u64(..), clock.now());
-        let (engine, group, watch): (Box<dyn Engine>, _, _) = if let Some(group) = group {
-            let index = group
-                .count_handler()
-                .map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
-            let engine = GroupEngine::new(node.clone(), index, settings.clone(), seed, now);
-            (Box::new(engine), Some((group, index)), None)
-        } else {
-            let engine = Solo::new(node.clone(), settings.clone(), seed, now);
-            let sender = to_loop.sender();
-            let found = move |number, found| {
-                // The loop may have ended.
-                let _ = sender.send(Message::Found(number, found));
-            };
-            let watch = backend.watch()?.map(|watch| Watch::start(watch, found));
-            (Box::new(engine), None, watch.transpose()?)
-        };
-        let handler_loop = HandlerLoop::new(Parts {
-            clock,
-            me: node.clone(),
-            settings: settings.clone(),
-            engine,
-            backend: Arc::clone(&backend),
-            group,
-            watch,
-            shared: Arc::clone(&shared),
-            inbox,
-        });
+        let (me, seed) = (node.clone(), fastrand::u64(..));
+        let choice = choose(me, settings.clone(), &*backend, seed, clock.now())?;
+        let lease = choice.lease.clone();
+        let (to_loop, inbox) = open_mailbox(choice.group.as_ref().map(|(group, _)| group));
+        let handler_loop = HandlerLoop::new(
+            Parts {
+                clock,
+                me: node.clone(),
+                settings: settings.clone(),
+                choice,
+                backend: Arc::clone(&backend),
+                shared: Arc::clone(&shared),
+                inbox,
+            },
+            to_loop.sender(),
+        )?;
         let thread = std::thread::Builder::new()
             .name(THREAD.to_owned())
             .spawn(|| handler_loop.run())
@@ -234,6 +220,7 @@ impl DynamicRendezvous {
             node,
             shared,
             to_loop,
+            lease,
             thread: Mutex::new(Some(thread)),
             hosted: None,
         })
@@ -372,7 +359,9 @@ impl DynamicRendezvous {
         let Some(thread) = thread else { return };
         // The loop may have ended already.
         let _ = self.to_loop.send(Message::Stop);
-        self.backend.close();
+        if let Some(lease) = &self.lease {
+            lease.close();
+        }
         if thread.join().is_err() {
             log::error!("the thread {THREAD} panicked");
         }

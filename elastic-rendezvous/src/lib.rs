@@ -6,6 +6,7 @@ mod backend;
 mod bootstrap;
 mod c10d_backend;
 mod c10d_rendezvous;
+mod choice;
 mod clock;
 pub mod codec;
 mod decide;
@@ -43,12 +44,11 @@ mod stored_state;
 pub mod this_host;
 mod timestamp;
 mod watcher;
+mod write_lease;
 
 pub use backend::{Part, RendezvousBackend, SetState, StateWatch, Stored, Token, Watched};
 pub use bootstrap::{clear_workers_store, forget_workers_store};
-pub use c10d_backend::{
-    C10D_BACKEND, C10dBackend, GROUP_NODES_MIN, Traffic, WRITE_LEASE_NODES_MIN,
-};
+pub use c10d_backend::{C10D_BACKEND, C10dBackend, Traffic};
 pub use c10d_rendezvous::{C10D_SETTINGS, create_c10d};
 pub use clock::Now;
 pub use dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
@@ -70,3 +70,4 @@ pub use settings::RendezvousSettings;
 pub use state::{DatetimeStyle, RendezvousState};
 pub use static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
 pub use timestamp::Timestamp;
+pub use write_lease::WriteLease;

@@ -24,7 +24,6 @@ use serde_json::{Value, json};
 
 use self::error::RendezvousBenchError;
 use self::kernel::{Loopback, available_memory};
-use self::node::connections_per_node;
 pub(crate) use self::nodes::RendezvousNodesArgs;
 use self::round::{Plan, Round, Victim, measure};
 use super::child::end_with_measurement;
@@ -34,8 +33,9 @@ use crate::numbers::at_least_one;
 use crate::open_files;
 use crate::output::{print, print_line};
 
-/// Files of a process besides its connections: the server's own sockets, the workers' store, standard streams.
-const OTHER_FILES: u64 = 64;
+/// Files of a process besides one connection a node: the server's own sockets, the workers' store, standard streams, and
+/// two more connections of each node of a small job.
+const OTHER_FILES: u64 = 160;
 
 /// The least memory of a connected node: stacks and buffers, its share of the store, and its sockets. With three
 /// connections and threads it was 92 kB without the kernel's part.
@@ -349,10 +349,7 @@ fn check_limits(plan: &Plan<'_>, files_left: Option<u64>) -> Result<usize, Rende
     let Some(left) = files_left else {
         return Ok(plan.nodes_per_process);
     };
-    let connections = connections_per_node(plan.nodes);
-    let needed = nodes
-        .saturating_mul(connections)
-        .saturating_add(OTHER_FILES);
+    let needed = nodes.saturating_add(OTHER_FILES);
     if left < needed {
         return Err(RendezvousBenchError::TooFewFiles {
             nodes: plan.nodes,
@@ -360,7 +357,6 @@ fn check_limits(plan: &Plan<'_>, files_left: Option<u64>) -> Result<usize, Rende
             left,
         });
     }
-    let fit = left.saturating_sub(OTHER_FILES) / connections;
-    let fit = usize::try_from(fit).unwrap_or(usize::MAX);
+    let fit = usize::try_from(left.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
     Ok(plan.nodes_per_process.min(fit).max(1))
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use c10d_store::{Store, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
-    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, GROUP_NODES_MIN, RendezvousError,
-    RendezvousSettings, Traffic, WRITE_LEASE_NODES_MIN,
+    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousError, RendezvousSettings,
+    Traffic,
 };
 
 use super::error::RendezvousBenchError;
@@ -19,12 +19,6 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How many heartbeats a node may miss; the default of torchrun.
 pub(super) const KEEP_ALIVE_ATTEMPTS: u32 = 3;
-
-/// The most connections that a node opens to the store: one in a group, else for the state, the watch, and the write
-/// lease.
-pub(super) const fn connections_per_node(nodes: usize) -> u64 {
-    if nodes >= GROUP_NODES_MIN { 1 } else { 3 }
-}
 
 /// The rendezvous that nodes join.
 #[derive(Debug, Clone, Copy)]
@@ -55,12 +49,7 @@ impl Node {
     }
 
     fn new(job: &Job, node: usize, store: Arc<dyn Store>) -> Result<Self, RendezvousError> {
-        let mut backend = C10dBackend::new(Arc::clone(&store), RUN_ID)?;
-        if job.nodes >= GROUP_NODES_MIN {
-            backend = backend.with_group()?;
-        } else if job.nodes >= WRITE_LEASE_NODES_MIN {
-            backend = backend.with_write_lease()?;
-        }
+        let backend = C10dBackend::new(Arc::clone(&store), RUN_ID)?;
         let traffic = backend.traffic();
         let settings = RendezvousSettings::new(RUN_ID, job.nodes, job.nodes)?
             .with_join_timeout(PATIENCE)

@@ -8,10 +8,11 @@ mod requests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{RecvTimeoutError, Sender};
 use std::time::Duration;
 
 use crate::backend::RendezvousBackend;
+use crate::choice::Choice;
 use crate::clock::Clock;
 use crate::engine::{Ask, Engine, Reply};
 use crate::error::RendezvousError;
@@ -29,6 +30,7 @@ use crate::shared::{LOG_INTERVAL, Shared, error_of, log_wait};
 use crate::state::RendezvousState;
 use crate::stored_state::StoredState;
 use crate::watcher::{Found, Watch};
+use crate::write_lease::WriteLease;
 
 /// A join that ends earlier does not read the notices for its report.
 const NOTICES_AFTER: Duration = Duration::from_millis(500);
@@ -39,11 +41,8 @@ pub(crate) struct Parts {
     pub(crate) clock: Clock,
     pub(crate) me: NodeId,
     pub(crate) settings: RendezvousSettings,
-    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) choice: Choice,
     pub(crate) backend: Arc<dyn RendezvousBackend>,
-    /// The keys of the node's group and its index in it.
-    pub(crate) group: Option<(GroupStore, u32)>,
-    pub(crate) watch: Option<Watch>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) inbox: Inbox,
 }
@@ -55,7 +54,9 @@ pub(crate) struct HandlerLoop {
     settings: RendezvousSettings,
     engine: Box<dyn Engine>,
     states: StoredState,
+    /// The keys of the group, and the node's index in it.
     group: Option<(GroupStore, u32)>,
+    lease: Option<WriteLease>,
     watch: Option<Watch>,
     /// The result of the watch, until it is taken or outdated.
     found: Option<Found>,
@@ -77,16 +78,24 @@ pub(crate) struct HandlerLoop {
 }
 
 impl HandlerLoop {
-    pub(crate) fn new(parts: Parts) -> Self {
-        Self {
+    /// `to_loop` is a sending end of the inbox, for the watcher, whose thread this starts.
+    pub(crate) fn new(parts: Parts, to_loop: Sender<Message>) -> Result<Self, RendezvousError> {
+        let choice = parts.choice;
+        let found = move |number, found| {
+            // The loop may have ended.
+            let _ = to_loop.send(Message::Found(number, found));
+        };
+        let watch = choice.watch.map(|watch| Watch::start(watch, found));
+        Ok(Self {
             states: StoredState::new(parts.backend, &parts.settings.run_id),
             notices: NoticeBoard::new(parts.shared.notices.clone()),
             clock: parts.clock,
             me: parts.me,
             settings: parts.settings,
-            engine: parts.engine,
-            group: parts.group,
-            watch: parts.watch,
+            engine: choice.engine,
+            group: choice.group,
+            lease: choice.lease,
+            watch: watch.transpose()?,
             found: None,
             shared: parts.shared,
             inbox: parts.inbox,
@@ -99,7 +108,7 @@ impl HandlerLoop {
             is_settling: false,
             has_lease: false,
             is_stopping: false,
-        }
+        })
     }
 
     /// Runs until a [`Message::Stop`].

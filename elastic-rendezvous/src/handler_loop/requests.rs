@@ -48,7 +48,8 @@ impl HandlerLoop {
     }
 
     fn write(&mut self) -> Result<Reply, RendezvousError> {
-        if !self.has_lease && self.states.backend().acquire_write_lease() {
+        if let Some(lease) = self.lease.as_ref().filter(|_| !self.has_lease) {
+            lease.acquire();
             self.has_lease = true;
             // Others have written while this node waited, so it decides anew, and makes another step.
             return Ok(Reply::State(self.states.read()?));
@@ -63,8 +64,10 @@ impl HandlerLoop {
     }
 
     pub(super) fn release_write_lease(&mut self) {
-        if std::mem::take(&mut self.has_lease) {
-            self.states.backend().release_write_lease();
+        if let Some(lease) = &self.lease
+            && std::mem::take(&mut self.has_lease)
+        {
+            lease.release();
         }
     }
 

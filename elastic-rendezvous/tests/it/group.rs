@@ -10,7 +10,8 @@ use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, NodeId,
     RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
-    RendezvousSettings, RendezvousState, Timestamp, Token, WaitReport,
+    RendezvousSettings, RendezvousState, SetState, StateWatch, Stored, Timestamp, Token,
+    WaitReport,
     codec::{self, CodecLimits},
 };
 
@@ -29,6 +30,36 @@ fn settings(min_nodes: usize, max_nodes: usize) -> RendezvousSettings {
     RendezvousSettings::new("job", min_nodes, max_nodes)
         .expect("a number of nodes")
         .with_last_call_timeout(Duration::from_millis(500))
+}
+
+/// The backend of a node that writes alone, like PyTorch's.
+#[derive(Debug)]
+struct Outside(C10dBackend);
+
+impl RendezvousBackend for Outside {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
+        self.0.get_state()
+    }
+
+    fn set_state(
+        &self,
+        state: &[u8],
+        token: Option<&Token>,
+    ) -> Result<Option<SetState>, RendezvousError> {
+        self.0.set_state(state, token)
+    }
+
+    fn watch(&self) -> Result<Option<Arc<dyn StateWatch>>, RendezvousError> {
+        self.0.watch()
+    }
+
+    fn label(&self) -> String {
+        self.0.label()
+    }
 }
 
 /// A node with a connection of its own.
@@ -51,18 +82,14 @@ fn node_and_store(
     is_in_group: bool,
 ) -> (Arc<DynamicRendezvous>, Arc<dyn Store>) {
     let store = connect(server);
-    let mut backend = C10dBackend::new(Arc::clone(&store), settings.run_id()).expect("a backend");
-    if is_in_group {
-        backend = backend.with_group().expect("a group");
-        assert!(backend.group().is_some());
-    }
+    let backend = C10dBackend::new(Arc::clone(&store), settings.run_id()).expect("a backend");
+    let backend: Arc<dyn RendezvousBackend> = if is_in_group {
+        Arc::new(backend)
+    } else {
+        Arc::new(Outside(backend))
+    };
     let options = DynamicRendezvousOptions::new().with_local_addr("127.0.0.1");
-    let node = DynamicRendezvous::new(
-        Arc::new(backend),
-        Arc::clone(&store),
-        settings.clone(),
-        options,
-    );
+    let node = DynamicRendezvous::new(backend, Arc::clone(&store), settings.clone(), options);
     (Arc::new(node.expect("a handler")), store)
 }
 

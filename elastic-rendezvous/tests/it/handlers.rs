@@ -12,8 +12,12 @@ use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, NotJoining,
     Part, RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
     RendezvousParameters, RendezvousRegistry, RendezvousSettings, RendezvousState, SetState,
-    StateWatch, StaticRendezvous, Stored, Token, Watched, clear_workers_store, codec, parse_config,
+    StateWatch, StaticRendezvous, Stored, Token, Watched, WriteLease, clear_workers_store, codec,
+    parse_config,
 };
+
+/// The queue of the write lease.
+const TURN: &str = "torch.rendezvous.job/turn";
 
 /// Much longer than any step of a test takes.
 const LONG: Duration = Duration::from_secs(60);
@@ -311,12 +315,12 @@ fn a_value_that_is_not_a_state_is_an_error_and_stays_in_the_store() {
     assert_eq!(store.get("torch.rendezvous.job").expect("a value"), garbage);
 }
 
-/// A backend that cannot read the state once it holds its first write lease.
+/// A backend that cannot read the state once while its node holds the write lease.
 #[derive(Debug)]
 struct FailsUnderFirstLease {
     backend: C10dBackend,
-    leases: AtomicUsize,
-    must_fail: AtomicBool,
+    store: Arc<dyn Store>,
+    has_failed: AtomicBool,
 }
 
 impl RendezvousBackend for FailsUnderFirstLease {
@@ -325,7 +329,8 @@ impl RendezvousBackend for FailsUnderFirstLease {
     }
 
     fn get_state(&self) -> Result<Option<Stored>, RendezvousError> {
-        if self.must_fail.swap(false, Ordering::AcqRel) {
+        let is_held = self.store.queue_len(TURN).expect("a length") == 0;
+        if is_held && !self.has_failed.swap(true, Ordering::AcqRel) {
             return Err(failure());
         }
         self.backend.get_state()
@@ -339,16 +344,8 @@ impl RendezvousBackend for FailsUnderFirstLease {
         self.backend.set_state(state, token)
     }
 
-    fn acquire_write_lease(&self) -> bool {
-        let has_lease = self.backend.acquire_write_lease();
-        if self.leases.fetch_add(1, Ordering::AcqRel) == 0 {
-            self.must_fail.store(true, Ordering::Release);
-        }
-        has_lease
-    }
-
-    fn release_write_lease(&self) {
-        self.backend.release_write_lease();
+    fn write_lease(&self) -> Result<Option<WriteLease>, RendezvousError> {
+        self.backend.write_lease()
     }
 
     fn label(&self) -> String {
@@ -369,18 +366,19 @@ fn the_write_lease_is_released_when_the_store_fails_under_it() {
     let (_host, store) = tcp();
     let backend = C10dBackend::new(Arc::clone(&store), "job").expect("a backend");
     let backend = FailsUnderFirstLease {
-        backend: backend.with_write_lease().expect("a lease"),
-        leases: AtomicUsize::new(0),
-        must_fail: AtomicBool::new(false),
+        backend,
+        store: Arc::clone(&store),
+        has_failed: AtomicBool::new(false),
     };
-    let node = node_with_backend(Arc::new(backend), &store, settings(1, 1));
+    let settings = settings(1, 3).with_last_call_timeout(Duration::from_millis(100));
+    let node = node_with_backend(Arc::new(backend), &store, settings);
     let error = node.next_rendezvous().expect_err("the store has failed");
     assert!(
         matches!(error, RendezvousError::StateLost { .. }),
         "{error}"
     );
     // The next node gets the lease at once.
-    let leases = store.queue_len("torch.rendezvous.job/turn");
+    let leases = store.queue_len(TURN);
     assert_eq!(leases.expect("a length"), 1);
     assert_eq!(node.next_rendezvous().expect("a round").world_size, 1);
 }

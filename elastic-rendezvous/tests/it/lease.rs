@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use c10d_store::{HashStore, Store};
-use elastic_rendezvous::{C10dBackend, RendezvousBackend};
+use elastic_rendezvous::{C10dBackend, RendezvousBackend, WriteLease};
 
 const TURN: &str = "torch.rendezvous.job/turn";
 
-fn backend(store: &Arc<dyn Store>) -> C10dBackend {
+fn lease(store: &Arc<dyn Store>) -> WriteLease {
     let backend = C10dBackend::new(Arc::clone(store), "job").expect("a backend");
-    backend.with_write_lease().expect("a lease")
+    backend.write_lease().expect("an answer").expect("a lease")
 }
 
 fn elements(store: &Arc<dyn Store>) -> u64 {
@@ -20,17 +20,17 @@ fn elements(store: &Arc<dyn Store>) -> u64 {
 #[test]
 fn one_node_at_a_time_holds_the_lease_and_others_may_write() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let (a, b) = (backend(&store), backend(&store));
+    let (a, b) = (lease(&store), lease(&store));
     assert_eq!(elements(&store), 1, "of the first of them");
-    assert!(a.acquire_write_lease());
+    a.acquire();
     assert_eq!(elements(&store), 0);
     let without = C10dBackend::new(Arc::clone(&store), "job").expect("a backend");
     let written = without.set_state(b"state", None).expect("a write");
     assert!(written.expect("a state").is_ours);
-    a.release_write_lease();
+    a.release();
     assert_eq!(elements(&store), 1);
-    assert!(b.acquire_write_lease());
-    b.release_write_lease();
+    b.acquire();
+    b.release();
     assert_eq!(elements(&store), 1);
 }
 
@@ -38,11 +38,12 @@ fn one_node_at_a_time_holds_the_lease_and_others_may_write() {
 #[test]
 fn a_lost_lease_is_replaced_and_a_second_one_disappears() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
-    let (slow, other) = (backend(&store), backend(&store));
-    assert!(slow.acquire_write_lease());
-    assert!(other.acquire_write_lease(), "after its patience, 3 s");
-    other.release_write_lease();
+    let (slow, other) = (lease(&store), lease(&store));
+    slow.acquire();
+    // After its patience, 3 s.
+    other.acquire();
+    other.release();
     assert_eq!(elements(&store), 1, "the lost one is replaced");
-    slow.release_write_lease();
+    slow.release();
     assert_eq!(elements(&store), 1, "it was only late");
 }

@@ -11,7 +11,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::{Secret, ServerOptions, Store, TcpStore, TcpStoreServer};
-use elastic_rendezvous::GROUP_NODES_MIN;
 use integration_tests::launcher::{Job, Kind, Launcher, free_address};
 use integration_tests::torch::{Feature, Release};
 use integration_tests::watchdog::Watchdog;
@@ -465,7 +464,8 @@ fn two_nodes_of_torchrun_take_part_in_a_group() {
     let folder = tempfile::tempdir().expect("a folder");
     let job = Job::new(folder.path());
     let server = serve();
-    let count = GROUP_NODES_MIN;
+    // More than 32 nodes form a group.
+    let count = 33;
     let nodes = format!("{count}");
     let more = [
         "--nproc-per-node=1",

@@ -1,0 +1,64 @@
+//! The write lease of small jobs (docs/rendezvous.md, section 10.1).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use c10d_store::{Store, StoreError};
+
+/// How long a node waits for the lease. A thousand nodes need less to pass it on; after this time the lease of a node
+/// that died is replaced.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Lets one node at a time write the state, because of several concurrent writes all but one fail.
+///
+/// It is advisory: it saves writes that would conflict, and only the token of the state decides. Its clones are one
+/// handle to a queue with one element; the node that has taken that holds the lease.
+#[derive(Debug, Clone)]
+pub struct WriteLease {
+    /// A separate handle, because of its timeout.
+    store: Arc<dyn Store>,
+    queue: String,
+}
+
+impl WriteLease {
+    /// The lease of the state under `key`; `None` if the store lacks queues.
+    pub(crate) fn open(store: &dyn Store, key: &str) -> Result<Option<Self>, StoreError> {
+        let store = store.clone_store()?;
+        store.set_timeout(Some(ACQUIRE_TIMEOUT));
+        let queue = format!("{key}/turn");
+        match store.queue_len(&queue) {
+            Err(StoreError::Unsupported { .. }) => return Ok(None),
+            result => result?,
+        };
+        if store.add(&format!("{queue}/made"), 1)? == 1 {
+            store.queue_push(&queue, b"")?;
+        }
+        Ok(Some(Self { store, queue }))
+    }
+
+    /// Waits for the lease, for 3 s at most. The caller reads the state before it writes, also after a timeout: then
+    /// the lease is lost with its holder, and [`release`](Self::release) replaces it.
+    pub fn acquire(&self) {
+        if let Err(error) = self.store.queue_pop(&self.queue) {
+            log::debug!("writing without the lease {:?}: {error}", self.queue);
+        }
+    }
+
+    /// Gives the lease to the next node. Blocks for at most 3 s, twice.
+    pub fn release(&self) {
+        let released = match self.store.queue_len(&self.queue) {
+            Ok(0) => self.store.queue_push(&self.queue, b""),
+            // The lease was late, not lost, and has been replaced meanwhile: drop the second one.
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = released {
+            log::debug!("cannot release the lease {:?}: {error}", self.queue);
+        }
+    }
+
+    /// Closes the handle. Calls in other threads fail soon.
+    pub(crate) fn close(&self) {
+        self.store.close();
+    }
+}
