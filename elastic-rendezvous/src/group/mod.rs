@@ -10,6 +10,7 @@ mod ask;
 mod engine;
 mod holder;
 mod message;
+mod operations;
 mod posting;
 mod station;
 mod timers;

@@ -10,7 +10,6 @@ use crate::engine::{Ask, Reply};
 use crate::error::RendezvousError;
 use crate::executor::Operation;
 use crate::group::Ask as GroupAsk;
-use crate::group_store::GroupStore;
 
 /// How often a store that cannot be watched is polled, as in PyTorch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -112,7 +111,7 @@ impl HandlerLoop {
         let Some((group, index)) = &self.group else {
             return Ok(Reply::Nothing);
         };
-        let request = || ask_of_group(group, *index, ask, timeout.unwrap_or(Duration::MAX));
+        let request = || group.perform(*index, &ask, timeout.unwrap_or(Duration::MAX));
         let result = if until.is_none() {
             request()
         } else {
@@ -134,7 +133,7 @@ impl HandlerLoop {
         let (Some(ask), Some((group, index))) = (self.engine.release(), &self.group) else {
             return;
         };
-        if let Err(error) = ask_of_group(group, *index, ask, Duration::ZERO) {
+        if let Err(error) = group.perform(*index, &ask, Duration::ZERO) {
             log::debug!("cannot release the lease of the rendezvous: {error}");
         }
     }
@@ -146,42 +145,4 @@ impl HandlerLoop {
         }
         (until != Duration::MAX).then(|| until.saturating_sub(self.clock.now().monotonic))
     }
-}
-
-fn ask_of_group(
-    group: &GroupStore,
-    index: u32,
-    ask: GroupAsk,
-    timeout: Duration,
-) -> Result<Reply, StoreError> {
-    let value = |value: Option<Vec<u8>>| match value {
-        None => Reply::Nothing,
-        value => Reply::Value(value),
-    };
-    Ok(match ask {
-        GroupAsk::CountNodes => Reply::Count(group.handlers()?),
-        GroupAsk::WriteHeartbeat(heartbeat) => group
-            .write_heartbeat(index, heartbeat)
-            .map(|()| Reply::Done)?,
-        GroupAsk::ReadLease => Reply::Value(group.read_lease()?),
-        GroupAsk::Claim { expected, lease } => Reply::Value(Some(group.claim(&expected, &lease)?)),
-        GroupAsk::Push(request) => group.push(&request).map(|()| Reply::Done)?,
-        GroupAsk::ReadSummary => Reply::Value(group.read_summary()?),
-        GroupAsk::ReadAnswer => Reply::Value(group.read_answer(index)?),
-        GroupAsk::AwaitAnswer { known, .. } => value(group.await_answer(index, &known, timeout)?),
-        GroupAsk::AwaitSummary { known, .. } => value(group.await_summary(&known, timeout)?),
-        GroupAsk::TakeRequests { .. } => {
-            let requests = group.take_requests(timeout)?;
-            requests.map_or(Reply::Nothing, Reply::Requests)
-        }
-        GroupAsk::WriteAnswers(answers) => group.write_answers(&answers).map(|()| Reply::Done)?,
-        GroupAsk::WriteSummary(text) => group.write_summary(&text).map(|()| Reply::Done)?,
-        GroupAsk::ReadHeartbeats(indices) => Reply::Heartbeats(group.read_heartbeats(&indices)?),
-        // Requests about the state, which are none to the group.
-        GroupAsk::ReadState
-        | GroupAsk::CheckState
-        | GroupAsk::WriteState
-        | GroupAsk::Idle
-        | GroupAsk::Done(_) => Reply::Nothing,
-    })
 }
