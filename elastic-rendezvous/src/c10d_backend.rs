@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use c10d_store::{Known, Store, StoreError};
 
-use crate::backend::{Part, RendezvousBackend, SetState, StateWatch, Stored, Token, Watched};
+use crate::backend::{RendezvousBackend, StateWatch};
 use crate::codec::{self, CodecLimits, CorruptState, SENTINEL};
 use crate::error::RendezvousError;
 use crate::group_store::GroupStore;
-use crate::parameters::ParametersError;
+use crate::parameters_error::ParametersError;
+use crate::stored::{Part, SetState, Stored, Token, Watched};
 use crate::write_lease::WriteLease;
 
 /// The name under which this backend is registered.

@@ -9,22 +9,26 @@ use std::time::{Duration, Instant};
 use c10d_socket::Deadline;
 use c10d_store::{Credentials, Store, StoreError, TcpStore};
 
+use crate::access::Access;
 use crate::backend::RendezvousBackend;
 use crate::bootstrap::{Bootstrap, NotFound, Protection, Round};
-use crate::choice::choose;
 use crate::clock::Clock;
+use crate::engine::Engine;
 use crate::error::RendezvousError;
 use crate::goal::{Answer, Goal, Joined};
-use crate::handler::{Listener, Membership, RendezvousHandler, RendezvousInfo};
+use crate::group::GroupEngine;
+use crate::handler::{Listener, RendezvousHandler, RendezvousInfo};
 use crate::handler_loop::{HandlerLoop, Parts};
 use crate::mailbox::{Job, Mailbox, Message, open_mailbox};
+use crate::membership::Membership;
 use crate::node::NodeId;
-use crate::notices::{NotJoining, Notice, Notices};
+use crate::notices::{Notice, Notices};
 use crate::old_rounds::keys_before;
-use crate::report::WaitReport;
+use crate::report::{NotJoining, WaitReport};
 use crate::server_hook::ServerHook;
 use crate::settings::RendezvousSettings;
 use crate::shared::Shared;
+use crate::solo::Solo;
 use crate::write_lease::WriteLease;
 
 const THREAD: &str = "rendezvous";
@@ -188,16 +192,26 @@ impl DynamicRendezvous {
         let clock = Clock::start();
         let notices = Notices::new(Arc::clone(&store), &settings.run_id);
         let shared = Arc::new(Shared::new(notices));
-        let (me, seed) = (node.clone(), fastrand::u64(..));
-        let choice = choose(me, settings.clone(), &*backend, seed, clock.now())?;
-        let lease = choice.lease.clone();
-        let (to_loop, inbox) = open_mailbox(choice.group.as_ref().map(|(group, _)| group));
+        let access = Access::open(&*backend, &settings)?;
+        let (me, seed, now) = (node.clone(), fastrand::u64(..), clock.now());
+        let (engine, group, lease): (Box<dyn Engine>, _, _) = match &access {
+            Access::Group(group, index) => {
+                let engine = GroupEngine::new(me, *index, settings.clone(), seed, now);
+                (Box::new(engine), Some(group), None)
+            }
+            Access::Own { lease, .. } => {
+                let engine = Solo::new(me, settings.clone(), seed, now);
+                (Box::new(engine), None, lease.clone())
+            }
+        };
+        let (to_loop, inbox) = open_mailbox(group);
         let handler_loop = HandlerLoop::new(
             Parts {
                 clock,
                 me: node.clone(),
                 settings: settings.clone(),
-                choice,
+                engine,
+                access,
                 backend: Arc::clone(&backend),
                 shared: Arc::clone(&shared),
                 inbox,
@@ -340,7 +354,12 @@ impl DynamicRendezvous {
             is_complete: true,
             joined: joined.world_size,
             participants: joined.nodes.clone(),
-            ..WaitReport::of(&self.settings, round)
+            ..WaitReport::of(
+                &self.settings.run_id,
+                round,
+                self.settings.min_nodes,
+                self.settings.max_nodes,
+            )
         }
     }
 

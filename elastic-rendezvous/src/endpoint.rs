@@ -8,8 +8,7 @@ use std::str::FromStr;
 
 use c10d_socket::HostPort;
 
-/// The port of a `c10d` rendezvous whose endpoint has none, as in PyTorch.
-pub const DEFAULT_PORT: u16 = 29400;
+use crate::parameters_error::EndpointError;
 
 /// A host and an optional port: `node0`, `node0:29400`, `[fd00::1]:29400`. Empty text is `localhost`.
 ///
@@ -107,46 +106,6 @@ impl FromStr for Endpoint {
             host: host.to_owned(),
             port,
         })
-    }
-}
-
-/// The text is not an endpoint.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum EndpointError {
-    /// The host is neither a name nor an address.
-    #[error(
-        "invalid host {host:?} in the endpoint {endpoint:?}: neither a name nor an address (an IPv6 \
-         address with a port is written [::1]:{DEFAULT_PORT})"
-    )]
-    Host {
-        /// As passed.
-        endpoint: String,
-        /// The text in the place of the host.
-        host: String,
-    },
-
-    /// The text after the last colon is not a port.
-    #[error("invalid port {port:?} in the endpoint {endpoint:?}: not a number from 0 to 65535")]
-    Port {
-        /// As passed.
-        endpoint: String,
-        /// The text in the place of the port.
-        port: String,
-    },
-
-    /// An IPv6 address without brackets, whose last group could be a port.
-    #[error("the endpoint {address:?} needs brackets, as in [{address}]:{DEFAULT_PORT}")]
-    BareIpv6 {
-        /// As passed: the whole endpoint.
-        address: String,
-    },
-}
-
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl fmt::Debug for EndpointError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

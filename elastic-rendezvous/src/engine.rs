@@ -6,18 +6,18 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use crate::backend::{Part, Token};
 use crate::clock::Now;
 use crate::error::RendezvousError;
-use crate::executor::{Operation, OperationError};
 use crate::goal::Answer;
+use crate::goal::{Operation, OperationError};
 use crate::group::Ask as GroupAsk;
 pub(crate) use crate::group::Reply;
-use crate::handler::Membership;
+use crate::membership::Membership;
 use crate::node::NodeId;
 use crate::recorded_event::Step;
 use crate::report::{LostNode, WaitReport};
 use crate::state::RendezvousState;
+use crate::stored::{Part, Token};
 
 /// Decides for one node what to ask of the store, operation by operation, and what a member does between them.
 pub(crate) trait Engine: Debug + Send {

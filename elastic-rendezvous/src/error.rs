@@ -5,7 +5,7 @@ use std::time::Duration;
 use c10d_store::StoreError;
 
 use crate::codec::CorruptState;
-use crate::parameters::ParametersError;
+use crate::parameters_error::ParametersError;
 use crate::ranks_report::RanksReport;
 use crate::report::WaitReport;
 

@@ -7,23 +7,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::apply::{apply, make_spares, remove_dead};
-use crate::backend::Token;
 use crate::clock::Now;
 use crate::decide::{self, Action, Context, Decision, Rule};
-use crate::last_round::LastRound;
+use crate::goal::{Operation, OperationError};
+use crate::last_round::{LastRound, REJOIN_GRACE};
 use crate::node::NodeId;
 use crate::observations::Observations;
 use crate::recorded_event::{Step, steps_of_action};
 use crate::report::{DroppedNode, LeftNode, LostNode, WaitReport};
 use crate::settings::{ROLLBACK_WINDOW, RendezvousSettings};
 use crate::state::RendezvousState;
+use crate::stored::{Token, Written};
 
 /// How many dropped nodes are remembered for reports.
 const DROPPED_MAX: usize = 256;
-
-/// How long a node that left a round to rejoin may be on no list. It needs one exchange with the store; after
-/// this time it has left for good.
-pub(crate) const REJOIN_GRACE: Duration = Duration::from_secs(2);
 
 /// How often a node checks whether a suspect has written, because heartbeats wake nobody.
 const SUSPECT_INTERVAL: Duration = Duration::from_secs(1);
@@ -37,21 +34,6 @@ const CONFLICT_PAUSE_MAX: Duration = Duration::from_millis(500);
 /// newcomers, whose pauses are short, would starve it.
 const ATTEMPTS_BEFORE_DROP: u32 = 128;
 
-/// An operation of a node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Operation {
-    /// Leaves the current round, if the node is a member.
-    Exit,
-    /// Joins the next round that completes.
-    Join,
-    /// Closes the rendezvous for all nodes.
-    Close,
-    /// Writes a heartbeat if one is due.
-    KeepAlive,
-    /// Removes the node from all lists.
-    Leave,
-}
-
 /// What the executor needs before its next step.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Need {
@@ -64,25 +46,6 @@ pub(crate) enum Need {
     Wait { until: Duration },
     /// Nothing: the operation is over.
     Done(Result<(), OperationError>),
-}
-
-/// How an operation fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OperationError {
-    Closed,
-    Timeout,
-    GracefulExit,
-}
-
-/// The result of a write.
-#[derive(Debug)]
-pub(crate) enum Written {
-    /// The state was stored, under this token.
-    Ours(Token),
-    /// A conflict: another node wrote this state first.
-    Theirs(Box<RendezvousState>, Token),
-    /// The state has disappeared.
-    Nothing,
 }
 
 /// When a node was dropped as dead, and how long it had been silent.
@@ -387,7 +350,12 @@ impl Executor {
                 .map(|(node, _)| node.clone())
                 .collect(),
             dropped: self.all_dropped(now),
-            ..WaitReport::of(&self.settings, self.state.round)
+            ..WaitReport::of(
+                &self.settings.run_id,
+                self.state.round,
+                self.settings.min_nodes,
+                self.settings.max_nodes,
+            )
         }
     }
 

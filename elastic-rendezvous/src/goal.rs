@@ -37,3 +37,26 @@ pub(crate) struct Joined {
     /// The nodes in the order of their ranks; empty if this node knows only their number.
     pub(crate) nodes: Vec<NodeId>,
 }
+
+/// An operation of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// Leaves the current round, if the node is a member.
+    Exit,
+    /// Joins the next round that completes.
+    Join,
+    /// Closes the rendezvous for all nodes.
+    Close,
+    /// Writes a heartbeat if one is due.
+    KeepAlive,
+    /// Removes the node from all lists.
+    Leave,
+}
+
+/// How an operation fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OperationError {
+    Closed,
+    Timeout,
+    GracefulExit,
+}

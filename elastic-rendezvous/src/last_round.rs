@@ -11,6 +11,10 @@ use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
 
+/// How long a node that left a round to rejoin may be on no list. It needs one exchange with the store; after
+/// this time it has left for good.
+pub(crate) const REJOIN_GRACE: Duration = Duration::from_secs(2);
+
 /// The ranks before the first round.
 const NO_RANKS: &Ranks = &Ranks::new();
 

@@ -1,12 +1,12 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod access;
 mod apply;
 mod backend;
 mod bootstrap;
+mod built_in;
 mod c10d_backend;
-mod c10d_rendezvous;
-mod choice;
 mod clock;
 pub mod codec;
 mod decide;
@@ -23,11 +23,14 @@ mod handler;
 mod handler_loop;
 mod last_round;
 mod mailbox;
+mod membership;
 mod node;
 mod notices;
 mod observations;
 mod old_rounds;
+mod open_store;
 mod parameters;
+mod parameters_error;
 mod ranks_report;
 mod recorded_event;
 mod registry;
@@ -40,34 +43,35 @@ mod sim;
 mod solo;
 mod state;
 mod static_rendezvous;
+mod stored;
 mod stored_state;
 pub mod this_host;
 mod timestamp;
 mod watcher;
 mod write_lease;
 
-pub use backend::{Part, RendezvousBackend, SetState, StateWatch, Stored, Token, Watched};
+pub use backend::{RendezvousBackend, StateWatch};
 pub use bootstrap::{clear_workers_store, forget_workers_store};
+pub use built_in::{C10D_SETTINGS, create_c10d};
 pub use c10d_backend::{C10D_BACKEND, C10dBackend, Traffic};
-pub use c10d_rendezvous::{C10D_SETTINGS, create_c10d};
 pub use clock::Now;
 pub use dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
-pub use endpoint::{DEFAULT_PORT, Endpoint, EndpointError};
+pub use endpoint::Endpoint;
 pub use error::RendezvousError;
 pub use group_store::GroupStore;
-pub use handler::{
-    BootstrapInfo, Listener, Membership, RendezvousEvent, RendezvousHandler, RendezvousInfo,
-};
+pub use handler::{BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo};
+pub use membership::Membership;
 pub use node::{NamedNode, NodeId};
-pub use notices::NotJoining;
-pub use parameters::{ParametersError, RendezvousParameters, parse_config};
+pub use parameters::{RendezvousParameters, parse_config};
+pub use parameters_error::{DEFAULT_PORT, EndpointError, ParametersError};
 pub use ranks_report::RanksReport;
 pub use recorded_event::{NodeState, RecordedEvent};
 pub use registry::{RendezvousCreator, RendezvousRegistry};
-pub use report::{DroppedNode, LeftNode, LostNode, WaitReport};
+pub use report::{DroppedNode, LeftNode, LostNode, NotJoining, WaitReport};
 pub use server_hook::ServerHook;
 pub use settings::RendezvousSettings;
 pub use state::{DatetimeStyle, RendezvousState};
 pub use static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
+pub use stored::{Part, SetState, Stored, Token, Watched};
 pub use timestamp::Timestamp;
 pub use write_lease::WriteLease;

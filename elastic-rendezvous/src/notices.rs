@@ -4,7 +4,6 @@
 //! node that is listed in the state is there whatever its notice says.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,6 +11,7 @@ use c10d_socket::printable;
 use c10d_store::{Store, StoreError};
 
 use crate::node::NodeId;
+use crate::report::NotJoining;
 
 /// How many notices are read: those with the highest numbers.
 const NOTICES_MAX: i64 = 64;
@@ -22,34 +22,6 @@ const NOTICES_KEPT: i64 = 2 * NOTICES_MAX;
 /// The longest notice that is read or written; a reason is shortened to fit.
 const NOTICE_BYTES_MAX: usize = 2048;
 const REASON_CHARS_MAX: usize = 256;
-
-/// A node that says that it does not join at present.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct NotJoining {
-    /// Alive, and outside of the round.
-    pub node: NodeId,
-    /// Why, as in `its health check failed (exit code 3: no GPU)`. The node's own words, [printable](c10d_socket::printable).
-    pub why: String,
-}
-
-impl NotJoining {
-    /// Creates the notice of a node, for handlers in other crates.
-    #[must_use]
-    pub fn new(node: NodeId, why: impl Into<String>) -> Self {
-        Self {
-            node,
-            why: why.into(),
-        }
-    }
-}
-
-/// `node1 (pid 42) is not joining: its health check failed (exit code 3: no GPU)`.
-impl fmt::Display for NotJoining {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is not joining: {}", self.node.named(), self.why)
-    }
-}
 
 /// A notice, as it is written.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use c10d_store::Credentials;
 
-use crate::endpoint::EndpointError;
+use crate::parameters_error::ParametersError;
 use crate::server_hook::ServerHook;
+use crate::settings::RendezvousSettings;
 
 /// The parameters of a rendezvous, checked as far as possible without knowing the backend.
 ///
@@ -305,116 +306,48 @@ pub fn parse_config(text: &str) -> Result<BTreeMap<String, String>, ParametersEr
     Ok(config)
 }
 
-/// An invalid parameter of a rendezvous.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ParametersError {
-    /// The name of the backend is empty.
-    #[error("the name of the rendezvous backend is empty")]
-    NoBackend,
-
-    /// The run id is empty but the backend needs one.
-    #[error("the run id is empty")]
-    NoRunId,
-
-    /// The endpoint cannot be parsed.
-    #[error(transparent)]
-    Endpoint(#[from] EndpointError),
-
-    /// The endpoint has no port and the backend has no default.
-    #[error("the endpoint {endpoint:?} has no port")]
-    NoPort {
-        /// As passed.
-        endpoint: String,
-    },
-
-    /// A static rendezvous of several nodes with a secret, without relays: its store is the workers' store too.
-    #[error(
-        "a static rendezvous of {nodes} nodes cannot have a secret without a relay on each node: its store is also \
-         that of the workers, and PyTorch's clients cannot use one; use relays (--relay) or the c10d backend"
-    )]
-    SecretForWorkers {
-        /// The number of nodes.
-        nodes: usize,
-    },
-
-    /// The minimum number of nodes is 0.
-    #[error("the minimum number of nodes is {min_nodes}, it must be at least 1")]
-    NoNodes {
-        /// The given minimum.
-        min_nodes: usize,
-    },
-
-    /// The maximum number of nodes is below the minimum.
-    #[error("the maximum number of nodes, {max_nodes}, is below the minimum, {min_nodes}")]
-    NodesReversed {
-        /// The given minimum.
-        min_nodes: usize,
-        /// The given maximum.
-        max_nodes: usize,
-    },
-
-    /// A timeout or number is 0 but must be positive.
-    #[error("the {setting} is 0, it must be positive")]
-    NotPositive {
-        /// The setting in words, such as `join timeout`.
-        setting: &'static str,
-    },
-
-    /// A setting has no key.
-    #[error(
-        "a setting without a key in the rendezvous settings {config:?}; use key=value,key=value"
-    )]
-    NoKey {
-        /// The text of all settings.
-        config: String,
-    },
-
-    /// A setting has no value.
-    #[error("the rendezvous setting {key:?} has no value; use key=value,key=value")]
-    NoValue {
-        /// The setting's key.
-        key: String,
-    },
-
-    /// A setting's value cannot be parsed.
-    #[error("the rendezvous setting {key} is {value:?}, which is not {expected}")]
-    Setting {
-        /// The setting's key.
-        key: String,
-        /// The given value.
-        value: String,
-        /// The accepted values, in words.
-        expected: &'static str,
-    },
-}
-
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl std::fmt::Debug for ParametersError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
-
-impl ParametersError {
-    pub(crate) fn check_run_id(run_id: &str) -> Result<(), Self> {
-        if run_id.is_empty() {
-            return Err(Self::NoRunId);
-        }
-        Ok(())
-    }
-
-    pub(crate) fn check_nodes(min_nodes: usize, max_nodes: usize) -> Result<(), Self> {
-        if min_nodes < 1 {
-            return Err(Self::NoNodes { min_nodes });
-        }
-        if max_nodes < min_nodes {
-            return Err(Self::NodesReversed {
-                min_nodes,
-                max_nodes,
-            });
-        }
-        Ok(())
+impl RendezvousSettings {
+    /// Reads the settings in `parameters`; missing ones get their default.
+    ///
+    /// # Errors
+    /// [`ParametersError::NoRunId`] for an empty run id, [`ParametersError::Setting`] for a setting that
+    /// cannot be read.
+    pub fn from_parameters(parameters: &RendezvousParameters) -> Result<Self, ParametersError> {
+        let defaults = Self::new(
+            parameters.run_id(),
+            parameters.min_nodes(),
+            parameters.max_nodes(),
+        )?;
+        let seconds = |key, default| parameters.get_as_duration(key, default);
+        let attempts = "keep_alive_max_attempt";
+        let keep_alive_max_attempt = match parameters.get_as_int(attempts)? {
+            None => defaults.keep_alive_max_attempt,
+            Some(count) => u32::try_from(count)
+                .ok()
+                .filter(|count| *count > 0)
+                .ok_or_else(|| ParametersError::Setting {
+                    key: attempts.to_owned(),
+                    value: count.to_string(),
+                    expected: "a number of attempts, at least 1",
+                })?,
+        };
+        let backoff = parameters.get_as_float("cas_backoff_max_seconds")?;
+        let spare_wait = parameters.get_as_float("spare_wait")?;
+        Ok(Self {
+            join_timeout: seconds("join_timeout", defaults.join_timeout)?,
+            last_call_timeout: seconds("last_call_timeout", defaults.last_call_timeout)?,
+            close_timeout: seconds("close_timeout", defaults.close_timeout)?,
+            heartbeat_timeout: seconds("heartbeat_timeout", defaults.heartbeat_timeout)?,
+            keep_alive_interval: seconds("keep_alive_interval", defaults.keep_alive_interval)?,
+            keep_alive_max_attempt,
+            cas_backoff_max: backoff
+                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                .unwrap_or(defaults.cas_backoff_max),
+            spare_wait: spare_wait
+                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                .unwrap_or(defaults.spare_wait),
+            ..defaults
+        })
     }
 }
 

@@ -4,12 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::c10d_backend::C10D_BACKEND;
-use crate::c10d_rendezvous::create_c10d;
 use crate::error::RendezvousError;
 use crate::handler::RendezvousHandler;
 use crate::parameters::RendezvousParameters;
-use crate::static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
 
 /// Creates a handler from parameters.
 pub type RendezvousCreator = dyn Fn(&RendezvousParameters) -> Result<Arc<dyn RendezvousHandler>, RendezvousError>
@@ -31,7 +28,7 @@ pub type RendezvousCreator = dyn Fn(&RendezvousParameters) -> Result<Arc<dyn Ren
 /// # }
 /// ```
 pub struct RendezvousRegistry {
-    creators: BTreeMap<String, Box<RendezvousCreator>>,
+    pub(crate) creators: BTreeMap<String, Box<RendezvousCreator>>,
 }
 
 impl RendezvousRegistry {
@@ -68,7 +65,7 @@ impl RendezvousRegistry {
 
     /// Creates the handler for the backend that `parameters` name.
     ///
-    /// Blocks as long as the creator does: for `c10d` as [`create_c10d`], for `static` not at all.
+    /// Blocks as long as the creator does: for `c10d` as [`create_c10d`](crate::create_c10d), for `static` not at all.
     ///
     /// # Errors
     /// [`RendezvousError::UnknownBackend`] for a name that is not registered,
@@ -92,27 +89,6 @@ impl RendezvousRegistry {
             });
         }
         Ok(handler)
-    }
-}
-
-/// With `c10d` and `static`.
-impl Default for RendezvousRegistry {
-    fn default() -> Self {
-        let mut registry = Self::empty();
-        let creators: [(&str, Box<RendezvousCreator>); 2] = [
-            (
-                C10D_BACKEND,
-                Box::new(|parameters| Ok(Arc::new(create_c10d(parameters)?))),
-            ),
-            (
-                STATIC_BACKEND,
-                Box::new(|parameters| Ok(Arc::new(StaticRendezvous::new(parameters)?))),
-            ),
-        ];
-        for (name, creator) in creators {
-            registry.creators.insert(name.to_owned(), creator);
-        }
-        registry
     }
 }
 

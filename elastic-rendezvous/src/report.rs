@@ -4,8 +4,6 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::node::NodeId;
-use crate::notices::NotJoining;
-use crate::settings::RendezvousSettings;
 
 /// How many nodes of each kind a text lists at most.
 const NODES_SHOWN_MAX: usize = 16;
@@ -49,6 +47,34 @@ pub struct WaitReport {
     pub dropped: Vec<DroppedNode>,
     /// The nodes that say that they do not join at present, and why.
     pub not_joining: Vec<NotJoining>,
+}
+
+/// A node that says that it does not join at present.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NotJoining {
+    /// Alive, and outside of the round.
+    pub node: NodeId,
+    /// Why, as in `its health check failed (exit code 3: no GPU)`. The node's own words, [printable](c10d_socket::printable).
+    pub why: String,
+}
+
+impl NotJoining {
+    /// Creates the notice of a node, for handlers in other crates.
+    #[must_use]
+    pub fn new(node: NodeId, why: impl Into<String>) -> Self {
+        Self {
+            node,
+            why: why.into(),
+        }
+    }
+}
+
+/// `node1 (pid 42) is not joining: its health check failed (exit code 3: no GPU)`.
+impl fmt::Display for NotJoining {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is not joining: {}", self.node.named(), self.why)
+    }
 }
 
 /// A node without a recent heartbeat.
@@ -117,13 +143,13 @@ pub struct DroppedNode {
 
 impl WaitReport {
     /// A report of this round without nodes.
-    pub(crate) fn of(settings: &RendezvousSettings, round: i64) -> Self {
+    pub(crate) fn of(run_id: &str, round: i64, min_nodes: usize, max_nodes: usize) -> Self {
         Self {
-            run_id: settings.run_id.clone(),
+            run_id: run_id.to_owned(),
             round,
             is_complete: false,
-            min_nodes: settings.min_nodes,
-            max_nodes: settings.max_nodes,
+            min_nodes,
+            max_nodes,
             waited: Duration::ZERO,
             time_left: Duration::ZERO,
             last_call_left: None,

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use crate::parameters::{ParametersError, RendezvousParameters};
+use crate::parameters_error::ParametersError;
 
 /// How long a join may continue past its deadline to undo what it wrote.
 pub(crate) const ROLLBACK_WINDOW: Duration = Duration::from_secs(5);
@@ -69,49 +69,6 @@ impl RendezvousSettings {
             cas_backoff_max: Duration::ZERO,
             // As long as a lost node is not known to be lost.
             spare_wait: Duration::from_secs(15),
-        })
-    }
-
-    /// Reads the settings in `parameters`; missing ones get their default.
-    ///
-    /// # Errors
-    /// [`ParametersError::NoRunId`] for an empty run id, [`ParametersError::Setting`] for a setting that
-    /// cannot be read.
-    pub fn from_parameters(parameters: &RendezvousParameters) -> Result<Self, ParametersError> {
-        let defaults = Self::new(
-            parameters.run_id(),
-            parameters.min_nodes(),
-            parameters.max_nodes(),
-        )?;
-        let seconds = |key, default| parameters.get_as_duration(key, default);
-        let attempts = "keep_alive_max_attempt";
-        let keep_alive_max_attempt = match parameters.get_as_int(attempts)? {
-            None => defaults.keep_alive_max_attempt,
-            Some(count) => u32::try_from(count)
-                .ok()
-                .filter(|count| *count > 0)
-                .ok_or_else(|| ParametersError::Setting {
-                    key: attempts.to_owned(),
-                    value: count.to_string(),
-                    expected: "a number of attempts, at least 1",
-                })?,
-        };
-        let backoff = parameters.get_as_float("cas_backoff_max_seconds")?;
-        let spare_wait = parameters.get_as_float("spare_wait")?;
-        Ok(Self {
-            join_timeout: seconds("join_timeout", defaults.join_timeout)?,
-            last_call_timeout: seconds("last_call_timeout", defaults.last_call_timeout)?,
-            close_timeout: seconds("close_timeout", defaults.close_timeout)?,
-            heartbeat_timeout: seconds("heartbeat_timeout", defaults.heartbeat_timeout)?,
-            keep_alive_interval: seconds("keep_alive_interval", defaults.keep_alive_interval)?,
-            keep_alive_max_attempt,
-            cas_backoff_max: backoff
-                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-                .unwrap_or(defaults.cas_backoff_max),
-            spare_wait: spare_wait
-                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-                .unwrap_or(defaults.spare_wait),
-            ..defaults
         })
     }
 

@@ -5,8 +5,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::error::RendezvousError;
-use crate::executor::{Operation, OperationError};
-use crate::handler::{Listener, Membership, RendezvousEvent};
+use crate::goal::{Operation, OperationError};
+use crate::handler::{Listener, RendezvousEvent};
+use crate::membership::Membership;
 use crate::node::NodeId;
 use crate::notices::Notices;
 use crate::recorded_event::Step;

@@ -5,18 +5,19 @@
 
 use std::time::Duration;
 
-use crate::backend::{Part, Token};
 use crate::clock::Now;
 use crate::engine::{Ask, Engine, Reply};
 use crate::error::RendezvousError;
-use crate::executor::{Executor, Need, Operation, OperationError};
+use crate::executor::{Executor, Need};
 use crate::goal::{Answer, Joined};
-use crate::handler::Membership;
+use crate::goal::{Operation, OperationError};
+use crate::membership::Membership;
 use crate::node::NodeId;
 use crate::recorded_event::{Step, step_of_keep_alive};
 use crate::report::{LostNode, WaitReport};
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
+use crate::stored::{Part, Token};
 
 /// How soon a heartbeat that could not be written is tried again: after three intervals the others drop this node.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);

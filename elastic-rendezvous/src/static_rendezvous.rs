@@ -16,11 +16,11 @@ use c10d_store::{
 use crate::bootstrap::server_options;
 use crate::endpoint::Endpoint;
 use crate::error::RendezvousError;
-use crate::handler::{
-    BootstrapInfo, Listener, Membership, RendezvousEvent, RendezvousHandler, RendezvousInfo,
-};
+use crate::handler::{BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo};
+use crate::membership::Membership;
 use crate::node::NodeId;
-use crate::parameters::{ParametersError, RendezvousParameters};
+use crate::parameters::RendezvousParameters;
+use crate::parameters_error::ParametersError;
 use crate::ranks_report::RanksReport;
 use crate::server_hook::ServerHook;
 use crate::this_host;

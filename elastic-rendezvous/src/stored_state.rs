@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::backend::{RendezvousBackend, Stored, Token};
+use crate::backend::RendezvousBackend;
 use crate::codec::{self, CodecLimits};
 use crate::error::RendezvousError;
-use crate::executor::Written;
 use crate::state::RendezvousState;
+use crate::stored::Written;
+use crate::stored::{Stored, Token};
 
 /// The state of one rendezvous in its backend.
 #[derive(Debug)]

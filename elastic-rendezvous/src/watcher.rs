@@ -4,8 +4,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::backend::{Part, StateWatch, Stored, Token, Watched};
+use crate::backend::StateWatch;
 use crate::error::RendezvousError;
+use crate::stored::{Part, Stored, Token, Watched};
 
 const THREAD: &str = "rendezvous-watch";
 

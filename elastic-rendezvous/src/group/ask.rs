@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::message::Place;
-use crate::backend::Token;
-use crate::executor::Written;
 use crate::node::NodeId;
 use crate::state::RendezvousState;
+use crate::stored::Token;
+use crate::stored::Written;
 
 /// One operation on the store.
 #[derive(Debug, Clone, PartialEq)]

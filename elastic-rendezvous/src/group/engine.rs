@@ -9,19 +9,19 @@ use std::time::Duration;
 use super::ask::{Ask as GroupAsk, Ending};
 use super::message::{Place, Summary};
 use super::station::Station;
-use crate::backend::Token;
 use crate::clock::Now;
 use crate::engine::{Ask, Engine, Reply};
 use crate::error::RendezvousError;
-use crate::executor::{Operation, OperationError};
 use crate::goal::{Answer, Joined};
-use crate::handler::Membership;
+use crate::goal::{Operation, OperationError};
+use crate::membership::Membership;
 use crate::node::NodeId;
 use crate::recorded_event::{Step, step_of_keep_alive};
 use crate::report::{DroppedNode, LeftNode, LostNode, WaitReport};
 use crate::settings::RendezvousSettings;
 use crate::solo::Solo;
 use crate::state::RendezvousState;
+use crate::stored::Token;
 
 /// When a waiting join reads the summary for its first report, and how often for the later ones. Most joins are over
 /// before the first.
@@ -335,7 +335,12 @@ impl Engine for GroupEngine {
             waiting: summary.waiting.named.clone(),
             absent: absent.map(|(node, _)| node.clone()).collect(),
             dropped: dropped.collect(),
-            ..WaitReport::of(settings, summary.round)
+            ..WaitReport::of(
+                &settings.run_id,
+                summary.round,
+                settings.min_nodes,
+                settings.max_nodes,
+            )
         }
     }
 

@@ -15,14 +15,14 @@ use self::clients::{Client, Clients, NODES_MAX, Status};
 use self::rounds::Rounds;
 use super::message::{Answer, AnswerKind, Request, RequestKind, Summary};
 use super::timers::Timers;
-use crate::backend::Token;
 use crate::clock::Now;
-use crate::executor::Written;
 use crate::node::NodeId;
 use crate::observations::{Observations, Silent};
 use crate::recorded_event::Step;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
+use crate::stored::Token;
+use crate::stored::Written;
 
 /// For each listed node, the holder waits this long between two writes, so that more requests share one: the state has
 /// about 150 bytes a node, and a write moves it twice.

@@ -9,12 +9,12 @@ use super::holder::{Holder, Task};
 use super::message::{Answer, AnswerKind, Lease, Place, Request, RequestKind, Summary};
 use super::posting::Posting;
 use super::timers::Timers;
-use crate::backend::Token;
 use crate::clock::Now;
 use crate::node::NodeId;
 use crate::recorded_event::Step;
 use crate::settings::{ROLLBACK_WINDOW, RendezvousSettings};
 use crate::state::RendezvousState;
+use crate::stored::Token;
 
 /// How often the holder renews the lease.
 const RENEWAL: Duration = Duration::from_millis(500);

@@ -11,13 +11,13 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, Sender};
 use std::time::Duration;
 
+use crate::access::Access;
 use crate::backend::RendezvousBackend;
-use crate::choice::Choice;
 use crate::clock::Clock;
 use crate::engine::{Ask, Engine, Reply};
 use crate::error::RendezvousError;
-use crate::executor::{Operation, OperationError};
 use crate::goal::{Answer, Goal};
+use crate::goal::{Operation, OperationError};
 use crate::group_store::GroupStore;
 use crate::handler::RendezvousEvent;
 use crate::mailbox::{Inbox, Job, Message};
@@ -41,7 +41,8 @@ pub(crate) struct Parts {
     pub(crate) clock: Clock,
     pub(crate) me: NodeId,
     pub(crate) settings: RendezvousSettings,
-    pub(crate) choice: Choice,
+    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) access: Access,
     pub(crate) backend: Arc<dyn RendezvousBackend>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) inbox: Inbox,
@@ -80,21 +81,24 @@ pub(crate) struct HandlerLoop {
 impl HandlerLoop {
     /// `to_loop` is a sending end of the inbox, for the watcher, whose thread this starts.
     pub(crate) fn new(parts: Parts, to_loop: Sender<Message>) -> Result<Self, RendezvousError> {
-        let choice = parts.choice;
+        let (group, lease, watch) = match parts.access {
+            Access::Group(group, index) => (Some((group, index)), None, None),
+            Access::Own { lease, watch } => (None, lease, watch),
+        };
         let found = move |number, found| {
             // The loop may have ended.
             let _ = to_loop.send(Message::Found(number, found));
         };
-        let watch = choice.watch.map(|watch| Watch::start(watch, found));
+        let watch = watch.map(|watch| Watch::start(watch, found));
         Ok(Self {
             states: StoredState::new(parts.backend, &parts.settings.run_id),
             notices: NoticeBoard::new(parts.shared.notices.clone()),
             clock: parts.clock,
             me: parts.me,
             settings: parts.settings,
-            engine: choice.engine,
-            group: choice.group,
-            lease: choice.lease,
+            engine: parts.engine,
+            group,
+            lease,
             watch: watch.transpose()?,
             found: None,
             shared: parts.shared,

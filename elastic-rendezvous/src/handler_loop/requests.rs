@@ -5,11 +5,11 @@ use std::time::Duration;
 use c10d_store::StoreError;
 
 use super::HandlerLoop;
-use crate::backend::Part;
 use crate::engine::{Ask, Reply};
 use crate::error::RendezvousError;
-use crate::executor::Operation;
+use crate::goal::Operation;
 use crate::group::Ask as GroupAsk;
+use crate::stored::Part;
 
 /// How often a store that cannot be watched is polled, as in PyTorch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

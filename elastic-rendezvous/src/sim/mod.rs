@@ -20,12 +20,13 @@ use self::invariants::Invariants;
 use self::node::{Command, Implementation, Joined, Outcome, SimNode, Stage, Watching};
 use self::store::{Answer, SimStore, Version};
 use self::torch::{POLL_INTERVAL, TorchNode};
-use crate::backend::{Part, Token};
 use crate::clock::Now;
-use crate::executor::{Executor, Need, Operation};
+use crate::executor::{Executor, Need};
+use crate::goal::Operation;
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
+use crate::stored::{Part, Token};
 use crate::timestamp::Timestamp;
 
 /// How long a node waits for an answer before it repeats the request.

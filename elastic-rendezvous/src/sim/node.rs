@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use super::store::{Answer, Version};
 use super::torch::TorchNode;
-use crate::backend::Token;
 use crate::clock::Now;
-use crate::executor::{Executor, Need, Operation, OperationError, Written};
+use crate::executor::{Executor, Need};
+use crate::goal::{Operation, OperationError};
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
+use crate::stored::Token;
+use crate::stored::Written;
 use crate::timestamp::Timestamp;
 
 /// The correct wall clock at the start of the simulation.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::node::{Command, Outcome, Stage, Watching};
 use super::{Network, World};
-use crate::executor::{Operation, OperationError};
+use crate::goal::{Operation, OperationError};
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;

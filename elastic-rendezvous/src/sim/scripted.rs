@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use crate::backend::Token;
 use crate::clock::Now;
 use crate::decide::Rule;
-use crate::executor::{Executor, Need, Operation, OperationError, Written};
+use crate::executor::{Executor, Need};
+use crate::goal::{Operation, OperationError};
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
+use crate::stored::Token;
+use crate::stored::Written;
 use crate::timestamp::Timestamp;
 
 const SECOND: Duration = Duration::from_secs(1);

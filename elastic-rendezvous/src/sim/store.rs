@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::backend::{Part, Token};
 use crate::codec::{self, CodecLimits, WatchRanges};
 use crate::node::NodeId;
 use crate::state::RendezvousState;
+use crate::stored::{Part, Token};
 
 /// One stored state.
 #[derive(Debug)]

@@ -6,14 +6,15 @@
 use std::time::Duration;
 
 use crate::apply::{apply, remove_dead};
-use crate::backend::Token;
 use crate::clock::Now;
 use crate::decide::{self, Action, Context};
-use crate::executor::{Need, Operation, OperationError};
+use crate::executor::Need;
+use crate::goal::{Operation, OperationError};
 use crate::group_ranks::Ranks;
 use crate::node::NodeId;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
+use crate::stored::Token;
 
 /// How long a node uses a state that it has read, and how long it sleeps between reads.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -44,6 +44,33 @@ impl Imports {
         cycles
     }
 
+    /// A longest chain of files of which each imports from the next. There must be no cycle.
+    pub(crate) fn longest_chain(&self) -> Vec<&Path> {
+        let mut longest = BTreeMap::new();
+        let chains = self
+            .imports
+            .keys()
+            .map(|file| self.chain(file, &mut longest));
+        chains.max_by_key(Vec::len).unwrap_or_default()
+    }
+
+    /// A longest chain that begins at `file`; `known` has those of other files.
+    fn chain<'i>(
+        &'i self,
+        file: &'i Path,
+        known: &mut BTreeMap<&'i Path, Vec<&'i Path>>,
+    ) -> Vec<&'i Path> {
+        if let Some(chain) = known.get(file) {
+            return chain.clone();
+        }
+        let definers = self.imports.get(file).into_iter().flatten();
+        let chains = definers.map(|(definer, _)| self.chain(definer, known));
+        let rest = chains.max_by_key(Vec::len).unwrap_or_default();
+        let chain = [vec![file], rest].concat();
+        known.insert(file, chain.clone());
+        chain
+    }
+
     /// All files that `file` imports from, directly or not; contains `file` only if it is in a cycle.
     fn reachable(&self, file: &Path) -> BTreeSet<PathBuf> {
         let mut reached = BTreeSet::new();

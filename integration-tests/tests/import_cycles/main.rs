@@ -12,6 +12,9 @@ mod names;
 mod tests;
 mod workspace;
 
+/// The most levels of imports in a crate: one that grows another layer shall do so knowingly.
+const LEVELS_MAX: [(&str, usize); 1] = [("elastic_rendezvous", 9)];
+
 #[test]
 fn files_of_a_crate_do_not_import_each_other_in_a_cycle() {
     let mut report = String::new();
@@ -22,4 +25,20 @@ fn files_of_a_crate_do_not_import_each_other_in_a_cycle() {
         }
     }
     assert!(report.is_empty(), "{report}");
+}
+
+#[test]
+fn imports_of_a_crate_have_few_levels() {
+    for target in workspace::targets() {
+        let limit = LEVELS_MAX.iter().find(|(name, _)| *name == target.name);
+        let Some((_, limit)) = limit else { continue };
+        let imports = modules::Crate::read(&target.root, &workspace::read_source).imports();
+        let chain = imports.longest_chain();
+        let levels = chain.len();
+        assert!(
+            levels <= *limit,
+            "{} has {levels} levels of imports, at most {limit} are allowed: {chain:#?}",
+            target.name
+        );
+    }
 }

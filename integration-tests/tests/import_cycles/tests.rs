@@ -275,3 +275,21 @@ fn an_item_that_only_a_macro_defines_belongs_to_the_module_of_its_path() {
 fn a_missing_file_is_an_error() {
     cycles(&[AB]);
 }
+
+#[test]
+fn the_longest_chain_of_imports_is_counted_in_files() {
+    let read_source = |file: &Path| {
+        let source = match file.to_str()? {
+            "lib.rs" => "mod a; mod b; mod c; mod d; pub use d::D;",
+            "a.rs" => "use crate::b::B; use crate::c::C;",
+            "b.rs" => "use crate::c::C; pub struct B(C);",
+            "c.rs" => "pub struct C;",
+            "d.rs" => "use crate::c::C; pub struct D(C);",
+            _ => return None,
+        };
+        Some(source.to_owned())
+    };
+    let imports = Crate::read(Path::new("lib.rs"), &read_source).imports();
+    let chain = imports.longest_chain();
+    assert_eq!(chain, ["a.rs", "b.rs", "c.rs"].map(Path::new));
+}

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::clock::Now;
-use crate::executor::REJOIN_GRACE;
 use crate::group::message::Summary;
 use crate::last_round::LastRound;
+use crate::last_round::REJOIN_GRACE;
 use crate::node::NodeId;
 use crate::observations::{Observations, Silent};
 use crate::settings::RendezvousSettings;

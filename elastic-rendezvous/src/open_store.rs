@@ -1,4 +1,4 @@
-//! Creates a dynamic rendezvous over a c10d store from parameters: opens or serves the store.
+//! Opens or serves the store of a `c10d` rendezvous.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -9,11 +9,10 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Deadline, DialStage, HostPort, is_loopback_name, resolve_local};
 use c10d_store::{FileStore, Store, StoreError, TcpStore, TcpStoreOptions};
 
-use crate::c10d_backend::C10dBackend;
-use crate::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
-use crate::endpoint::{DEFAULT_PORT, Endpoint};
+use crate::endpoint::Endpoint;
 use crate::error::RendezvousError;
-use crate::parameters::{ParametersError, RendezvousParameters};
+use crate::parameters::RendezvousParameters;
+use crate::parameters_error::{DEFAULT_PORT, ParametersError};
 use crate::settings::RendezvousSettings;
 use crate::this_host::{self, SystemResolver, is_this_host};
 
@@ -34,89 +33,30 @@ const CONNECT_LOG_INTERVAL: Duration = Duration::from_secs(30);
 /// How many random names of 64 bits are tried for a temporary file.
 const TEMPORARY_NAMES_TRIED: usize = 16;
 
-/// The settings that a `c10d` rendezvous reads: all of PyTorch's, `share_store`
-/// ([`DynamicRendezvousOptions::with_shared_store`]) and `spare_wait` ([`RendezvousSettings::with_spare_wait`]).
-pub const C10D_SETTINGS: &[&str] = &[
-    "store_type",
-    "read_timeout",
-    "is_host",
-    "join_timeout",
-    "last_call_timeout",
-    "close_timeout",
-    "heartbeat_timeout",
-    "keep_alive_interval",
-    "keep_alive_max_attempt",
-    "cas_backoff_max_seconds",
-    "share_store",
-    "spare_wait",
-    // The launcher always sets it; only the static rendezvous reads it.
-    "timeout",
-];
+/// The store; the same if this process serves it; and the host under which other nodes reach this one, unless
+/// that is its own name.
+pub(crate) type OpenStore = (Arc<dyn Store>, Option<Arc<TcpStore>>, Option<String>);
 
-/// Opens the store of a rendezvous and creates the handler of this node.
-///
-/// Blocks until the store answers, for at most the join timeout and some seconds of name lookups: the host
-/// may start after its clients, which is logged after 1 s and then every 30 s.
-///
-/// # Errors
-/// [`RendezvousError::Parameters`] for an invalid endpoint or setting, [`RendezvousError::Connection`]
-/// when the store cannot be opened, [`RendezvousError::TemporaryFile`] when a file store without a path
-/// cannot create one, [`RendezvousError::Thread`] when the system cannot start a thread.
-pub fn create_c10d(
+/// Opens or serves the store that `parameters` name. Blocks for at most the join timeout and some seconds of name lookups.
+pub(crate) fn open_store(
     parameters: &RendezvousParameters,
-) -> Result<DynamicRendezvous, RendezvousError> {
-    let settings = RendezvousSettings::from_parameters(parameters)?;
-    for key in parameters.unknown_keys(C10D_SETTINGS) {
-        log::warn!("ignoring the unknown rendezvous setting {key:?}");
-    }
+    settings: &RendezvousSettings,
+) -> Result<OpenStore, RendezvousError> {
     let store_type = parameters.get("store_type").unwrap_or("tcp").trim();
-    let (store, hosted, workers_host) = match store_type.to_lowercase().as_str() {
-        "tcp" => open_tcp(parameters, &settings)?,
+    match store_type.to_lowercase().as_str() {
+        "tcp" => open_tcp(parameters, settings),
         "file" => {
             if parameters.credentials().is_some() {
                 log::warn!("a secret does not protect a store in a file: its permissions do");
             }
-            (open_file(parameters)?, None, None)
+            Ok((open_file(parameters)?, None, None))
         }
-        _ => {
-            return Err(RendezvousError::Parameters(ParametersError::Setting {
-                key: "store_type".to_owned(),
-                value: store_type.to_owned(),
-                expected: "tcp or file",
-            }));
-        }
-    };
-    let backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
-    let shares_store = parameters.get_as_bool("share_store")?.unwrap_or(true);
-    let mut options = DynamicRendezvousOptions::new().with_shared_store(shares_store);
-    if let Some(hook) = parameters.server_hook() {
-        if let Some(server) = hosted.as_ref().and_then(|store| store.server()) {
-            hook.call(server);
-        }
-        options = options.with_server_hook(hook.clone());
+        _ => Err(RendezvousError::Parameters(ParametersError::Setting {
+            key: "store_type".to_owned(),
+            value: store_type.to_owned(),
+            expected: "tcp or file",
+        })),
     }
-    if let Some(addr) = parameters.local_addr() {
-        options = options.with_local_addr(addr);
-    } else if let Some(host) = workers_host {
-        options = options.with_workers_host(host);
-    }
-    if let Some(credentials) = parameters.credentials() {
-        if settings.max_nodes == 1 {
-            options = options.with_own_user_only(credentials.clone());
-        } else if parameters.has_relays() {
-            options = options.with_workers_credentials(credentials.clone());
-        } else {
-            log::warn!(
-                "the secret protects the rendezvous, not the workers' store, which is open to everyone that reaches \
-                 its port: PyTorch's clients on other nodes cannot use a secret without a relay (--relay)"
-            );
-        }
-    }
-    let node = DynamicRendezvous::new(Arc::new(backend), store, settings, options)?;
-    Ok(match hosted {
-        Some(hosted) => node.with_hosted_store(hosted),
-        None => node,
-    })
 }
 
 fn open_file(parameters: &RendezvousParameters) -> Result<Arc<dyn Store>, RendezvousError> {
@@ -159,10 +99,6 @@ fn create_private_file(
     }
     result
 }
-
-/// The store; the same if this process serves it; and the host under which other nodes reach this one, unless
-/// that is its own name.
-type OpenStore = (Arc<dyn Store>, Option<Arc<TcpStore>>, Option<String>);
 
 fn open_tcp(
     parameters: &RendezvousParameters,
