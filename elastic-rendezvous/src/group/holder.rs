@@ -91,23 +91,19 @@ struct Draft {
     /// Of the stored state from which it comes.
     token: Option<Token>,
     status: DraftStatus,
+    /// Whether the next write has the heartbeats of the interval.
+    has_batch: bool,
 }
 
-/// `has_batch`: heartbeats were about to be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum DraftStatus {
     /// The stored state is to be read.
-    Unread { has_batch: bool },
+    #[default]
+    Unread,
     /// The stored state is the same.
     Stored,
     /// To be written.
-    Changed { has_batch: bool },
-}
-
-impl Default for DraftStatus {
-    fn default() -> Self {
-        Self::Unread { has_batch: false }
-    }
+    Changed,
 }
 
 /// When what the holder knows was requested: it cannot have seen what others wrote later.
@@ -135,24 +131,9 @@ enum Timer {
 }
 
 impl Draft {
-    const fn is_read(&self) -> bool {
-        !matches!(self.status, DraftStatus::Unread { .. })
-    }
-
-    const fn is_changed(&self) -> bool {
-        matches!(self.status, DraftStatus::Changed { .. })
-    }
-
-    const fn change(&mut self) {
-        if matches!(self.status, DraftStatus::Stored) {
-            self.status = DraftStatus::Changed { has_batch: false };
-        }
-    }
-
-    const fn has_batch(&self) -> bool {
-        match self.status {
-            DraftStatus::Stored => false,
-            DraftStatus::Unread { has_batch } | DraftStatus::Changed { has_batch } => has_batch,
+    fn change(&mut self) {
+        if self.status == DraftStatus::Stored {
+            self.status = DraftStatus::Changed;
         }
     }
 
@@ -245,7 +226,7 @@ impl Holder {
 
     /// Whether the state is known and does not list the node.
     pub(super) fn has_lost(&self, node: &NodeId) -> bool {
-        self.draft.is_read() && !self.draft.lists(node)
+        self.draft.status != DraftStatus::Unread && !self.draft.lists(node)
     }
 
     /// What is to be done now.
@@ -255,7 +236,7 @@ impl Holder {
             self.phase = Phase::Unwritten;
             return Task::CountNodes;
         }
-        if !self.draft.is_read() {
+        if self.draft.status == DraftStatus::Unread {
             self.as_of.state = at;
             return Task::ReadState;
         }
@@ -278,7 +259,7 @@ impl Holder {
             }
             self.touch(now);
         }
-        if self.draft.is_changed() {
+        if self.draft.status == DraftStatus::Changed {
             let is_urgent = |(_, answer): &(u32, Answer)| {
                 matches!(answer.kind, AnswerKind::Joined(_) | AnswerKind::Done)
             };
@@ -300,12 +281,11 @@ impl Holder {
             return self.read_heartbeats(at);
         }
         if self.timers.is_due(Timer::Poll, at) {
-            let next = at.saturating_add(POLL_INTERVAL);
-            self.timers.set(Timer::Poll, next);
+            self.timers.set_in(Timer::Poll, at, POLL_INTERVAL);
             self.as_of.state = at;
             return Task::CheckState;
         }
-        let is_changed = self.draft.is_changed();
+        let is_changed = self.draft.status == DraftStatus::Changed;
         let until = self.timers.next(|it| it != Timer::Write || is_changed);
         Task::Wait(until)
     }
@@ -326,8 +306,7 @@ impl Holder {
 
     fn read_heartbeats(&mut self, at: Duration) -> Task {
         let pause = self.settings.keep_alive_interval / READS_PER_INTERVAL;
-        self.timers
-            .set(Timer::ReadHeartbeats, at.saturating_add(pause));
+        self.timers.set_in(Timer::ReadHeartbeats, at, pause);
         self.as_of.heartbeats = at;
         let is_known = |(_, client): &(u32, &Client)| {
             client.heartbeat.is_some() && self.draft.lists(&client.request.node)
@@ -383,7 +362,7 @@ impl Holder {
             }
         }
         // A conflict must not cost anybody a heartbeat.
-        if self.draft.has_batch() {
+        if self.draft.has_batch {
             self.timers.set(Timer::Batch, self.as_of.heartbeats);
         }
         let (state, token) = match stored {
@@ -394,6 +373,7 @@ impl Holder {
             state,
             token,
             status: DraftStatus::Stored,
+            has_batch: false,
         };
         // Another node has dropped it.
         let listed: BTreeSet<NodeId> = self.draft.state.last_heartbeats.keys().cloned().collect();
@@ -419,8 +399,7 @@ impl Holder {
     /// The state has changed, or not.
     pub(super) fn on_checked(&mut self, is_same: bool, now: Now) {
         if !is_same {
-            let has_batch = self.draft.has_batch();
-            self.draft.status = DraftStatus::Unread { has_batch };
+            self.draft.status = DraftStatus::Unread;
         }
         self.timers.set(Timer::Decide, now.monotonic);
     }
@@ -436,6 +415,7 @@ impl Holder {
                 self.note_synced();
                 self.draft.token = Some(token);
                 self.draft.status = DraftStatus::Stored;
+                self.draft.has_batch = false;
                 self.phase = Phase::Answering;
                 self.note_listed();
                 for (_, client) in self.clients.iter_mut() {
@@ -444,12 +424,9 @@ impl Holder {
                 let listed = self.draft.state.last_heartbeats.len();
                 let listed = u32::try_from(listed).unwrap_or(u32::MAX);
                 let pause = PAUSE_PER_NODE.saturating_mul(listed);
-                let (write, poll) = (
-                    now.monotonic.saturating_add(pause),
-                    now.monotonic.saturating_add(POLL_INTERVAL),
-                );
-                self.timers.set(Timer::Write, write);
-                self.timers.set(Timer::Poll, poll);
+                self.timers.set_in(Timer::Write, now.monotonic, pause);
+                self.timers
+                    .set_in(Timer::Poll, now.monotonic, POLL_INTERVAL);
                 self.observe(now);
                 self.send_answers();
                 self.summarize();
@@ -495,10 +472,8 @@ impl Holder {
 
     /// Writes a heartbeat of its own, so that the state changes.
     fn touch(&mut self, now: Now) {
-        let next = now
-            .monotonic
-            .saturating_add(self.settings.keep_alive_interval);
-        self.timers.set(Timer::Batch, next);
+        let interval = self.settings.keep_alive_interval;
+        self.timers.set_in(Timer::Batch, now.monotonic, interval);
         let time = self.observations.time_to_write(now);
         if let Some(heartbeat) = self.draft.state.last_heartbeats.get_mut(&self.me) {
             // Two holders may have the same time.
@@ -508,7 +483,8 @@ impl Holder {
             } else {
                 later
             };
-            self.draft.status = DraftStatus::Changed { has_batch: true };
+            self.draft.status = DraftStatus::Changed;
+            self.draft.has_batch = true;
             self.observations.observe_draft(&self.draft.state, now);
         }
     }

@@ -2,11 +2,16 @@
 //!
 //! It makes one request at a time, so that it needs one connection.
 
+mod as_holder;
+mod news;
+mod role;
+
 use std::time::Duration;
 
+use self::role::{LEASE_TIMEOUT, LeaseView, Role, TenurePhase};
 use super::ask::{Ask, Ending, Reply};
-use super::holder::{Holder, Task};
-use super::message::{Answer, AnswerKind, Lease, Place, Request, RequestKind, Summary};
+use super::holder::Holder;
+use super::message::{Lease, Place, RequestKind, Summary};
 use super::posting::Posting;
 use super::timers::Timers;
 use crate::clock::Now;
@@ -15,12 +20,6 @@ use crate::recorded_event::Step;
 use crate::settings::{ROLLBACK_WINDOW, RendezvousSettings};
 use crate::state::RendezvousState;
 use crate::stored::Token;
-
-/// How often the holder renews the lease.
-const RENEWAL: Duration = Duration::from_millis(500);
-
-/// A lease that is not renewed for this time, as a node has seen it, is free.
-const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// For each node that may take part, the interval of those that wait for an answer is longer by this: whatever their
 /// number, one of them polls each millisecond.
@@ -96,45 +95,6 @@ enum Standing {
     Evicted,
 }
 
-#[derive(Debug)]
-enum Role {
-    Follower(LeaseView),
-    Holder(Box<Tenure>),
-}
-
-/// The lease as a node that does not hold it knows it.
-#[derive(Debug)]
-enum LeaseView {
-    /// To be read at once.
-    Unknown,
-    Known {
-        lease: Vec<u8>,
-        /// When this lease was read first and last.
-        since: Duration,
-        polled: Duration,
-    },
-}
-
-#[derive(Debug)]
-struct Tenure {
-    holder: Holder,
-    /// The lease as it was written last.
-    lease: Vec<u8>,
-    renewals: u64,
-    phase: TenurePhase,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TenurePhase {
-    /// The stored summary is to be read: that of the holder before, or one that was replaced meanwhile.
-    Checking,
-    Serving,
-    /// Gives the lease back. The last summary lets the next holder know that this node has left.
-    Leaving,
-    /// Gives the lease back without a summary: the others have evicted the node, and may have a holder already.
-    Evicted,
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Deadline,
@@ -145,30 +105,6 @@ enum Timer {
     /// Post the request again.
     Repeat,
     Renewal,
-}
-
-impl LeaseView {
-    fn new(lease: Vec<u8>, at: Duration) -> Self {
-        Self::Known {
-            lease,
-            since: at,
-            polled: at,
-        }
-    }
-
-    fn is_free(&self) -> bool {
-        let Self::Known {
-            lease,
-            since,
-            polled,
-        } = self
-        else {
-            return false;
-        };
-        let lease = Lease::from_text(lease);
-        lease.is_none_or(|lease| lease.renewal.is_none())
-            || polled.saturating_sub(*since) >= LEASE_TIMEOUT
-    }
 }
 
 impl Station {
@@ -354,29 +290,6 @@ impl Station {
         Ask::Done(result)
     }
 
-    /// The next operation of a holder that gives the lease back.
-    fn next_of_release(&mut self, now: Now) -> Option<Ask> {
-        let Role::Holder(tenure) = &mut self.role else {
-            return None;
-        };
-        match tenure.phase {
-            TenurePhase::Checking | TenurePhase::Serving => return None,
-            TenurePhase::Evicted => {}
-            TenurePhase::Leaving => {
-                // Others may have left by the same write.
-                let answers = tenure.holder.take_answers();
-                if let Some(ask) = self.answer(answers, now) {
-                    return Some(ask);
-                }
-                if let Some(text) = self.holder_mut().and_then(Holder::take_unsent_summary) {
-                    self.adopt_summary(text.clone());
-                    return Some(Ask::WriteSummary(text));
-                }
-            }
-        }
-        self.release()
-    }
-
     fn next_as_follower(&mut self, at: Duration) -> Ask {
         if self.timers.is_due(Timer::Heartbeat, at) {
             let interval = self.settings.keep_alive_interval;
@@ -394,21 +307,20 @@ impl Station {
         let Role::Follower(view) = &self.role else {
             return Ask::Idle;
         };
-        let epoch = match view {
-            LeaseView::Unknown => return self.poll_lease(at),
-            LeaseView::Known { lease, .. } => {
-                let epoch = Lease::from_text(lease).map(|lease| lease.epoch);
-                if view.is_free() && self.may_hold() {
-                    return Ask::Claim {
-                        expected: lease.clone(),
-                        lease: self.lease(epoch.unwrap_or(0).saturating_add(1), Some(0)),
-                    };
-                }
-                epoch
-            }
+        let LeaseView::Known { lease, .. } = view else {
+            return self.poll_lease(at);
         };
-        if view.is_free() && self.is_requesting() {
-            return self.done(Err(Ending::NoHolder), None);
+        let epoch = view.epoch();
+        if view.is_free() {
+            if self.may_hold() {
+                return Ask::Claim {
+                    expected: lease.clone(),
+                    lease: self.lease(epoch.unwrap_or(0).saturating_add(1), Some(0)),
+                };
+            }
+            if self.is_requesting() {
+                return self.done(Err(Ending::NoHolder), None);
+            }
         }
         if self.timers.is_due(Timer::LeasePoll, at) || self.timers.is_due(Timer::SecondPoll, at) {
             return self.poll_lease(at);
@@ -424,7 +336,7 @@ impl Station {
         {
             let intervals = posting.post(epoch);
             let pause = self.settings.keep_alive_interval.saturating_mul(intervals);
-            self.timers.set(Timer::Repeat, at.saturating_add(pause));
+            self.timers.set_in(Timer::Repeat, at, pause);
             return Ask::Push(posting.request(&self.me, self.index).to_text());
         }
         let until = self.timers.next(|_| true);
@@ -437,66 +349,6 @@ impl Station {
         }
     }
 
-    fn next_as_holder(&mut self, now: Now) -> Ask {
-        let at = now.monotonic;
-        let Role::Holder(tenure) = &mut self.role else {
-            return Ask::Idle;
-        };
-        let epoch = tenure.holder.epoch();
-        if self.timers.is_due(Timer::Renewal, at) {
-            self.timers.set(Timer::Renewal, at.saturating_add(RENEWAL));
-            tenure.renewals += 1;
-            let (expected, renewals) = (tenure.lease.clone(), tenure.renewals);
-            let lease = self.lease(epoch, Some(renewals));
-            return Ask::Claim { expected, lease };
-        }
-        if let Phase::Requesting(posting) | Phase::Member(posting) = &mut self.phase
-            && posting.epoch != Some(epoch)
-        {
-            posting.epoch = Some(epoch);
-            let request = posting.request(&self.me, self.index);
-            tenure.holder.on_requests([request], now);
-        }
-        if tenure.phase == TenurePhase::Checking {
-            tenure.phase = TenurePhase::Serving;
-            return Ask::ReadSummary;
-        }
-        match tenure.holder.task(now) {
-            Task::CountNodes => Ask::CountNodes,
-            Task::ReadState => Ask::ReadState,
-            Task::CheckState => {
-                tenure.phase = TenurePhase::Checking;
-                Ask::CheckState
-            }
-            Task::WriteState => Ask::WriteState,
-            Task::Answer(answers) => match self.answer(answers, now) {
-                Some(ask) => ask,
-                None => self.next(now),
-            },
-            Task::WriteSummary(text) => {
-                self.adopt_summary(text.clone());
-                Ask::WriteSummary(text)
-            }
-            Task::ReadHeartbeats(mut indices) => {
-                indices.retain(|index| *index != self.index);
-                Ask::ReadHeartbeats(indices)
-            }
-            Task::Wait(until) => Ask::TakeRequests {
-                until: until.min(self.timers.at(Timer::Renewal)),
-            },
-        }
-    }
-
-    /// Takes its own answer, and returns what writes those of the others.
-    fn answer(&mut self, mut answers: Vec<(u32, Vec<u8>)>, now: Now) -> Option<Ask> {
-        let own = answers.iter().position(|(index, _)| *index == self.index);
-        if let Some(own) = own {
-            let (_, text) = answers.swap_remove(own);
-            self.on_answer(text, now);
-        }
-        (!answers.is_empty()).then_some(Ask::WriteAnswers(answers))
-    }
-
     fn on_deadline(&mut self) {
         let deadline = self.timers.at(Timer::Deadline);
         self.timers.cancel(Timer::Deadline);
@@ -506,8 +358,8 @@ impl Station {
         if let RequestKind::Join { after } = posting.kind {
             self.number += 1;
             posting.replace(RequestKind::JoinLate { after }, self.number);
-            let end = deadline.saturating_add(ROLLBACK_WINDOW);
-            self.timers.set(Timer::Deadline, end);
+            self.timers
+                .set_in(Timer::Deadline, deadline, ROLLBACK_WINDOW);
         } else {
             self.phase = Phase::Ended {
                 result: Err(Ending::TimedOut),
@@ -526,11 +378,10 @@ impl Station {
 
     fn poll_lease(&mut self, at: Duration) -> Ask {
         if !self.timers.take_due(Timer::SecondPoll, at) {
-            let second = at.saturating_add(SECOND_POLL);
-            self.timers.set(Timer::SecondPoll, second);
+            self.timers.set_in(Timer::SecondPoll, at, SECOND_POLL);
         }
-        let next = at.saturating_add(self.lease_poll_interval());
-        self.timers.set(Timer::LeasePoll, next);
+        let pause = self.lease_poll_interval();
+        self.timers.set_in(Timer::LeasePoll, at, pause);
         Ask::ReadLease
     }
 
@@ -597,48 +448,6 @@ impl Station {
         }
     }
 
-    fn on_reply_to_holder(&mut self, asked: Ask, reply: Reply, now: Now) {
-        let Some(holder) = self.holder_mut() else {
-            return;
-        };
-        match (asked, reply) {
-            (Ask::ReadState, Reply::State(stored)) => holder.on_state(stored, now),
-            (Ask::CheckState, Reply::IsSame(is_same)) => holder.on_checked(is_same, now),
-            (Ask::CountNodes, Reply::Count(count)) => holder.on_count(count),
-            (Ask::WriteState, Reply::Written(written)) => holder.on_written(written, now),
-            (Ask::ReadHeartbeats(indices), Reply::Heartbeats(values)) => {
-                holder.on_heartbeats(&indices, &values, now);
-            }
-            _ => {}
-        }
-        // A holder that is on no list cannot stop what an earlier one writes.
-        let has_lost = self.holder().is_some_and(|it| it.has_lost(&self.me));
-        if has_lost && !self.is_joining() {
-            if let Some(membership) = &mut self.membership {
-                membership.standing = Standing::Evicted;
-            }
-            self.retire(match self.phase {
-                Phase::Member(_) => TenurePhase::Evicted,
-                _ => TenurePhase::Leaving,
-            });
-        }
-    }
-
-    fn on_requests(&mut self, texts: &[Vec<u8>], now: Now) {
-        let Some(holder) = self.holder_mut() else {
-            return;
-        };
-        let epoch = holder.epoch();
-        let requests = texts.iter().filter_map(|text| Request::from_text(text));
-        let (later, own): (Vec<_>, Vec<_>) = requests.partition(|request| request.epoch > epoch);
-        holder.on_requests(own, now);
-        if !later.is_empty() {
-            self.misdirected = later.iter().map(Request::to_text).collect();
-            // It fails if there is a later holder.
-            self.timers.set(Timer::Renewal, now.monotonic);
-        }
-    }
-
     fn on_lease(&mut self, current: Vec<u8>, now: Now) {
         let at = now.monotonic;
         let Role::Follower(view) = &mut self.role else {
@@ -679,129 +488,13 @@ impl Station {
                         ..
                     }) if is_mine => self.hold(lease.to_vec(), epoch, now),
                     _ => {
-                        let next = at.saturating_add(self.lease_poll_interval());
-                        self.timers.set(Timer::LeasePoll, next);
+                        let pause = self.lease_poll_interval();
+                        self.timers.set_in(Timer::LeasePoll, at, pause);
                         self.timers.cancel(Timer::SecondPoll);
                     }
                 }
             }
         }
-    }
-
-    fn hold(&mut self, lease: Vec<u8>, epoch: u64, now: Now) {
-        let holder = Holder::new(self.me.clone(), self.settings.clone(), epoch, now);
-        self.role = Role::Holder(Box::new(Tenure {
-            holder,
-            lease,
-            renewals: 0,
-            // The summary of the holder before names the nodes that have left.
-            phase: if epoch > 1 {
-                TenurePhase::Checking
-            } else {
-                TenurePhase::Serving
-            },
-        }));
-        let renewal = now.monotonic.saturating_add(RENEWAL);
-        self.timers.set(Timer::Renewal, renewal);
-    }
-
-    fn on_answer(&mut self, text: Vec<u8>, now: Now) {
-        let answer = Answer::from_text(&text);
-        self.answer = text;
-        let Some(answer) = answer else { return };
-        if matches!(answer.kind, AnswerKind::NewHolder { .. }) {
-            // It may have replaced an answer.
-            if let Role::Follower(view) = &mut self.role {
-                *view = LeaseView::Unknown;
-            }
-            return self.repeat();
-        }
-        let since = match &self.phase {
-            Phase::Requesting(posting) | Phase::Member(posting) => posting.since,
-            Phase::Idle | Phase::Ended { .. } => self.number,
-        };
-        let ends = answer.number >= since && answer.kind.ends_every_request();
-        if answer.number != self.number && !ends {
-            return;
-        }
-        if let AnswerKind::Evicted { round } = answer.kind {
-            if let Some(membership) = self.membership.as_mut().filter(|it| it.round == round) {
-                membership.standing = Standing::Evicted;
-            }
-            return self.repeat();
-        }
-        let Phase::Requesting(posting) = &mut self.phase else {
-            return;
-        };
-        let is_join = posting.kind.is_join();
-        let (result, epoch) = match answer.kind {
-            AnswerKind::Spare => return self.timers.cancel(Timer::Deadline),
-            AnswerKind::NoLongerSpare => {
-                let deadline = now.monotonic.saturating_add(self.settings.join_timeout);
-                self.timers.set(Timer::Deadline, deadline);
-                if let RequestKind::JoinLate { after } = posting.kind {
-                    self.number += 1;
-                    posting.replace(RequestKind::Join { after }, self.number);
-                }
-                return;
-            }
-            AnswerKind::Joined(place) if is_join => {
-                self.membership = Some(Membership {
-                    round: place.round,
-                    rank: place.rank,
-                    size: place.size,
-                    standing: Standing::Sure,
-                });
-                (Ok(Some(place)), posting.epoch)
-            }
-            AnswerKind::Done if !is_join => (Ok(None), None),
-            AnswerKind::Closed => (Err(Ending::Closed), None),
-            AnswerKind::NotNeeded => (Err(Ending::NotNeeded), None),
-            AnswerKind::TimedOut => (Err(Ending::TimedOut), None),
-            _ => return,
-        };
-        let leaves = matches!(posting.kind, RequestKind::Exit | RequestKind::Leave);
-        if epoch.is_none() && (is_join || leaves) {
-            self.membership = None;
-            self.retire(TenurePhase::Leaving);
-        }
-        self.phase = Phase::Ended { result, epoch };
-    }
-
-    /// Numbers the request anew, as the holder has forgotten it.
-    fn repeat(&mut self) {
-        if let Phase::Requesting(posting) = &mut self.phase {
-            self.number += 1;
-            posting.replace(posting.kind, self.number);
-        }
-    }
-
-    fn on_summary(&mut self, text: Vec<u8>) {
-        self.adopt_summary(text);
-        if let Role::Follower(view) = &mut self.role
-            && let LeaseView::Known { lease, .. } = view
-            && Lease::from_text(lease).map_or(0, |lease| lease.epoch) < self.summary.epoch
-        {
-            *view = LeaseView::Unknown;
-        }
-        let summary = &self.summary;
-        if let Some(membership) = &mut self.membership
-            && membership.standing != Standing::Evicted
-        {
-            let is_same = summary.round == membership.round && summary.is_complete;
-            membership.standing = if is_same && summary.joined == membership.size {
-                Standing::Sure
-            } else {
-                Standing::Doubtful
-            };
-        }
-    }
-
-    fn adopt_summary(&mut self, text: Vec<u8>) {
-        if let Some(summary) = Summary::from_text(&text) {
-            self.summary = summary;
-        }
-        self.summary_text = text;
     }
 
     #[cfg(test)]

@@ -19,6 +19,11 @@ impl<T: Copy + Ord> Timers<T> {
         self.0.insert(timer, at);
     }
 
+    /// Sets the timer to this time after `now`.
+    pub(super) fn set_in(&mut self, timer: T, now: Duration, pause: Duration) {
+        self.set(timer, now.saturating_add(pause));
+    }
+
     pub(super) fn cancel(&mut self, timer: T) {
         self.0.remove(&timer);
     }
