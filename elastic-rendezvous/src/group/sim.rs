@@ -181,6 +181,7 @@ struct World {
     nodes: Vec<Node>,
     laws: Laws,
     writes: usize,
+    written_bytes: usize,
 }
 
 impl World {
@@ -197,6 +198,7 @@ impl World {
             nodes: Vec::new(),
             laws: Laws::default(),
             writes: 0,
+            written_bytes: 0,
         }
     }
 
@@ -831,6 +833,7 @@ impl World {
         self.laws
             .on_write(writer, &before.unwrap_or_default(), &state, self.now);
         self.writes += 1;
+        self.written_bytes += text.len();
         self.stored.state = Some((state, text.clone()));
         Written::Ours(Token::new(text))
     }
@@ -988,6 +991,28 @@ fn nodes_that_come_at_once_have_their_ranks_after_few_writes() {
         let end = world.now + SECOND;
         assert!(world.run_until(end, World::is_settled), "seed {seed}");
         assert!(world.writes <= 20, "seed {seed}: {} writes", world.writes);
+    }
+}
+
+/// docs/rendezvous.md, GROUP 5.
+#[test]
+fn the_writes_of_an_open_round_move_at_most_twice_as_much_as_the_last_one() {
+    for seed in 0..5 {
+        let mut world = World::new(seed, settings(400, 400));
+        for _ in 0..400 {
+            let node = world.add(false);
+            let after = Duration::from_micros(world.random.u64(..80_000));
+            world.wish_at(after, node, Wish::Join);
+        }
+        let complete_bytes = |world: &World| match &world.stored.state {
+            Some((state, text)) if state.complete => Some(text.len()),
+            _ => None,
+        };
+        let end = world.now + SECOND * 2;
+        assert!(world.run_until(end, |world| complete_bytes(world).is_some()));
+        let last = complete_bytes(&world).expect("a complete round");
+        let written = world.written_bytes;
+        assert!(written < 3 * last, "seed {seed}: {written} of {last} bytes");
     }
 }
 

@@ -26,7 +26,7 @@ use crate::stored::Token;
 const LEASE_POLL_INTERVAL_PER_NODE: Duration = Duration::from_millis(1);
 
 /// The longest interval of nodes that wait for an answer, as fewer than may take part can be there.
-const LEASE_POLL_INTERVAL_MAX: Duration = Duration::from_secs(11);
+const LEASE_POLL_INTERVAL_MAX: Duration = Duration::from_secs(34);
 
 /// How often the members with the lowest ranks poll the lease, at least.
 const LEASE_POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -38,6 +38,7 @@ struct Complete {
 impl Holder {
     /// Applies the requests in order, until nothing changes any more.
     pub(super) fn decide(&mut self, now: Now) {
+        self.as_of.decision = now.monotonic;
         self.drop_silent(now);
         for _ in 0..PASSES_MAX {
             // With thousands of nodes, what is the same for all of them is looked up once.
