@@ -52,7 +52,7 @@ impl Work<Served> for Service {
         };
         let began = Instant::now();
         if request.deadline.has_passed(began) {
-            runtime.driver.metrics.request_refused();
+            runtime.driver.metrics.requests.refused.add(1);
             return runtime
                 .sender
                 .answer(&reply_to, Err(Failure::DeadlinePassed));
@@ -65,7 +65,7 @@ impl Work<Served> for Service {
         let payload = request.payload;
         // Counted and logged before the answer: the caller may look at once.
         let note_panic = |context: &Context, text: &str| {
-            runtime.driver.metrics.handler_panicked();
+            runtime.driver.metrics.requests.panics.add(1);
             log::error!(
                 "{}: function `{}` panicked, called by {}: {text}",
                 runtime.driver.me(),

@@ -27,7 +27,7 @@ impl ServedCall {
     ) -> Self {
         runtime.driver.activity.begin();
         if is_deferred {
-            runtime.driver.metrics.request_deferred();
+            runtime.driver.metrics.requests.deferred.add(1);
         }
         Self {
             reply_to,
@@ -63,11 +63,11 @@ impl ServedCall {
 
     fn end(&self, runtime: &Runtime, answer: Result<Bytes, Failure>) {
         runtime.sender.answer(&self.reply_to, answer);
-        let metrics = &runtime.driver.metrics;
+        let requests = &runtime.driver.metrics.requests;
         if self.is_deferred {
-            metrics.deferred_answered();
+            requests.deferred_answered.add(1);
         }
-        metrics.request_handled();
+        requests.handled.add(1);
         runtime.driver.activity.end();
     }
 }

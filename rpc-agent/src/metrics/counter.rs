@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that only grows. Relaxed, because no other memory depends on it.
 #[derive(Debug, Default)]
-pub(super) struct Counter(AtomicU64);
+pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
-    pub(super) fn add(&self, amount: u64) {
+    pub(crate) fn add(&self, amount: u64) {
         self.0.fetch_add(amount, Ordering::Relaxed);
     }
 

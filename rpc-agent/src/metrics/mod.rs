@@ -16,73 +16,64 @@ pub use snapshot::{MetricsSnapshot, PeerSnapshot};
 use self::counter::{Counter, raise};
 use self::histogram::Histogram;
 use crate::error::RpcError;
+use crate::pool::PoolGauges;
 use crate::worker::WorkerInfo;
 
-/// The counters of an agent.
+/// The counters of an agent. Those of callers, handlers and the network have cache lines of their own (no false
+/// sharing): 128 bytes, because processors fetch lines of 64 bytes in pairs.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
-    calls: OwnCacheLine<Calls>,
-    requests: OwnCacheLine<Requests>,
-    network: OwnCacheLine<Network>,
+    pub(crate) calls: Calls,
+    pub(crate) requests: Requests,
+    pub(crate) network: Network,
     latency: Histogram,
 }
 
-/// Keeps counters of callers, handlers and the network on cache lines of their own (no false sharing).
-/// 128 bytes, because processors fetch lines of 64 bytes in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct OwnCacheLine<T>(T);
-
-#[derive(Debug, Default)]
-struct Calls {
+pub(crate) struct Calls {
     started: Counter,
     succeeded: Counter,
     failed: Counter,
     timeouts: Counter,
-    late_responses: Counter,
-    retries_sent: Counter,
-    retries_exhausted: Counter,
+    pub(crate) late_responses: Counter,
+    pub(crate) retries_sent: Counter,
+    pub(crate) retries_exhausted: Counter,
 }
 
 #[derive(Debug, Default)]
-struct Requests {
-    received: Counter,
-    handled: Counter,
-    refused: Counter,
-    deferred: Counter,
-    deferred_answered: Counter,
-    panics: Counter,
+#[repr(align(128))]
+pub(crate) struct Requests {
+    /// Each must be followed by one `handled` or `refused`.
+    pub(crate) received: Counter,
+    pub(crate) handled: Counter,
+    pub(crate) refused: Counter,
+    /// Each must be followed by one `deferred_answered`, besides `handled`.
+    pub(crate) deferred: Counter,
+    pub(crate) deferred_answered: Counter,
+    pub(crate) panics: Counter,
     queue_len_peak: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Network {
+#[repr(align(128))]
+pub(crate) struct Network {
     connections_opened: Counter,
     reconnects: Counter,
-    connections_lost: Counter,
+    pub(crate) connections_lost: Counter,
     bytes_sent: Counter,
     bytes_received: Counter,
-}
-
-/// Numbers that the agent reads when a snapshot is taken.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Gauges {
-    pub(crate) handler_queue_len: usize,
-    pub(crate) threads: usize,
-    pub(crate) threads_idle: usize,
-    pub(crate) threads_waiting: usize,
-    pub(crate) retry_queue_len: usize,
 }
 
 impl Metrics {
     /// Must be followed by one [`Metrics::call_succeeded`] or [`Metrics::call_failed`].
     pub(crate) fn call_started(&self, peer: &PeerMetrics) {
-        self.calls.0.started.add(1);
+        self.calls.started.add(1);
         peer.calls_started.add(1);
     }
 
     pub(crate) fn call_succeeded(&self, peer: &PeerMetrics, latency: Duration) {
-        self.calls.0.succeeded.add(1);
+        self.calls.succeeded.add(1);
         self.latency.record(latency);
         // Zero means that there is none.
         let latency_ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1);
@@ -91,81 +82,44 @@ impl Metrics {
 
     /// Also counts timeouts.
     pub(crate) fn call_failed(&self, peer: &PeerMetrics, error: &RpcError) {
-        self.calls.0.failed.add(1);
+        self.calls.failed.add(1);
         peer.calls_failed.add(1);
         if matches!(error, RpcError::Timeout { .. }) {
-            self.calls.0.timeouts.add(1);
+            self.calls.timeouts.add(1);
         }
-    }
-
-    pub(crate) fn late_response(&self) {
-        self.calls.0.late_responses.add(1);
-    }
-
-    pub(crate) fn retry_sent(&self) {
-        self.calls.0.retries_sent.add(1);
-    }
-
-    pub(crate) fn retries_exhausted(&self) {
-        self.calls.0.retries_exhausted.add(1);
-    }
-
-    /// Each request must be followed by one [`Metrics::request_handled`] or [`Metrics::request_refused`].
-    pub(crate) fn requests_received(&self, requests: usize) {
-        self.requests.0.received.add(requests as u64);
-    }
-
-    pub(crate) fn request_handled(&self) {
-        self.requests.0.handled.add(1);
-    }
-
-    pub(crate) fn request_refused(&self) {
-        self.requests.0.refused.add(1);
-    }
-
-    /// A function with a [`Reply`](crate::Reply) starts. Must be followed by one
-    /// [`Metrics::deferred_answered`], besides [`Metrics::request_handled`].
-    pub(crate) fn request_deferred(&self) {
-        self.requests.0.deferred.add(1);
-    }
-
-    pub(crate) fn deferred_answered(&self) {
-        self.requests.0.deferred_answered.add(1);
-    }
-
-    pub(crate) fn handler_panicked(&self) {
-        self.requests.0.panics.add(1);
     }
 
     /// Updates the peak length of the handler queue. Only reads unless it is a new peak.
     pub(crate) fn handler_queue_seen(&self, len: usize) {
-        raise(&self.requests.0.queue_len_peak, len as u64);
+        raise(&self.requests.queue_len_peak, len as u64);
     }
 
     /// `again`: an earlier connection to this worker existed.
     pub(crate) fn connection_opened(&self, again: bool) {
-        self.network.0.connections_opened.add(1);
+        self.network.connections_opened.add(1);
         if again {
-            self.network.0.reconnects.add(1);
+            self.network.reconnects.add(1);
         }
     }
 
-    pub(crate) fn connection_lost(&self) {
-        self.network.0.connections_lost.add(1);
-    }
-
     pub(crate) fn sent(&self, peer: &PeerMetrics, bytes: usize) {
-        self.network.0.bytes_sent.add(bytes as u64);
+        self.network.bytes_sent.add(bytes as u64);
         peer.bytes_sent.add(bytes as u64);
     }
 
     pub(crate) fn received(&self, peer: &PeerMetrics, bytes: usize) {
-        self.network.0.bytes_received.add(bytes as u64);
+        self.network.bytes_received.add(bytes as u64);
         peer.bytes_received.add(bytes as u64);
     }
 
-    pub(crate) fn snapshot(&self, gauges: Gauges, mut peers: Vec<PeerSnapshot>) -> MetricsSnapshot {
-        let (calls, requests, network) = (&self.calls.0, &self.requests.0, &self.network.0);
+    /// `retries_waiting`: retries that are waiting to be sent.
+    pub(crate) fn snapshot(
+        &self,
+        pool: PoolGauges,
+        retries_waiting: usize,
+        mut peers: Vec<PeerSnapshot>,
+    ) -> MetricsSnapshot {
+        let (calls, requests, network) = (&self.calls, &self.requests, &self.network);
         peers.sort_unstable_by_key(|peer| peer.worker.id);
         // Ends are read before starts, and subtractions saturate: a call that starts and ends meanwhile
         // makes a gauge too great by one, and never a huge number.
@@ -177,7 +131,7 @@ impl Metrics {
         let requests_received = requests.received.read();
         let deferred_answered = requests.deferred_answered.read();
         let deferred = requests.deferred.read();
-        let handler_queue_len = gauges.handler_queue_len as u64;
+        let handler_queue_len = pool.queued as u64;
         MetricsSnapshot {
             calls_started,
             calls_succeeded,
@@ -188,7 +142,7 @@ impl Metrics {
             latency: self.latency.snapshot(),
             retries_sent: calls.retries_sent.read(),
             retries_exhausted: calls.retries_exhausted.read(),
-            retry_queue_len: gauges.retry_queue_len as u64,
+            retry_queue_len: retries_waiting as u64,
             requests_received,
             requests_handled,
             requests_refused,
@@ -200,9 +154,9 @@ impl Metrics {
                 .queue_len_peak
                 .load(Ordering::Relaxed)
                 .max(handler_queue_len),
-            threads: gauges.threads as u64,
-            threads_idle: gauges.threads_idle as u64,
-            threads_waiting: gauges.threads_waiting as u64,
+            threads: pool.threads as u64,
+            threads_idle: pool.idle as u64,
+            threads_waiting: pool.waiting as u64,
             connections_opened: network.connections_opened.read(),
             reconnects: network.reconnects.read(),
             connections_lost: network.connections_lost.read(),
@@ -275,33 +229,32 @@ mod tests {
             cause: NotSent::Injected,
         };
         metrics.call_failed(&peer, &not_sent);
-        metrics.late_response();
-        metrics.retry_sent();
-        metrics.retries_exhausted();
-        metrics.requests_received(9);
+        metrics.calls.late_responses.add(1);
+        metrics.calls.retries_sent.add(1);
+        metrics.calls.retries_exhausted.add(1);
+        metrics.requests.received.add(9);
         for _ in 0..3 {
-            metrics.request_handled();
+            metrics.requests.handled.add(1);
         }
-        metrics.request_refused();
-        metrics.request_deferred();
-        metrics.request_deferred();
-        metrics.deferred_answered();
-        metrics.handler_panicked();
+        metrics.requests.refused.add(1);
+        metrics.requests.deferred.add(1);
+        metrics.requests.deferred.add(1);
+        metrics.requests.deferred_answered.add(1);
+        metrics.requests.panics.add(1);
         metrics.handler_queue_seen(7);
         metrics.handler_queue_seen(6);
         metrics.connection_opened(false);
         metrics.connection_opened(true);
-        metrics.connection_lost();
+        metrics.network.connections_lost.add(1);
         metrics.sent(&peer, 1000);
         metrics.received(&peer, 2000);
-        let gauges = Gauges {
-            handler_queue_len: 2,
+        let pool = PoolGauges {
+            queued: 2,
             threads: 16,
-            threads_idle: 10,
-            threads_waiting: 3,
-            retry_queue_len: 4,
+            idle: 10,
+            waiting: 3,
         };
-        let snapshot = metrics.snapshot(gauges, vec![peer.snapshot(worker.clone())]);
+        let snapshot = metrics.snapshot(pool, 4, vec![peer.snapshot(worker.clone())]);
         let expected = MetricsSnapshot {
             calls_started: 5,
             calls_succeeded: 2,
@@ -357,7 +310,7 @@ mod tests {
             }
         });
         let said = metrics
-            .snapshot(Gauges::default(), peers.collect())
+            .snapshot(PoolGauges::default(), 0, peers.collect())
             .to_string();
         let lines: Vec<_> = said.lines().collect();
         assert_eq!(
@@ -417,11 +370,11 @@ mod tests {
                 });
             }
             for _ in 0..100 {
-                let snapshot = metrics.snapshot(Gauges::default(), Vec::new());
+                let snapshot = metrics.snapshot(PoolGauges::default(), 0, Vec::new());
                 assert!(snapshot.calls_in_flight <= 40_000, "{snapshot}");
             }
         });
-        let snapshot = metrics.snapshot(Gauges::default(), Vec::new());
+        let snapshot = metrics.snapshot(PoolGauges::default(), 0, Vec::new());
         assert_eq!(snapshot.calls_succeeded, 40_000);
         assert_eq!(snapshot.calls_in_flight, 0);
         assert_eq!(snapshot.latency.count(), 40_000);

@@ -27,4 +27,5 @@ mod scheduler;
 mod tests;
 mod threads;
 
+pub(crate) use self::scheduler::PoolGauges;
 pub(crate) use self::threads::{Callback, Pool, Work};

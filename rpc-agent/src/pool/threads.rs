@@ -6,15 +6,13 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 use super::scheduler::{
-    Effects, IDLE_MAX, Look, Next, QueuedRequest, Scheduler, Sleep, TICK, Task, Thread,
+    Effects, IDLE_MAX, Look, Next, PoolGauges, QueuedRequest, Scheduler, Sleep, TICK, Task, Thread,
 };
 use crate::future::contained;
 use crate::segmented_queue::SegmentedQueue;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, JoinHandle, ThreadId};
 use crate::sync::{self, Arc, Condvar, Mutex, MutexGuard, thread_local};
-
-pub(crate) use super::scheduler::PoolGauges;
 
 /// What the pool works for. The pool calls all of it without a lock.
 pub(crate) trait Work<R>: Send + Sync {

@@ -341,9 +341,9 @@ impl Driver {
                 Effect::Dial { dial, at } => self.dials.schedule(at, peer, dial),
                 Effect::Close { socket, watched } => self.sockets.release(&socket, watched),
                 Effect::Notify(notice) => self.notify(peer, notice),
-                Effect::Count(Count::LateAnswer) => self.metrics.late_response(),
-                Effect::Count(Count::RequestRefused) => self.metrics.request_refused(),
-                Effect::Count(Count::OwnRequest) => self.metrics.requests_received(1),
+                Effect::Count(Count::LateAnswer) => self.metrics.calls.late_responses.add(1),
+                Effect::Count(Count::RequestRefused) => self.metrics.requests.refused.add(1),
+                Effect::Count(Count::OwnRequest) => self.metrics.requests.received.add(1),
             }
         }
     }
@@ -380,7 +380,7 @@ impl Driver {
                 cause,
                 calls_failed,
             } => {
-                self.metrics.connection_lost();
+                self.metrics.network.connections_lost.add(1);
                 if self.stage.is_running() {
                     log::warn!("{me}: {info}: {cause}; {calls_failed} calls fail");
                 }

@@ -25,7 +25,7 @@ use super::sockets::Sockets;
 use crate::directory::Directory;
 use crate::fault::FaultPlan;
 use crate::future::{Job, contained};
-use crate::metrics::{Gauges, MetricsSnapshot};
+use crate::metrics::MetricsSnapshot;
 use crate::peer::{Config, IncomingLimits};
 use crate::pool::{Pool, Work};
 use crate::registry_id::RegistryId;
@@ -259,19 +259,12 @@ impl Runtime {
 
     pub(crate) fn metrics(&self) -> MetricsSnapshot {
         let driver = &self.driver;
-        let pool = driver.pool.gauges();
-        let gauges = Gauges {
-            handler_queue_len: pool.queued,
-            threads: pool.threads,
-            threads_idle: pool.idle,
-            threads_waiting: pool.waiting,
-            retry_queue_len: self.retries.waiting(),
-        };
         let peers = driver.peers.all();
         let peers = peers
             .iter()
             .map(|peer| peer.metrics.snapshot(peer.info.clone()));
-        driver.metrics.snapshot(gauges, peers.collect())
+        let (pool, retries) = (driver.pool.gauges(), self.retries.waiting());
+        driver.metrics.snapshot(pool, retries, peers.collect())
     }
 
     /// Ends everything, once; a second caller waits for nothing.

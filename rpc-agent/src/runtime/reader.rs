@@ -191,14 +191,14 @@ impl Recipient for Inbox<'_> {
         let is_wanted = self.peer.lock().core.is_awaited(id);
         if !is_wanted {
             // Asked once for each, as the rest of it is skipped.
-            self.driver.metrics.late_response();
+            self.driver.metrics.calls.late_responses.add(1);
         }
         is_wanted
     }
 
     fn take(&mut self, message: Message) {
         if matches!(message, Message::Request { .. }) {
-            self.driver.metrics.requests_received(1);
+            self.driver.metrics.requests.received.add(1);
         }
         self.messages.push_back(message);
     }

@@ -49,7 +49,7 @@ impl Retrier {
     pub(super) fn start(self: &Arc<Self>) -> io::Result<()> {
         let this = Arc::clone(self);
         self.attempts.start(move |call| {
-            this.caller.driver.metrics.retry_sent();
+            this.caller.driver.metrics.calls.retries_sent.add(1);
             this.attempt(call);
         })
     }
@@ -173,7 +173,7 @@ impl Retrier {
     fn end(&self, call: Retried, result: Result<Bytes, RpcError>) {
         let driver = &self.caller.driver;
         if matches!(result, Err(RpcError::RetriesExhausted { .. })) {
-            driver.metrics.retries_exhausted();
+            driver.metrics.calls.retries_exhausted.add(1);
         }
         call.promise.complete(result);
         driver.activity.end();
