@@ -192,12 +192,7 @@ pub enum RpcError {
     Broken(Arc<str>),
 }
 
-/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
-impl fmt::Debug for RpcError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(RpcError);
 
 /// Why a request was not sent.
 #[derive(Clone, thiserror::Error)]
@@ -224,12 +219,7 @@ pub enum NotSent {
     Injected,
 }
 
-/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
-impl fmt::Debug for NotSent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(NotSent);
 
 impl RpcError {
     /// Whether the function ran, as far as this worker knows.

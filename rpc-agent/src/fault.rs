@@ -210,12 +210,7 @@ pub enum FaultPlanError {
     },
 }
 
-/// Same text as `Display`, as `unwrap` and a `main` that returns the error print `Debug`.
-impl std::fmt::Debug for FaultPlanError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(FaultPlanError);
 
 /// Numbers of faults that a [`FaultPlan`] has injected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -34,6 +34,9 @@
 //! The wire protocol, all limits and the differences from PyTorch's RPC are in the repository's `docs/rpc.md`.
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod debug_as_display;
+
 mod agent;
 mod context;
 mod directory;
@@ -53,6 +56,7 @@ mod registry_id;
 mod retry;
 mod runtime;
 mod segmented_queue;
+mod shortlist;
 mod sync;
 mod termination;
 mod timer;
@@ -67,7 +71,7 @@ pub use agent::{Agent, AgentHandle, AgentOptions, CallOptions, StartError};
 pub use c10d_socket::{CertificateFiles, Secret};
 pub use c10d_socket::{Credentials, CredentialsError};
 pub use context::{Context, Reply};
-pub use directory::{DirectoryError, MissingRanks};
+pub use directory::DirectoryError;
 pub use error::{CallMessage, CallSite, NotSent, Outcome, RpcError};
 pub use fault::{FaultPlan, FaultPlanError, InjectedFaults};
 #[doc(hidden)]
@@ -78,7 +82,8 @@ pub use metrics::{LatencySnapshot, MetricsSnapshot, PeerSnapshot};
 pub use registry::{FUNCTION_NAME_BYTES_MAX, Registry, RegistryError};
 pub use registry_id::RegistryId;
 pub use retry::{RetryGroup, RetryOptions, RetryOptionsError};
-pub use termination::{TerminationError, Workers};
+pub use shortlist::Shortlist;
+pub use termination::TerminationError;
 pub use worker::{
     Destination, WORKER_ID_MAX, WORKER_NAME_BYTES_MAX, WorkerError, WorkerId, WorkerInfo,
     WorkerName,

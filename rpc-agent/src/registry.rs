@@ -157,12 +157,7 @@ pub enum RegistryError {
     },
 }
 
-/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
-impl fmt::Debug for RegistryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(RegistryError);
 
 type Direct = dyn Fn(&Context, Bytes) -> Result<Bytes, HandlerError> + Send + Sync;
 type Deferred = dyn Fn(&Context, Bytes, Reply) + Send + Sync;

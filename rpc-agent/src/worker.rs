@@ -137,12 +137,7 @@ pub enum WorkerError {
     },
 }
 
-/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
-impl fmt::Debug for WorkerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(WorkerError);
 
 /// The callee of a call: a [`WorkerInfo`], a name, or an id.
 ///

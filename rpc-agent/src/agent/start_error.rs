@@ -1,6 +1,5 @@
 //! Errors of starting an agent.
 
-use std::fmt;
 use std::io;
 
 use c10d_socket::{CredentialsError, ListenError};
@@ -36,12 +35,7 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
-/// Same text as `Display`, as `unwrap` and a `main` that returns the error print `Debug`.
-impl fmt::Debug for StartError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(StartError);
 
 impl From<DirectoryError> for StartError {
     fn from(error: DirectoryError) -> Self {

@@ -1,6 +1,5 @@
 //! Why a worker cannot join or leave its group, or find another member.
 
-use std::fmt;
 use std::time::Duration;
 
 use c10d_store::StoreError;
@@ -8,9 +7,7 @@ use c10d_store::StoreError;
 use super::bounded_store::BoundedStore;
 use super::lease::LeaseError;
 use super::record::{Member, RecordError};
-
-/// How many missing ranks an error lists; it counts the others.
-const RANKS_SHOWN_MAX: usize = 16;
+use crate::shortlist::Shortlist;
 
 /// Why a worker could not join its group, leave it, or find another member. Where PyTorch has a text for
 /// the error, the message begins with it.
@@ -83,7 +80,7 @@ pub enum DirectoryError {
         /// Number of workers in the group.
         world_size: usize,
         /// The ranks that did not join.
-        missing: MissingRanks,
+        missing: Shortlist<usize>,
         /// Full key that each of them should have written, with `<rank>` for the rank.
         key: String,
         /// Label of the store.
@@ -136,55 +133,7 @@ pub enum DirectoryError {
     },
 }
 
-/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
-impl fmt::Debug for DirectoryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// Ranks that did not join in time. `Display` lists up to 16 of them and counts the others.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MissingRanks {
-    pub(crate) first: Vec<usize>,
-    pub(crate) count: usize,
-    pub(crate) is_complete: bool,
-}
-
-impl MissingRanks {
-    /// `ranks` are ascending. `is_complete` is `false` if more ranks may be missing.
-    pub(crate) fn new(mut ranks: Vec<usize>, is_complete: bool) -> Self {
-        let count = ranks.len();
-        ranks.truncate(RANKS_SHOWN_MAX);
-        Self {
-            first: ranks,
-            count,
-            is_complete,
-        }
-    }
-
-    /// The lowest missing ranks, at most 16.
-    #[must_use]
-    pub fn first(&self) -> &[usize] {
-        &self.first
-    }
-}
-
-impl fmt::Display for MissingRanks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("rank ")?;
-        for (position, rank) in self.first.iter().enumerate() {
-            let separator = if position == 0 { "" } else { ", " };
-            write!(f, "{separator}{rank}")?;
-        }
-        let more = self.count - self.first.len();
-        match (more, self.is_complete) {
-            (0, true) => Ok(()),
-            (_, true) => write!(f, " and {more} more"),
-            (_, false) => write!(f, " and at least {more} more"),
-        }
-    }
-}
+debug_as_display!(DirectoryError);
 
 impl DirectoryError {
     pub(super) fn name_taken(a: &Member, b: &Member) -> Self {
@@ -248,21 +197,5 @@ impl DirectoryError {
                 source: Box::new(source),
             },
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sixteen_missing_ranks_are_listed_and_the_others_counted() {
-        let show =
-            |count, is_complete| MissingRanks::new((1..=count).collect(), is_complete).to_string();
-        assert_eq!(show(1, true), "rank 1");
-        assert_eq!(show(3, true), "rank 1, 2, 3");
-        assert!(show(16, true).ends_with(", 15, 16"));
-        assert!(show(20, true).ends_with(", 15, 16 and 4 more"));
-        assert!(show(20, false).ends_with(" and at least 4 more"));
     }
 }

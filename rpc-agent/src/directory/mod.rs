@@ -32,7 +32,7 @@ use c10d_socket::{Deadline, printable};
 use c10d_store::{Store, StoreError};
 
 pub(crate) use bounded_store::BoundedStore;
-pub use error::{DirectoryError, MissingRanks};
+pub use error::DirectoryError;
 use members::Members;
 pub(crate) use record::Address;
 use record::Member;

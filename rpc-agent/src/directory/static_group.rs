@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use c10d_socket::Deadline;
 
 use super::bounded_store::BoundedStore;
-use super::error::{DirectoryError, MissingRanks};
+use super::error::DirectoryError;
 use super::members::{Members, Taken};
 use super::record::Member;
+use crate::shortlist::Shortlist;
 use crate::worker::{WORKER_ID_MAX, WorkerId};
 
 /// Tells workers that wait for all ranks that one was refused, so that they fail at once.
@@ -127,7 +128,7 @@ fn await_all(
             return Err(DirectoryError::WorkersMissing {
                 present: keys.len() - missing.positions.len(),
                 world_size: keys.len(),
-                missing: MissingRanks::new(missing.positions, missing.is_complete),
+                missing: Shortlist::new(missing.positions, missing.is_complete),
                 key: store.full_key("names/<rank>"),
                 store: store.label(),
                 elapsed: now.duration_since(started),

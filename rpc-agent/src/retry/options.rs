@@ -267,12 +267,7 @@ pub enum RetryOptionsError {
     Timeout,
 }
 
-/// Like `Display`, for `unwrap` and for a `main` that returns the error.
-impl std::fmt::Debug for RetryOptionsError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(RetryOptionsError);
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {

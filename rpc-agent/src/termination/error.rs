@@ -1,15 +1,12 @@
 //! Why a coordinated shutdown failed.
 
-use std::fmt;
 use std::time::Duration;
 
 use c10d_store::StoreError;
 
 use crate::directory::DirectoryError;
+use crate::shortlist::Shortlist;
 use crate::worker::WorkerInfo;
-
-/// How many workers an error lists; it counts the others.
-const WORKERS_SHOWN_MAX: usize = 16;
 
 /// Why a coordinated shutdown failed on this worker. The other workers may still wait for it, or may have
 /// left.
@@ -40,7 +37,7 @@ pub enum TerminationError {
     )]
     WorkersAbsent {
         /// Workers that had not arrived.
-        absent: Workers,
+        absent: Shortlist<WorkerInfo>,
         /// The round, from 1.
         round: u32,
         /// This worker's unanswered calls.
@@ -55,7 +52,7 @@ pub enum TerminationError {
     )]
     WorkersDead {
         /// Workers that died.
-        dead: Workers,
+        dead: Shortlist<WorkerInfo>,
         /// The round, from 1.
         round: u32,
         /// How long this worker had been waiting.
@@ -94,12 +91,7 @@ pub enum TerminationError {
     },
 }
 
-/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
-impl fmt::Debug for TerminationError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(TerminationError);
 
 impl From<DirectoryError> for TerminationError {
     fn from(source: DirectoryError) -> Self {
@@ -112,47 +104,5 @@ impl From<StoreError> for TerminationError {
     fn from(source: StoreError) -> Self {
         let source = Box::new(source);
         Self::Store { source }
-    }
-}
-
-/// Workers that an error names. `Display` lists up to 16 of them and counts the others.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Workers {
-    named: Vec<WorkerInfo>,
-    count: usize,
-    is_complete: bool,
-}
-
-impl Workers {
-    /// `is_complete` is `false` if there may be more workers than these.
-    pub(super) fn new(mut workers: Vec<WorkerInfo>, is_complete: bool) -> Self {
-        let count = workers.len();
-        workers.truncate(WORKERS_SHOWN_MAX);
-        Self {
-            named: workers,
-            count,
-            is_complete,
-        }
-    }
-
-    /// The first workers, at most 16.
-    #[must_use]
-    pub fn named(&self) -> &[WorkerInfo] {
-        &self.named
-    }
-}
-
-impl fmt::Display for Workers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (position, WorkerInfo { id, name }) in self.named.iter().enumerate() {
-            let separator = if position == 0 { "" } else { ", " };
-            write!(f, "{separator}{name} (id {id})")?;
-        }
-        let more = self.count - self.named.len();
-        match (more, self.is_complete) {
-            (0, true) => Ok(()),
-            (_, true) => write!(f, " and {more} more"),
-            (_, false) => write!(f, " and at least {more} more"),
-        }
     }
 }

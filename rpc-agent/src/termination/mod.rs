@@ -54,9 +54,10 @@ use c10d_socket::{Deadline, printable};
 use c10d_store::Store;
 
 use crate::directory::BoundedStore;
+use crate::shortlist::Shortlist;
 use crate::worker::WorkerInfo;
 use detector::{Detector, Step};
-pub use error::{TerminationError, Workers};
+pub use error::TerminationError;
 
 /// Interval at which a wait checks for dead workers and for an interruption.
 const SLICE: Duration = Duration::from_millis(500);
@@ -229,7 +230,7 @@ impl Termination {
             if !dead.is_empty() {
                 let (dead, is_complete) = self.absent(&dead)?;
                 if !dead.is_empty() {
-                    let dead = Workers::new(dead, is_complete);
+                    let dead = Shortlist::new(dead, is_complete);
                     return Err(TerminationError::WorkersDead {
                         dead,
                         round,
@@ -240,7 +241,7 @@ impl Termination {
             if by.has_passed(Instant::now()) {
                 let (absent, is_complete) = self.absent(&self.workers)?;
                 return Err(TerminationError::WorkersAbsent {
-                    absent: Workers::new(absent, is_complete),
+                    absent: Shortlist::new(absent, is_complete),
                     round,
                     calls_out: activity.calls_out(),
                     elapsed,

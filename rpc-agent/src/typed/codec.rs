@@ -44,12 +44,7 @@ pub enum CodecError {
     },
 }
 
-/// Prints the `Display` text, so that `unwrap` and a `main` that returns the error show it.
-impl std::fmt::Debug for CodecError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+debug_as_display!(CodecError);
 
 /// Encodes a value as typed calls do.
 ///

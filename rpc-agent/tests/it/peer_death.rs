@@ -248,7 +248,7 @@ fn coordinated_shutdown_fails_soon_and_names_the_killed_worker() {
     let error = agents[0].shutdown(None).unwrap_err();
     assert!(
         matches!(&error, TerminationError::WorkersDead { dead, .. }
-            if dead.named() == [WorkerInfo::new("worker1", 1).unwrap()]),
+            if dead.first() == [WorkerInfo::new("worker1", 1).unwrap()]),
         "{error:?}"
     );
     assert!(error.to_string().contains("worker1 (id 1)"), "{error}");

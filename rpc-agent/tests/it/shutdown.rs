@@ -233,7 +233,7 @@ fn a_shutdown_timeout_lists_the_absent_workers() {
         panic!("{error:?}");
     };
     let worker = |name, rank| WorkerInfo::new(name, rank).unwrap();
-    assert_eq!(absent.named(), [worker("worker1", 1), worker("worker2", 2)]);
+    assert_eq!(absent.first(), [worker("worker1", 1), worker("worker2", 2)]);
     let error_text = error.to_string();
     assert!(
         error_text.contains("worker1 (id 1), worker2 (id 2) had not arrived"),
@@ -322,7 +322,7 @@ fn a_lost_worker_that_refuses_a_dial_is_dead_for_coordinated_shutdown() {
             let error = end.join().unwrap().unwrap_err();
             assert!(
                 matches!(&error, TerminationError::WorkersDead { dead, .. }
-                    if dead.named() == [WorkerInfo::new("worker1", 1).unwrap()]),
+                    if dead.first() == [WorkerInfo::new("worker1", 1).unwrap()]),
                 "{error:?}"
             );
         }
