@@ -35,6 +35,17 @@ pub enum Outcome {
     Executed,
 }
 
+impl Outcome {
+    /// Of a request without an answer.
+    pub(crate) const fn of_request(is_unsent: bool) -> Self {
+        if is_unsent {
+            Self::NotExecuted
+        } else {
+            Self::Unknown
+        }
+    }
+}
+
 /// The two messages of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CallMessage {

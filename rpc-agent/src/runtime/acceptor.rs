@@ -334,9 +334,9 @@ impl Acceptor {
             log::debug!("{me}: cannot deregister {}: {error}", socket.address);
         }
         driver.sockets.give_to(&socket, &peer);
-        let accepted = driver.step_into(&peer, admitted, |core, effects| {
+        let accepted = driver.step_into(&peer, admitted, |core| {
             let connection = (Arc::clone(&socket), socket.address);
-            core.accept(hello, connection, decoder, effects)
+            core.accept(hello, connection, decoder)
         });
         match accepted {
             // What came with the Hello is in the decoder already.

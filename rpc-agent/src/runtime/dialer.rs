@@ -60,8 +60,8 @@ impl Attempt for Dialer {
             Err(AttemptFailure::Again(cause.into()))
         });
         if let Err(failure) = connected {
-            driver.step(peer, |core, effects| {
-                core.attempt_failed(dial, failure, Instant::now(), effects);
+            driver.step(peer, |core| {
+                core.attempt_failed(dial, failure, Instant::now())
             });
         }
     }
@@ -179,9 +179,8 @@ impl Dialer {
                         .sockets
                         .adopt(stream, link.tls.map(Tls::established), Some(peer))?;
                 let connection = (Arc::clone(&socket), socket.address);
-                let welcomed = driver.step(peer, |core, effects| {
-                    let rest = answers.rest;
-                    core.welcomed(dial, &welcome, connection, decoder, rest, now, effects)
+                let welcomed = driver.step(peer, |core| {
+                    core.welcomed(dial, &welcome, connection, decoder, answers.rest, now)
                 });
                 if welcomed != Welcomed::Established {
                     driver.sockets.release(&socket, Watch::default());
@@ -189,9 +188,7 @@ impl Dialer {
                 Ok(())
             }
             Some(Message::Refuse(refuse)) => {
-                driver.step(peer, |core, effects| {
-                    core.refused(dial, &refuse, now, effects);
-                });
+                driver.step(peer, |core| core.refused(dial, &refuse, now));
                 Ok(())
             }
             _ => Err(io::ErrorKind::InvalidData.into()),

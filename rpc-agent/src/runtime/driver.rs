@@ -82,11 +82,7 @@ impl Driver {
     }
 
     /// Gives an input to a peer's machine, and carries out what follows. The requests that may run go to the pool.
-    pub(super) fn step<R>(
-        &self,
-        peer: &Arc<PeerEntry>,
-        input: impl FnOnce(&mut Core, &mut CoreEffects) -> R,
-    ) -> R {
+    pub(super) fn step<R>(&self, peer: &Arc<PeerEntry>, input: impl FnOnce(&mut Core) -> R) -> R {
         let mut effects = Effects::new();
         let result = self.input(peer, &mut effects, input);
         if !effects.is_empty() {
@@ -104,7 +100,7 @@ impl Driver {
         &self,
         peer: &Arc<PeerEntry>,
         admitted: &mut impl Extend<Served>,
-        input: impl FnOnce(&mut Core, &mut CoreEffects) -> R,
+        input: impl FnOnce(&mut Core) -> R,
     ) -> R {
         self.step_with(peer, &mut Effects::new(), admitted, input)
     }
@@ -115,7 +111,7 @@ impl Driver {
         peer: &Arc<PeerEntry>,
         effects: &mut CoreEffects,
         admitted: &mut impl Extend<Served>,
-        input: impl FnOnce(&mut Core, &mut CoreEffects) -> R,
+        input: impl FnOnce(&mut Core) -> R,
     ) -> R {
         let result = self.input(peer, effects, input);
         self.carry_out(peer, effects, admitted);
@@ -149,7 +145,9 @@ impl Driver {
             if next.is_none_or(|next| next > now_ms) {
                 return next;
             }
-            state.core.tick(now_ms, &mut effects);
+            state
+                .core
+                .step(&mut effects, false, |core| core.tick(now_ms));
             state.expiring += 1;
             state.core.next_deadline_ms()
         };
@@ -176,9 +174,8 @@ impl Driver {
 
     /// Refuses a request that no thread can run.
     pub(crate) fn refuse_request(&self, served: &Served, reason: Arc<str>) {
-        let is_pool_thread = self.pool.is_own_thread();
-        self.step(&served.peer, |core, effects| {
-            core.refuse_admitted(served.request.route, reason, is_pool_thread, effects);
+        self.step(&served.peer, |core| {
+            core.refuse_admitted(served.request.route, reason)
         });
     }
 
@@ -269,9 +266,12 @@ impl Driver {
         &self,
         peer: &PeerEntry,
         effects: &mut CoreEffects,
-        input: impl FnOnce(&mut Core, &mut CoreEffects) -> R,
+        input: impl FnOnce(&mut Core) -> R,
     ) -> R {
-        self.locked(peer, |state| input(&mut state.core, effects))
+        let thread_flushes = self.pool.is_own_thread();
+        self.locked(peer, |state| {
+            state.core.step(effects, thread_flushes, input)
+        })
     }
 
     /// Runs `change` under the peer's lock, and what has to be done with each change before others see it.
@@ -321,8 +321,8 @@ impl Driver {
                     let result = socket.write(&mut batch);
                     self.metrics
                         .sent(&peer.metrics, batch.sent_bytes() - before);
-                    self.input(peer, effects, |core, effects| {
-                        core.written(connection, batch, result, effects);
+                    self.input(peer, effects, |core| {
+                        core.written(connection, batch, result)
                     });
                 }
                 Effect::SendSoon => self.gather(peer),

@@ -342,10 +342,7 @@ impl Activity for Runtime {
     fn dead(&self) -> Vec<WorkerInfo> {
         let now = Instant::now();
         let mut peers = self.driver.peers.all();
-        peers.retain(|peer| {
-            self.driver
-                .step(peer, |core, effects| core.is_known_dead(now, effects))
-        });
+        peers.retain(|peer| self.driver.step(peer, |core| core.is_known_dead(now)));
         peers.iter().map(|peer| peer.info.clone()).collect()
     }
 }

@@ -146,9 +146,7 @@ fn on_event(
         connection
     };
     if event.is_writable() || event.is_error() {
-        driver.step_into(peer, admitted, |core, effects| {
-            core.writable(connection, effects);
-        });
+        driver.step_into(peer, admitted, |core| core.writable(connection));
     }
     if !(event.is_readable() || event.is_read_closed() || event.is_error()) {
         return None;

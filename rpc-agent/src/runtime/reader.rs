@@ -79,17 +79,14 @@ pub(super) fn read(
             continue;
         }
         let messages = buffers.messages.drain();
-        let is_connected =
-            driver.step_with(peer, &mut buffers.effects, admitted, |core, effects| {
-                let (now, is_pool_thread) = (Instant::now(), driver.pool.is_own_thread());
-                let is_connected =
-                    core.received(connection, messages, is_pool_thread, now, effects);
-                if let Some(error) = failure {
-                    core.connection_lost(connection, error, effects);
-                    return false;
-                }
-                is_connected
-            });
+        let is_connected = driver.step_with(peer, &mut buffers.effects, admitted, |core| {
+            let is_connected = core.received(connection, messages, Instant::now());
+            if let Some(error) = failure {
+                core.connection_lost(connection, error);
+                return false;
+            }
+            is_connected
+        });
         if !is_connected {
             return ReadEnd::NotMine;
         }
@@ -145,7 +142,7 @@ pub(crate) fn read_while_waiting(
         };
         match ready {
             Ok(true) if for_output => {
-                driver.step(peer, |core, effects| core.writable(connection, effects));
+                driver.step(peer, |core| core.writable(connection));
             }
             Ok(true) => {}
             Ok(false) => {

@@ -51,9 +51,9 @@ impl DirectSender {
         payload_bytes: usize,
     ) -> Option<CallId> {
         let deadline_ms = call.deadline_ms;
-        let id = self.driver.step(peer, |core, effects| {
-            core.expect(call, payload_bytes, effects)
-        });
+        let id = self
+            .driver
+            .step(peer, |core| core.expect(call, payload_bytes));
         self.expect_deadline(deadline_ms);
         id
     }
@@ -66,11 +66,9 @@ impl DirectSender {
         payload: Bytes,
         timeout: Option<Duration>,
     ) {
-        let is_pool_thread = self.driver.pool.is_own_thread();
         let now = std::time::Instant::now();
-        self.driver.step(peer, |core, effects| {
-            core.send(id, payload, timeout, is_pool_thread, now, effects);
-        });
+        self.driver
+            .step(peer, |core| core.send(id, payload, timeout, now));
     }
 
     /// Fails a call before it begins.
@@ -118,20 +116,14 @@ impl DirectSender {
 impl Sender for DirectSender {
     fn request(&self, peer: &Arc<PeerEntry>, call: NewCall<'_, Promise<Bytes>>, payload: Bytes) {
         let driver = &self.driver;
-        let is_pool_thread = driver.pool.is_own_thread();
-        let (now, deadline_ms) = (call.started_at, call.deadline_ms);
-        driver.step(peer, |core, effects| {
-            core.call(call, payload, is_pool_thread, now, effects);
-        });
+        let deadline_ms = call.deadline_ms;
+        driver.step(peer, |core| core.call(call, payload));
         self.expect_deadline(deadline_ms);
     }
 
     fn answer(&self, to: &ReplyTo, answer: Result<Bytes, Failure>) {
         let driver = &self.driver;
-        let is_pool_thread = driver.pool.is_own_thread();
-        let is_sent = driver.step(&to.peer, |core, effects| {
-            core.respond(to.route, answer, is_pool_thread, effects)
-        });
+        let is_sent = driver.step(&to.peer, |core| core.respond(to.route, answer));
         if !is_sent {
             let (me, info, function) = (driver.me(), &to.peer.info, self.function(to));
             log::debug!("{me}: {info}: answer of `{function}` dropped: its connection has ended");

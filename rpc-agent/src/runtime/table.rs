@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::entry::PeerEntry;
-use crate::peer::{Config, Effects};
+use crate::peer::Config;
 use crate::worker::WorkerInfo;
 
 /// Which worker has which id. The lock is held for a lookup or a replacement only.
@@ -76,7 +76,7 @@ impl PeerTable {
         let peer = Arc::new(PeerEntry::new(&self.config, worker, predecessors));
         if is_closed {
             // There is nothing to say goodbye to yet.
-            peer.lock().core.say_goodbye(&mut Effects::new());
+            peer.lock().core.say_goodbye();
         }
         let replaced = place.replace(Arc::clone(&peer));
         (peer, replaced)

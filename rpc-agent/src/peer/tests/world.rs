@@ -278,7 +278,7 @@ impl World {
             Event::Call { side, twice } => self.call(side, twice),
             Event::Attempt { side, at } => {
                 let dial = self.sides[side].attempts.remove(at);
-                if self.input(side, |machine, _| machine.begin_attempt(dial, now)) {
+                if self.input(side, |machine| machine.begin_attempt(dial, now)) {
                     self.dial(side, dial);
                 }
             }
@@ -287,16 +287,14 @@ impl World {
             Event::BeginRead { side, reads } => {
                 let reads = [Reads::ForPoller, Reads::ForCaller][usize::from(reads)];
                 let (connection, _) = self.sides[side].machine.connection().expect("connected");
-                let taken = self.input(side, |machine, _| machine.take_reader(connection, reads));
+                let taken = self.input(side, |machine| machine.take_reader(connection, reads));
                 self.sides[side].reading = taken.map(|(decoder, _)| (connection, decoder));
             }
             Event::EndRead { side } => self.read(side),
             Event::Write { side } => self.write(side),
             Event::Writable { side } => {
                 let (connection, _) = self.sides[side].machine.connection().expect("connected");
-                self.input(side, |machine, effects| {
-                    machine.writable(connection, effects)
-                });
+                self.input(side, |machine| machine.writable(connection));
                 self.wait_on_loan(side);
             }
             Event::Flush { side } => {
@@ -304,17 +302,17 @@ impl World {
                 self.input(side, Machine::flush);
             }
             Event::Lend { side } => {
-                let lent = self.input(side, |machine, _| machine.lend());
+                let lent = self.input(side, |machine| machine.lend());
                 self.sides[side].lent = lent.map(|(connection, _)| (connection, false));
                 self.wait_on_loan(side);
             }
             Event::EndLending { side } => {
                 let (connection, _) = self.sides[side].lent.take().expect("lent");
-                self.input(side, |machine, _| machine.end_lending(connection));
+                self.input(side, |machine| machine.end_lending(connection));
             }
             Event::Begin { side } => {
                 let request = self.sides[side].admitted.pop_front().expect("admitted");
-                let begun = self.input(side, |machine, _| machine.begin_request(request));
+                let begun = self.input(side, |machine| machine.begin_request(request));
                 if let Some(request) = begun {
                     let call: Call = number(&request.payload);
                     self.calls.get_mut(&call).expect("a call").executed += 1;
@@ -323,12 +321,12 @@ impl World {
             }
             Event::Return { side } => {
                 let request = self.sides[side].running.pop_front().expect("running");
-                self.input(side, |machine, effects| {
-                    machine.respond(request.route, Ok(request.payload), true, effects)
+                self.input(side, |machine| {
+                    machine.respond(request.route, Ok(request.payload))
                 });
             }
             Event::Expire { side } => {
-                self.input(side, |machine, effects| machine.tick(u64::MAX - 1, effects));
+                self.input(side, |machine| machine.tick(u64::MAX - 1));
             }
             Event::Break { wire } => {
                 self.wires[wire].is_broken = true;
@@ -413,15 +411,20 @@ impl World {
         }
     }
 
-    /// Gives an input to a side's machine and carries out the effects.
-    fn input<R>(
+    /// Gives an input to a side's machine on a thread of its pool, and carries out the effects.
+    fn input<R>(&mut self, side: usize, input: impl FnOnce(&mut Machine) -> R) -> R {
+        self.input_on(side, true, input)
+    }
+
+    fn input_on<R>(
         &mut self,
         side: usize,
-        input: impl FnOnce(&mut Machine, &mut Effects<Call, WireId>) -> R,
+        is_pool_thread: bool,
+        input: impl FnOnce(&mut Machine) -> R,
     ) -> R {
         let mut effects = Effects::new();
         let it = &mut self.sides[side];
-        let result = input(&mut it.machine, &mut effects);
+        let result = it.machine.step(&mut effects, is_pool_thread, input);
         if let Some((wire, before, after)) = it.machine.watch_change() {
             assert_eq!(self.wires[wire].watched[side], before);
             self.wires[wire].watched[side] = after;
@@ -476,13 +479,13 @@ impl World {
             is_repeated: twice,
         };
         let payload = Bytes::from(call.to_string());
-        self.input(side, |machine, effects| {
+        self.input_on(side, false, |machine| {
             if !twice {
-                return machine.call(new, payload, false, now, effects);
+                return machine.call(new, payload);
             }
-            if let Some(id) = machine.expect(new, payload.len(), effects) {
+            if let Some(id) = machine.expect(new, payload.len()) {
                 for _ in 0..2 {
-                    machine.send(id, payload.clone(), None, false, now, effects);
+                    machine.send(id, payload.clone(), None, now);
                 }
             }
         });
@@ -491,7 +494,7 @@ impl World {
     /// The borrowing caller starts to wait again.
     fn wait_on_loan(&mut self, side: usize) {
         if let Some((connection, _)) = self.sides[side].lent {
-            let for_output = self.input(side, |machine, _| machine.waits_for_output(connection));
+            let for_output = self.input(side, |machine| machine.waits_for_output(connection));
             self.sides[side].lent = for_output.map(|for_output| (connection, for_output));
         }
     }
@@ -504,13 +507,13 @@ impl World {
                 cause: "refused".into(),
                 is_dead: true,
             };
-            self.input(side, |machine, effects| {
-                machine.attempt_failed(dial, failure, now, effects);
+            self.input(side, |machine| {
+                machine.attempt_failed(dial, failure, now);
             });
             return;
         }
         let wanted = other.incarnation;
-        let Some(hello) = self.input(side, |machine, _| machine.hello(dial, wanted)) else {
+        let Some(hello) = self.input(side, |machine| machine.hello(dial, wanted)) else {
             return;
         };
         let mut bytes = [VecDeque::new(), VecDeque::new()];
@@ -543,9 +546,7 @@ impl World {
         let answer = |world: &mut Self, hello: &Hello| {
             decoder.open();
             let connection = (wire, address());
-            world.input(side, |machine, effects| {
-                machine.accept(hello, connection, decoder, effects)
-            })
+            world.input(side, |machine| machine.accept(hello, connection, decoder))
         };
         if let Err((reason, links)) = answer(self, &hello) {
             let mut encoded = Vec::new();
@@ -574,23 +575,23 @@ impl World {
         match first {
             Some(Message::Welcome(welcome)) => {
                 let connection = (wire, address());
-                let welcomed = self.input(side, |machine, effects| {
-                    machine.welcomed(dial, &welcome, connection, decoder, messages, now, effects)
+                let welcomed = self.input(side, |machine| {
+                    machine.welcomed(dial, &welcome, connection, decoder, messages, now)
                 });
                 if welcomed != Welcomed::Established {
                     self.close(wire, side);
                 }
             }
             Some(Message::Refuse(refuse)) => {
-                self.input(side, |machine, effects| {
-                    machine.refused(dial, &refuse, now, effects);
+                self.input(side, |machine| {
+                    machine.refused(dial, &refuse, now);
                 });
                 self.close(wire, side);
             }
             _ => {
                 let failure = AttemptFailure::Again("no welcome".into());
-                self.input(side, |machine, effects| {
-                    machine.attempt_failed(dial, failure, now, effects);
+                self.input(side, |machine| {
+                    machine.attempt_failed(dial, failure, now);
                 });
                 self.close(wire, side);
             }
@@ -607,13 +608,13 @@ impl World {
         };
         let messages = self.receive(wire, side, &mut decoder);
         let has_ended = self.wires[wire].has_ended_for(side);
-        let again = self.input(side, |machine, effects| {
-            if !machine.received(connection, messages, true, now, effects) {
+        let again = self.input(side, |machine| {
+            if !machine.received(connection, messages, now) {
                 return None;
             }
             if has_ended {
                 let error = io::Error::from(io::ErrorKind::UnexpectedEof);
-                machine.connection_lost(connection, error, effects);
+                machine.connection_lost(connection, error);
                 return None;
             }
             match machine.give_back_reader(connection, decoder, true) {
@@ -635,8 +636,8 @@ impl World {
         };
         let is_blocked = matches!(result, Ok(WriteProgress::Blocked));
         assert!(!is_blocked || it.bytes[1 - side].len() == SOCKET_BYTES);
-        self.input(side, |machine, effects| {
-            machine.written(connection, batch, result, effects);
+        self.input(side, |machine| {
+            machine.written(connection, batch, result);
         });
     }
 

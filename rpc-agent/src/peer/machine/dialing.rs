@@ -1,0 +1,271 @@
+//! How a connection is made, by either side.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Backoff, BackoffOptions};
+
+use super::state::{Absence, Dial, Peer, Phase};
+use crate::error::{NotSent, RpcError};
+use crate::peer::connection::{Connection, ConnectionId};
+use crate::peer::effect::{Effect, End, Notice};
+use crate::peer::incoming::{Incoming, Message};
+use crate::peer::pair::{AfterRefuse, AfterWelcome, Answer, Pair, PairState};
+use crate::wire::{Frame, Hello, Refuse, RefuseReason, Welcome};
+
+/// The pauses between attempts to connect.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How an attempt to connect failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum AttemptFailure {
+    /// A later one may succeed.
+    Again(Arc<str>),
+    /// A later one would not succeed.
+    Hopeless {
+        cause: Arc<str>,
+        /// The process has ended.
+        is_dead: bool,
+    },
+}
+
+/// What becomes of a connection that was dialed and welcomed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Welcomed {
+    Established,
+    /// Another process than the dialed one answered: close it. A further attempt is scheduled.
+    OtherProcess,
+    /// The dial is over: close it.
+    Stale,
+}
+
+impl<P, S: Clone> Peer<P, S> {
+    /// An attempt of this dial is due. False when it is not needed any more.
+    pub(crate) fn begin_attempt(&mut self, number: u64, now: Instant) -> bool {
+        let is_needed = self.in_flight.len() > 0;
+        let Phase::Dialing { dial, before } = &mut self.phase else {
+            return false;
+        };
+        if dial.number != number {
+            return false;
+        }
+        // After a loss the attempt shows whether the process still lives.
+        if !is_needed && matches!(before, Absence::NeverConnected | Absence::Left) {
+            self.phase = Phase::Absent(*before);
+            return false;
+        }
+        dial.began.get_or_insert(now);
+        true
+    }
+
+    /// The first frame of a connection that was dialed to the process with this incarnation (0 for any). `None` when
+    /// the dial is over.
+    pub(crate) fn hello(&mut self, number: u64, incarnation: u64) -> Option<Hello> {
+        if !self.is_dialing(number) {
+            return None;
+        }
+        let links = self.pair.as_mut()?.dial(incarnation)?;
+        Some(Hello {
+            from: self.config.me.clone(),
+            to: self.info.id,
+            incarnation: self.config.incarnation,
+            incarnation_wanted: incarnation,
+            links,
+            message_bytes_max: self.config.message_bytes_max,
+        })
+    }
+
+    /// The peer has accepted the connection, on which `messages` have arrived right behind the Welcome.
+    pub(crate) fn welcomed(
+        &mut self,
+        number: u64,
+        welcome: &Welcome,
+        (socket, address): (S, SocketAddr),
+        decoder: Incoming,
+        messages: Vec<Message>,
+        now: Instant,
+    ) -> Welcomed {
+        if !self.awaits_welcome(number) {
+            return Welcomed::Stale;
+        }
+        let after = self.pair.as_mut().map(|pair| pair.on_welcome(welcome));
+        if after != Some(AfterWelcome::Established) {
+            let cause = "another process answered".into();
+            self.attempt_failed(number, AttemptFailure::Again(cause), now);
+            return Welcomed::OtherProcess;
+        }
+        self.message_bytes_max = welcome.message_bytes_max;
+        let connection = self.establish(socket, address, decoder);
+        if self.received(connection, messages, now) {
+            self.send_now();
+        }
+        Welcomed::Established
+    }
+
+    /// The peer has refused the connection.
+    pub(crate) fn refused(&mut self, number: u64, refuse: &Refuse, now: Instant) {
+        if !self.awaits_welcome(number) {
+            return;
+        }
+        let after = self.pair.as_mut().map(|pair| pair.on_refuse(refuse));
+        let cause = format!("refused: {}", refuse.text).into();
+        let failure = match after {
+            Some(AfterRefuse::GiveUp) => AttemptFailure::Hopeless {
+                cause,
+                is_dead: false,
+            },
+            _ => AttemptFailure::Again(cause),
+        };
+        self.attempt_failed(number, failure, now);
+    }
+
+    /// An attempt of this dial has failed: schedules the next one, or fails the calls that wait for the connection.
+    pub(crate) fn attempt_failed(&mut self, number: u64, failure: AttemptFailure, now: Instant) {
+        if !self.is_dialing(number) {
+            return;
+        }
+        if let Some(pair) = &mut self.pair
+            && matches!(pair.state(), PairState::Dialing { .. })
+        {
+            pair.on_dial_failed();
+        }
+        let Phase::Dialing { dial, before } = &mut self.phase else {
+            return;
+        };
+        let (cause, is_dead) = match failure {
+            AttemptFailure::Again(cause) => {
+                let limit = self.config.connect_timeout;
+                let is_late = dial.began.is_some_and(|began| now - began >= limit);
+                if !is_late && !self.is_closing {
+                    let at = now + dial.backoff.next_delay();
+                    self.last_failure = Some(cause);
+                    self.effects.push(Effect::Dial { dial: number, at });
+                    return;
+                }
+                (cause, false)
+            }
+            AttemptFailure::Hopeless { cause, is_dead } => (cause, is_dead),
+        };
+        let absence = match *before {
+            _ if is_dead => Absence::Dead,
+            // It did not refuse this time.
+            Absence::Dead => Absence::Lost,
+            before => before,
+        };
+        self.phase = Phase::Absent(absence);
+        self.last_failure = Some(Arc::clone(&cause));
+        self.effects.push(Effect::Notify(Notice::Unreachable {
+            cause: Arc::clone(&cause),
+            calls_failed: self.in_flight.len(),
+        }));
+        self.fail_calls(false, |site, _, _| RpcError::NotSent {
+            call: site,
+            cause: NotSent::Connect(Arc::clone(&cause)),
+        });
+    }
+
+    /// Decides on a connection that the peer has made. It replaces one that the peer no longer has.
+    ///
+    /// # Errors
+    /// What to answer instead of a Welcome.
+    pub(crate) fn accept(
+        &mut self,
+        hello: &Hello,
+        (socket, address): (S, SocketAddr),
+        decoder: Incoming,
+    ) -> Result<ConnectionId, (RefuseReason, u32)> {
+        if matches!(self.phase, Phase::Replaced) {
+            return Err((RefuseReason::WrongWorker, 0));
+        }
+        let Some(pair) = &mut self.pair else {
+            return Err((RefuseReason::WrongWorker, 0));
+        };
+        let links = match pair.on_hello(hello) {
+            Answer::Refuse { reason, links } => return Err((reason, links)),
+            Answer::Accept { links, .. } => links,
+        };
+        if self.is_connected() {
+            let error = io::Error::new(
+                io::ErrorKind::ConnectionReset,
+                "the worker has made a new one",
+            );
+            self.drop_connection(End::Failed(error));
+        }
+        self.message_bytes_max = hello.message_bytes_max;
+        let connection = self.establish(socket, address, decoder);
+        // The first bytes of the connection: the peer takes no others before.
+        self.outgoing.put_first(&Frame::Welcome(Welcome {
+            incarnation: self.config.incarnation,
+            links,
+            message_bytes_max: self.config.message_bytes_max,
+        }));
+        self.send_now();
+        Ok(connection)
+    }
+
+    /// Whether the peer is known to have ended or left. One whose connection was lost is dialed, so that a later
+    /// question has an answer: no call may ever find out.
+    pub(crate) fn is_known_dead(&mut self, now: Instant) -> bool {
+        match self.phase {
+            Phase::Absent(absence)
+            | Phase::Dialing {
+                before: absence, ..
+            } if absence.is_final() => true,
+            Phase::Absent(Absence::Lost) if !self.is_closing => {
+                self.begin_dial(Absence::Lost, now);
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// The incarnation of the process at the other end of the last connection.
+    pub(crate) fn peer_incarnation(&self) -> Option<u64> {
+        self.pair.as_ref()?.peer_incarnation()
+    }
+
+    pub(super) fn begin_dial(&mut self, before: Absence, now: Instant) {
+        let options = BackoffOptions::default()
+            .with_first(FIRST_PAUSE)
+            .with_max(LONGEST_PAUSE);
+        // Two workers that dial each other do not stay in step.
+        let seed = self.config.incarnation ^ u64::from(self.info.id.get());
+        self.dials += 1;
+        let number = self.dials;
+        let dial = Dial {
+            number,
+            backoff: Backoff::new(options, seed),
+            began: None,
+        };
+        self.phase = Phase::Dialing { dial, before };
+        self.effects.push(Effect::Dial {
+            dial: number,
+            at: now,
+        });
+    }
+
+    fn is_dialing(&self, number: u64) -> bool {
+        matches!(&self.phase, Phase::Dialing { dial, .. } if dial.number == number)
+    }
+
+    fn awaits_welcome(&self, number: u64) -> bool {
+        let state = self.pair.as_ref().map(Pair::state);
+        self.is_dialing(number) && matches!(state, Some(PairState::Dialing { .. }))
+    }
+
+    fn establish(&mut self, socket: S, address: SocketAddr, decoder: Incoming) -> ConnectionId {
+        self.outgoing.start();
+        self.connections += 1;
+        let id = ConnectionId(self.connections);
+        self.phase = Phase::Connected(Connection::new(id, socket, address, decoder));
+        self.last_failure = None;
+        self.effects.push(Effect::Notify(Notice::Connected {
+            address,
+            is_reconnect: self.connections > 1,
+        }));
+        id
+    }
+}

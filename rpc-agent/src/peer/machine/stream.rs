@@ -1,0 +1,225 @@
+//! The bytes of the connection: which thread reads and writes them, and what they contain.
+
+use std::io;
+use std::time::Instant;
+
+use super::state::{Peer, Phase};
+use crate::peer::connection::{ConnectionId, ReadNext, Reads, Watch};
+use crate::peer::effect::{Effect, End};
+use crate::peer::incoming::{Incoming, Message};
+use crate::peer::outgoing::{Batch, WriteProgress};
+use crate::peer::request::ReplyRoute;
+
+/// Bytes written in one go, before others may put theirs in between. With a quarter of a MiB a call of 1 MiB takes
+/// twice as long.
+const WRITE_BYTES_MAX: usize = 512 << 10;
+
+/// With more unsent bytes than this, what is queued does not wait for more to leave with it.
+const CORKED_BYTES_MAX: u64 = 32 << 10;
+
+/// With at least this many calls in flight, a further one waits for more to leave with it: until its caller waits for
+/// an answer, an answer arrives, or the standby thread looks, 0.25 ms later at most. A write costs as much as the rest
+/// of a small call.
+const GATHERED_CALLS_MIN: usize = 4;
+
+impl<P, S: Clone> Peer<P, S> {
+    /// The messages that a read of the connection gave. False when the connection is not, or no longer, in use.
+    pub(crate) fn received(
+        &mut self,
+        connection: ConnectionId,
+        messages: impl IntoIterator<Item = Message>,
+        now: Instant,
+    ) -> bool {
+        let mut has_left = false;
+        for message in messages {
+            if !self.is_connected_by(connection) {
+                return false;
+            }
+            match message {
+                Message::Request {
+                    id,
+                    budget_ms,
+                    function,
+                    payload,
+                } => {
+                    let route = ReplyRoute {
+                        connection: Some(connection),
+                        call: id,
+                    };
+                    self.request(route, budget_ms, function, payload, now);
+                }
+                Message::Response { id, payload } => self.answered(id, Ok(payload)),
+                Message::Failure { id, failure } => self.answered(id, Err(failure)),
+                Message::Goodbye { .. } => has_left = true,
+                Message::Hello(_) | Message::Welcome(_) | Message::Refuse(_) => {
+                    debug_assert!(false, "the decoder lets none of them through here");
+                }
+            }
+        }
+        if has_left && self.is_connected_by(connection) {
+            self.end_connection(End::Left);
+        }
+        self.is_connected_by(connection)
+    }
+
+    /// The connection is of no use any more: its calls fail.
+    pub(crate) fn connection_lost(&mut self, connection: ConnectionId, error: io::Error) {
+        if self.is_connected_by(connection) {
+            self.end_connection(End::Failed(error));
+        }
+    }
+
+    /// The thread that was told to [`Effect::Send`] has written so far.
+    pub(crate) fn written(
+        &mut self,
+        connection: ConnectionId,
+        batch: Batch,
+        result: io::Result<WriteProgress>,
+    ) {
+        let Some(current) = self.connected_by(connection) else {
+            // The bytes were those of an earlier connection, whose calls have failed.
+            return;
+        };
+        match result {
+            Ok(WriteProgress::Done) => current.end_writing(),
+            Ok(WriteProgress::Blocked) => current.block_writing(),
+            Err(_) => current.end_writing(),
+        }
+        self.outgoing.put_back(batch);
+        if let Err(error) = result {
+            return self.end_connection(End::Failed(error));
+        }
+        self.send_now();
+        if self.outgoing.unsent_bytes() <= self.config.backlog_bytes_max / 2 {
+            for request in self.admission.unpark() {
+                self.effects.push(Effect::Admit(request));
+            }
+        }
+    }
+
+    /// The socket takes bytes again.
+    pub(crate) fn writable(&mut self, connection: ConnectionId) {
+        if let Some(current) = self.connected_by(connection)
+            && current.writable()
+        {
+            self.send_now();
+        }
+    }
+
+    /// Carries out an [`Effect::SendSoon`].
+    pub(crate) fn flush(&mut self) {
+        self.sends_soon = false;
+        self.send_now();
+    }
+
+    /// The decoder for a thread that is to read: see [`Connection::take_reader`].
+    pub(crate) fn take_reader(
+        &mut self,
+        connection: ConnectionId,
+        reads: Reads,
+    ) -> Option<(Box<Incoming>, bool)> {
+        self.connected_by(connection)?.take_reader(reads)
+    }
+
+    /// Takes the decoder back: see [`Connection::give_back_reader`].
+    pub(crate) fn give_back_reader(
+        &mut self,
+        connection: ConnectionId,
+        decoder: Box<Incoming>,
+        is_drained: bool,
+    ) -> ReadNext {
+        match self.connected_by(connection) {
+            Some(current) => current.give_back_reader(decoder, is_drained),
+            None => ReadNext::Stop,
+        }
+    }
+
+    /// The poller has reported the end of the stream.
+    pub(crate) fn read_closed(&mut self, connection: ConnectionId) {
+        if let Some(current) = self.connected_by(connection) {
+            current.read_closed();
+        }
+    }
+
+    /// Lends the connection to a caller that waits for its answer and will read it. `None` when it cannot be lent.
+    pub(crate) fn lend(&mut self) -> Option<(ConnectionId, S)> {
+        let Phase::Connected(current) = &mut self.phase else {
+            return None;
+        };
+        current.lend().then(|| (current.id, current.socket.clone()))
+    }
+
+    /// Before the borrowing caller waits for the socket: whether it is to wait until that is writable, too. `None`
+    /// when the connection has ended.
+    pub(crate) fn waits_for_output(&mut self, connection: ConnectionId) -> Option<bool> {
+        Some(self.connected_by(connection)?.waits_for_output())
+    }
+
+    /// The borrowing caller is done.
+    pub(crate) fn end_lending(&mut self, connection: ConnectionId) {
+        if let Some(current) = self.connected_by(connection) {
+            current.end_lending();
+        }
+    }
+
+    /// What the poller is to watch from now on, if the last input changed that: before and after.
+    pub(crate) fn watch_change(&mut self) -> Option<(S, Watch, Watch)> {
+        let Phase::Connected(current) = &mut self.phase else {
+            return None;
+        };
+        let (before, after) = current.watch_change()?;
+        Some((current.socket.clone(), before, after))
+    }
+
+    /// The connection in use, and its socket.
+    pub(crate) fn connection(&self) -> Option<(ConnectionId, &S)> {
+        match &self.phase {
+            Phase::Connected(current) => Some((current.id, &current.socket)),
+            _ => None,
+        }
+    }
+
+    /// Whether a thread is writing to the connection.
+    pub(crate) fn is_writing(&self) -> bool {
+        matches!(&self.phase, Phase::Connected(current) if current.is_writing())
+    }
+
+    pub(crate) fn is_connected(&self) -> bool {
+        matches!(self.phase, Phase::Connected(_))
+    }
+
+    /// Sends what is queued: at once, or together with what else this thread produces.
+    pub(super) fn send_queued(&mut self) {
+        let Phase::Connected(current) = &self.phase else {
+            return;
+        };
+        if current.is_writing() {
+            return;
+        }
+        let is_urgent = self.outgoing.unsent_bytes() >= CORKED_BYTES_MAX
+            || !self.thread_flushes && self.in_flight.len() < GATHERED_CALLS_MIN;
+        if is_urgent {
+            return self.send_now();
+        }
+        if !std::mem::replace(&mut self.sends_soon, true) {
+            self.effects.push(Effect::SendSoon);
+        }
+    }
+
+    pub(super) fn send_now(&mut self) {
+        let Phase::Connected(current) = &mut self.phase else {
+            return;
+        };
+        if !current.is_writer_idle() {
+            return;
+        }
+        if let Some(batch) = self.outgoing.take_batch(WRITE_BYTES_MAX) {
+            current.begin_writing();
+            self.effects.push(Effect::Send {
+                connection: current.id,
+                socket: current.socket.clone(),
+                batch,
+            });
+        }
+    }
+}
