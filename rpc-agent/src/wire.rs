@@ -6,8 +6,7 @@
 //!
 //! Knows neither sockets nor the order of frames; see the module `peer::incoming`.
 
-use std::borrow::Cow;
-use std::fmt;
+use std::sync::Arc;
 
 use byteorder::{ByteOrder, LittleEndian, WriteBytesExt};
 
@@ -69,23 +68,21 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const fn from_byte(byte: u8) -> Option<Self> {
-        Some(match byte {
-            1 => Self::Hello,
-            2 => Self::Welcome,
-            3 => Self::Refuse,
-            4 => Self::Request,
-            5 => Self::Response,
-            6 => Self::Error,
-            7 => Self::RequestPart,
-            8 => Self::ResponsePart,
-            9 => Self::Goodbye,
-            _ => return None,
-        })
-    }
+    const ALL: [Self; 9] = [
+        Self::Hello,
+        Self::Welcome,
+        Self::Refuse,
+        Self::Request,
+        Self::Response,
+        Self::Error,
+        Self::RequestPart,
+        Self::ResponsePart,
+        Self::Goodbye,
+    ];
 
-    const fn byte(self) -> u8 {
-        self as u8
+    /// Whether the frame is a part of a large message.
+    pub(crate) const fn is_part(self) -> bool {
+        matches!(self, Self::RequestPart | Self::ResponsePart)
     }
 }
 
@@ -138,7 +135,9 @@ impl Header {
         let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
             return Ok(None);
         };
-        let kind = Kind::from_byte(bytes[4]).ok_or(WireError::Kind { byte: bytes[4] })?;
+        let byte = bytes[4];
+        let kind = Kind::ALL.get(usize::from(byte).wrapping_sub(1));
+        let kind = *kind.ok_or(WireError::Kind { byte })?;
         let flags = bytes[5];
         let can_be_large = matches!(kind, Kind::Request | Kind::Response);
         if flags & !FLAG_LARGE != 0 || (flags != 0 && !can_be_large) {
@@ -195,7 +194,7 @@ impl Header {
         let mut bytes = [0; HEADER_BYTES];
         let body = u32::try_from(self.body_bytes).expect("limits of bodies are below 4 GiB");
         LittleEndian::write_u32(&mut bytes[..4], body);
-        bytes[4] = self.kind.byte();
+        bytes[4] = self.kind as u8;
         bytes[5] = if self.is_large { FLAG_LARGE } else { 0 };
         LittleEndian::write_u16(&mut bytes[6..8], self.aux);
         LittleEndian::write_u64(&mut bytes[8..], self.id);
@@ -245,7 +244,7 @@ pub(crate) struct Refuse {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RefuseReason {
     /// The dialer expects a different worker here.
-    WrongWorker,
+    WrongWorker = 1,
     /// The dialer expects another incarnation of this worker.
     WrongIncarnation,
     /// Another connection of this pair exists, or is being made.
@@ -264,49 +263,26 @@ impl RefuseReason {
         Self::ShuttingDown,
         Self::Version,
     ];
-
-    const fn byte(self) -> u8 {
-        match self {
-            Self::WrongWorker => 1,
-            Self::WrongIncarnation => 2,
-            Self::UseOther => 3,
-            Self::ShuttingDown => 4,
-            Self::Version => 5,
-        }
-    }
 }
 
-/// Why the callee returned no value. The function ran only for the first two and [`AnswerTooLarge`].
+/// Why a request has no value as its answer. The function ran only for the first two and [`AnswerTooLarge`].
 ///
 /// [`AnswerTooLarge`]: Self::AnswerTooLarge
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ErrorKind {
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Failure {
     /// The function returned an error.
-    Handler,
+    Handler(Arc<str>),
     /// The function panicked.
-    Panicked,
+    Panicked(Arc<str>),
     /// The callee has no function of this name.
     NoSuchFunction,
-    /// The callee refused the request.
-    Rejected,
+    /// The request did not begin: a limit of the callee was reached.
+    Rejected(Arc<str>),
     /// The answer is longer than the caller accepts. Its length travels as the frame's text, in decimal
     /// digits; `None` if the callee sent something else.
     AnswerTooLarge { bytes: Option<u64> },
     /// The request's budget was used up before the function could start.
     DeadlinePassed,
-}
-
-impl ErrorKind {
-    const fn number(self) -> u16 {
-        match self {
-            Self::Handler => 1,
-            Self::Panicked => 2,
-            Self::NoSuchFunction => 3,
-            Self::Rejected => 4,
-            Self::AnswerTooLarge { .. } => 5,
-            Self::DeadlinePassed => 6,
-        }
-    }
 }
 
 /// A frame. Payloads and names borrow from the bytes that it was decoded from.
@@ -339,11 +315,10 @@ pub(crate) enum Frame<'a> {
         id: u64,
         payload_bytes: u64,
     },
+    /// Texts are cut to [`ERROR_TEXT_BYTES_MAX`].
     Error {
         id: u64,
-        kind: ErrorKind,
-        /// Cut to [`ERROR_TEXT_BYTES_MAX`].
-        text: Cow<'a, str>,
+        failure: Failure,
     },
     RequestPart {
         id: u64,
@@ -405,17 +380,7 @@ impl Frame<'_> {
                 header.encode(out);
                 write_u64(out, *payload_bytes);
             }
-            Self::Error { id, kind, text } => {
-                let digits;
-                let text = if let ErrorKind::AnswerTooLarge { bytes } = kind {
-                    digits = bytes.map(|bytes| bytes.to_string()).unwrap_or_default();
-                    &digits
-                } else {
-                    cut(text, ERROR_TEXT_BYTES_MAX)
-                };
-                header(Kind::Error, text.len(), kind.number(), *id).encode(out);
-                out.extend_from_slice(text.as_bytes());
-            }
+            Self::Error { id, failure } => encode_error(*id, failure, out),
             Self::RequestPart { id, payload } => {
                 Header::part(false, *id, payload.len()).encode(out);
                 out.extend_from_slice(payload);
@@ -513,7 +478,10 @@ pub(crate) fn decode_body<'a>(header: &Header, body: &'a [u8]) -> Result<Frame<'
             id,
             payload_bytes: decode_total(header.kind, body)?,
         },
-        (Kind::Error, _) => decode_error(id, header.aux, body)?,
+        (Kind::Error, _) => Frame::Error {
+            id,
+            failure: decode_error(header.aux, body)?,
+        },
         (Kind::RequestPart, _) => Frame::RequestPart { id, payload: body },
         (Kind::ResponsePart, _) => Frame::ResponsePart { id, payload: body },
         (Kind::Goodbye, _) => Frame::Goodbye { reason: header.aux },
@@ -546,7 +514,7 @@ pub(crate) enum WireError {
     #[error("Hello frame of protocol version {version}, this worker has version {VERSION}")]
     Version { version: u16 },
     #[error("Hello frame with an invalid {field}")]
-    HelloWorker { field: HelloField },
+    HelloWorker { field: &'static str },
     #[error("Refuse frame with unknown reason {byte}")]
     RefuseReason { byte: u8 },
     #[error("Error frame with unknown error kind {number}")]
@@ -575,24 +543,6 @@ pub(crate) enum WireError {
         bytes: usize,
         missing_bytes: u64,
     },
-}
-
-/// The field of a Hello that no worker can have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HelloField {
-    Id,
-    ExpectedId,
-    Name,
-}
-
-impl fmt::Display for HelloField {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Id => "worker id",
-            Self::ExpectedId => "expected worker id",
-            Self::Name => "worker name",
-        })
-    }
 }
 
 const fn header(kind: Kind, body_bytes: usize, aux: u16, id: u64) -> Header {
@@ -641,8 +591,8 @@ fn decode_hello(body: &[u8]) -> Result<Hello, WireError> {
         WorkerId::new(u32::from(LittleEndian::read_u16(bytes)))
             .map_err(|_| WireError::HelloWorker { field })
     };
-    let id = worker_id(&body[10..12], HelloField::Id)?;
-    let to = worker_id(&body[12..14], HelloField::ExpectedId)?;
+    let id = worker_id(&body[10..12], "worker id")?;
+    let to = worker_id(&body[12..14], "expected worker id")?;
     let (fixed, name) = body.split_at(HELLO_FIXED_BYTES);
     let announced = usize::from(fixed[HELLO_FIXED_BYTES - 1]);
     let name = std::str::from_utf8(name)
@@ -650,7 +600,7 @@ fn decode_hello(body: &[u8]) -> Result<Hello, WireError> {
         .filter(|name| name.len() == announced)
         .and_then(|name| WorkerName::new(name).ok())
         .ok_or(WireError::HelloWorker {
-            field: HelloField::Name,
+            field: "worker name",
         })?;
     Ok(Hello {
         from: WorkerInfo { id, name },
@@ -672,7 +622,7 @@ fn encode_welcome(welcome: Welcome, out: &mut Vec<u8>) {
 fn encode_refuse(refuse: &Refuse, out: &mut Vec<u8>) {
     let text = cut(&refuse.text, HANDSHAKE_BODY_BYTES_MAX - REFUSE_FIXED_BYTES);
     header(Kind::Refuse, REFUSE_FIXED_BYTES + text.len(), 0, 0).encode(out);
-    out.push(refuse.reason.byte());
+    out.push(refuse.reason as u8);
     write_u32(out, refuse.links);
     out.extend_from_slice(text.as_bytes());
 }
@@ -680,7 +630,7 @@ fn encode_refuse(refuse: &Refuse, out: &mut Vec<u8>) {
 fn decode_refuse(body: &[u8]) -> Result<Refuse, WireError> {
     let reason = RefuseReason::ALL
         .into_iter()
-        .find(|reason| reason.byte() == body[0])
+        .find(|reason| *reason as u8 == body[0])
         .ok_or(WireError::RefuseReason { byte: body[0] })?;
     Ok(Refuse {
         reason,
@@ -689,28 +639,38 @@ fn decode_refuse(body: &[u8]) -> Result<Refuse, WireError> {
     })
 }
 
-fn decode_error(id: u64, number: u16, body: &[u8]) -> Result<Frame<'_>, WireError> {
-    let kind = match number {
-        1 => ErrorKind::Handler,
-        2 => ErrorKind::Panicked,
-        3 => ErrorKind::NoSuchFunction,
-        4 => ErrorKind::Rejected,
+fn encode_error(id: u64, failure: &Failure, out: &mut Vec<u8>) {
+    let digits;
+    let (number, text) = match failure {
+        Failure::Handler(text) => (1, &**text),
+        Failure::Panicked(text) => (2, &**text),
+        Failure::NoSuchFunction => (3, ""),
+        Failure::Rejected(text) => (4, &**text),
+        Failure::AnswerTooLarge { bytes } => {
+            digits = bytes.map(|bytes| bytes.to_string()).unwrap_or_default();
+            (5, &*digits)
+        }
+        Failure::DeadlinePassed => (6, ""),
+    };
+    let text = cut(text, ERROR_TEXT_BYTES_MAX);
+    header(Kind::Error, text.len(), number, id).encode(out);
+    out.extend_from_slice(text.as_bytes());
+}
+
+fn decode_error(number: u16, body: &[u8]) -> Result<Failure, WireError> {
+    let text = || String::from_utf8_lossy(body).into();
+    Ok(match number {
+        1 => Failure::Handler(text()),
+        2 => Failure::Panicked(text()),
+        3 => Failure::NoSuchFunction,
+        4 => Failure::Rejected(text()),
         5 => {
             let digits = std::str::from_utf8(body).ok();
             let bytes = digits.and_then(|digits| digits.parse().ok());
-            return Ok(Frame::Error {
-                id,
-                kind: ErrorKind::AnswerTooLarge { bytes },
-                text: Cow::Borrowed(""),
-            });
+            Failure::AnswerTooLarge { bytes }
         }
-        6 => ErrorKind::DeadlinePassed,
+        6 => Failure::DeadlinePassed,
         _ => return Err(WireError::ErrorKind { number }),
-    };
-    Ok(Frame::Error {
-        id,
-        kind,
-        text: String::from_utf8_lossy(body),
     })
 }
 

@@ -6,11 +6,11 @@ use super::handle::AgentHandle;
 use super::served_call::ServedCall;
 use crate::context::{Context, Reply};
 use crate::future::catch_panic;
-use crate::peer::Failure;
 use crate::pool::Work;
 use crate::registry::{Body, Registry};
 use crate::runtime::{ReplyTo, Served};
 use crate::segmented_queue::SegmentedQueue;
+use crate::wire::Failure;
 
 /// What the threads of an agent's pool do.
 pub(super) struct Service {

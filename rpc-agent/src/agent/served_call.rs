@@ -4,8 +4,9 @@ use bytes::Bytes;
 use c10d_socket::Deadline;
 
 use crate::handler_error::HandlerError;
-use crate::peer::{Failure, FunctionId};
+use crate::peer::FunctionId;
 use crate::runtime::{ReplyTo, Runtime};
+use crate::wire::Failure;
 use crate::worker::WorkerInfo;
 
 /// A call whose function has begun. It must be answered once.

@@ -27,15 +27,6 @@ pub(crate) struct LeaseWatch {
     seen: Option<(Vec<u8>, Instant)>,
 }
 
-impl std::fmt::Debug for LeaseWatch {
-    /// Lengths instead of bytes: they can be long and secret.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LeaseWatch")
-            .field("seen_at", &self.seen.as_ref().map(|(_, at)| at))
-            .finish()
-    }
-}
-
 /// What a worker that wants the lease does next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum LeaseStep {

@@ -53,12 +53,6 @@ impl Default for Histogram {
     }
 }
 
-impl fmt::Debug for Histogram {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.snapshot().fmt(f)
-    }
-}
-
 /// The durations of successful calls up to one moment.
 ///
 /// ```

@@ -21,7 +21,7 @@ use crate::worker::WorkerInfo;
 
 /// The counters of an agent. Those of callers, handlers and the network have cache lines of their own (no false
 /// sharing): 128 bytes, because processors fetch lines of 64 bytes in pairs.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Metrics {
     pub(crate) calls: Calls,
     pub(crate) requests: Requests,

@@ -4,7 +4,7 @@ use super::request::Request;
 use crate::segmented_queue::SegmentedQueue;
 
 /// The requests of one peer that have not begun.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Admission {
     /// All that have not begun: parked, or waiting for a thread.
     queued: usize,
@@ -15,7 +15,6 @@ pub(super) struct Admission {
 }
 
 /// What happens to a request that arrived.
-#[derive(Debug)]
 pub(super) enum Admitted {
     /// A thread may run it.
     Run(Request),

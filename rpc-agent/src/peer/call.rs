@@ -1,6 +1,5 @@
 //! A call to a peer.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -47,16 +46,6 @@ impl<P> PendingCall<P> {
             },
             _ => RpcError::ConnectionLost { call, cause },
         }
-    }
-}
-
-impl<P> fmt::Debug for PendingCall<P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PendingCall")
-            .field("function", &self.function)
-            .field("started_at", &self.started_at)
-            .field("timeout", &self.timeout)
-            .finish_non_exhaustive()
     }
 }
 

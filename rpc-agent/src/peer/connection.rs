@@ -72,7 +72,6 @@ pub(crate) enum Reads {
 }
 
 /// What a reading thread does next.
-#[derive(Debug)]
 pub(crate) enum ReadNext {
     /// Stop: the decoder was taken back.
     Stop,

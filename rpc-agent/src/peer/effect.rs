@@ -15,7 +15,6 @@ use crate::error::RpcError;
 use crate::segmented_queue::SegmentedQueue;
 
 /// One thing to be done. `P` completes a call, `S` is a socket.
-#[derive(Debug)]
 pub(crate) enum Effect<P, S> {
     /// Write the batch, and report with [`Peer::written`](super::Peer::written). Nobody else writes meanwhile.
     Send {
@@ -75,7 +74,6 @@ pub(crate) enum Count {
 }
 
 /// Effects in the order in which they are to be carried out. One, the usual case, takes no allocation.
-#[derive(Debug)]
 pub(crate) struct Effects<P, S> {
     first: Option<Effect<P, S>>,
     /// `None` before there was more than one: then there is nothing to be dropped.

@@ -3,7 +3,6 @@
 //! No clock: the current time is an argument.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// End of a linked list.
 const NONE: u32 = u32::MAX;
@@ -36,23 +35,6 @@ impl CallId {
     const fn generation(self) -> u32 {
         (self.0 >> 32) as u32
     }
-}
-
-impl fmt::Display for CallId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// The call that a response belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Completed<T> {
-    /// A call that awaited the response.
-    Call(T),
-    /// A call that has already expired or completed.
-    Late,
-    /// No call had this id.
-    Unknown,
 }
 
 /// Calls that await a response, each with a value and an optional deadline in milliseconds of the caller's
@@ -184,25 +166,12 @@ impl<T> InFlight<T> {
         self.get(id).is_some()
     }
 
-    /// Removes the call that a response belongs to.
-    pub(crate) fn complete(&mut self, id: CallId) -> Completed<T> {
-        let Some(slot) = self.slots.get(id.slot() as usize) else {
-            return Completed::Unknown;
-        };
-        // A slot has issued only generations below its own, until they wrap around.
-        if id.generation() == 0 || id.generation() > slot.generation {
-            return Completed::Unknown;
-        }
-        if id.generation() < slot.generation {
-            return Completed::Late;
-        }
-        match self.remove(id.slot()) {
-            Some(entry) => {
-                self.unlink(&entry);
-                Completed::Call(entry.value)
-            }
-            None => Completed::Unknown,
-        }
+    /// Removes the call that a response belongs to; `None` if it has expired or completed, or never was.
+    pub(crate) fn complete(&mut self, id: CallId) -> Option<T> {
+        self.get(id)?;
+        let entry = self.remove(id.slot())?;
+        self.unlink(&entry);
+        Some(entry.value)
     }
 
     /// Removes all calls with a deadline of at most `now_ms`, by deadline, then in the order of insertion.
@@ -361,12 +330,6 @@ impl<T> InFlight<T> {
     }
 }
 
-impl<T> Default for InFlight<T> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -395,23 +358,23 @@ mod tests {
     }
 
     #[test]
-    fn late_and_unknown_responses_are_told_apart_after_a_slot_is_reused() {
+    fn late_and_unknown_responses_complete_nothing_after_a_slot_is_reused() {
         let mut calls = InFlight::new();
         let first = calls.insert(Some(1), 'a');
         assert_eq!(calls.expire(1), [(first, 'a')]);
         let second = calls.insert(Some(2), 'b');
         assert_eq!(second.slot(), first.slot());
-        assert_eq!(calls.complete(first), Completed::Late);
+        assert_eq!(calls.complete(first), None);
         assert!(!calls.contains(first) && calls.contains(second));
-        assert_eq!(calls.complete(second), Completed::Call('b'));
-        assert_eq!(calls.complete(second), Completed::Late);
+        assert_eq!(calls.complete(second), Some('b'));
+        assert_eq!(calls.complete(second), None);
         for id in [
             CallId::new(0, 3),
             CallId::new(0, 0),
             CallId::new(1, 1),
             CallId(u64::MAX),
         ] {
-            assert_eq!(calls.complete(id), Completed::Unknown, "{id:?}");
+            assert_eq!(calls.complete(id), None, "{id:?}");
         }
     }
 
@@ -450,10 +413,7 @@ mod tests {
                     }
                     Step::Complete(index) if !given.is_empty() => {
                         let number = index.index(given.len());
-                        let expected = match model.remove(&number) {
-                            Some(_) => Completed::Call(number),
-                            None => Completed::Late,
-                        };
+                        let expected = model.remove(&number).map(|_| number);
                         prop_assert_eq!(calls.complete(given[number]), expected);
                     }
                     Step::Complete(_) => {}

@@ -7,11 +7,10 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 
-use super::failure::Failure;
 use super::functions::FunctionId;
 use crate::wire::{
-    self, Frame, HEADER_BYTES, Header, Hello, Kind, LARGE_MESSAGES_BYTES_MAX, LARGE_MESSAGES_MAX,
-    Refuse, Welcome, WireError,
+    self, Failure, Frame, HEADER_BYTES, Header, Hello, Kind, LARGE_MESSAGES_BYTES_MAX,
+    LARGE_MESSAGES_MAX, Refuse, Welcome, WireError,
 };
 
 /// Capacity of the receive buffer of an idle connection.
@@ -135,31 +134,9 @@ pub(crate) struct Incoming {
     broken: Option<WireError>,
 }
 
-impl std::fmt::Debug for Incoming {
-    /// Prints lengths, not bytes: payloads can be long and secret.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Incoming")
-            .field("buffer_bytes", &self.buffer.len())
-            .field("frame", &self.frame)
-            .field("assembling", &self.assembling)
-            .field("broken", &self.broken)
-            .finish_non_exhaustive()
-    }
-}
-
 struct LongFrame {
     bytes: Vec<u8>,
     frame_bytes: usize,
-}
-
-impl std::fmt::Debug for LongFrame {
-    /// Prints lengths, not bytes: payloads can be long and secret.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LongFrame")
-            .field("bytes", &self.bytes.len())
-            .field("frame_bytes", &self.frame_bytes)
-            .finish()
-    }
 }
 
 /// The peer assigns the call ids of requests, this side those of responses.
@@ -187,17 +164,6 @@ struct Assembly {
     missing_bytes: u64,
     payload_bytes: u64,
     is_wanted: bool,
-}
-
-impl std::fmt::Debug for Assembly {
-    /// Prints lengths, not bytes: payloads can be long and secret.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Assembly")
-            .field("filled_bytes", &self.filled_bytes)
-            .field("missing_bytes", &self.missing_bytes)
-            .field("is_wanted", &self.is_wanted)
-            .finish_non_exhaustive()
-    }
 }
 
 #[derive(Debug)]
@@ -407,7 +373,7 @@ impl Incoming {
                 return Ok(used);
             };
             self.check_stage(header.kind)?;
-            if is_part(header.kind) {
+            if header.kind.is_part() {
                 self.begin_part(&header, recipient)?;
                 used += HEADER_BYTES;
                 continue;
@@ -511,9 +477,8 @@ impl Incoming {
                 };
                 Message::Response { id, payload }
             }
-            Frame::Error { id, kind, text } => {
+            Frame::Error { id, failure } => {
                 self.check_no_assembly(header.kind, true, id)?;
-                let failure = Failure::received(kind, text.into());
                 Message::Failure { id, failure }
             }
             Frame::LargeRequest {
@@ -760,16 +725,12 @@ impl Batch<'_> {
     }
 }
 
-const fn is_part(kind: Kind) -> bool {
-    matches!(kind, Kind::RequestPart | Kind::ResponsePart)
-}
-
 /// Length of the complete frames at the start of `bytes`, up to a part, an incomplete frame or an error.
 fn whole_frames_bytes(bytes: &[u8]) -> usize {
     let mut end = 0;
     while let Ok(Some(header)) = Header::decode(&bytes[end..]) {
         let next = end + header.frame_bytes();
-        if is_part(header.kind) || next > bytes.len() {
+        if header.kind.is_part() || next > bytes.len() {
             break;
         }
         end = next;

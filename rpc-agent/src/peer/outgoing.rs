@@ -35,7 +35,7 @@ const IDLE_BYTES_MAX: usize = 4 << 10;
 const QUEUE_KEPT_BYTES_MAX: usize = 512;
 
 /// The send queue of one peer.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Outgoing {
     /// Small frames to send next, encoded.
     ready: Encoded,
@@ -68,30 +68,10 @@ struct Encoded {
     requests: Vec<RequestStart>,
 }
 
-impl std::fmt::Debug for Encoded {
-    /// Prints lengths, not bytes: payloads can be long and secret.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Encoded")
-            .field("copied_bytes", &self.copied.len())
-            .field("shared_bytes", &self.shared_bytes)
-            .finish_non_exhaustive()
-    }
-}
-
 struct Shared {
     /// Number of copied bytes that precede it.
     copied_before: usize,
     bytes: Bytes,
-}
-
-impl std::fmt::Debug for Shared {
-    /// Prints lengths, not bytes: payloads can be long and secret.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared")
-            .field("copied_before", &self.copied_before)
-            .field("bytes", &self.bytes.len())
-            .finish()
-    }
 }
 
 #[derive(Debug)]
@@ -108,17 +88,6 @@ struct Waiting {
     shared: Bytes,
 }
 
-impl std::fmt::Debug for Waiting {
-    /// Prints lengths, not bytes: payloads can be long and secret.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Waiting")
-            .field("request_id", &self.request_id)
-            .field("copied_bytes", &self.copied.len())
-            .field("shared_bytes", &self.shared.len())
-            .finish()
-    }
-}
-
 /// A large message.
 struct Stream {
     id: u64,
@@ -129,19 +98,7 @@ struct Stream {
     payload_bytes: u64,
 }
 
-impl std::fmt::Debug for Stream {
-    /// Prints lengths, not bytes: payloads can be long and secret.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stream")
-            .field("id", &self.id)
-            .field("is_response", &self.is_response)
-            .field("payload_bytes", &self.payload_bytes)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Bytes to write next. The sender returns it with [`Outgoing::put_back`], also after an error.
-#[derive(Debug)]
 pub(crate) struct Batch {
     encoded: Encoded,
     sent_bytes: usize,

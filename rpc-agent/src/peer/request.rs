@@ -1,6 +1,5 @@
 //! A request that a peer has sent.
 
-use std::fmt;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -27,16 +26,4 @@ pub(crate) struct Request {
     pub(crate) deadline: Deadline,
     pub(crate) arrived_at: Instant,
     pub(crate) payload: Bytes,
-}
-
-impl fmt::Debug for Request {
-    /// The payload's length only: it can be long and secret.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request")
-            .field("route", &self.route)
-            .field("function", &self.function)
-            .field("deadline", &self.deadline)
-            .field("payload_bytes", &self.payload.len())
-            .finish_non_exhaustive()
-    }
 }

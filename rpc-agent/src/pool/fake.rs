@@ -245,7 +245,7 @@ impl FakeWork {
             assert!(
                 !has_passed,
                 "not within {LONG:?}: {what}: {fates:?} {:?}",
-                self.pool
+                self.pool.gauges()
             );
         }
     }

@@ -30,7 +30,7 @@ fn until(work: &Arc<FakeWork>, what: &str, is_so: impl Fn(PoolGauges) -> bool) {
         assert!(
             began.elapsed() < LONG,
             "not within {LONG:?}: {what}: {:?}",
-            work.pool
+            work.pool.gauges()
         );
         thread::yield_now();
     }

@@ -462,14 +462,6 @@ impl<R: Send + 'static> Pool<R> {
     }
 }
 
-impl<R: Send + 'static> std::fmt::Debug for Pool<R> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool")
-            .field("gauges", &self.gauges())
-            .finish_non_exhaustive()
-    }
-}
-
 /// Runs a task, which contains the panics of the program's functions itself. A panic of what is dropped after them
 /// must not cost the pool a thread.
 fn run_task(task: impl FnOnce()) {

@@ -35,7 +35,7 @@ pub(crate) struct Caller {
     pub(super) driver: Arc<Driver>,
     directory: Arc<Directory>,
     executor: Arc<dyn Executor>,
-    sender: Arc<dyn Sender>,
+    sender: Arc<Sender>,
     /// Whether workers may leave: then the list of members says whose a name or an id is.
     is_dynamic_group: bool,
     timeout_ms: AtomicU64,
@@ -46,7 +46,7 @@ impl Caller {
         driver: &Arc<Driver>,
         directory: &Arc<Directory>,
         executor: Arc<dyn Executor>,
-        sender: Arc<dyn Sender>,
+        sender: Arc<Sender>,
         is_dynamic_group: bool,
         timeout: Option<Duration>,
     ) -> Self {

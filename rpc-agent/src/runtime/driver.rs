@@ -23,7 +23,6 @@ use crate::pool::{Callback, Pool};
 use crate::worker::{Destination, WorkerInfo};
 
 /// A request to be run by the pool, and the peer that sent it.
-#[derive(Debug)]
 pub(crate) struct Served {
     pub(crate) peer: Arc<PeerEntry>,
     pub(crate) request: Request,
@@ -398,13 +397,5 @@ impl Driver {
                 log::warn!("{me}: cannot connect to {info}: {cause}; {calls_failed} calls fail");
             }
         }
-    }
-}
-
-impl std::fmt::Debug for Driver {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Driver")
-            .field("me", self.me())
-            .finish_non_exhaustive()
     }
 }

@@ -15,11 +15,10 @@ use super::caller::Caller;
 use super::dialer::Dialer;
 use super::driver::{Driver, Served};
 use super::entry::Core;
-use super::faulty_sender::FaultySender;
 use super::future_driver::FutureDriver;
 use super::poller::Poller;
 use super::retrier::Retrier;
-use super::sender::{DirectSender, Sender};
+use super::sender::Sender;
 use super::shutdown_turn::ShutdownTurn;
 use super::sockets::Sockets;
 use crate::directory::Directory;
@@ -70,7 +69,7 @@ pub(crate) struct Runtime {
     pub(crate) driver: Arc<Driver>,
     pub(crate) caller: Arc<Caller>,
     pub(crate) retries: Arc<Retrier>,
-    pub(crate) sender: Arc<dyn Sender>,
+    pub(crate) sender: Arc<Sender>,
     pub(crate) registry_id: RegistryId,
     timer: Arc<TimerThread<Job>>,
     /// `None` while a thread polls, which the pool lets one at a time do, and after the end.
@@ -115,15 +114,11 @@ impl Runtime {
             },
         )?;
         let timer = Arc::new(TimerThread::new(TIMER_THREAD));
-        let direct = DirectSender::new(&driver);
-        let sender: Arc<dyn Sender> = match parts.faults {
-            None => Arc::new(direct),
-            Some(plan) => Arc::new(FaultySender {
-                inner: direct,
-                plan,
-                timer: Arc::clone(&timer),
-            }),
-        };
+        let sender = Arc::new(Sender {
+            driver: Arc::clone(&driver),
+            faults: parts.faults,
+            timer: Arc::clone(&timer),
+        });
         let caller = Arc::new(Caller::new(
             &driver,
             &directory,

@@ -23,7 +23,6 @@ mod dial_threads;
 mod dialer;
 mod driver;
 mod entry;
-mod faulty_sender;
 mod future_driver;
 mod gathered;
 mod lifecycle;

@@ -106,9 +106,7 @@ impl Poller {
         if driver.sockets.take_due(now_ms) {
             let peers = driver.peers.all();
             let next = peers.iter().filter_map(|peer| driver.expire(peer, now_ms));
-            if let Some(next) = next.min() {
-                driver.sockets.expect_at(next);
-            }
+            driver.sockets.expect_at(next.min());
         }
     }
 

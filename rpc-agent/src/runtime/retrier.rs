@@ -1,6 +1,6 @@
 //! Calls with retries: makes each attempt, and has it repeated on the retry thread.
 //!
-//! What follows from a failure is decided by [`RetryState`]; the attempts to come are held by [`RetryThread`].
+//! What follows from a failure is decided by [`RetryState`].
 
 use std::io;
 use std::sync::Arc;
@@ -13,14 +13,15 @@ use super::caller::{CallTimeout, Caller};
 use super::entry::PeerEntry;
 use crate::error::{CallSite, NotSent, RpcError};
 use crate::future::{FutureMessage, Promise};
-use crate::retry::{RetryGroup, RetryMembership, RetryOptions, RetryState, RetryThread, Verdict};
+use crate::retry::{RetryGroup, RetryMembership, RetryOptions, RetryState, Verdict};
+use crate::timer::TimerThread;
 use crate::worker::{Destination, WorkerId};
 
 /// Makes calls with retries on behalf of an agent.
 pub(crate) struct Retrier {
     caller: Arc<Caller>,
     /// The attempts that are not due yet.
-    attempts: RetryThread<Box<Retried>>,
+    attempts: TimerThread<Box<Retried>>,
     /// Of the next call's jitter.
     next_seed: AtomicU64,
 }
@@ -41,7 +42,7 @@ impl Retrier {
     pub(super) fn new(caller: &Arc<Caller>, seed: u64) -> Arc<Self> {
         Arc::new(Self {
             caller: Arc::clone(caller),
-            attempts: RetryThread::new(),
+            attempts: TimerThread::new("rpc-retry"),
             next_seed: AtomicU64::new(seed),
         })
     }

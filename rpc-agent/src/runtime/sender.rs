@@ -1,16 +1,19 @@
-//! Sends requests and answers: the way that every message takes, and that a test can put faults into.
+//! Sends requests and answers: the way that every message takes, and into which tests put faults.
 
 use std::net::Shutdown;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use super::driver::Driver;
 use super::entry::PeerEntry;
 use crate::error::{CallSite, NotSent, RpcError};
-use crate::future::Promise;
-use crate::peer::{CallId, Failure, FunctionId, NewCall, ReplyRoute};
+use crate::fault::{Fault, FaultPlan, Leg};
+use crate::future::{Job, Promise};
+use crate::peer::{CallId, FunctionId, NewCall, ReplyRoute};
+use crate::timer::TimerThread;
+use crate::wire::Failure;
 
 /// Where an answer goes.
 #[derive(Debug, Clone)]
@@ -21,112 +24,145 @@ pub(crate) struct ReplyTo {
     pub(crate) function: FunctionId,
 }
 
-/// Sends messages. None of the methods blocks.
-pub(crate) trait Sender: Send + Sync {
+/// Sends each message once, at once, unless a plan says otherwise. None of the methods blocks.
+pub(crate) struct Sender {
+    pub(super) driver: Arc<Driver>,
+    pub(super) faults: Option<FaultPlan>,
+    /// Sends what a fault delays.
+    pub(super) timer: Arc<TimerThread<Job>>,
+}
+
+impl Sender {
     /// Makes a call; its future has the result, whatever it is.
-    fn request(&self, peer: &Arc<PeerEntry>, call: NewCall<'_, Promise<Bytes>>, payload: Bytes);
-
-    /// Answers a request.
-    fn answer(&self, to: &ReplyTo, answer: Result<Bytes, Failure>);
-}
-
-/// Sends every message once, at once.
-#[derive(Clone)]
-pub(crate) struct DirectSender {
-    driver: Arc<Driver>,
-}
-
-impl DirectSender {
-    pub(super) fn new(driver: &Arc<Driver>) -> Self {
-        Self {
-            driver: Arc::clone(driver),
+    pub(crate) fn request(
+        &self,
+        peer: &Arc<PeerEntry>,
+        mut call: NewCall<'_, Promise<Bytes>>,
+        payload: Bytes,
+    ) {
+        let driver = &self.driver;
+        let timeout = call.timeout;
+        let fault = self.fault(Leg::Request, call.function, peer, &payload);
+        match fault {
+            Fault::Deliver => driver.request(peer, call, payload),
+            Fault::Fail => {
+                let site = Box::new(CallSite {
+                    to: peer.info.clone(),
+                    function: call.function.into(),
+                });
+                let cause = NotSent::Injected;
+                let error = RpcError::NotSent { call: site, cause };
+                driver.complete(peer, &call.promise, call.started_at, Err(error));
+            }
+            Fault::Lose => {
+                driver.expect(peer, call, payload.len());
+            }
+            Fault::Duplicate { copies } => {
+                call.is_repeated = true;
+                if let Some(id) = driver.expect(peer, call, payload.len()) {
+                    for _ in 0..=copies {
+                        driver.send(peer, id, payload.clone(), timeout);
+                    }
+                }
+            }
+            Fault::Delay(delay) => {
+                if let Some(id) = driver.expect(peer, call, payload.len()) {
+                    let (driver, peer) = (Arc::clone(driver), Arc::clone(peer));
+                    let left = timeout.map(|timeout| timeout.saturating_sub(delay));
+                    self.later(delay, move || driver.send(&peer, id, payload, left));
+                }
+            }
+            Fault::Cut => {
+                driver.request(peer, call, payload);
+                cut(peer);
+            }
         }
     }
 
+    /// Answers a request.
+    pub(crate) fn answer(&self, to: &ReplyTo, answer: Result<Bytes, Failure>) {
+        let driver = &self.driver;
+        let payload = match answer {
+            Ok(payload) => payload,
+            failure => return driver.answer(to, failure),
+        };
+        let function = driver.config.functions.name(to.function);
+        match self.fault(Leg::Answer, function, &to.peer, &payload) {
+            Fault::Deliver => driver.answer(to, Ok(payload)),
+            Fault::Fail | Fault::Lose => {}
+            Fault::Duplicate { copies } => {
+                for _ in 0..=copies {
+                    driver.answer(to, Ok(payload.clone()));
+                }
+            }
+            Fault::Delay(delay) => {
+                let (driver, to) = (Arc::clone(driver), to.clone());
+                self.later(delay, move || driver.answer(&to, Ok(payload)));
+            }
+            Fault::Cut => {
+                driver.answer(to, Ok(payload));
+                cut(&to.peer);
+            }
+        }
+    }
+
+    fn fault(&self, leg: Leg, function: &str, peer: &PeerEntry, payload: &[u8]) -> Fault {
+        let plan = self.faults.as_ref();
+        plan.map_or(Fault::Deliver, |plan| {
+            plan.decide(leg, function, peer.info.id, payload)
+        })
+    }
+
+    fn later(&self, delay: Duration, job: impl FnOnce() + Send + 'static) {
+        // After the agent's end there is nothing to send: what comes back is dropped.
+        let _ = self.timer.schedule(Instant::now() + delay, Box::new(job));
+    }
+}
+
+impl Driver {
+    fn request(&self, peer: &Arc<PeerEntry>, call: NewCall<'_, Promise<Bytes>>, payload: Bytes) {
+        let deadline_ms = call.deadline_ms;
+        self.step(peer, |core| core.call(call, payload));
+        self.sockets.expect_at(deadline_ms);
+    }
+
     /// Begins a call without sending its request. `None` when it has failed.
-    pub(super) fn expect(
+    fn expect(
         &self,
         peer: &Arc<PeerEntry>,
         call: NewCall<'_, Promise<Bytes>>,
         payload_bytes: usize,
     ) -> Option<CallId> {
         let deadline_ms = call.deadline_ms;
-        let id = self
-            .driver
-            .step(peer, |core| core.expect(call, payload_bytes));
-        self.expect_deadline(deadline_ms);
+        let id = self.step(peer, |core| core.expect(call, payload_bytes));
+        self.sockets.expect_at(deadline_ms);
         id
     }
 
     /// Sends the request of a call that has no answer yet. `timeout` is what is left to the call.
-    pub(super) fn send(
-        &self,
-        peer: &Arc<PeerEntry>,
-        id: CallId,
-        payload: Bytes,
-        timeout: Option<Duration>,
-    ) {
-        let now = std::time::Instant::now();
-        self.driver
-            .step(peer, |core| core.send(id, payload, timeout, now));
+    fn send(&self, peer: &Arc<PeerEntry>, id: CallId, payload: Bytes, timeout: Option<Duration>) {
+        let now = Instant::now();
+        self.step(peer, |core| core.send(id, payload, timeout, now));
     }
 
-    /// Fails a call before it begins.
-    pub(super) fn fail(
-        &self,
-        peer: &Arc<PeerEntry>,
-        call: NewCall<'_, Promise<Bytes>>,
-        cause: NotSent,
-    ) {
-        let site = Box::new(CallSite {
-            to: peer.info.clone(),
-            function: call.function.into(),
-        });
-        let error = RpcError::NotSent { call: site, cause };
-        self.driver
-            .complete(peer, &call.promise, call.started_at, Err(error));
-    }
-
-    /// Cuts the connection to a peer.
-    pub(super) fn cut(&self, peer: &PeerEntry) {
-        let socket = {
-            let state = peer.lock();
-            state
-                .core
-                .connection()
-                .map(|(_, socket)| Arc::clone(socket))
-        };
-        if let Some(socket) = socket {
-            let _ = socket.stream.shutdown(Shutdown::Both);
-        }
-    }
-
-    /// The function that was called.
-    pub(super) fn function(&self, to: &ReplyTo) -> &str {
-        self.driver.config.functions.name(to.function)
-    }
-
-    fn expect_deadline(&self, deadline_ms: Option<u64>) {
-        if let Some(deadline_ms) = deadline_ms {
-            self.driver.sockets.expect_at(deadline_ms);
+    fn answer(&self, to: &ReplyTo, answer: Result<Bytes, Failure>) {
+        if !self.step(&to.peer, |core| core.respond(to.route, answer)) {
+            let function = self.config.functions.name(to.function);
+            let (me, info) = (self.me(), &to.peer.info);
+            log::debug!("{me}: {info}: answer of `{function}` dropped: its connection has ended");
         }
     }
 }
 
-impl Sender for DirectSender {
-    fn request(&self, peer: &Arc<PeerEntry>, call: NewCall<'_, Promise<Bytes>>, payload: Bytes) {
-        let driver = &self.driver;
-        let deadline_ms = call.deadline_ms;
-        driver.step(peer, |core| core.call(call, payload));
-        self.expect_deadline(deadline_ms);
-    }
-
-    fn answer(&self, to: &ReplyTo, answer: Result<Bytes, Failure>) {
-        let driver = &self.driver;
-        let is_sent = driver.step(&to.peer, |core| core.respond(to.route, answer));
-        if !is_sent {
-            let (me, info, function) = (driver.me(), &to.peer.info, self.function(to));
-            log::debug!("{me}: {info}: answer of `{function}` dropped: its connection has ended");
-        }
+/// Cuts the connection to a peer.
+fn cut(peer: &PeerEntry) {
+    let state = peer.lock();
+    let socket = state
+        .core
+        .connection()
+        .map(|(_, socket)| Arc::clone(socket));
+    drop(state);
+    if let Some(socket) = socket {
+        let _ = socket.stream.shutdown(Shutdown::Both);
     }
 }

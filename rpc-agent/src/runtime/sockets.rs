@@ -70,8 +70,11 @@ impl Sockets {
         }
     }
 
-    /// A call expires at this time: the poller will not sleep beyond.
-    pub(super) fn expect_at(&self, deadline_ms: u64) {
+    /// A call expires at this time, if at all: the poller will not sleep beyond.
+    pub(super) fn expect_at(&self, deadline_ms: Option<u64>) {
+        let Some(deadline_ms) = deadline_ms else {
+            return;
+        };
         if deadline_ms >= self.next_deadline_ms.load(Ordering::SeqCst) {
             return;
         }

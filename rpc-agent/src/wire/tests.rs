@@ -53,10 +53,9 @@ fn a_request_encodes_to_the_golden_bytes() {
 fn an_answer_that_is_too_large_is_reported_with_its_length_in_digits() {
     let frame = Frame::Error {
         id: 7,
-        kind: ErrorKind::AnswerTooLarge {
+        failure: Failure::AnswerTooLarge {
             bytes: Some(300_002),
         },
-        text: "".into(),
     };
     let mut expected = raw(6, 6, 0, 5);
     expected.extend_from_slice(b"300002");
@@ -65,10 +64,10 @@ fn an_answer_that_is_too_large_is_reported_with_its_length_in_digits() {
 
     let mut without_length = raw(3, 6, 0, 5);
     without_length.extend_from_slice(b"why");
-    let Some((Frame::Error { kind, .. }, _)) = decode(&without_length).unwrap() else {
+    let Some((Frame::Error { failure, .. }, _)) = decode(&without_length).unwrap() else {
         panic!("not an Error frame");
     };
-    assert_eq!(kind, ErrorKind::AnswerTooLarge { bytes: None });
+    assert_eq!(failure, Failure::AnswerTooLarge { bytes: None });
 }
 
 #[test]
@@ -205,18 +204,17 @@ fn a_long_text_is_cut_between_characters_and_invalid_utf8_is_replaced() {
     let text = format!("{}é", "x".repeat(ERROR_TEXT_BYTES_MAX - 1));
     let bytes = encoded(&Frame::Error {
         id: 1,
-        kind: ErrorKind::Handler,
-        text: text.into(),
+        failure: Failure::Handler(text.into()),
     });
     assert_eq!(bytes.len(), HEADER_BYTES + ERROR_TEXT_BYTES_MAX - 1);
     assert!(decode(&bytes).unwrap().is_some());
 
     let mut bytes = raw(2, 6, 0, 1);
     bytes.extend_from_slice(b"a\xFF");
-    let Some((Frame::Error { text, .. }, _)) = decode(&bytes).unwrap() else {
+    let Some((Frame::Error { failure, .. }, _)) = decode(&bytes).unwrap() else {
         panic!("an Error frame");
     };
-    assert_eq!(text, "a\u{FFFD}");
+    assert_eq!(failure, Failure::Handler("a\u{FFFD}".into()));
 }
 
 #[derive(Debug, Clone)]
@@ -270,17 +268,15 @@ impl AnyFrame {
                 payload_bytes: u64::MAX - u64::from(number),
             },
             7 => {
-                let kind = match number % 6 {
-                    0 => ErrorKind::Handler,
-                    1 => ErrorKind::Panicked,
-                    2 => ErrorKind::NoSuchFunction,
-                    3 => ErrorKind::Rejected,
-                    4 => ErrorKind::AnswerTooLarge { bytes: Some(id) },
-                    _ => ErrorKind::DeadlinePassed,
+                let failure = match number % 6 {
+                    0 => Failure::Handler(text.into()),
+                    1 => Failure::Panicked(text.into()),
+                    2 => Failure::NoSuchFunction,
+                    3 => Failure::Rejected(text.into()),
+                    4 => Failure::AnswerTooLarge { bytes: Some(id) },
+                    _ => Failure::DeadlinePassed,
                 };
-                let has_text = !matches!(kind, ErrorKind::AnswerTooLarge { .. });
-                let text = if has_text { text } else { "" }.into();
-                Frame::Error { id, kind, text }
+                Frame::Error { id, failure }
             }
             8 => Frame::RequestPart { id, payload: part },
             9 => Frame::ResponsePart { id, payload: part },

@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::wire::ErrorKind;
 use crate::wire::PART_BYTES;
 use crate::worker::{WorkerId, WorkerInfo};
 
@@ -545,8 +544,7 @@ fn expected(all: &[Sent], lane_order: &[usize]) -> (Vec<u8>, Vec<Message>) {
             Sent::Error(text) => (
                 vec![Frame::Error {
                     id,
-                    kind: ErrorKind::Rejected,
-                    text: text.as_str().into(),
+                    failure: Failure::Rejected(text.as_str().into()),
                 }],
                 Message::Failure {
                     id,

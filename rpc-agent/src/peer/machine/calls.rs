@@ -11,10 +11,9 @@ use super::state::{Peer, Phase};
 use crate::error::{CallMessage, NotSent, Outcome, RpcError};
 use crate::peer::call::{NewCall, PendingCall, budget_ms};
 use crate::peer::effect::{Count, Effect};
-use crate::peer::failure::Failure;
-use crate::peer::in_flight::{CallId, Completed};
+use crate::peer::in_flight::CallId;
 use crate::peer::request::ReplyRoute;
-use crate::wire;
+use crate::wire::{self, Failure};
 
 impl<P, S: Clone> Peer<P, S> {
     /// Makes a call.
@@ -180,16 +179,14 @@ impl<P, S: Clone> Peer<P, S> {
 
     pub(super) fn answered(&mut self, id: u64, answer: Result<Bytes, Failure>) {
         match self.in_flight.complete(CallId::from_wire(id)) {
-            Completed::Call(call) => {
+            Some(call) => {
                 let result = answer.map_err(|failure| {
                     failure.into_error(self.site(&call.function), &call, self.largest_message())
                 });
                 self.complete(call, result);
             }
             // Its deadline has passed, or it was answered before.
-            Completed::Late | Completed::Unknown => {
-                self.effects.push(Effect::Count(Count::LateAnswer))
-            }
+            None => self.effects.push(Effect::Count(Count::LateAnswer)),
         }
     }
 }

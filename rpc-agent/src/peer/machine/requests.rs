@@ -10,9 +10,9 @@ use c10d_socket::Deadline;
 use super::state::Peer;
 use crate::peer::admission::Admitted;
 use crate::peer::effect::{Count, Effect, End};
-use crate::peer::failure::Failure;
 use crate::peer::functions::FunctionId;
 use crate::peer::request::{ReplyRoute, Request};
+use crate::wire::{Failure, Frame};
 
 impl<P, S: Clone> Peer<P, S> {
     /// A thread is about to run a request that was admitted. `None` when that must wait until the peer has read some
@@ -43,7 +43,10 @@ impl<P, S: Clone> Peer<P, S> {
             Some(connection) if self.is_connected_by(connection) => {
                 match answer {
                     Ok(payload) => self.outgoing.push_response(route.call, payload),
-                    Err(failure) => self.outgoing.push_frame(&failure.frame(route.call)),
+                    Err(failure) => {
+                        let id = route.call;
+                        self.outgoing.push_frame(&Frame::Error { id, failure });
+                    }
                 }
                 self.send_queued();
             }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::wire::{self, ErrorKind};
+use crate::wire::{self, Failure};
 
 /// A writer that accepts the next number of bytes from `steps` per call; 0 means `WouldBlock`.
 struct Trickle<'s> {
@@ -386,7 +386,10 @@ fn received(bytes: &[u8]) -> Vec<(char, u64, Vec<u8>)> {
         match frame {
             Frame::Request { id, payload, .. } => messages.push(('q', id, payload.to_vec())),
             Frame::Response { id, payload } => messages.push(('r', id, payload.to_vec())),
-            Frame::Error { id, text, .. } => messages.push(('e', id, text.as_bytes().to_vec())),
+            Frame::Error {
+                id,
+                failure: Failure::Handler(text),
+            } => messages.push(('e', id, text.as_bytes().to_vec())),
             Frame::LargeRequest {
                 id, payload_bytes, ..
             } => {
@@ -441,8 +444,8 @@ proptest! {
                 }
                 Step::Error(text) => {
                     expected.push(('e', id, text.clone().into_bytes()));
-                    let (kind, text) = (ErrorKind::Handler, text.into());
-                    outgoing.push_frame(&Frame::Error { id, kind, text });
+                    let failure = Failure::Handler(text.into());
+                    outgoing.push_frame(&Frame::Error { id, failure });
                 }
                 Step::Send => {
                     send_one(&mut outgoing, bytes_max, &mut writer);
