@@ -81,19 +81,28 @@ pub(super) struct Bounded<'a, T> {
 
 impl<'a, T> Bounded<'a, T> {
     pub(super) fn new(inner: T, bounds: &'a Bounds) -> Self {
-        Self {
-            inner,
-            bounds,
-            counts: false,
-        }
+        Self::with(inner, bounds, false)
     }
 
     /// For the visitor of a sequence or map, whose length the peer announced.
     fn of_any_length(inner: T, bounds: &'a Bounds) -> Self {
+        Self::with(inner, bounds, true)
+    }
+
+    fn with(inner: T, bounds: &'a Bounds, counts: bool) -> Self {
         Self {
             inner,
             bounds,
-            counts: true,
+            counts,
+        }
+    }
+
+    /// Whether elements are counted as they are decoded: those of a known length are counted now. postcard gives the
+    /// length unless it exceeds the number of remaining bytes.
+    fn still_counts<E: Error>(&self, len: Option<usize>) -> Result<bool, E> {
+        match len {
+            Some(len) if self.counts => self.bounds.take_elements(len).map(|()| false),
+            _ => Ok(self.counts),
         }
     }
 }
@@ -104,6 +113,22 @@ macro_rules! leaves {
         $(
             fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
                 self.inner.$method(visitor)
+            }
+        )*
+    };
+}
+
+/// Values that contain others: how the visitor is wrapped, and what the type says of them.
+macro_rules! nested {
+    ($($wrap:ident $method:ident($($argument:ident: $type:ty),*)),* $(,)?) => {
+        $(
+            fn $method<V: Visitor<'de>>(
+                self,
+                $($argument: $type,)*
+                visitor: V,
+            ) -> Result<V::Value, D::Error> {
+                let _level = self.bounds.descend()?;
+                self.inner.$method($($argument,)* Bounded::$wrap(visitor, self.bounds))
             }
         )*
     };
@@ -120,8 +145,15 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Bounded<'_, D> {
         deserialize_unit, deserialize_identifier, deserialize_ignored_any,
     }
 
-    fn is_human_readable(&self) -> bool {
-        self.inner.is_human_readable()
+    nested! {
+        new deserialize_option(),
+        new deserialize_newtype_struct(name: &'static str),
+        of_any_length deserialize_seq(),
+        new deserialize_tuple(len: usize),
+        new deserialize_tuple_struct(name: &'static str, len: usize),
+        of_any_length deserialize_map(),
+        new deserialize_struct(name: &'static str, fields: &'static [&'static str]),
+        new deserialize_enum(name: &'static str, variants: &'static [&'static str]),
     }
 
     fn deserialize_unit_struct<V: Visitor<'de>>(
@@ -132,75 +164,8 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Bounded<'_, D> {
         self.inner.deserialize_unit_struct(name, visitor)
     }
 
-    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        let _level = self.bounds.descend()?;
-        self.inner
-            .deserialize_option(Bounded::new(visitor, self.bounds))
-    }
-
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        let _level = self.bounds.descend()?;
-        self.inner
-            .deserialize_newtype_struct(name, Bounded::new(visitor, self.bounds))
-    }
-
-    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        let _level = self.bounds.descend()?;
-        self.inner
-            .deserialize_seq(Bounded::of_any_length(visitor, self.bounds))
-    }
-
-    fn deserialize_tuple<V: Visitor<'de>>(
-        self,
-        len: usize,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        let _level = self.bounds.descend()?;
-        self.inner
-            .deserialize_tuple(len, Bounded::new(visitor, self.bounds))
-    }
-
-    fn deserialize_tuple_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        len: usize,
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        let _level = self.bounds.descend()?;
-        self.inner
-            .deserialize_tuple_struct(name, len, Bounded::new(visitor, self.bounds))
-    }
-
-    fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        let _level = self.bounds.descend()?;
-        self.inner
-            .deserialize_map(Bounded::of_any_length(visitor, self.bounds))
-    }
-
-    fn deserialize_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        let _level = self.bounds.descend()?;
-        self.inner
-            .deserialize_struct(name, fields, Bounded::new(visitor, self.bounds))
-    }
-
-    fn deserialize_enum<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        variants: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, D::Error> {
-        let _level = self.bounds.descend()?;
-        self.inner
-            .deserialize_enum(name, variants, Bounded::new(visitor, self.bounds))
+    fn is_human_readable(&self) -> bool {
+        self.inner.is_human_readable()
     }
 }
 
@@ -226,34 +191,15 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Bounded<'_, V> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, elements: A) -> Result<V::Value, A::Error> {
-        // postcard gives the length unless it exceeds the number of remaining bytes.
-        let counts = match elements.size_hint() {
-            Some(len) if self.counts => {
-                self.bounds.take_elements(len)?;
-                false
-            }
-            _ => self.counts,
-        };
-        self.inner.visit_seq(Bounded {
-            inner: elements,
-            bounds: self.bounds,
-            counts,
-        })
+        let counts = self.still_counts(elements.size_hint())?;
+        let elements = Bounded::with(elements, self.bounds, counts);
+        self.inner.visit_seq(elements)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, entries: A) -> Result<V::Value, A::Error> {
-        let counts = match entries.size_hint() {
-            Some(len) if self.counts => {
-                self.bounds.take_elements(len)?;
-                false
-            }
-            _ => self.counts,
-        };
-        self.inner.visit_map(Bounded {
-            inner: entries,
-            bounds: self.bounds,
-            counts,
-        })
+        let counts = self.still_counts(entries.size_hint())?;
+        let entries = Bounded::with(entries, self.bounds, counts);
+        self.inner.visit_map(entries)
     }
 
     fn visit_enum<A: EnumAccess<'de>>(self, variant: A) -> Result<V::Value, A::Error> {
