@@ -107,7 +107,6 @@ impl Agent {
             tls_server,
             credentials: options.credentials,
             timeout: options.timeout,
-            is_dynamic_group: options.world_size.is_none(),
             faults: options.faults,
             seed,
         };

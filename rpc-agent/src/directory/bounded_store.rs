@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
-use c10d_store::{Known, Store, StoreError};
+use c10d_store::{Store, StoreError};
 
 /// Least timeout of an operation that the store answers at once, also after the deadline: a server under
 /// load must not be mistaken for a dead one, and a worker must still be able to leave.
@@ -81,21 +81,13 @@ impl BoundedStore {
         self.answered_by(by).try_get(key)
     }
 
-    /// Blocks until the value differs from `seen`, and returns it. `None` if the deadline passes first.
-    pub(crate) fn wait_change(
-        &self,
-        key: &str,
-        seen: &[u8],
-        by: Deadline,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        let timeout = by.remaining(Instant::now());
-        in_time(self.store.wait_change(key, Known::whole(seen), timeout))
-    }
-
     /// Blocks until all keys exist. `false` if the deadline passes first.
     pub(crate) fn wait(&self, keys: &[&str], by: Deadline) -> Result<bool, StoreError> {
-        let timeout = by.remaining(Instant::now());
-        Ok(in_time(self.store.wait_timeout(keys, timeout))?.is_some())
+        match self.store.wait_timeout(keys, by.remaining(Instant::now())) {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_timeout() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The values of keys that exist.
@@ -146,15 +138,6 @@ impl BoundedStore {
 fn answer_timeout(by: Deadline) -> Option<Duration> {
     let timeout = by.remaining(Instant::now());
     timeout.map(|timeout| timeout.max(ANSWER_TIMEOUT_MIN))
-}
-
-/// Turns a timeout into `None`.
-fn in_time<T>(result: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(error) if error.is_timeout() => Ok(None),
-        Err(error) => Err(error),
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use std::time::Duration;
 use c10d_store::StoreError;
 
 use super::bounded_store::BoundedStore;
-use super::lease::LeaseError;
 use super::record::{Member, RecordError};
 use crate::shortlist::Shortlist;
 
@@ -88,20 +87,17 @@ pub enum DirectoryError {
         /// How long this worker waited.
         elapsed: Duration,
     },
-    /// Other workers held the lease to change the list of members until the deadline.
+    /// Other workers changed the list of members before each write of this worker, until the deadline.
     #[error(
-        "could not acquire the lease to change the list of members within {:.3}s: {key:?} at {store} is \
-         held by {holder}",
+        "could not change the list of members within {:.3}s: others keep changing {key:?} at {store}",
         elapsed.as_secs_f64()
     )]
-    LeaseTimeout {
-        /// Full key of the lease.
+    Contended {
+        /// Full key of the list.
         key: String,
         /// Label of the store.
         store: String,
-        /// The last holder's value, at most 200 bytes of it.
-        holder: String,
-        /// How long this worker waited.
+        /// How long this worker tried.
         elapsed: Duration,
     },
     /// The store holds a value that no worker writes. Another program may use the same keys: give the
@@ -176,26 +172,6 @@ impl DirectoryError {
         move |source| Self::Store {
             doing,
             source: Box::new(source),
-        }
-    }
-
-    pub(super) fn lease(
-        store: &BoundedStore,
-        key: &str,
-        elapsed: Duration,
-        error: LeaseError,
-    ) -> Self {
-        match error {
-            LeaseError::TimedOut { holder } => Self::LeaseTimeout {
-                key: store.full_key(key),
-                store: store.label(),
-                holder,
-                elapsed,
-            },
-            LeaseError::Store(source) => Self::Store {
-                doing: "acquiring the lease to change the list of members",
-                source: Box::new(source),
-            },
         }
     }
 }

@@ -8,17 +8,16 @@
 //! | `rpcIsStaticGroup` | `true` or `false`, written by the first worker |
 //! | `names/<rank>` | static group: a worker's name and [`Address`], claimed by compare-and-set |
 //! | `names/_REFUSED` | static group: a worker whose rank was taken |
-//! | `names/_ALL_WORKER_INFOS` | dynamic group: all [`Members`] |
-//! | `RpcGroupManagementToken` | dynamic group: the holder of the [`lease`] to change the list |
+//! | `names/_ALL_WORKER_INFOS` | dynamic group: all [`Members`], changed by compare-and-set |
 //!
 //! PyTorch keeps the address under a key of its own, `addrs/<name>`. Here it is part of the value, so
 //! that one read returns a consistent pair, and two workers of the same name cannot overwrite each
-//! other's address before the conflict is detected.
+//! other's address before the conflict is detected. PyTorch's lock `RpcGroupManagementToken` is not used: a worker
+//! that crashes while it holds a lock blocks the others.
 
 mod bounded_store;
 mod dynamic_group;
 mod error;
-mod lease;
 mod members;
 mod record;
 mod static_group;
@@ -69,7 +68,7 @@ pub(crate) struct Directory {
 impl Directory {
     /// Joins the group as `me`, and publishes `address` (`host:port` of a bound listener) and the random
     /// `incarnation`. Blocks until the deadline at most: in a static group until all workers have
-    /// joined, in a dynamic one until this worker holds the lease to change the list.
+    /// joined, in a dynamic one until this worker has changed the list.
     ///
     /// `store` is below the group's prefix, and a handle of its own
     /// ([`clone_store`](Store::clone_store)), because its timeout is changed.
@@ -117,32 +116,26 @@ impl Directory {
         self.view(|members| members.find(destination).map(|member| member.info.clone()))
     }
 
-    /// A member; waits until the deadline for it to join a dynamic group. A deadline that has passed
-    /// reads the store once. Does not block in a static group, where all members are known.
+    /// A member. Reads the list of a dynamic group if it is not known locally, which blocks until the store answers.
     ///
     /// # Errors
     /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`].
-    pub(crate) fn find_or_wait(
+    pub(crate) fn look_up(
         &self,
         destination: &Destination<'_>,
         by: Deadline,
     ) -> Result<Option<WorkerInfo>, DirectoryError> {
         let found = self.find(destination);
-        if found.is_some() || self.group != Group::Dynamic {
+        if found.is_some() || !self.is_dynamic() {
             return Ok(found);
         }
-        let mut members = dynamic_group::read(&self.store, by)?;
-        loop {
-            let found = members.find(destination).map(|member| member.info.clone());
-            self.learn(members.clone());
-            if found.is_some() || by.has_passed(Instant::now()) {
-                return Ok(found);
-            }
-            match dynamic_group::await_change(&self.store, &members, by)? {
-                Some(changed) => members = changed,
-                None => return Ok(None),
-            }
-        }
+        self.learn(dynamic_group::read(&self.store, by)?);
+        Ok(self.find(destination))
+    }
+
+    /// Whether workers may join and leave at any time.
+    pub(crate) fn is_dynamic(&self) -> bool {
+        self.group == Group::Dynamic
     }
 
     /// The members that are known locally, by id. Does not block.
@@ -187,7 +180,7 @@ impl Directory {
     /// may have stopped.
     ///
     /// # Errors
-    /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`], [`DirectoryError::LeaseTimeout`].
+    /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`], [`DirectoryError::Contended`].
     pub(crate) fn leave(&self, by: Deadline) -> Result<(), DirectoryError> {
         match self.group {
             Group::Static { .. } => static_group::leave(&self.store, &self.me, by),

@@ -137,7 +137,7 @@ fn workers_of_a_static_group_find_each_other() {
             }
             assert_eq!(directory.find(&"nobody".into()), None);
             // All members are known, so the call returns without waiting.
-            let nobody = directory.find_or_wait(&3.into(), Deadline::NEVER).unwrap();
+            let nobody = directory.look_up(&3.into(), Deadline::NEVER).unwrap();
             assert_eq!(nobody, None);
         }
     }
@@ -305,8 +305,6 @@ fn an_invalid_value_is_an_error_with_its_key() {
         "{error}"
     );
     assert!(error.contains("line 1"), "{error}");
-    // The lease was released.
-    assert_eq!(store.get("RpcGroupManagementToken").unwrap(), b"");
 }
 
 #[test]
@@ -319,7 +317,7 @@ fn many_workers_join_a_dynamic_group_at_once() {
             let directory = directory.unwrap();
             // Workers that joined later are found too.
             for (name, id) in &workers {
-                let found = directory.find_or_wait(&(*name).into(), passed()).unwrap();
+                let found = directory.look_up(&(*name).into(), passed()).unwrap();
                 assert_eq!(found, Some(info(name, *id)));
             }
             assert_eq!(directory.workers().len(), 12);
@@ -349,15 +347,13 @@ fn workers_leave_a_dynamic_group_while_others_join() {
 }
 
 #[test]
-fn find_or_wait_waits_for_a_worker_that_joins_later() {
+fn a_worker_that_joined_later_is_looked_up() {
     for shared in Shared::all() {
         let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
-        assert_eq!(a.find_or_wait(&"late".into(), passed()).unwrap(), None);
-        thread::scope(|scope| {
-            let found = scope.spawn(|| a.find_or_wait(&"late".into(), patience()));
-            let late = shared.join("late", 1, Group::Dynamic, patience()).unwrap();
-            assert_eq!(found.join().unwrap().unwrap(), Some(late.me.info.clone()));
-        });
+        assert_eq!(a.look_up(&"late".into(), passed()).unwrap(), None);
+        let late = shared.join("late", 1, Group::Dynamic, patience()).unwrap();
+        let found = a.look_up(&"late".into(), passed()).unwrap();
+        assert_eq!(found, Some(late.me.info));
     }
 }
 
@@ -388,19 +384,12 @@ fn a_members_name_or_id_is_refused_and_both_together_replace_it() {
     }
 }
 
+/// An agent of an earlier version may have crashed while it held its lease.
 #[test]
-fn a_crash_while_holding_the_lease_only_delays_other_workers() {
+fn a_held_lock_of_another_version_delays_nobody() {
     let shared = Shared::tcp();
     let store = shared.store();
-    store
-        .set("RpcGroupManagementToken", b"crashed beat 0")
-        .unwrap();
-    let soon = Deadline::after(Instant::now(), Duration::from_millis(20));
-    let error = shared
-        .join("a", 0, Group::Dynamic, soon)
-        .unwrap_err()
-        .to_string();
-    assert!(error.contains("is held by crashed beat 0"), "{error}");
+    store.set("RpcGroupManagementToken", b"crashed").unwrap();
     let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
     assert_eq!(a.workers(), [info("a", 0)]);
 }
@@ -429,7 +418,7 @@ fn an_earlier_list_does_not_replace_a_later_one() {
     let old = a.view(Members::clone);
     shared.join("b", 1, Group::Dynamic, patience()).unwrap();
     let id: WorkerId = info("b", 1).id;
-    assert!(a.find_or_wait(&id.into(), passed()).unwrap().is_some());
+    assert!(a.look_up(&id.into(), passed()).unwrap().is_some());
     a.learn(old);
     assert!(a.find(&id.into()).is_some());
 }

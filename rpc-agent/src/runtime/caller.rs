@@ -36,8 +36,6 @@ pub(crate) struct Caller {
     directory: Arc<Directory>,
     executor: Arc<dyn Executor>,
     sender: Arc<Sender>,
-    /// Whether workers may leave: then the list of members says whose a name or an id is.
-    is_dynamic_group: bool,
     timeout_ms: AtomicU64,
 }
 
@@ -47,7 +45,6 @@ impl Caller {
         directory: &Arc<Directory>,
         executor: Arc<dyn Executor>,
         sender: Arc<Sender>,
-        is_dynamic_group: bool,
         timeout: Option<Duration>,
     ) -> Self {
         Self {
@@ -55,7 +52,6 @@ impl Caller {
             directory: Arc::clone(directory),
             executor,
             sender,
-            is_dynamic_group,
             timeout_ms: AtomicU64::new(timeout.map_or(NONE_MS, milliseconds)),
         }
     }
@@ -132,7 +128,8 @@ impl Caller {
     pub(crate) fn find(&self, to: Destination<'_>) -> Result<Arc<PeerEntry>, RpcError> {
         let driver = &self.driver;
         let known = match &to {
-            to if self.is_dynamic_group => {
+            // Workers may leave: the list of members says whose a name or an id is.
+            to if self.directory.is_dynamic() => {
                 let worker = self.directory.find(to);
                 worker.map(|worker| driver.peer_of(worker))
             }
@@ -147,7 +144,7 @@ impl Caller {
             return Ok(peer);
         }
         let once = Deadline::at(driver.clock.start());
-        match self.directory.find_or_wait(&to, once) {
+        match self.directory.look_up(&to, once) {
             Ok(Some(worker)) => Ok(driver.peer_of(worker)),
             Ok(None) => Err(driver.no_such_worker(&to)),
             Err(error) => {

@@ -41,8 +41,6 @@ pub(super) struct Dialer {
     /// With them, every connection is TLS.
     pub(super) credentials: Option<Credentials>,
     pub(super) limits: IncomingLimits,
-    /// Whether workers may leave the group: then one without an address does not come back.
-    pub(super) is_dynamic_group: bool,
 }
 
 impl Attempt for Dialer {
@@ -77,7 +75,8 @@ impl Dialer {
         let again = |cause: String| AttemptFailure::Again(cause.into());
         let address = match self.directory.address_of(&peer.info, deadline) {
             Ok(Some(address)) => address,
-            Ok(None) if self.is_dynamic_group => {
+            // A worker that has left does not come back.
+            Ok(None) if self.directory.is_dynamic() => {
                 let error = self.driver.no_such_worker(&Destination::Info(&peer.info));
                 return Err(AttemptFailure::Hopeless {
                     cause: error.to_string().into(),

@@ -57,8 +57,6 @@ pub(crate) struct Parts {
     pub(crate) tls_server: Option<TlsServer>,
     pub(crate) credentials: Option<Credentials>,
     pub(crate) timeout: Option<Duration>,
-    /// Whether workers may join and leave the group.
-    pub(crate) is_dynamic_group: bool,
     pub(crate) faults: Option<FaultPlan>,
     /// Of the jitter of retries.
     pub(crate) seed: u64,
@@ -76,7 +74,6 @@ pub(crate) struct Runtime {
     poller: Mutex<Option<Box<Poller>>>,
     directory: Arc<Directory>,
     _store: Arc<dyn Store>,
-    is_dynamic_group: bool,
     /// How often the group was joined for its end.
     joins: AtomicU64,
     shutdown_turn: ShutdownTurn,
@@ -110,7 +107,7 @@ impl Runtime {
                 socket_options: parts.socket_options.clone(),
                 tls: parts.tls_server,
                 limits,
-                is_dynamic_group: parts.is_dynamic_group,
+                is_dynamic_group: directory.is_dynamic(),
             },
         )?;
         let timer = Arc::new(TimerThread::new(TIMER_THREAD));
@@ -124,7 +121,6 @@ impl Runtime {
             &directory,
             FutureDriver::executor(&driver),
             Arc::clone(&sender),
-            parts.is_dynamic_group,
             parts.timeout,
         ));
         driver.dials.start(Arc::new(Dialer {
@@ -133,7 +129,6 @@ impl Runtime {
             socket_options: parts.socket_options,
             credentials: parts.credentials,
             limits,
-            is_dynamic_group: parts.is_dynamic_group,
         }));
         let runtime = Self {
             retries: Retrier::new(&caller, parts.seed),
@@ -145,7 +140,6 @@ impl Runtime {
             poller: Mutex::new(Some(Box::new(poller))),
             directory,
             _store: parts.store,
-            is_dynamic_group: parts.is_dynamic_group,
             joins: AtomicU64::new(0),
             shutdown_turn: ShutdownTurn::default(),
             is_ending: Monitor::default(),
@@ -213,7 +207,7 @@ impl Runtime {
 
     /// Leaves the group in order: with all others, or alone if its members come and go.
     pub(crate) fn leave(&self, deadline: Deadline) -> Result<(), TerminationError> {
-        if !self.is_dynamic_group {
+        if !self.directory.is_dynamic() {
             return self.join(deadline);
         }
         let began = Instant::now();
