@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use c10d::{Rpc, RpcOptions};
-use rpc_agent::{AgentOptions, CallOptions, HandlerError};
+use rpc_agent::{AgentOptions, HandlerError};
 use rref::{Functions, RRef, RRefFuture, RRefs};
 use serde::Serialize;
 
@@ -97,12 +97,12 @@ fn train(
 ) -> Result<RRef<History>, HandlerError> {
     let mut losses = Vec::new();
     for _ in 0..STEPS {
-        let values: Vec<f64> = parameters.rpc_sync("read", ())?;
+        let values: Vec<f64> = parameters.call("read").run(())?;
         let errors: Vec<f64> = values.iter().zip(TARGET).map(|(is, to)| is - to).collect();
         losses.push(errors.iter().map(|error| error * error).sum());
         let rate = 0.05 * f64::from(rank);
         let step: Vec<f64> = errors.iter().map(|error| rate * error).collect();
-        parameters.rpc_sync::<_, ()>("descend", step)?;
+        parameters.call("descend").run::<_, ()>(step)?;
     }
     // Stays here; the server gets a reference.
     Ok(rrefs.rref(History { losses })?)
@@ -134,17 +134,15 @@ fn serve(port: u16) -> Result<(), Failure> {
     let trained = (1..=TRAINERS)
         .map(|rank| {
             let trainer = format!("trainer{rank}");
-            rrefs.call_async(
-                trainer.as_str(),
-                "train",
-                (&parameters, rank),
-                CallOptions::default().with_timeout(PATIENCE),
-            )
+            rrefs
+                .call(trainer.as_str(), "train")
+                .with_timeout(PATIENCE)
+                .send((&parameters, rank))
         })
         .collect::<Result<Vec<RRefFuture<RRef<History>>>, _>>()?;
     for (rank, trained) in (1..=TRAINERS).zip(trained) {
         let history = trained.wait()?;
-        let losses: Vec<f64> = history.rpc_sync("losses", ())?;
+        let losses: Vec<f64> = history.call("losses").run(())?;
         if let (Some(first), Some(last)) = (losses.first(), losses.last()) {
             let steps = losses.len();
             println!("trainer{rank}: {steps} steps, loss {first:.4} to {last:.4}");
@@ -152,7 +150,7 @@ fn serve(port: u16) -> Result<(), Failure> {
     }
     println!(
         "parameters {:?}",
-        parameters.rpc_sync::<_, Vec<f64>>("read", ())?
+        parameters.call("read").run::<_, Vec<f64>>(())?
     );
     drop(parameters);
     end(rpc)

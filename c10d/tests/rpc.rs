@@ -46,7 +46,7 @@ fn workers_meet_at_a_url_call_each_other_and_end_together() {
 fn work(rpc: Rpc, rank: usize) {
     assert_eq!((rpc.group().rank(), rpc.group().world_size()), (rank, 2));
     let other = format!("worker{}", 1 - rank);
-    let number: RRef<i64> = rpc.rrefs().remote(&*other, "number", 7_i64).unwrap();
+    let number: RRef<i64> = rpc.rrefs().call(&*other, "number").remote(7_i64).unwrap();
     assert_eq!(number.to_here(Some(PATIENCE)).unwrap(), 7);
     drop(number);
     assert_eq!(
@@ -142,7 +142,7 @@ fn the_secret_of_the_group_is_that_of_its_calls() {
                 scope.spawn(move || init(rank, secrets[rank]))
             });
             let [first, second] = workers.map(|worker| worker.join().unwrap());
-            let called: Result<i64, _> = first.rrefs().call("worker1", "number", 7_i64);
+            let called: Result<i64, _> = first.rrefs().call("worker1", "number").run(7_i64);
             drop(second);
             called
         })

@@ -298,7 +298,8 @@ impl Group {
     {
         self.driver
             .rrefs
-            .call(worker, function, arguments)
+            .call(worker, function)
+            .run(arguments)
             .unwrap_or_else(|error| panic!("{function} on {worker}: {error}"))
     }
 
@@ -406,7 +407,10 @@ impl WorkerFunctions {
         let mut registry = Registry::new();
         registry.register_typed(BLOCK, move |context, blocked_incarnation: u32| {
             let arrival = (context.agent().me().name.to_string(), incarnation);
-            context.agent().call::<_, ()>(DRIVER, ARRIVED, arrival)?;
+            context
+                .agent()
+                .call(DRIVER, ARRIVED)
+                .run::<_, ()>(arrival)?;
             block_if(blocked_incarnation, incarnation);
             Ok(incarnation)
         })?;
@@ -433,7 +437,10 @@ fn register_values(functions: &mut Functions, incarnation: u32) -> Result<(), Fu
         "list unless in incarnation",
         move |context, blocked_incarnation: u32| {
             let arrival = (context.rrefs().me()?.name.to_string(), incarnation);
-            context.rrefs().call::<_, ()>(DRIVER, ARRIVED, arrival)?;
+            context
+                .rrefs()
+                .call(DRIVER, ARRIVED)
+                .run::<_, ()>(arrival)?;
             block_if(blocked_incarnation, incarnation);
             Ok(Mutex::new(vec![i64::from(incarnation)]))
         },
@@ -468,11 +475,14 @@ fn register_keeping(functions: &mut Functions) -> Result<(), FunctionError> {
     let by_name = Arc::clone(&kept);
     functions.register("pass", move |context, (name, to): (String, String)| {
         let list = find(&by_name, &name)?;
-        Ok(context.rrefs().call::<_, ()>(&*to, "keep", (name, list))?)
+        Ok(context
+            .rrefs()
+            .call(&*to, "keep")
+            .run::<_, ()>((name, list))?)
     })?;
     let by_name = Arc::clone(&kept);
     functions.register("push through", move |_, (name, item): (String, i64)| {
-        Ok(find(&by_name, &name)?.rpc_sync::<_, usize>("push", item)?)
+        Ok(find(&by_name, &name)?.call("push").run::<_, usize>(item)?)
     })?;
     functions.register("wait for", move |_, name: String| {
         Ok(find(&kept, &name)?.wait_ready(Some(TIMEOUT))?)

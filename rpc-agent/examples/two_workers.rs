@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use c10d_store::{HashStore, Store};
-use rpc_agent::{Agent, AgentOptions, CallOptions, HandlerError, Registry, RetryOptions};
+use rpc_agent::{Agent, AgentOptions, HandlerError, Registry, RetryOptions};
 
 /// How long a worker waits for the other one at shutdown.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -55,24 +55,32 @@ fn train(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
     let calls = agent.handle();
 
     // Caller and callee must use the same types.
-    let before: i64 = calls.call("server", "read", ())?;
+    let before: i64 = calls.call("server", "read").run(())?;
 
     // At most two retries, 100 ms and 150 ms after the failure before.
     let retries = RetryOptions::default()
         .with_max_retries(2)
         .with_retry_duration(Duration::from_millis(100));
-    let written = calls.call_with_retries::<i64, ()>("server", "write", before + 1, &retries);
+    let written = calls
+        .call("server", "write")
+        .with_retries(&retries)
+        .send::<i64, ()>(before + 1);
     written.wait()?;
 
     // Concurrent calls, each with a timeout of its own.
-    let soon = CallOptions::default().with_timeout(Duration::from_secs(5));
-    let reads = [(); 3].map(|()| calls.call_async::<(), i64>("server", "read", (), soon));
+    let soon = Duration::from_secs(5);
+    let reads = [(); 3].map(|()| {
+        calls
+            .call("server", "read")
+            .with_timeout(soon)
+            .send::<(), i64>(())
+    });
     for read in reads {
         println!("read {}", read.wait()?);
     }
 
     // An error names the call, and tells whether the function ran.
-    if let Err(error) = calls.call::<i64, ()>("server", "write", -1) {
+    if let Err(error) = calls.call("server", "write").run::<i64, ()>(-1) {
         println!("{error} ({:?})", error.outcome());
     }
 

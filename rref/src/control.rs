@@ -31,7 +31,9 @@ impl Runtime {
         let bytes = message.encode(self.incarnation);
         let runtime = Arc::clone(self);
         self.agent
-            .call_bytes_with_retries(to, function, bytes, &retries)
+            .call(to, function)
+            .with_retries(&retries)
+            .send_bytes(bytes)
             .on_complete(move |answer| runtime.sent(to, control, answer, creation));
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
-use rpc_agent::{CallOptions, WorkerId};
+use rpc_agent::WorkerId;
 
 use crate::id::{GloballyUniqueId, RRefId};
 use crate::packing;
@@ -148,12 +148,8 @@ impl Search<'_> {
             left.clamp(Duration::from_millis(1), HOLDS_TIMEOUT)
         });
         let payload = Message::Fetch { rref }.encode(self.runtime.incarnation);
-        let options = CallOptions::default().with_timeout(timeout);
-        let answer = self
-            .runtime
-            .agent
-            .call_bytes_with(owner, HOLDS, payload, options)
-            .ok();
+        let call = self.runtime.agent.call(owner, HOLDS);
+        let answer = call.with_timeout(timeout).send_bytes(payload).wait().ok();
         if answer.is_none() {
             self.silent.insert(owner);
         }

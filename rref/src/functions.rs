@@ -78,7 +78,7 @@ impl Functions {
     }
 
     /// Registers a method: a function of a value of this worker and of arguments, for
-    /// [`RRef::rpc_sync`](crate::RRef::rpc_sync) and its siblings. Methods of one value may run concurrently,
+    /// [`RRef::call`](crate::RRef::call). Methods of one value may run concurrently,
     /// so a value that changes has a lock of its own.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rpc_agent::{CallOptions, WorkerInfo};
+use rpc_agent::WorkerInfo;
 use serde::de::{DeserializeOwned, Error as _};
 use serde::ser::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -27,7 +27,7 @@ use crate::value::Value;
 /// which frees the value when no worker has a reference to it. Dropping never blocks.
 ///
 /// A reference can be any field of a serde type in the arguments and results of this crate's calls
-/// ([`RRefs::call`](crate::RRefs::call), [`RRef::rpc_sync`] and so on); the receiver gets a reference of its
+/// ([`RRefs::call`](crate::RRefs::call), [`RRef::call`]); the receiver gets a reference of its
 /// own. A function runs after the owners have confirmed all references among its arguments. Elsewhere, in the
 /// agent's own calls too, serializing a reference is an error.
 ///
@@ -36,7 +36,7 @@ use crate::value::Value;
 ///
 /// A method that may block takes a timeout: `None` waits indefinitely, and zero checks once without waiting.
 pub struct RRef<T> {
-    cell: Arc<Cell>,
+    pub(crate) cell: Arc<Cell>,
     /// The value is on its owner, so a handle is `Send` and `Sync` whatever `T` is.
     value: PhantomData<fn() -> T>,
 }
@@ -84,7 +84,7 @@ impl<T> RRef<T> {
     /// A confirmed reference may still get no value: the function that makes it runs later, and may fail. False
     /// after a creation that the owner did not accept, after the loss of the owner, and after the shutdown.
     #[must_use]
-    pub fn confirmed(&self) -> bool {
+    pub fn is_confirmed(&self) -> bool {
         self.cell
             .user()
             .is_none_or(|user| matches!(self.cell.status(user), Some(UserStatus::Confirmed)))
@@ -96,7 +96,7 @@ impl<T> RRef<T> {
     /// becomes false if the owner reports that it has accepted the creation after all. PyTorch's `getTimedOut`
     /// stays true.
     #[must_use]
-    pub fn timed_out(&self) -> bool {
+    pub fn has_timed_out(&self) -> bool {
         let user = self.cell.user();
         user.is_some_and(|user| {
             let inner = self.cell.runtime().lock();
@@ -110,8 +110,10 @@ impl<T> RRef<T> {
     /// [`RRefError::TimedOut`] if the owner has not answered by then. [`RRefError::Creation`],
     /// [`RRefError::CreationTimedOut`], [`RRefError::OwnerLost`], [`RRefError::Refused`] or
     /// [`RRefError::Shutdown`] if the reference cannot be used.
-    pub fn wait_confirmed(&self, timeout: Option<Duration>) -> Result<(), RRefError> {
-        self.cell.runtime().wait_confirmed(&self.cell, timeout)
+    pub fn wait_confirmed(&self, timeout: impl Into<Option<Duration>>) -> Result<(), RRefError> {
+        self.cell
+            .runtime()
+            .wait_confirmed(&self.cell, timeout.into())
     }
 }
 
@@ -123,9 +125,12 @@ impl<T: Send + Sync + 'static> RRef<T> {
     /// [`RRefError::NotOwner`] on other workers; [`RRefError::TimedOut`]; [`RRefError::Creation`] if the
     /// function that makes the value failed; [`RRefError::Refused`] if the value is not a `T`;
     /// [`RRefError::Shutdown`].
-    pub fn local_value(&self, timeout: Option<Duration>) -> Result<Arc<T>, RRefError> {
+    pub fn local_value(&self, timeout: impl Into<Option<Duration>>) -> Result<Arc<T>, RRefError> {
         self.check_owner("localValue")?;
-        let value = self.cell.runtime().local_value(&self.cell, timeout)?;
+        let value = self
+            .cell
+            .runtime()
+            .local_value(&self.cell, timeout.into())?;
         typed(&value)
     }
 
@@ -204,81 +209,8 @@ impl<T: Send + Sync + 'static> RRef<T> {
     /// # Errors
     /// [`RRefError::TimedOut`] if the value is not ready by then; [`RRefError::Creation`] if its function
     /// failed; [`RRefError::OwnerLost`]; any other [`RRefError`] if the request fails.
-    pub fn wait_ready(&self, timeout: Option<Duration>) -> Result<(), RRefError> {
-        self.cell.runtime().wait_ready(&self.cell, timeout)
-    }
-
-    /// Runs a registered method on the value, where the value is, and blocks until its result arrives, for at
-    /// most the agent's timeout. The method may continue after a timeout.
-    ///
-    /// ```no_run
-    /// # fn f(counter: &rref::RRef<std::sync::Mutex<u64>>) -> Result<(), rref::RRefError> {
-    /// let count: u64 = counter.rpc_sync("count up", 1_u64)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// [`RRefError::Function`] if the method failed; [`RRefError::Creation`] if there is no value;
-    /// [`RRefError::OwnerLost`]; [`RRefError::Rpc`] after a timeout; any other [`RRefError`] if the reference
-    /// or an argument cannot be used.
-    pub fn rpc_sync<A: Serialize, R: DeserializeOwned>(
-        &self,
-        method: &str,
-        arguments: A,
-    ) -> Result<R, RRefError> {
-        self.rpc_sync_with(method, arguments, CallOptions::default())
-    }
-
-    /// [`RRef::rpc_sync`] with options, which set the timeout.
-    ///
-    /// # Errors
-    /// As [`RRef::rpc_sync`].
-    pub fn rpc_sync_with<A: Serialize, R: DeserializeOwned>(
-        &self,
-        method: &str,
-        arguments: A,
-        options: CallOptions,
-    ) -> Result<R, RRefError> {
-        let runtime = self.cell.runtime();
-        let call = runtime.call_method(&self.cell, method, &arguments, options)?;
-        call.wait(runtime)
-    }
-
-    /// [`RRef::rpc_sync`] without blocking.
-    ///
-    /// # Errors
-    /// Those that are known at once; the future reports the others.
-    pub fn rpc_async<A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
-        &self,
-        method: &str,
-        arguments: A,
-        options: CallOptions,
-    ) -> Result<RRefFuture<R>, RRefError> {
-        let runtime = self.cell.runtime();
-        let call = runtime.call_method(&self.cell, method, &arguments, options)?;
-        Ok(call.into_future(runtime))
-    }
-
-    /// Runs a registered method on the value, keeps its result there, and returns a reference to the result.
-    /// Never blocks.
-    ///
-    /// # Errors
-    /// As [`RRefs::remote`](crate::RRefs::remote).
-    pub fn remote<A: Serialize, R: Send + Sync + 'static>(
-        &self,
-        method: &str,
-        arguments: A,
-    ) -> Result<RRef<R>, RRefError> {
-        let created = self.cell.runtime().create(
-            self.cell.owner(),
-            Some(&self.cell),
-            method,
-            &arguments,
-            type_name_of::<R>(),
-            None,
-        )?;
-        Ok(RRef::of(created))
+    pub fn wait_ready(&self, timeout: impl Into<Option<Duration>>) -> Result<(), RRefError> {
+        self.cell.runtime().wait_ready(&self.cell, timeout.into())
     }
 }
 
@@ -306,8 +238,8 @@ impl<T: DeserializeOwned> RRef<T> {
     /// [`RRefError::TimedOut`] if the value is not ready by then; [`RRefError::Creation`] if its function
     /// failed, at once; [`RRefError::OwnerLost`] when the owner is lost; [`RRefError::Opaque`] if the value
     /// has no encoding; any other [`RRefError`] if the request fails.
-    pub fn to_here(&self, timeout: Option<Duration>) -> Result<T, RRefError> {
-        let fetch = self.cell.runtime().fetch(&self.cell, timeout)?;
+    pub fn to_here(&self, timeout: impl Into<Option<Duration>>) -> Result<T, RRefError> {
+        let fetch = self.cell.runtime().fetch(&self.cell, timeout.into())?;
         fetch.wait_or_failure(&self.cell)
     }
 }
@@ -317,9 +249,11 @@ impl<T: DeserializeOwned + Clone + Send + 'static> RRef<T> {
     ///
     /// # Errors
     /// Those that are known at once; the future reports the others.
-    pub fn fetch(&self, timeout: Option<Duration>) -> Result<RRefFuture<T>, RRefError> {
+    pub fn fetch(&self, timeout: impl Into<Option<Duration>>) -> Result<RRefFuture<T>, RRefError> {
         let runtime = self.cell.runtime();
-        Ok(runtime.fetch(&self.cell, timeout)?.into_future(runtime))
+        Ok(runtime
+            .fetch(&self.cell, timeout.into())?
+            .into_future(runtime))
     }
 }
 

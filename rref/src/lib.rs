@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod call;
 mod cell;
 mod codec;
 mod context;
@@ -27,6 +28,7 @@ mod shutdown;
 mod sync;
 mod value;
 
+pub use call::RRefCall;
 pub use context::{
     ChildRow, ForkRow, MessageKind, MessageRow, MissingKind, OwnedRow, Snapshot, TableSizes,
     UserRow, UserState, ValueState,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use byteorder::{ByteOrder, LittleEndian};
 use bytes::Bytes;
-use rpc_agent::{CallOptions, NotSent, RetryOptions, RpcError, RpcFuture, WorkerId};
+use rpc_agent::{NotSent, RetryOptions, RpcError, RpcFuture, WorkerId};
 
 use crate::context::LossReport;
 use crate::protocol::ALIVE;
@@ -29,11 +29,12 @@ impl Runtime {
         let asked = self.agent.incarnation_of(worker);
         // Longer than the agent dials, so that the answer tells whether a connection can be made at all.
         let timeout = self.agent.connect_timeout().saturating_add(ALIVE_TIMEOUT);
-        let options = CallOptions::default().with_timeout(timeout);
         let runtime = Arc::clone(self);
         let check = self
             .agent
-            .call_bytes_async(worker, ALIVE, Bytes::new(), options)
+            .call(worker, ALIVE)
+            .with_timeout(timeout)
+            .send_bytes("")
             .then_async(move |answer| match verdict(&answer) {
                 Some(verdict) => RpcFuture::ready(Ok(verdict)),
                 None => {
@@ -44,7 +45,9 @@ impl Runtime {
                         .with_group(&runtime.retry_group);
                     runtime
                         .agent
-                        .call_bytes_with_retries(worker, ALIVE, Bytes::new(), &retries)
+                        .call(worker, ALIVE)
+                        .with_retries(&retries)
+                        .send_bytes("")
                         .then(move |answer| Ok(verdict(&answer).unwrap_or(Verdict::Unclear)))
                 }
             });

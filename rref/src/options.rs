@@ -24,7 +24,7 @@ const MEASURED_TIMEOUT_MIN: Duration = Duration::from_millis(200);
 #[must_use]
 pub struct RRefOptions {
     retries: RetryOptions,
-    attempt_timeout: Duration,
+    attempt_timeout: Option<Duration>,
     timing: Timing,
 }
 
@@ -48,8 +48,8 @@ impl RRefOptions {
     /// takes, at least 0.2 s, and each further one twice as long:
     /// [`RetryOptions::with_measured_timeout`]. `None`: no longest time. A time below 1 ms counts as 1 ms. Default
     /// 10 s, as that of [`RetryOptions`].
-    pub fn with_attempt_timeout(mut self, timeout: Option<Duration>) -> Self {
-        self.attempt_timeout = timeout.map_or(Duration::MAX, at_least_a_millisecond);
+    pub fn with_attempt_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.attempt_timeout = timeout.into().map(at_least_a_millisecond);
         self
     }
 
@@ -84,7 +84,7 @@ impl RRefOptions {
             .clone()
             .with_attempt_timeout(self.attempt_timeout)
             .with_measured_timeout(MEASURED_TIMEOUT_MIN)
-            .with_timeout(timeout.map_or(Duration::MAX, at_least_a_millisecond))
+            .with_timeout(timeout.map(at_least_a_millisecond))
     }
 }
 
@@ -100,7 +100,7 @@ impl Default for RRefOptions {
                 .with_retry_duration(Duration::from_millis(200))
                 .with_max_delay(Duration::from_secs(4))
                 .with_jitter(0.1),
-            attempt_timeout: Duration::from_secs(10),
+            attempt_timeout: Some(Duration::from_secs(10)),
             timing: Timing::default(),
         }
     }

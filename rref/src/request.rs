@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use rpc_agent::{CallOptions, Destination, FutureMessage, Outcome, RpcError, RpcFuture, WorkerId};
+use rpc_agent::{Destination, FutureMessage, Outcome, RpcError, RpcFuture, WorkerId};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -142,11 +142,6 @@ fn explain(runtime: &Arc<Runtime>, info: RequestInfo, error: RpcError) -> RpcFut
         _ => RRefError::Rpc(error),
     };
     RpcFuture::ready(Ok(known))
-}
-
-/// The options of a call with this timeout.
-fn options(timeout: Option<Duration>) -> CallOptions {
-    CallOptions::default().with_timeout(timeout)
 }
 
 impl Runtime {
@@ -287,7 +282,7 @@ impl Runtime {
             Ok(response) if is_ready(&response) => {
                 let payload = Message::Fetch { rref }.encode(runtime.incarnation);
                 let agent = &runtime.agent;
-                agent.call_bytes_async(owner, FETCH, payload, CallOptions::default())
+                agent.call(owner, FETCH).send_bytes(payload)
             }
             response => RpcFuture::ready(response),
         });
@@ -365,7 +360,9 @@ impl Runtime {
         Call {
             future: self
                 .agent
-                .call_bytes_async(owner, function, payload, options(timeout)),
+                .call(owner, function)
+                .with_timeout(timeout)
+                .send_bytes(payload),
             info,
         }
     }
@@ -383,7 +380,7 @@ impl Runtime {
             timeout: Duration::ZERO,
         };
         let agent = &self.agent;
-        let future = agent.call_bytes_async(owner, READY, payload, CallOptions::default());
+        let future = agent.call(owner, READY).send_bytes(payload);
         Call { future, info }
     }
 
@@ -418,7 +415,7 @@ impl Runtime {
         cell: &Cell,
         method: &str,
         arguments: &impl Serialize,
-        options: CallOptions,
+        timeout: Option<Duration>,
     ) -> Result<Call, RRefError> {
         cell.check_usable()?;
         let (rref, owner) = (cell.rref(), cell.owner());
@@ -435,10 +432,10 @@ impl Runtime {
             function,
             rref: Some(rref),
             waits_for_value: false,
-            timeout: self.agent.timeout_of(&options).unwrap_or(Duration::MAX),
+            timeout: timeout.unwrap_or(Duration::MAX),
         };
         let payload = message.encode(self.incarnation);
-        Ok(self.request_with_forks(CALL, info, payload, forks, options))
+        Ok(self.request_with_forks(CALL, info, payload, forks, timeout))
     }
 
     /// Calls a function.
@@ -447,7 +444,7 @@ impl Runtime {
         to: Destination<'_>,
         function: &str,
         arguments: &impl Serialize,
-        options: CallOptions,
+        timeout: Option<Duration>,
     ) -> Result<Call, RRefError> {
         let on = self.agent.worker(to)?;
         let mut bytes = Vec::new();
@@ -458,9 +455,9 @@ impl Runtime {
             function: function.into(),
             rref: None,
             waits_for_value: false,
-            timeout: self.agent.timeout_of(&options).unwrap_or(Duration::MAX),
+            timeout: timeout.unwrap_or(Duration::MAX),
         };
-        Ok(self.request_with_forks(RUN, info, bytes, forks, options))
+        Ok(self.request_with_forks(RUN, info, bytes, forks, timeout))
     }
 
     fn request_with_forks(
@@ -469,12 +466,11 @@ impl Runtime {
         info: RequestInfo,
         payload: Vec<u8>,
         forks: Forks,
-        options: CallOptions,
+        timeout: Option<Duration>,
     ) -> Call {
         let forks = forks.commit(Carrier::Call);
-        let future = self
-            .agent
-            .call_bytes_async(info.on.id, function, payload, options);
+        let call = self.agent.call(info.on.id, function);
+        let future = call.with_timeout(timeout).send_bytes(payload);
         if !forks.is_empty() {
             let runtime = Arc::clone(self);
             future.on_complete(move |response| {

@@ -2,16 +2,14 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
-use rpc_agent::{AgentHandle, CallOptions, Destination, RegistryId, WorkerInfo};
+use rpc_agent::{AgentHandle, Destination, RegistryId, WorkerInfo};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
+use crate::call::RRefCall;
 use crate::codec::type_name_of;
 use crate::context::{Snapshot, TableSizes};
 use crate::error::RRefError;
-use crate::future::RRefFuture;
 use crate::handle::RRef;
 use crate::options::RRefOptions;
 use crate::runtime::{RunCreation, RunOn, Runtime};
@@ -152,103 +150,19 @@ impl RRefs {
         Ok(RRef::of(self.runtime()?.promise_value::<T>()?))
     }
 
-    /// Runs a registered function on a worker, this one included, keeps its result there, and returns a
-    /// reference to the result. Never blocks.
-    ///
-    /// The function runs once, even if messages are lost. If it fails, each use of the reference fails with
-    /// [`RRefError::Creation`].
+    /// Begins a call of a registered function of a worker, this one included. It is made when its arguments are sent:
+    /// for the result ([`RRefCall::run`], [`RRefCall::send`]) or for a reference to it ([`RRefCall::remote`]).
     ///
     /// ```no_run
     /// # use std::time::Duration;
     /// # fn f(rrefs: &rref::RRefs) -> Result<(), rref::RRefError> {
-    /// let sum = rrefs.remote::<(i64, i64), i64>("worker1", "add", (1, 2))?;
-    /// assert_eq!(sum.to_here(Some(Duration::from_secs(5)))?, 3);
+    /// let sum = rrefs.call("worker1", "add").remote::<_, i64>((1, 2))?;
+    /// assert_eq!(sum.to_here(Duration::from_secs(5))?, 3);
     /// # Ok(())
     /// # }
     /// ```
-    ///
-    /// # Errors
-    /// [`RRefError::Rpc`] if there is no such worker; [`RRefError::Codec`] or [`RRefError::Refused`] if the
-    /// arguments cannot be sent; [`RRefError::NotAttached`]; [`RRefError::Shutdown`].
-    pub fn remote<'a, A: Serialize, R: Send + Sync + 'static>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
-        arguments: A,
-    ) -> Result<RRef<R>, RRefError> {
-        self.remote_with_timeout(to, function, arguments, None)
-    }
-
-    /// [`RRefs::remote`] with a limit to how long the owner may take to accept the creation, which it does
-    /// before the function runs. `None`: as long as [`RRefOptions::with_retries`] goes on. A time below 1 ms
-    /// counts as 1 ms. Ignored for a creation on this worker, which accepts it at once.
-    ///
-    /// After the timeout each use of the reference fails with [`RRefError::CreationTimedOut`], until the owner
-    /// has reported whether it accepted the creation; if so, the reference can be used.
-    ///
-    /// # Errors
-    /// As [`RRefs::remote`].
-    pub fn remote_with_timeout<'a, A: Serialize, R: Send + Sync + 'static>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
-        arguments: A,
-        timeout: Option<Duration>,
-    ) -> Result<RRef<R>, RRefError> {
-        let runtime = self.runtime()?;
-        let owner = runtime.agent.worker(to)?.id;
-        let type_name = type_name_of::<R>();
-        let cell = runtime.create(owner, None, function, &arguments, type_name, timeout)?;
-        Ok(RRef::of(cell))
-    }
-
-    /// Calls a registered function and blocks until its result arrives, for at most the agent's timeout.
-    /// References may be among the arguments and in the result.
-    ///
-    /// # Errors
-    /// [`RRefError::Function`] if the function failed; [`RRefError::Rpc`] if the call failed, as after a
-    /// timeout; [`RRefError::Codec`] or [`RRefError::Refused`] if the arguments or the result cannot be sent;
-    /// [`RRefError::NotAttached`]; [`RRefError::Shutdown`].
-    pub fn call<'a, A: Serialize, R: DeserializeOwned>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
-        arguments: A,
-    ) -> Result<R, RRefError> {
-        self.call_with(to, function, arguments, CallOptions::default())
-    }
-
-    /// [`RRefs::call`] with options, which set the timeout.
-    ///
-    /// # Errors
-    /// As [`RRefs::call`].
-    pub fn call_with<'a, A: Serialize, R: DeserializeOwned>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
-        arguments: A,
-        options: CallOptions,
-    ) -> Result<R, RRefError> {
-        let runtime = self.runtime()?;
-        runtime
-            .call_function(to.into(), function, &arguments, options)?
-            .wait(runtime)
-    }
-
-    /// [`RRefs::call`] without blocking.
-    ///
-    /// # Errors
-    /// Those that are known at once; the future reports the others.
-    pub fn call_async<'a, A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
-        arguments: A,
-        options: CallOptions,
-    ) -> Result<RRefFuture<R>, RRefError> {
-        let runtime = self.runtime()?;
-        let call = runtime.call_function(to.into(), function, &arguments, options)?;
-        Ok(call.into_future(runtime))
+    pub fn call<'a>(&'a self, to: impl Into<Destination<'a>>, function: &'a str) -> RRefCall<'a> {
+        RRefCall::of_function(self.hub.runtime.get(), to.into(), function)
     }
 
     /// All tables at one moment, for people to read: values, users, and messages under way. Takes time in

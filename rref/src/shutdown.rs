@@ -43,7 +43,7 @@ impl RRefs {
     pub fn shutdown(
         &self,
         agent: &Agent,
-        timeout: Option<Duration>,
+        timeout: impl Into<Option<Duration>>,
     ) -> Result<LeakReport, ShutdownError> {
         let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
         if runtime.agent.incarnation() != agent.handle().incarnation() {
@@ -52,7 +52,7 @@ impl RRefs {
                 given: agent.handle().me().clone(),
             });
         }
-        let ending = Ending::begin(runtime, timeout)?;
+        let ending = Ending::begin(runtime, timeout.into())?;
         let barrier = || -> Result<LeakReport, ShutdownError> {
             agent.join(ending.deadline.remaining(Instant::now()))?;
             let report = leak_report(runtime, ending.deadline);
@@ -73,9 +73,9 @@ impl RRefs {
     /// # Errors
     /// [`ShutdownError::Missing`], [`ShutdownError::NotAttached`] or [`ShutdownError::InProgress`], as
     /// [`RRefs::shutdown`].
-    pub fn leave(&self, timeout: Option<Duration>) -> Result<LeakReport, ShutdownError> {
+    pub fn leave(&self, timeout: impl Into<Option<Duration>>) -> Result<LeakReport, ShutdownError> {
         let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
-        let ending = Ending::begin(runtime, timeout)?;
+        let ending = Ending::begin(runtime, timeout.into())?;
         let report = leak_report(runtime, ending.deadline);
         ending.end_references().finish(report)
     }

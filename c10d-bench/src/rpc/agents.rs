@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use c10d_store::{HashStore, ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer};
 use rpc_agent::{
-    Agent, AgentOptions, CallOptions, FutureMessage, Registry, Reply, RpcError, Secret, WorkerInfo,
+    Agent, AgentOptions, FutureMessage, Registry, Reply, RpcError, Secret, WorkerInfo,
 };
 
 use super::super::affinity::{Cores, on_server_core};
@@ -112,12 +112,13 @@ impl AgentPair {
             // 7919 is prime: the deadlines are not in the order of the calls.
             let place = (index * 7919 % EXPIRING) as f64 / EXPIRING as f64;
             let timeout = EXPIRY_MIN + time.mul_f64(place);
-            let options = CallOptions::default().with_timeout(timeout);
             let deadline = Instant::now() + timeout;
-            let call =
-                self.client
-                    .handle()
-                    .call_bytes_async(&self.server, KEEP, Bytes::new(), options);
+            let call = self
+                .client
+                .handle()
+                .call(&self.server, KEEP)
+                .with_timeout(timeout)
+                .send_bytes(Bytes::new());
             let ended = ended.clone();
             call.on_complete(move |result| {
                 let late = deadline.elapsed();
@@ -136,15 +137,17 @@ impl AgentPair {
         let late: Vec<_> = ends.iter().collect::<Result<_, _>>()?;
         self.client
             .handle()
-            .call_bytes(&self.server, FORGET, Bytes::new())?;
+            .call(&self.server, FORGET)
+            .send_bytes(Bytes::new())
+            .wait()?;
         Ok(late)
     }
 
     fn send(&self, payload: &Bytes) -> FutureMessage {
-        let options = CallOptions::default();
         self.client
             .handle()
-            .call_bytes_async(&self.server, FUNCTION, payload.clone(), options)
+            .call(&self.server, FUNCTION)
+            .send_bytes(payload.clone())
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use c10d_store::{HashStore, ServerOptions, Store, TcpStoreServer};
-use rpc_agent::{Agent, CallOptions, Registry, WorkerInfo};
+use rpc_agent::{Agent, Registry, WorkerInfo};
 use rref::{Functions, RRef, RRefFuture, RRefs, TableSizes};
 
 use super::super::affinity::{Cores, on_server_core};
@@ -112,7 +112,7 @@ impl WorkerPair {
     fn create(&mut self) -> Result<Created, RRefBenchError> {
         let value = self.next;
         self.next += 1;
-        let rref = self.rrefs.remote(&self.server, MAKE, value)?;
+        let rref = self.rrefs.call(&self.server, MAKE).remote(value)?;
         Ok(Created { rref, value })
     }
 
@@ -120,9 +120,8 @@ impl WorkerPair {
     pub(super) fn plain_calls(&self, time: Duration) -> Result<Vec<Duration>, RRefBenchError> {
         let payload = Bytes::from_static(&[7; 8]);
         one_at_a_time(time, || {
-            let options = CallOptions::default();
             let agent = self.client.agent.handle();
-            let answer = agent.call_bytes_async(&self.server, ECHO, payload.clone(), options);
+            let answer = agent.call(&self.server, ECHO).send_bytes(payload.clone());
             let bytes = answer.wait()?.len();
             if bytes == payload.len() {
                 Ok(())

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use integration_tests::eventually::eventually;
 use integration_tests::rpc_group::{BLOCK, Group, List, Programs};
 use integration_tests::watchdog::Watchdog;
-use rpc_agent::{CallOptions, Outcome, RetryOptions, RpcError};
+use rpc_agent::{Outcome, RetryOptions, RpcError};
 use rref::{RRef, RRefError};
 
 const LIMIT: Duration = Duration::from_secs(180);
@@ -18,14 +18,9 @@ const PROGRAMS: Programs = Programs {
     worker: env!("CARGO_BIN_EXE_rpc-worker"),
 };
 
-/// Options without a timeout, for calls that must end for another reason.
-fn unlimited() -> CallOptions {
-    CallOptions::default().with_timeout(None)
-}
-
 /// Creates a list at `owner`; returns the driver's reference.
 fn list(group: &Group, owner: &str, items: &[i64]) -> RRef<List> {
-    let created = group.driver.rrefs.remote(owner, "list", items);
+    let created = group.driver.rrefs.call(owner, "list").remote(items);
     created.expect("the request is sent")
 }
 
@@ -89,14 +84,18 @@ fn users_of_a_killed_owner_get_an_error_that_names_it() {
     keep(&group, "b", "value", &value);
     let rrefs = group.driver.rrefs.clone();
     let uncreated: RRef<List> = rrefs
-        .remote("a", "list unless in incarnation", 1_u32)
+        .call("a", "list unless in incarnation")
+        .remote(1_u32)
         .expect("the request is sent");
     keep(&group, "b", "uncreated", &uncreated);
     group.wait_for_start("a", 1);
     // b waits for the value, and the driver calls a method on it, both without a timeout.
-    let method = uncreated.rpc_async::<_, i64>("sum", (), unlimited());
+    let method = uncreated.call("sum").with_timeout(None).send::<_, i64>(());
     let method = method.expect("the request is sent");
-    let wait = rrefs.call_async::<_, ()>("b", "wait for", "uncreated", unlimited());
+    let wait = rrefs
+        .call("b", "wait for")
+        .with_timeout(None)
+        .send::<_, ()>("uncreated");
     let wait = wait.expect("the request is sent");
 
     group.kill("a");
@@ -107,7 +106,8 @@ fn users_of_a_killed_owner_get_an_error_that_names_it() {
     for error in [
         wait.wait().expect_err("the owner was killed"),
         rrefs
-            .call::<_, usize>("b", "push through", ("value", 1))
+            .call("b", "push through")
+            .run::<_, usize>(("value", 1))
             .expect_err("the owner was killed"),
     ] {
         let text = error.to_string();
@@ -134,7 +134,10 @@ fn a_call_to_a_killed_worker_has_an_unknown_outcome_and_a_retry_reaches_its_next
     let mut group = Group::dynamic(PROGRAMS, &["a", "b"]);
     let retrying = group.start_agent("retrying", 9);
     let agent = group.driver.agent.handle().clone();
-    let once = agent.call_async::<_, u32>("a", BLOCK, 1_u32, unlimited());
+    let once = agent
+        .call("a", BLOCK)
+        .with_timeout(None)
+        .send::<_, u32>(1_u32);
     let retries = RetryOptions::default()
         .with_max_retries(1000)
         .with_retry_duration(Duration::from_millis(20))
@@ -142,7 +145,9 @@ fn a_call_to_a_killed_worker_has_an_unknown_outcome_and_a_retry_reaches_its_next
         .with_attempt_timeout(LIMIT);
     let again = retrying
         .handle()
-        .call_with_retries::<_, u32>("a", BLOCK, 1_u32, &retries);
+        .call("a", BLOCK)
+        .with_retries(&retries)
+        .send::<_, u32>(1_u32);
     group.wait_for_start("a", 1);
     group.wait_for_start("a", 1);
     group.kill("a");
@@ -158,12 +163,14 @@ fn a_call_to_a_killed_worker_has_an_unknown_outcome_and_a_retry_reaches_its_next
     assert!(killed.elapsed() < AT_ONCE, "{:?}", killed.elapsed());
     // A call to a missing worker was certainly not executed.
     let error = agent
-        .call::<_, u32>("a", BLOCK, 1_u32)
+        .call("a", BLOCK)
+        .run::<_, u32>(1_u32)
         .expect_err("the worker is missing");
     assert_eq!(error.outcome(), Outcome::NotExecuted, "{error}");
     assert_eq!(
         agent
-            .call::<_, u32>("b", BLOCK, 2_u32)
+            .call("b", BLOCK)
+            .run::<_, u32>(2_u32)
             .expect("b still runs"),
         1
     );
@@ -190,7 +197,7 @@ fn a_group_works_without_its_store_and_its_shutdown_error_names_the_store() {
     assert_eq!(group.ask::<_, usize>("b", "push through", ("before", 2)), 2);
     let store = group.kill_store();
     assert_eq!(group.ask::<_, usize>("b", "push through", ("before", 3)), 3);
-    assert_eq!(before.rpc_sync::<_, i64>("sum", ()).expect("sum"), 6);
+    assert_eq!(before.call("sum").run::<_, i64>(()).expect("sum"), 6);
     let after = list(&group, "b", &[5]);
     keep(&group, "a", "after", &after);
     assert_eq!(group.ask::<_, usize>("a", "push through", ("after", 2)), 2);
@@ -221,16 +228,22 @@ fn only_calls_to_a_stopped_worker_time_out() {
     assert_eq!(group.ask::<_, usize>("b", "push through", ("held", 1)), 2);
     group.process("a").pause();
     let timeout = Duration::from_millis(300);
-    let within = CallOptions::default().with_timeout(timeout);
-    let timed_out = (0..20).map(|_| agent.call_async::<_, u32>("a", BLOCK, 2_u32, within));
+    let within = timeout;
+    let timed_out = (0..20).map(|_| {
+        agent
+            .call("a", BLOCK)
+            .with_timeout(within)
+            .send::<_, u32>(2_u32)
+    });
     let timed_out: Vec<_> = timed_out.collect();
-    let read = held.rpc_async::<_, i64>("sum", (), unlimited());
+    let read = held.call("sum").with_timeout(None).send::<_, i64>(());
     let read = read.expect("the request is sent");
     // Calls to another worker are answered meanwhile.
     for _ in 0..100 {
         assert_eq!(
             agent
-                .call::<_, u32>("b", BLOCK, 2_u32)
+                .call("b", BLOCK)
+                .run::<_, u32>(2_u32)
                 .expect("b still runs"),
             1
         );

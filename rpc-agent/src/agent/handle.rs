@@ -4,15 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-
-use super::options::CallOptions;
 use crate::error::RpcError;
-use crate::future::{FutureMessage, Promise, RpcFuture, contained};
+use crate::future::{Promise, RpcFuture, contained};
 use crate::metrics::MetricsSnapshot;
 use crate::registry_id::RegistryId;
-use crate::retry::{RetryGroup, RetryOptions};
-use crate::runtime::{CallTimeout, Runtime};
+use crate::retry::RetryGroup;
+use crate::runtime::Runtime;
 use crate::worker::{Destination, WorkerId, WorkerInfo};
 
 /// Makes calls through an [`Agent`](crate::Agent). Cheap to clone.
@@ -61,76 +58,9 @@ impl AgentHandle {
         self.runtime.caller.timeout()
     }
 
-    /// Timeout of a call with these options; `None` for no limit.
-    #[must_use]
-    pub fn timeout_of(&self, options: &CallOptions) -> Option<Duration> {
-        match options.timeout {
-            CallTimeout::OfAgent => self.timeout(),
-            CallTimeout::Own(timeout) => timeout,
-        }
-    }
-
     /// Changes [`AgentHandle::timeout`] for later calls; `None` for no limit.
     pub fn set_timeout(&self, timeout: impl Into<Option<Duration>>) {
         self.runtime.caller.set_timeout(timeout.into());
-    }
-
-    /// Calls a function with bytes and waits for its result, at most [`AgentHandle::timeout`].
-    ///
-    /// May be called from a function that this agent runs.
-    ///
-    /// # Errors
-    /// [`RpcError`].
-    pub fn call_bytes<'a>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
-        payload: impl Into<Bytes>,
-    ) -> Result<Bytes, RpcError> {
-        self.call_bytes_async(to, function, payload, CallOptions::default())
-            .wait()
-    }
-
-    /// [`AgentHandle::call_bytes`] with options.
-    ///
-    /// # Errors
-    /// [`RpcError`].
-    pub fn call_bytes_with<'a>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
-        payload: impl Into<Bytes>,
-        options: CallOptions,
-    ) -> Result<Bytes, RpcError> {
-        self.call_bytes_async(to, function, payload, options).wait()
-    }
-
-    /// Calls a function with bytes without waiting. The future returns errors.
-    pub fn call_bytes_async<'a>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
-        payload: impl Into<Bytes>,
-        options: CallOptions,
-    ) -> FutureMessage {
-        self.runtime
-            .caller
-            .call(to.into(), function, payload.into(), options.timeout)
-    }
-
-    /// Calls a function with retries, without waiting. The function must be idempotent.
-    ///
-    /// If a response is lost, the function runs again.
-    pub fn call_bytes_with_retries<'a>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
-        payload: impl Into<Bytes>,
-        options: &RetryOptions,
-    ) -> FutureMessage {
-        self.runtime
-            .retries
-            .call(to.into(), function, payload.into(), options)
     }
 
     /// Stops the retries of a group's calls to a worker, without waiting. For a worker known to be dead.

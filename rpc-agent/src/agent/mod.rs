@@ -1,5 +1,6 @@
 //! The public API of a worker's agent, on top of the `runtime`.
 
+mod call;
 mod handle;
 mod options;
 mod serve;
@@ -7,8 +8,9 @@ mod served_call;
 mod start;
 mod start_error;
 
+pub use self::call::Call;
 pub use self::handle::AgentHandle;
-pub use self::options::{AgentOptions, CallOptions};
+pub use self::options::AgentOptions;
 pub(crate) use self::served_call::ServedCall;
 pub use self::start::Agent;
 pub use self::start_error::StartError;

@@ -1,11 +1,10 @@
-//! Options of agents and calls.
+//! Options of agents.
 
 use std::time::Duration;
 
 use c10d_socket::{Credentials, SocketOptions};
 
 use crate::fault::FaultPlan;
-use crate::runtime::CallTimeout;
 
 /// Configuration of an agent: its name and rank, its group, timeouts and limits.
 ///
@@ -218,21 +217,6 @@ impl AgentOptions {
     #[must_use]
     pub fn with_faults(mut self, faults: FaultPlan) -> Self {
         self.faults = Some(faults);
-        self
-    }
-}
-
-/// Options of one call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CallOptions {
-    pub(crate) timeout: CallTimeout,
-}
-
-impl CallOptions {
-    /// Timeout of the call; `None` for no limit. Default: [`AgentOptions::with_timeout`].
-    #[must_use]
-    pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
-        self.timeout = CallTimeout::Own(timeout.into());
         self
     }
 }

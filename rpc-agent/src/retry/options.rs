@@ -21,42 +21,38 @@ use crate::milliseconds::milliseconds;
 ///     .with_max_delay(Duration::from_secs(30));
 /// assert!(patient.validate().is_ok());
 ///
-/// let wrong = RetryOptions::default().with_max_retries(-1);
-/// assert_eq!(wrong.validate().unwrap_err().to_string(), "maxRetries cannot be negative.");
+/// let wrong = RetryOptions::default().with_jitter(2.0);
+/// assert!(wrong.validate().is_err());
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
 pub struct RetryOptions {
-    max_retries: i64,
-    retry_duration_ms: i64,
-    backoff: f64,
-    max_delay: Duration,
-    total_time_max: Duration,
-    jitter: f64,
-    attempt_timeout: Option<Duration>,
-    measured_timeout_min: Option<Duration>,
-    timeout: Duration,
-    retry_executed: bool,
-    group: Option<RetryGroup>,
+    pub(super) max_retries: u32,
+    /// Whole milliseconds.
+    pub(super) retry_duration: Duration,
+    pub(super) backoff: f64,
+    pub(super) max_delay: Duration,
+    pub(super) total_time_max: Duration,
+    pub(super) jitter: f64,
+    pub(super) attempt_timeout: Option<Duration>,
+    pub(super) measured_timeout_min: Option<Duration>,
+    pub(super) timeout: Option<Duration>,
+    pub(super) retry_executed: bool,
+    pub(crate) group: Option<RetryGroup>,
 }
 
 impl RetryOptions {
     /// The limit of retries; 0: one attempt only. Default 3, as in the first PyTorch with retries (later 5):
     /// with the other defaults a call to a worker that refuses connections fails within five seconds.
-    pub fn with_max_retries(mut self, max_retries: i64) -> Self {
+    pub fn with_max_retries(mut self, max_retries: u32) -> Self {
         self.max_retries = max_retries;
         self
     }
 
     /// The pause between the first failure and the first retry, rounded up to whole milliseconds. Default
     /// 1 s, as in PyTorch, about the time that a peer takes to restart.
-    pub fn with_retry_duration(self, pause: Duration) -> Self {
-        self.with_retry_duration_ms(i64::try_from(milliseconds(pause)).unwrap_or(i64::MAX))
-    }
-
-    /// [`RetryOptions::with_retry_duration`], in milliseconds.
-    pub fn with_retry_duration_ms(mut self, pause_ms: i64) -> Self {
-        self.retry_duration_ms = pause_ms;
+    pub fn with_retry_duration(mut self, pause: Duration) -> Self {
+        self.retry_duration = Duration::from_millis(milliseconds(pause));
         self
     }
 
@@ -107,9 +103,10 @@ impl RetryOptions {
         self
     }
 
-    /// How long the call takes at most, all attempts included: the last one is cut. Default [`Duration::MAX`].
-    pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+    /// How long the call takes at most, all attempts included: the last one is cut. More than zero; `None`, the
+    /// default: no limit.
+    pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.timeout = timeout.into();
         self
     }
 
@@ -127,62 +124,24 @@ impl RetryOptions {
         self
     }
 
-    pub(crate) const fn group(&self) -> Option<&RetryGroup> {
-        self.group.as_ref()
-    }
-
     /// Checks the options, as each call that uses them does.
     ///
     /// # Errors
-    /// [`RetryOptionsError`]: the first three in PyTorch's order and words.
+    /// [`RetryOptionsError`].
     pub fn validate(&self) -> Result<(), RetryOptionsError> {
-        self.checked().map(drop)
-    }
-
-    /// The checked options.
-    pub(crate) fn checked(&self) -> Result<RetryPolicy, RetryOptionsError> {
-        if self.max_retries < 0 {
-            return Err(RetryOptionsError::MaxRetries {
-                max_retries: self.max_retries,
-            });
-        }
-        if self.backoff < 1.0 {
-            return Err(RetryOptionsError::Backoff {
-                backoff: self.backoff,
-            });
-        }
-        let Ok(retry_duration_ms) = u64::try_from(self.retry_duration_ms) else {
-            return Err(RetryOptionsError::RetryDuration {
-                retry_duration_ms: self.retry_duration_ms,
-            });
-        };
-        if !self.backoff.is_finite() {
-            return Err(RetryOptionsError::BackoffNotFinite {
-                backoff: self.backoff,
-            });
-        }
-        if !(0.0..=1.0).contains(&self.jitter) {
-            return Err(RetryOptionsError::Jitter {
-                jitter: self.jitter,
-            });
-        }
-        if self.attempt_timeout == Some(Duration::ZERO) {
-            return Err(RetryOptionsError::AttemptTimeout);
-        }
-        if self.timeout.is_zero() {
-            return Err(RetryOptionsError::Timeout);
-        }
-        Ok(RetryPolicy {
-            max_retries: u32::try_from(self.max_retries).unwrap_or(u32::MAX),
-            retry_duration: Duration::from_millis(retry_duration_ms),
-            backoff: self.backoff,
-            max_delay: self.max_delay,
-            total_time_max: self.total_time_max,
-            jitter: self.jitter,
-            attempt_timeout: self.attempt_timeout,
-            measured_timeout_min: self.measured_timeout_min,
-            timeout: self.timeout,
-            retry_executed: self.retry_executed,
+        let (backoff, jitter) = (self.backoff, self.jitter);
+        Err(if backoff < 1.0 {
+            RetryOptionsError::Backoff { backoff }
+        } else if !backoff.is_finite() {
+            RetryOptionsError::BackoffNotFinite { backoff }
+        } else if !(0.0..=1.0).contains(&jitter) {
+            RetryOptionsError::Jitter { jitter }
+        } else if self.attempt_timeout == Some(Duration::ZERO) {
+            RetryOptionsError::AttemptTimeout
+        } else if self.timeout == Some(Duration::ZERO) {
+            RetryOptionsError::Timeout
+        } else {
+            return Ok(());
         })
     }
 }
@@ -191,61 +150,29 @@ impl Default for RetryOptions {
     fn default() -> Self {
         Self {
             max_retries: 3,
-            retry_duration_ms: 1000,
+            retry_duration: Duration::from_secs(1),
             backoff: 1.5,
             max_delay: Duration::MAX,
             total_time_max: Duration::MAX,
             jitter: 0.0,
             attempt_timeout: Some(Duration::from_secs(10)),
             measured_timeout_min: None,
-            timeout: Duration::MAX,
+            timeout: None,
             retry_executed: false,
             group: None,
         }
     }
 }
 
-/// [`RetryOptions`] that have been checked.
-#[derive(Debug, Clone)]
-pub(crate) struct RetryPolicy {
-    pub(crate) max_retries: u32,
-    pub(crate) retry_duration: Duration,
-    /// Finite and at least 1.
-    pub(crate) backoff: f64,
-    pub(crate) max_delay: Duration,
-    pub(crate) total_time_max: Duration,
-    /// 0 to 1.
-    pub(crate) jitter: f64,
-    /// Not zero; `None` for no limit.
-    pub(crate) attempt_timeout: Option<Duration>,
-    /// `None`: each attempt has `attempt_timeout`.
-    pub(crate) measured_timeout_min: Option<Duration>,
-    /// Not zero.
-    pub(crate) timeout: Duration,
-    pub(crate) retry_executed: bool,
-}
-
 /// Invalid [`RetryOptions`].
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RetryOptionsError {
-    /// The number of retries is negative.
-    #[error("maxRetries cannot be negative.")]
-    MaxRetries {
-        /// The value given.
-        max_retries: i64,
-    },
     /// The backoff factor is below 1. PyTorch's text names the wrong option.
     #[error("maxRetries cannot be exponentially decaying.")]
     Backoff {
         /// The value given.
         backoff: f64,
-    },
-    /// The pause is negative.
-    #[error("rpcRetryDuration cannot be negative.")]
-    RetryDuration {
-        /// The value given.
-        retry_duration_ms: i64,
     },
     /// The backoff factor is infinite or not a number.
     #[error("retryBackoff must be finite, but is {backoff}")]
@@ -279,37 +206,28 @@ mod tests {
 
     #[test]
     fn the_defaults_are_those_of_the_first_pytorch_with_retries() {
-        let policy = RetryOptions::default().checked().unwrap();
-        assert_eq!(policy.max_retries, 3);
-        assert_eq!(policy.retry_duration, Duration::from_millis(1000));
-        assert_eq!(policy.backoff, 1.5);
-        assert_eq!(policy.jitter, 0.0);
-        assert_eq!(policy.attempt_timeout, Some(Duration::from_secs(10)));
-        assert!(!policy.retry_executed);
+        let options = RetryOptions::default();
+        assert_eq!(options.max_retries, 3);
+        assert_eq!(options.retry_duration, Duration::from_millis(1000));
+        assert_eq!(options.backoff, 1.5);
+        assert_eq!(options.jitter, 0.0);
+        assert_eq!(options.attempt_timeout, Some(Duration::from_secs(10)));
+        assert!(!options.retry_executed);
     }
 
     #[test]
-    fn options_are_refused_in_the_order_and_with_the_texts_of_pytorch() {
-        let mut options = RetryOptions::default()
-            .with_max_retries(-1)
-            .with_backoff(0.99)
-            .with_retry_duration_ms(-1)
-            .with_jitter(1.5);
-        assert_eq!(refusal(&options), "maxRetries cannot be negative.");
-        options = options.with_max_retries(0);
+    fn a_backoff_that_shrinks_is_refused_with_the_text_of_pytorch() {
+        let options = RetryOptions::default().with_backoff(0.99).with_jitter(1.5);
         assert_eq!(
             refusal(&options),
             "maxRetries cannot be exponentially decaying."
         );
-        options = options.with_backoff(1.0);
-        assert_eq!(refusal(&options), "rpcRetryDuration cannot be negative.");
-        options = options.with_retry_duration_ms(0);
+        let options = options.with_backoff(1.0);
         assert_eq!(
             refusal(&options),
             "the jitter must be within 0 to 1, but is 1.5"
         );
-        options = options.with_jitter(1.0);
-        assert_eq!(options.validate(), Ok(()));
+        assert_eq!(options.with_jitter(1.0).validate(), Ok(()));
     }
 
     #[test]
@@ -333,14 +251,12 @@ mod tests {
     #[test]
     fn pauses_round_up_to_milliseconds_and_nothing_overflows() {
         let pause = |pause| {
-            let policy = RetryOptions::default().with_retry_duration(pause).checked();
-            policy.unwrap().retry_duration
+            let options = RetryOptions::default().with_retry_duration(pause);
+            options.retry_duration
         };
         assert_eq!(pause(Duration::ZERO), Duration::ZERO);
         assert_eq!(pause(Duration::from_nanos(1)), Duration::from_millis(1));
         assert_eq!(pause(Duration::from_millis(7)), Duration::from_millis(7));
-        assert_eq!(pause(Duration::MAX), Duration::from_millis(i64::MAX as u64));
-        let many = RetryOptions::default().with_max_retries(i64::MAX);
-        assert_eq!(many.checked().unwrap().max_retries, u32::MAX);
+        assert_eq!(pause(Duration::MAX), Duration::from_millis(u64::MAX));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::options::RetryPolicy;
+use super::options::RetryOptions;
 use super::round_trip::UNMEASURED;
 use crate::error::{CallSite, Outcome, RpcError};
 
@@ -22,7 +22,8 @@ pub(crate) enum Verdict {
 /// What is known of a call with retries so far.
 #[derive(Debug)]
 pub(crate) struct RetryState {
-    policy: RetryPolicy,
+    /// They have been checked.
+    policy: RetryOptions,
     attempts: u32,
     /// Attempts that have timed out.
     timeouts: u32,
@@ -35,7 +36,7 @@ pub(crate) struct RetryState {
 }
 
 impl RetryState {
-    pub(crate) fn new(policy: RetryPolicy, began: Instant, seed: u64) -> Self {
+    pub(crate) fn new(policy: RetryOptions, began: Instant, seed: u64) -> Self {
         Self {
             policy,
             attempts: 0,
@@ -66,7 +67,11 @@ impl RetryState {
                 Some(timeout.min(longest.unwrap_or(Duration::MAX)))
             }
         };
-        let Some(end) = self.began.checked_add(self.policy.timeout) else {
+        let end = self
+            .policy
+            .timeout
+            .and_then(|whole| self.began.checked_add(whole));
+        let Some(end) = end else {
             return timeout;
         };
         // The retry thread may be late.
@@ -108,7 +113,8 @@ impl RetryState {
             let at = now.checked_add(delay);
             let is_in_time = |at: &Instant| {
                 let time = at.duration_since(self.began);
-                time <= self.policy.total_time_max && time < self.policy.timeout
+                time <= self.policy.total_time_max
+                    && self.policy.timeout.is_none_or(|timeout| time < timeout)
             };
             if let Some(at) = at.filter(is_in_time) {
                 return Verdict::Again { at };
@@ -166,7 +172,7 @@ impl RetryState {
 ///
 /// PyTorch counts the pause from the sending, with exponents 0, 0, 1, 2, ...; an attempt that fails after
 /// longer than its pause is retried without one.
-fn delay(policy: &RetryPolicy, retry: u32, draw: f64) -> Duration {
+fn delay(policy: &RetryOptions, retry: u32, draw: f64) -> Duration {
     let exponent = f64::from(retry.saturating_sub(1));
     let longest = policy.max_delay.min(DELAY_MAX);
     let seconds = policy.retry_duration.as_secs_f64() * policy.backoff.powf(exponent);
@@ -190,7 +196,6 @@ mod tests {
     use std::io;
     use std::sync::Arc;
 
-    use super::super::options::RetryOptions;
     use super::*;
     use crate::error::NotSent;
     use crate::worker::WorkerInfo;
@@ -218,7 +223,7 @@ mod tests {
     }
 
     /// A call whose latest attempt is number `attempts`.
-    fn state(policy: RetryPolicy, began: Instant, attempts: u32) -> RetryState {
+    fn state(policy: RetryOptions, began: Instant, attempts: u32) -> RetryState {
         let mut state = RetryState::new(policy, began, 1);
         state.attempts = attempts;
         state
@@ -230,7 +235,7 @@ mod tests {
         error: &RpcError,
     ) -> Result<Duration, RpcError> {
         let now = Instant::now();
-        let mut state = state(options.checked().unwrap(), now, failed_attempts);
+        let mut state = state(options.clone(), now, failed_attempts);
         match state.on_failure(error, now) {
             Verdict::Again { at } => Ok(at - now),
             Verdict::GiveUp(error) => Err(error),
@@ -248,7 +253,7 @@ mod tests {
         assert_eq!(delays_ms(&options, 5), [1000, 1500, 2250, 3375, 5062]);
         let even = options.clone().with_backoff(1.0);
         assert_eq!(delays_ms(&even, 5), [1000; 5]);
-        let none = options.with_retry_duration_ms(0);
+        let none = options.with_retry_duration(Duration::ZERO);
         assert_eq!(delays_ms(&none, 5), [0; 5]);
     }
 
@@ -258,20 +263,20 @@ mod tests {
             .with_max_retries(5)
             .with_max_delay(Duration::from_millis(2000));
         assert_eq!(delays_ms(&options, 5), [1000, 1500, 2000, 2000, 2000]);
-        let policy = options.with_jitter(1.0).checked().unwrap();
+        let policy = options.with_jitter(1.0);
         assert_eq!(delay(&policy, 5, 1.0), Duration::from_millis(2000));
     }
 
     #[test]
     fn no_options_overflow() {
-        for pause_ms in [0, 1, i64::MAX] {
+        for pause_ms in [0, 1, u64::MAX] {
             for backoff in [1.0, 1.5, f64::MAX] {
                 let options = RetryOptions::default()
-                    .with_max_retries(i64::MAX)
-                    .with_retry_duration_ms(pause_ms)
+                    .with_max_retries(u32::MAX)
+                    .with_retry_duration(Duration::from_millis(pause_ms))
                     .with_backoff(backoff)
                     .with_jitter(1.0);
-                let policy = options.checked().unwrap();
+                let policy = options.clone();
                 for retry in [0, 1, 2, 1000, u32::MAX] {
                     for draw in [0.0, 0.5, 1.0] {
                         let delay = delay(&policy, retry, draw);
@@ -288,7 +293,7 @@ mod tests {
 
     #[test]
     fn jitter_is_symmetric() {
-        let policy = RetryOptions::default().with_jitter(0.2).checked().unwrap();
+        let policy = RetryOptions::default().with_jitter(0.2);
         let delay_ms = |draw| delay(&policy, 2, draw).as_millis();
         assert_eq!(
             [delay_ms(0.0), delay_ms(0.5), delay_ms(1.0)],
@@ -359,10 +364,7 @@ mod tests {
 
     #[test]
     fn a_retry_that_would_begin_after_the_total_time_is_not_made() {
-        let policy = RetryOptions::default()
-            .with_total_time_max(Duration::from_millis(3000))
-            .checked()
-            .unwrap();
+        let policy = RetryOptions::default().with_total_time_max(Duration::from_millis(3000));
         let began = Instant::now();
         let after = |ms, failed_attempts| {
             let now = began + Duration::from_millis(ms);
@@ -401,7 +403,7 @@ mod tests {
     fn attempts_are_counted_and_get_the_timeout_of_the_options() {
         let options = RetryOptions::default().with_attempt_timeout(Duration::from_secs(7));
         let now = Instant::now();
-        let mut state = state(options.checked().unwrap(), now, 0);
+        let mut state = state(options.clone(), now, 0);
         assert_eq!(state.begin_attempt(now, None), Some(Duration::from_secs(7)));
         state.begin_attempt(now, None);
         assert_eq!(state.attempts(), 2);
@@ -411,7 +413,7 @@ mod tests {
     fn timeouts_ms(options: &RetryOptions, measured: Option<u64>) -> (Vec<u128>, u128) {
         let began = Instant::now();
         let mut now = began;
-        let mut state = RetryState::new(options.checked().unwrap(), began, 1);
+        let mut state = RetryState::new(options.clone(), began, 1);
         let mut timeouts = Vec::new();
         loop {
             let measured = measured.map(Duration::from_millis);
@@ -439,7 +441,7 @@ mod tests {
         assert_eq!(timeouts(None), [1000, 2000, 2000, 2000, 2000, 2000]);
         // An attempt that fails at once says nothing about the worker's speed.
         let now = Instant::now();
-        let mut state = RetryState::new(options.checked().unwrap(), now, 1);
+        let mut state = RetryState::new(options.clone(), now, 1);
         for _ in 0..3 {
             let timeout = state.begin_attempt(now, Some(Duration::from_millis(1)));
             assert_eq!(timeout, Some(Duration::from_millis(200)));
@@ -467,11 +469,11 @@ mod tests {
         let now = Instant::now();
         let later = now + Duration::from_millis(30);
         let options = RetryOptions::default();
-        let mut plain = state(options.checked().unwrap(), now, 0);
+        let mut plain = state(options.clone(), now, 0);
         plain.begin_attempt(now, None);
         assert_eq!(plain.answered(later), None);
         let options = options.with_measured_timeout(Duration::from_millis(200));
-        let mut measured = state(options.checked().unwrap(), now, 0);
+        let mut measured = state(options.clone(), now, 0);
         measured.begin_attempt(now, None);
         measured.begin_attempt(now + Duration::from_millis(10), None);
         assert_eq!(measured.answered(later), Some(Duration::from_millis(20)));
@@ -485,7 +487,7 @@ mod tests {
             .with_backoff(1.0);
         let now = Instant::now();
         let delays = |seed| {
-            let mut state = RetryState::new(options.checked().unwrap(), now, seed);
+            let mut state = RetryState::new(options.clone(), now, seed);
             let delay = |_| {
                 state.begin_attempt(now, None);
                 match state.on_failure(&not_sent(), now) {
@@ -505,7 +507,7 @@ mod tests {
         let options = RetryOptions::default().with_max_retries(1);
         let now = Instant::now();
         let after_timeout = || {
-            let mut state = state(options.checked().unwrap(), now, 1);
+            let mut state = state(options.clone(), now, 1);
             let first = state.on_failure(&timed_out(), now);
             assert!(matches!(first, Verdict::Again { .. }));
             state.begin_attempt(now, None);

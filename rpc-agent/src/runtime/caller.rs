@@ -20,16 +20,6 @@ use crate::worker::Destination;
 /// Stands for no timeout.
 const NONE_MS: u64 = u64::MAX;
 
-/// How long a call may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum CallTimeout {
-    /// As long as the agent's own timeout says.
-    #[default]
-    OfAgent,
-    /// So long; `None` for no limit.
-    Own(Option<Duration>),
-}
-
 /// Makes calls on behalf of an agent.
 pub(crate) struct Caller {
     pub(super) driver: Arc<Driver>,
@@ -75,7 +65,7 @@ impl Caller {
         to: Destination<'_>,
         function: &str,
         payload: Bytes,
-        timeout: CallTimeout,
+        timeout: Option<Duration>,
     ) -> FutureMessage {
         match self.find(to) {
             Ok(peer) => self.call_peer(&peer, function, payload, timeout),
@@ -89,14 +79,10 @@ impl Caller {
         peer: &Arc<PeerEntry>,
         function: &str,
         payload: Bytes,
-        timeout: CallTimeout,
+        timeout: Option<Duration>,
     ) -> FutureMessage {
         let driver = &self.driver;
         let (promise, future) = self.promise_driven_by(peer.hint());
-        let timeout = match timeout {
-            CallTimeout::OfAgent => self.timeout(),
-            CallTimeout::Own(timeout) => timeout,
-        };
         let started_at = Instant::now();
         driver.metrics.call_started(&peer.metrics);
         driver.activity.begin_call();

@@ -39,7 +39,6 @@ mod stage;
 mod table;
 mod tls;
 
-pub(crate) use self::caller::CallTimeout;
 pub(crate) use self::driver::Served;
 pub(crate) use self::lifecycle::{Parts, Runtime};
 pub(crate) use self::poller::Poller;

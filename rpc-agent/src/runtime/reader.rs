@@ -211,7 +211,7 @@ mod tests {
     use c10d_store::{HashStore, Store};
 
     use super::*;
-    use crate::{Agent, AgentOptions, CallOptions, Registry};
+    use crate::{Agent, AgentOptions, Registry};
 
     /// Tries to borrow the connection while its call is being completed.
     struct Borrower {
@@ -250,12 +250,7 @@ mod tests {
         let (server, client) = (start(0, registry), start(1, Registry::new()));
         let (server, client) = (server.join().unwrap(), client.join().unwrap());
 
-        let mut call = pin!(client.handle().call_bytes_async(
-            "w0",
-            "f",
-            "",
-            CallOptions::default()
-        ));
+        let mut call = pin!(client.handle().call("w0", "f").send_bytes(""));
         let driver = Arc::clone(&client.handle().runtime().driver);
         let (outcome, was_lent) = mpsc::channel();
         let waker = Waker::from(Arc::new(Borrower {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::caller::{CallTimeout, Caller};
+use super::caller::Caller;
 use super::entry::PeerEntry;
 use crate::error::{CallSite, NotSent, RpcError};
 use crate::future::{FutureMessage, Promise};
@@ -64,10 +64,9 @@ impl Retrier {
         options: &RetryOptions,
     ) -> FutureMessage {
         let caller = &self.caller;
-        let policy = match options.checked() {
-            Ok(policy) => policy,
-            Err(error) => return caller.failed(RpcError::RetryOptions(error)),
-        };
+        if let Err(error) = options.validate() {
+            return caller.failed(RpcError::RetryOptions(error));
+        }
         let peer = match caller.find(to) {
             Ok(peer) => peer,
             Err(error) => return caller.failed(error),
@@ -77,13 +76,14 @@ impl Retrier {
         let seed = self.next_seed.fetch_add(1, Ordering::Relaxed);
         self.attempt(Box::new(Retried {
             membership: options
-                .group()
+                .group
+                .as_ref()
                 .map(|group| RetryMembership::new(group, peer.info.id)),
             peer,
             function: function.into(),
             payload,
             promise,
-            state: RetryState::new(policy, Instant::now(), seed),
+            state: RetryState::new(options.clone(), Instant::now(), seed),
         }));
         future
     }
@@ -111,12 +111,9 @@ impl Retrier {
         let membership = call.membership.as_ref();
         let measured = membership.map(RetryMembership::measured_timeout);
         let timeout = call.state.begin_attempt(Instant::now(), measured);
-        let attempt = self.caller.call_peer(
-            &call.peer,
-            &call.function,
-            call.payload.clone(),
-            CallTimeout::Own(timeout),
-        );
+        let attempt =
+            self.caller
+                .call_peer(&call.peer, &call.function, call.payload.clone(), timeout);
         let this = Arc::clone(self);
         attempt.on_complete(move |result| this.after_attempt(call, result));
     }

@@ -19,7 +19,7 @@
 //! ```
 //!
 //! A `Vec<u8>` is encoded byte by byte. The types of the crate `serde_bytes` reduce that to one copy, and
-//! [`AgentHandle::call_bytes`] makes none.
+//! [`Call::send_bytes`] makes none.
 
 mod bounded;
 mod codec;
@@ -35,13 +35,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use self::codec::{CodecError, decode, encode};
-use crate::agent::{AgentHandle, CallOptions};
+use crate::agent::Call;
 use crate::context::{Context, Reply};
 use crate::error::{CallSite, Outcome, RpcError};
-use crate::future::{FutureMessage, RpcFuture};
+use crate::future::RpcFuture;
 use crate::handler_error::HandlerError;
 use crate::registry::{Registry, RegistryError};
-use crate::retry::RetryOptions;
 use crate::worker::{Destination, WorkerInfo};
 
 impl Registry {
@@ -116,124 +115,71 @@ impl<R> fmt::Debug for TypedReply<R> {
     }
 }
 
-impl AgentHandle {
-    /// Calls a function and blocks until it returns, at most for the agent's timeout:
-    /// [`AgentHandle::call_bytes`] with the arguments encoded and the result decoded.
+impl Call<'_> {
+    /// [`Call::send_bytes`] with the arguments encoded and the answer decoded. Several arguments are a tuple. An answer
+    /// that cannot be decoded is not retried.
+    ///
+    /// The future fails with [`RpcError::Codec`] if the arguments cannot be encoded or the answer is not a value of `R`.
     ///
     /// ```no_run
     /// # fn f(agent: &rpc_agent::AgentHandle) -> Result<(), rpc_agent::RpcError> {
-    /// let sum = agent.call::<(i64, i64), i64>("worker1", "add", (1, 2))?;
-    /// assert_eq!(sum, 3);
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`AgentHandle::call_bytes`]; [`RpcError::Codec`] if the arguments cannot be encoded or the answer
-    /// is not a value of `R`.
-    pub fn call<'a, A: Serialize, R: DeserializeOwned>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
-        arguments: A,
-    ) -> Result<R, RpcError> {
-        self.call_with(to, function, arguments, CallOptions::default())
-    }
-
-    /// [`AgentHandle::call`] with options, such as a timeout of its own.
-    ///
-    /// # Errors
-    /// As [`AgentHandle::call`].
-    pub fn call_with<'a, A: Serialize, R: DeserializeOwned>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
-        arguments: A,
-        options: CallOptions,
-    ) -> Result<R, RpcError> {
-        let to = to.into();
-        // Looking up the worker costs time, so it is done only for an error.
-        let failed = |to, error, outcome| match self.worker(to) {
-            Ok(worker) => not_coded(worker, function.into(), &error, outcome),
-            Err(no_such_worker) => no_such_worker,
-        };
-        let payload = match encode(&arguments) {
-            Ok(payload) => payload,
-            Err(error) => return Err(failed(to, error, Outcome::NotExecuted)),
-        };
-        let answer = self.call_bytes_with(to.clone(), function, payload, options)?;
-        decode(&answer).map_err(|error| failed(to, error, Outcome::Executed))
-    }
-
-    /// Calls a function without waiting. All errors are delivered by the future.
-    ///
-    /// ```no_run
-    /// # fn f(agent: &rpc_agent::AgentHandle) -> Result<(), rpc_agent::RpcError> {
-    /// use rpc_agent::CallOptions;
-    ///
-    /// let options = CallOptions::default();
-    /// let sums = ["worker1", "worker2"]
-    ///     .map(|worker| agent.call_async::<(i64, i64), i64>(worker, "add", (1, 2), options));
+    /// let sums = ["worker1", "worker2"].map(|worker| agent.call(worker, "add").send::<_, i64>((1, 2)));
     /// for sum in sums {
     ///     assert_eq!(sum.wait()?, 3);
     /// }
     /// # Ok(())
     /// # }
     /// ```
-    pub fn call_async<'a, A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
+    pub fn send<A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
+        self,
         arguments: A,
-        options: CallOptions,
     ) -> RpcFuture<R> {
-        self.call_around(to.into(), function, &arguments, |worker, payload| {
-            self.call_bytes_async(worker, function, payload, options)
-        })
-    }
-
-    /// Calls a function with retries and without waiting: [`AgentHandle::call_bytes_with_retries`] with
-    /// the arguments encoded and the result decoded. The function may run more than once. A result that
-    /// cannot be decoded is not retried.
-    pub fn call_with_retries<'a, A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
-        &self,
-        to: impl Into<Destination<'a>>,
-        function: &str,
-        arguments: A,
-        options: &RetryOptions,
-    ) -> RpcFuture<R> {
-        self.call_around(to.into(), function, &arguments, |worker, payload| {
-            self.call_bytes_with_retries(worker, function, payload, options)
-        })
-    }
-
-    /// Encodes the arguments, starts `call`, and decodes its answer.
-    fn call_around<A: Serialize, R: DeserializeOwned + Clone + Send + 'static>(
-        &self,
-        to: Destination<'_>,
-        function: &str,
-        arguments: &A,
-        call: impl FnOnce(&WorkerInfo, Vec<u8>) -> FutureMessage,
-    ) -> RpcFuture<R> {
-        let worker = match self.worker(to) {
+        let worker = match self.agent.worker(self.to.clone()) {
             Ok(worker) => worker,
             Err(error) => return RpcFuture::ready(Err(error)),
         };
-        let function: Arc<str> = function.into();
-        let payload = match encode(arguments) {
-            Ok(payload) => payload,
-            Err(error) => {
-                return RpcFuture::ready(Err(not_coded(
-                    worker,
-                    function,
-                    &error,
-                    Outcome::NotExecuted,
-                )));
-            }
+        let function: Arc<str> = self.function.into();
+        let call = Call {
+            to: Destination::Info(&worker),
+            ..self
         };
-        call(&worker, payload).then(move |answer| {
-            decode(&answer?).map_err(|error| not_coded(worker, function, &error, Outcome::Executed))
-        })
+        match encode(&arguments) {
+            Ok(payload) => call.send_bytes(payload).then(move |answer| {
+                let answer = decode(&answer?);
+                answer.map_err(|error| not_coded(worker, function, &error, Outcome::Executed))
+            }),
+            Err(error) => {
+                let error = not_coded(worker, function, &error, Outcome::NotExecuted);
+                RpcFuture::ready(Err(error))
+            }
+        }
+    }
+
+    /// [`Call::send`] that blocks until the function has returned: for answers that cannot be cloned.
+    ///
+    /// ```no_run
+    /// # fn f(agent: &rpc_agent::AgentHandle) -> Result<(), rpc_agent::RpcError> {
+    /// let sum: i64 = agent.call("worker1", "add").run((1, 2))?;
+    /// assert_eq!(sum, 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`RpcError`]; [`RpcError::Codec`] if the arguments cannot be encoded or the answer is not a value of `R`.
+    pub fn run<A: Serialize, R: DeserializeOwned>(self, arguments: A) -> Result<R, RpcError> {
+        let (agent, to, function) = (self.agent, self.to.clone(), self.function);
+        // Looking up the worker costs time, so it is done only for an error.
+        let failed = |error: CodecError, outcome| match agent.worker(to) {
+            Ok(worker) => not_coded(worker, function.into(), &error, outcome),
+            Err(no_such_worker) => no_such_worker,
+        };
+        let payload = match encode(&arguments) {
+            Ok(payload) => payload,
+            Err(error) => return Err(failed(error, Outcome::NotExecuted)),
+        };
+        let answer = self.send_bytes(payload).wait()?;
+        decode(&answer).map_err(|error| failed(error, Outcome::Executed))
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use c10d_store::{HashStore, Store};
 
 use crate::error::{Outcome, RpcError};
-use crate::{Agent, AgentHandle, AgentOptions, CallOptions, HandlerError, Registry, RetryOptions};
+use crate::{Agent, AgentHandle, AgentOptions, HandlerError, Registry, RetryOptions};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -58,19 +58,22 @@ fn a_typed_call_returns_a_value_from_this_worker_and_from_another() {
         for worker in ["a", "b"] {
             assert_eq!(
                 agent
-                    .call::<(i64, i64), i64>(worker, "add", (1, 2))
+                    .call(worker, "add")
+                    .run::<(i64, i64), i64>((1, 2))
                     .unwrap(),
                 3
             );
-            let caller: String = agent.call(worker, "caller", ()).unwrap();
+            let caller: String = agent.call(worker, "caller").run(()).unwrap();
             assert_eq!(caller, "a");
-            let options = CallOptions::default();
-            let sum = agent.call_async::<(i64, i64), i64>(worker, "add", (-1, -2), options);
+            let sum = agent.call(worker, "add").send::<(i64, i64), i64>((-1, -2));
             assert_eq!(sum.wait().unwrap(), -3);
-            let next: u32 = agent.call_with(worker, "later", 41_u32, options).unwrap();
+            let next: u32 = agent.call(worker, "later").run(41_u32).unwrap();
             assert_eq!(next, 42);
             let retries = RetryOptions::default();
-            let sum = agent.call_with_retries::<_, i64>(worker, "add", (3_i64, 4_i64), &retries);
+            let sum = agent
+                .call(worker, "add")
+                .with_retries(&retries)
+                .send::<_, i64>((3_i64, 4_i64));
             assert_eq!(sum.wait().unwrap(), 7);
         }
     });
@@ -80,7 +83,8 @@ fn a_typed_call_returns_a_value_from_this_worker_and_from_another() {
 fn the_error_of_a_function_keeps_its_text() {
     with_two_workers(|agent| {
         let error = agent
-            .call::<_, i64>("b", "add", (i64::MAX, 1_i64))
+            .call("b", "add")
+            .run::<_, i64>((i64::MAX, 1_i64))
             .unwrap_err();
         let RpcError::Remote { message, .. } = &error else {
             panic!("{error}");
@@ -93,7 +97,7 @@ fn the_error_of_a_function_keeps_its_text() {
 fn arguments_of_a_wrong_type_are_an_error_that_names_the_expected_one() {
     with_two_workers(|agent| {
         for (function, type_name) in [("add", "(i64, i64)"), ("later", "u32")] {
-            let error = agent.call::<_, u32>("b", function, ()).unwrap_err();
+            let error = agent.call("b", function).run::<_, u32>(()).unwrap_err();
             let RpcError::Remote {
                 message, panicked, ..
             } = &error
@@ -111,13 +115,14 @@ fn arguments_of_a_wrong_type_are_an_error_that_names_the_expected_one() {
 #[test]
 fn a_result_of_a_wrong_type_is_an_error_after_the_function_ran() {
     with_two_workers(|agent| {
-        let options = CallOptions::default();
         let errors = [
             agent
-                .call::<_, String>("b", "add", (1_i64, 2_i64))
+                .call("b", "add")
+                .run::<_, String>((1_i64, 2_i64))
                 .unwrap_err(),
             agent
-                .call_async::<_, String>("b", "add", (1_i64, 2_i64), options)
+                .call("b", "add")
+                .send::<_, String>((1_i64, 2_i64))
                 .wait()
                 .unwrap_err(),
         ];
@@ -135,10 +140,9 @@ fn a_result_of_a_wrong_type_is_an_error_after_the_function_ran() {
 #[test]
 fn an_unknown_worker_is_an_error_of_the_call_and_of_the_future() {
     with_two_workers(|agent| {
-        let options = CallOptions::default();
-        let error = agent.call::<_, ()>("c", "add", ()).unwrap_err();
+        let error = agent.call("c", "add").run::<_, ()>(()).unwrap_err();
         assert!(matches!(error, RpcError::NoSuchWorker { .. }), "{error}");
-        let future = agent.call_async::<_, ()>("c", "add", (), options);
+        let future = agent.call("c", "add").send::<_, ()>(());
         let error = future.wait().unwrap_err();
         assert!(matches!(error, RpcError::NoSuchWorker { .. }), "{error}");
     });

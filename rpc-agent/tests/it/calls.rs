@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rpc_agent::{
-    Agent, AgentHandle, CallOptions, Context, FUNCTION_NAME_BYTES_MAX, FutureMessage, HandlerError,
-    Outcome, RpcError, RpcFuture, WorkerInfo, join_all,
+    Agent, AgentHandle, Context, FUNCTION_NAME_BYTES_MAX, FutureMessage, HandlerError, Outcome,
+    RpcError, RpcFuture, WorkerInfo, join_all,
 };
 
 use crate::common::{
-    Gate, OpenAtEnd, PATIENCE, group, group_with, noise, pair, pair_with, seed, until, within,
+    Gate, OpenAtEnd, PATIENCE, group, group_with, noise, pair, pair_with, seed, until,
 };
 
 /// Maximum payload bytes of one frame.
@@ -37,7 +37,9 @@ fn payloads_of_any_length_are_echoed_unchanged() {
             let sent = noise(seed ^ bytes as u64, bytes);
             let answer = agents[from]
                 .handle()
-                .call_bytes(to, "echo", sent.clone())
+                .call(to, "echo")
+                .send_bytes(sent.clone())
+                .wait()
                 .unwrap();
             assert!(answer == sent, "{bytes} bytes from {from} to {to}");
         }
@@ -52,7 +54,8 @@ fn payloads_of_64_mib_travel_in_both_directions_at_once() {
         let payload = sent[from].clone();
         agents[from]
             .handle()
-            .call_bytes_async(to as u32, "echo", payload, CallOptions::default())
+            .call(to as u32, "echo")
+            .send_bytes(payload)
     });
     for (sent, answer) in sent.iter().zip(answers) {
         assert!(answer.wait().unwrap() == sent);
@@ -74,13 +77,10 @@ fn each_of_many_concurrent_calls_receives_its_own_answer() {
                         let bits = random.u32(0..19);
                         let sent = noise(random.u64(..), random.usize(0..1 << bits));
                         let to = random.u32(0..3);
-                        let options = CallOptions::default();
-                        let answer = agents[from as usize].handle().call_bytes_async(
-                            to,
-                            "echo",
-                            sent.clone(),
-                            options,
-                        );
+                        let answer = agents[from as usize]
+                            .handle()
+                            .call(to, "echo")
+                            .send_bytes(sent.clone());
                         (sent, answer)
                     })
                     .collect();
@@ -104,12 +104,19 @@ fn a_worker_can_call_itself() {
         assert!(
             agent
                 .handle()
-                .call_bytes("worker1", "echo", sent.clone())
+                .call("worker1", "echo")
+                .send_bytes(sent.clone())
+                .wait()
                 .unwrap()
                 == sent
         );
     }
-    let error = agent.handle().call_bytes(1, "ehco", "").unwrap_err();
+    let error = agent
+        .handle()
+        .call(1, "ehco")
+        .send_bytes("")
+        .wait()
+        .unwrap_err();
     assert!(matches!(error, RpcError::NoSuchFunction { .. }), "{error}");
     assert_eq!(agent.handle().metrics().connections_opened, 0);
 }
@@ -122,24 +129,46 @@ fn a_worker_is_called_by_name_id_or_both() {
     assert_eq!(
         agent
             .handle()
-            .call_bytes("worker1", "echo", "name")
+            .call("worker1", "echo")
+            .send_bytes("name")
+            .wait()
             .unwrap(),
         "name"
     );
-    assert_eq!(agent.handle().call_bytes(1, "echo", "id").unwrap(), "id");
     assert_eq!(
-        agent.handle().call_bytes(info.id, "echo", "id").unwrap(),
+        agent
+            .handle()
+            .call(1, "echo")
+            .send_bytes("id")
+            .wait()
+            .unwrap(),
         "id"
     );
     assert_eq!(
         agent
             .handle()
-            .call_bytes(&info.name, "echo", "name")
+            .call(info.id, "echo")
+            .send_bytes("id")
+            .wait()
+            .unwrap(),
+        "id"
+    );
+    assert_eq!(
+        agent
+            .handle()
+            .call(&info.name, "echo")
+            .send_bytes("name")
+            .wait()
             .unwrap(),
         "name"
     );
     assert_eq!(
-        agent.handle().call_bytes(&info, "echo", "both").unwrap(),
+        agent
+            .handle()
+            .call(&info, "echo")
+            .send_bytes("both")
+            .wait()
+            .unwrap(),
         "both"
     );
     assert_eq!(agent.handle().worker("worker1").unwrap(), info);
@@ -152,18 +181,33 @@ fn a_worker_is_called_by_name_id_or_both() {
 #[test]
 fn a_worker_outside_the_group_cannot_be_called() {
     let (agent, _other) = pair(|_| {});
-    let by_name = agent.handle().call_bytes("nobody", "echo", "").unwrap_err();
+    let by_name = agent
+        .handle()
+        .call("nobody", "echo")
+        .send_bytes("")
+        .wait()
+        .unwrap_err();
     assert_eq!(
         by_name.to_string(),
         "name:worker0,rank:0 could not find destination name nobody"
     );
-    let by_id = agent.handle().call_bytes(7, "echo", "").unwrap_err();
+    let by_id = agent
+        .handle()
+        .call(7, "echo")
+        .send_bytes("")
+        .wait()
+        .unwrap_err();
     assert_eq!(
         by_id.to_string(),
         "name:worker0,rank:0 could not find destination id 7"
     );
     let wrong = WorkerInfo::new("worker0", 1).unwrap();
-    let by_both = agent.handle().call_bytes(&wrong, "echo", "").unwrap_err();
+    let by_both = agent
+        .handle()
+        .call(&wrong, "echo")
+        .send_bytes("")
+        .wait()
+        .unwrap_err();
     for error in [by_name, by_id, by_both] {
         assert!(matches!(error, RpcError::NoSuchWorker { .. }), "{error}");
         assert_eq!(error.outcome(), Outcome::NotExecuted);
@@ -179,7 +223,9 @@ fn the_error_names_an_unregistered_function() {
     for function in ["ehco", "", &longest, &too_long] {
         let error = agent
             .handle()
-            .call_bytes("worker1", function, "")
+            .call("worker1", function)
+            .send_bytes("")
+            .wait()
             .unwrap_err();
         assert_eq!(
             error.to_string(),
@@ -192,7 +238,12 @@ fn the_error_names_an_unregistered_function() {
         assert_eq!(error.outcome(), Outcome::NotExecuted);
     }
     assert_eq!(
-        agent.handle().call_bytes("worker1", "echo", "on").unwrap(),
+        agent
+            .handle()
+            .call("worker1", "echo")
+            .send_bytes("on")
+            .wait()
+            .unwrap(),
         "on"
     );
     assert_eq!(agent.handle().metrics().connections_opened, 1);
@@ -210,11 +261,21 @@ fn a_message_beyond_the_limit_fails_with_both_sizes_and_keeps_the_connection() {
         |registry| registry.register("double", double).unwrap(),
     );
     let most = noise(1, BYTES_MAX);
-    assert!(agent.handle().call_bytes(1, "echo", most.clone()).unwrap() == most);
+    assert!(
+        agent
+            .handle()
+            .call(1, "echo")
+            .send_bytes(most.clone())
+            .wait()
+            .unwrap()
+            == most
+    );
 
     let request = agent
         .handle()
-        .call_bytes(1, "echo", noise(1, BYTES_MAX + 1))
+        .call(1, "echo")
+        .send_bytes(noise(1, BYTES_MAX + 1))
+        .wait()
         .unwrap_err();
     assert_eq!(
         request.to_string(),
@@ -225,7 +286,9 @@ fn a_message_beyond_the_limit_fails_with_both_sizes_and_keeps_the_connection() {
 
     let answer = agent
         .handle()
-        .call_bytes(1, "double", noise(1, BYTES_MAX / 2 + 1))
+        .call(1, "double")
+        .send_bytes(noise(1, BYTES_MAX / 2 + 1))
+        .wait()
         .unwrap_err();
     assert_eq!(
         answer.to_string(),
@@ -235,7 +298,15 @@ fn a_message_beyond_the_limit_fails_with_both_sizes_and_keeps_the_connection() {
     assert_eq!(answer.outcome(), Outcome::Executed);
     assert!(!answer.is_transient());
 
-    assert_eq!(agent.handle().call_bytes(1, "echo", "on").unwrap(), "on");
+    assert_eq!(
+        agent
+            .handle()
+            .call(1, "echo")
+            .send_bytes("on")
+            .wait()
+            .unwrap(),
+        "on"
+    );
     assert_eq!(agent.handle().metrics().connections_opened, 1);
 }
 
@@ -263,13 +334,13 @@ fn exceeding_the_callees_limit_fails_only_that_call() {
         unreachable!()
     };
     let _end = OpenAtEnd(Arc::clone(&gate));
-    let before = agent
-        .handle()
-        .call_bytes_async(1, "hold", "", CallOptions::default());
+    let before = agent.handle().call(1, "hold").send_bytes("");
     gate.await_inside(1);
     let error = agent
         .handle()
-        .call_bytes(1, "echo", noise(1, BYTES_MAX + 1))
+        .call(1, "echo")
+        .send_bytes(noise(1, BYTES_MAX + 1))
+        .wait()
         .unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -280,7 +351,9 @@ fn exceeding_the_callees_limit_fails_only_that_call() {
     // In the other direction, the answer exceeds the limit.
     let error = other
         .handle()
-        .call_bytes(0, "double", noise(1, BYTES_MAX / 2 + 1))
+        .call(0, "double")
+        .send_bytes(noise(1, BYTES_MAX / 2 + 1))
+        .wait()
         .unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -313,20 +386,15 @@ fn block_on<F: Future>(future: F) -> F::Output {
 #[test]
 fn calls_can_be_awaited_without_an_async_runtime() {
     async fn chain(agent: &AgentHandle) -> Result<Bytes, RpcError> {
-        let options = CallOptions::default();
-        let first = agent
-            .call_bytes_async("worker1", "echo", "first", options)
-            .await?;
-        let second = agent.call_bytes_async("worker1", "echo", first, options);
+        let first = agent.call("worker1", "echo").send_bytes("first").await?;
+        let second = agent.call("worker1", "echo").send_bytes(first);
         // Awaits the future by reference, then by value.
         assert_eq!((&second).await?, "first");
         second.await
     }
     let (agent, _other) = pair(|_| {});
     assert_eq!(block_on(chain(agent.handle())).unwrap(), "first");
-    let missing = agent
-        .handle()
-        .call_bytes_async("worker1", "ehco", "", CallOptions::default());
+    let missing = agent.handle().call("worker1", "ehco").send_bytes("");
     assert!(matches!(
         block_on(missing),
         Err(RpcError::NoSuchFunction { .. })
@@ -363,9 +431,7 @@ fn is_pool_thread(name: &str) -> bool {
 #[test]
 fn a_callback_on_a_completed_call_runs_at_once() {
     let (agent, _other) = pair(|_| {});
-    let answer = agent
-        .handle()
-        .call_bytes_async(1, "echo", "here", CallOptions::default());
+    let answer = agent.handle().call(1, "echo").send_bytes("here");
     answer.wait().unwrap();
     let ran = Arc::new(Mutex::new(None));
     let seen = Arc::clone(&ran);
@@ -388,13 +454,13 @@ fn a_callback_on_a_pending_call_runs_on_the_pool() {
             sender.send((is_ok, name)).unwrap();
         });
     };
-    let held = agent
-        .handle()
-        .call_bytes_async(1, "hold", "", CallOptions::default());
+    let held = agent.handle().call(1, "hold").send_bytes("");
     // The polling thread expires the call.
     let expired = agent
         .handle()
-        .call_bytes_async(1, "hold", "", within(Duration::from_millis(1)));
+        .call(1, "hold")
+        .with_timeout(Duration::from_millis(1))
+        .send_bytes("");
     register(&held);
     register(&expired);
     let (is_ok, name) = receiver.recv_timeout(PATIENCE).unwrap();
@@ -414,17 +480,20 @@ fn a_callback_can_call_and_wait() {
     let callbacks = 50;
     let calls: Vec<_> = (0..callbacks)
         .map(|_| {
-            let call = agent
-                .handle()
-                .call_bytes_async(1, "hold", "a", CallOptions::default());
+            let call = agent.handle().call(1, "hold").send_bytes("a");
             let handle = agent.handle().clone();
             let sender = sender.clone();
             call.on_complete(move |result| {
-                let first = handle.call_bytes(1, "echo", result.clone().unwrap());
-                let next =
-                    handle.call_bytes_async(0, "echo", first.unwrap(), CallOptions::default());
+                let first = handle
+                    .call(1, "echo")
+                    .send_bytes(result.clone().unwrap())
+                    .wait();
+                let next = handle.call(0, "echo").send_bytes(first.unwrap());
                 next.on_complete(move |result| {
-                    let last = handle.call_bytes("worker1", "echo", result.clone().unwrap());
+                    let last = handle
+                        .call("worker1", "echo")
+                        .send_bytes(result.clone().unwrap())
+                        .wait();
                     sender.send(last.unwrap()).unwrap();
                 });
             });
@@ -446,9 +515,7 @@ fn a_callback_can_call_and_wait() {
 fn a_panicking_callback_does_not_affect_others() {
     let (agent, _other, gate, _end) = held_pair();
     let ran = Arc::new(AtomicUsize::new(0));
-    let call = agent
-        .handle()
-        .call_bytes_async(1, "hold", "", CallOptions::default());
+    let call = agent.handle().call(1, "hold").send_bytes("");
     for callback in 0..6 {
         let ran = Arc::clone(&ran);
         call.on_complete(move |_| {
@@ -469,28 +536,34 @@ fn a_panicking_callback_does_not_affect_others() {
     assert_eq!(ran.load(Ordering::SeqCst), 6);
     // A panicking callback that runs at once, on the registering thread.
     call.on_complete(|_| panic!("on purpose"));
-    assert_eq!(agent.handle().call_bytes(1, "echo", "on").unwrap(), "on");
+    assert_eq!(
+        agent
+            .handle()
+            .call(1, "echo")
+            .send_bytes("on")
+            .wait()
+            .unwrap(),
+        "on"
+    );
 }
 
 #[test]
 fn calls_can_be_chained_and_joined() {
     let (agent, _other) = pair(|_| {});
     let handle = agent.handle().clone();
-    let options = CallOptions::default();
     let twice = agent
         .handle()
-        .call_bytes_async(1, "echo", "abc", options)
+        .call(1, "echo")
+        .send_bytes("abc")
         .and_then(move |answer| {
-            handle.call_bytes_async(1, "echo", [answer.clone(), answer].concat(), options)
+            handle
+                .call(1, "echo")
+                .send_bytes([answer.clone(), answer].concat())
         })
         .then(|answer| Ok(answer?.len()));
     assert_eq!(twice.wait().unwrap(), 6);
 
-    let calls = (0..100_u32).map(|n| {
-        agent
-            .handle()
-            .call_bytes_async(1, "echo", n.to_string(), options)
-    });
+    let calls = (0..100_u32).map(|n| agent.handle().call(1, "echo").send_bytes(n.to_string()));
     let all: RpcFuture<Vec<Bytes>> = join_all(calls.collect());
     for (n, answer) in all.wait().unwrap().into_iter().enumerate() {
         assert_eq!(answer, n.to_string());
@@ -509,15 +582,12 @@ fn dropping_a_future_does_not_cancel_its_call() {
             })
             .unwrap();
     });
+    drop(agent.handle().call(1, "record").send_bytes("small"));
     drop(
         agent
             .handle()
-            .call_bytes_async(1, "record", "small", CallOptions::default()),
-    );
-    drop(
-        agent
-            .handle()
-            .call_bytes_async(1, "record", noise(1, 1 << 20), CallOptions::default()),
+            .call(1, "record")
+            .send_bytes(noise(1, 1 << 20)),
     );
     let mut payloads: Vec<_> = (0..2)
         .map(|_| receiver.recv_timeout(PATIENCE).unwrap())
@@ -541,7 +611,11 @@ fn keep_streaming(
 ) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         while !stop.load(Ordering::SeqCst) {
-            let answer = agent.call_bytes(to, "echo", payload.clone()).unwrap();
+            let answer = agent
+                .call(to, "echo")
+                .send_bytes(payload.clone())
+                .wait()
+                .unwrap();
             assert!(answer == payload);
             count.fetch_add(1, Ordering::SeqCst);
         }
@@ -572,7 +646,9 @@ fn large_payloads_do_not_delay_small_ones() {
         assert_eq!(
             agents[n % 2]
                 .handle()
-                .call_bytes(1 - n as u32 % 2, "echo", small.clone())
+                .call(1 - n as u32 % 2, "echo")
+                .send_bytes(small.clone())
+                .wait()
                 .unwrap(),
             small
         );
@@ -613,7 +689,9 @@ fn small_payloads_do_not_delay_a_large_one() {
     assert!(
         agent
             .handle()
-            .call_bytes(1, "echo", payload.clone())
+            .call(1, "echo")
+            .send_bytes(payload.clone())
+            .wait()
             .unwrap()
             == payload
     );
@@ -635,7 +713,11 @@ fn two_workers_that_call_each_other_at_the_same_time_use_one_connection() {
                     barrier.wait();
                     let (from, to) = (n % 2, 1 - n as u32 % 2);
                     for _ in 0..3 {
-                        let answer = agents[from].handle().call_bytes(to, "echo", "first");
+                        let answer = agents[from]
+                            .handle()
+                            .call(to, "echo")
+                            .send_bytes("first")
+                            .wait();
                         assert_eq!(answer.unwrap(), "first", "in round {round}");
                     }
                 });
@@ -655,7 +737,7 @@ fn two_workers_that_call_each_other_at_the_same_time_use_one_connection() {
 
 #[cfg(feature = "typed")]
 mod typed {
-    use rpc_agent::{CallOptions, HandlerError, Outcome, RetryOptions, RpcError};
+    use rpc_agent::{HandlerError, Outcome, RetryOptions, RpcError};
 
     use crate::common::{pair, until};
 
@@ -674,21 +756,23 @@ mod typed {
         assert_eq!(
             agent
                 .handle()
-                .call::<(i64, i64), i64>("worker1", "add", (1, 2))
+                .call("worker1", "add")
+                .run::<(i64, i64), i64>((1, 2))
                 .unwrap(),
             3
         );
-        let options = CallOptions::default();
         let sum = agent
             .handle()
-            .call_async::<(i64, i64), i64>(1, "add", (-5, 2), options);
+            .call(1, "add")
+            .send::<(i64, i64), i64>((-5, 2));
         assert_eq!(sum.wait().unwrap(), -3);
         let expected_text = vec!["a".to_owned(), "bc".to_owned()];
         let retries = RetryOptions::default();
-        let joined =
-            agent
-                .handle()
-                .call_with_retries::<_, String>(1, "later", expected_text, &retries);
+        let joined = agent
+            .handle()
+            .call(1, "later")
+            .with_retries(&retries)
+            .send::<_, String>(expected_text);
         assert_eq!(joined.wait().unwrap(), "abc");
     }
 
@@ -705,7 +789,11 @@ mod typed {
                 .unwrap();
         });
         // Sends a string length of 7 without the string's bytes.
-        let arguments = agent.handle().call::<u8, u64>(1, "length", 7).unwrap_err();
+        let arguments = agent
+            .handle()
+            .call(1, "length")
+            .run::<u8, u64>(7)
+            .unwrap_err();
         assert!(
             matches!(
                 arguments,
@@ -724,7 +812,8 @@ mod typed {
 
         let result = agent
             .handle()
-            .call::<&str, (u64, u64)>(1, "length", "abc")
+            .call(1, "length")
+            .run::<&str, (u64, u64)>("abc")
             .unwrap_err();
         assert!(matches!(result, RpcError::Codec { .. }), "{result}");
         assert_eq!(result.outcome(), Outcome::Executed);
@@ -734,7 +823,11 @@ mod typed {
                 && error_text.contains("(u64, u64)"),
             "{error_text}"
         );
-        let remote = agent.handle().call::<(), ()>(1, "fail", ()).unwrap_err();
+        let remote = agent
+            .handle()
+            .call(1, "fail")
+            .run::<(), ()>(())
+            .unwrap_err();
         assert_eq!(
             remote.to_string(),
             "Error on Node 1: call of `fail` on worker worker1 (id 1): the function failed: no"

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use c10d_store::{HashStore, Store};
-use rpc_agent::{Agent, AgentOptions, CallOptions, Registry, StartError};
+use rpc_agent::{Agent, AgentOptions, Registry, StartError};
 
 /// Timeout of all waits in the tests; reached only if a test hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -100,11 +100,6 @@ pub(crate) fn start_all(
 /// A store in this process.
 pub(crate) fn shared_store() -> Arc<dyn Store> {
     Arc::new(HashStore::new())
-}
-
-/// Options of a call with this timeout; `None` for no limit.
-pub(crate) fn within(timeout: impl Into<Option<Duration>>) -> CallOptions {
-    CallOptions::default().with_timeout(timeout)
 }
 
 /// Returns pseudo-random bytes, determined by `seed`.

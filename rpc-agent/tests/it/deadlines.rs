@@ -5,23 +5,23 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rpc_agent::{
-    Agent, AgentHandle, CallOptions, FutureMessage, Outcome, Registry, Reply, RpcError, StartError,
+    Agent, AgentHandle, FutureMessage, Outcome, Registry, Reply, RpcError, StartError,
 };
 
+use crate::common::until;
 use crate::common::{
     Gate, OpenAtEnd, PATIENCE, options, pair, pair_with, registry, seed, shared_store, start_all,
 };
-use crate::common::{until, within};
 
 /// A short timeout that differs from the others in these tests.
 const SHORT: Duration = Duration::from_millis(20);
 
 fn call(agent: &AgentHandle) -> FutureMessage {
-    agent.call_bytes_async(1, "hold", "", CallOptions::default())
+    agent.call(1, "hold").send_bytes("")
 }
 
 fn call_within(agent: &AgentHandle, timeout: impl Into<Option<Duration>>) -> FutureMessage {
-    agent.call_bytes_async(1, "hold", "", within(timeout))
+    agent.call(1, "hold").with_timeout(timeout).send_bytes("")
 }
 
 /// Returns the expired timeout that the error of a call reports.
@@ -52,10 +52,9 @@ fn a_call_with_a_timeout_of_zero_never_runs() {
     for _ in 0..500 {
         // To the other worker and to itself, with a timeout of its own and that of the agent.
         for worker in [1, 0] {
-            for options in [within(Duration::ZERO), CallOptions::default()] {
-                let error = handle
-                    .call_bytes_with(worker, "run", "", options)
-                    .unwrap_err();
+            let of_agent = handle.call(worker, "run");
+            for call in [of_agent.clone().with_timeout(Duration::ZERO), of_agent] {
+                let error = call.send_bytes("").wait().unwrap_err();
                 let is_timeout =
                     matches!(error, RpcError::Timeout { after, .. } if after.is_zero());
                 assert!(is_timeout, "{error}");
@@ -63,7 +62,11 @@ fn a_call_with_a_timeout_of_zero_never_runs() {
             }
         }
     }
-    let answer = handle.call_bytes_with(1, "run", "", within(PATIENCE));
+    let answer = handle
+        .call(1, "run")
+        .with_timeout(PATIENCE)
+        .send_bytes("")
+        .wait();
     assert_eq!(answer.unwrap(), "");
     assert_eq!(*ran.lock().unwrap(), 1);
     assert_eq!(other.handle().metrics().requests_received, 1);
@@ -74,7 +77,11 @@ fn a_call_with_a_timeout_of_zero_never_runs() {
 fn expired_while_held(agent: &AgentHandle, function: &str, gate: &Gate) -> (Duration, RpcError) {
     let mut timeout = SHORT;
     loop {
-        let call = agent.call_bytes_with(1, function, "", within(timeout));
+        let call = agent
+            .call(1, function)
+            .with_timeout(timeout)
+            .send_bytes("")
+            .wait();
         let error = call.unwrap_err();
         if gate.inside() > 0 {
             return (timeout, error);
@@ -203,7 +210,9 @@ fn a_late_answer_is_dropped_and_counted_and_keeps_the_connection() {
     let late = agent.handle().metrics().late_responses;
     let own = other
         .handle()
-        .call_bytes_async(1, "hold", "", within(SHORT));
+        .call(1, "hold")
+        .with_timeout(SHORT)
+        .send_bytes("");
     expired_after(&own);
     assert_eq!(agent.handle().metrics().calls_in_flight, 0);
     gate.open();
@@ -215,7 +224,12 @@ fn a_late_answer_is_dropped_and_counted_and_keeps_the_connection() {
     });
     for _ in 0..3 {
         assert_eq!(
-            agent.handle().call_bytes(1, "echo", "next").unwrap(),
+            agent
+                .handle()
+                .call(1, "echo")
+                .send_bytes("next")
+                .wait()
+                .unwrap(),
             "next"
         );
     }
@@ -248,7 +262,13 @@ fn a_large_late_answer_does_not_affect_later_messages() {
         agent.handle().metrics().late_responses > late
     });
     assert_eq!(
-        agent.handle().call_bytes(1, "large", "").unwrap().len(),
+        agent
+            .handle()
+            .call(1, "large")
+            .send_bytes("")
+            .wait()
+            .unwrap()
+            .len(),
         3 << 20
     );
     let metrics = agent.handle().metrics();
@@ -275,7 +295,9 @@ fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
         let began = Instant::now();
         let call = agent
             .handle()
-            .call_bytes_async(1, "never", &b""[..], within(timeout));
+            .call(1, "never")
+            .with_timeout(timeout)
+            .send_bytes(&b""[..]);
         let sender = sender.clone();
         call.on_complete(move |result| {
             let is_early = began.elapsed() < timeout;
@@ -309,7 +331,12 @@ fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
     );
     // This call follows all others on the same connection.
     assert_eq!(
-        agent.handle().call_bytes(1, "echo", "next").unwrap(),
+        agent
+            .handle()
+            .call(1, "echo")
+            .send_bytes("next")
+            .wait()
+            .unwrap(),
         "next"
     );
     let received = other.handle().metrics().requests_received - 1;
@@ -326,7 +353,12 @@ fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
         agent.handle().metrics().late_responses == received - refused_in_time
     });
     assert_eq!(
-        agent.handle().call_bytes(1, "echo", "next").unwrap(),
+        agent
+            .handle()
+            .call(1, "echo")
+            .send_bytes("next")
+            .wait()
+            .unwrap(),
         "next"
     );
     assert_eq!(agent.handle().metrics().connections_opened, 1);
@@ -350,12 +382,11 @@ fn a_race_of_deadline_and_answer_completes_the_call_once() {
     let (sender, receiver) = mpsc::channel();
     for round in 0..150_u64 {
         let payload = (500 + 10 * round).to_string();
-        let call = agent.handle().call_bytes_async(
-            1,
-            "after",
-            payload.clone(),
-            within(Duration::from_millis(1)),
-        );
+        let call = agent
+            .handle()
+            .call(1, "after")
+            .with_timeout(Duration::from_millis(1))
+            .send_bytes(payload.clone());
         let sender = sender.clone();
         call.on_complete(move |result| sender.send(result.is_ok()).unwrap());
         match call.wait() {
@@ -432,7 +463,10 @@ fn the_timeout_of_an_unsent_call_says_why_it_was_not_sent() {
     let (silent, agents) = silent_worker(&gate);
     let error = agents[0]
         .handle()
-        .call_bytes_with(1, "hold", "", within(SHORT))
+        .call(1, "hold")
+        .with_timeout(SHORT)
+        .send_bytes("")
+        .wait()
         .unwrap_err();
     assert!(matches!(error, RpcError::Timeout { .. }), "{error}");
     assert_eq!(error.outcome(), Outcome::NotExecuted);
@@ -443,12 +477,22 @@ fn the_timeout_of_an_unsent_call_says_why_it_was_not_sent() {
     );
     // Agent 0 is reachable, so agent 1 can call it.
     assert_eq!(
-        agents[1].handle().call_bytes(0, "echo", "here").unwrap(),
+        agents[1]
+            .handle()
+            .call(0, "echo")
+            .send_bytes("here")
+            .wait()
+            .unwrap(),
         "here"
     );
     // Agent 0 then calls over the connection that agent 1 made.
     assert_eq!(
-        agents[0].handle().call_bytes(1, "echo", "there").unwrap(),
+        agents[0]
+            .handle()
+            .call(1, "echo")
+            .send_bytes("there")
+            .wait()
+            .unwrap(),
         "there"
     );
     let (_, error) = expired_while_held(agents[0].handle(), "hold", &gate);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use std::{env, fs, process};
 
 use c10d_store::{FileStore, Store};
-use rpc_agent::{Agent, CallOptions, Secret};
+use rpc_agent::{Agent, Secret};
 
 use crate::common::{options, registry};
 use crate::few_descriptors::{self, Attacked};
@@ -49,10 +49,12 @@ fn strangers_make_room_for_workers_when_descriptors_run_out() {
         let attacked = Attacked::start(TEST, &format!("{} {}", secret.to_text(), path.display()));
         let agent = starting.join().unwrap();
         let called = attacked.besieged(first_byte, || {
-            let options = CallOptions::default().with_timeout(CALL_TIMEOUT);
             agent
                 .handle()
-                .call_bytes_with("worker1", "echo", "abc", options)
+                .call("worker1", "echo")
+                .with_timeout(CALL_TIMEOUT)
+                .send_bytes("abc")
+                .wait()
         });
         assert_eq!(&called.unwrap()[..], b"abc", "{first_byte:?}");
         attacked.end();

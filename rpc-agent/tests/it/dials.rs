@@ -9,7 +9,7 @@ use bytes::Bytes;
 use c10d_store::Store;
 use rpc_agent::{Agent, AgentHandle, AgentOptions, FutureMessage, NotSent, Outcome, RpcError};
 
-use crate::common::{PATIENCE, named, registry, shared_store, start_all, until, within};
+use crate::common::{PATIENCE, named, registry, shared_store, start_all, until};
 use crate::raw::{GOODBYE, HELLO, REQUEST, RESPONSE, RawFrame, RawWorker};
 use crate::raw::{frame, links_of, read_frame, send, welcome};
 
@@ -30,7 +30,7 @@ fn start(
 
 /// A call without a timeout.
 fn call(agent: &AgentHandle, worker: &str) -> FutureMessage {
-    agent.call_bytes_async(worker, "f", "x", within(None))
+    agent.call(worker, "f").with_timeout(None).send_bytes("x")
 }
 
 #[track_caller]
@@ -136,11 +136,17 @@ fn a_silent_worker_does_not_delay_dials_of_others() {
         // When the last of these calls is answered, the thread that dialed is idle.
         for _ in 0..20 {
             agent
-                .call_bytes_with("known", "echo", "x", within(PATIENCE))
+                .call("known", "echo")
+                .with_timeout(PATIENCE)
+                .send_bytes("x")
+                .wait()
                 .unwrap();
         }
         let _held = call(agent, "silent");
-        let call = agent.call_bytes_async("other", "echo", "x", within(PATIENCE));
+        let call = agent
+            .call("other", "echo")
+            .with_timeout(PATIENCE)
+            .send_bytes("x");
         assert_eq!(wait(&call).unwrap(), "x");
         let mut socket = silent.accept();
         assert_eq!(read_frame(&mut socket).kind, HELLO);

@@ -8,9 +8,7 @@ use std::time::Duration;
 use byteorder::{ByteOrder, LittleEndian};
 use rpc_agent::{Agent, AgentOptions, FaultPlan, FutureMessage, Outcome};
 
-use crate::common::{
-    PATIENCE, noise, options, pair_with, registry, shared_store, start_all, within,
-};
+use crate::common::{PATIENCE, noise, options, pair_with, registry, shared_store, start_all};
 use crate::raw::{RawWorker, read_frame};
 
 const CALLS: usize = 300;
@@ -56,7 +54,9 @@ fn unread_calls(
         let payload = payload.slice(..PAYLOAD_BYTES_MIN + number);
         agent
             .handle()
-            .call_bytes_async("worker1", NAME, payload, within(timeout))
+            .call("worker1", NAME)
+            .with_timeout(timeout)
+            .send_bytes(payload)
     });
     let calls = calls.collect();
     (agent, link, calls)
@@ -97,7 +97,9 @@ fn a_duplicated_call_with_one_request_withdrawn_at_its_deadline_may_have_run() {
         // This request follows all remaining requests of the other calls.
         let last = agent
             .handle()
-            .call_bytes_async("worker1", NAME, "last", within(None));
+            .call("worker1", NAME)
+            .with_timeout(None)
+            .send_bytes("last");
         let mut arrived = HashSet::new();
         loop {
             let payload_bytes = read_frame(&mut link).body.len() - BODY_BYTES_MIN;
@@ -160,10 +162,12 @@ fn a_duplicated_large_message_keeps_the_connection() {
             .unwrap();
     });
     let payload = noise(1, 600 << 10);
-    let answer =
-        agent
-            .handle()
-            .call_bytes_with("worker1", "answer late", payload.clone(), within(PATIENCE));
+    let answer = agent
+        .handle()
+        .call("worker1", "answer late")
+        .with_timeout(PATIENCE)
+        .send_bytes(payload.clone())
+        .wait();
     assert_eq!(answer.unwrap(), payload);
     assert!(served.handle().metrics().requests_received > 1);
     assert_eq!(served.handle().metrics().connections_lost, 0);

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use c10d_store::Store;
 use rpc_agent::{
-    Agent, AgentOptions, CallOptions, DirectoryError, FutureMessage, NotSent, Outcome, Registry,
-    Reply, RetryOptions, RpcError, StartError, WorkerInfo, join_all,
+    Agent, AgentOptions, DirectoryError, FutureMessage, NotSent, Outcome, Registry, Reply,
+    RetryOptions, RpcError, StartError, WorkerInfo, join_all,
 };
 
-use crate::common::{PATIENCE, named, options, registry, shared_store, start_all, until, within};
+use crate::common::{PATIENCE, named, options, registry, shared_store, start_all, until};
 use crate::raw::{HELLO, RawWorker, WELCOME, connect, frame, hello_body, listed_address_of};
 use crate::raw::{await_closed, read_frame, request, send, welcome};
 
@@ -138,11 +138,8 @@ fn the_first_worker_waits_for_a_late_one() {
                 names,
                 [0, 1, 2].map(|rank| format!("WorkerInfo(id={rank}, name=worker{rank})"))
             );
-            let answers = (0..3).map(|to| {
-                agent
-                    .handle()
-                    .call_bytes_async(to, "echo", to.to_string(), CallOptions::default())
-            });
+            let answers =
+                (0..3).map(|to| agent.handle().call(to, "echo").send_bytes(to.to_string()));
             assert_eq!(join_all(answers.collect()).wait().unwrap(), ["0", "1", "2"]);
         }
     });
@@ -209,7 +206,12 @@ fn a_worker_finds_one_that_joins_later() {
     let store = shared_store();
     let first = start_one(&store, named("ps-0", 0));
     for to_late in ["ps-1", "ps-2"] {
-        let error = first.handle().call_bytes(to_late, "echo", "").unwrap_err();
+        let error = first
+            .handle()
+            .call(to_late, "echo")
+            .send_bytes("")
+            .wait()
+            .unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("name:ps-0,rank:0 could not find destination name {to_late}")
@@ -219,28 +221,47 @@ fn a_worker_finds_one_that_joins_later() {
     assert_eq!(
         first
             .handle()
-            .call_bytes("ps-1", "echo", "by name")
+            .call("ps-1", "echo")
+            .send_bytes("by name")
+            .wait()
             .unwrap(),
         "by name"
     );
     assert_eq!(
-        second.handle().call_bytes(0, "echo", "back").unwrap(),
+        second
+            .handle()
+            .call(0, "echo")
+            .send_bytes("back")
+            .wait()
+            .unwrap(),
         "back"
     );
     let third = start_one(&store, named("ps-2", 7));
     assert_eq!(
-        first.handle().call_bytes(7, "echo", "by id").unwrap(),
+        first
+            .handle()
+            .call(7, "echo")
+            .send_bytes("by id")
+            .wait()
+            .unwrap(),
         "by id"
     );
     assert_eq!(
         second
             .handle()
-            .call_bytes(third.handle().me(), "echo", "by both")
+            .call(third.handle().me(), "echo")
+            .send_bytes("by both")
+            .wait()
             .unwrap(),
         "by both"
     );
     assert_eq!(
-        third.handle().call_bytes("ps-1", "echo", "back").unwrap(),
+        third
+            .handle()
+            .call("ps-1", "echo")
+            .send_bytes("back")
+            .wait()
+            .unwrap(),
         "back"
     );
     assert_eq!(
@@ -262,7 +283,9 @@ fn many_workers_that_join_at_once_find_each_other() {
                     assert_eq!(
                         agent
                             .handle()
-                            .call_bytes(&name, "echo", name.clone())
+                            .call(&name, "echo")
+                            .send_bytes(name.clone())
+                            .wait()
                             .unwrap(),
                         name
                     );
@@ -292,7 +315,12 @@ fn a_second_worker_with_the_same_name_or_id_is_refused_and_the_first_one_continu
         "{error_text}"
     );
     assert_eq!(
-        agents[0].handle().call_bytes("b", "echo", "on").unwrap(),
+        agents[0]
+            .handle()
+            .call("b", "echo")
+            .send_bytes("on")
+            .wait()
+            .unwrap(),
         "on"
     );
 }
@@ -305,7 +333,9 @@ fn a_worker_that_left_is_no_longer_found() {
     assert_eq!(
         first
             .handle()
-            .call_bytes("worker1", "echo", "here")
+            .call("worker1", "echo")
+            .send_bytes("here")
+            .wait()
             .unwrap(),
         "here"
     );
@@ -315,33 +345,52 @@ fn a_worker_that_left_is_no_longer_found() {
     until("the Goodbye has arrived", || {
         let error = first
             .handle()
-            .call_bytes("worker1", "echo", "")
+            .call("worker1", "echo")
+            .send_bytes("")
+            .wait()
             .unwrap_err();
         !matches!(error, RpcError::ConnectionLost { .. })
     });
     for _ in 0..2 {
         let error = first
             .handle()
-            .call_bytes("worker1", "echo", "")
+            .call("worker1", "echo")
+            .send_bytes("")
+            .wait()
             .unwrap_err();
         assert!(error.to_string().contains(expected_text), "{error}");
         assert_eq!(error.outcome(), Outcome::NotExecuted);
     }
-    let error = third.handle().call_bytes(1, "echo", "").unwrap_err();
+    let error = third
+        .handle()
+        .call(1, "echo")
+        .send_bytes("")
+        .wait()
+        .unwrap_err();
     assert!(
         error
             .to_string()
             .ends_with("name:worker2,rank:2 could not find destination name worker1"),
         "{error}"
     );
-    assert_eq!(first.handle().call_bytes(2, "echo", "on").unwrap(), "on");
+    assert_eq!(
+        first
+            .handle()
+            .call(2, "echo")
+            .send_bytes("on")
+            .wait()
+            .unwrap(),
+        "on"
+    );
 
     // New workers reuse its name and its id.
     let again = start_one(&store, named("worker1", 5));
     assert_eq!(
         first
             .handle()
-            .call_bytes("worker1", "echo", "moved")
+            .call("worker1", "echo")
+            .send_bytes("moved")
+            .wait()
             .unwrap(),
         "moved"
     );
@@ -351,14 +400,21 @@ fn a_worker_that_left_is_no_longer_found() {
     );
     let other = start_one(&store, named("other", 1));
     assert_eq!(
-        first.handle().call_bytes(1, "echo", "other").unwrap(),
+        first
+            .handle()
+            .call(1, "echo")
+            .send_bytes("other")
+            .wait()
+            .unwrap(),
         "other"
     );
     assert_eq!(first.handle().worker(1).unwrap(), *other.handle().me());
     assert_eq!(
         third
             .handle()
-            .call_bytes("worker1", "echo", "moved")
+            .call("worker1", "echo")
+            .send_bytes("moved")
+            .wait()
             .unwrap(),
         "moved"
     );
@@ -396,18 +452,25 @@ fn a_restarted_worker_has_a_new_incarnation_and_connection() {
         if incarnation == 3 {
             // The restarted worker makes the first call.
             assert_eq!(
-                agent.handle().call_bytes(0, "echo", "back").unwrap(),
+                agent
+                    .handle()
+                    .call(0, "echo")
+                    .send_bytes("back")
+                    .wait()
+                    .unwrap(),
                 "back"
             );
         }
         // A call that is sent before the previous incarnation's Goodbye arrives gets no answer.
         until("the new incarnation answers", || {
-            let answer = first.handle().call_bytes("worker1", "incarnation", "");
+            let answer = first
+                .handle()
+                .call("worker1", "incarnation")
+                .send_bytes("")
+                .wait();
             answer.is_ok_and(|answer| answer == incarnation.to_string())
         });
-        let pending = first
-            .handle()
-            .call_bytes_async(1, "later", "", CallOptions::default());
+        let pending = first.handle().call(1, "later").send_bytes("");
         until("the request has arrived", || {
             replies.lock().unwrap().len() == 1
         });
@@ -429,9 +492,7 @@ fn a_restarted_worker_has_a_new_incarnation_and_connection() {
         assert_eq!(error.outcome(), Outcome::Unknown);
         // The next incarnation must not complete a pending call of the previous one.
         let next = start_incarnation(&store, incarnation * 10, &replies);
-        let pending = first
-            .handle()
-            .call_bytes_async(1, "later", "", CallOptions::default());
+        let pending = first.handle().call(1, "later").send_bytes("");
         until("the request has arrived", || {
             replies.lock().unwrap().len() == 2
         });
@@ -440,7 +501,12 @@ fn a_restarted_worker_has_a_new_incarnation_and_connection() {
         both.next().unwrap().send(Ok(&b"present"[..]));
         assert_eq!(pending.wait().unwrap(), "present");
         assert_eq!(
-            first.handle().call_bytes(1, "incarnation", "").unwrap(),
+            first
+                .handle()
+                .call(1, "incarnation")
+                .send_bytes("")
+                .wait()
+                .unwrap(),
             (incarnation * 10).to_string()
         );
         next.shutdown(PATIENCE).unwrap();
@@ -456,12 +522,25 @@ fn a_call_to_a_worker_that_stopped_without_leaving_fails_at_once() {
     let first = start_one(&store, options(0));
     let second = start_one(&store, options(1));
     let third = start_one(&store, options(2));
-    assert_eq!(first.handle().call_bytes(1, "echo", "").unwrap(), "");
+    assert_eq!(
+        first
+            .handle()
+            .call(1, "echo")
+            .send_bytes("")
+            .wait()
+            .unwrap(),
+        ""
+    );
     drop(second);
     // One caller has a connection that was just lost, the other one has none.
     for caller in [&first, &third] {
         until("the caller knows that the worker has stopped", || {
-            let error = caller.handle().call_bytes(1, "echo", "").unwrap_err();
+            let error = caller
+                .handle()
+                .call(1, "echo")
+                .send_bytes("")
+                .wait()
+                .unwrap_err();
             assert!(
                 matches!(
                     error,
@@ -481,8 +560,11 @@ fn calls_to_a_replaced_worker_fail_at_once() {
     let agent = start_one(&store, me);
     let raw = RawWorker::join_list(&*store, 1, "b", 5);
     // The raw worker accepts the connection but sends no Welcome.
-    let never = within(None);
-    let call = agent.handle().call_bytes_async("b", "f", "x", never);
+    let call = agent
+        .handle()
+        .call("b", "f")
+        .with_timeout(None)
+        .send_bytes("x");
     let mut silent = raw.accept();
     assert_eq!(read_frame(&mut silent).kind, HELLO);
     let retries = RetryOptions::default().with_max_retries(1);
@@ -490,7 +572,9 @@ fn calls_to_a_replaced_worker_fail_at_once() {
     let retries = retries.with_attempt_timeout(Duration::MAX);
     let retried = agent
         .handle()
-        .call_bytes_with_retries("b", "f", "x", &retries);
+        .call("b", "f")
+        .with_retries(&retries)
+        .send_bytes("x");
 
     let mut link = connect(listed_address_of(&*store, 0).0);
     let hello = hello_body(1, 0, 77, 0, 0, "c");

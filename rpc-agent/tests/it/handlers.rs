@@ -6,14 +6,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rpc_agent::{
-    Agent, AgentHandle, CallOptions, Context, FutureMessage, HandlerError, Outcome, Registry,
-    Reply, RpcError, join_all,
+    Agent, AgentHandle, Context, FutureMessage, HandlerError, Outcome, Registry, Reply, RpcError,
+    join_all,
 };
 
-use crate::common::{Gate, OpenAtEnd, PATIENCE, group_with, noise, pair, pair_with, until, within};
+use crate::common::{Gate, OpenAtEnd, PATIENCE, group_with, noise, pair, pair_with, until};
 
 fn call(agent: &AgentHandle, to: u32, function: &str, payload: &'static str) -> FutureMessage {
-    agent.call_bytes_async(to, function, payload, CallOptions::default())
+    agent.call(to, function).send_bytes(payload)
 }
 
 fn calls(agent: &AgentHandle, count: usize, function: &str) -> Vec<FutureMessage> {
@@ -75,7 +75,12 @@ fn a_slow_function_does_not_delay_fast_ones() {
         let slow = call(agent.handle(), 1, "hold", "slow");
         for _ in 0..50 {
             assert_eq!(
-                agent.handle().call_bytes(1, "echo", "fast").unwrap(),
+                agent
+                    .handle()
+                    .call(1, "echo")
+                    .send_bytes("fast")
+                    .wait()
+                    .unwrap(),
                 "fast"
             );
         }
@@ -96,7 +101,12 @@ fn slow_functions_delay_no_others_while_a_handler_thread_is_free() {
         let slow = calls(agent.handle(), 3, "hold");
         for _ in 0..20 {
             assert_eq!(
-                agent.handle().call_bytes(1, "echo", "fast").unwrap(),
+                agent
+                    .handle()
+                    .call(1, "echo")
+                    .send_bytes("fast")
+                    .wait()
+                    .unwrap(),
                 "fast",
                 "in round {round}"
             );
@@ -105,7 +115,12 @@ fn slow_functions_delay_no_others_while_a_handler_thread_is_free() {
         gate.await_inside(4);
         // No handler thread is free, but the worker can still make calls.
         assert_eq!(
-            other.handle().call_bytes(0, "echo", "mine").unwrap(),
+            other
+                .handle()
+                .call(0, "echo")
+                .send_bytes("mine")
+                .wait()
+                .unwrap(),
             "mine",
             "in round {round}"
         );
@@ -123,9 +138,7 @@ fn a_worker_whose_only_handler_thread_is_busy_receives_answers_and_runs_callback
     let waiting = call(agent.handle(), 1, "echo", "");
     let (sender, receiver) = mpsc::channel();
     for n in 0..50 {
-        let answer = other
-            .handle()
-            .call_bytes_async(0, "echo", "mine", CallOptions::default());
+        let answer = other.handle().call(0, "echo").send_bytes("mine");
         let sender = sender.clone();
         answer.on_complete(move |result| sender.send((n, result.clone().unwrap())).unwrap());
     }
@@ -134,7 +147,12 @@ fn a_worker_whose_only_handler_thread_is_busy_receives_answers_and_runs_callback
         assert_eq!(answer, "mine");
     }
     assert_eq!(
-        other.handle().call_bytes(0, "echo", "waited for").unwrap(),
+        other
+            .handle()
+            .call(0, "echo")
+            .send_bytes("waited for")
+            .wait()
+            .unwrap(),
         "waited for"
     );
     // The only handler thread is busy, so this request is queued.
@@ -172,7 +190,9 @@ fn a_panic_is_an_error_with_worker_function_and_message() {
         for (caller, place) in [(&agent, "over the wire"), (&other, "at home")] {
             let error = caller
                 .handle()
-                .call_bytes("worker1", function, "abc")
+                .call("worker1", function)
+                .send_bytes("abc")
+                .wait()
                 .unwrap_err();
             assert_eq!(
                 error.to_string(),
@@ -190,7 +210,15 @@ fn a_panic_is_an_error_with_worker_function_and_message() {
         }
     }
     assert_eq!(other.handle().metrics().handler_panics, 6);
-    assert_eq!(agent.handle().call_bytes(1, "echo", "on").unwrap(), "on");
+    assert_eq!(
+        agent
+            .handle()
+            .call(1, "echo")
+            .send_bytes("on")
+            .wait()
+            .unwrap(),
+        "on"
+    );
 }
 
 #[test]
@@ -212,7 +240,9 @@ fn the_error_of_a_function_keeps_its_text() {
     for expected_text in ["", "no", "kein Blatt für é → ü", &long] {
         let error = agent
             .handle()
-            .call_bytes(1, "fail", expected_text.to_owned())
+            .call(1, "fail")
+            .send_bytes(expected_text.to_owned())
+            .wait()
             .unwrap_err();
         let RpcError::Remote {
             call,
@@ -236,13 +266,20 @@ fn the_error_of_a_function_keeps_its_text() {
         assert_eq!(error.outcome(), Outcome::Executed);
     }
     assert_eq!(
-        &agent.handle().call_bytes(1, "parse", "200").unwrap()[..],
+        &agent
+            .handle()
+            .call(1, "parse")
+            .send_bytes("200")
+            .wait()
+            .unwrap()[..],
         [200]
     );
     assert_eq!(
         agent
             .handle()
-            .call_bytes(1, "parse", "300")
+            .call(1, "parse")
+            .send_bytes("300")
+            .wait()
             .unwrap_err()
             .to_string(),
         "Error on Node 1: call of `parse` on worker worker1 (id 1): the function failed: number too \
@@ -261,7 +298,9 @@ fn register_down(registry: &mut Registry) {
             let other = context.caller();
             let below = context
                 .agent()
-                .call_bytes(other, "down", (depth - 1).to_string())?;
+                .call(other, "down")
+                .send_bytes((depth - 1).to_string())
+                .wait()?;
             let below: u32 = std::str::from_utf8(&below)?.parse()?;
             Ok((below + 1).to_string().into_bytes())
         })
@@ -277,7 +316,12 @@ fn nested_calls_can_be_deeper_than_the_handler_threads() {
     );
     for _ in 0..3 {
         assert_eq!(
-            agents[0].handle().call_bytes(1, "down", "40").unwrap(),
+            agents[0]
+                .handle()
+                .call(1, "down")
+                .send_bytes("40")
+                .wait()
+                .unwrap(),
             "40"
         );
     }
@@ -294,7 +338,12 @@ fn nested_calls_can_be_deeper_than_the_handler_threads() {
     }
     // A worker that calls itself is its own caller.
     assert_eq!(
-        agents[0].handle().call_bytes(0, "down", "40").unwrap(),
+        agents[0]
+            .handle()
+            .call(0, "down")
+            .send_bytes("40")
+            .wait()
+            .unwrap(),
         "40"
     );
 }
@@ -321,7 +370,15 @@ fn nested_calls_beyond_the_thread_limit_fail_and_the_workers_continue() {
             error_text.contains("was refused by the worker: all 8 threads wait for nested calls"),
             "{error_text}"
         );
-        assert_eq!(agents[0].handle().call_bytes(to, "down", "6").unwrap(), "6");
+        assert_eq!(
+            agents[0]
+                .handle()
+                .call(to, "down")
+                .send_bytes("6")
+                .wait()
+                .unwrap(),
+            "6"
+        );
     }
     for agent in &agents {
         until("no thread waits", || {
@@ -343,18 +400,36 @@ fn a_function_can_call_its_own_worker() {
             registry
                 .register("again", |context, payload| {
                     let agent = context.agent();
-                    let by_name = agent.call_bytes("worker1", "echo", payload.to_vec())?;
-                    let answers = [0, 1].map(|to| {
-                        agent.call_bytes_async(to, "echo", by_name.clone(), CallOptions::default())
-                    });
+                    let by_name = agent
+                        .call("worker1", "echo")
+                        .send_bytes(payload.to_vec())
+                        .wait()?;
+                    let answers =
+                        [0, 1].map(|to| agent.call(to, "echo").send_bytes(by_name.clone()));
                     let answers = join_all(answers.into()).wait()?;
                     Ok(answers.concat())
                 })
                 .unwrap();
         },
     );
-    assert_eq!(agent.handle().call_bytes(1, "again", "ab").unwrap(), "abab");
-    assert_eq!(other.handle().call_bytes(1, "again", "ab").unwrap(), "abab");
+    assert_eq!(
+        agent
+            .handle()
+            .call(1, "again")
+            .send_bytes("ab")
+            .wait()
+            .unwrap(),
+        "abab"
+    );
+    assert_eq!(
+        other
+            .handle()
+            .call(1, "again")
+            .send_bytes("ab")
+            .wait()
+            .unwrap(),
+        "abab"
+    );
 }
 
 #[test]
@@ -374,18 +449,19 @@ fn a_deferred_function_answers_from_another_thread_and_occupies_none() {
         },
     );
     let waiting: Vec<_> = (0..CALLS)
-        .map(|n| {
-            agent
-                .handle()
-                .call_bytes_async(1, "later", n.to_string(), CallOptions::default())
-        })
+        .map(|n| agent.handle().call(1, "later").send_bytes(n.to_string()))
         .collect();
     until("the test has all replies", || {
         replies.lock().unwrap().len() == CALLS
     });
     assert_eq!(other.handle().metrics().requests_deferred, CALLS as u64);
     assert_eq!(
-        agent.handle().call_bytes(1, "echo", "meanwhile").unwrap(),
+        agent
+            .handle()
+            .call(1, "echo")
+            .send_bytes("meanwhile")
+            .wait()
+            .unwrap(),
         "meanwhile"
     );
     assert!(waiting.iter().all(|call| !call.is_complete()));
@@ -436,7 +512,12 @@ fn a_deferred_function_that_panics_fails_its_call() {
             .unwrap();
     });
     for caller in [&agent, &other] {
-        let error = caller.handle().call_bytes(1, "later", "").unwrap_err();
+        let error = caller
+            .handle()
+            .call(1, "later")
+            .send_bytes("")
+            .wait()
+            .unwrap_err();
         assert!(matches!(error, RpcError::Remote { .. }), "{error:?}");
     }
     until("both calls are counted", || {
@@ -463,7 +544,10 @@ fn the_context_has_the_caller_the_function_and_the_deadline() {
     });
     let ask = |agent: &AgentHandle, function: &str, timeout: Option<Duration>| {
         let answer = agent
-            .call_bytes_with(1, function, "", within(timeout))
+            .call(1, function)
+            .with_timeout(timeout)
+            .send_bytes("")
+            .wait()
             .unwrap();
         let answer = String::from_utf8(answer.to_vec()).unwrap();
         let (who, left) = answer.rsplit_once(' ').unwrap();
@@ -502,7 +586,12 @@ fn requests_beyond_the_queue_are_refused() {
     gate.await_inside(1);
     let queued = calls(agent.handle(), QUEUED_MAX, "hold");
     // This request follows the others on the same connection.
-    let error = agent.handle().call_bytes(1, "echo", "").unwrap_err();
+    let error = agent
+        .handle()
+        .call(1, "echo")
+        .send_bytes("")
+        .wait()
+        .unwrap_err();
     assert_eq!(
         error.to_string(),
         "call of `echo` on worker worker1 (id 1) was refused by the worker: 3 requests of \
@@ -512,14 +601,20 @@ fn requests_beyond_the_queue_are_refused() {
     assert!(error.is_transient());
     assert_eq!(other.handle().metrics().requests_refused, 1);
     // The limit applies to each caller separately.
-    let own = other
-        .handle()
-        .call_bytes_async(1, "hold", "", CallOptions::default());
+    let own = other.handle().call(1, "hold").send_bytes("");
     gate.open();
     first.wait().unwrap();
     own.wait().unwrap();
     join_all(queued).wait().unwrap();
-    assert_eq!(agent.handle().call_bytes(1, "echo", "on").unwrap(), "on");
+    assert_eq!(
+        agent
+            .handle()
+            .call(1, "echo")
+            .send_bytes("on")
+            .wait()
+            .unwrap(),
+        "on"
+    );
 }
 
 #[test]
@@ -545,7 +640,9 @@ fn a_request_whose_deadline_passed_in_the_queue_is_not_run() {
     gate.await_inside(1);
     let late = agent
         .handle()
-        .call_bytes_async(1, "mark", "", within(TIMEOUT));
+        .call(1, "mark")
+        .with_timeout(TIMEOUT)
+        .send_bytes("");
     until("the request has arrived", || {
         other.handle().metrics().requests_received == 2
     });
@@ -557,7 +654,12 @@ fn a_request_whose_deadline_passed_in_the_queue_is_not_run() {
     gate.open();
     first.wait().unwrap();
     // Requests run in order, and a later one has run, so the expired one was dequeued.
-    agent.handle().call_bytes(1, "echo", "").unwrap();
+    agent
+        .handle()
+        .call(1, "echo")
+        .send_bytes("")
+        .wait()
+        .unwrap();
     assert_eq!(marks.load(Ordering::SeqCst), 0);
     assert_eq!(other.handle().metrics().requests_refused, 1);
 }
@@ -577,11 +679,7 @@ fn a_function_can_keep_and_return_its_payload() {
     let sent: Vec<_> = (0..100).map(|n| noise(n, 37 * n as usize)).collect();
     let answers: Vec<_> = sent
         .iter()
-        .map(|sent| {
-            agent
-                .handle()
-                .call_bytes_async(1, "keep", sent.clone(), CallOptions::default())
-        })
+        .map(|sent| agent.handle().call(1, "keep").send_bytes(sent.clone()))
         .collect();
     let answers = join_all(answers).wait().unwrap();
     assert!(answers == sent);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rpc_agent::{Agent, WorkerId};
 
-use crate::common::{PATIENCE, group, options, pair, registry, shared_store, until, within};
+use crate::common::{PATIENCE, group, options, pair, registry, shared_store, until};
 
 fn shut_down_pair(agents: [&Agent; 2]) {
     thread::scope(|scope| {
@@ -52,7 +52,11 @@ fn a_job_can_make_calls_and_a_panicking_job_does_not_affect_others() {
     caller.handle().spawn(|| panic!("a bad job"));
     let handle = caller.handle().clone();
     caller.handle().spawn(move || {
-        let echo = handle.call_bytes_with(1, "echo", "x", within(PATIENCE));
+        let echo = handle
+            .call(1, "echo")
+            .with_timeout(PATIENCE)
+            .send_bytes("x")
+            .wait();
         sender.send(echo.unwrap()).unwrap();
     });
     assert_eq!(ran.recv_timeout(PATIENCE).unwrap(), "x");
@@ -144,7 +148,10 @@ fn a_worker_that_shuts_down_is_reported_as_left_and_not_as_lost() {
         .on_peer_left(move |worker, _| sender.send(worker.clone()).unwrap());
     stays
         .handle()
-        .call_bytes_with(1, "echo", "x", within(PATIENCE))
+        .call(1, "echo")
+        .with_timeout(PATIENCE)
+        .send_bytes("x")
+        .wait()
         .unwrap();
     let worker = leaves.handle().me().clone();
     leaves.shutdown(PATIENCE).unwrap();
@@ -167,7 +174,10 @@ fn an_incarnation_belongs_to_one_start_of_a_worker() {
     );
     caller
         .handle()
-        .call_bytes_with(1, "echo", "x", within(PATIENCE))
+        .call(1, "echo")
+        .with_timeout(PATIENCE)
+        .send_bytes("x")
+        .wait()
         .unwrap();
     assert_eq!(
         caller.handle().incarnation_of(id),
@@ -184,7 +194,10 @@ fn an_incarnation_belongs_to_one_start_of_a_worker() {
     until("the new process is found", || {
         caller
             .handle()
-            .call_bytes_with(1, "echo", "x", within(PATIENCE))
+            .call(1, "echo")
+            .with_timeout(PATIENCE)
+            .send_bytes("x")
+            .wait()
             .is_ok()
     });
     assert_eq!(

@@ -2,20 +2,17 @@
 
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::Duration;
 
-use rpc_agent::{
-    Agent, AgentOptions, CallOptions, FaultPlan, HandlerError, RetryOptions, RpcError,
-};
+use rpc_agent::{Agent, AgentOptions, FaultPlan, HandlerError, RetryOptions, RpcError};
 
 use crate::common::{
     Gate, OpenAtEnd, PATIENCE, group_with, noise, options, pair, pair_with, registry, shared_store,
     until,
 };
 
-/// Options of a call with a timeout, so that a call that hangs fails the test.
-fn soon() -> CallOptions {
-    crate::common::within(PATIENCE / 3)
-}
+/// The timeout of a call, so that one that hangs fails the test.
+const SOON: Duration = PATIENCE.checked_div(3).unwrap();
 
 #[test]
 fn a_call_made_in_a_callback_is_sent_while_the_callback_blocks() {
@@ -23,10 +20,17 @@ fn a_call_made_in_a_callback_is_sent_while_the_callback_blocks() {
     for _ in 0..50 {
         let (sender, answers) = mpsc::channel();
         let handle = caller.handle().clone();
-        let first = caller.handle().call_bytes_async(1, "echo", "first", soon());
+        let first = caller
+            .handle()
+            .call(1, "echo")
+            .with_timeout(SOON)
+            .send_bytes("first");
         first.on_complete(move |_| {
             let (inner, answered) = mpsc::channel();
-            let second = handle.call_bytes_async(1, "echo", "second", soon());
+            let second = handle
+                .call(1, "echo")
+                .with_timeout(SOON)
+                .send_bytes("second");
             second.on_complete(move |answer| inner.send(answer.clone()).unwrap());
             // Blocks without `RpcFuture::wait`, so the agent does not know that this thread waits.
             sender.send(answered.recv_timeout(PATIENCE)).unwrap();
@@ -44,7 +48,11 @@ fn a_call_made_in_a_function_is_sent_while_the_function_blocks() {
         registry
             .register("blocks", |context, _| {
                 let (inner, answered) = mpsc::channel();
-                let call = context.agent().call_bytes_async(0, "echo", "x", soon());
+                let call = context
+                    .agent()
+                    .call(0, "echo")
+                    .with_timeout(SOON)
+                    .send_bytes("x");
                 call.on_complete(move |answer| inner.send(answer.clone()).unwrap());
                 let answer = answered.recv_timeout(PATIENCE).unwrap();
                 answer
@@ -53,7 +61,13 @@ fn a_call_made_in_a_function_is_sent_while_the_function_blocks() {
             })
             .unwrap();
     });
-    let calls = [(); 4].map(|()| caller.handle().call_bytes_async(1, "blocks", "", soon()));
+    let calls = [(); 4].map(|()| {
+        caller
+            .handle()
+            .call(1, "blocks")
+            .with_timeout(SOON)
+            .send_bytes("")
+    });
     for call in calls {
         assert_eq!(call.wait().unwrap(), "x");
     }
@@ -68,8 +82,10 @@ fn with_one_handler_thread_a_function_can_wait_for_retries_and_continuations() {
                 .register("nested", |context, payload| {
                     let retries = RetryOptions::default();
                     let agent = context.agent();
-                    let first =
-                        agent.call_bytes_with_retries(0, "echo", payload.to_vec(), &retries);
+                    let first = agent
+                        .call(0, "echo")
+                        .with_retries(&retries)
+                        .send_bytes(payload.to_vec());
                     let second = first.then(|answer| answer).wait_timeout(PATIENCE / 3);
                     match second {
                         Some(answer) => Ok(answer.unwrap().to_vec()),
@@ -83,7 +99,10 @@ fn with_one_handler_thread_a_function_can_wait_for_retries_and_continuations() {
         let payload = noise(1, 100);
         let answer = caller
             .handle()
-            .call_bytes_with(1, "nested", payload.clone(), soon());
+            .call(1, "nested")
+            .with_timeout(SOON)
+            .send_bytes(payload.clone())
+            .wait();
         assert_eq!(answer.unwrap(), payload);
     }
 }
@@ -99,7 +118,10 @@ fn a_refusal_reaches_a_function_that_waits_for_another_call() {
                     let caller = context.caller().id.get();
                     match context
                         .agent()
-                        .call_bytes_with(caller, "nothing", "", soon())
+                        .call(caller, "nothing")
+                        .with_timeout(SOON)
+                        .send_bytes("")
+                        .wait()
                     {
                         Err(RpcError::NoSuchFunction { .. }) => Ok(Vec::new()),
                         other => Err(HandlerError::new(format!("{other:?}"))),
@@ -108,7 +130,12 @@ fn a_refusal_reaches_a_function_that_waits_for_another_call() {
                 .unwrap();
             registry
                 .register("passes on", |context, _| {
-                    let answer = context.agent().call_bytes_with(1, "asks back", "", soon());
+                    let answer = context
+                        .agent()
+                        .call(1, "asks back")
+                        .with_timeout(SOON)
+                        .send_bytes("")
+                        .wait();
                     answer
                         .map(Vec::from)
                         .map_err(|error| HandlerError::new(error.to_string()))
@@ -120,7 +147,10 @@ fn a_refusal_reaches_a_function_that_waits_for_another_call() {
     assert_eq!(
         agents[0]
             .handle()
-            .call_bytes_with(0, "passes on", "", soon())
+            .call(0, "passes on")
+            .with_timeout(SOON)
+            .send_bytes("")
+            .wait()
             .unwrap(),
         ""
     );
@@ -144,7 +174,12 @@ fn a_panic_in_on_peer_lost_does_not_affect_the_agent() {
         .on_peer_lost(move |worker, _| sender.send(worker.clone()).unwrap());
     // The first request makes the connection and is therefore not cut.
     until("the connection is lost", || {
-        let result = caller.handle().call_bytes_with(1, "echo", "x", soon());
+        let result = caller
+            .handle()
+            .call(1, "echo")
+            .with_timeout(SOON)
+            .send_bytes("x")
+            .wait();
         matches!(result, Err(RpcError::ConnectionLost { .. }))
     });
     assert_eq!(lost.recv_timeout(PATIENCE).unwrap(), *server.handle().me());
@@ -183,14 +218,22 @@ fn an_answer_to_a_previous_incarnation_does_not_complete_a_new_call() {
     let start =
         || Agent::start(options(0), registry(|_| {}), store.clone_store().unwrap()).unwrap();
     let caller = start();
-    let lost = caller.handle().call_bytes_async(1, "old", "", soon());
+    let lost = caller
+        .handle()
+        .call(1, "old")
+        .with_timeout(SOON)
+        .send_bytes("");
     first.await_inside(1);
     drop(caller);
     assert!(lost.wait().is_err());
 
     // Calls of both incarnations have the same ids.
     let caller = start();
-    let answer = caller.handle().call_bytes_async(1, "new", "", soon());
+    let answer = caller
+        .handle()
+        .call(1, "new")
+        .with_timeout(SOON)
+        .send_bytes("");
     second.await_inside(1);
     first.open();
     until("the old call is answered", || {

@@ -8,7 +8,7 @@ use std::{env, fs, process, thread};
 
 use c10d_store::{FileStore, Store};
 use peak_alloc::PeakAlloc;
-use rpc_agent::{Agent, CallOptions};
+use rpc_agent::Agent;
 
 use crate::common::{PATIENCE, options, registry};
 
@@ -100,13 +100,21 @@ fn a_burst_of_calls_leaves_no_memory_behind() {
     let mut callee = Callee(callee.unwrap());
     let agent = start(0, &store);
     let caller = agent.handle();
-    let memory = || Memory::from_bytes(&caller.call_bytes("worker1", "memory", "").unwrap());
+    let memory = || {
+        Memory::from_bytes(
+            &caller
+                .call("worker1", "memory")
+                .send_bytes("")
+                .wait()
+                .unwrap(),
+        )
+    };
     let at_start = memory();
     eprintln!("{at_start:?} before the first burst");
     let bursts = env::var("BURSTS").map_or(4, |bursts| bursts.parse().unwrap());
     for burst in 1..=bursts {
         let calls: Vec<_> = (0..CALLS)
-            .map(|_| caller.call_bytes_async("worker1", "echo", "12345678", CallOptions::default()))
+            .map(|_| caller.call("worker1", "echo").send_bytes("12345678"))
             .collect();
         for call in calls {
             call.wait().unwrap();

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use rpc_agent::{RpcError, RpcFuture};
 
-use crate::common::{PATIENCE, group, group_with, until, within};
+use crate::common::{PATIENCE, group, group_with, until};
 
 /// More than there are threads that run functions.
 const MANY: usize = 40;
@@ -39,14 +39,22 @@ fn a_function_that_panics_so_costs_no_thread() {
     for to in ["worker0", "worker1"] {
         for function in ["bomb", "later"] {
             let calls: Vec<_> = (0..MANY)
-                .map(|_| caller.call_bytes_async(to, function, "", within(PATIENCE)))
+                .map(|_| {
+                    caller
+                        .call(to, function)
+                        .with_timeout(PATIENCE)
+                        .send_bytes("")
+                })
                 .collect();
             for call in calls {
                 let error = call.wait().unwrap_err();
                 assert!(matches!(error, RpcError::Remote { .. }), "{error}");
             }
         }
-        let echo = caller.call_bytes_async(to, "echo", "1", within(PATIENCE));
+        let echo = caller
+            .call(to, "echo")
+            .with_timeout(PATIENCE)
+            .send_bytes("1");
         assert_eq!(echo.wait().unwrap(), "1");
     }
     let panics = |rank: usize| agents[rank].handle().metrics().handler_panics;
@@ -71,7 +79,10 @@ fn callbacks_and_jobs_that_panic_so_cost_no_thread() {
     for _ in 0..MANY {
         agent.spawn(bomb(&ran));
         agent.spawn_at(Instant::now(), bomb(&ran));
-        let echo = agent.call_bytes_async("worker1", "echo", "1", within(PATIENCE));
+        let echo = agent
+            .call("worker1", "echo")
+            .with_timeout(PATIENCE)
+            .send_bytes("1");
         let callback = bomb(&ran);
         echo.on_complete(move |_| callback());
         let continuation = bomb(&ran);
@@ -110,13 +121,23 @@ fn a_result_whose_destructor_panics_costs_no_thread() {
     let dropped = Arc::new(AtomicUsize::new(0));
     for _ in 0..MANY {
         let result = Arc::clone(&dropped);
-        let echo = agent.call_bytes_async("worker1", "echo", "1", within(PATIENCE));
+        let echo = agent
+            .call("worker1", "echo")
+            .with_timeout(PATIENCE)
+            .send_bytes("1");
         drop(echo.then(move |_| Ok(Fragile(result))));
     }
     until("all were dropped", || {
         dropped.load(Ordering::SeqCst) >= MANY
     });
-    assert_eq!(agent.call_bytes("worker1", "echo", "1").unwrap(), "1");
+    assert_eq!(
+        agent
+            .call("worker1", "echo")
+            .send_bytes("1")
+            .wait()
+            .unwrap(),
+        "1"
+    );
 }
 
 #[test]
@@ -135,7 +156,9 @@ fn the_agents_events_may_panic_so() {
     assert_eq!(
         agents[0]
             .handle()
-            .call_bytes("worker1", "echo", "1")
+            .call("worker1", "echo")
+            .send_bytes("1")
+            .wait()
             .unwrap(),
         "1"
     );

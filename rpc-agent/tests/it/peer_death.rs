@@ -14,7 +14,7 @@ use rpc_agent::{
     TerminationError, WorkerInfo,
 };
 
-use crate::common::{PATIENCE, noise, registry, shared_store, start_all, until, within};
+use crate::common::{PATIENCE, noise, registry, shared_store, start_all, until};
 use crate::proxy::Proxy;
 use crate::raw::{REQUEST, RESPONSE, RawWorker, address_of, frame, publish, read_frame, send};
 
@@ -119,9 +119,13 @@ impl Held {
 
 /// Makes calls of `hold` without timeouts, and waits until they have arrived.
 fn hold(agent: &AgentHandle, worker: &str, count: usize) -> Vec<FutureMessage> {
-    let never = within(None);
     let calls: Vec<_> = (0..count)
-        .map(|_| agent.call_bytes_async(worker, "hold", vec![], never))
+        .map(|_| {
+            agent
+                .call(worker, "hold")
+                .with_timeout(None)
+                .send_bytes(vec![])
+        })
         .collect();
     // Requests arrive in order, so the calls of `hold` have arrived.
     assert_eq!(echo(agent, worker).unwrap(), "here");
@@ -129,7 +133,11 @@ fn hold(agent: &AgentHandle, worker: &str, count: usize) -> Vec<FutureMessage> {
 }
 
 fn echo(agent: &AgentHandle, worker: &str) -> Result<Bytes, RpcError> {
-    agent.call_bytes_with(worker, "echo", "here", within(PATIENCE))
+    agent
+        .call(worker, "echo")
+        .with_timeout(PATIENCE)
+        .send_bytes("here")
+        .wait()
 }
 
 #[track_caller]
@@ -220,10 +228,11 @@ fn exactly_the_calls_in_flight_to_a_killed_worker_fail_at_once() {
     assert!(cause.contains("lost"), "{cause}");
 
     // The next call fails because the connection is refused.
-    let never = within(None);
     let next = agent
         .handle()
-        .call_bytes_async("worker1", "echo", vec![], never);
+        .call("worker1", "echo")
+        .with_timeout(None)
+        .send_bytes(vec![]);
     assert_connection_refused(&wait(&next).unwrap_err());
 
     // Calls to another worker are unaffected.
@@ -271,7 +280,9 @@ fn a_restarted_worker_is_reachable_under_its_name() {
         assert_eq!(peer.name.as_str(), "worker1", "life {life}");
         let next = agent
             .handle()
-            .call_bytes_async("worker1", "echo", vec![], within(None));
+            .call("worker1", "echo")
+            .with_timeout(None)
+            .send_bytes(vec![]);
         assert_connection_refused(&wait(&next).unwrap_err());
     }
     assert_eq!(agent.handle().metrics().reconnects, 2);
@@ -343,13 +354,14 @@ fn a_partly_sent_request_is_unknown_and_a_queued_one_is_not_executed() {
     assert_eq!(echo(agent.handle(), "worker1").unwrap(), "here");
     proxy.allow(1 << 20);
     // The calls exceed the socket buffers and the proxy's limit, so some stay queued in the agent.
-    let never = within(None);
     let payload = noise(1, 16 << 20);
     let calls: Vec<_> = (0..40)
         .map(|_| {
             agent
                 .handle()
-                .call_bytes_async("worker1", "echo", payload.clone(), never)
+                .call("worker1", "echo")
+                .with_timeout(None)
+                .send_bytes(payload.clone())
         })
         .collect();
     proxy.await_allowance_used();
@@ -402,7 +414,9 @@ fn a_partial_frame_counts_as_sent_for_the_sender_and_is_ignored_by_the_receiver(
     // A partial answer does not complete the call; the outcome stays unknown.
     let call = agent
         .handle()
-        .call_bytes_async("worker1", "f", vec![], within(None));
+        .call("worker1", "f")
+        .with_timeout(None)
+        .send_bytes(vec![]);
     let mut socket = raw.accept_link();
     let id = read_frame(&mut socket).id;
     let answer = frame(RESPONSE, 0, 0, id, &[1; 100]);
@@ -413,7 +427,9 @@ fn a_partial_frame_counts_as_sent_for_the_sender_and_is_ignored_by_the_receiver(
     // The same holds for a request that was read but not answered.
     let call = agent
         .handle()
-        .call_bytes_async("worker1", "f", vec![], within(None));
+        .call("worker1", "f")
+        .with_timeout(None)
+        .send_bytes(vec![]);
     let mut socket = raw.accept_link();
     assert_eq!(read_frame(&mut socket).kind, REQUEST);
     drop(socket);
@@ -432,7 +448,9 @@ fn calls_wait_for_a_dial_and_fail_together_if_it_is_refused() {
     let call = |payload: Vec<u8>| {
         agent
             .handle()
-            .call_bytes_async("worker1", "f", payload, within(None))
+            .call("worker1", "f")
+            .with_timeout(None)
+            .send_bytes(payload)
     };
     // The calls are queued during the dial, and sent after the Welcome.
     let early: Vec<_> = (0..10).map(|number| call(vec![number])).collect();

@@ -17,7 +17,7 @@ use crate::proxy::Proxy;
 use crate::raw::{ERROR, REQUEST, RawWorker, address_of, frame, publish, read_frame, send};
 
 /// Pauses of 2, 3, 4 ms and so on; no timeout per attempt.
-fn quick(max_retries: i64) -> RetryOptions {
+fn quick(max_retries: u32) -> RetryOptions {
     RetryOptions::default()
         .with_max_retries(max_retries)
         .with_retry_duration(Duration::from_millis(2))
@@ -82,10 +82,12 @@ fn a_call_succeeds_with_its_last_retry() {
         let faults = FaultPlan::new(1).fail("count", failures);
         let runs = Runs::default();
         let (agent, _other) = pair_with_faults(&faults, |registry| runs.register(registry));
-        let retries = quick(i64::from(failures));
+        let retries = quick(failures);
         let call = agent
             .handle()
-            .call_bytes_with_retries("worker1", "count", "x", &retries);
+            .call("worker1", "count")
+            .with_retries(&retries)
+            .send_bytes("x");
         assert_eq!(wait(&call).unwrap(), "x");
         assert_eq!(faults.injected().failed, u64::from(failures));
         assert_eq!(runs.total(), 1, "the failed attempts were not sent");
@@ -100,7 +102,9 @@ fn one_attempt_that_may_have_run_makes_the_outcome_of_all_unknown() {
     let (agent, raw) = agent_and_raw();
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "f", "x", &quick(1));
+        .call("worker1", "f")
+        .with_retries(&quick(1))
+        .send_bytes("x");
     let mut link = raw.accept_link();
     assert_eq!(read_frame(&mut link).kind, REQUEST);
     // The first attempt was read. The second attempt fails because the connection is refused.
@@ -122,7 +126,9 @@ fn an_attempt_that_may_have_run_counts_when_the_next_one_has_no_such_function() 
     let (agent, raw) = agent_and_raw();
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "f", "x", &quick(3));
+        .call("worker1", "f")
+        .with_retries(&quick(3))
+        .send_bytes("x");
     let mut link = raw.accept_link();
     assert_eq!(read_frame(&mut link).kind, REQUEST);
     drop(link);
@@ -156,7 +162,9 @@ fn an_attempt_that_may_have_run_counts_when_the_agent_shuts_down_during_the_next
     let (agent, raw) = agent_and_raw();
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "f", "x", &quick(3));
+        .call("worker1", "f")
+        .with_retries(&quick(3))
+        .send_bytes("x");
     let mut link = raw.accept_link();
     assert_eq!(read_frame(&mut link).kind, REQUEST);
     drop(link);
@@ -177,7 +185,9 @@ fn a_call_without_retries_left_fails_with_the_last_cause() {
     let (agent, _other) = pair_with_faults(&faults, |_| {});
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "echo", "x", &quick(2));
+        .call("worker1", "echo")
+        .with_retries(&quick(2))
+        .send_bytes("x");
     let error = wait(&call).unwrap_err();
     let RpcError::RetriesExhausted {
         max_retries: 2,
@@ -210,7 +220,9 @@ fn a_call_without_retries_left_fails_with_the_last_cause() {
     // The next call with the same payload is the fourth send.
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "echo", "x", &quick(0));
+        .call("worker1", "echo")
+        .with_retries(&quick(0))
+        .send_bytes("x");
     assert_eq!(wait(&call).unwrap(), "x");
 }
 
@@ -220,7 +232,9 @@ fn without_retries_the_first_failure_is_the_last_attempt() {
     let (agent, _other) = pair_with_faults(&faults, |_| {});
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "echo", "x", &quick(0));
+        .call("worker1", "echo")
+        .with_retries(&quick(0))
+        .send_bytes("x");
     let error = wait(&call).unwrap_err();
     assert!(
         matches!(
@@ -254,7 +268,9 @@ fn a_function_runs_again_for_each_lost_answer() {
         .map(|payload| {
             agent
                 .handle()
-                .call_bytes_with_retries("worker1", "count", payload.clone(), &retries)
+                .call("worker1", "count")
+                .with_retries(&retries)
+                .send_bytes(payload.clone())
         })
         .collect();
     for (payload, call) in payloads.iter().zip(&calls) {
@@ -289,7 +305,9 @@ fn errors_of_a_function_are_retried_only_if_requested() {
     });
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "refuse", "", &quick(5));
+        .call("worker1", "refuse")
+        .with_retries(&quick(5))
+        .send_bytes("");
     let error = wait(&call).unwrap_err();
     assert!(
         matches!(&error, RpcError::Remote { message, .. } if **message == *"no"),
@@ -300,7 +318,9 @@ fn errors_of_a_function_are_retried_only_if_requested() {
     let retries = quick(2).retry_executed(true);
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "refuse", "", &retries);
+        .call("worker1", "refuse")
+        .with_retries(&retries)
+        .send_bytes("");
     let error = wait(&call).unwrap_err();
     assert!(
         matches!(error, RpcError::RetriesExhausted { attempts: 3, .. }),
@@ -311,7 +331,9 @@ fn errors_of_a_function_are_retried_only_if_requested() {
 
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "nothing", "", &quick(5));
+        .call("worker1", "nothing")
+        .with_retries(&quick(5))
+        .send_bytes("");
     let error = wait(&call).unwrap_err();
     assert!(
         matches!(error, RpcError::NoSuchFunction { .. }),
@@ -319,7 +341,9 @@ fn errors_of_a_function_are_retried_only_if_requested() {
     );
     let call = agent
         .handle()
-        .call_bytes_with_retries("nobody", "echo", "", &quick(5));
+        .call("nobody", "echo")
+        .with_retries(&quick(5))
+        .send_bytes("");
     let error = wait(&call).unwrap_err();
     assert!(matches!(error, RpcError::NoSuchWorker { .. }), "{error:?}");
     assert_eq!(agent.handle().metrics().retries_sent, 2);
@@ -329,14 +353,9 @@ fn errors_of_a_function_are_retried_only_if_requested() {
 fn invalid_options_fail_the_call_and_nothing_is_sent() {
     let (agent, other) = pair(|_| {});
     let cases = [
-        (quick(-1), "maxRetries cannot be negative."),
         (
             quick(1).with_backoff(0.5),
             "maxRetries cannot be exponentially decaying.",
-        ),
-        (
-            quick(1).with_retry_duration_ms(-1),
-            "rpcRetryDuration cannot be negative.",
         ),
         (
             quick(1).with_jitter(2.0),
@@ -350,19 +369,23 @@ fn invalid_options_fail_the_call_and_nothing_is_sent() {
     for (retries, expected_text) in cases {
         let call = agent
             .handle()
-            .call_bytes_with_retries("worker1", "echo", "", &retries);
+            .call("worker1", "echo")
+            .with_retries(&retries)
+            .send_bytes("");
         let error = call.try_get().expect("the call fails at once").unwrap_err();
         assert_eq!(error.to_string(), expected_text);
         assert_eq!(error.outcome(), Outcome::NotExecuted);
     }
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "echo", "", &quick(-1));
+        .call("worker1", "echo")
+        .with_retries(&quick(1).with_jitter(2.0))
+        .send_bytes("");
     assert!(matches!(
         call.try_get(),
-        Some(Err(RpcError::RetryOptions(RetryOptionsError::MaxRetries {
-            max_retries: -1
-        })))
+        Some(Err(RpcError::RetryOptions(
+            RetryOptionsError::Jitter { .. }
+        )))
     ));
     assert_eq!(agent.handle().metrics().calls_started, 0);
     assert_eq!(other.handle().metrics().requests_received, 0);
@@ -394,7 +417,9 @@ fn a_retry_uses_a_new_connection_after_a_cut() {
 
     let call = agents[0]
         .handle()
-        .call_bytes_with_retries("worker1", "first waits", "x", &quick(3));
+        .call("worker1", "first waits")
+        .with_retries(&quick(3))
+        .send_bytes("x");
     until("the first attempt has arrived", || {
         !replies.lock().unwrap().is_empty()
     });
@@ -413,12 +438,11 @@ fn calls_with_retries_succeed_over_connections_that_are_cut_repeatedly() {
         let payloads = (0..20).map(|number| Bytes::from(format!("{round} {number}")));
         let calls: Vec<_> = payloads
             .map(|payload| {
-                let call = agent.handle().call_bytes_with_retries(
-                    "worker1",
-                    "echo",
-                    payload.clone(),
-                    &retries,
-                );
+                let call = agent
+                    .handle()
+                    .call("worker1", "echo")
+                    .with_retries(&retries)
+                    .send_bytes(payload.clone());
                 (payload, call)
             })
             .collect();
@@ -454,7 +478,9 @@ fn an_answer_to_a_timed_out_attempt_completes_nothing() {
     let retries = quick(1000).with_attempt_timeout(Duration::from_millis(100));
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "hold", "", &retries);
+        .call("worker1", "hold")
+        .with_retries(&retries)
+        .send_bytes("");
     let completions = Arc::new(AtomicU64::new(0));
     call.on_complete({
         let completions = Arc::clone(&completions);
@@ -499,7 +525,9 @@ fn many_calls_that_fail_together_are_all_retried() {
             let payload = number.to_string();
             agent
                 .handle()
-                .call_bytes_with_retries("worker1", "count", payload, &quick(2))
+                .call("worker1", "count")
+                .with_retries(&quick(2))
+                .send_bytes(payload)
         })
         .collect();
     for (number, call) in (0..CALLS).zip(&calls) {
@@ -532,7 +560,9 @@ fn shutdown_fails_all_calls_with_retries() {
             let retries = slow().with_attempt_timeout(Duration::MAX);
             let call = agent
                 .handle()
-                .call_bytes_with_retries("worker1", function, payload, &retries);
+                .call("worker1", function)
+                .with_retries(&retries)
+                .send_bytes(payload);
             let completions = Arc::clone(&completions);
             call.on_complete(move |_| {
                 completions.fetch_add(1, Ordering::SeqCst);
@@ -565,7 +595,9 @@ fn shutdown_fails_all_calls_with_retries() {
     // Later calls fail at once.
     let late = agent
         .handle()
-        .call_bytes_with_retries("worker1", "echo", "", &quick(3));
+        .call("worker1", "echo")
+        .with_retries(&quick(3))
+        .send_bytes("");
     let error = late.try_get().expect("the call fails at once").unwrap_err();
     assert!(matches!(error, RpcError::Shutdown { .. }), "{error:?}");
     assert_eq!(error.outcome(), Outcome::NotExecuted);
@@ -583,10 +615,14 @@ fn callbacks_of_calls_with_retries_run_on_the_pool() {
     // The injected failures occur on the retry thread, without an answer from the other worker.
     let exhausted = agent
         .handle()
-        .call_bytes_with_retries("worker1", "echo", "a", &quick(1));
+        .call("worker1", "echo")
+        .with_retries(&quick(1))
+        .send_bytes("a");
     let succeeded = agent
         .handle()
-        .call_bytes_with_retries("worker1", "echo", "b", &quick(2));
+        .call("worker1", "echo")
+        .with_retries(&quick(2))
+        .send_bytes("b");
     for call in [&exhausted, &succeeded] {
         let on_complete = here.clone();
         call.on_complete(move |_| on_complete());
@@ -615,7 +651,9 @@ fn calls_of_a_worker_to_itself_are_retried_too() {
     let (agent, _other) = pair_with_faults(&faults, |_| {});
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker0", "echo", "x", &quick(2));
+        .call("worker0", "echo")
+        .with_retries(&quick(2))
+        .send_bytes("x");
     assert_eq!(wait(&call).unwrap(), "x");
     assert_eq!(agent.handle().metrics().retries_sent, 2);
 }
@@ -638,27 +676,34 @@ fn abandoned_calls_of_a_group_end_with_exhausted_retries_and_no_others() {
         .map(|_| {
             agent
                 .handle()
-                .call_bytes_with_retries(to, "echo", "", &grouped)
+                .call(to, "echo")
+                .with_retries(&grouped)
+                .send_bytes("")
         })
         .collect();
     let others = [
         agent
             .handle()
-            .call_bytes_with_retries(agent.handle().me().id, "echo", "", &grouped),
+            .call(agent.handle().me().id, "echo")
+            .with_retries(&grouped)
+            .send_bytes(""),
         agent
             .handle()
-            .call_bytes_with_retries(to, "echo", "", &slow()),
-        agent.handle().call_bytes_with_retries(
-            to,
-            "echo",
-            "",
-            &slow().with_group(&RetryGroup::new()),
-        ),
+            .call(to, "echo")
+            .with_retries(&slow())
+            .send_bytes(""),
+        agent
+            .handle()
+            .call(to, "echo")
+            .with_retries(&slow().with_group(&RetryGroup::new()))
+            .send_bytes(""),
     ];
     let retries = grouped.clone().with_attempt_timeout(Duration::MAX);
     let sent = agent
         .handle()
-        .call_bytes_with_retries(to, "hold", "", &retries);
+        .call(to, "hold")
+        .with_retries(&retries)
+        .send_bytes("");
     until("all calls are waiting or in flight", || {
         let queued = agent.handle().metrics().retry_queue_len;
         queued == WAITING as u64 + 3 && held.lock().unwrap().len() == 1
@@ -686,7 +731,9 @@ fn abandoned_calls_of_a_group_end_with_exhausted_retries_and_no_others() {
     assert!(!others.iter().any(FutureMessage::is_complete));
     let later = agent
         .handle()
-        .call_bytes_with_retries(to, "echo", "", &grouped);
+        .call(to, "echo")
+        .with_retries(&grouped)
+        .send_bytes("");
     until("the call waits for its next attempt", || {
         agent.handle().metrics().retry_queue_len == 4
     });

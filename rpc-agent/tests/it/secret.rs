@@ -15,7 +15,6 @@ use rpc_agent::{
 
 use crate::common::{
     PATIENCE, group_with, noise, options, pair_with, registry, shared_store, start_all, until,
-    within,
 };
 use crate::proxy::Proxy;
 use crate::raw::{
@@ -46,7 +45,10 @@ fn echo(from: &Agent, to: &str, bytes: usize) {
     let payload = noise(bytes as u64, bytes);
     let answer = from
         .handle()
-        .call_bytes_with(to, "echo", payload.clone(), within(PATIENCE));
+        .call(to, "echo")
+        .with_timeout(PATIENCE)
+        .send_bytes(payload.clone())
+        .wait();
     assert!(answer.unwrap() == payload, "other {bytes} bytes");
 }
 
@@ -97,9 +99,11 @@ fn calls_that_are_given_up_disturb_no_other() {
                         let power = rng.u32(0..22);
                         let payload = noise(1, rng.usize(0..1 << power));
                         let timeout = Duration::from_micros(rng.u64(0..3000));
-                        let call =
-                            from.handle()
-                                .call_bytes_async(to, "echo", payload, within(timeout));
+                        let call = from
+                            .handle()
+                            .call(to, "echo")
+                            .with_timeout(timeout)
+                            .send_bytes(payload);
                         if rng.bool() {
                             drop(call.wait());
                         }
@@ -141,7 +145,10 @@ fn error_between(adjust: impl Fn(u32, AgentOptions) -> AgentOptions) -> RpcError
     let began = Instant::now();
     let handle = caller.handle();
     let error = handle
-        .call_bytes_with("worker1", "echo", "", within(PATIENCE))
+        .call("worker1", "echo")
+        .with_timeout(PATIENCE)
+        .send_bytes("")
+        .wait()
         .unwrap_err();
     assert!(began.elapsed() < PATIENCE / 2);
     assert_eq!(error.outcome(), Outcome::NotExecuted, "{error}");
@@ -237,9 +244,11 @@ fn a_lost_connection_is_made_again_with_the_secret() {
         echo(&one, "worker1", 1000);
         // In the middle of a long message.
         proxy.allow(300_000 + round * 7777);
-        let call =
-            one.handle()
-                .call_bytes_async("worker1", "echo", noise(1, 4 << 20), within(PATIENCE));
+        let call = one
+            .handle()
+            .call("worker1", "echo")
+            .with_timeout(PATIENCE)
+            .send_bytes(noise(1, 4 << 20));
         proxy.await_allowance_used();
         proxy.cut_and_allow_all();
         let error = call.wait_timeout(PATIENCE).expect("it ends").unwrap_err();
@@ -247,7 +256,9 @@ fn a_lost_connection_is_made_again_with_the_secret() {
         let retries = RetryOptions::default();
         let answer = one
             .handle()
-            .call_bytes_with_retries("worker1", "echo", "x", &retries);
+            .call("worker1", "echo")
+            .with_retries(&retries)
+            .send_bytes("x");
         assert_eq!(answer.wait().unwrap(), "x");
     }
     echo(&other, "worker0", 10);
@@ -414,7 +425,9 @@ fn a_request_of_which_a_part_was_sent_may_have_run() {
                 let payload = [number.to_string().as_bytes(), b" ", &payload].concat();
                 agent
                     .handle()
-                    .call_bytes_async("raw", "f", payload, within(None))
+                    .call("raw", "f")
+                    .with_timeout(None)
+                    .send_bytes(payload)
             })
             .collect();
         agent.shutdown_now();

@@ -15,7 +15,7 @@ use rpc_agent::{
 
 use crate::common::{
     Gate, OpenAtEnd, PATIENCE, group, group_with, options, pair, pair_with, registry, shared_store,
-    start_all, until, within,
+    start_all, until,
 };
 use crate::own_process::in_own_process;
 use crate::raw::{REQUEST, RawWorker, read_frame};
@@ -26,7 +26,10 @@ fn wait(future: &FutureMessage) -> Result<Bytes, RpcError> {
 }
 
 fn call(agent: &AgentHandle, worker: &str, function: &str) -> FutureMessage {
-    agent.call_bytes_async(worker, function, "x", within(None))
+    agent
+        .call(worker, function)
+        .with_timeout(None)
+        .send_bytes("x")
 }
 
 /// Shuts down all agents concurrently.
@@ -90,9 +93,17 @@ fn a_worker_in_shutdown_still_serves_nested_calls() {
                 match rank {
                     1 => {
                         gate.pass();
-                        Ok(context.agent().call_bytes("worker2", "chain", payload)?)
+                        Ok(context
+                            .agent()
+                            .call("worker2", "chain")
+                            .send_bytes(payload)
+                            .wait()?)
                     }
-                    2 => Ok(context.agent().call_bytes("worker0", "echo", payload)?),
+                    2 => Ok(context
+                        .agent()
+                        .call("worker0", "echo")
+                        .send_bytes(payload)
+                        .wait()?),
                     _ => Ok(payload),
                 }
             })
@@ -123,7 +134,7 @@ fn shutdown_waits_for_calls_made_by_callbacks() {
             return;
         }
         let to = format!("worker{}", left % 3);
-        let call = agent.call_bytes_async(&to, "echo", "x", within(None));
+        let call = agent.call(&to, "echo").with_timeout(None).send_bytes("x");
         call.on_complete(move |result| {
             assert!(result.is_ok(), "{result:?}");
             done.fetch_add(1, Ordering::SeqCst);
@@ -152,7 +163,7 @@ fn shutdown_waits_for_deferred_answers_and_their_calls() {
                 let gate = Arc::clone(&gate);
                 thread::spawn(move || {
                     gate.pass();
-                    let answer = agent.call_bytes("worker2", "echo", payload);
+                    let answer = agent.call("worker2", "echo").send_bytes(payload).wait();
                     reply.send(answer.map_err(HandlerError::from));
                 });
             })
@@ -181,7 +192,9 @@ fn shutdown_waits_for_queued_retries() {
     let retries = RetryOptions::default().with_retry_duration(Duration::from_millis(10));
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "echo", "x", &retries);
+        .call("worker1", "echo")
+        .with_retries(&retries)
+        .send_bytes("x");
     let has_run = Arc::new(AtomicU64::new(0));
     call.on_complete({
         let has_run = Arc::clone(&has_run);
@@ -773,7 +786,9 @@ fn a_group_can_join_and_continue() {
                     let next = (agent.handle().me().id.get() + 1) % 3;
                     let call = agent
                         .handle()
-                        .call_bytes_async(next, "echo", "x", within(None));
+                        .call(next, "echo")
+                        .with_timeout(None)
+                        .send_bytes("x");
                     agent.join(PATIENCE).unwrap();
                     assert_eq!(call.try_get().unwrap().unwrap(), "x");
                 });

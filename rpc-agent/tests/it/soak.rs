@@ -20,7 +20,7 @@ use rpc_agent::{
     RetryOptions, RpcError, join_all,
 };
 
-use crate::common::{PATIENCE, noise, options, registry, shared_store, start_all, until, within};
+use crate::common::{PATIENCE, noise, options, registry, shared_store, start_all, until};
 use crate::own_process::in_own_process;
 
 /// One seed for each kind of round, and two more.
@@ -156,7 +156,9 @@ fn run(seed: u64, secure: impl Fn(AgentOptions) -> AgentOptions) {
             until("every worker is reachable", || {
                 agent
                     .handle()
-                    .call_bytes(to, "echo", "ping")
+                    .call(to, "echo")
+                    .send_bytes("ping")
+                    .wait()
                     .is_ok_and(|answer| answer == "ping")
             });
         }
@@ -189,7 +191,11 @@ fn run(seed: u64, secure: impl Fn(AgentOptions) -> AgentOptions) {
         let all_ended = metrics.calls_succeeded + metrics.calls_failed;
         assert_eq!(metrics.calls_started, all_ended, "{metrics}");
         assert_eq!(metrics.threads, 0, "{metrics}");
-        let refused = handle.call_bytes(0, "echo", "late").unwrap_err();
+        let refused = handle
+            .call(0, "echo")
+            .send_bytes("late")
+            .wait()
+            .unwrap_err();
         assert!(matches!(refused, RpcError::Shutdown { .. }), "{refused}");
     }
     until("no thread is left", || threads_alive().is_empty());
@@ -296,7 +302,7 @@ fn functions() -> Registry {
                 let Some((to, payload)) = next_hop(&payload) else {
                     return Ok(reversed(&payload[1..]));
                 };
-                let answer = context.agent().call_bytes(to, "relay", payload);
+                let answer = context.agent().call(to, "relay").send_bytes(payload).wait();
                 answer.map_err(|error| HandlerError::new(format!("nested: {error}")))
             })
             .unwrap();
@@ -306,7 +312,10 @@ fn functions() -> Registry {
                     return Ok(reversed(&payload[1..]));
                 };
                 let agent = context.agent();
-                let answer = agent.call_bytes_with_retries(to, "retried", payload, &retries());
+                let answer = agent
+                    .call(to, "retried")
+                    .with_retries(&retries())
+                    .send_bytes(payload);
                 let answer = answer.then(|answer| answer).wait();
                 answer.map_err(|error| HandlerError::new(format!("nested: {error}")))
             })
@@ -316,10 +325,12 @@ fn functions() -> Registry {
                 let Some((to, payload)) = next_hop(&payload) else {
                     return reply.send(Ok(reversed(&payload[1..])));
                 };
-                let options = within(context.agent().timeout());
+                let timeout = context.agent().timeout();
                 let answer = context
                     .agent()
-                    .call_bytes_async(to, "later", payload, options);
+                    .call(to, "later")
+                    .with_timeout(timeout)
+                    .send_bytes(payload);
                 answer.on_complete(move |answer| {
                     let answer = answer.clone();
                     reply.send(
@@ -346,7 +357,12 @@ fn functions() -> Registry {
             .register("asks for nothing", |context, _| {
                 // The refusal must reach this waiting thread.
                 let caller = context.caller().id;
-                match context.agent().call_bytes(caller.get(), "nothing", "") {
+                match context
+                    .agent()
+                    .call(caller.get(), "nothing")
+                    .send_bytes("")
+                    .wait()
+                {
                     Err(RpcError::NoSuchFunction { .. }) => Ok(b"as expected".to_vec()),
                     other => Err(HandlerError::new(format!("nested: {other:?}"))),
                 }
@@ -533,18 +549,23 @@ impl Caller {
             self.agent.me(),
             payload.len()
         );
-        let mut options = within(self.agent.timeout());
+        let mut timeout = self.agent.timeout();
         if self.ledger.kind != Kind::Calm && self.rng.u32(..8) == 0 {
-            options = within(Duration::from_millis(self.rng.u64(1..30)));
+            timeout = Some(Duration::from_millis(self.rng.u64(1..30)));
         }
         // The fault plan fails the first attempt of each call of `retried`.
         let is_retried = function == "retried";
         let with_retries = self.ledger.kind != Kind::Calm && (is_retried || self.rng.u32(..5) == 0);
         let future = if with_retries {
             self.agent
-                .call_bytes_with_retries(to, function, payload, &retries())
+                .call(to, function)
+                .with_retries(&retries())
+                .send_bytes(payload)
         } else {
-            self.agent.call_bytes_async(to, function, payload, options)
+            self.agent
+                .call(to, function)
+                .with_timeout(timeout)
+                .send_bytes(payload)
         };
         if with_retries && is_retried && to != self.agent.me().id.get() {
             let ledger = Arc::clone(&self.ledger);

@@ -14,7 +14,7 @@ use rpc_agent::{
     Agent, AgentOptions, FutureMessage, NotSent, Outcome, Registry, RpcError, RpcFuture,
 };
 
-use crate::common::{PATIENCE, noise, registry, shared_store, start_all, until, within};
+use crate::common::{PATIENCE, noise, registry, shared_store, start_all, until};
 use crate::log_lines;
 use crate::own_process::in_own_process_with_many_files;
 use crate::raw::{
@@ -75,20 +75,25 @@ impl Group {
         let payload = noise(1, 1000);
         let calls = [(&self.other, "agent"), (&self.agent, "other")];
         for (from, to) in calls {
-            let options = within(PATIENCE);
+            let timeout = PATIENCE;
             let answer = from
                 .handle()
-                .call_bytes_with(to, "echo", payload.clone(), options);
+                .call(to, "echo")
+                .with_timeout(timeout)
+                .send_bytes(payload.clone())
+                .wait();
             assert_eq!(answer.unwrap(), payload);
         }
     }
 
     /// Makes a call to the raw worker, without a timeout.
     fn call_raw(&self, payload: impl Into<Bytes>) -> FutureMessage {
-        let options = within(None);
+        let timeout = None::<Duration>;
         self.agent
             .handle()
-            .call_bytes_async("raw", "double", payload, options)
+            .call("raw", "double")
+            .with_timeout(timeout)
+            .send_bytes(payload)
     }
 }
 
@@ -106,11 +111,13 @@ fn read_exactly(socket: &mut TcpStream, count: usize) -> Vec<u8> {
 #[test]
 fn a_dial_and_a_call_send_the_golden_bytes() {
     let group = Group::new();
-    let options = within(Duration::from_millis(60_000));
+    let timeout = Duration::from_millis(60_000);
     let call = group
         .agent
         .handle()
-        .call_bytes_async("raw", "double", vec![7], options);
+        .call("raw", "double")
+        .with_timeout(timeout)
+        .send_bytes(vec![7]);
 
     let mut socket = group.raw.accept();
     let hello = [
@@ -611,11 +618,13 @@ fn calls_to_a_peer_that_does_not_read_fail_at_their_deadlines_or_at_once() {
     let payload = noise(6, 256 << 10);
     let mut calls = Vec::new();
     let refused = loop {
-        let options = within(Duration::from_millis(200));
+        let timeout = Duration::from_millis(200);
         let call = group
             .agent
             .handle()
-            .call_bytes_async("raw", "double", payload.clone(), options);
+            .call("raw", "double")
+            .with_timeout(timeout)
+            .send_bytes(payload.clone());
         match call.try_get() {
             // Calls that expired before the backlog limit was reached fail with a timeout.
             Some(Err(error)) if !matches!(error, RpcError::Timeout { .. }) => break error,
@@ -670,11 +679,13 @@ fn calls_to_a_silent_peer_fail_at_their_deadlines() {
     });
     let calls: Vec<_> = (0..100)
         .map(|number| {
-            let options = within(Duration::from_millis(20 + number % 5));
+            let timeout = Duration::from_millis(20 + number % 5);
             group
                 .agent
                 .handle()
-                .call_bytes_async("raw", "double", vec![1], options)
+                .call("raw", "double")
+                .with_timeout(timeout)
+                .send_bytes(vec![1])
         })
         .collect();
     group.assert_serves_others();
@@ -707,11 +718,13 @@ fn a_thread_that_waits_for_a_silent_peer_returns_at_the_deadline() {
     let endless = group.call_raw(vec![]);
     let began = Instant::now();
     for number in 0..300 {
-        let options = within(Duration::from_millis(1 + number % 3));
+        let timeout = Duration::from_millis(1 + number % 3);
         let call = group
             .agent
             .handle()
-            .call_bytes_async("raw", "double", vec![1], options);
+            .call("raw", "double")
+            .with_timeout(timeout)
+            .send_bytes(vec![1]);
         let error = wait(&call).unwrap_err();
         assert!(matches!(error, RpcError::Timeout { .. }), "{error:?}");
         // A wait that misses the expiry of its call lasts until its own timeout.

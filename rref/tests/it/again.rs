@@ -31,12 +31,18 @@ fn assert_ended(numbers: &[&RRef<i64>], rrefs: &RRefs) {
             ("wait_ready", number.wait_ready(Some(PATIENCE))),
             (
                 "rpc_sync",
-                number.rpc_sync::<_, i64>("double", ()).map(drop),
+                number.call("double").run::<_, i64>(()).map(drop),
             ),
-            ("remote", number.remote::<_, i64>("double", ()).map(drop)),
+            (
+                "remote",
+                number.call("double").remote::<_, i64>(()).map(drop),
+            ),
             (
                 "call",
-                rrefs.call::<_, i64>("worker0", "read", number).map(drop),
+                rrefs
+                    .call("worker0", "read")
+                    .run::<_, i64>(number)
+                    .map(drop),
             ),
         ];
         for (what, result) in asked {
@@ -57,7 +63,7 @@ fn assert_ended(numbers: &[&RRef<i64>], rrefs: &RRefs) {
                 matches!(confirmed, Err(RRefError::Shutdown)),
                 "{name}: {confirmed:?}"
             );
-            assert!(!number.confirmed());
+            assert!(!number.is_confirmed());
         }
     }
     assert!(matches!(rrefs.rref(1_i64), Err(RRefError::Shutdown)));
@@ -67,13 +73,16 @@ fn assert_ended(numbers: &[&RRef<i64>], rrefs: &RRefs) {
 #[track_caller]
 fn use_references(workers: &[Worker]) {
     let rrefs = &workers[0].rrefs;
-    let list: RRef<List> = rrefs.remote("worker1", "list", vec![1_i64]).unwrap();
-    assert_eq!(list.rpc_sync::<_, usize>("push", 2_i64).unwrap(), 2);
+    let list: RRef<List> = rrefs.call("worker1", "list").remote(vec![1_i64]).unwrap();
+    assert_eq!(list.call("push").run::<_, usize>(2_i64).unwrap(), 2);
     let own = rrefs.rref(7_i64).unwrap();
-    assert_eq!(rrefs.call::<_, i64>("worker1", "read", &own).unwrap(), 7);
-    let back: RRef<i64> = rrefs.call("worker1", "echo", &own).unwrap();
+    assert_eq!(
+        rrefs.call("worker1", "read").run::<_, i64>(&own).unwrap(),
+        7
+    );
+    let back: RRef<i64> = rrefs.call("worker1", "echo").run(&own).unwrap();
     assert_eq!(back, own);
-    assert_eq!(list.rpc_sync::<_, i64>("sum", ()).unwrap(), 3);
+    assert_eq!(list.call("sum").run::<_, i64>(()).unwrap(), 3);
 }
 
 #[test]
@@ -93,8 +102,8 @@ fn groups_with_the_same_names_in_one_process_are_independent() {
         )
     };
     let (a, b) = (group_of(&alive_a), group_of(&alive_b));
-    let in_a: RRef<Counted> = a[0].rrefs.remote("worker1", "counted", ()).unwrap();
-    let in_b: RRef<Counted> = b[0].rrefs.remote("worker1", "counted", ()).unwrap();
+    let in_a: RRef<Counted> = a[0].rrefs.call("worker1", "counted").remote(()).unwrap();
+    let in_b: RRef<Counted> = b[0].rrefs.call("worker1", "counted").remote(()).unwrap();
     for made in [&in_a, &in_b] {
         made.wait_ready(Some(PATIENCE)).unwrap();
     }
@@ -116,17 +125,17 @@ fn groups_with_the_same_names_in_one_process_are_independent() {
     ] {
         for to in ["worker0", "worker1"] {
             let rrefs = &worker.rrefs;
-            let called = rrefs.call::<_, ()>(to, "echo", foreign);
+            let called = rrefs.call(to, "echo").run::<_, ()>(foreign);
             assert!(
                 matches!(called, Err(RRefError::Foreign { .. })),
                 "{called:?}"
             );
-            let made = rrefs.remote::<_, i64>(to, "echo", (1_i64, foreign));
+            let made = rrefs.call(to, "echo").remote::<_, i64>((1_i64, foreign));
             assert!(matches!(made, Err(RRefError::Foreign { .. })), "{made:?}");
         }
     }
     let mixed = a[0].rrefs.rref(1_i64).unwrap();
-    let argument = in_b.rpc_sync::<_, ()>("push", &mixed);
+    let argument = in_b.call("push").run::<_, ()>(&mixed);
     assert!(
         matches!(argument, Err(RRefError::Foreign { .. })),
         "{argument:?}"
@@ -143,7 +152,7 @@ fn groups_with_the_same_names_in_one_process_are_independent() {
     });
     let ready = in_a.wait_ready(Some(PATIENCE));
     assert!(matches!(ready, Err(RRefError::Shutdown)), "{ready:?}");
-    let called = b[0].rrefs.call::<_, ()>("worker1", "echo", &in_a);
+    let called = b[0].rrefs.call("worker1", "echo").run::<_, ()>(&in_a);
     assert!(
         matches!(called, Err(RRefError::Foreign { .. })),
         "{called:?}"
@@ -160,17 +169,25 @@ fn groups_with_the_same_names_in_one_process_are_independent() {
 #[test]
 fn a_second_group_works_after_the_first_and_old_references_stay_shut_down() {
     let first = group(2);
-    let old: RRef<i64> = first[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    let old: RRef<i64> = first[0]
+        .rrefs
+        .call("worker1", "number")
+        .remote(1_i64)
+        .unwrap();
     old.wait_ready(Some(PATIENCE)).unwrap();
     shut_down(&first);
 
     let second = group(2);
-    let new: RRef<i64> = second[0].rrefs.remote("worker1", "number", 2_i64).unwrap();
+    let new: RRef<i64> = second[0]
+        .rrefs
+        .call("worker1", "number")
+        .remote(2_i64)
+        .unwrap();
     new.wait_ready(Some(PATIENCE)).unwrap();
     assert_eq!(new.to_string(), old.to_string(), "the ids start anew");
     assert_ne!(new.id(), old.id());
     assert_ended(&[&old], &first[0].rrefs);
-    let called = second[0].rrefs.call::<_, i64>("worker1", "read", &old);
+    let called = second[0].rrefs.call("worker1", "read").run::<_, i64>(&old);
     assert!(
         matches!(called, Err(RRefError::Foreign { .. })),
         "{called:?}"
@@ -188,7 +205,11 @@ fn a_second_group_works_after_the_first_and_old_references_stay_shut_down() {
 fn references_to_own_values_fail_after_the_shutdown() {
     let workers = group(2);
     let own = workers[0].rrefs.rref(2_i64).unwrap();
-    let made: RRef<i64> = workers[0].rrefs.remote("worker0", "number", 3_i64).unwrap();
+    let made: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker0", "number")
+        .remote(3_i64)
+        .unwrap();
     made.wait_ready(Some(PATIENCE)).unwrap();
     shut_down(&workers);
     assert_ended(&[&own, &made], &workers[0].rrefs);
@@ -206,14 +227,18 @@ fn references_to_own_values_fail_after_the_shutdown_while_the_agent_runs() {
 #[test]
 fn references_fail_after_leaving_while_the_agents_run() {
     let workers = group(2);
-    let user: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    let user: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker1", "number")
+        .remote(1_i64)
+        .unwrap();
     user.wait_ready(Some(PATIENCE)).unwrap();
     workers[0].rrefs.leave(Some(PATIENCE)).unwrap();
     assert_ended(&[&user], &workers[0].rrefs);
     // The other worker still works, but gets an error for references that it sends.
     let own = workers[1].rrefs.rref(4_i64).unwrap();
     assert_eq!(own.to_here(Some(PATIENCE)).unwrap(), 4);
-    let called = workers[1].rrefs.call::<_, i64>("worker0", "read", &own);
+    let called = workers[1].rrefs.call("worker0", "read").run::<_, i64>(&own);
     assert!(called.unwrap_err().to_string().contains("were shut down"));
     drop(own);
     workers[1].rrefs.leave(Some(PATIENCE)).unwrap();
@@ -226,9 +251,9 @@ fn references_fail_after_leaving_while_the_agents_run() {
 #[test]
 fn an_agent_that_stops_without_a_shutdown_leaves_other_agents_unchanged() {
     let [a, b] = [group(2), group(2)];
-    let in_a: RRef<i64> = a[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    let in_a: RRef<i64> = a[0].rrefs.call("worker1", "number").remote(1_i64).unwrap();
     in_a.wait_ready(Some(PATIENCE)).unwrap();
-    let in_b: RRef<i64> = b[0].rrefs.remote("worker1", "number", 2_i64).unwrap();
+    let in_b: RRef<i64> = b[0].rrefs.call("worker1", "number").remote(2_i64).unwrap();
     for worker in &a {
         worker.agent.shutdown_now();
     }
@@ -284,10 +309,16 @@ fn worker_that_keeps(kept: &Arc<()>, gate: &Arc<Gate>) -> Worker {
 /// A chain of two nodes, where the first value holds the only reference to the second; and a node that refers to
 /// itself.
 fn nodes(rrefs: &RRefs) -> [RRef<Node>; 2] {
-    let inner: RRef<Node> = rrefs.remote("solo", "node", None::<RRef<Node>>).unwrap();
-    let outer: RRef<Node> = rrefs.remote("solo", "node", Some(&inner)).unwrap();
-    let cycle: RRef<Node> = rrefs.remote("solo", "node", None::<RRef<Node>>).unwrap();
-    cycle.rpc_sync::<_, ()>("point", &cycle).unwrap();
+    let inner: RRef<Node> = rrefs
+        .call("solo", "node")
+        .remote(None::<RRef<Node>>)
+        .unwrap();
+    let outer: RRef<Node> = rrefs.call("solo", "node").remote(Some(&inner)).unwrap();
+    let cycle: RRef<Node> = rrefs
+        .call("solo", "node")
+        .remote(None::<RRef<Node>>)
+        .unwrap();
+    cycle.call("point").run::<_, ()>(&cycle).unwrap();
     outer.wait_ready(Some(PATIENCE)).unwrap();
     [outer, cycle]
 }
@@ -340,7 +371,7 @@ fn values_that_hold_references_are_freed_when_an_agent_stops_without_a_shutdown(
 fn an_agent_with_calls_under_way_is_freed_after_it_stops() {
     let (kept, gate) = (Arc::new(()), Gate::new());
     let Worker { rrefs, agent } = worker_that_keeps(&kept, &gate);
-    let slow: RRef<i64> = rrefs.remote("solo", "slow", ()).unwrap();
+    let slow: RRef<i64> = rrefs.call("solo", "slow").remote(()).unwrap();
     until("the function runs", || gate.arrived() == 1);
     let waiting: Vec<_> = (0..4)
         .map(|_| slow.fetch(Some(PATIENCE)).unwrap())

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 use std::{env, fs};
 
-use rpc_agent::{CallOptions, FaultPlan};
+use rpc_agent::FaultPlan;
 use rref::{RRef, RRefError};
 
 use crate::common::{Worker, group, group_with, seed, shut_down, until_empty};
@@ -24,13 +24,12 @@ fn churn(worker: &Worker, lives: usize, alive_max: usize) {
     let mut left = lives;
     while left > 0 {
         for _ in 0..alive_max.min(left) {
-            let number: RRef<i64> = worker.rrefs.remote("worker1", "number", 1_i64).unwrap();
-            let read = worker.rrefs.call_async::<_, i64>(
-                "worker2",
-                "read",
-                &number,
-                CallOptions::default(),
-            );
+            let number: RRef<i64> = worker
+                .rrefs
+                .call("worker1", "number")
+                .remote(1_i64)
+                .unwrap();
+            let read = worker.rrefs.call("worker2", "read").send::<_, i64>(&number);
             reads.push(read.unwrap());
             alive.push(number);
             left -= 1;
@@ -86,7 +85,6 @@ fn a_hundred_thousand_references_with_faults_leave_empty_tables() {
     let lives = lives(100_000);
     let (mut read, mut lost) = (0, 0);
     let mut left = lives;
-    let options = CallOptions::default().with_timeout(Duration::from_secs(2));
     while left > 0 {
         // Many at a time, because a lost message delays the other waits of its batch.
         let alive = left.min(10_000);
@@ -94,8 +92,11 @@ fn a_hundred_thousand_references_with_faults_leave_empty_tables() {
         let lives: Vec<_> = (0..alive)
             .map(|_| {
                 let rrefs = &workers[0].rrefs;
-                let number: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
-                let read = rrefs.call_async::<_, i64>("worker2", "read soon", &number, options);
+                let number: RRef<i64> = rrefs.call("worker1", "number").remote(1_i64).unwrap();
+                let read = rrefs
+                    .call("worker2", "read soon")
+                    .with_timeout(Duration::from_secs(2))
+                    .send::<_, i64>(&number);
                 (number, read.unwrap())
             })
             .collect();

@@ -78,7 +78,7 @@ pub(crate) fn functions(fill: impl FnOnce(&mut Functions)) -> Functions {
     functions
         .register("read", |_, number: RRef<i64>| {
             assert!(
-                number.confirmed(),
+                number.is_confirmed(),
                 "the function runs only after the confirmation"
             );
             Ok(number.to_here(Some(PATIENCE))?)
@@ -87,7 +87,7 @@ pub(crate) fn functions(fill: impl FnOnce(&mut Functions)) -> Functions {
     functions
         .register("read soon", |_, number: RRef<i64>| {
             assert!(
-                number.confirmed(),
+                number.is_confirmed(),
                 "the function runs only after the confirmation"
             );
             Ok(number.to_here(Some(SHORT))?)

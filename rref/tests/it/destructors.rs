@@ -39,10 +39,12 @@ fn an_encoding_that_panics_leaves_no_reference_behind() {
     let workers = group(2);
     let rrefs = &workers[0].rrefs;
     let own = rrefs.rref(1_i64).unwrap();
-    let user: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
+    let user: RRef<i64> = rrefs.call("worker1", "number").remote(1_i64).unwrap();
     for number in [&own, &user] {
         let called = catch_unwind(AssertUnwindSafe(|| {
-            rrefs.call::<_, i64>("worker1", "read", RefThenPanic(number, PanicsOnEncode))
+            rrefs
+                .call("worker1", "read")
+                .run::<_, i64>(RefThenPanic(number, PanicsOnEncode))
         }));
         assert!(called.is_err());
     }
@@ -97,7 +99,7 @@ fn a_value_of_the_wrong_type_is_dropped_under_no_lock() {
     ));
     let rrefs = workers[0].rrefs.clone();
     soon("the destructor", move || {
-        let wrong: RRef<i64> = rrefs.remote("worker0", "curious", ()).unwrap();
+        let wrong: RRef<i64> = rrefs.call("worker0", "curious").remote(()).unwrap();
         let error = wrong.wait_ready(Some(PATIENCE)).unwrap_err();
         assert!(
             error.to_string().contains("the function returns"),

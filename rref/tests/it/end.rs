@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
-use rpc_agent::{Agent, AgentOptions, CallOptions, HandlerError, Registry};
+use rpc_agent::{Agent, AgentOptions, HandlerError, Registry};
 use rref::{Functions, MissingKind, RRef, RRefError, RRefs, ShutdownError};
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +43,11 @@ fn node_functions(functions: &mut Functions) {
 fn the_report_names_each_value_its_holders_and_their_ages() {
     let workers = group(2);
     assert!(workers[1].rrefs.leak_report().unwrap().is_empty());
-    let held: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    let held: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker1", "number")
+        .remote(1_i64)
+        .unwrap();
     held.wait_ready(Some(PATIENCE)).unwrap();
     let own = workers[1].rrefs.rref(2_i64).unwrap();
     let report = workers[1].rrefs.leak_report().unwrap();
@@ -75,11 +79,11 @@ fn cycles_over_workers_are_reported_and_freed_by_the_shutdown() {
         |_, functions| node_functions(functions),
     );
     let nodes: Vec<RRef<Node>> = ["worker0", "worker1", "worker2"]
-        .map(|worker| workers[0].rrefs.remote(worker, "node", ()).unwrap())
+        .map(|worker| workers[0].rrefs.call(worker, "node").remote(()).unwrap())
         .into();
     for (place, node) in nodes.iter().enumerate() {
         let next = &nodes[(place + 1) % nodes.len()];
-        node.rpc_sync::<_, ()>("set next", next).unwrap();
+        node.call("set next").run::<_, ()>(next).unwrap();
     }
     let ids: Vec<_> = nodes.iter().map(RRef::id).collect();
     drop(nodes);
@@ -116,7 +120,11 @@ fn a_shutdown_names_the_workers_that_do_not_call_it() {
 #[test]
 fn leaving_names_the_workers_that_hold_values() {
     let workers = group(2);
-    let held: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 1_i64).unwrap();
+    let held: RRef<i64> = workers[1]
+        .rrefs
+        .call("worker0", "number")
+        .remote(1_i64)
+        .unwrap();
     held.wait_ready(Some(PATIENCE)).unwrap();
     let error = workers[0]
         .rrefs
@@ -240,7 +248,7 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
     // The other worker holds a value of this worker, and this worker holds a value of the other one.
     let alive = Alive::default();
     let lent = rrefs.rref_opaque(Counted::new(&alive)).unwrap();
-    rrefs.call::<_, ()>("worker1", "hold", &lent).unwrap();
+    rrefs.call("worker1", "hold").run::<_, ()>(&lent).unwrap();
     drop(lent);
     until("the handle is dropped", || {
         rrefs
@@ -251,9 +259,9 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
             .all(|value| value.handles == 0)
     });
     assert_eq!(alive.load(Ordering::SeqCst), 1);
-    let lost: RRef<i64> = rrefs.remote("worker1", "number", 3_i64).unwrap();
+    let lost: RRef<i64> = rrefs.call("worker1", "number").remote(3_i64).unwrap();
     assert_eq!(lost.to_here(Some(PATIENCE)).unwrap(), 3);
-    let never: RRef<i64> = rrefs.remote("worker1", "never", ()).unwrap();
+    let never: RRef<i64> = rrefs.call("worker1", "never").remote(()).unwrap();
     let waiting = never.fetch(None).unwrap();
 
     let began = Instant::now();
@@ -267,8 +275,7 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
     for error in [
         lost.to_here(None).unwrap_err(),
         never.wait_ready(Some(Duration::ZERO)).unwrap_err(),
-        lost.rpc_sync_with::<_, i64>("sum", (), CallOptions::default())
-            .unwrap_err(),
+        lost.call("sum").run::<_, i64>(()).unwrap_err(),
     ] {
         assert!(matches!(error, RRefError::OwnerLost { .. }), "{error}");
     }
@@ -284,7 +291,11 @@ fn a_killed_workers_references_are_released_and_its_values_are_lost_at_once() {
 #[test]
 fn the_value_of_a_worker_that_waits_to_leave_can_be_used_while_it_is_held() {
     let workers = group(2);
-    let held: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 1_i64).unwrap();
+    let held: RRef<i64> = workers[1]
+        .rrefs
+        .call("worker0", "number")
+        .remote(1_i64)
+        .unwrap();
     held.wait_ready(Some(PATIENCE)).unwrap();
     workers[0]
         .rrefs
@@ -305,7 +316,7 @@ fn an_owner_that_dies_together_with_the_store_counts_as_lost() {
     let port = store.local_addr().port();
     let (agent, rrefs) = start_worker(0, "127.0.0.1", port, functions(|_| {}));
     other.await_started();
-    let lost: RRef<i64> = rrefs.remote("worker1", "number", 3_i64).unwrap();
+    let lost: RRef<i64> = rrefs.call("worker1", "number").remote(3_i64).unwrap();
     assert_eq!(lost.to_here(Some(PATIENCE)).unwrap(), 3);
     // Without the store, the worker list is not available.
     drop(store);
@@ -371,11 +382,11 @@ fn unused_references_of_a_local_creation_are_released() {
     let rrefs = &workers[0].rrefs;
     // The slow functions occupy all threads.
     let slow: Vec<RRef<i64>> = (0..8)
-        .map(|_| rrefs.remote("worker0", "slow", ()).unwrap())
+        .map(|_| rrefs.call("worker0", "slow").remote(()).unwrap())
         .collect();
     until("the functions run", || gate.arrived() > 0);
     let own = rrefs.rref(1_i64).unwrap();
-    let made: RRef<i64> = rrefs.remote("worker0", "read", &own).unwrap();
+    let made: RRef<i64> = rrefs.call("worker0", "read").remote(&own).unwrap();
     drop((own, slow));
     let left = thread::scope(|scope| {
         let leaving = scope.spawn(|| rrefs.leave(Some(PATIENCE / 3)));

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
-use rpc_agent::{CallOptions, FaultPlan};
+use rpc_agent::FaultPlan;
 use rref::{RRef, RRefError};
 
 use crate::common::{
@@ -32,11 +32,10 @@ fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) -> u32 
     for _ in 0..rounds {
         let to = format!("worker{}", rng.u32(..workers));
         let place = (!held.is_empty()).then(|| rng.usize(..held.len()));
-        let options = CallOptions::default().with_timeout(SHORT);
         match (rng.u8(..8), place) {
             (0..=1, _) | (_, None) => {
                 let number = rng.i64(..);
-                let made = worker.rrefs.remote(to.as_str(), "number", number);
+                let made = worker.rrefs.call(to.as_str(), "number").remote(number);
                 held.push((made.unwrap(), number));
             }
             (2, Some(place)) => {
@@ -47,12 +46,18 @@ fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) -> u32 
                 let (rref, number) = &held[place];
                 let read = worker
                     .rrefs
-                    .call_with(to.as_str(), "read soon", rref, options);
+                    .call(to.as_str(), "read soon")
+                    .with_timeout(SHORT)
+                    .run(rref);
                 check(read, *number);
             }
             (4, Some(place)) => {
                 let (rref, number) = &held[place];
-                let echo = worker.rrefs.call_with(to.as_str(), "echo", rref, options);
+                let echo = worker
+                    .rrefs
+                    .call(to.as_str(), "echo")
+                    .with_timeout(SHORT)
+                    .run(rref);
                 if let Ok(echo) = echo {
                     let number = *number;
                     held.push((echo, number));
@@ -63,7 +68,9 @@ fn run_program(worker: &Worker, workers: u32, rounds: u32, mut rng: Rng) -> u32 
                 let (rref, number) = held.swap_remove(place);
                 let read = worker
                     .rrefs
-                    .call_async(to.as_str(), "read soon", &rref, options);
+                    .call(to.as_str(), "read soon")
+                    .with_timeout(SHORT)
+                    .send(&rref);
                 drop(rref);
                 if let Ok(read) = read {
                     check(read.wait(), number);
@@ -164,7 +171,7 @@ fn a_function_that_makes_a_value_runs_once_despite_retries() {
         },
     );
     let made: Vec<RRef<i64>> = (0..200)
-        .map(|_| group[0].rrefs.remote("worker1", "count", ()).unwrap())
+        .map(|_| group[0].rrefs.call("worker1", "count").remote(()).unwrap())
         .collect();
     for rref in &made {
         rref.wait_confirmed(Some(PATIENCE)).unwrap();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use rpc_agent::{CallOptions, FaultPlan};
+use rpc_agent::FaultPlan;
 use rref::{Functions, RRef, RRefError, ValueState};
 
 use crate::common::{
@@ -37,7 +37,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
             },
         );
         let own: RRef<T> = workers[0].rrefs.rref_without_value().unwrap();
-        let given: Result<(), _> = workers[0].rrefs.call("worker1", "take", &own);
+        let given: Result<(), _> = workers[0].rrefs.call("worker1", "take").run(&own);
         given.unwrap();
         let user = taken.lock().unwrap().take().unwrap();
         Self { workers, own, user }
@@ -63,10 +63,10 @@ fn setting_a_value_answers_all_waits() {
     let Shared { workers, own, user } = &shared;
     let here = own.value_future().unwrap();
     let there = user.fetch(Some(PATIENCE)).unwrap();
-    let third =
-        workers[1]
-            .rrefs
-            .call_async::<_, i64>("worker2", "read", user, CallOptions::default());
+    let third = workers[1]
+        .rrefs
+        .call("worker2", "read")
+        .send::<_, i64>(user);
     shared.await_parked(3);
     assert!(!own.has_value().unwrap() && !here.is_complete() && !there.is_complete());
     own.set_value(7).unwrap();
@@ -141,7 +141,11 @@ fn a_value_is_set_once_and_on_its_owner() {
     });
     own.local_value(Some(PATIENCE)).unwrap();
 
-    let made: RRef<i64> = workers[0].rrefs.remote("worker0", "number", 1_i64).unwrap();
+    let made: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker0", "number")
+        .remote(1_i64)
+        .unwrap();
     made.wait_ready(Some(PATIENCE)).unwrap();
     assert!(matches!(
         made.set_value(2),
@@ -157,7 +161,7 @@ fn a_future_of_an_opaque_value_needs_no_encoding_and_methods_wait_for_the_value(
     let shared = Shared::<List>::new(|_| {});
     let Shared { own, user, .. } = &shared;
     let future = own.value_future().unwrap();
-    let sum = user.rpc_async::<_, i64>("sum", (), CallOptions::default());
+    let sum = user.call("sum").send::<_, i64>(());
     shared.await_parked(2);
     own.set_value_opaque(Mutex::new(vec![1, 2])).unwrap();
     assert_eq!(sum.unwrap().wait().unwrap(), 3);
@@ -211,13 +215,15 @@ fn a_reference_that_returns_to_its_owner_sets_the_value() {
     let waiting = user.fetch(Some(PATIENCE)).unwrap();
     let given: bool = workers[1]
         .rrefs
-        .call("worker0", "give", (&user, 9_i64))
+        .call("worker0", "give")
+        .run((&user, 9_i64))
         .unwrap();
     assert!(given);
     assert_eq!(waiting.wait().unwrap(), 9);
     let given: bool = workers[1]
         .rrefs
-        .call("worker0", "give", (&user, 9_i64))
+        .call("worker0", "give")
+        .run((&user, 9_i64))
         .unwrap();
     assert!(!given);
     drop(user);
@@ -317,9 +323,7 @@ fn values_set_while_messages_are_duplicated_and_late_reach_all() {
         .enumerate()
         .map(|(index, rref)| {
             let to = ["worker1", "worker2"][index % 2];
-            rrefs
-                .call_async::<_, i64>(to, "read", rref, CallOptions::default())
-                .unwrap()
+            rrefs.call(to, "read").send::<_, i64>(rref).unwrap()
         })
         .collect();
     for (number, rref) in (0..).zip(&own) {

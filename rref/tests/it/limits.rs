@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rpc_agent::{CallOptions, FaultPlan, Registry, RetryOptions, RpcError};
+use rpc_agent::{FaultPlan, Registry, RetryOptions, RpcError};
 use rref::{Functions, RRef, RRefError, RRefOptions, RRefs, RegisterError, ShutdownError};
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ fn a_value_whose_type_has_a_very_long_name_can_be_made() {
                 .unwrap();
         },
     );
-    let deep: RRef<T8> = workers[0].rrefs.remote("worker1", "deep", ()).unwrap();
+    let deep: RRef<T8> = workers[0].rrefs.call("worker1", "deep").remote(()).unwrap();
     assert_eq!(deep.to_here(Some(PATIENCE)).unwrap(), T8::default());
     drop(deep);
     shut_down(&workers);
@@ -63,7 +63,7 @@ fn leave_respects_its_timeout_while_others_do_not_report_their_references() {
         },
     );
     let rrefs = &workers[0].rrefs;
-    let far: RRef<Node> = rrefs.remote("worker1", "node", ()).unwrap();
+    let far: RRef<Node> = rrefs.call("worker1", "node").remote(()).unwrap();
     let near = rrefs
         .rref(Node {
             next: Mutex::new(Some(far)),
@@ -116,11 +116,15 @@ fn completed_waits_leave_no_timer() {
         },
     );
     // A tombstone has a timer too, which expires after minutes.
-    let freed: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    let freed: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker1", "number")
+        .remote(1_i64)
+        .unwrap();
     freed.wait_ready(Some(PATIENCE)).unwrap();
     drop(freed);
     until_empty(&workers);
-    let slow: RRef<i64> = workers[0].rrefs.remote("worker1", "slow", ()).unwrap();
+    let slow: RRef<i64> = workers[0].rrefs.call("worker1", "slow").remote(()).unwrap();
     slow.wait_confirmed(Some(PATIENCE)).unwrap();
     for _ in 0..50 {
         slow.wait_ready(Some(Duration::from_millis(3))).unwrap_err();
@@ -143,7 +147,13 @@ fn many_deletions_arrive_at_a_worker_that_takes_small_messages() {
         |_, _| {},
     );
     let held: Vec<RRef<i64>> = (0..2000_i64)
-        .map(|n| workers[0].rrefs.remote("worker1", "number", n).unwrap())
+        .map(|n| {
+            workers[0]
+                .rrefs
+                .call("worker1", "number")
+                .remote(n)
+                .unwrap()
+        })
         .collect();
     for number in &held {
         number.wait_ready(Some(PATIENCE)).unwrap();
@@ -177,12 +187,17 @@ fn a_timeout_error_names_the_time_of_the_call() {
                 .unwrap();
         },
     );
-    let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    let number: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker1", "number")
+        .remote(1_i64)
+        .unwrap();
     number.wait_ready(Some(PATIENCE)).unwrap();
     let time = Duration::from_millis(100);
-    let options = CallOptions::default().with_timeout(time);
     let error = number
-        .rpc_sync_with::<_, ()>("wait", (), options)
+        .call("wait")
+        .with_timeout(time)
+        .run::<_, ()>(())
         .unwrap_err();
     gate.open();
     drop(number);
@@ -215,7 +230,7 @@ fn a_timeout_of_zero_checks_once_for_the_confirmation_and_the_shutdown() {
     );
     let rrefs = &workers[0].rrefs;
     let zero = Some(Duration::ZERO);
-    let slow: RRef<i64> = rrefs.remote("worker1", "slow", ()).unwrap();
+    let slow: RRef<i64> = rrefs.call("worker1", "slow").remote(()).unwrap();
     let error = slow.wait_confirmed(zero).unwrap_err();
     assert!(
         matches!(error, RRefError::TimedOut { after, .. } if after.is_zero()),
@@ -225,7 +240,11 @@ fn a_timeout_of_zero_checks_once_for_the_confirmation_and_the_shutdown() {
     slow.wait_confirmed(zero).unwrap();
     // The other worker still holds a value of this worker.
     let own = rrefs.rref(1_i64).unwrap();
-    let held: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 1_i64).unwrap();
+    let held: RRef<i64> = workers[1]
+        .rrefs
+        .call("worker0", "number")
+        .remote(1_i64)
+        .unwrap();
     held.wait_ready(None).unwrap();
     let error = rrefs.leave(zero).unwrap_err();
     assert!(matches!(error, ShutdownError::Missing { .. }), "{error}");
@@ -238,7 +257,7 @@ fn a_timeout_of_zero_checks_once_for_the_confirmation_and_the_shutdown() {
 
 #[test]
 fn invalid_retry_options_are_refused_when_references_are_registered() {
-    let options = RRefOptions::new().with_retries(RetryOptions::default().with_max_retries(-1));
+    let options = RRefOptions::new().with_retries(RetryOptions::default().with_jitter(2.0));
     let error = RRefs::register_with(&mut Registry::new(), Functions::new(), options).unwrap_err();
     assert!(matches!(error, RegisterError::Retries(_)), "{error}");
     let mut registry = Registry::new();
@@ -251,12 +270,12 @@ fn invalid_retry_options_are_refused_when_references_are_registered() {
 fn attempts_without_a_timeout_deliver_messages() {
     let options = RRefOptions::default().with_attempt_timeout(None);
     let workers = group_of(2, &options, |_, options| options, |_, _| {});
-    let number = workers[0].rrefs.remote("worker1", "number", 1_i64);
+    let number = workers[0].rrefs.call("worker1", "number").remote(1_i64);
     let number: RRef<i64> = number.unwrap();
     let read = number.to_here(Some(Duration::from_secs(2)));
     drop(number);
     let own = workers[0].rrefs.rref(1_i64).unwrap();
-    let echo: Result<RRef<i64>, _> = workers[0].rrefs.call("worker1", "echo", &own);
+    let echo: Result<RRef<i64>, _> = workers[0].rrefs.call("worker1", "echo").run(&own);
     drop((own, echo));
     let began = Instant::now();
     until("the tables are empty", || {

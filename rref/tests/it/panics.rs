@@ -60,34 +60,34 @@ fn functions_encodings_and_destructors_that_panic_so_cost_no_thread() {
     );
     let rrefs = &workers[0].rrefs;
     let is_bomb = |error: &RRefError| error.to_string().contains("panicked");
-    let number: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
+    let number: RRef<i64> = rrefs.call("worker1", "number").remote(1_i64).unwrap();
     for to in ["worker0", "worker1"] {
         let made: Vec<RRef<i64>> = (0..MANY)
-            .map(|_| rrefs.remote(to, "bomb", ()).unwrap())
+            .map(|_| rrefs.call(to, "bomb").remote(()).unwrap())
             .collect();
         for rref in made {
             let error = rref.to_here(Some(PATIENCE)).unwrap_err();
             assert!(is_bomb(&error), "{error}");
         }
         let fragile: Vec<RRef<Fragile>> = (0..MANY)
-            .map(|_| rrefs.remote(to, "fragile", ()).unwrap())
+            .map(|_| rrefs.call(to, "fragile").remote(()).unwrap())
             .collect();
         for rref in fragile {
             rref.wait_ready(Some(PATIENCE)).unwrap();
         }
     }
     for _ in 0..MANY {
-        let called = rrefs.call::<_, i64>("worker1", "bomb", ());
+        let called = rrefs.call("worker1", "bomb").run::<_, i64>(());
         assert!(called.is_err());
-        let called = number.rpc_sync::<_, i64>("bomb of", ());
+        let called = number.call("bomb of").run::<_, i64>(());
         assert!(called.is_err());
     }
     until("all values were dropped", || {
         dropped.load(Ordering::SeqCst) == 2 * MANY
     });
     assert_eq!(number.to_here(Some(PATIENCE)).unwrap(), 1);
-    let list: RRef<Mutex<Vec<i64>>> = rrefs.remote("worker1", "list", vec![1_i64]).unwrap();
-    assert_eq!(list.rpc_sync::<_, i64>("sum", ()).unwrap(), 1);
+    let list: RRef<Mutex<Vec<i64>>> = rrefs.call("worker1", "list").remote(vec![1_i64]).unwrap();
+    assert_eq!(list.call("sum").run::<_, i64>(()).unwrap(), 1);
     drop((number, list));
     until_empty(&workers);
     shut_down(&workers);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rpc_agent::{CallOptions, FaultPlan, RetryOptions, RpcError};
+use rpc_agent::{FaultPlan, RetryOptions, RpcError};
 use rref::{RRef, RRefError};
 
 use crate::common::{Alive, Counted, Gate, PATIENCE, group_of, quick, until};
@@ -31,10 +31,12 @@ fn a_reference_in_an_undelivered_answer_is_freed() {
                 .unwrap();
         },
     );
-    let soon = CallOptions::default().with_timeout(Duration::from_millis(20));
+    let soon = Duration::from_millis(20);
     let error = workers[0]
         .rrefs
-        .call_with::<_, RRef<Counted>>("worker1", "give", (), soon)
+        .call("worker1", "give")
+        .with_timeout(soon)
+        .run::<_, RRef<Counted>>(())
         .unwrap_err();
     assert!(
         matches!(error, RRefError::Rpc(RpcError::Timeout { .. })),
@@ -70,7 +72,11 @@ fn a_deletion_whose_retries_are_exhausted_is_resent() {
                 .unwrap();
         },
     );
-    let made: RRef<Counted> = workers[0].rrefs.remote("worker1", "counted", ()).unwrap();
+    let made: RRef<Counted> = workers[0]
+        .rrefs
+        .call("worker1", "counted")
+        .remote(())
+        .unwrap();
     made.wait_ready(Some(PATIENCE)).unwrap();
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     drop(made);
@@ -98,7 +104,10 @@ fn values_held_by_a_worker_that_left_without_a_shutdown_are_freed() {
     );
     let counted = workers[0].rrefs.rref_opaque(Counted::new(&alive)).unwrap();
     let rrefs = &workers[0].rrefs;
-    rrefs.call::<_, ()>("worker1", "hold", &counted).unwrap();
+    rrefs
+        .call("worker1", "hold")
+        .run::<_, ()>(&counted)
+        .unwrap();
     drop(counted);
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     workers[1].agent.shutdown_now();
@@ -119,7 +128,11 @@ fn an_unused_reference_among_the_arguments_of_a_creation_is_released() {
     workers[1].rrefs.leave(Some(PATIENCE)).unwrap();
     let alive = Alive::default();
     let own = workers[0].rrefs.rref_opaque(Counted::new(&alive)).unwrap();
-    let made: RRef<i64> = workers[0].rrefs.remote("worker1", "read", &own).unwrap();
+    let made: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker1", "read")
+        .remote(&own)
+        .unwrap();
     made.wait_ready(Some(PATIENCE)).unwrap_err();
     drop((own, made));
     let began = Instant::now();

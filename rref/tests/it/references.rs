@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rpc_agent::{CallOptions, HandlerError};
+use rpc_agent::HandlerError;
 use rref::{Functions, RRef, RRefError, RRefFuture};
 use serde::{Deserialize, Serialize};
 
@@ -24,12 +24,12 @@ fn counted(functions: &mut Functions, alive: &Alive) {
 fn a_value_is_made_on_its_owner_fetched_and_freed_with_the_last_handle() {
     let workers = group(2);
     let rrefs = &workers[0].rrefs;
-    let number: RRef<i64> = rrefs.remote("worker1", "number", 7_i64).unwrap();
+    let number: RRef<i64> = rrefs.call("worker1", "number").remote(7_i64).unwrap();
     assert!(!number.is_owner());
     assert_eq!(number.owner().name.as_str(), "worker1");
     assert_eq!(number.to_here(Some(PATIENCE)).unwrap(), 7);
     number.wait_confirmed(Some(PATIENCE)).unwrap();
-    assert!(number.confirmed() && !number.timed_out());
+    assert!(number.is_confirmed() && !number.has_timed_out());
     let another = number.clone();
     drop(number);
     assert_eq!(another.to_here(Some(PATIENCE)).unwrap(), 7);
@@ -42,7 +42,11 @@ fn a_value_is_made_on_its_owner_fetched_and_freed_with_the_last_handle() {
 #[test]
 fn ids_are_printed_as_pytorch_prints_them() {
     let workers = group(2);
-    let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 1_i64).unwrap();
+    let number: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker1", "number")
+        .remote(1_i64)
+        .unwrap();
     // PyTorch's format. Ids for worker 1 have their own counter.
     let [first, second] = [1_u64 << 48, (1 << 48) + 1];
     assert_eq!(
@@ -76,7 +80,7 @@ fn an_own_value_is_shared_and_not_copied() {
     first.lock().unwrap().push(2);
     let second = list.local_value(Some(PATIENCE)).unwrap();
     assert!(Arc::ptr_eq(&first, &second));
-    assert_eq!(list.rpc_sync::<_, i64>("sum", ()).unwrap(), 3);
+    assert_eq!(list.call("sum").run::<_, i64>(()).unwrap(), 3);
     assert_eq!(
         *list.to_here(Some(PATIENCE)).unwrap().lock().unwrap(),
         [1, 2]
@@ -91,13 +95,18 @@ fn an_own_value_is_shared_and_not_copied() {
 #[test]
 fn a_worker_can_make_values_on_itself() {
     let workers = group(1);
-    let number: RRef<i64> = workers[0].rrefs.remote("worker0", "number", 5_i64).unwrap();
-    assert!(number.is_owner() && number.confirmed());
+    let number: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker0", "number")
+        .remote(5_i64)
+        .unwrap();
+    assert!(number.is_owner() && number.is_confirmed());
     assert_eq!(*number.local_value(Some(PATIENCE)).unwrap(), 5);
     assert_eq!(number.to_here(Some(PATIENCE)).unwrap(), 5);
     let failed: RRef<i64> = workers[0]
         .rrefs
-        .remote("worker0", "fail", "no luck")
+        .call("worker0", "fail")
+        .remote("no luck")
         .unwrap();
     let error = failed.local_value(Some(PATIENCE)).unwrap_err();
     assert!(matches!(&error, RRefError::Creation { message, .. } if &**message == "no luck"));
@@ -111,19 +120,17 @@ fn methods_run_on_the_owner() {
     let workers = group(2);
     let list: RRef<List> = workers[0]
         .rrefs
-        .remote("worker1", "list", vec![1_i64, 2])
+        .call("worker1", "list")
+        .remote(vec![1_i64, 2])
         .unwrap();
-    assert_eq!(list.rpc_sync::<_, usize>("push", 3_i64).unwrap(), 3);
+    assert_eq!(list.call("push").run::<_, usize>(3_i64).unwrap(), 3);
     let pushes: Vec<_> = (4..8_i64)
-        .map(|item| {
-            list.rpc_async::<_, usize>("push", item, CallOptions::default())
-                .unwrap()
-        })
+        .map(|item| list.call("push").send::<_, usize>(item).unwrap())
         .collect();
     let mut lengths: Vec<_> = pushes.iter().map(|push| push.wait().unwrap()).collect();
     lengths.sort_unstable();
     assert_eq!(lengths, [4, 5, 6, 7]);
-    let sum: RRef<i64> = list.remote("sum", ()).unwrap();
+    let sum: RRef<i64> = list.call("sum").remote(()).unwrap();
     // The running method keeps the value alive without the handle.
     drop(list);
     assert_eq!(sum.to_here(Some(PATIENCE)).unwrap(), 28);
@@ -136,23 +143,31 @@ fn methods_run_on_the_owner() {
 #[test]
 fn a_method_of_another_type_and_an_unknown_one_are_errors() {
     let workers = group(2);
-    let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 7_i64).unwrap();
-    let wrong = number.rpc_sync::<_, i64>("sum", ()).unwrap_err();
+    let number: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker1", "number")
+        .remote(7_i64)
+        .unwrap();
+    let wrong = number.call("sum").run::<_, i64>(()).unwrap_err();
     assert!(wrong.to_string().contains("the method is for a"), "{wrong}");
-    let unknown = number.rpc_sync::<_, i64>("no such", ()).unwrap_err();
+    let unknown = number.call("no such").run::<_, i64>(()).unwrap_err();
     assert!(
         unknown.to_string().contains("no function named `no such`"),
         "{unknown}"
     );
-    let plain = number.rpc_sync::<_, i64>("number", 1_i64).unwrap_err();
+    let plain = number.call("number").run::<_, i64>(1_i64).unwrap_err();
     assert!(plain.to_string().contains("is not a method"), "{plain}");
-    let arguments = number.rpc_sync::<_, usize>("push", "text").unwrap_err();
+    let arguments = number.call("push").run::<_, usize>("text").unwrap_err();
     assert!(
         arguments.to_string().contains("wrong arguments"),
         "{arguments}"
     );
     // The owner detects that the result has the wrong type.
-    let typed: RRef<String> = workers[0].rrefs.remote("worker1", "number", 7_i64).unwrap();
+    let typed: RRef<String> = workers[0]
+        .rrefs
+        .call("worker1", "number")
+        .remote(7_i64)
+        .unwrap();
     let error = typed.to_here(Some(PATIENCE)).unwrap_err();
     assert!(
         error.to_string().contains("the function returns a `i64`"),
@@ -168,21 +183,32 @@ fn a_failed_creation_is_an_error_at_every_holder() {
     let workers = group(3);
     let failed: RRef<i64> = workers[0]
         .rrefs
-        .remote("worker1", "fail", "no luck")
+        .call("worker1", "fail")
+        .remote("no luck")
         .unwrap();
-    let read = workers[0].rrefs.call::<_, i64>("worker2", "read", &failed);
+    let read = workers[0]
+        .rrefs
+        .call("worker2", "read")
+        .run::<_, i64>(&failed);
     assert!(read.unwrap_err().to_string().contains("no luck"));
     let error = failed.to_here(Some(PATIENCE)).unwrap_err();
     assert!(matches!(&error, RRefError::Creation { message, .. } if &**message == "no luck"));
-    assert!(failed.confirmed(), "the function's failure is its value");
+    assert!(failed.is_confirmed(), "the function's failure is its value");
     drop(failed);
 
     // The owner cannot run these functions. The error arrives before any timeout.
     let began = Instant::now();
-    let unknown: RRef<i64> = workers[0].rrefs.remote("worker1", "no such", ()).unwrap();
+    let unknown: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker1", "no such")
+        .remote(())
+        .unwrap();
     let error = unknown.to_here(None).unwrap_err();
     assert!(matches!(&error, RRefError::Creation { .. }), "{error}");
-    let read = workers[0].rrefs.call::<_, i64>("worker2", "read", &unknown);
+    let read = workers[0]
+        .rrefs
+        .call("worker2", "read")
+        .run::<_, i64>(&unknown);
     assert!(
         read.unwrap_err()
             .to_string()
@@ -190,7 +216,8 @@ fn a_failed_creation_is_an_error_at_every_holder() {
     );
     let undecodable: RRef<i64> = workers[0]
         .rrefs
-        .remote("worker1", "number", "seven")
+        .call("worker1", "number")
+        .remote("seven")
         .unwrap();
     let error = undecodable.to_here(None).unwrap_err();
     assert!(error.to_string().contains("wrong arguments"), "{error}");
@@ -217,11 +244,15 @@ fn a_panic_is_an_error() {
         },
     );
     let number = workers[0].rrefs.rref(7_i64).unwrap();
-    let called = workers[0].rrefs.call::<_, i64>("worker1", "panic", &number);
+    let called = workers[0]
+        .rrefs
+        .call("worker1", "panic")
+        .run::<_, i64>(&number);
     assert!(called.unwrap_err().to_string().contains("not with 7"));
     let made: RRef<i64> = workers[0]
         .rrefs
-        .remote("worker1", "panic", &number)
+        .call("worker1", "panic")
+        .remote(&number)
         .unwrap();
     let error = made.to_here(Some(PATIENCE)).unwrap_err();
     assert!(error.to_string().contains("not with 7"), "{error}");
@@ -249,7 +280,9 @@ fn remote_does_not_wait_for_the_function_and_local_value_does() {
     );
     let slow: RRef<i64> = workers[0]
         .rrefs
-        .remote_with_timeout("worker1", "slow", (), Some(Duration::from_secs(20)))
+        .call("worker1", "slow")
+        .with_timeout(Some(Duration::from_secs(20)))
+        .remote(())
         .unwrap();
     // The creation is confirmed while the function still runs.
     slow.wait_confirmed(Some(PATIENCE)).unwrap();
@@ -258,7 +291,7 @@ fn remote_does_not_wait_for_the_function_and_local_value_does() {
     assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
     let error = slow.wait_ready(Some(soon)).unwrap_err();
     assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
-    let own: RRef<i64> = workers[1].rrefs.remote("worker1", "slow", ()).unwrap();
+    let own: RRef<i64> = workers[1].rrefs.call("worker1", "slow").remote(()).unwrap();
     let error = own.local_value(Some(soon)).unwrap_err();
     assert!(matches!(error, RRefError::TimedOut { .. }), "{error}");
     let fetch = slow.fetch(Some(PATIENCE)).unwrap();
@@ -275,12 +308,16 @@ fn remote_does_not_wait_for_the_function_and_local_value_does() {
 #[test]
 fn a_reference_can_be_sent_between_users_to_its_owner_and_back() {
     let workers = group(3);
-    let number: RRef<i64> = workers[0].rrefs.remote("worker1", "number", 9_i64).unwrap();
+    let number: RRef<i64> = workers[0]
+        .rrefs
+        .call("worker1", "number")
+        .remote(9_i64)
+        .unwrap();
     // From a user to a user, to the owner, and to itself.
     for to in ["worker2", "worker1", "worker0"] {
-        let read: i64 = workers[0].rrefs.call(to, "read", &number).unwrap();
+        let read: i64 = workers[0].rrefs.call(to, "read").run(&number).unwrap();
         assert_eq!(read, 9, "{to}");
-        let back: RRef<i64> = workers[0].rrefs.call(to, "echo", &number).unwrap();
+        let back: RRef<i64> = workers[0].rrefs.call(to, "echo").run(&number).unwrap();
         assert_eq!(back, number);
         assert_eq!(back.to_here(Some(PATIENCE)).unwrap(), 9, "{to}");
     }
@@ -289,7 +326,8 @@ fn a_reference_can_be_sent_between_users_to_its_owner_and_back() {
     assert_eq!(
         workers[1]
             .rrefs
-            .call::<_, i64>("worker0", "read", &own)
+            .call("worker0", "read")
+            .run::<_, i64>(&own)
             .unwrap(),
         4
     );
@@ -319,7 +357,8 @@ fn a_reference_twice_in_one_message_is_two_users_of_the_receiver() {
     let own = workers[1].rrefs.rref(4_i64).unwrap();
     let sum = workers[1]
         .rrefs
-        .call_async::<_, i64>("worker2", "twice", (&own, &own), CallOptions::default())
+        .call("worker2", "twice")
+        .send::<_, i64>((&own, &own))
         .unwrap();
     until("both references have arrived", || {
         workers[2].rrefs.sizes().unwrap().confirmed_users == 2
@@ -365,17 +404,20 @@ fn references_can_be_anywhere_in_a_value() {
         parts: vec![
             (1, Some(rrefs.rref(10).unwrap())),
             (2, None),
-            (3, Some(rrefs.remote("worker1", "number", 100_i64).unwrap())),
+            (
+                3,
+                Some(rrefs.call("worker1", "number").remote(100_i64).unwrap()),
+            ),
             (
                 5,
-                Some(rrefs.remote("worker2", "number", 1_000_i64).unwrap()),
+                Some(rrefs.call("worker2", "number").remote(1_000_i64).unwrap()),
             ),
         ],
     };
-    let total: (String, i64) = rrefs.call("worker2", "total", &node).unwrap();
+    let total: (String, i64) = rrefs.call("worker2", "total").run(&node).unwrap();
     assert_eq!(total, ("n".to_owned(), 5_310));
     // A value that holds references keeps them alive.
-    let kept: RRef<Node> = rrefs.remote("worker2", "keep", &node).unwrap();
+    let kept: RRef<Node> = rrefs.call("worker2", "keep").remote(&node).unwrap();
     drop(node);
     let node = kept.to_here(Some(PATIENCE)).unwrap();
     let parts: Vec<_> = node
@@ -402,11 +444,15 @@ fn a_reference_has_no_encoding_outside_of_a_message() {
     let sent = workers[0]
         .agent
         .handle()
-        .call::<_, i64>("worker1", "anything", &number);
+        .call("worker1", "anything")
+        .run::<_, i64>(&number);
     assert!(sent.is_err());
     assert_eq!(workers[0].rrefs.sizes().unwrap().forks, 0);
     // A reference of another agent is refused as well.
-    let sent = workers[1].rrefs.call::<_, i64>("worker0", "read", &number);
+    let sent = workers[1]
+        .rrefs
+        .call("worker0", "read")
+        .run::<_, i64>(&number);
     assert!(matches!(sent, Err(RRefError::Foreign { .. })), "{sent:?}");
     drop(number);
     until_empty(&workers);
@@ -424,9 +470,11 @@ fn arguments_that_cannot_be_encoded_leave_no_fork() {
     let workers = group(3);
     let rrefs = &workers[0].rrefs;
     let own = rrefs.rref(1_i64).unwrap();
-    let user: RRef<i64> = rrefs.remote("worker1", "number", 2_i64).unwrap();
+    let user: RRef<i64> = rrefs.call("worker1", "number").remote(2_i64).unwrap();
     user.wait_confirmed(Some(PATIENCE)).unwrap();
-    let sent = rrefs.call::<_, i64>("worker2", "read", (&own, &user, FailsToEncode));
+    let sent = rrefs
+        .call("worker2", "read")
+        .run::<_, i64>((&own, &user, FailsToEncode));
     assert!(matches!(sent, Err(RRefError::Codec(_))), "{sent:?}");
     let sizes = rrefs.sizes().unwrap();
     assert_eq!((sizes.forks, sizes.pending_children), (0, 0));
@@ -440,21 +488,26 @@ fn a_call_that_is_refused_leaves_no_fork() {
     let workers = group(3);
     let rrefs = &workers[0].rrefs;
     let own = rrefs.rref(1_i64).unwrap();
-    let user: RRef<i64> = rrefs.remote("worker1", "number", 2_i64).unwrap();
+    let user: RRef<i64> = rrefs.call("worker1", "number").remote(2_i64).unwrap();
     for function in ["no such", "push"] {
         assert!(
             rrefs
-                .call::<_, i64>("worker2", function, (&own, &user))
+                .call("worker2", function)
+                .run::<_, i64>((&own, &user))
                 .is_err()
         );
     }
     // The receiver decodes the arguments, but they have the wrong types.
     assert!(
         rrefs
-            .call::<_, i64>("worker2", "read", (&own, &user))
+            .call("worker2", "read")
+            .run::<_, i64>((&own, &user))
             .is_err()
     );
-    let created: RRef<i64> = rrefs.remote("worker2", "no such", (&own, &user)).unwrap();
+    let created: RRef<i64> = rrefs
+        .call("worker2", "no such")
+        .remote((&own, &user))
+        .unwrap();
     assert!(created.to_here(Some(PATIENCE)).is_err());
     drop((own, user, created));
     until_empty(&workers);
@@ -487,15 +540,15 @@ fn the_value_outlives_every_user_and_is_dropped_once() {
         },
     );
     let rrefs = &workers[0].rrefs;
-    let value: RRef<Counted> = rrefs.remote("worker1", "counted", ()).unwrap();
-    rrefs.call::<_, ()>("worker2", "hold", &value).unwrap();
+    let value: RRef<Counted> = rrefs.call("worker1", "counted").remote(()).unwrap();
+    rrefs.call("worker2", "hold").run::<_, ()>(&value).unwrap();
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     drop(value);
     until("the user of the creator is deleted", || {
         workers[1].rrefs.sizes().unwrap().forks == 1
     });
     assert_eq!(alive.load(Ordering::SeqCst), 1);
-    rrefs.call::<_, ()>("worker2", "let go", ()).unwrap();
+    rrefs.call("worker2", "let go").run::<_, ()>(()).unwrap();
     until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
     until_empty(&workers);
     shut_down(&workers);
@@ -523,8 +576,11 @@ fn group_with_hold(world_size: u32, fill: impl Fn(&mut Functions)) -> (Vec<Worke
 
 /// Blocks the only handler thread of worker 1.
 fn hold(workers: &[Worker], gate: &Gate) -> RRefFuture<()> {
-    let options = CallOptions::default().with_timeout(PATIENCE);
-    let held = workers[0].rrefs.call_async("worker1", "hold", (), options);
+    let held = workers[0]
+        .rrefs
+        .call("worker1", "hold")
+        .with_timeout(PATIENCE)
+        .send(());
     until("the thread is blocked", || gate.arrived() == 1);
     held.unwrap()
 }
@@ -537,22 +593,23 @@ fn a_function_waits_for_the_confirmation_of_its_references_without_a_thread() {
         let running = Arc::clone(&its_running);
         functions
             .register("count", move |_, number: RRef<i64>| {
-                assert!(number.confirmed());
+                assert!(number.is_confirmed());
                 running.fetch_add(1, Ordering::SeqCst);
                 Ok(true)
             })
             .unwrap();
     });
     let rrefs = &workers[0].rrefs;
-    let number: RRef<i64> = rrefs.remote("worker1", "number", 3_i64).unwrap();
+    let number: RRef<i64> = rrefs.call("worker1", "number").remote(3_i64).unwrap();
     number.wait_ready(Some(PATIENCE)).unwrap();
     // The owner is blocked and answers no registration.
     let held = hold(&workers, &gate);
     let calls: Vec<_> = (0..20)
         .map(|_| {
-            let options = CallOptions::default().with_timeout(PATIENCE);
             rrefs
-                .call_async::<_, bool>("worker2", "count", &number, options)
+                .call("worker2", "count")
+                .with_timeout(PATIENCE)
+                .send::<_, bool>(&number)
                 .unwrap()
         })
         .collect();
@@ -560,7 +617,13 @@ fn a_function_waits_for_the_confirmation_of_its_references_without_a_thread() {
         workers[2].rrefs.sizes().unwrap().pending_users == 20
     });
     // The waiting worker still serves other calls.
-    assert_eq!(rrefs.call::<_, i64>("worker2", "number", 1_i64).unwrap(), 1);
+    assert_eq!(
+        rrefs
+            .call("worker2", "number")
+            .run::<_, i64>(1_i64)
+            .unwrap(),
+        1
+    );
     assert_eq!(running.load(Ordering::SeqCst), 0);
     gate.open();
     held.wait().unwrap();
@@ -581,7 +644,9 @@ fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
     let held = hold(&workers, &gate);
     let late: RRef<Counted> = workers[0]
         .rrefs
-        .remote_with_timeout("worker1", "counted", (), Some(Duration::from_millis(50)))
+        .call("worker1", "counted")
+        .with_timeout(Some(Duration::from_millis(50)))
+        .remote(())
         .unwrap();
     let error = late.wait_confirmed(Some(PATIENCE)).unwrap_err();
     assert!(
@@ -595,11 +660,11 @@ fn a_creation_that_is_not_answered_in_time_fails_and_is_undone() {
         "{error}"
     );
     // All operations on it fail at once.
-    assert!(late.timed_out() && !late.confirmed());
-    let sent = workers[0].rrefs.call::<_, ()>("worker0", "hold", &late);
+    assert!(late.has_timed_out() && !late.is_confirmed());
+    let sent = workers[0].rrefs.call("worker0", "hold").run::<_, ()>(&late);
     for error in [
         late.wait_ready(Some(Duration::MAX)).unwrap_err(),
-        late.rpc_sync::<_, i64>("sum", ()).unwrap_err(),
+        late.call("sum").run::<_, i64>(()).unwrap_err(),
         sent.unwrap_err(),
     ] {
         assert!(
@@ -633,7 +698,7 @@ fn freed_values_drop_the_references_that_they_hold() {
     let mut first: Option<RRef<Link>> = None;
     for place in 0..30 {
         let to = format!("worker{}", place % 3);
-        first = Some(rrefs.remote(to.as_str(), "link", &first).unwrap());
+        first = Some(rrefs.call(to.as_str(), "link").remote(&first).unwrap());
     }
     let first = first.unwrap();
     first.wait_ready(Some(PATIENCE)).unwrap();
@@ -653,7 +718,7 @@ fn freed_values_drop_the_references_that_they_hold() {
 fn after_the_shutdown_references_are_errors() {
     let workers = group(2);
     let rrefs = &workers[0].rrefs;
-    let number: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
+    let number: RRef<i64> = rrefs.call("worker1", "number").remote(1_i64).unwrap();
     number.wait_ready(Some(PATIENCE)).unwrap();
     let own = workers[1].rrefs.rref(1_i64).unwrap();
     let reports = shut_down(&workers);
@@ -664,7 +729,7 @@ fn after_the_shutdown_references_are_errors() {
         Err(RRefError::Shutdown)
     ));
     assert!(matches!(rrefs.rref(1_i64), Err(RRefError::Shutdown)));
-    let made = rrefs.remote::<_, i64>("worker1", "number", 1_i64);
+    let made = rrefs.call("worker1", "number").remote::<_, i64>(1_i64);
     assert!(matches!(made, Err(RRefError::Shutdown)), "{made:?}");
     let value = own.local_value(Some(PATIENCE));
     assert!(matches!(value, Err(RRefError::Shutdown)), "{value:?}");

@@ -65,7 +65,7 @@ fn a_late_departure_report_does_not_end_the_next_process() {
     let number: RRef<i64> = old_rrefs.rref(1_i64).unwrap();
     let own: RRef<i64> = rrefs.rref(1_i64).unwrap();
     let _ = (number, own);
-    let before: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
+    let before: RRef<i64> = rrefs.call("worker1", "number").remote(1_i64).unwrap();
     before.wait_ready(Some(PATIENCE)).unwrap();
     drop(before);
     old.shutdown(PATIENCE).unwrap();
@@ -73,7 +73,11 @@ fn a_late_departure_report_does_not_end_the_next_process() {
     let (new, new_rrefs) = member(1, &store, |options| options);
     new_rrefs.attach(new.handle()).unwrap();
     // The new process connects to worker 0.
-    let _ = new.handle().call_bytes("worker0", "nothing", Vec::new());
+    let _ = new
+        .handle()
+        .call("worker0", "nothing")
+        .send_bytes(Vec::new())
+        .wait();
     assert_eq!(
         agent.handle().incarnation_of(new.handle().me().id),
         Some(new.handle().incarnation())
@@ -83,7 +87,7 @@ fn a_late_departure_report_does_not_end_the_next_process() {
         "the references have handled the departure of the first process",
         || is_notified.load(Ordering::SeqCst),
     );
-    let made: RRef<i64> = new_rrefs.remote("worker0", "number", 5_i64).unwrap();
+    let made: RRef<i64> = new_rrefs.call("worker0", "number").remote(5_i64).unwrap();
     let read = made.to_here(Some(PATIENCE));
     new.shutdown_now();
     agent.shutdown_now();
@@ -100,7 +104,7 @@ fn a_creation_on_a_worker_that_was_just_replaced_is_usable_or_freed() {
     for round in 0..20 {
         let (other, other_rrefs) = member(1, &store, |options| options);
         other_rrefs.attach(other.handle()).unwrap();
-        let made: Result<RRef<i64>, _> = rrefs.remote("worker1", "number", 7_i64);
+        let made: Result<RRef<i64>, _> = rrefs.call("worker1", "number").remote(7_i64);
         if let Ok(made) = made {
             let read = made.to_here(Some(PATIENCE));
             succeeded += u32::from(read.is_ok());
@@ -147,7 +151,7 @@ fn a_retried_call_of_the_program_reaches_the_next_process_of_a_departed_worker()
     }
     let (old, old_rrefs) = member_with(silent, 1, &store, |options| options);
     old_rrefs.attach(old.handle()).unwrap();
-    let made: RRef<i64> = rrefs.remote("worker1", "number", 1_i64).unwrap();
+    let made: RRef<i64> = rrefs.call("worker1", "number").remote(1_i64).unwrap();
     made.wait_ready(Some(PATIENCE)).unwrap();
     let retries = RetryOptions::default()
         .with_max_retries(10_000)
@@ -155,7 +159,9 @@ fn a_retried_call_of_the_program_reaches_the_next_process_of_a_departed_worker()
         .with_backoff(1.0);
     let call = agent
         .handle()
-        .call_bytes_with_retries("worker1", "ask", Vec::new(), &retries);
+        .call("worker1", "ask")
+        .with_retries(&retries)
+        .send_bytes(Vec::new());
     until("the first attempt has arrived", || {
         !held.lock().unwrap().is_empty()
     });

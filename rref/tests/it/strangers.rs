@@ -16,7 +16,7 @@ use std::time::Duration;
 use byteorder::{ByteOrder, LittleEndian};
 use bytes::Bytes;
 use fastrand::Rng;
-use rpc_agent::{Agent, CallOptions, Context, Registry, RpcError, WorkerId};
+use rpc_agent::{Agent, Context, Registry, RpcError, WorkerId};
 use rref::fuzzing::{Answer, DELETES_MAX, ForkData, Message};
 use rref::{ForkId, GloballyUniqueId, RRef, RRefError, RRefId};
 
@@ -187,13 +187,12 @@ impl Stranger {
                 } else {
                     PATIENCE / 2
                 };
-                let options = CallOptions::default().with_timeout(timeout);
-                let asked = self.agent.handle().call_bytes_async(
-                    worker(TARGET),
-                    function,
-                    payload.clone(),
-                    options,
-                );
+                let asked = self
+                    .agent
+                    .handle()
+                    .call(worker(TARGET), function)
+                    .with_timeout(timeout)
+                    .send_bytes(payload.clone());
                 (function, payload, asked)
             })
             .collect();
@@ -280,11 +279,13 @@ impl Stranger {
         self.incarnation = self.rng.u64(INCARNATION + 1..);
         let (rref, fork) = (self.rref(), self.fork());
         let query = self.encode(&Message::Query { rref, fork });
-        let options = CallOptions::default().with_timeout(PATIENCE);
         let answer = self
             .agent
             .handle()
-            .call_bytes_with(worker(target), CONTROL, query, options);
+            .call(worker(target), CONTROL)
+            .with_timeout(PATIENCE)
+            .send_bytes(query)
+            .wait();
         assert_eq!(Answer::decode(&answer.unwrap()).unwrap().1, Answer::Unknown);
     }
 
@@ -334,7 +335,7 @@ fn start_group(seed: u64) -> (Vec<Worker>, RRef<List>, Stranger) {
             .register("forget", |_, _: RRef<i64>| Ok(0_i64))
             .unwrap();
     });
-    let list = workers[1].rrefs.remote("worker0", "list", vec![1_i64]);
+    let list = workers[1].rrefs.call("worker0", "list").remote(vec![1_i64]);
     let list: RRef<List> = list.unwrap();
     list.wait_ready(Some(PATIENCE)).unwrap();
     (workers, list, Stranger::new(agent, Rng::with_seed(seed)))
@@ -352,9 +353,9 @@ fn check_healthy(workers: &[Worker], list: RRef<List>, mut stranger: Stranger) {
     // Valid requests were served, and the third worker's value exists.
     let items = list.to_here(Some(PATIENCE)).unwrap().into_inner().unwrap();
     assert_eq!(items[0], 1);
-    let made: RRef<i64> = third.rrefs.remote("worker0", "number", 9_i64).unwrap();
+    let made: RRef<i64> = third.rrefs.call("worker0", "number").remote(9_i64).unwrap();
     assert_eq!(made.to_here(Some(PATIENCE)).unwrap(), 9);
-    let read: i64 = target.rrefs.call("worker1", "number", 3_i64).unwrap();
+    let read: i64 = target.rrefs.call("worker1", "number").run(3_i64).unwrap();
     assert_eq!(read, 3);
     drop((made, list));
     stranger.delete_all();
@@ -601,7 +602,11 @@ fn messages_about_unknown_users_free_no_value_of_another() {
             .unwrap();
     });
     let mut stranger = Stranger::new(agent, Rng::with_seed(seed()));
-    let value: RRef<Counted> = workers[1].rrefs.remote("worker0", "counted", ()).unwrap();
+    let value: RRef<Counted> = workers[1]
+        .rrefs
+        .call("worker0", "counted")
+        .remote(())
+        .unwrap();
     value.wait_ready(Some(PATIENCE)).unwrap();
     let (r, unknown) = (value.id(), stranger.rref());
     let creation = |rref, fork| Message::RemoteCall {
@@ -614,7 +619,7 @@ fn messages_about_unknown_users_free_no_value_of_another() {
 
     let is_there = || {
         assert_eq!(alive.load(Ordering::SeqCst), 1);
-        value.rpc_sync::<_, ()>("touch", ()).unwrap();
+        value.call("touch").run::<_, ()>(()).unwrap();
     };
     // Nonexistent users of an existing value, and nonexistent values.
     for rref in [r, unknown] {
@@ -731,7 +736,7 @@ fn a_strangers_reference_is_answered_for_any_owner_and_parent() {
 #[test]
 fn a_reference_sent_to_a_stranger_is_kept_until_its_deletion() {
     let (workers, list, mut stranger) = start_group(seed());
-    let number = workers[1].rrefs.remote("worker0", "number", 5_i64);
+    let number = workers[1].rrefs.call("worker0", "number").remote(5_i64);
     let number: RRef<i64> = number.unwrap();
     number.wait_ready(Some(PATIENCE)).unwrap();
     // The stranger registers a user, sends it to the owner, and gets another user back.
@@ -781,22 +786,30 @@ fn random_answers_of_an_owner_cause_errors_and_leave_no_user() {
     let rrefs = &workers[0].rrefs;
     let to = worker(STRANGER);
     for _ in 0..150 {
-        let options = CallOptions::default().with_timeout(PATIENCE / 2);
-        let made: RRef<List> = rrefs.remote(to, "list", vec![1_i64]).unwrap();
+        let made: RRef<List> = rrefs.call(to, "list").remote(vec![1_i64]).unwrap();
         let own = rrefs.rref(1_i64).unwrap();
         // The results depend on the stranger's answers, but every operation must end.
         let ends = [
             made.wait_confirmed(Some(PATIENCE)),
             made.to_here(Some(PATIENCE)).map(drop),
             made.wait_ready(Some(PATIENCE)),
-            made.rpc_sync_with::<_, usize>("push", 1_i64, options)
+            made.call("push")
+                .with_timeout(PATIENCE / 2)
+                .run::<_, usize>(1_i64)
                 .map(drop),
             rrefs
-                .call_with::<_, RRef<i64>>(to, "echo", &made, options)
+                .call(to, "echo")
+                .with_timeout(PATIENCE / 2)
+                .run::<_, RRef<i64>>(&made)
                 .map(drop),
-            rrefs.call_with::<_, ()>("worker1", "echo", &made, options),
             rrefs
-                .call_with::<_, RRef<i64>>(to, "echo", &own, options)
+                .call("worker1", "echo")
+                .with_timeout(PATIENCE / 2)
+                .run::<_, ()>(&made),
+            rrefs
+                .call(to, "echo")
+                .with_timeout(PATIENCE / 2)
+                .run::<_, RRef<i64>>(&own)
                 .map(drop),
         ];
         let is_late = matches!(ends[0], Err(RRefError::TimedOut { .. }));
@@ -808,7 +821,11 @@ fn random_answers_of_an_owner_cause_errors_and_leave_no_user() {
         rrefs.leak_report().unwrap();
     }
     assert_eq!(workers[0].agent.handle().metrics().handler_panics, 0);
-    let made: RRef<i64> = workers[1].rrefs.remote("worker0", "number", 9_i64).unwrap();
+    let made: RRef<i64> = workers[1]
+        .rrefs
+        .call("worker0", "number")
+        .remote(9_i64)
+        .unwrap();
     assert_eq!(made.to_here(Some(PATIENCE)).unwrap(), 9);
     drop(made);
     // Only references that were sent to the stranger remain, until its agent ends.
@@ -878,7 +895,10 @@ fn an_answer_of_a_process_declared_dead_ends_the_wait() {
     // The second answer comes from a new incarnation, which ends the first one. The third answer comes from the first
     // incarnation again, so that creation fails.
     for fails in [false, false, true] {
-        let made = workers[0].rrefs.remote(worker(STRANGER), "number", 1_i64);
+        let made = workers[0]
+            .rrefs
+            .call(worker(STRANGER), "number")
+            .remote(1_i64);
         let made: RRef<i64> = made.unwrap();
         let confirmed = made.wait_confirmed(Some(PATIENCE / 6));
         assert!(
@@ -984,7 +1004,7 @@ fn ids_that_the_target_has_not_assigned_yet_are_refused() {
     });
     let values: Vec<RRef<i64>> = (1..=4).map(|value| target.rref(value).unwrap()).collect();
     for (value, expected) in values.iter().zip(1..) {
-        let read: i64 = target.call("worker1", "read", value).unwrap();
+        let read: i64 = target.call("worker1", "read").run(value).unwrap();
         assert_eq!(read, expected);
     }
     drop((before, values));
@@ -1006,11 +1026,12 @@ fn a_request_without_a_deadline_is_dropped_with_its_worker() {
     // The value's creator is a nonexistent worker, so the value is never created.
     let rref = RRefId(stranger.id(99));
     let fetch = stranger.encode(&Message::Fetch { rref });
-    let options = CallOptions::default().with_timeout(None);
     let asked = stranger
         .agent
         .handle()
-        .call_bytes_async(worker(TARGET), FETCH, fetch, options);
+        .call(worker(TARGET), FETCH)
+        .with_timeout(None)
+        .send_bytes(fetch);
     parked(1);
     stranger.restart_for(TARGET);
     parked(0);

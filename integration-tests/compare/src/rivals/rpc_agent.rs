@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer};
-use rpc_agent::{Agent, AgentOptions, CallOptions, FutureMessage, Registry};
+use rpc_agent::{Agent, AgentOptions, FutureMessage, Registry};
 
 use super::contract::{Announce, Client, SILENCE_MAX, Throughput, check_length};
 use crate::error::CompareError;
@@ -73,12 +73,7 @@ impl AgentClient {
     }
 
     fn send(&self, payload: &Bytes) -> FutureMessage {
-        self.agent.handle().call_bytes_async(
-            SERVER,
-            FUNCTION,
-            payload.clone(),
-            CallOptions::default(),
-        )
+        self.agent.handle().call(SERVER, FUNCTION).send_bytes(payload.clone())
     }
 
     fn answer(future: &FutureMessage) -> Result<Bytes, CompareError> {
