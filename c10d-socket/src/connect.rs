@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Socket, Type};
 
 use crate::dial::{DialPlan, Step};
-use crate::interrupt::{check_interrupt, sleep};
 use crate::resolve::Resolver;
 use crate::wait::wait_for_output_by;
-use crate::{Backoff, BackoffOptions, ConnectError, Deadline, HostPort, SocketOptions};
+use crate::{
+    Backoff, BackoffOptions, Cancel, ConnectError, Deadline, HostPort, SocketOptions, sleep,
+};
 
 /// Backoff, attempt limit and socket options for [`connect`].
 ///
@@ -73,7 +74,7 @@ impl ConnectOptions {
 /// one round without waiting, so a literal address on this machine can still connect.
 ///
 /// Blocks until the deadline at most. A name lookup that does not return in time, or is
-/// [interrupted](crate::interruptible), continues on its own thread, `c10d-resolve`, which ends when the
+/// [cancelled](Dialer::with_cancel), continues on its own thread, `c10d-resolve`, which ends when the
 /// system's resolver returns; a call leaves at most one such thread.
 ///
 /// ```
@@ -128,6 +129,7 @@ pub struct Dialer {
     plan: DialPlan,
     resolver: Resolver,
     socket: SocketOptions,
+    cancel: Cancel,
 }
 
 impl Dialer {
@@ -140,7 +142,14 @@ impl Dialer {
                 .with_rounds_max(options.rounds_max.unwrap_or(u64::MAX)),
             resolver: Resolver::new(target.clone()),
             socket: options.socket.clone(),
+            cancel: Cancel::NEVER,
         }
+    }
+
+    /// Ends the attempts when `cancel` says so. Default [`Cancel::NEVER`].
+    pub fn with_cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
     }
 
     /// Connects as [`connect`](fn@connect) does. Blocks until the deadline at most.
@@ -149,18 +158,22 @@ impl Dialer {
     /// A [`ConnectError`]. It is final: further calls return it again.
     pub fn connect(&mut self) -> Result<TcpStream, ConnectError> {
         loop {
-            match self.step() {
-                Step::LookUp { by } => match self.resolver.lookup(by) {
+            match self.plan.step(Instant::now()) {
+                Step::LookUp { by } => match self.resolver.lookup(by, &self.cancel) {
                     Ok(addresses) => self.plan.looked_up(addresses),
+                    Err(error) if is_cancel(&error) => self.plan.cancelled(),
                     Err(error) => self.plan.lookup_failed(Instant::now(), error),
                 },
-                Step::Connect { address, by } => match connect_once(address, &self.socket, by) {
-                    Ok(stream) => {
-                        self.plan.connected();
-                        return Ok(stream);
+                Step::Connect { address, by } => {
+                    match connect_once(address, &self.socket, by, &self.cancel) {
+                        Ok(stream) => {
+                            self.plan.connected();
+                            return Ok(stream);
+                        }
+                        Err(error) if is_cancel(&error) => self.plan.cancelled(),
+                        Err(error) => self.plan.connect_failed(Instant::now(), error),
                     }
-                    Err(error) => self.plan.connect_failed(Instant::now(), error),
-                },
+                }
                 Step::Pause { until } => self.pause(until),
                 Step::GiveUp(error) => return Err(error),
             }
@@ -176,20 +189,12 @@ impl Dialer {
     pub fn handshake_failed(&mut self, error: io::Error) -> Result<(), ConnectError> {
         self.plan.handshake_failed(Instant::now(), error);
         loop {
-            match self.step() {
+            match self.plan.step(Instant::now()) {
                 Step::Pause { until } => self.pause(until),
                 Step::LookUp { .. } | Step::Connect { .. } => return Ok(()),
                 Step::GiveUp(error) => return Err(error),
             }
         }
-    }
-
-    fn step(&mut self) -> Step {
-        let now = Instant::now();
-        if check_interrupt(now) {
-            self.plan.interrupted();
-        }
-        self.plan.step(now)
     }
 
     fn pause(&mut self, until: Instant) {
@@ -199,9 +204,15 @@ impl Dialer {
         } else {
             log::debug!("not connected to {}", self.plan.progress(now));
         }
-        // An interrupt is noticed before the next step.
-        let _ = sleep(until.saturating_duration_since(now));
+        if sleep(until.saturating_duration_since(now), [&self.cancel]).is_err() {
+            self.plan.cancelled();
+        }
     }
+}
+
+/// Whether a wait ended by a cancel.
+fn is_cancel(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Interrupted
 }
 
 /// Makes one attempt on one address; [`io::ErrorKind::TimedOut`] without an answer in time.
@@ -209,6 +220,7 @@ fn connect_once(
     address: SocketAddr,
     options: &SocketOptions,
     deadline: Deadline,
+    cancel: &Cancel,
 ) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
@@ -219,7 +231,7 @@ fn connect_once(
             if error.raw_os_error() == Some(libc::EINPROGRESS)
                 || error.kind() == io::ErrorKind::Interrupted =>
         {
-            if !wait_for_output_by(&socket, deadline)? {
+            if !wait_for_output_by(&socket, deadline, cancel)? {
                 return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
             }
             if let Some(error) = socket.take_error()? {
@@ -272,27 +284,52 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupt_ends_the_attempts() {
+    fn a_cancel_ends_the_attempts() {
         // A bound port on which nothing listens, so that no other test gets it.
         let closed = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         closed.bind(&any.into()).unwrap();
         let address = closed.local_addr().unwrap().as_socket().unwrap();
         let target = HostPort::new("127.0.0.1", address.port());
-        let asked = std::rc::Rc::new(std::cell::Cell::new(0));
-        let count = std::rc::Rc::clone(&asked);
-        let check = move || {
-            count.set(count.get() + 1);
-            count.get() == 4
+        // It sleeps between two rounds.
+        let (began, begins) = crossbeam_channel::unbounded();
+        let cancel = Cancel::with_check(move || {
+            let _ = began.send(());
+            false
+        });
+        let canceller = std::thread::spawn({
+            let cancel = cancel.clone();
+            move || {
+                begins.recv().unwrap();
+                cancel.cancel();
+            }
+        });
+        let mut dialer =
+            Dialer::new(&target, &ConnectOptions::default(), Deadline::NEVER).with_cancel(cancel);
+        let error = dialer.connect().unwrap_err();
+        assert!(error.is_cancelled(), "{error}");
+        assert!(error.to_string().contains(": cancelled after "), "{error}");
+        canceller.join().unwrap();
+    }
+
+    #[test]
+    fn a_cancel_ends_an_attempt_without_an_answer() {
+        // A full backlog: the system leaves further handshakes unanswered.
+        let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        full.bind(&any.into()).unwrap();
+        full.listen(0).unwrap();
+        let address = full.local_addr().unwrap().as_socket().unwrap();
+        let mut connected = Vec::new();
+        let cancel = Cancel::new();
+        cancel.cancel();
+        let error = loop {
+            match connect_once(address, &SocketOptions::default(), Deadline::NEVER, &cancel) {
+                Ok(stream) => connected.push(stream),
+                Err(error) => break error,
+            }
         };
-        let options = ConnectOptions::default();
-        let connect = || connect(&target, &options, Deadline::NEVER);
-        let error = crate::interruptible(check, connect).unwrap_err();
-        assert!(error.is_interrupted(), "{error}");
-        assert!(
-            error.to_string().contains(": interrupted after "),
-            "{error}"
-        );
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
     }
 
     #[test]
@@ -300,6 +337,6 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let past = Deadline::at(Instant::now());
-        connect_once(address, &SocketOptions::default(), past).unwrap();
+        connect_once(address, &SocketOptions::default(), past, &Cancel::NEVER).unwrap();
     }
 }

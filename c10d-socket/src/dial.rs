@@ -199,9 +199,9 @@ impl DialPlan {
     }
 
     /// The caller wants no further attempts.
-    pub(crate) fn interrupted(&mut self) {
+    pub(crate) fn cancelled(&mut self) {
         self.phase = Phase::Failed {
-            reason: GaveUp::Interrupted,
+            reason: GaveUp::Cancelled,
         };
     }
 

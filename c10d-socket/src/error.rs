@@ -39,7 +39,7 @@ pub(crate) struct ConnectErrorParts {
 pub(crate) enum GaveUp {
     TimedOut,
     NoUsableAddress,
-    Interrupted,
+    Cancelled,
 }
 
 impl ConnectError {
@@ -54,10 +54,10 @@ impl ConnectError {
         self.0.reason == GaveUp::TimedOut
     }
 
-    /// Whether the [`interruptible`](crate::interruptible) call around it ended the attempts.
+    /// Whether a [`Cancel`](crate::Cancel) ended the attempts.
     #[must_use]
-    pub fn is_interrupted(&self) -> bool {
-        self.0.reason == GaveUp::Interrupted
+    pub fn is_cancelled(&self) -> bool {
+        self.0.reason == GaveUp::Cancelled
     }
 
     /// Whether the machine refused the connection or closed it after accepting: no server runs there
@@ -127,7 +127,7 @@ impl fmt::Display for ConnectError {
                     write!(f, " (limit {:.3}s)", limit.as_secs_f64())?;
                 }
             }
-            GaveUp::Interrupted => write!(f, "interrupted after {elapsed:.3}s")?,
+            GaveUp::Cancelled => write!(f, "cancelled after {elapsed:.3}s")?,
             GaveUp::NoUsableAddress => f.write_str("no address is usable")?,
         }
         let attempts = parts.forgotten + parts.failures.iter().map(|each| each.count).sum::<u64>();

@@ -5,12 +5,12 @@ mod acceptor;
 mod addr;
 mod backoff;
 mod buf;
+mod cancel;
 mod connect;
 mod deadline;
 mod dial;
 mod error;
 mod host_name;
-mod interrupt;
 mod listen;
 mod listeners;
 mod loopback_user;
@@ -31,14 +31,11 @@ pub use acceptor::{AcceptLimits, Acceptor, Refusal, Stage};
 pub use addr::{HostPort, HostPortError, is_loopback_name};
 pub use backoff::{Backoff, BackoffOptions};
 pub use buf::SendBuf;
+pub use cancel::{Cancel, Watch, sleep};
 pub use connect::{ConnectOptions, Dialer, connect};
 pub use deadline::Deadline;
 pub use error::{ConnectError, DialFailure, DialStage, ListenError};
 pub use host_name::host_name;
-pub use interrupt::{
-    check_interrupt, interruptible, is_interrupt_check_due, is_interrupted, sleep, uninterruptible,
-    until_interrupt_check,
-};
 pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, resolve_local};
 pub use listeners::{Listeners, Step};
 pub use loopback_user::{check_own_user, loopback_user, own_user};

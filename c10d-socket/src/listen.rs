@@ -9,7 +9,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::addr::is_localhost;
 use crate::resolve::Resolver;
-use crate::{Deadline, HostPort, ListenError, SocketOptions, sys};
+use crate::{Cancel, Deadline, HostPort, ListenError, SocketOptions, sys};
 
 /// Address, backlog and socket options of [`listen`]. By default all interfaces, IPv6 and IPv4, on a
 /// port that the system picks.
@@ -202,7 +202,7 @@ const PORT_PICKS_MAX: usize = 16;
 
 fn lookup(target: &HostPort, deadline: Deadline) -> Result<Vec<SocketAddr>, ListenError> {
     Resolver::new(target.clone())
-        .lookup(deadline)
+        .lookup(deadline, &Cancel::NEVER)
         .map_err(|source| ListenError::Lookup {
             host: target.host().to_owned(),
             source,

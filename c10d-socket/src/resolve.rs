@@ -2,13 +2,13 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::task::Wake;
 use std::thread;
-use std::time::Instant;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, Sender, at, bounded, never, select_biased};
 
-use crate::interrupt::{is_interrupted, until_interrupt_check};
-use crate::{Deadline, HostPort};
+use crate::{Cancel, Deadline, HostPort};
 
 type Answer = io::Result<Vec<SocketAddr>>;
 
@@ -30,10 +30,9 @@ type Answer = io::Result<Vec<SocketAddr>>;
 ///
 /// # Errors
 /// The error of the system's resolver, [`io::ErrorKind::NotFound`] for a name without an address,
-/// [`io::ErrorKind::TimedOut`] when it does not answer in time, or [`io::ErrorKind::Interrupted`] in an
-/// [`interruptible`](crate::interruptible) call that has to end.
+/// [`io::ErrorKind::TimedOut`] when it does not answer in time.
 pub fn resolve(target: &HostPort, deadline: Deadline) -> io::Result<Vec<SocketAddr>> {
-    Resolver::new(target.clone()).lookup(deadline)
+    Resolver::new(target.clone()).lookup(deadline, &Cancel::NEVER)
 }
 
 /// Looks up one target any number of times, with at most one lookup in progress.
@@ -65,7 +64,7 @@ impl Resolver {
     /// # Errors
     /// The error of the lookup, also for an answer without addresses. After
     /// [`io::ErrorKind::TimedOut`] and [`io::ErrorKind::Interrupted`] the next call waits for the same lookup.
-    pub(crate) fn lookup(&mut self, deadline: Deadline) -> Answer {
+    pub(crate) fn lookup(&mut self, deadline: Deadline, cancel: &Cancel) -> Answer {
         if let Some(ip) = self.target.literal() {
             return Ok(vec![SocketAddr::new(ip, self.target.port())]);
         }
@@ -73,30 +72,37 @@ impl Resolver {
             Some(answer) => answer,
             None => start_lookup(self.target.clone())?,
         };
-        loop {
-            let received = match until_interrupt_check(deadline).instant() {
-                Some(at) => answer.recv_deadline(at),
-                None => answer.recv().map_err(RecvTimeoutError::from),
-            };
-            let error = match received {
-                Ok(result) => return result.and_then(without_duplicates),
-                Err(RecvTimeoutError::Timeout) if deadline.has_passed(Instant::now()) => {
-                    io::Error::new(
-                        io::ErrorKind::TimedOut,
-                        "the system's resolver did not answer in time",
-                    )
-                }
-                Err(RecvTimeoutError::Timeout) if is_interrupted() => {
-                    io::ErrorKind::Interrupted.into()
-                }
-                Err(RecvTimeoutError::Timeout) => continue,
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(io::Error::other("the resolver panicked"));
-                }
-            };
-            self.unanswered = Some(answer);
-            return Err(error);
-        }
+        let late = deadline.instant().map_or_else(never, at);
+        let (bell, rung) = bounded(1);
+        let mut watch = cancel.watch();
+        let error = loop {
+            if watch.is_due() && watch.ask(|| Arc::new(Bell(bell.clone())).into()) {
+                break io::ErrorKind::Interrupted.into();
+            }
+            select_biased! {
+                recv(answer) -> result => return match result {
+                    Ok(found) => found.and_then(without_duplicates),
+                    Err(_) => Err(io::Error::other("the resolver panicked")),
+                },
+                recv(rung) -> _ => {}
+                recv(late) -> _ => break io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "the system's resolver did not answer in time",
+                ),
+            }
+        };
+        self.unanswered = Some(answer);
+        Err(error)
+    }
+}
+
+/// Ends a wait for an answer.
+struct Bell(Sender<()>);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        // A full channel wakes too.
+        let _ = self.0.try_send(());
     }
 }
 
@@ -149,7 +155,7 @@ mod tests {
         let mut resolver = Resolver::new(HostPort::new("::1", 80));
         let past = Deadline::at(Instant::now());
         assert_eq!(
-            resolver.lookup(past).unwrap(),
+            resolver.lookup(past, &Cancel::NEVER).unwrap(),
             ["[::1]:80".parse().unwrap()]
         );
     }
@@ -172,12 +178,13 @@ mod tests {
         resolver.unanswered = Some(receiver);
         for _ in 0..2 {
             let soon = Deadline::after(Instant::now(), Duration::from_millis(1));
-            let error = resolver.lookup(soon).unwrap_err();
+            let error = resolver.lookup(soon, &Cancel::NEVER).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         }
         let address: SocketAddr = "10.0.0.1:80".parse().unwrap();
         sender.send(Ok(vec![address, address])).unwrap();
-        assert_eq!(resolver.lookup(Deadline::NEVER).unwrap(), [address]);
+        let found = resolver.lookup(Deadline::NEVER, &Cancel::NEVER);
+        assert_eq!(found.unwrap(), [address]);
         assert!(resolver.unanswered.is_none());
     }
 

@@ -1,14 +1,16 @@
 //! Waits until a descriptor is ready, with a timeout.
 
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::Deadline;
-use crate::interrupt::{check_interrupt, is_interrupted, until_interrupt_check};
+use crate::{Cancel, Deadline};
 
 /// Waits until a read from `fd` would not block: it has data, the end of the stream, or a pending
 /// error. Returns whether this happened within `timeout`. Consumes nothing.
@@ -32,10 +34,9 @@ use crate::interrupt::{check_interrupt, is_interrupted, until_interrupt_check};
 /// ```
 ///
 /// # Errors
-/// [`io::ErrorKind::Interrupted`] in an [`interruptible`](crate::interruptible) call that has to end. Otherwise only if
-/// poll(2) itself fails (out of memory). A socket error counts as input.
+/// Only if poll(2) itself fails (out of memory). A socket error counts as input.
 pub fn wait_for_input(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    wait(fd, PollFlags::IN, Deadline::after(Instant::now(), timeout))
+    wait(fd, PollFlags::IN, timeout)
 }
 
 /// Waits until a write to `fd` would not block: the send buffer has space, or the connection is closed
@@ -44,7 +45,7 @@ pub fn wait_for_input(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<b
 /// # Errors
 /// As [`wait_for_input`].
 pub fn wait_for_output(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    wait_for_output_by(fd, Deadline::after(Instant::now(), timeout))
+    wait(fd, PollFlags::OUT, timeout)
 }
 
 /// Waits until a read from `fd` or a write to it would not block; the caller tries both. Otherwise as
@@ -53,38 +54,75 @@ pub fn wait_for_output(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<
 /// # Errors
 /// As [`wait_for_input`].
 pub fn wait_for_either(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    wait(
-        fd,
-        PollFlags::IN | PollFlags::OUT,
-        Deadline::after(Instant::now(), timeout),
-    )
+    wait(fd, PollFlags::IN | PollFlags::OUT, timeout)
 }
 
-/// [`wait_for_output`] until a deadline; one that has passed checks once without waiting.
-pub(crate) fn wait_for_output_by(fd: &impl AsFd, deadline: Deadline) -> io::Result<bool> {
-    wait(fd, PollFlags::OUT, deadline)
+fn wait(fd: &impl AsFd, events: PollFlags, timeout: Option<Duration>) -> io::Result<bool> {
+    let deadline = Deadline::after(Instant::now(), timeout);
+    poll_by(&mut [PollFd::new(fd, events)], deadline)
 }
 
-fn wait(fd: &impl AsFd, events: PollFlags, deadline: Deadline) -> io::Result<bool> {
+/// How long a wait does without a waker: most connects end sooner.
+const PATIENCE: Duration = Duration::from_millis(1);
+
+/// [`wait_for_output`] until a deadline, or until `cancel` ends it with [`io::ErrorKind::Interrupted`]; a deadline that
+/// has passed checks once without waiting.
+pub(crate) fn wait_for_output_by(
+    fd: &impl AsFd,
+    deadline: Deadline,
+    cancel: &Cancel,
+) -> io::Result<bool> {
+    let mut fds = [PollFd::new(fd, PollFlags::OUT)];
+    if cancel.is_never() {
+        return poll_by(&mut fds, deadline);
+    }
+    let patience = Deadline::after(Instant::now(), PATIENCE).min(deadline);
+    if poll_by(&mut fds, patience)? {
+        return Ok(true);
+    }
+    let (bell, mut rung) = UnixStream::pair()?;
+    bell.set_nonblocking(true)?;
+    rung.set_nonblocking(true)?;
+    let bell = Waker::from(Arc::new(Bell(bell)));
+    let mut watch = cancel.watch();
     loop {
-        let until = until_interrupt_check(deadline);
-        let timeout = poll_timeout(until.remaining(Instant::now()));
-        let must_end = match poll(&mut [PollFd::new(fd, events)], timeout.as_ref()) {
-            // Longer waits than one poll(2) takes are continued.
-            Ok(0) => {
-                let now = Instant::now();
-                if deadline.has_passed(now) {
-                    return Ok(false);
-                }
-                check_interrupt(now)
-            }
-            Ok(_) => return Ok(true),
-            // After a signal only the remaining time is waited.
-            Err(Errno::INTR) => is_interrupted(),
-            Err(error) => return Err(error.into()),
-        };
-        if must_end {
+        if watch.is_due() && watch.ask(|| bell.clone()) {
             return Err(io::ErrorKind::Interrupted.into());
+        }
+        let output = PollFd::new(fd, PollFlags::OUT);
+        let mut fds = [output, PollFd::new(&rung, PollFlags::IN)];
+        if !poll_by(&mut fds, deadline)? {
+            return Ok(false);
+        }
+        if !fds[0].revents().is_empty() {
+            return Ok(true);
+        }
+        // It is empty afterwards: wakes ring less often than this has bytes.
+        let _ = rung.read(&mut [0; 64]);
+    }
+}
+
+/// The writing end of a pair, to end a poll(2).
+struct Bell(UnixStream);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        // A full buffer wakes too.
+        let _ = (&self.0).write(&[0]);
+    }
+}
+
+/// Polls until a descriptor is ready or the deadline has passed.
+fn poll_by(fds: &mut [PollFd<'_>], deadline: Deadline) -> io::Result<bool> {
+    loop {
+        let timeout = poll_timeout(deadline.remaining(Instant::now()));
+        match poll(fds, timeout.as_ref()) {
+            // Longer waits than one poll(2) takes are continued.
+            Ok(0) if deadline.has_passed(Instant::now()) => return Ok(false),
+            // After a signal only the remaining time is waited.
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error.into()),
         }
     }
 }

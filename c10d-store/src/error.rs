@@ -334,9 +334,8 @@ pub enum StoreError {
         detail: &'static str,
     },
 
-    /// This process ended the call: [`Store::interrupt`](crate::Store::interrupt) a wait, or
-    /// [`c10d_socket::interruptible`] any call. The store stays usable. After a wait nothing changed, except that an
-    /// arrival at a barrier stays counted.
+    /// This process ended the call: [`Store::with_cancel`](crate::Store::with_cancel). The store stays usable. After a
+    /// wait nothing changed, except that an arrival at a barrier stays counted.
     #[error(
         "{context}: interrupted by this process{}",
         if *outcome == Outcome::Unknown { "; whether it took effect is unknown" } else { "" }

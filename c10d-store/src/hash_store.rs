@@ -4,15 +4,14 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::ThreadId;
+use std::task::Wake;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, is_interrupt_check_due, is_interrupted, until_interrupt_check};
+use c10d_socket::{Cancel, Deadline};
 
 use crate::compare_set::CompareSet;
 use crate::decimal::write_decimal;
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
-use crate::interrupts::Interrupts;
 use crate::known::Known;
 use crate::store::{DEFAULT_TIMEOUT, Store, check_take_max, generic_barrier, takes_any_bytes};
 use crate::value_rules;
@@ -43,11 +42,14 @@ use crate::value_rules;
 /// ```
 pub struct HashStore {
     shared: Arc<Shared>,
+    handle: Arc<Handle>,
+    cancel: Cancel,
+}
+
+struct Handle {
     timeout: Mutex<Option<Duration>>,
     /// Set under the lock of the contents, so that no waiting thread can miss it.
     closed: AtomicBool,
-    /// Changed under the lock of the contents, so that no waiting thread can miss it.
-    interrupts: Mutex<Interrupts>,
 }
 
 struct Shared {
@@ -76,16 +78,9 @@ impl HashStore {
         };
         Self {
             shared: Arc::new(shared),
-            timeout: Mutex::new(Some(DEFAULT_TIMEOUT)),
-            closed: AtomicBool::new(false),
-            interrupts: Mutex::default(),
+            handle: Handle::new(Some(DEFAULT_TIMEOUT)),
+            cancel: Cancel::NEVER,
         }
-    }
-
-    fn interrupts(&self) -> MutexGuard<'_, Interrupts> {
-        self.interrupts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the contents for a call on this handle.
@@ -106,7 +101,7 @@ impl HashStore {
         elapsed: Duration,
     ) -> Result<(), StoreError> {
         // Written and read under the lock, so no stronger ordering is needed.
-        if self.closed.load(Ordering::Relaxed) {
+        if self.handle.closed.load(Ordering::Relaxed) {
             let keys = keys.iter().copied();
             let context = ErrorContext::new(operation, keys, self.label(), elapsed);
             return Err(StoreError::Closed { context });
@@ -142,6 +137,7 @@ impl HashStore {
     ) -> Result<MutexGuard<'_, Contents>, StoreError> {
         let started = Instant::now();
         let deadline = Deadline::after(started, timeout);
+        let mut watch = self.cancel.watch();
         let mut contents = self.contents(operation, keys)?;
         while !keys.iter().all(|key| exists(&contents, key)) {
             let now = Instant::now();
@@ -150,26 +146,37 @@ impl HashStore {
                 let context = ErrorContext::new(operation, missing, self.label(), now - started);
                 return Err(StoreError::timeout(context, timeout));
             }
-            let mut must_end = self.interrupts().take();
-            if !must_end && is_interrupt_check_due(now) {
-                // The check may use the store.
+            if watch.is_due() {
+                // The check of the cancel may use the store.
                 drop(contents);
-                must_end = is_interrupted();
-                contents = self.shared.contents();
-                if !must_end {
-                    continue;
+                if watch.ask(|| Arc::clone(&self.shared).into()) {
+                    let keys = keys.iter().copied();
+                    let context = ErrorContext::new(operation, keys, self.label(), now - started);
+                    return Err(StoreError::interrupted(context, Outcome::NotSent));
                 }
+                contents = self.shared.contents();
+            } else {
+                contents = self.shared.wait(contents, deadline.remaining(now));
             }
-            if must_end {
-                let keys = keys.iter().copied();
-                let context = ErrorContext::new(operation, keys, self.label(), now - started);
-                return Err(StoreError::interrupted(context, Outcome::NotSent));
-            }
-            let until = until_interrupt_check(deadline);
-            contents = self.shared.wait(contents, until.remaining(now));
             self.check_not_closed(operation, keys, started.elapsed())?;
         }
         Ok(contents)
+    }
+}
+
+impl Handle {
+    fn new(timeout: Option<Duration>) -> Arc<Self> {
+        Arc::new(Self {
+            timeout: Mutex::new(timeout),
+            closed: AtomicBool::new(false),
+        })
+    }
+}
+
+impl Wake for Shared {
+    fn wake(self: Arc<Self>) {
+        drop(self.contents());
+        self.written.notify_all();
     }
 }
 
@@ -257,9 +264,8 @@ impl Clone for HashStore {
     fn clone(&self) -> Self {
         Self {
             shared: Arc::clone(&self.shared),
-            timeout: Mutex::new(self.timeout()),
-            closed: AtomicBool::new(false),
-            interrupts: Mutex::default(),
+            handle: Handle::new(self.timeout()),
+            cancel: self.cancel.clone(),
         }
     }
 }
@@ -454,11 +460,13 @@ impl Store for HashStore {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
+        let timeout = self.handle.timeout.lock();
+        *timeout.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn set_timeout(&self, timeout: Option<Duration>) {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+        let present = self.handle.timeout.lock();
+        *present.unwrap_or_else(PoisonError::into_inner) = timeout;
     }
 
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
@@ -468,20 +476,18 @@ impl Store for HashStore {
 
     fn close(&self) {
         let contents = self.shared.contents();
-        self.closed.store(true, Ordering::Relaxed);
+        self.handle.closed.store(true, Ordering::Relaxed);
         drop(contents);
         // Calls of other handles check and wait on.
         self.shared.written.notify_all();
     }
 
-    /// Always returns true.
-    fn interrupt(&self, thread: ThreadId) -> bool {
-        let contents = self.shared.contents();
-        self.interrupts().add(thread);
-        drop(contents);
-        // Calls of other handles check and wait on.
-        self.shared.written.notify_all();
-        true
+    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
+        Arc::new(Self {
+            shared: Arc::clone(&self.shared),
+            handle: Arc::clone(&self.handle),
+            cancel: cancel.clone(),
+        })
     }
 
     fn has_extended_api(&self) -> bool {

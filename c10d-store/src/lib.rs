@@ -28,7 +28,6 @@ mod file_store;
 #[doc(hidden)]
 pub mod fuzzing;
 mod hash_store;
-mod interrupts;
 mod key;
 mod known;
 mod limits;

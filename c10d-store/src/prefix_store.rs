@@ -1,8 +1,9 @@
 //! A namespace within another store.
 
 use std::sync::Arc;
-use std::thread::ThreadId;
 use std::time::Duration;
+
+use c10d_socket::Cancel;
 
 use crate::compare_set::CompareSet;
 use crate::error::{ErrorContext, Operation, StoreError};
@@ -268,8 +269,9 @@ impl<S: Store> Store for PrefixStore<S> {
         self.underlying.close();
     }
 
-    fn interrupt(&self, thread: ThreadId) -> bool {
-        self.underlying.interrupt(thread)
+    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
+        let underlying = self.underlying.with_cancel(cancel);
+        Arc::new(PrefixStore::new(self.prefix.clone(), underlying))
     }
 
     fn has_extended_api(&self) -> bool {

@@ -5,10 +5,10 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 
 use crate::compare_set::CompareSet;
 use crate::error::{ErrorContext, Operation, StoreError};
@@ -389,18 +389,11 @@ pub trait Store: Debug + Send + Sync {
     /// [clones](Self::clone_store), continue. A wrapper closes the handle that it wraps. Does not block.
     fn close(&self);
 
-    /// Ends the wait that `thread` has in progress on this handle with [`StoreError::Interrupted`], or its
-    /// next one if none is in progress, as [`Thread::unpark`](std::thread::Thread::unpark) does: several
-    /// interrupts before the wait count as one. Waits of other threads go on. The store stays usable.
-    /// Returns false if the store does not support it.
+    /// The same handle, whose calls `cancel` ends: those that wait, and others whose answer does not arrive, fail with
+    /// [`StoreError::Interrupted`]. The store stays usable, with another `Cancel`. The calls of this value end as before.
     ///
-    /// Only a call that has to wait is interrupted. A value that is present, or that arrives at the same
-    /// time, is returned, and the interrupt remains for the next wait. A wrapper interrupts the handle that
-    /// it wraps. Does not block.
-    fn interrupt(&self, thread: ThreadId) -> bool {
-        let _ = thread;
-        false
-    }
+    /// A value that is present, or that arrives at the same time, is returned. Costs no connection.
+    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store>;
 
     /// Whether the store implements `append`, `multi_get` and `multi_set` as single operations.
     fn has_extended_api(&self) -> bool;
@@ -718,8 +711,8 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     fn close(&self) {
         (**self).close();
     }
-    fn interrupt(&self, thread: ThreadId) -> bool {
-        (**self).interrupt(thread)
+    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
+        (**self).with_cancel(cancel)
     }
     fn has_extended_api(&self) -> bool {
         (**self).has_extended_api()

@@ -133,7 +133,7 @@ impl GroupError {
         matches!(self, Self::Missing { .. })
     }
 
-    /// Whether this process [interrupted](crate::Group::interrupt) the wait.
+    /// Whether this process [cancelled](crate::Group::with_cancel) the call.
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
         let Self::Store { source, .. } = self else {

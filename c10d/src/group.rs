@@ -1,10 +1,9 @@
 //! A group of ranks, and what it does together.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 use c10d_store::{Store, StoreError};
 
 use crate::arrivals::Meeting;
@@ -32,7 +31,7 @@ pub struct Group {
     prefix: String,
     timeout: Option<Duration>,
     value_bytes_max: usize,
-    sequence: Mutex<Sequence>,
+    sequence: Arc<Mutex<Sequence>>,
 }
 
 /// A rank's place in a group.
@@ -69,7 +68,7 @@ impl Group {
             store,
             timeout,
             value_bytes_max,
-            sequence: Mutex::default(),
+            sequence: Arc::default(),
         })
     }
 
@@ -281,7 +280,7 @@ impl Group {
             prefix: keys::sub_prefix(&self.prefix, name),
             timeout: self.timeout,
             value_bytes_max: self.value_bytes_max,
-            sequence: Mutex::default(),
+            sequence: Arc::default(),
         };
         let deadline = Deadline::after(began, timeout);
         let meeting = group.meeting(began, deadline);
@@ -339,11 +338,19 @@ impl Group {
         })
     }
 
-    /// Ends the wait that `thread` has in progress in this group, or its next one if it is in none, with an error for which
-    /// [`GroupError::is_interrupted`] is true. The same call can be made again. Returns false if the store does not support
-    /// it. Does not block. See [`Store::interrupt`].
-    pub fn interrupt(&self, thread: ThreadId) -> bool {
-        self.store.interrupt(thread)
+    /// The same group, whose calls `cancel` ends with an error for which [`GroupError::is_interrupted`] is true. The same
+    /// call can be made again, with another `Cancel`. See [`Store::with_cancel`].
+    #[must_use]
+    pub fn with_cancel(&self, cancel: &Cancel) -> Self {
+        Self {
+            name: self.name.clone(),
+            membership: self.membership,
+            store: self.store.with_cancel(cancel),
+            prefix: self.prefix.clone(),
+            timeout: self.timeout,
+            value_bytes_max: self.value_bytes_max,
+            sequence: Arc::clone(&self.sequence),
+        }
     }
 
     fn leave(&self, left: &str) -> Result<(), StoreError> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 use c10d_store::{
     Credentials, DEFAULT_TIMEOUT, ServerOptions, Store, TcpStore, TcpStoreOptions, WireLimits,
 };
@@ -48,6 +48,7 @@ pub struct GroupOptions {
     timeout: Option<Duration>,
     value_bytes_max: usize,
     credentials: Option<Credentials>,
+    cancel: Cancel,
 }
 
 impl Default for GroupOptions {
@@ -57,6 +58,7 @@ impl Default for GroupOptions {
             timeout: Some(DEFAULT_TIMEOUT),
             value_bytes_max: WireLimits::default().value_bytes_max(),
             credentials: None,
+            cancel: Cancel::NEVER,
         }
     }
 }
@@ -94,6 +96,13 @@ impl GroupOptions {
         self
     }
 
+    /// Ends the call that joins, and the later calls of the group. Default [`Cancel::NEVER`].
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
+    }
+
     /// Joins the group of all workers of this job, and returns when all have joined. Blocks for at most the timeout.
     ///
     /// Reads `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, which torchrun and `c10d run` set. Uses the launcher's
@@ -124,6 +133,7 @@ impl GroupOptions {
             .with_master(environment.hosts_store)
             .with_multi_tenant(true)
             .with_timeout(self.timeout)
+            .with_cancel(self.cancel.clone())
             .with_limits(limits)
             .with_server_options(ServerOptions::default().with_limits(limits))
             .with_reply_bytes_max(value_bytes_max.max(REPLY_BYTES_MIN));
@@ -200,6 +210,11 @@ impl GroupOptions {
             hosts_store: false,
         };
         let deadline = Deadline::after(began, self.timeout);
+        let store = if self.cancel.is_never() {
+            store
+        } else {
+            store.with_cancel(&self.cancel)
+        };
         Group::join(
             &self.name,
             store,

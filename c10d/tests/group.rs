@@ -7,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d::{Group, GroupError, GroupOptions, Store};
+use c10d_socket::Cancel;
 use c10d_store::{FileStore, HashStore, ServerOptions, TcpStore, TcpStoreServer};
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -382,10 +383,10 @@ fn a_wait_can_be_interrupted_and_made_again() {
                 group.store().wait(&["interrupted"]).unwrap();
                 return group.barrier().unwrap();
             }
-            let this = thread::current().id();
+            let cancel = Cancel::new();
             thread::scope(|scope| {
-                scope.spawn(|| assert!(group.interrupt(this)));
-                let error = group.barrier().unwrap_err();
+                scope.spawn(|| cancel.cancel());
+                let error = group.with_cancel(&cancel).barrier().unwrap_err();
                 assert!(error.is_interrupted(), "{error}");
                 interrupted.fetch_add(1, Ordering::Relaxed);
             });

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use c10d_socket::Cancel;
 use c10d_store::{CompareSet, HashStore, Known, PrefixStore, Store, StoreError, WireLimits};
 
 use crate::clearing;
@@ -130,6 +131,10 @@ impl Store for CountingStore {
         _: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         unreachable!("wait_change of {key}")
+    }
+
+    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
+        unreachable!("with_cancel of {cancel:?}")
     }
 
     fn wakes_on_change(&self) -> bool {

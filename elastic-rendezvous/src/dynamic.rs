@@ -194,17 +194,17 @@ impl DynamicRendezvous {
         let shared = Arc::new(Shared::new(notices));
         let access = Access::open(&*backend, &settings)?;
         let (me, seed, now) = (node.clone(), fastrand::u64(..), clock.now());
-        let (engine, group, lease): (Box<dyn Engine>, _, _) = match &access {
-            Access::Group(group, index) => {
+        let (engine, lease): (Box<dyn Engine>, _) = match &access {
+            Access::Group(_, index) => {
                 let engine = GroupEngine::new(me, *index, settings.clone(), seed, now);
-                (Box::new(engine), Some(group), None)
+                (Box::new(engine), None)
             }
             Access::Own { lease, .. } => {
                 let engine = Solo::new(me, settings.clone(), seed, now);
-                (Box::new(engine), None, lease.clone())
+                (Box::new(engine), lease.clone())
             }
         };
-        let (to_loop, inbox) = open_mailbox(group);
+        let (to_loop, inbox) = open_mailbox();
         let handler_loop = HandlerLoop::new(
             Parts {
                 clock,

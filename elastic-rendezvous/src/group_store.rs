@@ -1,13 +1,10 @@
 //! The keys under which the nodes of a group write to each other (docs/rendezvous.md, section 10).
 
 use std::sync::Arc;
-use std::thread::ThreadId;
 use std::time::Duration;
 
+use c10d_socket::Cancel;
 use c10d_store::{ErrorContext, Operation, Store, StoreError};
-
-/// How long to wait for an interrupt that another wait may have got.
-const TAKE_BACK: Duration = Duration::from_millis(1);
 
 /// Where the nodes of a large rendezvous write to each other, beside its state: a few short keys for each node.
 ///
@@ -63,17 +60,11 @@ impl GroupStore {
         })
     }
 
-    /// Ends a wait of this thread with [`StoreError::Interrupted`]. Does not block.
-    pub(crate) fn interrupt(&self, thread: ThreadId) {
-        self.store.interrupt(thread);
-    }
-
-    /// Takes back an interrupt that crossed the end of the wait, so that it does not end another one.
-    pub(crate) fn take_back_interrupt(&self) -> Result<(), StoreError> {
-        let missing = self.key("none");
-        match self.store.wait_timeout(&[&missing], Some(TAKE_BACK)) {
-            Err(StoreError::Timeout { .. } | StoreError::Interrupted { .. }) => Ok(()),
-            result => result,
+    /// The same, whose calls `cancel` ends with [`StoreError::Interrupted`].
+    pub(crate) fn with_cancel(&self, cancel: &Cancel) -> Self {
+        Self {
+            store: self.store.with_cancel(cancel),
+            prefix: self.prefix.clone(),
         }
     }
 }

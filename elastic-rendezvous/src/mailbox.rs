@@ -2,12 +2,12 @@
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, ThreadId};
 use std::time::Duration;
+
+use c10d_socket::Cancel;
 
 use crate::error::RendezvousError;
 use crate::goal::{Answer, Goal};
-use crate::group_store::GroupStore;
 use crate::watcher::Found;
 
 /// A message to the loop.
@@ -43,29 +43,20 @@ pub(crate) struct Inbox {
 }
 
 /// Ends a wait of the loop on the store.
+#[derive(Debug, Default)]
+struct Bell(Mutex<Option<Waiting>>);
+
 #[derive(Debug)]
-struct Bell {
-    group: Option<GroupStore>,
-    state: Mutex<Waiting>,
+struct Waiting {
+    cancel: Cancel,
+    /// An interrupt ends only joins.
+    is_join: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Waiting {
-    No,
-    /// In a join, which an interrupt ends.
-    ToJoin(ThreadId),
-    Otherwise(ThreadId),
-    /// The store was interrupted.
-    Rung,
-}
-
-/// Creates both ends. With a group, a message interrupts the waits that the loop [announces](Inbox::wait).
-pub(crate) fn open_mailbox(group: Option<&GroupStore>) -> (Mailbox, Inbox) {
+/// Creates both ends. A message ends the waits that the loop [announces](Inbox::wait).
+pub(crate) fn open_mailbox() -> (Mailbox, Inbox) {
     let (sender, receiver) = channel();
-    let bell = Arc::new(Bell {
-        group: group.cloned(),
-        state: Mutex::new(Waiting::No),
-    });
+    let bell = Arc::<Bell>::default();
     let mailbox = Mailbox {
         sender,
         bell: Arc::clone(&bell),
@@ -104,43 +95,37 @@ impl Inbox {
         self.receiver.try_recv()
     }
 
-    /// Calls `wait`, which waits on the group's store, unless there is a message; then returns that. A message that
-    /// arrives meanwhile interrupts the store: the second result is true.
+    /// Calls `wait` unless there is a message; then returns that. A message that arrives meanwhile ends the wait.
     pub(crate) fn wait<T>(
         &self,
         is_join: bool,
-        wait: impl FnOnce() -> T,
-    ) -> Result<(T, bool), Message> {
-        let this = thread::current().id();
-        self.bell.set(if is_join {
-            Waiting::ToJoin(this)
-        } else {
-            Waiting::Otherwise(this)
-        });
-        // A message that was sent before has interrupted nothing.
-        let result = self.receiver.try_recv().map_or_else(|_| Ok(wait()), Err);
-        let was_rung = self.bell.set(Waiting::No) == Waiting::Rung;
-        result.map(|result| (result, was_rung))
+        wait: impl FnOnce(&Cancel) -> T,
+    ) -> Result<T, Message> {
+        let cancel = Cancel::new();
+        self.bell.set(Some(Waiting {
+            cancel: cancel.clone(),
+            is_join,
+        }));
+        // A message that was sent before has ended nothing.
+        let received = self.receiver.try_recv();
+        let result = received.map_or_else(|_| Ok(wait(&cancel)), Err);
+        self.bell.set(None);
+        result
     }
 }
 
 impl Bell {
-    /// Returns the value before.
-    fn set(&self, waiting: Waiting) -> Waiting {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut state, waiting)
+    fn set(&self, waiting: Option<Waiting>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = waiting;
     }
 
     fn ring(&self, only_joins: bool) {
-        let Some(group) = &self.group else { return };
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let thread = match *state {
-            Waiting::ToJoin(thread) => thread,
-            Waiting::Otherwise(thread) if !only_joins => thread,
-            Waiting::No | Waiting::Rung | Waiting::Otherwise(_) => return,
-        };
-        *state = Waiting::Rung;
-        // Does not block. An interrupt without a wait would end a later one.
-        group.interrupt(thread);
+        let waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ends = waiting.as_ref().filter(|it| it.is_join || !only_joins);
+        let cancel = ends.map(|it| it.cancel.clone());
+        drop(waiting);
+        if let Some(cancel) = cancel {
+            cancel.cancel();
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, DialStage, HostPort, is_loopback_name, resolve_local};
+use c10d_socket::{Cancel, Deadline, DialStage, HostPort, is_loopback_name, resolve_local};
 use c10d_store::{FileStore, Store, StoreError, TcpStore, TcpStoreOptions};
 
 use crate::endpoint::Endpoint;
@@ -130,6 +130,7 @@ fn open_tcp(
         _ => connect(parameters, &target, settings.join_timeout, Mode::Connect),
     };
     let store = store.map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
+    let store = store.with_cancel(&Cancel::NEVER);
     store.set_timeout(Some(read_timeout));
     // Nodes that meet at a loopback address are on one machine.
     let workers_host = if settings.max_nodes == 1 || is_loopback_name(target.host()) {
@@ -144,7 +145,7 @@ fn open_tcp(
 
 /// The options of a client, with the credentials.
 pub(crate) fn client_options(parameters: &RendezvousParameters) -> TcpStoreOptions {
-    let options = TcpStoreOptions::default();
+    let options = TcpStoreOptions::default().with_cancel(parameters.cancel().clone());
     match parameters.credentials() {
         Some(credentials) => options.with_credentials(credentials.clone()),
         None => options,

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use c10d_socket::Cancel;
 use c10d_store::Credentials;
 
 use crate::parameters_error::ParametersError;
@@ -39,6 +40,7 @@ pub struct RendezvousParameters {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     has_relays: bool,
+    cancel: Cancel,
 }
 
 impl RendezvousParameters {
@@ -71,6 +73,7 @@ impl RendezvousParameters {
             server_hook: None,
             credentials: None,
             has_relays: false,
+            cancel: Cancel::NEVER,
         })
     }
 
@@ -93,6 +96,17 @@ impl RendezvousParameters {
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);
         self
+    }
+
+    /// Ends the opening of the rendezvous' store. Default [`Cancel::NEVER`].
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
+    }
+
+    pub(crate) const fn cancel(&self) -> &Cancel {
+        &self.cancel
     }
 
     /// Only processes with the same secret, or a certificate of the same authority, take part: the rendezvous' store

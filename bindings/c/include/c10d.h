@@ -477,10 +477,10 @@ enum c10d_status c10d_store_barrier(const struct c10d_store *store,
 // A new handle that cancels calls. Free it with `c10d_cancel_free`.
 enum c10d_status c10d_cancel_new(struct c10d_cancel **cancel);
 
-// Ends all blocking calls that were given this handle: within 50 ms they return `C10D_ERROR_INTERRUPTED`, as later
-// ones do at once, until `c10d_cancel_reset`. A call whose result is present, or arrives at the same time, may return
-// it. To cancel a wait, the server is told, which has 100 ms to confirm it: the store stays usable. Any thread may
-// call it. Does not block.
+// Ends all blocking calls that were given this handle: they return `C10D_ERROR_INTERRUPTED`, as later ones do at once,
+// until `c10d_cancel_reset`. A call whose result is present, or arrives at the same time, may return it. To cancel a
+// wait, the server is told, which has 100 ms to confirm it, or 2 s for `c10d_store_queue_take`: the store stays usable.
+// Any thread may call it. Does not block.
 enum c10d_status c10d_cancel_now(const struct c10d_cancel *cancel);
 
 // Lets later calls with this handle wait again. Calls that were cancelled before still end.

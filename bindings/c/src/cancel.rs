@@ -1,6 +1,4 @@
 //! Ends a blocking call from another thread.
-//!
-//! It wakes no thread: a call that was given a handle asks it every 50 ms.
 
 #![expect(
     unsafe_code,
@@ -8,11 +6,10 @@
 )]
 
 use std::mem::MaybeUninit;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use c10d_socket::interruptible;
+use c10d_socket::{Cancel, ProcessBound};
+use c10d_store::Store;
 
 use crate::border::{self, Place};
 use crate::failure::Failure;
@@ -23,36 +20,60 @@ use crate::status::Status;
 #[derive(Debug, Clone, Default)]
 pub struct CancelHandle(Arc<State>);
 
-/// Without a lock, which a thread of the parent may hold when a child is forked.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
-    is_cancelled: AtomicBool,
-    /// How often it was cancelled: a call that began before ends, even after a reset.
-    cancels: AtomicU64,
+    cancel: ProcessBound<Mutex<Cancel>>,
+    /// In a forked child, where a thread of the parent may hold the locks of the parent's.
+    of_child: OnceLock<Mutex<Cancel>>,
 }
 
-impl CancelHandle {
-    /// The number of cancels when a call begins; `None` if it must not begin.
-    fn begin(&self) -> Option<u64> {
-        let cancels = self.0.cancels.load(SeqCst);
-        (!self.0.is_cancelled.load(SeqCst)).then_some(cancels)
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            cancel: ProcessBound::new("cancel handle", fresh()),
+            of_child: OnceLock::new(),
+        }
     }
 }
 
-/// Runs a call that `cancel` can end.
-pub(crate) fn run<T>(
-    cancel: Option<&CancelHandle>,
-    operation: impl FnOnce() -> Result<T, Failure>,
-) -> Result<T, Failure> {
-    let Some(cancel) = cancel else {
-        return operation();
-    };
-    let Some(cancels) = cancel.begin() else {
+fn fresh() -> Mutex<Cancel> {
+    Mutex::new(Cancel::new())
+}
+
+impl CancelHandle {
+    /// What ends the calls that begin now.
+    fn lock(&self) -> MutexGuard<'_, Cancel> {
+        let cancel = self.0.cancel.get();
+        let cancel = cancel.unwrap_or_else(|_| self.0.of_child.get_or_init(fresh));
+        cancel.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What ends a call that was given this handle.
+///
+/// # Errors
+/// If the call must not begin.
+pub(crate) fn of_call(handle: Option<&CancelHandle>) -> Result<Cancel, Failure> {
+    let cancel = handle.map_or(Cancel::NEVER, |handle| handle.lock().clone());
+    if cancel.is_cancelled() {
         let text = "cancelled before the call began";
         return Err(Failure::new(Status::C10D_ERROR_INTERRUPTED, text));
-    };
-    let cancel = cancel.clone();
-    interruptible(move || cancel.0.cancels.load(SeqCst) != cancels, operation)
+    }
+    Ok(cancel)
+}
+
+/// The store for a call that was given this handle.
+///
+/// # Errors
+/// As [`of_call`].
+pub(crate) fn store_of_call(
+    store: &Arc<dyn Store>,
+    handle: Option<&CancelHandle>,
+) -> Result<Arc<dyn Store>, Failure> {
+    Ok(match handle {
+        Some(_) => store.with_cancel(&of_call(handle)?),
+        None => Arc::clone(store),
+    })
 }
 
 /// A new handle that cancels calls. Free it with `c10d_cancel_free`.
@@ -67,16 +88,15 @@ pub extern "C" fn c10d_cancel_new(
     })
 }
 
-/// Ends all blocking calls that were given this handle: within 50 ms they return `C10D_ERROR_INTERRUPTED`, as later
-/// ones do at once, until `c10d_cancel_reset`. A call whose result is present, or arrives at the same time, may return
-/// it. To cancel a wait, the server is told, which has 100 ms to confirm it: the store stays usable. Any thread may
-/// call it. Does not block.
+/// Ends all blocking calls that were given this handle: they return `C10D_ERROR_INTERRUPTED`, as later ones do at once,
+/// until `c10d_cancel_reset`. A call whose result is present, or arrives at the same time, may return it. To cancel a
+/// wait, the server is told, which has 100 ms to confirm it, or 2 s for `c10d_store_queue_take`: the store stays usable.
+/// Any thread may call it. Does not block.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_cancel_now(cancel: Option<&CancelHandle>) -> Status {
     call(|| {
-        let state = &border::not_null(cancel, "cancel")?.0;
-        state.is_cancelled.store(true, SeqCst);
-        state.cancels.fetch_add(1, SeqCst);
+        let cancel = border::not_null(cancel, "cancel")?.lock().clone();
+        cancel.cancel();
         Ok(())
     })
 }
@@ -85,8 +105,11 @@ pub extern "C" fn c10d_cancel_now(cancel: Option<&CancelHandle>) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_cancel_reset(cancel: Option<&CancelHandle>) -> Status {
     call(|| {
-        let state = &border::not_null(cancel, "cancel")?.0;
-        state.is_cancelled.store(false, SeqCst);
+        let mut present = border::not_null(cancel, "cancel")?.lock();
+        // The calls in progress have the one that was cancelled.
+        if present.is_cancelled() {
+            *present = Cancel::new();
+        }
         Ok(())
     })
 }
@@ -101,57 +124,36 @@ pub extern "C" fn c10d_cancel_free(cancel: Option<Box<CancelHandle>>) {
 mod tests {
     use std::time::Duration;
 
-    use c10d_store::{HashStore, Store as _};
+    use c10d_store::HashStore;
 
     use super::*;
 
-    fn wait(store: &HashStore, timeout: Duration) -> Result<(), Failure> {
-        Ok(store.wait_timeout(&["missing"], Some(timeout))?)
+    fn wait(cancel: &Cancel, timeout: Duration) -> Status {
+        let store = HashStore::new().with_cancel(cancel);
+        let waited = store.wait_timeout(&["missing"], Some(timeout));
+        Failure::from(waited.expect_err("no such key")).status()
     }
 
     #[test]
     fn a_reset_does_not_save_a_call_that_was_cancelled() {
-        let store = HashStore::new();
-        let cancel = CancelHandle::default();
-        let failure = run(Some(&cancel), || {
-            c10d_cancel_now(Some(&cancel));
-            c10d_cancel_reset(Some(&cancel));
-            wait(&store, Duration::MAX)
-        });
-        let failure = failure.expect_err("cancelled");
-        assert_eq!(failure.status(), Status::C10D_ERROR_INTERRUPTED);
-    }
-
-    /// The cancel arrives when the operation has its result: it is returned, and the next wait is not interrupted.
-    #[test]
-    fn a_late_cancel_does_not_end_the_next_call() {
-        let store = HashStore::new();
-        let cancel = CancelHandle::default();
-        let result = run(Some(&cancel), || {
-            assert_eq!(c10d_cancel_now(Some(&cancel)), Status::C10D_OK);
-            Ok(7)
-        });
-        assert_eq!(result.expect("the operation has its result"), 7);
-        let failure = wait(&store, Duration::from_millis(1)).expect_err("no such key");
-        assert_eq!(failure.status(), Status::C10D_ERROR_TIMEOUT);
+        let handle = CancelHandle::default();
+        let cancel = of_call(Some(&handle)).expect("not cancelled yet");
+        c10d_cancel_now(Some(&handle));
+        c10d_cancel_reset(Some(&handle));
+        let status = wait(&cancel, Duration::MAX);
+        assert_eq!(status, Status::C10D_ERROR_INTERRUPTED);
+        let cancel = of_call(Some(&handle)).expect("reset");
+        let status = wait(&cancel, Duration::from_millis(1));
+        assert_eq!(status, Status::C10D_ERROR_TIMEOUT);
     }
 
     #[test]
     fn a_cancelled_handle_refuses_calls_until_it_is_reset() {
-        let cancel = CancelHandle::default();
-        c10d_cancel_now(Some(&cancel));
-        let failure = run(Some(&cancel), || Ok(())).expect_err("cancelled");
+        let handle = CancelHandle::default();
+        c10d_cancel_now(Some(&handle));
+        let failure = of_call(Some(&handle)).expect_err("cancelled");
         assert_eq!(failure.status(), Status::C10D_ERROR_INTERRUPTED);
-        c10d_cancel_reset(Some(&cancel));
-        run(Some(&cancel), || Ok(())).expect("reset");
-    }
-
-    #[test]
-    fn a_panicking_call_ends_too() {
-        let cancel = CancelHandle::default();
-        let status = call(|| run(Some(&cancel), || panic!("broken")));
-        assert_eq!(status, Status::C10D_ERROR_PANIC);
-        c10d_cancel_now(Some(&cancel));
-        assert!(!c10d_socket::is_interrupted());
+        c10d_cancel_reset(Some(&handle));
+        of_call(Some(&handle)).expect("reset");
     }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use c10d::{Group, GroupError, GroupOptions};
-use c10d_socket::ProcessBound;
+use c10d_socket::{Cancel, ProcessBound};
 
 use crate::border::{self, Buffer, BufferList, CText, DataPointer, NumberArray, ValuePointer};
 use crate::cancel::{self, CancelHandle};
@@ -37,7 +37,8 @@ struct JoinedGroup {
 impl GroupHandle {
     fn new(group: Group, key_bytes_max: usize) -> Box<Self> {
         let joined = JoinedGroup {
-            group,
+            // What ended the joining ends no later call.
+            group: group.with_cancel(&Cancel::NEVER),
             key_bytes_max,
         };
         Box::new(Self(ProcessBound::new("group", joined)))
@@ -59,11 +60,10 @@ impl JoinedGroup {
         with_timeout: impl FnOnce(&Group, Option<Duration>) -> Result<T, GroupError>,
     ) -> Result<T, Failure> {
         let timeout = timeout::explicit(timeout_ms)?;
-        cancel::run(cancel, || {
-            Ok(match timeout {
-                None => with_default(&self.group)?,
-                Some(timeout) => with_timeout(&self.group, timeout)?,
-            })
+        let group = self.group.with_cancel(&cancel::of_call(cancel)?);
+        Ok(match timeout {
+            None => with_default(&group)?,
+            Some(timeout) => with_timeout(&group, timeout)?,
         })
     }
 
@@ -84,7 +84,7 @@ impl JoinedGroup {
 }
 
 fn named(name: &CText, options: Option<&Options>) -> Result<GroupOptions, Failure> {
-    let group_options = options.map_or_else(GroupOptions::default, Options::group);
+    let group_options = options.map_or_else(|| Ok(GroupOptions::default()), Options::group)?;
     Ok(match name.optional("name")? {
         Some(name) => group_options.with_name(name),
         None => group_options,
@@ -105,10 +105,7 @@ pub extern "C" fn c10d_group_init_from_env(
 ) -> Status {
     call(|| {
         let place = border::result(group, None, "group")?;
-        let group_options = named(&name, options)?;
-        let group = cancel::run(options.and_then(Options::cancel), || {
-            Ok(group_options.init_from_env()?)
-        })?;
+        let group = named(&name, options)?.init_from_env()?;
         let key_bytes_max = Options::default().key_bytes_max();
         *place = Some(GroupHandle::new(group, key_bytes_max));
         Ok(())
@@ -130,10 +127,8 @@ pub extern "C" fn c10d_group_join(
     call(|| {
         let place = border::result(group, None, "group")?;
         let handle = StoreHandle::used(store, "store")?;
-        let group_options = named(&name, options)?;
-        let group = cancel::run(options.and_then(Options::cancel), || {
-            Ok(group_options.join(Arc::clone(&handle.store), rank, world_size)?)
-        })?;
+        let options = named(&name, options)?;
+        let group = options.join(Arc::clone(&handle.store), rank, world_size)?;
         *place = Some(GroupHandle::new(group, handle.key_bytes_max));
         Ok(())
     })
@@ -308,7 +303,8 @@ pub extern "C" fn c10d_group_finish(
 ) -> Status {
     call(|| {
         let group = GroupHandle::used(group, "group")?;
-        cancel::run(cancel, || Ok(group.group.finish()?))
+        let cancel = cancel::of_call(cancel)?;
+        Ok(group.group.with_cancel(&cancel).finish()?)
     })
 }
 

@@ -15,7 +15,7 @@ use c10d_store::{
 };
 
 use crate::border::{self, CText};
-use crate::cancel::CancelHandle;
+use crate::cancel::{self, CancelHandle};
 use crate::failure::Failure;
 use crate::guard::call;
 use crate::status::Status;
@@ -54,14 +54,17 @@ impl Default for Options {
 }
 
 impl Options {
-    pub(crate) fn tcp(&self, is_master: bool) -> TcpStoreOptions {
+    /// # Errors
+    /// If the options' cancel handle was cancelled; so for all kinds.
+    pub(crate) fn tcp(&self, is_master: bool) -> Result<TcpStoreOptions, Failure> {
         let mut options = TcpStoreOptions::default()
             .with_master(is_master)
             .with_wait_for_workers(self.wait_for_workers)
             .with_multi_tenant(self.multi_tenant)
             .with_listen_on(self.listen_on)
             .with_server_options(self.server())
-            .with_limits(self.limits);
+            .with_limits(self.limits)
+            .with_cancel(cancel::of_call(self.cancel.as_ref())?);
         if let Some(timeout) = self.timeout {
             options = options.with_timeout(timeout);
         }
@@ -74,7 +77,7 @@ impl Options {
         if let Some(credentials) = &self.credentials {
             options = options.with_credentials(credentials.clone());
         }
-        options
+        Ok(options)
     }
 
     pub(crate) fn server(&self) -> ServerOptions {
@@ -91,35 +94,33 @@ impl Options {
         options
     }
 
-    pub(crate) fn file(&self) -> FileStoreOptions {
-        let mut options = FileStoreOptions::default();
+    pub(crate) fn file(&self) -> Result<FileStoreOptions, Failure> {
+        let cancel = cancel::of_call(self.cancel.as_ref())?;
+        let mut options = FileStoreOptions::default().with_cancel(cancel);
         if let Some(timeout) = self.timeout {
             options = options.with_timeout(timeout);
         }
         if let Some(world_size) = self.world_size {
             options = options.with_world_size(world_size);
         }
-        options
+        Ok(options)
     }
 
-    pub(crate) fn group(&self) -> GroupOptions {
-        let mut options =
-            GroupOptions::default().with_value_bytes_max(self.limits.value_bytes_max());
+    pub(crate) fn group(&self) -> Result<GroupOptions, Failure> {
+        let mut options = GroupOptions::default()
+            .with_value_bytes_max(self.limits.value_bytes_max())
+            .with_cancel(cancel::of_call(self.cancel.as_ref())?);
         if let Some(timeout) = self.timeout {
             options = options.with_timeout(timeout);
         }
         if let Some(credentials) = &self.credentials {
             options = options.with_credentials(credentials.clone());
         }
-        options
+        Ok(options)
     }
 
     pub(crate) const fn key_bytes_max(&self) -> usize {
         self.limits.key_bytes_max()
-    }
-
-    pub(crate) const fn cancel(&self) -> Option<&CancelHandle> {
-        self.cancel.as_ref()
     }
 
     /// The default timeout of a new store, if it is set.

@@ -9,11 +9,10 @@ use std::borrow::Cow;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use c10d_socket::ProcessBound;
+use c10d_socket::{Cancel, ProcessBound};
 use c10d_store::{FileStore, HashStore, PrefixStore, Store, TcpStore};
 
 use crate::border::{self, Buffer, CText, KeyPointer, Place};
-use crate::cancel;
 use crate::failure::Failure;
 use crate::guard::{self, call};
 use crate::options::Options;
@@ -88,10 +87,9 @@ fn open_tcp(
         let place = border::result(store, None, "store")?;
         let host = host.required("host")?;
         let options = options.cloned().unwrap_or_default();
-        let tcp = cancel::run(options.cancel(), || {
-            Ok(TcpStore::open(host, port, options.tcp(is_master))?)
-        })?;
-        let tcp = Arc::new(tcp);
+        let tcp = TcpStore::open(host, port, options.tcp(is_master)?)?;
+        // What ended the opening ends no later call.
+        let tcp = Arc::new(tcp.with_cancel(&Cancel::NEVER));
         *place = Some(StoreHandle::with(OpenStore {
             store: tcp.clone(),
             tcp: Some(tcp),
@@ -138,11 +136,10 @@ pub extern "C" fn c10d_store_open_file(
         let place = border::result(store, None, "store")?;
         let options = options.cloned().unwrap_or_default();
         let path = path.required("path")?;
-        let file = cancel::run(options.cancel(), || {
-            Ok(FileStore::open_with(path, &options.file())?)
-        })?;
+        let file = FileStore::open_with(path, &options.file()?)?;
         let key_bytes_max = options.key_bytes_max();
-        *place = Some(StoreHandle::new(Arc::new(file), key_bytes_max));
+        let file = file.with_cancel(&Cancel::NEVER);
+        *place = Some(StoreHandle::new(file, key_bytes_max));
         Ok(())
     })
 }

@@ -34,8 +34,8 @@ pub extern "C" fn c10d_store_get(
         let store = StoreHandle::used(store, "store")?;
         let key = store.key(&key, key_len, "key")?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-        let bytes = cancel::run(cancel, || Ok(store.store.get_timeout(&key, timeout)?))?;
-        *value = Buffer::new(bytes);
+        let store = cancel::store_of_call(&store.store, cancel)?;
+        *value = Buffer::new(store.get_timeout(&key, timeout)?);
         Ok(())
     })
 }
@@ -55,7 +55,8 @@ pub extern "C" fn c10d_store_wait(
         let keys = operations::keys(store, keys)?;
         let keys = operations::as_strs(&keys);
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-        cancel::run(cancel, || Ok(store.store.wait_timeout(&keys, timeout)?))
+        let store = cancel::store_of_call(&store.store, cancel)?;
+        Ok(store.wait_timeout(&keys, timeout)?)
     })
 }
 
@@ -84,8 +85,8 @@ pub extern "C" fn c10d_store_wait_change(
             Known::whole(bytes)
         };
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-        let wait = || Ok(store.store.wait_change(&key, known, timeout)?);
-        *value = Buffer::new(cancel::run(cancel, wait)?);
+        let store = cancel::store_of_call(&store.store, cancel)?;
+        *value = Buffer::new(store.wait_change(&key, known, timeout)?);
         Ok(())
     })
 }
@@ -107,8 +108,8 @@ pub extern "C" fn c10d_store_multi_get(
         let keys = operations::keys(store, keys)?;
         let keys = operations::as_strs(&keys);
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-        let get = || Ok(store.store.multi_get_timeout(&keys, timeout)?);
-        *values = BufferList::new(cancel::run(cancel, get)?);
+        let store = cancel::store_of_call(&store.store, cancel)?;
+        *values = BufferList::new(store.multi_get_timeout(&keys, timeout)?);
         Ok(())
     })
 }
@@ -128,8 +129,8 @@ pub extern "C" fn c10d_store_queue_pop(
         let store = StoreHandle::used(store, "store")?;
         let key = store.key(&key, key_len, "key")?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-        let pop = || Ok(store.store.queue_pop_timeout(&key, timeout)?);
-        *value = Buffer::new(cancel::run(cancel, pop)?);
+        let store = cancel::store_of_call(&store.store, cancel)?;
+        *value = Buffer::new(store.queue_pop_timeout(&key, timeout)?);
         Ok(())
     })
 }
@@ -152,8 +153,8 @@ pub extern "C" fn c10d_store_queue_take(
         let store = StoreHandle::used(store, "store")?;
         let key = store.key(&key, key_len, "key")?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-        let take = || Ok(store.store.queue_take(&key, max, timeout)?);
-        *values = BufferList::new(cancel::run(cancel, take)?);
+        let store = cancel::store_of_call(&store.store, cancel)?;
+        *values = BufferList::new(store.queue_take(&key, max, timeout)?);
         Ok(())
     })
 }
@@ -173,7 +174,7 @@ pub extern "C" fn c10d_store_barrier(
         let store = StoreHandle::used(store, "store")?;
         let key = store.key(&key, key_len, "key")?;
         let timeout = timeout::of_call(timeout_ms, &*store.store)?;
-        let barrier = || Ok(store.store.barrier_timeout(&key, world_size, timeout)?);
-        cancel::run(cancel, barrier)
+        let store = cancel::store_of_call(&store.store, cancel)?;
+        Ok(store.barrier_timeout(&key, world_size, timeout)?)
     })
 }

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use c10d_store::FileStoreOptions;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::call::run;
+use crate::call::{cancel, run};
 use crate::errors::store_error;
 use crate::set_once::SetOnce;
 use crate::store::Store;
@@ -39,7 +40,13 @@ impl FileStore {
         world_size: i64,
     ) -> PyResult<()> {
         let world_size = usize::try_from(world_size).ok().filter(|size| *size > 0);
-        let store = run(py, || c10d_store::FileStore::open(&file_name, world_size))?;
+        let mut options = FileStoreOptions::default().with_cancel(cancel());
+        if let Some(world_size) = world_size {
+            options = options.with_world_size(world_size);
+        }
+        let store = run(py, || {
+            c10d_store::FileStore::open_with(&file_name, &options)
+        })?;
         let store = store.map_err(|error| store_error(py, &error))?;
         slf.as_super().handle.open(Arc::new(store))?;
         slf.path.set(file_name)

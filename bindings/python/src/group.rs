@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::arguments::{Ranks, Timeout, Value};
-use crate::call::run;
+use crate::call::{cancel, run};
 use crate::errors::{raise, store_error};
 use crate::owned::Owned;
 use crate::store::Store;
@@ -214,7 +214,7 @@ impl Group {
 }
 
 fn options(name: Option<String>, timeout: Option<Timeout>) -> GroupOptions {
-    let mut options = GroupOptions::default();
+    let mut options = GroupOptions::default().with_cancel(cancel());
     if let Some(name) = name {
         options = options.with_name(name);
     }

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use c10d_store::Store as _;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use crate::call::cancel;
 use crate::store::Store;
 
 /// A store within one process, for tests and single-process jobs.
@@ -24,7 +26,7 @@ impl HashStore {
     }
 
     fn __init__(slf: PyRef<'_, Self>) -> PyResult<()> {
-        let store = Arc::new(c10d_store::HashStore::new());
+        let store = c10d_store::HashStore::new().with_cancel(&cancel());
         slf.as_super().handle.open(store)
     }
 

@@ -16,6 +16,7 @@ mod prefix_store;
 mod rendezvous;
 mod secret;
 mod set_once;
+mod signals;
 mod store;
 mod store_server;
 mod tcp_store;

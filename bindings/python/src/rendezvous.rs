@@ -1,11 +1,13 @@
 //! `Rendezvous`: a node of `elastic-rendezvous`, for the handler that torchrun asks for.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, Sender};
+use std::task::Wake;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use elastic_rendezvous::{
     DEFAULT_PORT, DynamicRendezvous, Endpoint, RendezvousError, RendezvousHandler,
@@ -14,7 +16,7 @@ use elastic_rendezvous::{
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::call::run;
+use crate::call::{cancel, run};
 use crate::errors::raise;
 use crate::main_thread::is_main_thread;
 use crate::owned::Owned;
@@ -22,9 +24,6 @@ use crate::owned::Owned;
 /// How long an interrupted join may take to leave the rendezvous. Without that, the other nodes wait for this one's
 /// heartbeats.
 const LEAVE_GRACE: Duration = Duration::from_secs(2);
-
-/// How often the main thread looks for signals while the rendezvous works.
-const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// One node of a rendezvous over a c10d store.
 #[pyclass(frozen, module = "c10d_rs._native")]
@@ -127,27 +126,52 @@ fn run_aside<T: Send + 'static>(
     if !is_main_thread(py)? {
         return Ok(py.detach(call));
     }
-    let (sender, result) = mpsc::channel();
+    let (sender, news) = mpsc::channel();
+    let bell = sender.clone();
     thread::Builder::new()
         .name("c10d-call".to_owned())
         .spawn(move || {
+            let result = catch_unwind(AssertUnwindSafe(call)).ok();
             // The caller may have left.
-            let _ = sender.send(call());
+            let _ = sender.send(News::Ended(result));
         })?;
     let result = run(py, move || {
-        loop {
-            match result.recv_timeout(CHECK_INTERVAL) {
-                Err(RecvTimeoutError::Timeout) if !c10d_socket::is_interrupted() => {}
-                Err(RecvTimeoutError::Timeout) => break,
-                received => return received.ok(),
+        let cancel = cancel();
+        let mut watch = cancel.watch();
+        while !(watch.is_due() && watch.ask(|| Arc::new(Bell(bell.clone())).into())) {
+            if let Ok(News::Ended(result)) = news.recv() {
+                return result;
             }
         }
         interrupt();
-        result.recv_timeout(LEAVE_GRACE).ok()
+        let deadline = Instant::now() + LEAVE_GRACE;
+        loop {
+            match news.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(News::Ended(result)) => return result,
+                Ok(News::Woken) => {}
+                Err(_) => return None,
+            }
+        }
     })?;
     result.ok_or_else(|| {
         PyRuntimeError::new_err("the thread of the call has panicked: see standard error")
     })
+}
+
+/// What the main thread waits for.
+enum News<T> {
+    /// `None` if it has panicked.
+    Ended(Option<T>),
+    Woken,
+}
+
+struct Bell<T>(Sender<News<T>>);
+
+impl<T: Send + 'static> Wake for Bell<T> {
+    fn wake(self: Arc<Self>) {
+        // The caller may have left.
+        let _ = self.0.send(News::Woken);
+    }
 }
 
 /// The node, and the host and port under which it reaches the store.
@@ -159,7 +183,8 @@ fn open(
     settings: BTreeMap<String, String>,
 ) -> Result<(DynamicRendezvous, (String, u16)), RendezvousError> {
     let mut parameters = RendezvousParameters::new("c10d", endpoint, run_id, min_nodes, max_nodes)?
-        .with_config(settings);
+        .with_config(settings)
+        .with_cancel(cancel());
     if let Some(addr) = local_addr {
         parameters = parameters.with_local_addr(addr);
     }

@@ -11,7 +11,7 @@ use pyo3::types::{PyDict, PyTuple};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use crate::arguments::Timeout;
-use crate::call::run;
+use crate::call::{cancel, run};
 use crate::errors::store_error;
 use crate::secret::read_secret_file;
 use crate::set_once::SetOnce;
@@ -88,6 +88,7 @@ impl TCPStore {
             .with_master(is_master)
             .with_multi_tenant(multi_tenant)
             .with_wait_for_workers(wait_for_workers)
+            .with_cancel(cancel())
             .with_timeout(timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0));
         // PyTorch takes a negative number for none.
         if let Some(world_size) = world_size.and_then(|size| usize::try_from(size).ok()) {

@@ -160,6 +160,8 @@ class Interrupt(unittest.TestCase):
             file = c10d_rs.FileStore(Path(folder) / "store")
             environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             with patch.dict(os.environ, environment):
+                # Starts the thread that reads signals.
+                self.interrupted(lambda: self.store.get("missing"))
                 before = threads()
                 for call in (
                     lambda: file.get("missing"),

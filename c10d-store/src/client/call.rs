@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 
 use super::connection::{ANSWER_TIMEOUT_MIN, Connection, Failure, Follows, Waited};
 use super::explain::explain;
@@ -24,33 +24,26 @@ pub(super) fn at_least_an_answer(timeout: Option<Duration>) -> Option<Duration> 
     timeout.map(|timeout| timeout.max(ANSWER_TIMEOUT_MIN))
 }
 
-impl Transport {
-    /// Starts a call with these keys and values, after checking the limits.
-    pub(super) fn call<'c>(
-        &'c self,
-        operation: Operation,
-        keys: &'c [&'c str],
-        values: &[&[u8]],
-    ) -> Result<Call<'c>, StoreError> {
-        let call = Call::new(self, operation, keys);
-        call.check_limits(values)?;
-        Ok(call)
-    }
-}
-
 /// One call: its operation, keys and start time.
 #[derive(Debug)]
 pub(super) struct Call<'c> {
     transport: &'c Transport,
+    cancel: &'c Cancel,
     operation: Operation,
     keys: &'c [&'c str],
     started: Instant,
 }
 
 impl<'c> Call<'c> {
-    pub(super) fn new(transport: &'c Transport, operation: Operation, keys: &'c [&'c str]) -> Self {
+    pub(super) fn new(
+        transport: &'c Transport,
+        cancel: &'c Cancel,
+        operation: Operation,
+        keys: &'c [&'c str],
+    ) -> Self {
         Self {
             transport,
+            cancel,
             operation,
             keys,
             started: Instant::now(),
@@ -91,17 +84,20 @@ impl<'c> Call<'c> {
         deadline: Deadline,
         timeout: Option<Duration>,
     ) -> Result<Lease<'c>, StoreError> {
-        let lease = self.transport.pool.take(Need::Answer, deadline);
+        let lease = self
+            .transport
+            .pool
+            .take(Need::Answer, deadline, self.cancel);
         lease.map_err(|error| self.explain(error, timeout))
     }
 
-    /// Sleeps until the deadline. Fails early if the store is closed or its connection is lost.
+    /// Sleeps until the deadline. Fails early if the store is closed, its connection is lost, or the call is cancelled.
     pub(super) fn sleep_until(
         &self,
         deadline: Deadline,
         timeout: Option<Duration>,
     ) -> Result<(), StoreError> {
-        let slept = self.transport.pool.sleep_until(deadline);
+        let slept = self.transport.pool.sleep_until(deadline, self.cancel);
         slept.map_err(|error| self.explain(error, timeout))
     }
 
@@ -416,7 +412,7 @@ impl<'c> Call<'c> {
     }
 
     /// Refuses requests for which the server would close the connection.
-    fn check_limits(&self, values: &[&[u8]]) -> Result<(), StoreError> {
+    pub(super) fn check_limits(&self, values: &[&[u8]]) -> Result<(), StoreError> {
         let limits = self.transport.limits;
         let too_long = |what, actual, limit| self.limit_exceeded(what, actual, limit);
         let mut of_keys = 0;

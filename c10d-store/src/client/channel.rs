@@ -2,10 +2,9 @@
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::task::Waker;
 
-use c10d_socket::Deadline;
-use mio::Waker;
+use c10d_socket::{Cancel, Deadline};
 
 use super::resumed::Resumed;
 use super::stream::Stream;
@@ -40,17 +39,25 @@ impl Channel {
         }
     }
 
-    pub(super) const fn waker(&self) -> Option<&Arc<Waker>> {
+    pub(super) const fn waker(&self) -> Option<&Waker> {
         match self {
             Self::Plain(stream) => stream.waker(),
             Self::Resumed(resumed) => resumed.waker(),
         }
     }
 
-    pub(super) fn make_waker(&mut self) -> io::Result<()> {
+    pub(super) fn make_waker(&mut self) -> io::Result<Waker> {
         match self {
             Self::Plain(stream) => stream.make_waker(),
             Self::Resumed(resumed) => resumed.make_waker(),
+        }
+    }
+
+    /// As [`Stream::set_cancel`].
+    pub(super) fn set_cancel(&mut self, cancel: Cancel) {
+        match self {
+            Self::Plain(stream) => stream.set_cancel(cancel),
+            Self::Resumed(resumed) => resumed.set_cancel(cancel),
         }
     }
 

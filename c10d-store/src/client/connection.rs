@@ -5,11 +5,10 @@
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
-use mio::Waker;
+use c10d_socket::{Cancel, Deadline};
 
 use super::channel::Channel;
 use crate::wire::{
@@ -305,7 +304,7 @@ impl Connection {
     }
 
     /// Wakes the thread that [awaits a reply](Self::await_reply).
-    pub(super) const fn waker(&self) -> Option<&Arc<Waker>> {
+    pub(super) const fn waker(&self) -> Option<&Waker> {
         self.stream.waker()
     }
 
@@ -313,8 +312,13 @@ impl Connection {
     ///
     /// # Errors
     /// The system's error; most likely the process has no descriptor left.
-    pub(super) fn make_waker(&mut self) -> io::Result<()> {
+    pub(super) fn make_waker(&mut self) -> io::Result<Waker> {
         self.stream.make_waker()
+    }
+
+    /// Ends the waits from now on with [`Failure::Interrupted`]; that [for a reply](Self::await_reply) as the waker does.
+    pub(super) fn set_cancel(&mut self, cancel: Cancel) {
+        self.stream.set_cancel(cancel);
     }
 
     /// Continues to read the reply to the pending wait. `None` if it does not arrive by the deadline; a

@@ -16,7 +16,7 @@ pub(super) fn explain(
     // An error that names a limit comes from a call that has one.
     let timeout = timeout.unwrap_or(Duration::MAX);
     let failure = match error {
-        PoolError::Connect(source) if source.is_interrupted() => {
+        PoolError::Connect(source) if source.is_cancelled() => {
             return StoreError::interrupted(context, Outcome::NotSent);
         }
         PoolError::Connect(source) => {

@@ -12,7 +12,7 @@
 //! is *settled*: everything sent on it before the wait has been acknowledged. A second wait need not
 //! look at that: it has been checked once on the first lane, after everything sent there. Writes on any
 //! lane except the first are acknowledged before the call returns. Together: a thread's next call sees
-//! what it has written, on any lane. Only a call of an interrupt check cannot wait for that: it skips the lane
+//! what it has written, on any lane. Only a call of a cancel's check cannot wait for that: it skips the lane
 //! of the call that asks.
 
 use std::time::{Duration, Instant};
@@ -91,7 +91,7 @@ impl<C> Default for Lanes<C> {
 
 impl<C: Copy + PartialEq> Lanes<C> {
     /// Takes a lane, for a call that has asked the wait on lane `asked` to give way. Skips a lane that the caller uses
-    /// or has left for a moment: that call asks an interrupt check, which makes this one.
+    /// or has left for a moment: that call asks a cancel's check, which makes this one.
     pub(super) fn take(
         &mut self,
         now: Instant,

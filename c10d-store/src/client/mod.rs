@@ -23,7 +23,7 @@ mod waiting;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{ConnectOptions, Credentials, Deadline, HostPort, Protocol};
+use c10d_socket::{Cancel, ConnectOptions, Credentials, Deadline, HostPort, Protocol, sleep};
 
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::server::TcpStoreServer;
@@ -79,6 +79,13 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 /// ```
 #[derive(Debug)]
 pub struct TcpStore {
+    handle: Arc<Handle>,
+    cancel: Cancel,
+}
+
+/// What the values of [`Store::with_cancel`] share.
+#[derive(Debug)]
+struct Handle {
     transport: Transport,
     /// The server as the caller named it, with the port of a master's server.
     server_name: HostPort,
@@ -146,19 +153,19 @@ impl TcpStore {
     /// The server's host, as passed to [`open`](Self::open). PyTorch's `TCPStore.host`.
     #[must_use]
     pub fn host(&self) -> &str {
-        self.server_name.host()
+        self.handle.server_name.host()
     }
 
     /// The server's port; for a master opened with port 0, the port that the system chose.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.server_name.port()
+        self.handle.server_name.port()
     }
 
     /// The server, if this store is a master. It stops when the last store that shares it is dropped.
     #[must_use]
     pub fn server(&self) -> Option<&TcpStoreServer> {
-        self.server.as_deref()
+        self.handle.server.as_deref()
     }
 
     /// Measures a round trip to the server. Blocks for at most the store's timeout.
@@ -167,7 +174,7 @@ impl TcpStore {
     /// [`StoreError::NoReply`] if the server does not answer in time, [`StoreError::ConnectionLost`],
     /// or [`StoreError::Closed`].
     pub fn ping(&self) -> Result<Duration, StoreError> {
-        let call = Call::new(&self.transport, Operation::Ping, &[]);
+        let call = self.call_of(Operation::Ping);
         let sent = Instant::now();
         call.ask(
             |request| {
@@ -187,7 +194,7 @@ impl TcpStore {
     /// # Errors
     /// As [`set`](Self::set); [`StoreError::LimitExceeded`] for more than 256 KiB.
     pub fn announce(&self, bytes: &[u8]) -> Result<bool, StoreError> {
-        let call = Call::new(&self.transport, Operation::Announce, &[]);
+        let call = self.call_of(Operation::Announce);
         if bytes.len() > ANNOUNCEMENT_BYTES_MAX {
             let limit = ANNOUNCEMENT_BYTES_MAX;
             return Err(call.limit_exceeded("announcement bytes", bytes.len(), limit));
@@ -202,16 +209,42 @@ impl TcpStore {
         Ok(true)
     }
 
+    /// [`Store::with_cancel`], as a `TcpStore`.
+    #[must_use]
+    pub fn with_cancel(&self, cancel: &Cancel) -> Self {
+        Self {
+            handle: Arc::clone(&self.handle),
+            cancel: cancel.clone(),
+        }
+    }
+
     /// Closes the store's connections: its calls in progress in other threads fail at once with
     /// [`StoreError::Closed`], and so do all later ones. Clones continue, and a hosted server runs until
     /// the store is dropped. Does not block.
     pub fn close(&self) {
-        self.transport.pool.close();
+        self.handle.transport.pool.close();
+    }
+
+    /// Starts a call with these keys and values, after checking the limits.
+    fn call<'c>(
+        &'c self,
+        operation: Operation,
+        keys: &'c [&'c str],
+        values: &[&[u8]],
+    ) -> Result<Call<'c>, StoreError> {
+        let call = Call::new(&self.handle.transport, &self.cancel, operation, keys);
+        call.check_limits(values)?;
+        Ok(call)
+    }
+
+    /// Starts a call without keys.
+    fn call_of(&self, operation: Operation) -> Call<'_> {
+        Call::new(&self.handle.transport, &self.cancel, operation, &[])
     }
 
     fn check_not_closed(&self) -> Result<(), StoreError> {
         let context = || ErrorContext::new(Operation::Open, [], self.label(), Duration::ZERO);
-        let result = self.transport.pool.check_not_closed();
+        let result = self.handle.transport.pool.check_not_closed();
         result.map_err(|error| explain(error, context(), self.timeout()))
     }
 
@@ -237,16 +270,20 @@ impl TcpStore {
                 resume: options.resume,
             },
             deadline,
+            &options.cancel,
         )
         .map_err(|error| explain(error, context(), options.timeout))?;
         Ok(Self {
-            transport: Transport::new(pool, label, options.limits, options.timeout),
-            server_name,
-            connect_options: options.connect_options.clone(),
-            credentials: options.credentials.clone(),
-            reply_bytes_max: options.reply_bytes_max,
-            resume: options.resume,
-            server,
+            handle: Arc::new(Handle {
+                transport: Transport::new(pool, label, options.limits, options.timeout),
+                server_name,
+                connect_options: options.connect_options.clone(),
+                credentials: options.credentials.clone(),
+                reply_bytes_max: options.reply_bytes_max,
+                resume: options.resume,
+                server,
+            }),
+            cancel: options.cancel.clone(),
         })
     }
 
@@ -269,7 +306,7 @@ impl TcpStore {
     }
 
     fn add_workers(&self, delta: i64) -> Result<i64, StoreError> {
-        let call = Call::new(&self.transport, Operation::Open, &[]);
+        let call = self.call_of(Operation::Open);
         call.ask(
             |request| {
                 request
@@ -289,7 +326,7 @@ impl TcpStore {
         deadline: Deadline,
     ) -> Result<(), StoreError> {
         let mut joined = self.count_worker()?;
-        if self.server.is_none() {
+        if self.handle.server.is_none() {
             return Ok(());
         }
         let expected = i64::try_from(world_size).unwrap_or(i64::MAX);
@@ -308,7 +345,7 @@ impl TcpStore {
                 });
             }
             let left = deadline.remaining(now).unwrap_or(WORKER_COUNT_INTERVAL);
-            if c10d_socket::sleep(left.min(WORKER_COUNT_INTERVAL)).is_err() {
+            if sleep(left.min(WORKER_COUNT_INTERVAL), [&self.cancel]).is_err() {
                 let elapsed = started.elapsed();
                 let context = ErrorContext::new(Operation::Open, [], self.label(), elapsed);
                 // This worker stays counted.

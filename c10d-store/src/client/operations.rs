@@ -1,13 +1,13 @@
 //! The store's operations as requests: one round trip each, except for waits on PyTorch's servers.
 
 use std::sync::Arc;
-use std::thread::{self, ThreadId};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 
 use super::TcpStore;
-use super::call::{Call, at_least_an_answer, negative_count};
+use super::call::{at_least_an_answer, negative_count};
 use super::connection::{Connection, Follows, Waited};
 use super::options::TcpStoreOptions;
 use super::pool::PoolError;
@@ -26,8 +26,7 @@ takes_any_bytes!(impl[] TcpStore);
 
 impl Store for TcpStore {
     fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.transport
-            .call(Operation::Set, &[key], &[value])?
+        self.call(Operation::Set, &[key], &[value])?
             .tell(|request| {
                 request.opcode(Opcode::Set).user_key(key).value(value);
             })
@@ -35,7 +34,6 @@ impl Store for TcpStore {
 
     fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
         let mut values = self
-            .transport
             .call(Operation::Get, &[key], &[])?
             .get_when_present(timeout)?;
         Ok(values.pop().unwrap_or_default())
@@ -43,7 +41,7 @@ impl Store for TcpStore {
 
     fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let keys = [key];
-        let call = self.transport.call(Operation::Get, &keys, &[])?;
+        let call = self.call(Operation::Get, &keys, &[])?;
         let mut lease = call.lease(self.timeout())?;
         if lease.has_wait_get() {
             return call.try_get_on(&mut lease, key);
@@ -62,9 +60,7 @@ impl Store for TcpStore {
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
-        self.transport
-            .call(Operation::Add, &[key], &[])?
-            .add(key, delta)
+        self.call(Operation::Add, &[key], &[])?.add(key, delta)
     }
 
     fn compare_set_bytes(
@@ -74,9 +70,7 @@ impl Store for TcpStore {
         desired: &[u8],
     ) -> Result<CompareSet, StoreError> {
         let keys = [key];
-        let call = self
-            .transport
-            .call(Operation::CompareSet, &keys, &[expected, desired])?;
+        let call = self.call(Operation::CompareSet, &keys, &[expected, desired])?;
         let mut lease = call.lease(self.timeout())?;
         let reports_outcome = lease.has_compare_exchange();
         let opcode = if reports_outcome {
@@ -115,12 +109,12 @@ impl Store for TcpStore {
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        let call = self.transport.call(Operation::Check, keys, &[])?;
+        let call = self.call(Operation::Check, keys, &[])?;
         call.check_on(&mut call.lease(self.timeout())?)
     }
 
     fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
-        let call = self.transport.call(Operation::Wait, keys, &[])?;
+        let call = self.call(Operation::Wait, keys, &[])?;
         let mut lease = call.lease(timeout)?;
         let waited = call.wait_for_keys(&mut lease, timeout)?;
         match waited {
@@ -135,31 +129,27 @@ impl Store for TcpStore {
         known: Known<'_>,
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
-        self.transport
-            .call(Operation::WaitChange, &[key], &[known.bytes()])?
+        self.call(Operation::WaitChange, &[key], &[known.bytes()])?
             .wait_for_change(key, known, timeout)
     }
 
     /// True on this crate's server, false on PyTorch's.
     fn wakes_on_change(&self) -> bool {
-        self.transport.pool.has_wait_change()
+        self.handle.transport.pool.has_wait_change()
     }
 
     fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
-        let deleted = self
-            .transport
-            .call(Operation::DeleteKey, &[key], &[])?
-            .ask(
-                |request| {
-                    request.opcode(Opcode::DeleteKey).user_key(key);
-                },
-                Connection::read_i64,
-            )?;
+        let deleted = self.call(Operation::DeleteKey, &[key], &[])?.ask(
+            |request| {
+                request.opcode(Opcode::DeleteKey).user_key(key);
+            },
+            Connection::read_i64,
+        )?;
         Ok(deleted == 1)
     }
 
     fn num_keys(&self) -> Result<u64, StoreError> {
-        let call = Call::new(&self.transport, Operation::NumKeys, &[]);
+        let call = self.call_of(Operation::NumKeys);
         let count = call.ask(
             |request| {
                 request.opcode(Opcode::GetNumKeys);
@@ -170,8 +160,7 @@ impl Store for TcpStore {
     }
 
     fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.transport
-            .call(Operation::Append, &[key], &[value])?
+        self.call(Operation::Append, &[key], &[value])?
             .tell(|request| {
                 request.opcode(Opcode::Append).user_key(key).value(value);
             })
@@ -182,16 +171,14 @@ impl Store for TcpStore {
         keys: &[&str],
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.transport
-            .call(Operation::MultiGet, keys, &[])?
+        self.call(Operation::MultiGet, keys, &[])?
             .get_when_present(timeout)
     }
 
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
         let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
         let values: Vec<&[u8]> = pairs.iter().map(|(_, value)| *value).collect();
-        self.transport
-            .call(Operation::MultiSet, &keys, &values)?
+        self.call(Operation::MultiSet, &keys, &values)?
             .tell(|request| {
                 request.opcode(Opcode::MultiSet).count(pairs.len());
                 for (key, value) in pairs {
@@ -201,8 +188,7 @@ impl Store for TcpStore {
     }
 
     fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.transport
-            .call(Operation::QueuePush, &[key], &[value])?
+        self.call(Operation::QueuePush, &[key], &[value])?
             .tell(|request| {
                 request.opcode(Opcode::QueuePush).user_key(key).value(value);
             })
@@ -211,7 +197,7 @@ impl Store for TcpStore {
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         let timeout = self.timeout();
         let keys = [key];
-        let call = self.transport.call(Operation::QueuePop, &keys, &[])?;
+        let call = self.call(Operation::QueuePop, &keys, &[])?;
         // Pop first: an existing element then costs one round trip, and a server without queues fails
         // at once instead of after the timeout. Another worker can take the element between a wakeup
         // and the pop, and a value of the same name ends the wait without an element: then wait again.
@@ -240,7 +226,7 @@ impl Store for TcpStore {
 
     fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let keys = [key];
-        let call = self.transport.call(Operation::QueuePop, &keys, &[])?;
+        let call = self.call(Operation::QueuePop, &keys, &[])?;
         let mut lease = call.lease(self.timeout())?;
         call.pop_on(&mut lease, key)
     }
@@ -252,7 +238,7 @@ impl Store for TcpStore {
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, StoreError> {
         let keys = [key];
-        let call = self.transport.call(Operation::QueueTake, &keys, &[])?;
+        let call = self.call(Operation::QueueTake, &keys, &[])?;
         check_take_max(max, || call.context())?;
         let mut lease = call.lease(timeout)?;
         if !lease.has_queue_take() {
@@ -277,7 +263,7 @@ impl Store for TcpStore {
 
     fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
         let keys = [key];
-        let call = self.transport.call(Operation::QueueLen, &keys, &[])?;
+        let call = self.call(Operation::QueueLen, &keys, &[])?;
         let length = call.ask(
             |request| {
                 request.opcode(Opcode::QueueLen).user_key(key);
@@ -288,7 +274,7 @@ impl Store for TcpStore {
     }
 
     fn list_keys(&self) -> Result<Vec<String>, StoreError> {
-        let call = Call::new(&self.transport, Operation::ListKeys, &[]);
+        let call = self.call_of(Operation::ListKeys);
         let keys = call.ask(
             |request| {
                 request.opcode(Opcode::ListKeys);
@@ -311,7 +297,7 @@ impl Store for TcpStore {
         timeout: Option<Duration>,
     ) -> Result<(), StoreError> {
         let keys = [key];
-        let call = self.transport.call(Operation::Barrier, &keys, &[])?;
+        let call = self.call(Operation::Barrier, &keys, &[])?;
         let world_size_on_wire = i64::try_from(world_size).unwrap_or(i64::MAX);
         let mut lease = call.lease(timeout)?;
         // Each request is an arrival.
@@ -342,11 +328,11 @@ impl Store for TcpStore {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        self.transport.timeout()
+        self.handle.transport.timeout()
     }
 
     fn set_timeout(&self, timeout: Option<Duration>) {
-        self.transport.set_timeout(timeout);
+        self.handle.transport.set_timeout(timeout);
     }
 
     /// Opens a new connection to the same server, with this store's timeout. Does not keep a hosted
@@ -356,14 +342,21 @@ impl Store for TcpStore {
         let timeout = self.timeout();
         let mut options = TcpStoreOptions::default()
             .with_timeout(timeout)
-            .with_limits(self.transport.limits)
-            .with_connect_options(self.connect_options.clone())
-            .with_reply_bytes_max(self.reply_bytes_max);
-        options.credentials.clone_from(&self.credentials);
-        options.resume = self.resume;
+            .with_limits(self.handle.transport.limits)
+            .with_connect_options(self.handle.connect_options.clone())
+            .with_reply_bytes_max(self.handle.reply_bytes_max)
+            .with_cancel(self.cancel.clone());
+        options.credentials.clone_from(&self.handle.credentials);
+        options.resume = self.handle.resume;
         let deadline = Deadline::after(Instant::now(), at_least_an_answer(timeout));
-        let address = self.transport.pool.target().clone();
-        let clone = Self::connect_to(self.server_name.clone(), address, &options, deadline, None)?;
+        let address = self.handle.transport.pool.target().clone();
+        let clone = Self::connect_to(
+            self.handle.server_name.clone(),
+            address,
+            &options,
+            deadline,
+            None,
+        )?;
         Ok(Arc::new(clone))
     }
 
@@ -371,10 +364,8 @@ impl Store for TcpStore {
         Self::close(self);
     }
 
-    /// Always returns true.
-    fn interrupt(&self, thread: ThreadId) -> bool {
-        self.transport.pool.interrupt(thread);
-        true
+    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
+        Arc::new(Self::with_cancel(self, cancel))
     }
 
     fn has_extended_api(&self) -> bool {
@@ -382,6 +373,6 @@ impl Store for TcpStore {
     }
 
     fn label(&self) -> String {
-        self.transport.label.clone()
+        self.handle.transport.label.clone()
     }
 }

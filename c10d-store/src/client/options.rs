@@ -3,7 +3,7 @@
 use std::net::{IpAddr, TcpListener};
 use std::time::Duration;
 
-use c10d_socket::{ConnectOptions, Credentials};
+use c10d_socket::{Cancel, ConnectOptions, Credentials};
 
 use crate::limits::WireLimits;
 use crate::server::ServerOptions;
@@ -40,6 +40,7 @@ pub struct TcpStoreOptions {
     pub(super) reply_bytes_max: usize,
     pub(super) credentials: Option<Credentials>,
     pub(super) resume: Option<Duration>,
+    pub(super) cancel: Cancel,
 }
 
 /// The addresses on which a master listens.
@@ -74,6 +75,7 @@ impl Default for TcpStoreOptions {
             reply_bytes_max: 1 << 30,
             credentials: None,
             resume: None,
+            cancel: Cancel::NEVER,
         }
     }
 }
@@ -112,6 +114,13 @@ impl TcpStoreOptions {
     #[must_use]
     pub const fn with_resume(mut self, timeout: Duration) -> Self {
         self.resume = Some(timeout);
+        self
+    }
+
+    /// Ends the opening and the later calls of the store. Default [`Cancel::NEVER`].
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
         self
     }
 

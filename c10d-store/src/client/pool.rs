@@ -6,14 +6,14 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Backoff, BackoffOptions, ConnectError, ConnectOptions, Credentials, Deadline, Dialer, HostPort,
-    TlsClient, is_interrupt_check_due, is_interrupted, sleep, until_interrupt_check,
+    Backoff, BackoffOptions, Cancel, ConnectError, ConnectOptions, Credentials, Deadline, Dialer,
+    HostPort, TlsClient, Watch, sleep,
 };
-use mio::Waker;
 
 use super::channel::Channel;
 use super::closer::Closer;
@@ -22,7 +22,6 @@ use super::lanes::{Lanes, Need, Take, Wait};
 use super::resumed::Resumed;
 use super::session_dialer::{SessionDialer, SessionError};
 use super::stream::{Stream, is_closed_by_peer};
-use crate::interrupts::Interrupts;
 
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -30,7 +29,7 @@ pub(super) struct Pool {
     options: PoolOptions,
     shared: Mutex<Shared>,
     lane_changed: Condvar,
-    /// The pool has ended, or was interrupted.
+    /// The pool has ended, or a call was cancelled.
     has_ended: Condvar,
 }
 
@@ -54,9 +53,7 @@ struct Shared {
     /// Closes each lane's connection, in use or not.
     closers: Vec<Option<Closer>>,
     /// Wakes the call that waits on a lane.
-    wakers: Vec<Option<Arc<Waker>>>,
-    /// The next wait of these threads that would block ends with [`PoolError::Interrupted`] instead.
-    interrupts: Interrupts,
+    wakers: Vec<Option<Waker>>,
     /// The number of threads that wait for `lane_changed`. With none, a notification makes no system call.
     waiting_for_lane: usize,
     /// The address of the first connection. All later connections use it: a name can have several
@@ -89,7 +86,7 @@ pub(super) enum PoolError {
     Failure(Failure),
     /// Other calls held every lane until the deadline.
     TimedOut,
-    /// The process has interrupted the call, which had no effect.
+    /// The call was cancelled, and had no effect.
     Interrupted,
 }
 
@@ -117,10 +114,17 @@ impl From<Failure> for PoolError {
 pub(super) enum Called {
     /// Another call needs the lane.
     GiveWay,
-    /// The process has interrupted the wait from another thread.
-    Interrupted,
-    /// The [`interruptible`](c10d_socket::interruptible) call around the wait has to end.
-    MustEnd,
+    /// The call was cancelled.
+    Cancelled,
+}
+
+/// Wakes the threads that wait for a lane or sleep.
+impl Wake for Pool {
+    fn wake(self: Arc<Self>) {
+        drop(self.lock());
+        self.lane_changed.notify_all();
+        self.has_ended.notify_all();
+    }
 }
 
 impl Pool {
@@ -129,15 +133,16 @@ impl Pool {
         target: HostPort,
         options: PoolOptions,
         deadline: Deadline,
-    ) -> Result<Self, PoolError> {
-        let pool = Self {
+        cancel: &Cancel,
+    ) -> Result<Arc<Self>, PoolError> {
+        let pool = Arc::new(Self {
             target,
             options,
             shared: Mutex::default(),
             lane_changed: Condvar::new(),
             has_ended: Condvar::new(),
-        };
-        drop(pool.take(Need::Answer, deadline)?);
+        });
+        drop(pool.take(Need::Answer, deadline, cancel)?);
         Ok(pool)
     }
 
@@ -146,12 +151,18 @@ impl Pool {
     }
 
     /// Takes a connection for one call; waits for one or opens one until the deadline.
-    pub(super) fn take(&self, need: Need, deadline: Deadline) -> Result<Lease<'_>, PoolError> {
-        let (lane, connection, unused) = self.take_lane(need, deadline)?;
+    pub(super) fn take<'p>(
+        self: &'p Arc<Self>,
+        need: Need,
+        deadline: Deadline,
+        cancel: &'p Cancel,
+    ) -> Result<Lease<'p>, PoolError> {
+        let (lane, connection, unused) = self.take_lane(need, deadline, cancel)?;
         // Without the lock.
         drop(unused);
         let mut lease = Lease {
             pool: self,
+            cancel,
             lane,
             connection: None,
             holds_lane: true,
@@ -159,7 +170,7 @@ impl Pool {
         };
         let connection = match connection {
             Some(connection) => connection,
-            None => self.connect(lane, deadline)?,
+            None => self.connect(lane, deadline, cancel)?,
         };
         {
             let mut shared = self.lock();
@@ -172,6 +183,7 @@ impl Pool {
             shared.has_wait_change = connection.has_wait_change();
         }
         lease.connection = Some(connection);
+        lease.set_cancel(cancel.clone());
         if lease.exchange(|connection| connection.settle(deadline))? {
             return Ok(lease);
         }
@@ -192,8 +204,13 @@ impl Pool {
         }
     }
 
-    /// Sleeps until the deadline. Fails early if the pool ends or the sleep is interrupted.
-    pub(super) fn sleep_until(&self, deadline: Deadline) -> Result<(), PoolError> {
+    /// Sleeps until the deadline. Fails early if the pool ends or the sleep is cancelled.
+    pub(super) fn sleep_until(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<(), PoolError> {
+        let mut watch = cancel.watch();
         let mut shared = self.lock();
         loop {
             if let Some(ended) = &shared.ended {
@@ -203,13 +220,10 @@ impl Pool {
             if deadline.has_passed(now) {
                 return Ok(());
             }
-            if shared.interrupts.take() {
-                return Err(PoolError::Interrupted);
-            }
-            if is_interrupt_check_due(now) {
-                let must_end;
-                (shared, must_end) = self.ask_check(shared);
-                if must_end {
+            if watch.is_due() {
+                let is_cancelled;
+                (shared, is_cancelled) = self.ask(shared, &mut watch);
+                if is_cancelled {
                     return Err(PoolError::Interrupted);
                 }
                 continue;
@@ -223,26 +237,15 @@ impl Pool {
         self.end(Ended::Closed);
     }
 
-    /// Ends the wait of this thread, or else its next one.
-    pub(super) fn interrupt(&self, thread: ThreadId) {
-        let mut shared = self.lock();
-        shared.interrupts.add(thread);
-        // Which of them is the thread's is not known: the others wait on.
-        let wakers: Vec<_> = shared.wakers.iter().flatten().cloned().collect();
-        self.notify(shared);
-        self.has_ended.notify_all();
-        for waker in wakers {
-            self.wake(&waker);
-        }
-    }
-
     /// Returns the lane with its connection, if it has one, and another connection that is no longer needed.
     fn take_lane(
-        &self,
+        self: &Arc<Self>,
         need: Need,
         deadline: Deadline,
+        cancel: &Cancel,
     ) -> Result<(usize, Option<Connection>, Option<Connection>), PoolError> {
         let this = thread::current().id();
+        let mut watch = cancel.watch();
         let mut shared = self.lock();
         let mut asked = None;
         let result = loop {
@@ -261,14 +264,14 @@ impl Pool {
                     break Ok((lane, connection, shared.take_unused(now)));
                 }
                 _ if deadline.has_passed(now) => break Err(PoolError::TimedOut),
-                _ if is_interrupt_check_due(now) => {
-                    // The check may use the store, and would wait for this call to use the lane that it asked for.
+                _ if watch.is_due() => {
+                    // Its check may use the store, and would wait for this call to use the lane that it asked for.
                     if let Some(lane) = asked.take() {
                         shared.lanes.withdraw(lane);
                     }
-                    let must_end;
-                    (shared, must_end) = self.ask_check(shared);
-                    if must_end {
+                    let is_cancelled;
+                    (shared, is_cancelled) = self.ask(shared, &mut watch);
+                    if is_cancelled {
                         break Err(PoolError::Interrupted);
                     }
                 }
@@ -281,7 +284,7 @@ impl Pool {
                     // Also wakes the parked call of the lane asked before.
                     self.notify(shared);
                     if let Some(waker) = waker {
-                        self.wake(&waker);
+                        waker.wake();
                     }
                     shared = self.lock();
                 }
@@ -302,12 +305,15 @@ impl Pool {
         result
     }
 
-    /// Whether the [`interruptible`](c10d_socket::interruptible) call of this thread has to end. Its check is asked
-    /// without the lock, and may use the store.
-    fn ask_check<'s>(&'s self, shared: MutexGuard<'s, Shared>) -> (MutexGuard<'s, Shared>, bool) {
+    /// Whether the call of this thread is cancelled: asked without the lock.
+    fn ask<'s>(
+        self: &'s Arc<Self>,
+        shared: MutexGuard<'s, Shared>,
+        watch: &mut Watch<'_>,
+    ) -> (MutexGuard<'s, Shared>, bool) {
         self.notify(shared);
-        let must_end = is_interrupted();
-        (self.lock(), must_end)
+        let is_cancelled = watch.ask(|| Arc::clone(self).into());
+        (self.lock(), is_cancelled)
     }
 
     fn wait_for_lane<'s>(
@@ -332,25 +338,24 @@ impl Pool {
         }
     }
 
-    fn wake(&self, waker: &Waker) {
-        if let Err(error) = waker.wake() {
-            log::warn!("{}: cannot wake a call that waits: {error}", self.target);
-        }
-    }
-
     /// Connects. The first connection retries until the deadline, since the server may not have started
     /// yet. Later ones make one attempt: a server that refuses then has stopped, and one that restarts
     /// is a new, empty store.
-    fn connect(&self, lane: usize, deadline: Deadline) -> Result<Connection, PoolError> {
+    fn connect(
+        &self,
+        lane: usize,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<Connection, PoolError> {
         let Some(server) = self.lock().server.clone() else {
             let options = &self.options.connect_options;
-            return self.dial(lane, &self.target, options, deadline);
+            return self.dial(lane, &self.target, options, deadline, cancel);
         };
         let once = self.options.connect_options.clone().with_rounds_max(1);
-        let result = self.dial(lane, &server, &once, deadline);
+        let result = self.dial(lane, &server, &once, deadline, cancel);
         if let Err(PoolError::Connect(error)) = &result
             && error.is_refused()
-            && !error.is_interrupted()
+            && !error.is_cancelled()
         {
             self.end(Ended::Lost {
                 kind: io::ErrorKind::ConnectionRefused,
@@ -366,11 +371,12 @@ impl Pool {
         target: &HostPort,
         options: &ConnectOptions,
         deadline: Deadline,
+        cancel: &Cancel,
     ) -> Result<Connection, PoolError> {
         if let Some(resume) = self.options.resume
             && !self.lock().has_no_sessions
         {
-            match self.dial_session(lane, target, resume, deadline) {
+            match self.dial_session(lane, target, resume, deadline, cancel) {
                 Err(SessionFailure::Unsupported) => {
                     log::warn!("{target} has no sessions: a lost connection will be final");
                     self.lock().has_no_sessions = true;
@@ -379,7 +385,7 @@ impl Pool {
                 Ok(connection) => return Ok(connection),
             }
         }
-        let mut dialer = Dialer::new(target, options, deadline);
+        let mut dialer = Dialer::new(target, options, deadline).with_cancel(cancel.clone());
         let mut hello = if self.lock().wants_plain_hello {
             Hello::Plain
         } else {
@@ -392,7 +398,8 @@ impl Pool {
             let tls = tls.map_err(|error| Failure::Protocol(error.to_string()));
             let tls = tls.map_err(PoolError::Failure)?;
             let opened = match Stream::new(stream, tls) {
-                Ok(stream) => {
+                Ok(mut stream) => {
+                    stream.set_cancel(cancel.clone());
                     let closer = Closer::default();
                     let _ = stream.register_with(&closer);
                     self.make_closable(lane, closer)?;
@@ -448,6 +455,7 @@ impl Pool {
         target: &HostPort,
         resume: Duration,
         deadline: Deadline,
+        cancel: &Cancel,
     ) -> Result<Connection, SessionFailure> {
         let is_first = self.lock().server.is_none();
         let options = &self.options;
@@ -455,12 +463,13 @@ impl Pool {
         let credentials = options.credentials.as_ref();
         let mut dialer = SessionDialer::new(target.clone(), connect_options, credentials, resume)
             .map_err(|error| Failure::Protocol(error.to_string()))?;
+        dialer.set_cancel(cancel.clone());
         self.make_closable(lane, dialer.closer().clone())?;
         let mut backoff = Backoff::new(BackoffOptions::default(), u64::from(std::process::id()));
         let link = loop {
             let error = match dialer.connect(0, deadline) {
                 Ok(link) => break link,
-                Err(_) if is_interrupted() => return Err(PoolError::Interrupted.into()),
+                Err(_) if cancel.is_cancelled() => return Err(PoolError::Interrupted.into()),
                 Err(error) => error,
             };
             let delay = backoff.next_delay();
@@ -471,7 +480,7 @@ impl Pool {
                     return Err(PoolError::Connect(error).into());
                 }
                 error if is_first && error.is_transient() && !is_late => {
-                    sleep(delay).map_err(|_| PoolError::Interrupted)?;
+                    sleep(delay, [cancel]).map_err(|_| PoolError::Interrupted)?;
                 }
                 SessionError::Lost { source, .. } => return Err(Failure::Lost(source).into()),
                 error @ SessionError::Cancelled => {
@@ -481,7 +490,8 @@ impl Pool {
                 error => return Err(Failure::Protocol(error.to_string()).into()),
             }
         };
-        let resumed = Resumed::new(dialer, link, resume).map_err(Failure::Lost)?;
+        let mut resumed = Resumed::new(dialer, link, resume).map_err(Failure::Lost)?;
+        resumed.set_cancel(cancel.clone());
         let channel = Channel::Resumed(Box::new(resumed));
         let opened = Connection::open(channel, Hello::InSession, options.reply_bytes_max, deadline);
         Ok(opened?)
@@ -530,7 +540,7 @@ fn wait_by<'s>(
     deadline: Deadline,
     now: Instant,
 ) -> MutexGuard<'s, Shared> {
-    match until_interrupt_check(deadline).remaining(now) {
+    match deadline.remaining(now) {
         Some(left) => {
             let result = condition.wait_timeout(shared, left);
             result.unwrap_or_else(PoisonError::into_inner).0
@@ -554,7 +564,8 @@ fn peer_of(connection: &Connection) -> Option<HostPort> {
 /// The use of one connection for one call.
 #[derive(Debug)]
 pub(super) struct Lease<'p> {
-    pool: &'p Pool,
+    pool: &'p Arc<Pool>,
+    cancel: &'p Cancel,
     lane: usize,
     /// `None` once an exchange has failed.
     connection: Option<Connection>,
@@ -675,7 +686,7 @@ impl Lease<'_> {
     /// Opens a new connection for this lane, to the same server.
     pub(super) fn reconnect(&mut self, deadline: Deadline) -> Result<(), PoolError> {
         self.connection = None;
-        self.connection = Some(self.pool.connect(self.lane, deadline)?);
+        self.connection = Some(self.pool.connect(self.lane, deadline, self.cancel)?);
         Ok(())
     }
 
@@ -704,7 +715,7 @@ impl Lease<'_> {
     }
 
     /// Whether the call of a wait has left this lane for a moment. Another wait must not use the lane.
-    pub(super) fn interrupts_a_wait(&self) -> bool {
+    pub(super) fn is_inside_a_wait(&self) -> bool {
         self.pool.lock().lanes.is_parked(self.lane)
     }
 
@@ -713,7 +724,7 @@ impl Lease<'_> {
     pub(super) fn move_to_wait(&mut self, deadline: Deadline) -> Result<(), PoolError> {
         self.give_back();
         let keeps_pool = self.keeps_pool;
-        *self = self.pool.take(Need::Wait, deadline)?;
+        *self = self.pool.take(Need::Wait, deadline, self.cancel)?;
         self.keeps_pool = keeps_pool;
         Ok(())
     }
@@ -736,6 +747,9 @@ impl Lease<'_> {
     /// Whether the call has to end its wait. Must be asked after a wake, and after the connection's waker
     /// has been created.
     pub(super) fn called(&self) -> Option<Called> {
+        if self.cancel.is_cancelled() {
+            return Some(Called::Cancelled);
+        }
         self.called_in(&mut self.pool.lock())
     }
 
@@ -745,18 +759,8 @@ impl Lease<'_> {
             let connection = self.connection.as_ref();
             shared.wakers[self.lane] = connection.and_then(Connection::waker).cloned();
         }
-        if shared.interrupts.take() {
-            Some(Called::Interrupted)
-        } else if shared.lanes.must_give_way(self.lane) {
-            Some(Called::GiveWay)
-        } else {
-            None
-        }
-    }
-
-    /// Keeps an interrupt for the next wait: the reply to this one crossed it.
-    pub(super) fn keep_interrupt(&self) {
-        self.pool.lock().interrupts.add(thread::current().id());
+        let must_give_way = shared.lanes.must_give_way(self.lane);
+        must_give_way.then_some(Called::GiveWay)
     }
 
     /// The call no longer waits.
@@ -767,11 +771,12 @@ impl Lease<'_> {
     }
 
     /// Leaves the lane to the calls that asked, and takes it back. Fails if the lane is not free by the
-    /// deadline, or the wait is interrupted; the lease is unusable then.
+    /// deadline, or the wait is cancelled; the lease is unusable then.
     pub(super) fn give_way(&mut self, deadline: Deadline) -> Result<(), PoolError> {
         let lane = self.lane;
         let connection = self.connection.take();
         self.holds_lane = false;
+        let mut watch = self.cancel.watch();
         let mut shared = self.pool.lock();
         shared.put_back(lane, connection);
         shared.lanes.park(lane);
@@ -784,19 +789,18 @@ impl Lease<'_> {
             if shared.lanes.resume(lane) {
                 self.holds_lane = true;
                 self.connection = shared.idle[lane].take();
+                drop(shared);
+                self.set_cancel(self.cancel.clone());
                 return Ok(());
             }
             let now = Instant::now();
             if deadline.has_passed(now) {
                 break PoolError::TimedOut;
             }
-            if shared.interrupts.take() {
-                break PoolError::Interrupted;
-            }
-            if is_interrupt_check_due(now) {
-                let must_end;
-                (shared, must_end) = self.pool.ask_check(shared);
-                if must_end {
+            if watch.is_due() {
+                let is_cancelled;
+                (shared, is_cancelled) = self.pool.ask(shared, &mut watch);
+                if is_cancelled {
                     break PoolError::Interrupted;
                 }
                 continue;
@@ -826,6 +830,18 @@ impl Lease<'_> {
             && let Err(error) = connection.make_waker()
         {
             log::debug!("{}: cannot create a waker: {error}", self.pool.target);
+        }
+    }
+
+    /// Ends the call.
+    pub(super) const fn cancel(&self) -> &Cancel {
+        self.cancel
+    }
+
+    /// Ends the waits of the connection from now on.
+    pub(super) fn set_cancel(&mut self, cancel: Cancel) {
+        if let Some(connection) = &mut self.connection {
+            connection.set_cancel(cancel);
         }
     }
 
@@ -893,10 +909,10 @@ mod tests {
         }
     }
 
-    fn open(server: &TcpStoreServer) -> Pool {
+    fn open(server: &TcpStoreServer) -> Arc<Pool> {
         let target = HostPort::new("127.0.0.1", server.local_addr().port());
         let deadline = Deadline::after(Instant::now(), Duration::from_secs(30));
-        Pool::open(target, options(), deadline).expect("a server")
+        Pool::open(target, options(), deadline, &Cancel::NEVER).expect("a server")
     }
 
     fn serve() -> TcpStoreServer {
@@ -908,12 +924,12 @@ mod tests {
         let server = serve();
         let pool = open(&server);
         thread::scope(|scope| {
-            let sleeping = scope.spawn(|| pool.sleep_until(Deadline::NEVER));
+            let sleeping = scope.spawn(|| pool.sleep_until(Deadline::NEVER, &Cancel::NEVER));
             pool.close();
             let slept = sleeping.join().expect("no panic");
             assert!(matches!(slept, Err(PoolError::Ended(Ended::Closed))));
         });
-        let slept = pool.sleep_until(Deadline::at(Instant::now()));
+        let slept = pool.sleep_until(Deadline::at(Instant::now()), &Cancel::NEVER);
         assert!(matches!(slept, Err(PoolError::Ended(Ended::Closed))));
     }
 
@@ -924,7 +940,7 @@ mod tests {
         let opening = thread::spawn(move || {
             let target = HostPort::new("127.0.0.1", port);
             let deadline = Deadline::after(Instant::now(), Duration::from_secs(60));
-            Pool::open(target, options(), deadline)
+            Pool::open(target, options(), deadline, &Cancel::NEVER)
         });
         let (mut first, _) = listener.accept().expect("the first lane");
         let mut hello = [0; 10];
@@ -936,7 +952,7 @@ mod tests {
             .expect("the handshake succeeds");
 
         let taken = pool
-            .take(Need::Answer, Deadline::NEVER)
+            .take(Need::Answer, Deadline::NEVER, &Cancel::NEVER)
             .expect("the first lane");
         let long_ago = Instant::now() - Duration::from_secs(1);
         let wait = Wait {
@@ -947,7 +963,8 @@ mod tests {
         pool.lock().lanes.start_waiting(0, wait);
         let deadline = Deadline::after(Instant::now(), Duration::from_secs(60));
         thread::scope(|scope| {
-            let second = scope.spawn(|| pool.take(Need::Answer, deadline).map(drop));
+            let second =
+                scope.spawn(|| pool.take(Need::Answer, deadline, &Cancel::NEVER).map(drop));
             let (mut silent, _) = listener.accept().expect("the second lane");
             silent.read_exact(&mut hello).expect("VALIDATE and PING");
             pool.close();
@@ -966,9 +983,9 @@ mod tests {
         let pool = open(&server);
         let deadline = Deadline::after(Instant::now(), Duration::from_millis(5));
         thread::scope(|scope| {
-            let sleeping = scope.spawn(|| pool.sleep_until(deadline));
+            let sleeping = scope.spawn(|| pool.sleep_until(deadline, &Cancel::NEVER));
             drop(
-                pool.take(Need::Answer, Deadline::NEVER)
+                pool.take(Need::Answer, Deadline::NEVER, &Cancel::NEVER)
                     .expect("an idle lane"),
             );
             let slept = sleeping.join().expect("no panic");

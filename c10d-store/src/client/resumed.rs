@@ -4,11 +4,10 @@
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Backoff, BackoffOptions, Deadline, SendBuf, is_interrupted, sleep};
-use mio::Waker;
+use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, SendBuf, sleep};
 
 use super::link::SessionLink;
 use super::session_dialer::{SessionDialer, SessionError};
@@ -24,7 +23,7 @@ const WIRE_BYTES: usize = 16 << 10;
 /// The longest time of one attempt to connect again.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The longest delay between two attempts: another thread cannot interrupt a call during it.
+/// The longest delay between two attempts: the end of the store does not end it.
 const DELAY_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -84,12 +83,17 @@ impl Resumed {
         self.link.peer_addr()
     }
 
-    pub(super) const fn waker(&self) -> Option<&Arc<Waker>> {
+    pub(super) const fn waker(&self) -> Option<&Waker> {
         self.link.waker()
     }
 
-    pub(super) fn make_waker(&mut self) -> io::Result<()> {
+    pub(super) fn make_waker(&mut self) -> io::Result<Waker> {
         self.link.make_waker()
+    }
+
+    pub(super) fn set_cancel(&mut self, cancel: Cancel) {
+        self.link.set_cancel(cancel.clone());
+        self.dialer.set_cancel(cancel);
     }
 
     pub(super) const fn set_wakeable(&mut self, is_wakeable: bool) {
@@ -270,7 +274,9 @@ impl Resumed {
                     }
                 }
                 Err(error) if !error.is_transient() => return Err(self.end(error.to_string())),
-                Err(_) if is_interrupted() => return Err(io::ErrorKind::Interrupted.into()),
+                Err(_) if self.dialer.cancel().is_cancelled() => {
+                    return Err(io::ErrorKind::Interrupted.into());
+                }
                 Err(error) => {
                     let now = Instant::now();
                     if give_up.has_passed(now) {
@@ -281,7 +287,7 @@ impl Resumed {
                     }
                     let delay = self.backoff.next_delay().min(DELAY_MAX);
                     let left = deadline.min(give_up).remaining(now).unwrap_or(delay);
-                    sleep(delay.min(left))?;
+                    sleep(delay.min(left), [self.dialer.cancel()])?;
                 }
             }
         }

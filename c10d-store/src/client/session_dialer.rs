@@ -4,8 +4,8 @@ use std::io::{self, IoSlice};
 use std::time::Duration;
 
 use c10d_socket::{
-    ConnectError, ConnectOptions, Credentials, CredentialsError, Deadline, Dialer, HostPort,
-    Protocol, TlsClient,
+    Cancel, ConnectError, ConnectOptions, Credentials, CredentialsError, Deadline, Dialer,
+    HostPort, Protocol, TlsClient,
 };
 
 use super::closer::Closer;
@@ -30,6 +30,7 @@ pub struct SessionDialer {
     keep: Duration,
     expects_sessions: bool,
     closer: Closer,
+    cancel: Cancel,
 }
 
 /// Why a session has no connection.
@@ -127,6 +128,7 @@ impl SessionDialer {
             keep,
             expects_sessions: false,
             closer: Closer::default(),
+            cancel: Cancel::NEVER,
         })
     }
 
@@ -151,6 +153,15 @@ impl SessionDialer {
         &self.closer
     }
 
+    pub(super) const fn cancel(&self) -> &Cancel {
+        &self.cancel
+    }
+
+    /// Ends the attempts from now on.
+    pub(super) fn set_cancel(&mut self, cancel: Cancel) {
+        self.cancel = cancel;
+    }
+
     /// Another session takes the place of this one, with nothing of its past.
     pub fn start_anew(&mut self) {
         self.session = SessionId::random();
@@ -171,10 +182,12 @@ impl SessionDialer {
         if self.closer.is_closed() {
             return Err(SessionError::Cancelled);
         }
-        let socket = Dialer::new(&self.target, &self.connect_options, deadline).connect()?;
+        let dialer = Dialer::new(&self.target, &self.connect_options, deadline);
+        let socket = dialer.with_cancel(self.cancel.clone()).connect()?;
         let tls = self.tls.as_ref().map(TlsClient::start).transpose();
         let tls = tls.map_err(|error| self.refused(error.to_string()))?;
         let mut stream = Stream::new(socket, tls).map_err(|error| self.lost(error))?;
+        stream.set_cancel(self.cancel.clone());
         if !stream.register_with(&self.closer) {
             return Err(SessionError::Cancelled);
         }

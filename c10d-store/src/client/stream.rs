@@ -3,24 +3,23 @@
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
 
-use c10d_socket::{
-    Deadline, TlsLayer, check_interrupt, is_interrupted, recv_into_spare, send_vectored,
-    until_interrupt_check,
-};
+use c10d_socket::{Cancel, Deadline, TlsLayer, recv_into_spare, send_vectored};
 use mio::event::Event;
 use mio::net::TcpStream;
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::{Events, Interest, Poll, Token};
 
 use super::closer::Closer;
+use super::lanes::GRACE;
 use super::link::SessionLink;
 
 /// A connected socket and the [`Poll`] that it is registered with: two descriptors.
 ///
 /// Used by one thread at a time. Another thread ends its use by a [`Closer`], which every platform reports as
 /// readiness. A thread that waits long can
-/// also be woken without harm to the connection, by a [`Waker`]: a third descriptor on Linux, which
+/// also be woken without harm to the connection, by a waker: a third descriptor on Linux, which
 /// [`make_waker`](Self::make_waker) creates and the stream then keeps.
 ///
 /// Readiness is edge-triggered: an event is reported once, when the state changes. So the stream
@@ -36,7 +35,9 @@ pub(super) struct Stream {
     may_receive: bool,
     /// The peer has closed its side, or the connection has failed: no further event may follow.
     has_ended: bool,
-    waker: Option<Arc<Waker>>,
+    waker: Option<Waker>,
+    /// Ends waits.
+    cancel: Cancel,
     /// A wake ends a wait early, as if the deadline had passed.
     is_wakeable: bool,
     /// A wake that has not ended a wait yet. It may be an old one.
@@ -122,13 +123,14 @@ impl Stream {
             may_receive: false,
             has_ended: false,
             waker: None,
+            cancel: Cancel::NEVER,
             is_wakeable: false,
             is_woken: false,
         })
     }
 
     /// Wakes the thread that waits on this stream, if the stream [is wakeable](Self::set_wakeable).
-    pub(super) const fn waker(&self) -> Option<&Arc<Waker>> {
+    pub(super) const fn waker(&self) -> Option<&Waker> {
         self.waker.as_ref()
     }
 
@@ -136,16 +138,22 @@ impl Stream {
     ///
     /// # Errors
     /// The system's error; most likely the process has no descriptor left.
-    pub(super) fn make_waker(&mut self) -> io::Result<()> {
-        if self.waker.is_none() {
-            self.waker = Some(Arc::new(Waker::new(self.poll.registry(), WAKER)?));
+    pub(super) fn make_waker(&mut self) -> io::Result<Waker> {
+        if let Some(waker) = &self.waker {
+            return Ok(waker.clone());
         }
-        Ok(())
+        let bell = Bell(mio::Waker::new(self.poll.registry(), WAKER)?);
+        Ok(self.waker.insert(Arc::new(bell).into()).clone())
+    }
+
+    /// Ends the waits from now on, if they are longer than [`ANSWER_GRACE`], with [`io::ErrorKind::Interrupted`]; and all
+    /// but the shortest as a wake does, if the stream [is wakeable](Self::set_wakeable). Default [`Cancel::NEVER`].
+    pub(super) fn set_cancel(&mut self, cancel: Cancel) {
+        self.cancel = cancel;
     }
 
     /// Whether a wake ends a wait early with [`io::ErrorKind::TimedOut`]. Input that arrives
-    /// at the same time has precedence. False at first. An [interrupted](c10d_socket::interruptible) wait then also
-    /// ends with that error; otherwise with [`io::ErrorKind::Interrupted`].
+    /// at the same time has precedence. False at first.
     pub(super) const fn set_wakeable(&mut self, is_wakeable: bool) {
         self.is_wakeable = is_wakeable;
     }
@@ -393,19 +401,26 @@ impl Stream {
 
     /// Waits for an event that `is_wanted`. Records every other event, since it is not reported again.
     fn wait_for(&mut self, is_wanted: fn(&Event) -> bool, deadline: Deadline) -> io::Result<()> {
+        let cancel = self.cancel.clone();
+        let mut watch = cancel.watch();
+        let mut pause = if self.is_wakeable {
+            GRACE
+        } else {
+            ANSWER_GRACE
+        };
         loop {
             if self.is_wakeable && std::mem::take(&mut self.is_woken) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            let remaining = until_interrupt_check(deadline).remaining(Instant::now());
-            match self.poll.poll(&mut self.events, remaining) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
-                    // After a signal only the remaining time is waited.
-                    if is_interrupted() {
-                        return Err(self.interrupt_error());
-                    }
-                    continue;
-                }
+            let now = Instant::now();
+            let until = if watch.is_due() {
+                deadline.min(Deadline::after(now, pause))
+            } else {
+                deadline
+            };
+            match self.poll.poll(&mut self.events, until.remaining(now)) {
+                // After a signal only the remaining time is waited.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 result => result?,
             }
             let mut wanted = false;
@@ -421,22 +436,40 @@ impl Stream {
             if wanted {
                 return Ok(());
             }
-            let now = Instant::now();
-            if deadline.has_passed(now) {
+            if deadline.has_passed(Instant::now()) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            if check_interrupt(now) {
-                return Err(self.interrupt_error());
+            if watch.is_due() {
+                let is_cancelled = match self.make_waker() {
+                    Ok(waker) => watch.ask(|| waker),
+                    Err(_) => {
+                        pause = CHECK_INTERVAL;
+                        cancel.is_cancelled()
+                    }
+                };
+                if is_cancelled {
+                    return Err(if self.is_wakeable {
+                        io::ErrorKind::TimedOut.into()
+                    } else {
+                        io::ErrorKind::Interrupted.into()
+                    });
+                }
             }
         }
     }
+}
 
-    /// The error of an interrupted wait: that of a wake, if it is wakeable.
-    fn interrupt_error(&self) -> io::Error {
-        if self.is_wakeable {
-            io::ErrorKind::TimedOut.into()
-        } else {
-            io::ErrorKind::Interrupted.into()
+/// Ends a poll.
+struct Bell(mio::Waker);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Err(error) = self.0.wake() {
+            log::warn!("cannot wake a call that waits: {error}");
         }
     }
 }
@@ -473,6 +506,13 @@ fn is_readable(event: &Event) -> bool {
 fn is_writable(event: &Event) -> bool {
     event.is_writable() || event.is_write_closed() || event.is_error()
 }
+
+/// How long a request waits for its answer before it notices a cancel, which costs the connection and leaves the outcome
+/// unknown. Nearly every server answers sooner.
+const ANSWER_GRACE: Duration = Duration::from_millis(100);
+
+/// How often a wait checks whether it must end, if the process has no descriptor left for a waker.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The registrations of the poll.
 const SOCKET: Token = Token(0);

@@ -1,6 +1,6 @@
 //! State shared by all calls of one store: connections, default timeout and limits.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::pool::Pool;
@@ -8,7 +8,7 @@ use crate::limits::WireLimits;
 
 #[derive(Debug)]
 pub(super) struct Transport {
-    pub(super) pool: Pool,
+    pub(super) pool: Arc<Pool>,
     /// The store's name in errors.
     pub(super) label: String,
     pub(super) limits: WireLimits,
@@ -17,7 +17,7 @@ pub(super) struct Transport {
 
 impl Transport {
     pub(super) const fn new(
-        pool: Pool,
+        pool: Arc<Pool>,
         label: String,
         limits: WireLimits,
         timeout: Option<Duration>,

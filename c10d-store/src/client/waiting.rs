@@ -1,20 +1,22 @@
 //! Requests that the server answers later: the wait for the reply, its deadline, and its early end for
-//! another call or an interrupt.
+//! another call or a cancel.
 //!
 //! A wait ends early by CANCEL_WAIT. If the reply crosses the cancel, it is the result of the wait. After
 //! it has given way to other calls, a wait is sent again; its caller does not notice.
 
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, check_interrupt, uninterruptible};
+use c10d_socket::{Cancel, Deadline};
 
 use super::connection::{ANSWER_TIMEOUT_MIN, CANCEL_GRACE, Connection, Failure, Follows, Waited};
 use super::lanes::GRACE;
 use super::pool::{Called, Lease, PoolError};
+use super::stream::CHECK_INTERVAL;
 use crate::wire::RequestBuf;
 
-/// How often a wait checks whether it must end, if the process has no descriptor left for a waker.
-const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// How long a cancelled call waits for the server's word on what it has taken away: as short as people bear, and long
+/// for a server.
+const CONFIRM_GRACE: Duration = Duration::from_secs(2);
 
 /// How a wait may be repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +63,7 @@ impl Lease<'_> {
         build: impl Fn(&mut RequestBuf<'v>),
     ) -> Result<Waited, PoolError> {
         let since = Instant::now();
-        if self.interrupts_a_wait() {
+        if self.is_inside_a_wait() {
             if wait.gives_way() {
                 let waited = self.check_once(wait, &build)?;
                 if waited != Waited::TimedOut || wait.deadline.has_passed(Instant::now()) {
@@ -81,19 +83,16 @@ impl Lease<'_> {
             self.stop_waiting();
             let (waited, called) = ended?;
             if let Some(Waited::Done(values)) = waited {
-                if called == Some(Called::Interrupted) {
-                    self.keep_interrupt();
-                }
                 return Ok(Waited::Done(values));
             }
             if waited.is_none() && matches!(wait.repeat, Repeat::Confirmed(_)) {
                 return Err(self.fail(match called {
-                    Some(Called::MustEnd) => Failure::Interrupted,
+                    Some(Called::Cancelled) => Failure::Interrupted,
                     _ => Failure::NoReply,
                 }));
             }
             match called {
-                Some(Called::Interrupted | Called::MustEnd) => return Err(PoolError::Interrupted),
+                Some(Called::Cancelled) => return Err(PoolError::Interrupted),
                 Some(Called::GiveWay) if !wait.deadline.has_passed(Instant::now()) => {}
                 Some(Called::GiveWay) | None => return Ok(Waited::TimedOut),
             }
@@ -151,27 +150,26 @@ impl Lease<'_> {
             }
             self.make_wakeable();
             pause = CHECK_INTERVAL;
-            called = if check_interrupt(Instant::now()) {
-                Some(Called::MustEnd)
-            } else {
-                self.called()
-            };
+            called = self.called();
         }
-        let mut cancel = |deadline| {
-            if !ends_at_once {
-                self.exchange(Connection::cancel_wait)?;
-            }
-            self.exchange_waiting(|connection, acknowledged| {
-                connection.await_reply(deadline, acknowledged)
-            })
-        };
-        let waited = if called == Some(Called::MustEnd) {
-            let grace = Deadline::after(Instant::now(), CANCEL_GRACE);
-            uninterruptible(|| cancel(grace))?
+        let deadline = if called == Some(Called::Cancelled) {
+            self.set_cancel(Cancel::NEVER);
+            let grace = match wait.repeat {
+                Repeat::Confirmed(_) => CONFIRM_GRACE,
+                Repeat::Free | Repeat::Never => CANCEL_GRACE,
+            };
+            Deadline::after(Instant::now(), grace)
         } else {
-            cancel(wait.cancel_deadline())?
+            wait.cancel_deadline()
         };
-        Ok((waited, called))
+        if !ends_at_once {
+            self.exchange(Connection::cancel_wait)?;
+        }
+        let waited = self.exchange_waiting(|connection, acknowledged| {
+            connection.await_reply(deadline, acknowledged)
+        });
+        self.set_cancel(self.cancel().clone());
+        Ok((waited?, called))
     }
 
     /// Checks once without waiting.

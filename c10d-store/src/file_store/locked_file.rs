@@ -9,12 +9,9 @@ use std::io;
 use std::ops::Deref;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, check_interrupt};
-
-use super::close_flag::CloseFlag;
+use c10d_socket::{Cancel, Deadline, sleep};
 
 /// The interval between attempts to lock: at first about as long as an operation holds the lock, then
 /// longer, so that waiting for a lock held long costs little CPU.
@@ -52,8 +49,9 @@ impl From<io::Error> for LockError {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience<'a> {
     pub(super) deadline: Deadline,
-    /// Ends the wait early when set; `None` for a wait that cannot be ended early.
-    pub(super) closed: Option<&'a CloseFlag>,
+    /// The end of the store object.
+    pub(super) closed: &'a Cancel,
+    pub(super) cancel: &'a Cancel,
 }
 
 /// The identity of a file, independent of its name.
@@ -142,7 +140,11 @@ impl Drop for LockedFile {
 fn lock(
     file: &File,
     try_lock: impl Fn(&File) -> Result<(), TryLockError>,
-    Patience { deadline, closed }: Patience<'_>,
+    Patience {
+        deadline,
+        closed,
+        cancel,
+    }: Patience<'_>,
 ) -> Result<(), LockError> {
     let mut pause = LOCK_PAUSE_MIN;
     loop {
@@ -151,22 +153,17 @@ fn lock(
             Err(TryLockError::Error(error)) => return Err(LockError::Io(error)),
             Err(TryLockError::WouldBlock) => {}
         }
-        if closed.is_some_and(CloseFlag::is_set) {
-            return Err(LockError::Closed);
-        }
         let now = Instant::now();
         if deadline.has_passed(now) {
             return Err(LockError::Busy);
         }
-        if check_interrupt(now) {
-            return Err(LockError::Interrupted);
-        }
-        let sleep = deadline
-            .remaining(now)
-            .map_or(pause, |left| pause.min(left));
-        match closed {
-            Some(closed) => closed.pause(sleep),
-            None => thread::sleep(sleep),
+        let left = deadline.remaining(now).unwrap_or(pause);
+        if sleep(pause.min(left), [closed, cancel]).is_err() {
+            return Err(if closed.is_cancelled() {
+                LockError::Closed
+            } else {
+                LockError::Interrupted
+            });
         }
         pause = (pause * 2).min(LOCK_PAUSE_MAX);
     }

@@ -1,6 +1,5 @@
 //! A store in a shared file, compatible with PyTorch's `FileStore`: see docs/file-store.md.
 
-mod close_flag;
 mod locked_file;
 mod record;
 mod replica;
@@ -11,7 +10,7 @@ use std::path::{self, Path};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use c10d_socket::check_interrupt;
+use c10d_socket::Cancel;
 
 use self::record::{CLEANUP, DELETED_USER, Entries, REFCOUNT, TooLong, USER};
 use self::store_file::{Call, StoreFile, Writer};
@@ -66,6 +65,12 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// # }
 /// ```
 pub struct FileStore {
+    handle: Arc<Handle>,
+    cancel: Cancel,
+}
+
+/// Counted as closed when it is dropped.
+struct Handle {
     file: StoreFile,
     world_size: Option<usize>,
     timeout: Mutex<Option<Duration>>,
@@ -78,6 +83,7 @@ pub struct FileStore {
 pub struct FileStoreOptions {
     world_size: Option<usize>,
     timeout: Option<Duration>,
+    cancel: Cancel,
 }
 
 impl FileStoreOptions {
@@ -96,6 +102,13 @@ impl FileStoreOptions {
         self.timeout = timeout.into();
         self
     }
+
+    /// Ends the opening and the later calls of the store. Default [`Cancel::NEVER`].
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
+    }
 }
 
 impl Default for FileStoreOptions {
@@ -103,6 +116,7 @@ impl Default for FileStoreOptions {
         Self {
             world_size: None,
             timeout: Some(DEFAULT_TIMEOUT),
+            cancel: Cancel::NEVER,
         }
     }
 }
@@ -135,46 +149,39 @@ impl FileStore {
         // Each operation opens the file again, and the process may change its directory meanwhile. If
         // the path is empty or the directory was removed, opening fails.
         let file = StoreFile::new(path::absolute(path).unwrap_or_else(|_| path.to_owned()));
-        let call = Call::begin(Operation::Open, &[], options.timeout);
+        let call = Call::begin(Operation::Open, &[], options.timeout, &options.cancel);
         file.write(&call, |writer| {
             let mut records = Vec::new();
             count(&file, &call, writer, REFCOUNT, 1, &mut records)?;
             writer.append(&records)
         })?;
         Ok(Self {
-            file,
-            world_size: options.world_size,
-            timeout: Mutex::new(options.timeout),
-            close_timeout: CLOSE_TIMEOUT,
+            handle: Arc::new(Handle {
+                file,
+                world_size: options.world_size,
+                timeout: Mutex::new(options.timeout),
+                close_timeout: CLOSE_TIMEOUT,
+            }),
+            cancel: options.cancel.clone(),
         })
     }
 
     /// The absolute path of the file.
     pub fn path(&self) -> &Path {
-        self.file.path()
+        self.handle.file.path()
     }
 
-    /// docs/file-store.md, Reference counting.
-    fn count_as_closed(&self) -> Result<(), StoreError> {
-        let call = Call::begin(Operation::Close, &[], Some(self.close_timeout));
-        self.file.write_if_present(&call, |writer| {
-            let mut records = Vec::new();
-            let closed = count(&self.file, &call, writer, CLEANUP, 1, &mut records)?;
-            let open = count(&self.file, &call, writer, REFCOUNT, -1, &mut records)?;
-            writer.append(&records)?;
-            let is_last = self.world_size.is_some_and(|world_size| {
-                open == 0 && i64::try_from(world_size).is_ok_and(|world_size| closed >= world_size)
-            });
-            if is_last {
-                writer.remove_file()?;
-            }
-            Ok(())
-        })?;
-        Ok(())
+    fn call<'a>(&'a self, operation: Operation, keys: &'a [&'a str]) -> Call<'a> {
+        self.call_for(operation, keys, self.timeout())
     }
 
-    fn call<'a>(&self, operation: Operation, keys: &'a [&'a str]) -> Call<'a> {
-        Call::begin(operation, keys, self.timeout())
+    fn call_for<'a>(
+        &'a self,
+        operation: Operation,
+        keys: &'a [&'a str],
+        timeout: Option<Duration>,
+    ) -> Call<'a> {
+        Call::begin(operation, keys, timeout, &self.cancel)
     }
 
     /// Runs `look` on the current contents of the file.
@@ -183,7 +190,7 @@ impl FileStore {
         operation: Operation,
         look: impl FnOnce(&Entries) -> T,
     ) -> Result<T, StoreError> {
-        self.file.read(&self.call(operation, &[]), look)
+        self.handle.file.read(&self.call(operation, &[]), look)
     }
 
     /// Waits until all keys of the call exist, and runs `take` on the contents.
@@ -213,21 +220,17 @@ impl FileStore {
         let mut pause = POLL_PAUSE_MIN;
         loop {
             let is_last_poll = deadline.has_passed(Instant::now());
-            let missing = match self.file.read(call, &look)? {
+            let missing = match self.handle.file.read(call, &look)? {
                 Ok(taken) => return Ok(taken),
                 Err(missing) => missing,
             };
             if is_last_poll {
-                let context = self.file.context(call, missing);
+                let context = self.handle.file.context(call, missing);
                 return Err(StoreError::timeout(context, call.timeout()));
             }
-            let now = Instant::now();
-            if check_interrupt(now) {
-                return Err(self.file.interrupted_error(call));
-            }
-            let time_left = deadline.remaining(now);
-            self.file
-                .pause(time_left.map_or(pause, |time_left| pause.min(time_left)));
+            let time_left = deadline.remaining(Instant::now());
+            let sleep = time_left.map_or(pause, |time_left| pause.min(time_left));
+            self.handle.file.pause(call, sleep)?;
             pause = (pause * 2).min(POLL_PAUSE_MAX);
         }
     }
@@ -243,9 +246,11 @@ impl FileStore {
         let mut records = Vec::new();
         for (key, value) in pairs {
             record::encode(USER, &key_to_bytes(key), value, &mut records)
-                .map_err(|too_long| self.file.too_long(&call, &too_long))?;
+                .map_err(|too_long| self.handle.file.too_long(&call, &too_long))?;
         }
-        self.file.write(&call, |writer| writer.append(&records))
+        self.handle
+            .file
+            .write(&call, |writer| writer.append(&records))
     }
 
     /// Under one lock, reads the value of `key` and writes the value that `decide` returns, if any.
@@ -257,12 +262,12 @@ impl FileStore {
     ) -> Result<T, StoreError> {
         let keys = [key];
         let call = self.call(operation, &keys);
-        self.file.write(&call, |writer| {
+        self.handle.file.write(&call, |writer| {
             let (value, answer) = decide(&call, writer.entries().user(key))?;
             if let Some(value) = value {
                 let mut record = Vec::new();
                 record::encode(USER, &key_to_bytes(key), &value, &mut record)
-                    .map_err(|too_long| self.file.too_long(&call, &too_long))?;
+                    .map_err(|too_long| self.handle.file.too_long(&call, &too_long))?;
                 writer.append(&record)?;
             }
             Ok(answer)
@@ -291,7 +296,29 @@ fn count(
     Ok(sum)
 }
 
-impl Drop for FileStore {
+impl Handle {
+    /// docs/file-store.md, Reference counting.
+    fn count_as_closed(&self) -> Result<(), StoreError> {
+        let cancel = Cancel::NEVER;
+        let call = Call::begin(Operation::Close, &[], Some(self.close_timeout), &cancel);
+        self.file.write_if_present(&call, |writer| {
+            let mut records = Vec::new();
+            let closed = count(&self.file, &call, writer, CLEANUP, 1, &mut records)?;
+            let open = count(&self.file, &call, writer, REFCOUNT, -1, &mut records)?;
+            writer.append(&records)?;
+            let is_last = self.world_size.is_some_and(|world_size| {
+                open == 0 && i64::try_from(world_size).is_ok_and(|world_size| closed >= world_size)
+            });
+            if is_last {
+                writer.remove_file()?;
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+}
+
+impl Drop for Handle {
     fn drop(&mut self) {
         if let Err(error) = self.count_as_closed() {
             log::warn!("cannot count a file store as closed: {error}");
@@ -303,7 +330,7 @@ impl fmt::Debug for FileStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FileStore")
             .field("path", &self.path())
-            .field("world_size", &self.world_size)
+            .field("world_size", &self.handle.world_size)
             .field("timeout", &self.timeout())
             .finish_non_exhaustive()
     }
@@ -318,7 +345,7 @@ impl Store for FileStore {
 
     fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
         let keys = [key];
-        let call = Call::begin(Operation::Get, &keys, timeout);
+        let call = self.call_for(Operation::Get, &keys, timeout);
         self.read_when_present(&call, |entries| {
             entries.user(key).unwrap_or_default().to_vec()
         })
@@ -327,14 +354,15 @@ impl Store for FileStore {
     fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let keys = [key];
         let call = self.call(Operation::Get, &keys);
-        self.file
+        self.handle
+            .file
             .read(&call, |entries| entries.user(key).map(<[u8]>::to_vec))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
         self.update(Operation::Add, key, |call, present| {
             let sum = value_rules::sum(present, delta).ok_or_else(|| StoreError::NotANumber {
-                context: self.file.context(call, [key]),
+                context: self.handle.file.context(call, [key]),
                 value: value_rules::shorten(present.unwrap_or_default()),
             })?;
             let mut text = Vec::new();
@@ -362,13 +390,13 @@ impl Store for FileStore {
 
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
         let call = self.call(Operation::Check, keys);
-        self.file.read(&call, |entries| {
+        self.handle.file.read(&call, |entries| {
             keys.iter().all(|key| entries.user(key).is_some())
         })
     }
 
     fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
-        let call = Call::begin(Operation::Wait, keys, timeout);
+        let call = self.call_for(Operation::Wait, keys, timeout);
         self.read_when_present(&call, |_| ())
     }
 
@@ -379,7 +407,7 @@ impl Store for FileStore {
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         let keys = [key];
-        let call = Call::begin(Operation::WaitChange, &keys, timeout);
+        let call = self.call_for(Operation::WaitChange, &keys, timeout);
         self.read_when(&call, |entries| match entries.user(key) {
             Some(value) if known.is_outdated_by(value) => Ok(value.to_vec()),
             Some(_) | None => Err(vec![key]),
@@ -396,8 +424,8 @@ impl Store for FileStore {
         let call = self.call(Operation::DeleteKey, &keys);
         let mut record = Vec::new();
         record::encode(DELETED_USER, &key_to_bytes(key), b"", &mut record)
-            .map_err(|too_long| self.file.too_long(&call, &too_long))?;
-        let deleted = self.file.write_if_present(&call, |writer| {
+            .map_err(|too_long| self.handle.file.too_long(&call, &too_long))?;
+        let deleted = self.handle.file.write_if_present(&call, |writer| {
             let exists = writer.entries().user(key).is_some();
             if exists {
                 writer.append(&record)?;
@@ -425,7 +453,7 @@ impl Store for FileStore {
         keys: &[&str],
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, StoreError> {
-        let call = Call::begin(Operation::MultiGet, keys, timeout);
+        let call = self.call_for(Operation::MultiGet, keys, timeout);
         self.read_when_present(&call, |entries| {
             let value = |key: &&str| entries.user(key).unwrap_or_default().to_vec();
             keys.iter().map(value).collect()
@@ -456,26 +484,37 @@ impl Store for FileStore {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
+        let timeout = self.handle.timeout.lock();
+        *timeout.unwrap_or_else(PoisonError::into_inner)
     }
 
     fn set_timeout(&self, timeout: Option<Duration>) {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+        let present = self.handle.timeout.lock();
+        *present.unwrap_or_else(PoisonError::into_inner) = timeout;
     }
 
     /// Opens the file again: the clone counts as another open store.
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
-        self.file
+        self.handle
+            .file
             .check_not_closed(&self.call(Operation::Open, &[]))?;
         let options = FileStoreOptions {
-            world_size: self.world_size,
+            world_size: self.handle.world_size,
             timeout: self.timeout(),
+            cancel: self.cancel.clone(),
         };
         Ok(Arc::new(Self::open_with(self.path(), &options)?))
     }
 
     fn close(&self) {
-        self.file.close();
+        self.handle.file.close();
+    }
+
+    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
+        Arc::new(Self {
+            handle: Arc::clone(&self.handle),
+            cancel: cancel.clone(),
+        })
     }
 
     /// True, since these operations are atomic here; false in PyTorch.
@@ -484,7 +523,7 @@ impl Store for FileStore {
     }
 
     fn label(&self) -> String {
-        self.file.label()
+        self.handle.file.label()
     }
 }
 
@@ -500,9 +539,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("store");
         let mut store = FileStore::open(&path, Some(1)).unwrap();
-        assert_eq!(store.close_timeout, CLOSE_TIMEOUT);
+        assert_eq!(store.handle.close_timeout, CLOSE_TIMEOUT);
         // An operation waits for at least 1 s.
-        store.close_timeout = Duration::from_millis(1100);
+        let handle = Arc::get_mut(&mut store.handle).unwrap();
+        handle.close_timeout = Duration::from_millis(1100);
         let before = fs::read(&path).unwrap();
         let holder = File::open(&path).unwrap();
         holder.lock().unwrap();

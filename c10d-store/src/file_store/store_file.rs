@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline, sleep};
 
-use super::close_flag::CloseFlag;
 use super::locked_file::{LockError, LockedFile, Patience, open_to_read};
 use super::record::{Entries, TooLong};
 use super::replica::{Replica, Tail};
@@ -25,6 +24,7 @@ pub(super) struct Call<'a> {
     keys: &'a [&'a str],
     started: Instant,
     timeout: Option<Duration>,
+    cancel: &'a Cancel,
 }
 
 /// A store file and the records read from it.
@@ -34,7 +34,7 @@ pub(super) struct StoreFile {
     /// Locked after the file's lock, and not while waiting for that, so that threads that need only the
     /// replica are not delayed.
     replica: Mutex<Replica>,
-    closed: CloseFlag,
+    closed: Cancel,
 }
 
 /// The exclusively locked file, with all its records read.
@@ -51,7 +51,7 @@ impl StoreFile {
         Self {
             path,
             replica: Mutex::new(Replica::default()),
-            closed: CloseFlag::default(),
+            closed: Cancel::new(),
         }
     }
 
@@ -67,20 +67,23 @@ impl StoreFile {
     /// Fails the calls in progress and all later ones, except [`Operation::Close`], which dropping the
     /// store object still needs.
     pub(super) fn close(&self) {
-        self.closed.set();
+        self.closed.cancel();
     }
 
     /// Fails if the store object has been closed.
     pub(super) fn check_not_closed(&self, call: &Call<'_>) -> Result<(), StoreError> {
-        if call.ends_with(&self.closed).is_some_and(CloseFlag::is_set) {
+        if call.closed_by(&self.closed).is_cancelled() {
             return Err(self.closed_error(call));
         }
         Ok(())
     }
 
-    /// Sleeps between two polls of the file; ends early if the store object is closed.
-    pub(super) fn pause(&self, duration: Duration) {
-        self.closed.pause(duration);
+    /// Sleeps between two polls of the file. Fails early if the store object is closed or the call is cancelled.
+    pub(super) fn pause(&self, call: &Call<'_>, duration: Duration) -> Result<(), StoreError> {
+        sleep(duration, [&self.closed, call.cancel]).or_else(|_| {
+            self.check_not_closed(call)?;
+            Err(self.interrupted_error(call))
+        })
     }
 
     /// Runs `look` on the current contents. A missing file is empty.
@@ -181,10 +184,11 @@ impl StoreFile {
         self.replica.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn patience(&self, call: &Call<'_>) -> Patience<'_> {
+    fn patience<'a>(&'a self, call: &'a Call<'_>) -> Patience<'a> {
         Patience {
             deadline: call.lock_deadline(),
-            closed: call.ends_with(&self.closed),
+            closed: call.closed_by(&self.closed),
+            cancel: call.cancel,
         }
     }
 
@@ -211,7 +215,7 @@ impl StoreFile {
     }
 
     /// The process does not wait any longer. Nothing was written.
-    pub(super) fn interrupted_error(&self, call: &Call<'_>) -> StoreError {
+    fn interrupted_error(&self, call: &Call<'_>) -> StoreError {
         let context = self.context(call, call.keys.iter().copied());
         StoreError::interrupted(context, Outcome::NotSent)
     }
@@ -273,12 +277,14 @@ impl<'a> Call<'a> {
         operation: Operation,
         keys: &'a [&'a str],
         timeout: Option<Duration>,
+        cancel: &'a Cancel,
     ) -> Self {
         Self {
             operation,
             keys,
             started: Instant::now(),
             timeout,
+            cancel,
         }
     }
 
@@ -294,9 +300,12 @@ impl<'a> Call<'a> {
         Deadline::after(self.started, self.timeout)
     }
 
-    /// The flag that ends this call early; `None` for [`Operation::Close`].
-    fn ends_with<'f>(&self, closed: &'f CloseFlag) -> Option<&'f CloseFlag> {
-        (self.operation != Operation::Close).then_some(closed)
+    /// What ends this call when the store object is closed: nothing ends [`Operation::Close`].
+    fn closed_by<'c>(&self, closed: &'c Cancel) -> &'c Cancel {
+        match self.operation {
+            Operation::Close => &Cancel::NEVER,
+            _ => closed,
+        }
     }
 
     fn lock_timeout(&self) -> Option<Duration> {

@@ -1,17 +1,17 @@
-//! Tests of waits that give way to other calls on the same connection, and of interrupted waits.
+//! Tests of waits that give way to other calls on the same connection.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::raw::{LONG, wait_until};
 use crate::without_extensions::WithoutExtensions;
+use c10d_socket::Cancel;
 use c10d_store::{
-    HashStore, Known, Operation, PrefixStore, ServerOptions, Store, StoreError, TcpStore,
-    TcpStoreOptions, TcpStoreServer,
+    Known, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer,
 };
 
 fn serve() -> TcpStoreServer {
@@ -21,13 +21,6 @@ fn serve() -> TcpStoreServer {
 fn client(port: u16) -> TcpStore {
     let options = TcpStoreOptions::default().with_timeout(LONG);
     TcpStore::open("127.0.0.1", port, options).expect("the server listens")
-}
-
-fn assert_interrupted(error: &StoreError, operation: Operation) {
-    let StoreError::Interrupted { context, .. } = error else {
-        panic!("{error}");
-    };
-    assert_eq!(context.operation, operation);
 }
 
 /// One connection is enough for a wait and any number of other calls.
@@ -176,7 +169,7 @@ fn no_wakeup_is_lost_while_a_wait_gives_way() {
     }
 }
 
-/// Takers that give way to other calls, time out and are interrupted get each element once, in order.
+/// Takers that give way to other calls, time out and are cancelled get each element once, in order.
 #[test]
 fn no_element_is_lost_while_a_take_gives_way() {
     const ELEMENTS: u32 = 2000;
@@ -185,12 +178,14 @@ fn no_element_is_lost_while_a_take_gives_way() {
     for port in [server.local_addr().port(), proxy.port()] {
         let (store, writer) = (client(port), client(server.local_addr().port()));
         let is_done = AtomicBool::new(false);
-        let taker = thread::current().id();
+        // Without QUEUE_TAKE, a take consists of requests, of which one that is cancelled may have had its effect.
+        let is_cancelled = port == server.local_addr().port();
+        let current = Mutex::new(Cancel::NEVER);
         thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_done.load(Ordering::Relaxed) {
                     store.ping().unwrap();
-                    store.interrupt(taker);
+                    current.lock().unwrap().cancel();
                 }
             });
             scope.spawn(|| {
@@ -204,7 +199,16 @@ fn no_element_is_lost_while_a_take_gives_way() {
             let mut next = 0;
             while next < ELEMENTS {
                 let timeout = Duration::from_micros(u64::from(next % 7) * 100);
-                match store.queue_take("queue", 5, Some(timeout)) {
+                let cancel = if is_cancelled {
+                    Cancel::new()
+                } else {
+                    Cancel::NEVER
+                };
+                *current.lock().unwrap() = cancel.clone();
+                let taken = store
+                    .with_cancel(&cancel)
+                    .queue_take("queue", 5, Some(timeout));
+                match taken {
                     Ok(elements) => {
                         for element in elements {
                             assert_eq!(element, next.to_string().as_bytes());
@@ -245,124 +249,6 @@ fn closing_ends_a_wait_that_gives_way() {
         });
     }
     store.ping().unwrap();
-}
-
-/// The checks of an interrupt that hold for every store that supports it.
-fn interrupts_end_waits(store: &dyn Store) {
-    // Before the wait: once, however often it was called.
-    let this = thread::current().id();
-    assert!(store.interrupt(this));
-    assert!(store.interrupt(this));
-    let error = store.wait_timeout(&["never"], Some(LONG)).unwrap_err();
-    assert_interrupted(&error, Operation::Wait);
-    assert!(!error.is_timeout() && !error.has_unknown_outcome());
-    assert!(error.to_string().contains("wait \""), "{error}");
-    let error = store
-        .wait_timeout(&["never"], Some(Duration::from_millis(2)))
-        .unwrap_err();
-    assert!(error.is_timeout(), "{error}");
-
-    // A call that need not wait is not interrupted.
-    store.interrupt(this);
-    store.set("k", b"v").unwrap();
-    assert_eq!(store.get("k").unwrap(), b"v");
-    assert_eq!(store.add("n", 1).unwrap(), 1);
-    assert_eq!(store.try_get("missing").unwrap(), None);
-    assert!(store.check(&["k"]).unwrap());
-    let error = store.get("never").unwrap_err();
-    assert_interrupted(&error, Operation::Get);
-
-    // During the wait, or just before it.
-    for _ in 0..200 {
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| {
-                store
-                    .wait_change("never", Known::nothing(), Some(LONG))
-                    .unwrap_err()
-            });
-            store.interrupt(waiting.thread().id());
-            assert_interrupted(&waiting.join().unwrap(), Operation::WaitChange);
-        });
-    }
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| store.queue_pop("never").unwrap_err());
-        thread::sleep(Duration::from_millis(5));
-        store.interrupt(waiting.thread().id());
-        assert_interrupted(&waiting.join().unwrap(), Operation::QueuePop);
-    });
-    // Barriers of a prefix store and of a hash store consist of simpler operations.
-    store.interrupt(this);
-    let error = store.barrier("b", 2).unwrap_err();
-    assert_interrupted(&error, Operation::Barrier);
-    assert!(error.has_unknown_outcome());
-    assert_eq!(store.get("k").unwrap(), b"v", "the store stays usable");
-}
-
-#[test]
-fn an_interrupt_ends_a_wait() {
-    let server = serve();
-    let store = client(server.local_addr().port());
-    interrupts_end_waits(&store);
-    assert_eq!(server.connection_count(), 1);
-    let store = PrefixStore::new("prefix", client(server.local_addr().port()));
-    interrupts_end_waits(&store);
-    interrupts_end_waits(&HashStore::new());
-}
-
-#[test]
-fn an_interrupt_ends_a_wait_on_a_server_without_extensions() {
-    let server = serve();
-    let proxy = WithoutExtensions::in_front_of(server.local_addr());
-    let store = client(proxy.port());
-    interrupts_end_waits(&store);
-    // Between two polls of the value.
-    store.set("value", b"v").unwrap();
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| {
-            store
-                .wait_change("value", Known::whole(b"v"), Some(LONG))
-                .unwrap_err()
-        });
-        thread::sleep(Duration::from_millis(5));
-        store.interrupt(waiting.thread().id());
-        assert_interrupted(&waiting.join().unwrap(), Operation::WaitChange);
-    });
-}
-
-#[test]
-fn an_interrupt_leaves_the_waits_of_other_threads() {
-    let server = serve();
-    let of_server = client(server.local_addr().port());
-    let stores: [&dyn Store; 2] = [&of_server, &HashStore::new()];
-    for store in stores {
-        let is_done = AtomicBool::new(false);
-        thread::scope(|scope| {
-            let waits: Vec<_> = (0..2)
-                .map(|_| scope.spawn(|| store.get_timeout("late", Some(LONG))))
-                .collect();
-            let interrupted = scope.spawn(|| {
-                // The first interrupts may come before it begins.
-                loop {
-                    let error = store.wait_timeout(&["never"], Some(LONG)).unwrap_err();
-                    assert_interrupted(&error, Operation::Wait);
-                    if is_done.load(Ordering::Relaxed) {
-                        break;
-                    }
-                }
-            });
-            for _ in 0..200 {
-                store.interrupt(interrupted.thread().id());
-                store.add("n", 1).unwrap();
-            }
-            store.set("late", b"x").unwrap();
-            for wait in waits {
-                assert_eq!(wait.join().unwrap().unwrap(), b"x");
-            }
-            is_done.store(true, Ordering::Relaxed);
-            store.interrupt(interrupted.thread().id());
-            interrupted.join().unwrap();
-        });
-    }
 }
 
 /// A server that is too busy to answer a cancel in time: neither the call for which the wait was to give way nor the

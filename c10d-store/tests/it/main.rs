@@ -3,6 +3,7 @@
 //! A test that needs its own process is a separate file next to this folder.
 
 mod blocked;
+mod cancel;
 mod closing;
 mod debug_output;
 #[cfg(feature = "tls")]
@@ -10,7 +11,6 @@ mod few_descriptors;
 mod file_store;
 mod give_way;
 mod hash_store;
-mod interruptible;
 mod log_lines;
 mod memory_limit;
 mod observer;

@@ -111,18 +111,25 @@ impl HandlerLoop {
         let Some((group, index)) = &self.group else {
             return Ok(Reply::Nothing);
         };
-        let request = || group.perform(*index, &ask, timeout.unwrap_or(Duration::MAX));
+        let timeout = timeout.unwrap_or(Duration::MAX);
         let result = if until.is_none() {
-            request()
+            group.perform(*index, &ask, timeout)
         } else {
-            match self.inbox.wait(self.operation == Operation::Join, request) {
+            let waited = self
+                .inbox
+                .wait(self.operation == Operation::Join, |cancel| {
+                    group.with_cancel(cancel).perform(*index, &ask, timeout)
+                });
+            match waited {
                 Err(message) => {
                     self.on_message(message);
                     return Ok(Reply::Nothing);
                 }
-                Ok((Err(StoreError::Interrupted { .. }), _)) => Ok(Reply::Nothing),
-                Ok((result, true)) => group.take_back_interrupt().and(result),
-                Ok((result, false)) => result,
+                // Otherwise requests may be lost.
+                Ok(Err(error @ StoreError::Interrupted { .. })) if !error.has_unknown_outcome() => {
+                    Ok(Reply::Nothing)
+                }
+                Ok(result) => result,
             }
         };
         result.map_err(|error| RendezvousError::connection(&self.settings.run_id, error))

@@ -1,0 +1,174 @@
+//! Runs Python's signal handlers while the main thread waits.
+//!
+//! Python runs them on its main thread only, between two steps of the interpreter. For each signal, on whichever thread it
+//! arrives, its handler in C writes a byte to the process' wakeup descriptor (`signal.set_wakeup_fd`). A call on the main
+//! thread that waits for longer than a moment takes that descriptor over: the thread `c10d-signals` reads the bytes and
+//! wakes the call, which runs the handlers and ends if one raises. Nothing polls, and a signal just before the wait is in
+//! the descriptor. At the end of the call the descriptor is the user's again, which gets the bytes too, as asyncio needs.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::{process, thread};
+
+use c10d_socket::Cancel;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+/// No descriptor, as `signal.set_wakeup_fd` has it.
+const NONE: i32 = -1;
+
+/// Woken by every signal.
+static CANCEL: LazyLock<Cancel> = LazyLock::new(|| Cancel::with_check(must_end));
+
+/// How often `c10d-signals` has received something.
+static RECEIVED: AtomicU64 = AtomicU64::new(0);
+
+/// The user's descriptor, for what is received.
+static USERS: AtomicI32 = AtomicI32::new(NONE);
+
+/// The process and the end that its handlers write to. A forked child has no thread that reads it.
+static WATCHED: Mutex<Option<(u32, UnixStream)>> = Mutex::new(None);
+
+thread_local! {
+    /// The call in progress on the main thread.
+    static CALL: RefCell<Option<Call>> = const { RefCell::new(None) };
+    /// The number of [`RECEIVED`] when the handlers ran last.
+    static HANDLED: Cell<u64> = const { Cell::new(0) };
+}
+
+#[derive(Debug, Default)]
+struct Call {
+    /// The descriptor that it has taken over.
+    taken: Option<i32>,
+    raised: Option<PyErr>,
+}
+
+/// Ends a call on the main thread if a handler raises, and no call on another thread.
+pub(crate) fn cancel() -> &'static Cancel {
+    &CANCEL
+}
+
+/// A call on the main thread, whose waits run the signal handlers. A handler may make another one.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Handling {
+    outer: Option<Call>,
+}
+
+impl Handling {
+    pub(crate) fn begin() -> Self {
+        Self {
+            outer: CALL.replace(Some(Call::default())),
+        }
+    }
+
+    /// # Errors
+    /// What a handler raised.
+    pub(crate) fn end(mut self, py: Python<'_>) -> PyResult<()> {
+        let Some(call) = CALL.replace(self.outer.take()) else {
+            return Ok(());
+        };
+        if let Some(users) = call.taken {
+            set_wakeup_fd(py, users)?;
+        }
+        call.raised.map_or(Ok(()), Err)
+    }
+}
+
+/// Whether the call of this thread ends: a handler has raised. Runs the handlers if a signal has arrived.
+fn must_end() -> bool {
+    let begun = CALL.with_borrow(|call| {
+        let call = call.as_ref()?;
+        Some((call.raised.is_some(), call.taken.is_some()))
+    });
+    let received = RECEIVED.load(Ordering::SeqCst);
+    match begun {
+        None => return false,
+        Some((true, _)) => return true,
+        Some((false, true)) if HANDLED.replace(received) == received => return false,
+        Some(_) => HANDLED.set(received),
+    }
+    let Err(error) = Python::attach(run_handlers) else {
+        return false;
+    };
+    CALL.with_borrow_mut(|call| {
+        if let Some(call) = call {
+            call.raised = Some(error);
+        }
+    });
+    true
+}
+
+fn run_handlers(py: Python<'_>) -> PyResult<()> {
+    let is_taken = CALL.with_borrow(|call| call.as_ref().is_some_and(|it| it.taken.is_some()));
+    if !is_taken {
+        let own = watched()?;
+        let users = set_wakeup_fd(py, own)?;
+        if users != own {
+            USERS.store(users, Ordering::SeqCst);
+        }
+        CALL.with_borrow_mut(|call| {
+            if let Some(call) = call {
+                call.taken = Some(users);
+            }
+        });
+    }
+    // Also those of signals that came before.
+    py.check_signals()
+}
+
+/// Returns the descriptor before.
+fn set_wakeup_fd(py: Python<'_>, fd: i32) -> PyResult<i32> {
+    let options = PyDict::new(py);
+    options.set_item("warn_on_full_buffer", false)?;
+    let signal = py.import("signal")?;
+    signal
+        .call_method("set_wakeup_fd", (fd,), Some(&options))?
+        .extract()
+}
+
+/// The descriptor of this process that `c10d-signals` reads.
+fn watched() -> io::Result<i32> {
+    let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = process::id();
+    if let Some((owner, end)) = &*watched
+        && *owner == process
+    {
+        return Ok(end.as_raw_fd());
+    }
+    let (written, read) = UnixStream::pair()?;
+    written.set_nonblocking(true)?;
+    thread::Builder::new()
+        .name("c10d-signals".to_owned())
+        .spawn(move || watch(read))?;
+    let (_, written) = watched.insert((process, written));
+    Ok(written.as_raw_fd())
+}
+
+fn watch(mut signals: UnixStream) {
+    let mut numbers = [0; 64];
+    loop {
+        let count = match signals.read(&mut numbers) {
+            Ok(0) => return,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => return,
+        };
+        RECEIVED.fetch_add(1, Ordering::SeqCst);
+        CANCEL.wake();
+        let users = USERS.load(Ordering::SeqCst);
+        if users != NONE {
+            // Most likely it is full, which is as good as one more byte.
+            let _ = Python::attach(|py| {
+                let bytes = PyBytes::new(py, &numbers[..count]);
+                py.import("os")?
+                    .call_method1("write", (users, bytes))
+                    .map(drop)
+            });
+        }
+    }
+}
