@@ -5,14 +5,15 @@ use std::fmt;
 use bytes::Bytes;
 use c10d_socket::Deadline;
 
-use crate::agent::{AgentHandle, ServedCall};
+use crate::agent::AgentHandle;
 use crate::handler_error::HandlerError;
+use crate::runtime::ReplyTo;
+use crate::wire::Failure;
 use crate::worker::WorkerInfo;
 
 /// The call that a function serves: who called, until when, and the agent for calls of its own.
 #[derive(Debug)]
 pub struct Context {
-    pub(crate) agent: AgentHandle,
     pub(crate) call: ServedCall,
 }
 
@@ -20,14 +21,14 @@ impl Context {
     /// The worker that called.
     #[must_use]
     pub fn caller(&self) -> &WorkerInfo {
-        self.call.caller()
+        &self.call.reply_to.peer.info
     }
 
     /// The name by which the function was called.
     #[must_use]
     pub fn function(&self) -> &str {
-        let config = &self.agent.runtime().driver.config;
-        config.functions.name(self.call.function())
+        let config = &self.call.agent.runtime().driver.config;
+        config.functions.name(self.call.reply_to.function)
     }
 
     /// When the caller stops waiting; work after that is wasted. [`Deadline::NEVER`] if the call has no
@@ -37,13 +38,13 @@ impl Context {
     /// time that the request was on its way.
     #[must_use]
     pub fn deadline(&self) -> Deadline {
-        self.call.deadline()
+        self.call.deadline
     }
 
     /// The agent that runs the function, for calls to any worker.
     #[must_use]
     pub fn agent(&self) -> &AgentHandle {
-        &self.agent
+        &self.call.agent
     }
 }
 
@@ -60,23 +61,23 @@ impl Context {
 /// ```
 pub struct Reply {
     /// `None` once the call is answered.
-    pub(crate) pending: Option<(AgentHandle, ServedCall)>,
+    pub(crate) pending: Option<ServedCall>,
 }
 
 impl Reply {
     /// Answers the call. Does not block. Does nothing if the caller's connection was lost meanwhile.
     pub fn send(mut self, answer: Result<impl Into<Bytes>, HandlerError>) {
-        if let Some((agent, call)) = self.pending.take() {
-            call.answer(agent.runtime(), answer.map(Into::into));
+        if let Some(call) = self.pending.take() {
+            call.answer(answer.map(Into::into));
         }
     }
 }
 
 impl Drop for Reply {
     fn drop(&mut self) {
-        if let Some((agent, call)) = self.pending.take() {
+        if let Some(call) = self.pending.take() {
             let error = HandlerError::new("the function dropped its reply without an answer");
-            call.answer(agent.runtime(), Err(error));
+            call.answer(Err(error));
         }
     }
 }
@@ -84,7 +85,55 @@ impl Drop for Reply {
 impl fmt::Debug for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reply")
-            .field("to", &self.pending.as_ref().map(|(_, call)| call.caller()))
-            .finish_non_exhaustive()
+            .field("call", &self.pending)
+            .finish()
+    }
+}
+
+/// A call whose function has begun. It must be answered once.
+#[derive(Debug, Clone)]
+pub(crate) struct ServedCall {
+    agent: AgentHandle,
+    reply_to: ReplyTo,
+    deadline: Deadline,
+    /// The function answers through a [`Reply`].
+    is_deferred: bool,
+}
+
+impl ServedCall {
+    /// Counts the call as begun, until it is answered.
+    pub(crate) fn begin(
+        agent: &AgentHandle,
+        reply_to: ReplyTo,
+        deadline: Deadline,
+        is_deferred: bool,
+    ) -> Self {
+        let driver = &agent.runtime().driver;
+        driver.activity.begin();
+        driver.metrics.requests.deferred.add(is_deferred.into());
+        Self {
+            agent: agent.clone(),
+            reply_to,
+            deadline,
+            is_deferred,
+        }
+    }
+
+    pub(crate) fn answer(&self, answer: Result<Bytes, HandlerError>) {
+        self.end(answer.map_err(|error| Failure::Handler(error.message().into())));
+    }
+
+    /// Answers that the function panicked.
+    pub(crate) fn panicked(&self, text: &str) {
+        self.end(Err(Failure::Panicked(text.into())));
+    }
+
+    fn end(&self, answer: Result<Bytes, Failure>) {
+        let runtime = self.agent.runtime();
+        runtime.sender.answer(&self.reply_to, answer);
+        let requests = &runtime.driver.metrics.requests;
+        requests.deferred_answered.add(self.is_deferred.into());
+        requests.handled.add(1);
+        runtime.driver.activity.end();
     }
 }

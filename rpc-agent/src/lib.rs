@@ -49,6 +49,7 @@ pub mod fuzzing;
 mod handler_error;
 mod metrics;
 mod milliseconds;
+mod options;
 mod peer;
 mod pool;
 mod registry;
@@ -66,7 +67,7 @@ mod wire;
 mod worker;
 
 // The types of other crates that this one's options take.
-pub use agent::{Agent, AgentHandle, AgentOptions, Call, StartError};
+pub use agent::{Agent, AgentHandle, Call, StartError};
 #[cfg(feature = "tls")]
 pub use c10d_socket::{CertificateFiles, Secret};
 pub use c10d_socket::{Credentials, CredentialsError};
@@ -79,6 +80,7 @@ pub use future::catch_panic;
 pub use future::{FutureMessage, Promise, RpcFuture, join_all};
 pub use handler_error::HandlerError;
 pub use metrics::{LatencySnapshot, MetricsSnapshot, PeerSnapshot};
+pub use options::AgentOptions;
 pub use registry::{FUNCTION_NAME_BYTES_MAX, Registry, RegistryError};
 pub use registry_id::RegistryId;
 pub use retry::{RetryGroup, RetryOptions, RetryOptionsError};

@@ -2,15 +2,11 @@
 
 mod call;
 mod handle;
-mod options;
 mod serve;
-mod served_call;
 mod start;
 mod start_error;
 
 pub use self::call::Call;
 pub use self::handle::AgentHandle;
-pub use self::options::AgentOptions;
-pub(crate) use self::served_call::ServedCall;
 pub use self::start::Agent;
 pub use self::start_error::StartError;

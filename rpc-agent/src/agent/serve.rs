@@ -3,8 +3,7 @@
 use std::time::Instant;
 
 use super::handle::AgentHandle;
-use super::served_call::ServedCall;
-use crate::context::{Context, Reply};
+use crate::context::{Context, Reply, ServedCall};
 use crate::future::catch_panic;
 use crate::pool::Work;
 use crate::registry::{Body, Registry};
@@ -59,8 +58,7 @@ impl Work<Served> for Service {
         }
         let is_deferred = matches!(function.body, Body::Deferred(_));
         let context = Context {
-            agent: self.agent.clone(),
-            call: ServedCall::begin(runtime, reply_to, request.deadline, is_deferred),
+            call: ServedCall::begin(&self.agent, reply_to, request.deadline, is_deferred),
         };
         let payload = request.payload;
         // Counted and logged before the answer: the caller may look at once.
@@ -78,16 +76,16 @@ impl Work<Served> for Service {
                 let result = catch_panic(|| run(&context, payload));
                 function.ran_for(began.elapsed());
                 match result {
-                    Ok(answer) => context.call.answer(runtime, answer),
+                    Ok(answer) => context.call.answer(answer),
                     Err(text) => {
                         note_panic(&context, &text);
-                        context.call.panicked(runtime, &text);
+                        context.call.panicked(&text);
                     }
                 }
             }
             Body::Deferred(run) => {
                 let reply = Reply {
-                    pending: Some((self.agent.clone(), context.call.clone())),
+                    pending: Some(context.call.clone()),
                 };
                 let result = catch_panic(|| run(&context, payload, reply));
                 function.ran_for(began.elapsed());

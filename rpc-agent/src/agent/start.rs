@@ -10,12 +10,11 @@ use c10d_socket::{Deadline, HostPort, ListenOptions, Protocol, listen};
 use c10d_store::Store;
 
 use super::handle::AgentHandle;
-use super::options::AgentOptions;
 use super::serve::Service;
 use super::start_error::StartError;
-use crate::directory::{Directory, Group};
+use crate::directory::Directory;
+use crate::options::AgentOptions;
 use crate::peer::Config;
-use crate::pool::Pool;
 use crate::registry::Registry;
 use crate::runtime::{Parts, Poller, Runtime};
 use crate::termination::TerminationError;
@@ -67,24 +66,15 @@ impl Agent {
         // 0 stands for "any" where incarnations are compared.
         let incarnation = fastrand::Rng::with_seed(seed ^ u64::from(options.rank)).u64(1..);
         let (poll, sockets) = Poller::open().map_err(StartError::Socket)?;
-        let group = match options.world_size {
-            Some(world_size) => Group::Static { world_size },
-            None => Group::Dynamic,
-        };
         let own_store = store.clone_store().map_err(StartError::Store)?;
         let directory = Directory::join(
             own_store,
             me.clone(),
             &address,
             incarnation,
-            group,
+            options.world_size,
             deadline,
         )?;
-        let pool = Pool::new(
-            me.name.as_str(),
-            options.handler_threads,
-            options.threads_max,
-        );
         let config = Config {
             me,
             incarnation,
@@ -99,15 +89,11 @@ impl Agent {
             registry_id: registry.id(),
             directory,
             store,
-            pool,
             poll,
             sockets,
             listeners,
-            socket_options: options.socket,
             tls_server,
-            credentials: options.credentials,
-            timeout: options.timeout,
-            faults: options.faults,
+            options,
             seed,
         };
         let runtime = Runtime::new(parts).map_err(StartError::Socket)?;

@@ -43,15 +43,6 @@ const KIND_KEY: &str = "rpcIsStaticGroup";
 /// How many characters of an invalid value an error shows.
 const VALUE_CHARS_SHOWN_MAX: usize = 40;
 
-/// Whether the members are fixed at start or change.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Group {
-    /// `world_size` workers, with the ranks from 0 on.
-    Static { world_size: u32 },
-    /// Workers join and leave at any time.
-    Dynamic,
-}
-
 /// One worker's membership in its group, and what it knows of the other members.
 ///
 /// Names are looked up in memory: in a dynamic group, in the list as it was read last. Addresses are read
@@ -60,7 +51,8 @@ pub(crate) enum Group {
 pub(crate) struct Directory {
     store: BoundedStore,
     me: Member,
-    group: Group,
+    /// Ranks from 0 on that start together; `None` if workers join and leave at any time.
+    world_size: Option<u32>,
     /// Constant in a static group. The lock is held only to read or to replace the list.
     members: RwLock<Members>,
 }
@@ -85,7 +77,7 @@ impl Directory {
         me: WorkerInfo,
         address: &str,
         incarnation: u64,
-        group: Group,
+        world_size: Option<u32>,
         by: Deadline,
     ) -> Result<Self, DirectoryError> {
         let started = Instant::now();
@@ -96,17 +88,15 @@ impl Directory {
             })?;
         let me = Member { info: me, address };
         let store = BoundedStore::new(store);
-        agree_on_kind(&store, group, by)?;
-        let members = match group {
-            Group::Static { world_size } => {
-                static_group::join(&store, &me, world_size, started, by)?
-            }
-            Group::Dynamic => dynamic_group::join(&store, &me, by)?,
+        agree_on_kind(&store, world_size.is_some(), by)?;
+        let members = match world_size {
+            Some(world_size) => static_group::join(&store, &me, world_size, started, by)?,
+            None => dynamic_group::join(&store, &me, by)?,
         };
         Ok(Self {
             store,
             me,
-            group,
+            world_size,
             members: RwLock::new(members),
         })
     }
@@ -135,7 +125,7 @@ impl Directory {
 
     /// Whether workers may join and leave at any time.
     pub(crate) fn is_dynamic(&self) -> bool {
-        self.group == Group::Dynamic
+        self.world_size.is_none()
     }
 
     /// The members that are known locally, by id. Does not block.
@@ -154,14 +144,13 @@ impl Directory {
         worker: &WorkerInfo,
         by: Deadline,
     ) -> Result<Option<Address>, DirectoryError> {
-        let member = match self.group {
-            Group::Static { .. } => static_group::read(&self.store, worker.id, by)?,
-            Group::Dynamic => {
-                let members = dynamic_group::read(&self.store, by)?;
-                let member = members.of(worker).cloned();
-                self.learn(members);
-                member
-            }
+        let member = if self.is_dynamic() {
+            let members = dynamic_group::read(&self.store, by)?;
+            let member = members.of(worker).cloned();
+            self.learn(members);
+            member
+        } else {
+            static_group::read(&self.store, worker.id, by)?
         };
         // Another worker may have taken the id.
         Ok(member
@@ -182,9 +171,10 @@ impl Directory {
     /// # Errors
     /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`], [`DirectoryError::Contended`].
     pub(crate) fn leave(&self, by: Deadline) -> Result<(), DirectoryError> {
-        match self.group {
-            Group::Static { .. } => static_group::leave(&self.store, &self.me, by),
-            Group::Dynamic => dynamic_group::leave(&self.store, &self.me, by),
+        if self.is_dynamic() {
+            dynamic_group::leave(&self.store, &self.me, by)
+        } else {
+            static_group::leave(&self.store, &self.me, by)
         }
     }
 
@@ -202,8 +192,11 @@ impl Directory {
 }
 
 /// The first worker decides whether the group is static; the others must agree.
-fn agree_on_kind(store: &BoundedStore, group: Group, by: Deadline) -> Result<(), DirectoryError> {
-    let is_static = group != Group::Dynamic;
+fn agree_on_kind(
+    store: &BoundedStore,
+    is_static: bool,
+    by: Deadline,
+) -> Result<(), DirectoryError> {
     let ours: &[u8] = if is_static { b"true" } else { b"false" };
     let agreed = store
         .replace(KIND_KEY, b"", ours, by)

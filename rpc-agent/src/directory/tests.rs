@@ -65,7 +65,7 @@ impl Shared {
         &self,
         name: &str,
         id: u32,
-        group: Group,
+        group: Option<u32>,
         by: Deadline,
     ) -> Result<Directory, DirectoryError> {
         join(self.store(), name, id, u64::from(id) + 100, group, by)
@@ -75,7 +75,7 @@ impl Shared {
     fn join_all(
         &self,
         workers: &[(&str, u32)],
-        group: Group,
+        group: Option<u32>,
         by: Deadline,
     ) -> Vec<Result<Directory, DirectoryError>> {
         let joining: Vec<_> = workers
@@ -97,7 +97,7 @@ fn join(
     name: &str,
     id: u32,
     incarnation: u64,
-    group: Group,
+    group: Option<u32>,
     by: Deadline,
 ) -> Result<Directory, DirectoryError> {
     let address = format!("127.0.0.1:{}", 4000 + id);
@@ -108,8 +108,8 @@ fn info(name: &str, id: u32) -> WorkerInfo {
     WorkerInfo::new(name, id).unwrap()
 }
 
-fn known(world_size: u32) -> Group {
-    Group::Static { world_size }
+fn known(world_size: u32) -> Option<u32> {
+    Some(world_size)
 }
 
 #[test]
@@ -217,8 +217,8 @@ fn a_rank_beyond_the_world_size_is_refused() {
 #[test]
 fn static_and_dynamic_members_cannot_be_mixed() {
     for (first, second, error_text) in [
-        (known(1), Group::Dynamic, "has no world size"),
-        (Group::Dynamic, known(2), "has a world size"),
+        (known(1), None, "has no world size"),
+        (None, known(2), "has a world size"),
     ] {
         let shared = Shared::prefixed();
         shared.join("a", 0, first, patience()).unwrap();
@@ -240,7 +240,7 @@ fn static_and_dynamic_members_cannot_be_mixed() {
 
 #[test]
 fn a_worker_that_left_can_rejoin_at_another_address() {
-    for group in [known(2), Group::Dynamic] {
+    for group in [known(2), None] {
         for shared in Shared::all() {
             let mut joined = shared.join_all(&[("a", 0), ("b", 1)], group, patience());
             let b = joined.pop().unwrap().unwrap();
@@ -297,7 +297,7 @@ fn an_invalid_value_is_an_error_with_its_key() {
     let store = shared.store();
     store.set("names/_ALL_WORKER_INFOS", b"a-0,b-1,").unwrap();
     let error = shared
-        .join("a", 0, Group::Dynamic, patience())
+        .join("a", 0, None, patience())
         .unwrap_err()
         .to_string();
     assert!(
@@ -312,7 +312,7 @@ fn many_workers_join_a_dynamic_group_at_once() {
     for shared in Shared::all() {
         let names: Vec<String> = (0..12).map(|id| format!("w-{id}-")).collect();
         let workers: Vec<(&str, u32)> = names.iter().map(String::as_str).zip(0..).collect();
-        let joined = shared.join_all(&workers, Group::Dynamic, patience());
+        let joined = shared.join_all(&workers, None, patience());
         for directory in joined {
             let directory = directory.unwrap();
             // Workers that joined later are found too.
@@ -328,14 +328,14 @@ fn many_workers_join_a_dynamic_group_at_once() {
 #[test]
 fn workers_leave_a_dynamic_group_while_others_join() {
     for shared in Shared::all() {
-        let first = shared.join_all(&[("a", 0), ("b", 1), ("c", 2)], Group::Dynamic, patience());
+        let first = shared.join_all(&[("a", 0), ("b", 1), ("c", 2)], None, patience());
         let mut first: Vec<Directory> = first.into_iter().map(Result::unwrap).collect();
         let a = first.remove(0);
         let leaving: Vec<_> = first
             .into_iter()
             .map(|directory| thread::spawn(move || directory.leave(patience())))
             .collect();
-        let joined = shared.join_all(&[("d", 3), ("e", 4)], Group::Dynamic, patience());
+        let joined = shared.join_all(&[("d", 3), ("e", 4)], None, patience());
         assert!(joined.iter().all(Result::is_ok), "{joined:?}");
         for leaving in leaving {
             leaving.join().unwrap().unwrap();
@@ -349,9 +349,9 @@ fn workers_leave_a_dynamic_group_while_others_join() {
 #[test]
 fn a_worker_that_joined_later_is_looked_up() {
     for shared in Shared::all() {
-        let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
+        let a = shared.join("a", 0, None, patience()).unwrap();
         assert_eq!(a.look_up(&"late".into(), passed()).unwrap(), None);
-        let late = shared.join("late", 1, Group::Dynamic, patience()).unwrap();
+        let late = shared.join("late", 1, None, patience()).unwrap();
         let found = a.look_up(&"late".into(), passed()).unwrap();
         assert_eq!(found, Some(late.me.info));
     }
@@ -360,10 +360,10 @@ fn a_worker_that_joined_later_is_looked_up() {
 #[test]
 fn a_members_name_or_id_is_refused_and_both_together_replace_it() {
     for shared in Shared::all() {
-        let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
-        shared.join("b", 1, Group::Dynamic, patience()).unwrap();
+        let a = shared.join("a", 0, None, patience()).unwrap();
+        shared.join("b", 1, None, patience()).unwrap();
         let refused = |name, id| {
-            let joined = shared.join(name, id, Group::Dynamic, patience());
+            let joined = shared.join(name, id, None, patience());
             joined.unwrap_err().to_string()
         };
         assert_eq!(
@@ -376,7 +376,7 @@ fn a_members_name_or_id_is_refused_and_both_together_replace_it() {
             "RPC worker id 1 is not unique. Worker b and already has ID and c cannot be added. \
              (the former is at 127.0.0.1:4001, the latter at 127.0.0.1:4001)"
         );
-        let again = join(shared.store(), "b", 1, 9, Group::Dynamic, patience());
+        let again = join(shared.store(), "b", 1, 9, None, patience());
         again.unwrap();
         let address = a.address_of(&info("b", 1), patience()).unwrap().unwrap();
         assert_eq!(address.incarnation, 9);
@@ -390,7 +390,7 @@ fn a_held_lock_of_another_version_delays_nobody() {
     let shared = Shared::tcp();
     let store = shared.store();
     store.set("RpcGroupManagementToken", b"crashed").unwrap();
-    let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
+    let a = shared.join("a", 0, None, patience()).unwrap();
     assert_eq!(a.workers(), [info("a", 0)]);
 }
 
@@ -414,9 +414,9 @@ fn a_closed_store_is_an_error_with_its_key() {
 #[test]
 fn an_earlier_list_does_not_replace_a_later_one() {
     let shared = Shared::hash();
-    let a = shared.join("a", 0, Group::Dynamic, patience()).unwrap();
+    let a = shared.join("a", 0, None, patience()).unwrap();
     let old = a.view(Members::clone);
-    shared.join("b", 1, Group::Dynamic, patience()).unwrap();
+    shared.join("b", 1, None, patience()).unwrap();
     let id: WorkerId = info("b", 1).id;
     assert!(a.look_up(&id.into(), passed()).unwrap().is_some());
     a.learn(old);

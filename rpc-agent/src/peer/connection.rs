@@ -20,9 +20,9 @@ pub(crate) struct Watch {
 }
 
 /// A connection in use. `S` is the shell's handle of its socket.
-pub(super) struct Connection<S> {
+pub(crate) struct Connection<S> {
     pub(super) id: ConnectionId,
-    pub(super) socket: S,
+    pub(crate) socket: S,
     pub(super) address: SocketAddr,
     reader: Reader,
     writer: Writer,
@@ -98,7 +98,7 @@ impl<S> Connection<S> {
 
     /// Gives the decoder to a thread that is to read, and whether the end of the stream was reported: then a short
     /// read does not mean that no more comes. `None` when another thread reads.
-    pub(super) fn take_reader(&mut self, reads: Reads) -> Option<(Box<Incoming>, bool)> {
+    pub(crate) fn take_reader(&mut self, reads: Reads) -> Option<(Box<Incoming>, bool)> {
         if self.waiter != Waiter::Poller && reads == Reads::ForPoller {
             // An event from before the connection was lent. Reading now would take the answer from the caller that
             // waits for the socket.
@@ -121,7 +121,7 @@ impl<S> Connection<S> {
     }
 
     /// Takes the decoder back from a thread that has read all there was (`is_drained`), or gave way to others.
-    pub(super) fn give_back_reader(
+    pub(crate) fn give_back_reader(
         &mut self,
         decoder: Box<Incoming>,
         is_drained: bool,
@@ -140,7 +140,7 @@ impl<S> Connection<S> {
     }
 
     /// The peer has sent its last byte: the event that reports it may be the one of that byte.
-    pub(super) fn read_closed(&mut self) {
+    pub(crate) fn read_closed(&mut self) {
         self.is_read_closed = true;
     }
 
@@ -154,14 +154,14 @@ impl<S> Connection<S> {
     }
 
     /// Before the borrowing caller waits: whether it must also wait until the socket is writable.
-    pub(super) fn waits_for_output(&mut self) -> bool {
+    pub(crate) fn waits_for_output(&mut self) -> bool {
         let for_output = self.writer == Writer::Blocked;
         self.waiter = Waiter::Caller { for_output };
         for_output
     }
 
     /// Takes the connection back from the caller.
-    pub(super) fn end_lending(&mut self) {
+    pub(crate) fn end_lending(&mut self) {
         self.waiter = Waiter::Poller;
     }
 

@@ -27,7 +27,7 @@ mod tests;
 
 pub(crate) use self::call::{NewCall, PendingCall};
 pub(crate) use self::config::Config;
-pub(crate) use self::connection::{ConnectionId, ReadNext, Reads, Watch};
+pub(crate) use self::connection::{Connection, ConnectionId, ReadNext, Reads, Watch};
 pub(crate) use self::effect::{Count, Effect, Effects, Notice};
 pub(crate) use self::functions::{FunctionId, Functions};
 pub(crate) use self::in_flight::CallId;

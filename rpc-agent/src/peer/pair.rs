@@ -40,39 +40,6 @@ pub(crate) enum PairState {
     Established,
 }
 
-/// The answer to a Hello.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// Send a Welcome with these `links`; the connection is established.
-    Accept {
-        links: u32,
-        /// The previous state: the caller closes its dial or connection.
-        instead_of: PairState,
-    },
-    /// Send a Refuse with these `links`, then close the connection.
-    Refuse { reason: RefuseReason, links: u32 },
-}
-
-/// What the dialer does after a Refuse.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AfterRefuse {
-    /// The peer has or dials another connection. If none arrives, dial again after a pause.
-    AwaitPeer,
-    /// Another process has this address: read the address again, and dial again after a pause.
-    ReadAddress,
-    /// The peer accepts no calls: it is shutting down or has another protocol version.
-    GiveUp,
-}
-
-/// What the dialer does after a Welcome.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AfterWelcome {
-    /// The connection is established.
-    Established,
-    /// The wrong process answered: close the connection and read the address again.
-    ReadAddress,
-}
-
 impl Pair {
     /// A pair without a connection. The two ids must differ.
     pub(crate) fn new(me: WorkerId, my_incarnation: u64, peer: WorkerId) -> Self {
@@ -101,7 +68,7 @@ impl Pair {
     ///
     /// Returns `None` while there is a connection or a dial, and after [`close`](Self::close). A dial ends
     /// with [`on_welcome`](Self::on_welcome), [`on_refuse`](Self::on_refuse),
-    /// [`on_dial_failed`](Self::on_dial_failed), or an [`Answer::Accept`] that replaces it. The Hello may
+    /// [`on_dial_failed`](Self::on_dial_failed), or a Hello that is accepted. The Hello may
     /// be built later, with [`hello_links`](Self::hello_links).
     pub(crate) fn dial(&mut self, incarnation_wanted: u64) -> Option<u32> {
         if self.state != PairState::Idle || self.is_closing {
@@ -119,50 +86,52 @@ impl Pair {
         }
     }
 
-    /// Accepts or refuses a Hello from the peer.
-    pub(crate) fn on_hello(&mut self, hello: &Hello) -> Answer {
+    /// Accepts a Hello from the peer, and returns the `links` of the Welcome. The caller closes its dial or connection.
+    ///
+    /// # Errors
+    /// The reason and the `links` of the Refuse to be sent instead.
+    pub(crate) fn on_hello(&mut self, hello: &Hello) -> Result<u32, (RefuseReason, u32)> {
         let links = self.links_with(hello.incarnation);
         if let Some(reason) = self.reason_to_refuse(hello, links) {
-            return Answer::Refuse { reason, links };
+            return Err((reason, links));
         }
         self.peer_incarnation = Some(hello.incarnation);
         self.links = links.max(hello.links).saturating_add(1);
-        Answer::Accept {
-            links: self.links,
-            instead_of: std::mem::replace(&mut self.state, PairState::Established),
-        }
+        self.state = PairState::Established;
+        Ok(self.links)
     }
 
-    /// The peer accepted the current dial.
-    pub(crate) fn on_welcome(&mut self, welcome: &Welcome) -> AfterWelcome {
+    /// The peer accepted the current dial. False if it is another process than the dialed one: close the connection and
+    /// read the address again.
+    pub(crate) fn on_welcome(&mut self, welcome: &Welcome) -> bool {
         let PairState::Dialing { incarnation_wanted } = self.state else {
             debug_assert!(false, "a Welcome answers a current dial");
-            return AfterWelcome::ReadAddress;
+            return false;
         };
         if incarnation_wanted != 0 && incarnation_wanted != welcome.incarnation {
             self.state = PairState::Idle;
-            return AfterWelcome::ReadAddress;
+            return false;
         }
         self.links = self.links_with(welcome.incarnation).max(welcome.links);
         self.peer_incarnation = Some(welcome.incarnation);
         self.state = PairState::Established;
-        AfterWelcome::Established
+        true
     }
 
-    /// The peer refused the current dial.
-    pub(crate) fn on_refuse(&mut self, refuse: &Refuse) -> AfterRefuse {
+    /// The peer refused the current dial. Whether a later one may succeed, after a pause and with the address read
+    /// again: not if the peer is shutting down or has another protocol version.
+    pub(crate) fn on_refuse(&mut self, refuse: &Refuse) -> bool {
         debug_assert!(matches!(self.state, PairState::Dialing { .. }));
         self.state = PairState::Idle;
-        match refuse.reason {
-            RefuseReason::UseOther => {
-                // The next Hello then carries the peer's count and replaces that connection. By then it
-                // has either arrived at this side or is lost.
-                self.links = self.links.max(refuse.links);
-                AfterRefuse::AwaitPeer
-            }
-            RefuseReason::WrongWorker | RefuseReason::WrongIncarnation => AfterRefuse::ReadAddress,
-            RefuseReason::ShuttingDown | RefuseReason::Version => AfterRefuse::GiveUp,
+        if refuse.reason == RefuseReason::UseOther {
+            // The next Hello then carries the peer's count and replaces that connection. By then it
+            // has either arrived at this side or is lost.
+            self.links = self.links.max(refuse.links);
         }
+        !matches!(
+            refuse.reason,
+            RefuseReason::ShuttingDown | RefuseReason::Version
+        )
     }
 
     /// The current dial ended without an answer.

@@ -16,15 +16,16 @@ use c10d_socket::{
 use super::dial_threads::Attempt;
 use super::driver::Driver;
 use super::entry::PeerEntry;
+use super::reader::Inbox;
 use super::received::{invalid, received};
 use super::socket::NOT_SENT_LOW_WATER_BYTES;
 use super::tls::{ASKS_FOR_SECRET, Tls};
 use crate::directory::Directory;
 use crate::future::catch_panic;
 use crate::peer::{
-    AttemptFailure, Expects, FunctionId, Functions, Incoming, IncomingLimits, Message, Recipient,
-    Watch, Welcomed,
+    AttemptFailure, Expects, Incoming, IncomingLimits, Message, Recipient, Watch, Welcomed,
 };
+use crate::segmented_queue::SegmentedQueue;
 use crate::wire::{Frame, Hello};
 use crate::worker::Destination;
 
@@ -159,17 +160,23 @@ impl Dialer {
         Frame::Hello(hello).encode(&mut bytes);
         link.send(&bytes, deadline)?;
         let mut decoder = Incoming::new(Expects::WelcomeOrRefuse, self.limits);
-        let mut answers = Answers {
-            functions: &self.driver.config.functions,
-            first: None,
-            rest: Vec::new(),
+        let driver = &*self.driver;
+        let mut messages = SegmentedQueue::new();
+        let first = loop {
+            if let Some(first) = messages.pop_front() {
+                break first;
+            }
+            let messages = &mut messages;
+            let mut inbox = Inbox {
+                driver,
+                peer,
+                messages,
+            };
+            link.receive(&mut decoder, &mut inbox, deadline)?;
         };
-        while answers.first.is_none() {
-            link.receive(&mut decoder, &mut answers, deadline)?;
-        }
-        let (driver, now) = (&self.driver, Instant::now());
-        match answers.first {
-            Some(Message::Welcome(welcome)) => {
+        let now = Instant::now();
+        match first {
+            Message::Welcome(welcome) => {
                 let stream = mio::net::TcpStream::from_std(link.stream);
                 let _ =
                     socket2::SockRef::from(&stream).set_tcp_notsent_lowat(NOT_SENT_LOW_WATER_BYTES);
@@ -179,14 +186,14 @@ impl Dialer {
                         .adopt(stream, link.tls.map(Tls::established), Some(peer))?;
                 let connection = (Arc::clone(&socket), socket.address);
                 let welcomed = driver.step(peer, |core| {
-                    core.welcomed(dial, &welcome, connection, decoder, answers.rest, now)
+                    core.welcomed(dial, &welcome, connection, decoder, messages, now)
                 });
                 if welcomed != Welcomed::Established {
                     driver.sockets.release(&socket, Watch::default());
                 }
                 Ok(())
             }
-            Some(Message::Refuse(refuse)) => {
+            Message::Refuse(refuse) => {
                 driver.step(peer, |core| core.refused(dial, &refuse, now));
                 Ok(())
             }
@@ -276,32 +283,6 @@ impl Link {
                 }
                 Ok(result?)
             }
-        }
-    }
-}
-
-/// The first answer to a Hello, and the messages right behind it.
-struct Answers<'a> {
-    functions: &'a Functions,
-    first: Option<Message>,
-    rest: Vec<Message>,
-}
-
-impl Recipient for Answers<'_> {
-    fn find_function(&mut self, name: &str) -> Option<FunctionId> {
-        self.functions.find(name)
-    }
-
-    fn wants_response(&mut self, _: u64) -> bool {
-        // No call has been sent on this connection yet.
-        false
-    }
-
-    fn take(&mut self, message: Message) {
-        if self.first.is_none() {
-            self.first = Some(message);
-        } else {
-            self.rest.push(message);
         }
     }
 }

@@ -130,7 +130,7 @@ impl Driver {
             if state.expiring > 0 {
                 return None;
             }
-            let for_output = state.core.waits_for_output(connection)?;
+            let for_output = state.core.connected_by(connection)?.waits_for_output();
             Some((for_output, state.core.next_deadline_ms()))
         })
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Credentials, Deadline, SocketOptions, TlsServer};
+use c10d_socket::{Deadline, TlsServer};
 use c10d_store::Store;
 use mio::Poll;
 
@@ -22,9 +22,9 @@ use super::sender::Sender;
 use super::shutdown_turn::ShutdownTurn;
 use super::sockets::Sockets;
 use crate::directory::Directory;
-use crate::fault::FaultPlan;
 use crate::future::{Job, contained};
 use crate::metrics::MetricsSnapshot;
+use crate::options::AgentOptions;
 use crate::peer::{Config, IncomingLimits};
 use crate::pool::{Pool, Work};
 use crate::registry_id::RegistryId;
@@ -48,16 +48,12 @@ pub(crate) struct Parts {
     pub(crate) directory: Directory,
     /// Kept open for as long as the agent: it may host the server that the others use.
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) pool: Arc<Pool<Served>>,
     pub(crate) poll: Poll,
     pub(crate) sockets: Sockets,
     pub(crate) listeners: Vec<TcpListener>,
-    pub(crate) socket_options: SocketOptions,
     /// Of the credentials.
     pub(crate) tls_server: Option<TlsServer>,
-    pub(crate) credentials: Option<Credentials>,
-    pub(crate) timeout: Option<Duration>,
-    pub(crate) faults: Option<FaultPlan>,
+    pub(crate) options: AgentOptions,
     /// Of the jitter of retries.
     pub(crate) seed: u64,
 }
@@ -92,10 +88,12 @@ impl Runtime {
         let directory = Arc::new(parts.directory);
         let me = parts.config.me.clone();
         let workers = directory.workers().into_iter().chain([me]);
+        let options = parts.options;
+        let pool = Pool::new(&options.name, options.handler_threads, options.threads_max);
         let driver = Arc::new(Driver::new(
             parts.config,
             parts.sockets,
-            parts.pool,
+            pool,
             workers,
             Instant::now(),
         ));
@@ -104,7 +102,7 @@ impl Runtime {
             parts.poll,
             parts.listeners,
             AcceptOptions {
-                socket_options: parts.socket_options.clone(),
+                socket_options: options.socket.clone(),
                 tls: parts.tls_server,
                 limits,
                 is_dynamic_group: directory.is_dynamic(),
@@ -113,7 +111,7 @@ impl Runtime {
         let timer = Arc::new(TimerThread::new(TIMER_THREAD));
         let sender = Arc::new(Sender {
             driver: Arc::clone(&driver),
-            faults: parts.faults,
+            faults: options.faults,
             timer: Arc::clone(&timer),
         });
         let caller = Arc::new(Caller::new(
@@ -121,13 +119,13 @@ impl Runtime {
             &directory,
             FutureDriver::executor(&driver),
             Arc::clone(&sender),
-            parts.timeout,
+            options.timeout,
         ));
         driver.dials.start(Arc::new(Dialer {
             driver: Arc::clone(&driver),
             directory: Arc::clone(&directory),
-            socket_options: parts.socket_options,
-            credentials: parts.credentials,
+            socket_options: options.socket,
+            credentials: options.credentials,
             limits,
         }));
         let runtime = Self {

@@ -139,7 +139,7 @@ fn on_event(
             return None;
         }
         if event.is_read_closed() || event.is_error() {
-            state.core.read_closed(connection);
+            state.core.connected_by(connection)?.read_closed();
         }
         connection
     };

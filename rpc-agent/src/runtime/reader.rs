@@ -9,7 +9,7 @@ use super::driver::{Driver, Served};
 use super::entry::{Core, CoreEffects, PeerEntry};
 use super::received::Received;
 use super::tls::SealedReads;
-use crate::peer::{ConnectionId, FunctionId, Message, ReadNext, Reads, Recipient};
+use crate::peer::{Connection, ConnectionId, FunctionId, Message, ReadNext, Reads, Recipient};
 use crate::segmented_queue::SegmentedQueue;
 
 /// Bytes read from one connection before others get their turn.
@@ -45,13 +45,13 @@ pub(super) fn read(
 ) -> ReadEnd {
     let (socket, mut decoder, mut to_end) = {
         let mut state = peer.lock();
-        let Some((decoder, to_end)) = state.core.take_reader(connection, reads) else {
+        let Some(current) = state.core.connected_by(connection) else {
             return ReadEnd::NotMine;
         };
-        let Some((_, socket)) = state.core.connection() else {
+        let Some((decoder, to_end)) = current.take_reader(reads) else {
             return ReadEnd::NotMine;
         };
-        (Arc::clone(socket), decoder, to_end)
+        (Arc::clone(&current.socket), decoder, to_end)
     };
     let mut read_bytes = 0;
     loop {
@@ -96,15 +96,16 @@ pub(super) fn read(
         // Only now that the calls are completed: a caller that borrows the connection checks its call first, and
         // would wait for an answer that was read already.
         let next = driver.change(peer, |core| {
-            core.give_back_reader(connection, decoder, is_drained)
+            let current = core.connected_by(connection)?;
+            Some(current.give_back_reader(decoder, is_drained))
         });
         match next {
-            ReadNext::Stop if is_more => return ReadEnd::More,
-            ReadNext::Stop => return ReadEnd::Drained,
-            ReadNext::Again {
+            None | Some(ReadNext::Stop) if is_more => return ReadEnd::More,
+            None | Some(ReadNext::Stop) => return ReadEnd::Drained,
+            Some(ReadNext::Again {
                 decoder: same,
                 to_end: until_end,
-            } => {
+            }) => {
                 (decoder, to_end) = (same, until_end);
                 read_bytes = 0;
             }
@@ -169,14 +170,16 @@ pub(crate) fn read_while_waiting(
             break;
         }
     }
-    driver.change(peer, |core| core.end_lending(connection));
+    driver.change(peer, |core| {
+        core.connected_by(connection).map(Connection::end_lending)
+    });
 }
 
 /// Collects messages, and says which large answers are awaited.
-struct Inbox<'a> {
-    driver: &'a Driver,
-    peer: &'a PeerEntry,
-    messages: &'a mut SegmentedQueue<Message>,
+pub(super) struct Inbox<'a> {
+    pub(super) driver: &'a Driver,
+    pub(super) peer: &'a PeerEntry,
+    pub(super) messages: &'a mut SegmentedQueue<Message>,
 }
 
 impl Recipient for Inbox<'_> {
@@ -224,7 +227,7 @@ mod tests {
         fn wake(self: Arc<Self>) {
             let lent = self.driver.change(&self.peer, |core| {
                 let (connection, _) = core.lend()?;
-                core.end_lending(connection);
+                core.connected_by(connection)?.end_lending();
                 Some(connection)
             });
             self.outcome.send(lent.is_some()).unwrap();

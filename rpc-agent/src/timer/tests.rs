@@ -15,13 +15,6 @@ fn started<T: Send + 'static>(on_due: impl Fn(T) + Send + 'static) -> io::Result
     timer.start(on_due).map(|()| timer)
 }
 
-fn started_with_batches<T: Send + 'static>(
-    on_batch: impl Fn(Vec<T>) + Send + 'static,
-) -> io::Result<TimerThread<T>> {
-    let timer = TimerThread::new(NAME);
-    timer.start_with_batches(on_batch).map(|()| timer)
-}
-
 /// A timer that sends each due value to a channel.
 fn reporting<T: Send + 'static>() -> (TimerThread<T>, mpsc::Receiver<T>) {
     let (sender, receiver) = mpsc::channel();
@@ -51,26 +44,6 @@ fn the_callback_runs_on_the_named_thread() {
     let retry = retry.unwrap();
     retry.schedule(Instant::now(), ()).unwrap();
     assert_eq!(receiver.recv_timeout(LONG), Ok(Some(NAME.to_owned())));
-}
-
-#[test]
-fn two_values_due_at_the_same_instant_leave_in_one_wake_up() {
-    let (sender, receiver) = mpsc::channel();
-    let (resume, resumed) = mpsc::channel::<()>();
-    let thread = started_with_batches(move |batch: Vec<u32>| {
-        let _ = sender.send(batch);
-        let _ = resumed.recv_timeout(LONG);
-    })
-    .unwrap();
-    // The callback blocks until both values are scheduled.
-    let at = Instant::now();
-    thread.schedule(at, 0).unwrap();
-    assert_eq!(receiver.recv_timeout(LONG).unwrap(), [0]);
-    thread.schedule(at, 1).unwrap();
-    thread.schedule(at, 2).unwrap();
-    resume.send(()).unwrap();
-    assert_eq!(receiver.recv_timeout(LONG).unwrap(), [1, 2]);
-    drop(resume);
 }
 
 #[test]

@@ -48,26 +48,18 @@ impl<T: Send + 'static> TimerThread<T> {
     /// # Errors
     /// When the system has no thread.
     pub(crate) fn start(&self, on_due: impl Fn(T) + Send + 'static) -> io::Result<()> {
-        let what = format!("a callback of the timer {}", self.name);
-        self.start_with_batches(move |batch: Vec<T>| {
-            for value in batch {
-                contained(&what, || on_due(value));
-            }
-        })
-    }
-
-    /// `on_batch` gets all values at once that are due together.
-    pub(super) fn start_with_batches(
-        &self,
-        on_batch: impl Fn(Vec<T>) + Send + 'static,
-    ) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
+        let what = format!("a callback of the timer {}", self.name);
         let mut handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
-        *handle = Some(
-            thread::Builder::new()
-                .name(self.name.to_owned())
-                .spawn(move || run(&shared, on_batch))?,
-        );
+        let thread = thread::Builder::new().name(self.name.to_owned());
+        *handle = Some(thread.spawn(move || {
+            shared.lock().thread = Some(thread::current().id());
+            while let Some(batch) = next_batch(&shared) {
+                for value in batch {
+                    contained(&what, || on_due(value));
+                }
+            }
+        })?);
         Ok(())
     }
 }
@@ -127,13 +119,6 @@ impl<T> TimerThread<T> {
 impl<T> Drop for TimerThread<T> {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-fn run<T>(shared: &Monitor<Shared<T>>, on_batch: impl Fn(Vec<T>)) {
-    shared.lock().thread = Some(thread::current().id());
-    while let Some(batch) = next_batch(shared) {
-        on_batch(batch);
     }
 }
 

@@ -12,7 +12,7 @@ use crate::error::{NotSent, RpcError};
 use crate::peer::connection::{Connection, ConnectionId};
 use crate::peer::effect::{Effect, End, Notice};
 use crate::peer::incoming::{Incoming, Message};
-use crate::peer::pair::{AfterRefuse, AfterWelcome, Answer, Pair, PairState};
+use crate::peer::pair::{Pair, PairState};
 use crate::wire::{Frame, Hello, Refuse, RefuseReason, Welcome};
 
 /// The pauses between attempts to connect.
@@ -85,14 +85,17 @@ impl<P, S: Clone> Peer<P, S> {
         welcome: &Welcome,
         (socket, address): (S, SocketAddr),
         decoder: Incoming,
-        messages: Vec<Message>,
+        messages: impl IntoIterator<Item = Message>,
         now: Instant,
     ) -> Welcomed {
         if !self.awaits_welcome(number) {
             return Welcomed::Stale;
         }
-        let after = self.pair.as_mut().map(|pair| pair.on_welcome(welcome));
-        if after != Some(AfterWelcome::Established) {
+        let is_dialed = self
+            .pair
+            .as_mut()
+            .is_some_and(|pair| pair.on_welcome(welcome));
+        if !is_dialed {
             let cause = "another process answered".into();
             self.attempt_failed(number, AttemptFailure::Again(cause), now);
             return Welcomed::OtherProcess;
@@ -110,14 +113,16 @@ impl<P, S: Clone> Peer<P, S> {
         if !self.awaits_welcome(number) {
             return;
         }
-        let after = self.pair.as_mut().map(|pair| pair.on_refuse(refuse));
+        let may_retry = self
+            .pair
+            .as_mut()
+            .is_some_and(|pair| pair.on_refuse(refuse));
         let cause = format!("refused: {}", refuse.text).into();
-        let failure = match after {
-            Some(AfterRefuse::GiveUp) => AttemptFailure::Hopeless {
-                cause,
-                is_dead: false,
-            },
-            _ => AttemptFailure::Again(cause),
+        let is_dead = false;
+        let failure = if may_retry {
+            AttemptFailure::Again(cause)
+        } else {
+            AttemptFailure::Hopeless { cause, is_dead }
         };
         self.attempt_failed(number, failure, now);
     }
@@ -183,10 +188,7 @@ impl<P, S: Clone> Peer<P, S> {
         let Some(pair) = &mut self.pair else {
             return Err((RefuseReason::WrongWorker, 0));
         };
-        let links = match pair.on_hello(hello) {
-            Answer::Refuse { reason, links } => return Err((reason, links)),
-            Answer::Accept { links, .. } => links,
-        };
+        let links = pair.on_hello(hello)?;
         if self.is_connected() {
             let error = io::Error::new(
                 io::ErrorKind::ConnectionReset,

@@ -153,7 +153,8 @@ impl<P, S: Clone> Peer<P, S> {
         matches!(&self.phase, Phase::Connected(current) if current.id == connection)
     }
 
-    pub(super) fn connected_by(&mut self, connection: ConnectionId) -> Option<&mut Connection<S>> {
+    /// The connection in use, if it is this one.
+    pub(crate) fn connected_by(&mut self, connection: ConnectionId) -> Option<&mut Connection<S>> {
         match &mut self.phase {
             Phase::Connected(current) if current.id == connection => Some(current),
             _ => None,

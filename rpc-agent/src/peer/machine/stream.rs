@@ -4,9 +4,9 @@ use std::io;
 use std::time::Instant;
 
 use super::state::{Peer, Phase};
-use crate::peer::connection::{ConnectionId, ReadNext, Reads, Watch};
+use crate::peer::connection::{ConnectionId, Watch};
 use crate::peer::effect::{Effect, End};
-use crate::peer::incoming::{Incoming, Message};
+use crate::peer::incoming::Message;
 use crate::peer::outgoing::{Batch, WriteProgress};
 use crate::peer::request::ReplyRoute;
 
@@ -112,54 +112,12 @@ impl<P, S: Clone> Peer<P, S> {
         self.send_now();
     }
 
-    /// The decoder for a thread that is to read: see [`Connection::take_reader`].
-    pub(crate) fn take_reader(
-        &mut self,
-        connection: ConnectionId,
-        reads: Reads,
-    ) -> Option<(Box<Incoming>, bool)> {
-        self.connected_by(connection)?.take_reader(reads)
-    }
-
-    /// Takes the decoder back: see [`Connection::give_back_reader`].
-    pub(crate) fn give_back_reader(
-        &mut self,
-        connection: ConnectionId,
-        decoder: Box<Incoming>,
-        is_drained: bool,
-    ) -> ReadNext {
-        match self.connected_by(connection) {
-            Some(current) => current.give_back_reader(decoder, is_drained),
-            None => ReadNext::Stop,
-        }
-    }
-
-    /// The poller has reported the end of the stream.
-    pub(crate) fn read_closed(&mut self, connection: ConnectionId) {
-        if let Some(current) = self.connected_by(connection) {
-            current.read_closed();
-        }
-    }
-
     /// Lends the connection to a caller that waits for its answer and will read it. `None` when it cannot be lent.
     pub(crate) fn lend(&mut self) -> Option<(ConnectionId, S)> {
         let Phase::Connected(current) = &mut self.phase else {
             return None;
         };
         current.lend().then(|| (current.id, current.socket.clone()))
-    }
-
-    /// Before the borrowing caller waits for the socket: whether it is to wait until that is writable, too. `None`
-    /// when the connection has ended.
-    pub(crate) fn waits_for_output(&mut self, connection: ConnectionId) -> Option<bool> {
-        Some(self.connected_by(connection)?.waits_for_output())
-    }
-
-    /// The borrowing caller is done.
-    pub(crate) fn end_lending(&mut self, connection: ConnectionId) {
-        if let Some(current) = self.connected_by(connection) {
-            current.end_lending();
-        }
     }
 
     /// What the poller is to watch from now on, if the last input changed that: before and after.

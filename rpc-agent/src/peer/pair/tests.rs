@@ -46,27 +46,20 @@ fn refuse(reason: RefuseReason, links: u32) -> Refuse {
     }
 }
 
-fn refused(reason: RefuseReason, links: u32) -> Answer {
-    Answer::Refuse { reason, links }
+fn refused(reason: RefuseReason, links: u32) -> Result<u32, (RefuseReason, u32)> {
+    Err((reason, links))
 }
 
 #[test]
 fn the_first_hello_is_accepted_with_count_1() {
     let mut listener = link(2, 1);
     let answer = listener.on_hello(&hello(1, 2, 0));
-    let instead_of = PairState::Idle;
-    assert_eq!(
-        answer,
-        Answer::Accept {
-            links: 1,
-            instead_of
-        }
-    );
+    assert_eq!(answer, Ok(1));
 
     let mut dialer = link(1, 2);
     assert_eq!(dialer.dial(ANY), Some(0));
     assert_eq!(dialer.dial(ANY), None, "one dial at a time");
-    assert_eq!(dialer.on_welcome(&welcome(2, 1)), AfterWelcome::Established);
+    assert_eq!(dialer.on_welcome(&welcome(2, 1)), true);
     assert_eq!((dialer.state(), dialer.links), (PairState::Established, 1));
     assert_eq!(dialer.dial(ANY), None, "no dial while connected");
 }
@@ -80,20 +73,14 @@ fn of_two_simultaneous_dials_the_lower_ids_is_accepted() {
         lower.on_hello(&hello(2, 1, 0)),
         refused(RefuseReason::UseOther, 0)
     );
-    let instead_of = PairState::Dialing {
-        incarnation_wanted: ANY,
-    };
-    let accepted = Answer::Accept {
-        links: 1,
-        instead_of,
-    };
+    let accepted = Ok(1);
     assert_eq!(higher.on_hello(&hello(1, 2, 0)), accepted);
 }
 
 #[test]
 fn a_hello_replaces_the_connection_only_if_its_count_is_current() {
     let mut listener = link(1, 2);
-    listener.on_hello(&hello(2, 1, 0));
+    listener.on_hello(&hello(2, 1, 0)).unwrap();
     assert_eq!(
         listener.on_hello(&hello(2, 1, 0)),
         refused(RefuseReason::UseOther, 1)
@@ -102,13 +89,9 @@ fn a_hello_replaces_the_connection_only_if_its_count_is_current() {
     let mut dialer = link(2, 1);
     dialer.dial(ANY);
     let refuse = refuse(RefuseReason::UseOther, 1);
-    assert_eq!(dialer.on_refuse(&refuse), AfterRefuse::AwaitPeer);
+    assert_eq!(dialer.on_refuse(&refuse), true);
     let links = dialer.dial(ANY).unwrap();
-    let instead_of = PairState::Established;
-    let replaced = Answer::Accept {
-        links: 2,
-        instead_of,
-    };
+    let replaced = Ok(2);
     assert_eq!(listener.on_hello(&hello(2, 1, links)), replaced);
 }
 
@@ -135,7 +118,7 @@ fn a_hello_to_another_worker_or_process_is_refused() {
         incarnation_wanted: ANY,
         ..other
     };
-    assert!(matches!(listener.on_hello(&any), Answer::Accept { .. }));
+    assert!(matches!(listener.on_hello(&any), Ok(_)));
     listener.on_lost();
     listener.close();
     assert_eq!(
@@ -153,44 +136,37 @@ fn a_restarted_peer_replaces_the_old_connection_and_counts_from_0() {
     };
     let mut listener = link(1, 2);
     for _ in 0..3 {
-        listener.on_hello(&hello(2, 1, 9));
+        listener.on_hello(&hello(2, 1, 9)).unwrap();
         listener.on_lost();
     }
-    listener.on_hello(&hello(2, 1, 9));
+    listener.on_hello(&hello(2, 1, 9)).unwrap();
     assert_eq!(listener.hello_links(77), 0);
-    let instead_of = PairState::Established;
-    let replaced = Answer::Accept {
-        links: 1,
-        instead_of,
-    };
+    let replaced = Ok(1);
     assert_eq!(listener.on_hello(&restarted), replaced);
     assert_eq!(listener.peer_incarnation(), Some(77));
 
     // The restarted peer also replaces a dial of the old process by the lower id.
     let mut dialer = link(1, 2);
     dialer.dial(incarnation_of(2));
-    assert!(matches!(
-        dialer.on_hello(&restarted),
-        Answer::Accept { links: 1, .. }
-    ));
+    assert!(matches!(dialer.on_hello(&restarted), Ok(1)));
 }
 
 #[test]
 fn a_welcome_from_another_process_is_rejected() {
     let mut dialer = link(1, 2);
     dialer.dial(7);
-    assert_eq!(dialer.on_welcome(&welcome(2, 1)), AfterWelcome::ReadAddress);
+    assert_eq!(dialer.on_welcome(&welcome(2, 1)), false);
     assert_eq!((dialer.state(), dialer.links), (PairState::Idle, 0));
 }
 
 #[test]
 fn the_reason_of_a_refusal_decides_the_next_step() {
     let table = [
-        (RefuseReason::UseOther, AfterRefuse::AwaitPeer, 5),
-        (RefuseReason::WrongWorker, AfterRefuse::ReadAddress, 0),
-        (RefuseReason::WrongIncarnation, AfterRefuse::ReadAddress, 0),
-        (RefuseReason::ShuttingDown, AfterRefuse::GiveUp, 0),
-        (RefuseReason::Version, AfterRefuse::GiveUp, 0),
+        (RefuseReason::UseOther, true, 5),
+        (RefuseReason::WrongWorker, true, 0),
+        (RefuseReason::WrongIncarnation, true, 0),
+        (RefuseReason::ShuttingDown, false, 0),
+        (RefuseReason::Version, false, 0),
     ];
     for (reason, expected, links) in table {
         let mut dialer = link(1, 2);
@@ -361,16 +337,17 @@ impl World {
             Packet::Hello { links } => {
                 let hello = hello(from as u32, to as u32, links);
                 let before = self.sides[to].uses;
+                let was_idle = self.sides[to].link.state() == PairState::Idle;
                 let answer = match self.sides[to].link.on_hello(&hello) {
-                    Answer::Accept { links, instead_of } => {
-                        assert_eq!(before.is_none(), instead_of == PairState::Idle);
+                    Ok(links) => {
+                        assert_eq!(before.is_none(), was_idle);
                         if let Some(old) = before {
                             self.close(old, to);
                         }
                         self.sides[to].uses = Some(connection);
                         Packet::Welcome { links }
                     }
-                    Answer::Refuse { links, .. } => Packet::Refuse { links },
+                    Err((_, links)) => Packet::Refuse { links },
                 };
                 let is_refused = matches!(answer, Packet::Refuse { .. });
                 let it = &mut self.connections[connection];
@@ -385,12 +362,12 @@ impl World {
             Packet::Welcome { links } if is_used => {
                 let welcome = welcome(from as u32, links);
                 let after = self.sides[to].link.on_welcome(&welcome);
-                assert_eq!(after, AfterWelcome::Established);
+                assert_eq!(after, true);
             }
             Packet::Refuse { links } if is_used => {
                 let refuse = refuse(RefuseReason::UseOther, links);
                 let after = self.sides[to].link.on_refuse(&refuse);
-                assert_eq!(after, AfterRefuse::AwaitPeer);
+                assert_eq!(after, true);
                 self.sides[to].uses = None;
                 self.close(connection, to);
             }

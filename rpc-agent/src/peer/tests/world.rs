@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use crate::error::{Outcome, RpcError};
-use crate::peer::connection::{ConnectionId, ReadNext, Reads, Watch};
+use crate::peer::connection::{Connection, ConnectionId, ReadNext, Reads, Watch};
 use crate::peer::effect::{Effect, Effects};
 use crate::peer::incoming::{Expects, Incoming, IncomingLimits, Message, Recipient};
 use crate::peer::machine::{AttemptFailure, Peer, Welcomed};
@@ -287,7 +287,9 @@ impl World {
             Event::BeginRead { side, reads } => {
                 let reads = [Reads::ForPoller, Reads::ForCaller][usize::from(reads)];
                 let (connection, _) = self.sides[side].machine.connection().expect("connected");
-                let taken = self.input(side, |machine| machine.take_reader(connection, reads));
+                let taken = self.input(side, |machine| {
+                    machine.connected_by(connection)?.take_reader(reads)
+                });
                 self.sides[side].reading = taken.map(|(decoder, _)| (connection, decoder));
             }
             Event::EndRead { side } => self.read(side),
@@ -308,7 +310,11 @@ impl World {
             }
             Event::EndLending { side } => {
                 let (connection, _) = self.sides[side].lent.take().expect("lent");
-                self.input(side, |machine| machine.end_lending(connection));
+                self.input(side, |machine| {
+                    machine
+                        .connected_by(connection)
+                        .map(Connection::end_lending)
+                });
             }
             Event::Begin { side } => {
                 let request = self.sides[side].admitted.pop_front().expect("admitted");
@@ -494,7 +500,9 @@ impl World {
     /// The borrowing caller starts to wait again.
     fn wait_on_loan(&mut self, side: usize) {
         if let Some((connection, _)) = self.sides[side].lent {
-            let for_output = self.input(side, |machine| machine.waits_for_output(connection));
+            let for_output = self.input(side, |machine| {
+                Some(machine.connected_by(connection)?.waits_for_output())
+            });
             self.sides[side].lent = for_output.map(|for_output| (connection, for_output));
         }
     }
@@ -617,7 +625,10 @@ impl World {
                 machine.connection_lost(connection, error);
                 return None;
             }
-            match machine.give_back_reader(connection, decoder, true) {
+            match machine
+                .connected_by(connection)?
+                .give_back_reader(decoder, true)
+            {
                 ReadNext::Again { decoder, .. } => Some(decoder),
                 ReadNext::Stop => None,
             }
