@@ -4,11 +4,12 @@
 //! decision.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use byteorder::{ByteOrder, LittleEndian};
 
+use crate::sync::Lock;
 use crate::worker::WorkerId;
 
 /// Most distinct messages that a plan remembers. Beyond that it forgets the oldest.
@@ -48,7 +49,7 @@ const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 #[derive(Debug, Clone)]
 pub struct FaultPlan {
     rules: Arc<Rules>,
-    history: Arc<Mutex<History>>,
+    history: Arc<Lock<History>>,
 }
 
 impl FaultPlan {
@@ -192,7 +193,7 @@ impl FaultPlan {
     }
 
     fn with_history<T>(&self, use_it: impl FnOnce(&mut History) -> T) -> T {
-        use_it(&mut self.history.lock().unwrap_or_else(PoisonError::into_inner))
+        use_it(&mut self.history.lock())
     }
 }
 
@@ -448,7 +449,7 @@ mod tests {
         let plan = FaultPlan::new(1);
         assert_eq!(request(&plan, "f", b"x"), Fault::Deliver);
         assert_eq!(plan.injected(), InjectedFaults::default());
-        assert!(plan.history.lock().unwrap().sends.is_empty());
+        assert!(plan.history.lock().sends.is_empty());
     }
 
     #[test]
@@ -602,7 +603,7 @@ mod tests {
             let fault = request(&plan, "f", number.to_string().as_bytes());
             assert_eq!(fault, Fault::Fail);
         }
-        let history = plan.history.lock().unwrap();
+        let history = plan.history.lock();
         assert_eq!(history.sends.len(), MESSAGES_KNOWN_MAX);
         assert_eq!(history.order.len(), MESSAGES_KNOWN_MAX);
     }

@@ -20,25 +20,38 @@ use std::time::Duration;
 
 use c10d_socket::Deadline;
 
-/// A mutex with a condition variable.
-///
-/// Ignores poisoning: no change of the guarded value can panic halfway.
+/// A mutex that ignores poisoning: a panic under a lock is a defect of this crate, and the value is still better than
+/// none.
+#[derive(Debug, Default)]
+pub(crate) struct Lock<T>(Mutex<T>);
+
+impl<T> Lock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A [`Lock`] with a condition variable.
 #[derive(Debug, Default)]
 pub(crate) struct Monitor<T> {
-    value: Mutex<T>,
+    value: Lock<T>,
     has_changed: Condvar,
 }
 
 impl<T> Monitor<T> {
     pub(crate) fn new(value: T) -> Self {
         Self {
-            value: Mutex::new(value),
+            value: Lock::new(value),
             has_changed: Condvar::new(),
         }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        self.value.lock().unwrap_or_else(PoisonError::into_inner)
+        self.value.lock()
     }
 
     /// Wakes all waiting threads. Makes a system call even if no thread waits.
@@ -61,7 +74,7 @@ impl<T> Monitor<T> {
         if left.is_zero() {
             return (guard, true);
         }
-        wait_timeout(&self.has_changed, guard, &self.value, left)
+        wait_timeout(&self.has_changed, guard, &self.value.0, left)
     }
 
     /// The model has no clock: a deadline passes at a random point, [`Deadline::NEVER`] never.
@@ -75,7 +88,7 @@ impl<T> Monitor<T> {
             let guard = self.has_changed.wait(guard);
             return (guard.unwrap_or_else(PoisonError::into_inner), false);
         }
-        wait_timeout(&self.has_changed, guard, &self.value, Duration::ZERO)
+        wait_timeout(&self.has_changed, guard, &self.value.0, Duration::ZERO)
     }
 }
 

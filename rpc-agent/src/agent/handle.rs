@@ -75,7 +75,8 @@ impl AgentHandle {
     ///
     /// It runs on an agent thread, after the calls in flight on the connection have failed.
     pub fn on_peer_lost(&self, callback: impl Fn(&WorkerInfo, &str) + Send + Sync + 'static) {
-        self.runtime.driver.listeners.on_lost(Arc::new(callback));
+        let mut callbacks = self.runtime.driver.listeners.lost.lock();
+        callbacks.push(Arc::new(callback));
     }
 
     /// Registers a callback for workers that close their connection with a Goodbye, to shut down or to
@@ -87,7 +88,8 @@ impl AgentHandle {
         &self,
         callback: impl Fn(&WorkerInfo, Option<u64>) + Send + Sync + 'static,
     ) {
-        self.runtime.driver.listeners.on_left(Arc::new(callback));
+        let mut callbacks = self.runtime.driver.listeners.left.lock();
+        callbacks.push(Arc::new(callback));
     }
 
     /// Registers a callback for the agent's end. If the agent has already ended, the callback is dropped.

@@ -1,10 +1,8 @@
 //! Combines several futures into one.
 
-use std::sync::PoisonError;
-
 use super::handle::{Promise, RpcFuture};
 use crate::error::RpcError;
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Lock};
 
 /// Returns the future of all values, in the order of `futures`. The first error completes it at once;
 /// the other calls continue. Does not block.
@@ -23,7 +21,7 @@ pub fn join_all<T: Clone + Send + 'static>(futures: Vec<RpcFuture<T>>) -> RpcFut
     let (promise, all) = first.child();
     let join = Arc::new(Join {
         promise,
-        gathered: Mutex::new(Gathered {
+        gathered: Lock::new(Gathered {
             values: futures.iter().map(|_| None).collect(),
             missing: futures.len(),
         }),
@@ -39,7 +37,7 @@ pub fn join_all<T: Clone + Send + 'static>(futures: Vec<RpcFuture<T>>) -> RpcFut
 
 struct Join<T> {
     promise: Promise<Vec<T>>,
-    gathered: Mutex<Gathered<T>>,
+    gathered: Lock<Gathered<T>>,
 }
 
 struct Gathered<T> {
@@ -51,7 +49,7 @@ struct Gathered<T> {
 impl<T> Join<T> {
     fn take(&self, position: usize, result: Result<T, RpcError>) {
         let values = {
-            let mut gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut gathered = self.gathered.lock();
             match result {
                 Err(error) => {
                     let values = std::mem::take(&mut gathered.values);

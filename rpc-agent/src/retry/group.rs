@@ -1,11 +1,12 @@
 //! Calls with retries that are measured and can be abandoned together.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::round_trip::RoundTrip;
+use crate::sync::Lock;
 use crate::worker::WorkerId;
 
 /// A group of calls with retries. [`AgentHandle::abandon_retries`](crate::AgentHandle::abandon_retries) ends
@@ -23,7 +24,7 @@ use crate::worker::WorkerId;
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct RetryGroup {
-    workers: Arc<Mutex<HashMap<WorkerId, Arc<GroupWorker>>>>,
+    workers: Arc<Lock<HashMap<WorkerId, Arc<GroupWorker>>>>,
 }
 
 /// One worker that a group calls.
@@ -31,7 +32,7 @@ pub struct RetryGroup {
 struct GroupWorker {
     /// How often the group has abandoned it.
     times_abandoned: AtomicU64,
-    round_trip: Mutex<RoundTrip>,
+    round_trip: Lock<RoundTrip>,
 }
 
 impl RetryGroup {
@@ -48,7 +49,7 @@ impl RetryGroup {
     }
 
     fn worker(&self, worker: WorkerId) -> Arc<GroupWorker> {
-        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut workers = self.workers.lock();
         Arc::clone(workers.entry(worker).or_default())
     }
 }
@@ -82,17 +83,12 @@ impl RetryMembership {
 
     /// An attempt was answered after `took`.
     pub(crate) fn answered_after(&self, took: Duration) {
-        self.round_trip().record(took);
+        self.worker.round_trip.lock().record(took);
     }
 
     /// After this time the answer to an attempt is probably lost.
     pub(crate) fn measured_timeout(&self) -> Duration {
-        self.round_trip().timeout()
-    }
-
-    fn round_trip(&self) -> MutexGuard<'_, RoundTrip> {
-        let round_trip = self.worker.round_trip.lock();
-        round_trip.unwrap_or_else(PoisonError::into_inner)
+        self.worker.round_trip.lock().timeout()
     }
 }
 

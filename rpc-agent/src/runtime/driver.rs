@@ -366,7 +366,8 @@ impl Driver {
                 self.metrics.connection_opened(is_reconnect);
             }
             Notice::Left { incarnation } => {
-                for callback in self.listeners.left() {
+                let callbacks = self.listeners.left.lock().clone();
+                for callback in callbacks {
                     let info = info.clone();
                     self.call_back(Box::new(move || {
                         contained("the callback of `on_peer_left`", || {
@@ -383,7 +384,8 @@ impl Driver {
                 if self.stage.is_running() {
                     log::warn!("{me}: {info}: {cause}; {calls_failed} calls fail");
                 }
-                for callback in self.listeners.lost() {
+                let callbacks = self.listeners.lost.lock().clone();
+                for callback in callbacks {
                     let (info, cause) = (info.clone(), Arc::clone(&cause));
                     self.call_back(Box::new(move || {
                         contained("the callback of `on_peer_lost`", || callback(&info, &cause));

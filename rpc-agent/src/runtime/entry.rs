@@ -1,8 +1,7 @@
 //! A worker as the shell keeps it: its state machine behind a lock, its counters, its place in the group.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use c10d_socket::Deadline;
@@ -11,6 +10,7 @@ use super::socket::Socket;
 use crate::future::{Hint, Promise};
 use crate::metrics::PeerMetrics;
 use crate::peer::{Config, Effects, Peer};
+use crate::sync::{Monitor, MutexGuard};
 use crate::worker::WorkerInfo;
 
 pub(crate) type Core = Peer<Promise<Bytes>, Arc<Socket>>;
@@ -24,9 +24,8 @@ pub(crate) struct PeerEntry {
     /// How many workers had this id before: futures of calls to them must not be taken for this one's.
     pub(super) predecessors: u32,
     pub(crate) metrics: PeerMetrics,
-    state: Mutex<State>,
-    /// No thread writes any more.
-    written: Condvar,
+    /// Notifies that no thread writes any more.
+    state: Monitor<State>,
 }
 
 /// What a peer's lock guards.
@@ -43,31 +42,25 @@ impl PeerEntry {
             is_self: info.id == config.me.id,
             predecessors,
             metrics: PeerMetrics::default(),
-            state: Mutex::new(State {
+            state: Monitor::new(State {
                 core: Peer::new(Arc::clone(config), info.clone()),
                 expiring: 0,
                 is_write_awaited: false,
             }),
-            written: Condvar::new(),
             info,
         }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic under this lock is a defect of this crate. The state is still better than no state at all.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Blocks until no thread writes to this worker, or the deadline.
     pub(super) fn wait_written(&self, deadline: Deadline) {
-        let mut state = self.lock();
-        while state.core.is_writing()
-            && let Some(left) = deadline.remaining(Instant::now())
-            && !left.is_zero()
-        {
+        let (mut state, mut has_passed) = (self.lock(), false);
+        while state.core.is_writing() && !has_passed {
             state.is_write_awaited = true;
-            let waited = self.written.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            (state, has_passed) = self.state.wait_until(state, deadline);
         }
     }
 
@@ -75,7 +68,7 @@ impl PeerEntry {
     pub(super) fn stepped(&self, state: &mut State) {
         if state.is_write_awaited && !state.core.is_writing() {
             state.is_write_awaited = false;
-            self.written.notify_all();
+            self.state.notify_all();
         }
     }
 

@@ -1,14 +1,15 @@
 //! Peers with something unsent that waits for more to leave with it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use super::entry::PeerEntry;
+use crate::sync::Lock;
 
 /// Which peers are to be flushed by the next thread that is about to sleep.
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
-    peers: Mutex<Vec<Arc<PeerEntry>>>,
+    peers: Lock<Vec<Arc<PeerEntry>>>,
     is_filled: AtomicBool,
     /// A thread outside of the pool has gathered something.
     has_outsiders: AtomicBool,
@@ -17,9 +18,7 @@ pub(super) struct Gathered {
 impl Gathered {
     /// `is_outsider`: the calling thread does not flush by itself, so that the standby thread must stay awake.
     pub(super) fn push(&self, peer: &Arc<PeerEntry>, is_outsider: bool) {
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        peers.push(Arc::clone(peer));
-        drop(peers);
+        self.peers.lock().push(Arc::clone(peer));
         self.is_filled.store(true, Ordering::SeqCst);
         if is_outsider && !self.has_outsiders.load(Ordering::Relaxed) {
             self.has_outsiders.store(true, Ordering::Relaxed);
@@ -39,6 +38,6 @@ impl Gathered {
         if !self.is_filled() || !self.is_filled.swap(false, Ordering::SeqCst) {
             return Vec::new();
         }
-        std::mem::take(&mut *self.peers.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.peers.lock())
     }
 }

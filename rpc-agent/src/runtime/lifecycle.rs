@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::TcpListener;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, TlsServer};
@@ -29,7 +29,7 @@ use crate::peer::{Config, IncomingLimits};
 use crate::pool::{Pool, Work};
 use crate::registry_id::RegistryId;
 use crate::segmented_queue::SegmentedQueue;
-use crate::sync::Monitor;
+use crate::sync::{Lock, Monitor};
 use crate::termination::{Activity, Termination, TerminationError};
 use crate::timer::TimerThread;
 use crate::worker::WorkerInfo;
@@ -67,7 +67,7 @@ pub(crate) struct Runtime {
     pub(crate) registry_id: RegistryId,
     timer: Arc<TimerThread<Job>>,
     /// `None` while a thread polls, which the pool lets one at a time do, and after the end.
-    poller: Mutex<Option<Box<Poller>>>,
+    poller: Lock<Option<Box<Poller>>>,
     directory: Arc<Directory>,
     _store: Arc<dyn Store>,
     /// How often the group was joined for its end.
@@ -75,7 +75,7 @@ pub(crate) struct Runtime {
     shutdown_turn: ShutdownTurn,
     /// A thread is ending the agent in order.
     is_ending: Monitor<bool>,
-    ended: Mutex<Vec<Job>>,
+    ended: Lock<Vec<Job>>,
 }
 
 impl Runtime {
@@ -135,13 +135,13 @@ impl Runtime {
             sender,
             registry_id: parts.registry_id,
             timer,
-            poller: Mutex::new(Some(Box::new(poller))),
+            poller: Lock::new(Some(Box::new(poller))),
             directory,
             _store: parts.store,
             joins: AtomicU64::new(0),
             shutdown_turn: ShutdownTurn::default(),
             is_ending: Monitor::default(),
-            ended: Mutex::default(),
+            ended: Lock::default(),
         };
         Ok(Arc::new(runtime))
     }
@@ -155,11 +155,11 @@ impl Runtime {
 
     /// Waits for the sockets once; requests that may run go to `admitted`.
     pub(crate) fn poll(&self, admitted: &mut SegmentedQueue<Served>) {
-        let Some(mut poller) = self.lock_poller().take() else {
+        let Some(mut poller) = self.poller.lock().take() else {
             return;
         };
         poller.poll(admitted);
-        *self.lock_poller() = Some(poller);
+        *self.poller.lock() = Some(poller);
     }
 
     /// Runs a job on a thread of the pool at `at`, unless the agent has ended by then.
@@ -176,7 +176,7 @@ impl Runtime {
 
     /// Runs a callback when the agent has ended; one that comes too late is dropped.
     pub(crate) fn on_end(&self, callback: Job) {
-        let mut callbacks = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut callbacks = self.ended.lock();
         // Under the lock: the thread that ends the agent takes the callbacks after that.
         if !self.driver.stage.is_stopped() {
             callbacks.push(callback);
@@ -273,19 +273,15 @@ impl Runtime {
         driver.dials.stop();
         driver.pool.stop();
         // Closes the listeners also when a function of this agent has stopped it and still runs.
-        drop(self.lock_poller().take());
+        drop(self.poller.lock().take());
         driver.stage.end_stop();
         // What a function or a callback that was still running began.
         self.end_connections();
         self.retries.stop();
-        let ended = std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner));
+        let ended = std::mem::take(&mut *self.ended.lock());
         for callback in ended {
             contained("the callback of `on_end`", callback);
         }
-    }
-
-    fn lock_poller(&self) -> MutexGuard<'_, Option<Box<Poller>>> {
-        self.poller.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says goodbye to all peers, and fails the calls to them.

@@ -3,8 +3,8 @@
 use std::io;
 use std::net;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
@@ -15,6 +15,7 @@ use super::entry::PeerEntry;
 use super::socket::Socket;
 use super::tls::Tls;
 use crate::peer::Watch;
+use crate::sync::Lock;
 
 pub(super) const WAKER: Token = Token(usize::MAX);
 
@@ -25,7 +26,7 @@ const NEVER: u64 = u64::MAX;
 pub(crate) struct Sockets {
     registry: mio::Registry,
     waker: Waker,
-    owners: Mutex<Slab<Owner>>,
+    owners: Lock<Slab<Owner>>,
     /// The earliest deadline of a call, in milliseconds of the agent's clock, or an earlier time.
     next_deadline_ms: AtomicU64,
     /// The poller waits, for that deadline at most.
@@ -45,7 +46,7 @@ impl Sockets {
         Ok(Self {
             waker: Waker::new(&registry, WAKER)?,
             registry,
-            owners: Mutex::default(),
+            owners: Lock::default(),
             next_deadline_ms: AtomicU64::new(NEVER),
             is_waiting: AtomicBool::new(false),
         })
@@ -119,7 +120,7 @@ impl Sockets {
             Some(peer) => Owner::Peer(Arc::clone(peer)),
             None => Owner::Handshake,
         };
-        let token = self.lock_owners().insert(owner);
+        let token = self.owners.lock().insert(owner);
         Ok(Arc::new(Socket {
             token,
             stream,
@@ -130,7 +131,7 @@ impl Sockets {
 
     /// The connection is this peer's from now on.
     pub(super) fn give_to(&self, socket: &Socket, peer: &Arc<PeerEntry>) {
-        if let Some(owner) = self.lock_owners().get_mut(socket.token) {
+        if let Some(owner) = self.owners.lock().get_mut(socket.token) {
             *owner = Owner::Peer(Arc::clone(peer));
         }
     }
@@ -154,15 +155,11 @@ impl Sockets {
             log::debug!("cannot deregister a connection that ends: {error}");
         }
         let _ = socket.stream.shutdown(net::Shutdown::Both);
-        self.lock_owners().try_remove(socket.token);
+        self.owners.lock().try_remove(socket.token);
     }
 
     pub(super) fn owner(&self, token: usize) -> Option<Owner> {
-        self.lock_owners().get(token).cloned()
-    }
-
-    fn lock_owners(&self) -> MutexGuard<'_, Slab<Owner>> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owners.lock().get(token).cloned()
     }
 }
 

@@ -6,13 +6,13 @@
 
 use std::io::{self, IoSlice, Write};
 use std::mem;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use c10d_socket::{TlsLayer, is_tls, recv_into_spare};
 use mio::net::TcpStream;
 
 use super::received::{Received, invalid, received};
 use crate::peer::{Incoming, Recipient};
+use crate::sync::Lock;
 
 /// What is received at once by a connection that has been idle, and by a busy one.
 const WIRE_BYTES_MIN: usize = 4 << 10;
@@ -28,7 +28,7 @@ pub(super) const ASKS_FOR_SECRET: [u8; 7] = [0x15, 3, 3, 0, 2, 2, 10];
 
 /// The TLS of one connection.
 #[derive(Debug)]
-pub(crate) struct Tls(Mutex<State>);
+pub(crate) struct Tls(Lock<State>);
 
 #[derive(Debug)]
 struct State {
@@ -69,7 +69,7 @@ impl Tls {
     }
 
     fn new(layer: TlsLayer, is_new: bool) -> Self {
-        Self(Mutex::new(State {
+        Self(Lock::new(State {
             layer,
             sealed: Sealed::default(),
             is_new,
@@ -78,7 +78,7 @@ impl Tls {
 
     /// Whether the peer has not proved itself, but has cost public-key operations.
     pub(super) fn is_costly_handshake(&self) -> bool {
-        let state = self.lock();
+        let state = self.0.lock();
         state.layer.is_handshaking() && state.layer.has_computed()
     }
 
@@ -131,7 +131,7 @@ impl Tls {
     }
 
     fn open(&self, wire: &[u8], opened: &mut Vec<u8>) -> io::Result<()> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if mem::take(&mut state.is_new) && wire.first().is_some_and(|first| !is_tls(*first)) {
             state.sealed.bytes.extend_from_slice(&ASKS_FOR_SECRET);
             return Err(invalid("it does not use the secret of this worker"));
@@ -141,7 +141,7 @@ impl Tls {
 
     /// Takes the sealed bytes out. If all of them were sent, seals these.
     fn seal(&self, pieces: &[IoSlice<'_>]) -> io::Result<Sealed> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         let mut sealed = mem::take(&mut state.sealed);
         if sealed.is_sent() {
             sealed.clear();
@@ -149,11 +149,6 @@ impl Tls {
             state.layer.send(&mut sealed.bytes)?;
         }
         Ok(sealed)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic under this lock is a defect of this crate or of rustls; it fails the connection at worst.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -186,7 +181,7 @@ impl Write for Sealing<'_> {
             Err(error) => Err(error),
         };
         self.kept_bytes = sealed.plain_bytes;
-        self.tls.lock().sealed = sealed;
+        self.tls.0.lock().sealed = sealed;
         written
     }
 
@@ -314,6 +309,6 @@ mod tests {
         }
         assert!(opened == data, "other bytes");
         assert!(blocked > 0 && partly > 0, "{blocked} {partly}");
-        assert!(tls.lock().sealed.bytes.capacity() < 80 << 10);
+        assert!(tls.0.lock().sealed.bytes.capacity() < 80 << 10);
     }
 }

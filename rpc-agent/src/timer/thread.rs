@@ -1,7 +1,6 @@
 //! The thread that sleeps until a value is due.
 
 use std::io;
-use std::sync::PoisonError;
 use std::time::Instant;
 
 use c10d_socket::Deadline;
@@ -9,7 +8,7 @@ use c10d_socket::Deadline;
 use super::queue::TimerQueue;
 use crate::future::contained;
 use crate::sync::thread::{self, JoinHandle, ThreadId};
-use crate::sync::{Arc, Monitor, Mutex};
+use crate::sync::{Arc, Lock, Monitor};
 
 /// Values that wait for their time, and the thread that waits for them. Dropping it ends and joins the
 /// thread, and drops the values.
@@ -17,7 +16,7 @@ use crate::sync::{Arc, Monitor, Mutex};
 pub(crate) struct TimerThread<T> {
     name: &'static str,
     shared: Arc<Monitor<Shared<T>>>,
-    handle: Mutex<Option<JoinHandle<()>>>,
+    handle: Lock<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
@@ -38,7 +37,7 @@ impl<T: Send + 'static> TimerThread<T> {
                 is_stopped: false,
                 thread: None,
             })),
-            handle: Mutex::new(None),
+            handle: Lock::new(None),
         }
     }
 
@@ -50,7 +49,7 @@ impl<T: Send + 'static> TimerThread<T> {
     pub(crate) fn start(&self, on_due: impl Fn(T) + Send + 'static) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let what = format!("a callback of the timer {}", self.name);
-        let mut handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut handle = self.handle.lock();
         let thread = thread::Builder::new().name(self.name.to_owned());
         *handle = Some(thread.spawn(move || {
             shared.lock().thread = Some(thread::current().id());
@@ -105,7 +104,7 @@ impl<T> TimerThread<T> {
 
         if !is_own {
             // Held while joining, so that a second caller waits too. The thread itself never takes it.
-            let mut handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut handle = self.handle.lock();
             if let Some(handle) = handle.take()
                 && handle.join().is_err()
             {
