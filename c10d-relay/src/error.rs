@@ -31,6 +31,9 @@ pub enum RelayError {
         /// The store.
         target: c10d_socket::HostPort,
     },
+    /// The wait was cancelled; the relay goes on trying.
+    #[error("cancelled before the relay has reached the store")]
+    Cancelled,
     /// The relay has stopped.
     #[error("the relay has stopped")]
     Stopped,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 
-use c10d_socket::{Deadline, HostPort, adopt_listener, check_own_user};
+use c10d_socket::{Cancel, Deadline, HostPort, adopt_listener, check_own_user};
 use c10d_store::unstable::SessionDialer;
 use mio::{Poll, Waker};
 
@@ -106,17 +106,22 @@ impl Relay {
         })
     }
 
-    /// Blocks until the relay has a session with the store, at most until the deadline.
+    /// Blocks until the relay has a session with the store, at most until the deadline or until `cancel` ends it.
     ///
     /// # Errors
     /// [`RelayError::Session`] if that is impossible or has failed, [`RelayError::Timeout`] if the store has not been
-    /// reached yet, [`RelayError::Stopped`].
-    pub fn wait_until_connected(&self, deadline: Deadline) -> Result<(), RelayError> {
-        match self.status.settled(deadline) {
-            Upstream::Connected => Ok(()),
-            Upstream::Failed(source) => Err(RelayError::Session { source }),
-            Upstream::Stopped => Err(RelayError::Stopped),
-            Upstream::Connecting | Upstream::Lost => Err(RelayError::Timeout {
+    /// reached yet, [`RelayError::Stopped`], [`RelayError::Cancelled`].
+    pub fn wait_until_connected(
+        &self,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<(), RelayError> {
+        match self.status.settled(deadline, cancel) {
+            None => Err(RelayError::Cancelled),
+            Some(Upstream::Connected) => Ok(()),
+            Some(Upstream::Failed(source)) => Err(RelayError::Session { source }),
+            Some(Upstream::Stopped) => Err(RelayError::Stopped),
+            Some(Upstream::Connecting | Upstream::Lost) => Err(RelayError::Timeout {
                 target: self.target.clone(),
             }),
         }

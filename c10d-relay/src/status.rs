@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
 use std::time::Instant;
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 use c10d_store::SessionError;
 
 /// Whether there is a session with the store.
@@ -32,6 +33,13 @@ pub(crate) struct Status {
     connections: AtomicUsize,
 }
 
+impl Wake for Status {
+    fn wake(self: Arc<Self>) {
+        drop(self.lock());
+        self.changed.notify_all();
+    }
+}
+
 impl Status {
     pub(crate) fn set(&self, upstream: Upstream) {
         *self.lock() = upstream;
@@ -42,13 +50,27 @@ impl Status {
         self.lock().clone()
     }
 
-    /// Waits until the relay is connected, has failed or has stopped. Returns its state then, or at the deadline.
-    pub(crate) fn settled(&self, deadline: Deadline) -> Upstream {
+    /// Waits until the relay is connected, has failed or has stopped. Returns its state then, or at the deadline; `None`
+    /// if `cancel` has ended the wait.
+    pub(crate) fn settled(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Option<Upstream> {
+        let mut watch = cancel.watch();
         let mut upstream = self.lock();
         while matches!(*upstream, Upstream::Connecting | Upstream::Lost) {
             let now = Instant::now();
             if deadline.has_passed(now) {
                 break;
+            }
+            if watch.is_due() {
+                drop(upstream);
+                if watch.ask(|| Arc::clone(self).into()) {
+                    return None;
+                }
+                upstream = self.lock();
+                continue;
             }
             upstream = match deadline.remaining(now) {
                 Some(left) => {
@@ -61,7 +83,7 @@ impl Status {
                 }
             };
         }
-        upstream.clone()
+        Some(upstream.clone())
     }
 
     pub(crate) fn finish_by(&self, deadline: Deadline) {

@@ -16,7 +16,6 @@ mod launcher;
 mod logs;
 mod old_round;
 mod output;
-mod patience;
 mod preload;
 mod progress;
 #[cfg(feature = "launcher")]

@@ -73,7 +73,15 @@ mod tests {
                         role: "trainer".to_owned(),
                         local_world_size: 1,
                     };
-                    ranks::exchange_ranks(&**store, rank, 2, &own, None, &|| false).unwrap();
+                    ranks::exchange_ranks(
+                        &**store,
+                        rank,
+                        2,
+                        &own,
+                        None,
+                        &c10d_socket::Cancel::NEVER,
+                    )
+                    .unwrap();
                 });
             }
         });

@@ -134,7 +134,12 @@ impl Store for CountingStore {
     }
 
     fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
-        unreachable!("with_cancel of {cancel:?}")
+        assert!(cancel.is_never());
+        Arc::new(Self {
+            store: self.store.clone(),
+            counts: Arc::clone(&self.counts),
+            is_patient: self.is_patient,
+        })
     }
 
     fn wakes_on_change(&self) -> bool {
@@ -208,7 +213,7 @@ fn handle(store: &HashStore, is_patient: bool) -> (PrefixStore<CountingStore>, A
 /// clears the workers' store.
 fn take_part(store: &dyn Store, rank: usize, nodes: usize) -> bool {
     let clears = clearing::is_first(store).expect("an answer");
-    let block = exchange_ranks(store, rank, nodes, &trainer(8), LONG, &|| false);
+    let block = exchange_ranks(store, rank, nodes, &trainer(8), LONG, &Cancel::NEVER);
     assert_eq!(block.expect("ranks"), RankBlock::identical(rank, nodes, 8));
     exit_barrier::check_in(store, nodes).expect("to check in");
     let is_open = exit_barrier::wait(store, LONG.unwrap_or_default()).expect("an answer");
@@ -278,7 +283,7 @@ fn others_of(nodes: usize, missing: &[usize]) -> HashStore {
 fn requests_for_10_000_nodes_stay_far_below_the_limits_of_stores() {
     const NODES: usize = 10_000;
     let (store, counts) = handle(&others_of(NODES, &[]), true);
-    let block = exchange_ranks(&store, 0, NODES, &trainer(8), LONG, &|| false).expect("ranks");
+    let block = exchange_ranks(&store, 0, NODES, &trainer(8), LONG, &Cancel::NEVER).expect("ranks");
     assert_eq!(block, RankBlock::identical(0, NODES, 8));
     let last = store
         .get("torchelastic/assigned_ranks/9999")
@@ -296,7 +301,7 @@ fn missing_nodes_are_found_with_few_requests() {
     let expected = [1, 1023, 1024, 5000, 9999];
     let (store, counts) = handle(&others_of(NODES, &expected), false);
     let timeout = Some(Duration::from_millis(10));
-    let error = exchange_ranks(&store, 0, NODES, &trainer(8), timeout, &|| false).unwrap_err();
+    let error = exchange_ranks(&store, 0, NODES, &trainer(8), timeout, &Cancel::NEVER).unwrap_err();
     let RanksError::NodesMissing { missing, .. } = &error else {
         panic!("{error}");
     };

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{ConnectOptions, Deadline, HostPort, printable};
+use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, printable, sleep};
 use c10d_store::{
     Credentials, ListenOn, PrefixStore, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions,
 };
@@ -24,8 +24,8 @@ const PORT_KEY: &str = "MASTER_PORT";
 /// starts its server.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// How often a wait checks whether it was interrupted.
-const SLICE: Duration = Duration::from_secs(1);
+/// The pause before another wait, when a busy server accepts no second connection.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// How many earlier rounds are searched for an address.
 const EARLIER_ROUNDS_MAX: i64 = 64;
@@ -143,7 +143,7 @@ impl Round<'_> {
 
     /// The published address of a round, which must exist.
     fn read_published(&self, number: i64) -> Result<HostPort, RendezvousError> {
-        let values = self.await_published(number, self.store.timeout());
+        let values = self.await_published(number, self.store.timeout(), &Cancel::NEVER);
         self.address_of(number, &values.map_err(|error| self.failed(error))?)
     }
 
@@ -152,8 +152,9 @@ impl Round<'_> {
         &self,
         number: i64,
         timeout: Option<Duration>,
+        cancel: &Cancel,
     ) -> Result<Vec<Vec<u8>>, StoreError> {
-        let store = self.prefix(number);
+        let store = self.prefix(number).with_cancel(cancel);
         store.multi_get_timeout(&[ADDR_KEY, PORT_KEY], timeout)
     }
 
@@ -213,7 +214,7 @@ impl Bootstrap {
     }
 
     /// Returns the workers' store of a round, served by an agent. Blocks for at most `timeout`, plus 30 s to
-    /// start a server; checks `is_interrupted` once a second.
+    /// start a server; `cancel` ends the waits for rank 0.
     ///
     /// Other nodes than rank 0 reuse the address of the last round at once if the world is the same, since a
     /// PyTorch node with rank 0 would not publish it again. A world that has only lost nodes is not the same:
@@ -222,7 +223,7 @@ impl Bootstrap {
         &mut self,
         round: &Round<'_>,
         timeout: Duration,
-        is_interrupted: &dyn Fn() -> bool,
+        cancel: &Cancel,
     ) -> Result<BootstrapInfo, NotFound> {
         let last_first = self.first.take();
         let master = if round.rank == 0 {
@@ -233,7 +234,7 @@ impl Bootstrap {
             let is_unchanged = round.is_same_world && last_first.as_ref() == Some(round.first);
             match &self.master {
                 Some(master) if is_unchanged => master.clone(),
-                _ => self.find(round, timeout, is_interrupted)?,
+                _ => self.find(round, timeout, cancel)?,
             }
         };
         self.master = Some(master.clone());
@@ -252,7 +253,7 @@ impl Bootstrap {
     pub(crate) fn settle_unshared(
         round: &Round<'_>,
         timeout: Duration,
-        is_interrupted: &dyn Fn() -> bool,
+        cancel: &Cancel,
     ) -> Result<BootstrapInfo, NotFound> {
         let master = if round.rank == 0 {
             let port = free_port(round)?;
@@ -261,7 +262,7 @@ impl Bootstrap {
             master
         } else {
             let deadline = Deadline::after(Instant::now(), timeout);
-            await_published(round, deadline, is_interrupted)?.ok_or(NotFound::Missing)?
+            await_published(round, deadline, cancel)?.ok_or(NotFound::Missing)?
         };
         Ok(BootstrapInfo::new(master, false, false))
     }
@@ -311,11 +312,11 @@ impl Bootstrap {
         &self,
         round: &Round<'_>,
         timeout: Duration,
-        is_interrupted: &dyn Fn() -> bool,
+        cancel: &Cancel,
     ) -> Result<HostPort, NotFound> {
         let deadline = Deadline::after(Instant::now(), timeout);
         let grace = Deadline::after(Instant::now(), GRACE).min(deadline);
-        match await_published(round, grace, is_interrupted) {
+        match await_published(round, grace, cancel) {
             Ok(Some(master)) => return Ok(master),
             Err(error @ NotFound::Interrupted) => return Err(error),
             // A failure that lasts fails the calls below too.
@@ -333,7 +334,7 @@ impl Bootstrap {
             );
             round.publish_if_missing(&before)?;
         }
-        await_published(round, deadline, is_interrupted)?.ok_or(NotFound::Missing)
+        await_published(round, deadline, cancel)?.ok_or(NotFound::Missing)
     }
 }
 
@@ -418,24 +419,18 @@ fn client_options(credentials: Option<&Credentials>, timeout: Duration) -> TcpSt
 fn await_published(
     round: &Round<'_>,
     deadline: Deadline,
-    is_interrupted: &dyn Fn() -> bool,
+    cancel: &Cancel,
 ) -> Result<Option<HostPort>, NotFound> {
     loop {
-        if is_interrupted() {
-            return Err(NotFound::Interrupted);
-        }
-        let left = deadline.remaining(Instant::now()).unwrap_or(SLICE);
-        match round.await_published(round.number, Some(left.min(SLICE))) {
+        let left = deadline.remaining(Instant::now());
+        match round.await_published(round.number, left, cancel) {
             Ok(values) => return Ok(Some(round.address_of(round.number, &values)?)),
-            // A busy server may answer late, also to another connection.
-            Err(
-                StoreError::Timeout { .. }
-                | StoreError::NoReply { .. }
-                | StoreError::Connect { .. },
-            ) if left > SLICE => {}
-            // Meant for the handler's loop, which uses the same connection.
-            Err(StoreError::Interrupted { .. }) => {}
+            Err(StoreError::Interrupted { .. }) => return Err(NotFound::Interrupted),
             Err(StoreError::Timeout { .. }) => return Ok(None),
+            // Most likely the server is busy.
+            Err(StoreError::Connect { .. }) if left.is_none_or(|left| left > RETRY_PAUSE) => {
+                sleep(RETRY_PAUSE, [cancel]).map_err(|_| NotFound::Interrupted)?;
+            }
             Err(error) => return Err(round.failed(error).into()),
         }
     }
@@ -477,7 +472,7 @@ mod tests {
     }
 
     fn settled(bootstrap: &mut Bootstrap, round: &Round<'_>) -> HostPort {
-        let settled = bootstrap.settle(round, LONG, &|| false);
+        let settled = bootstrap.settle(round, LONG, &Cancel::NEVER);
         settled.expect("an address").master
     }
 
@@ -523,7 +518,9 @@ mod tests {
         let first = round(&store, 0, &b);
         first.publish(&old).expect("to publish");
         assert_eq!(settled(&mut bootstrap, &first), old);
-        let interrupted = bootstrap.settle(&round(&store, 1, &b), LONG, &|| true);
+        let cancel = Cancel::new();
+        cancel.cancel();
+        let interrupted = bootstrap.settle(&round(&store, 1, &b), LONG, &cancel);
         assert!(
             matches!(interrupted, Err(NotFound::Interrupted)),
             "{interrupted:?}"

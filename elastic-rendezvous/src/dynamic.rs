@@ -191,7 +191,7 @@ impl DynamicRendezvous {
         let node = NodeId::new(addr, i64::from(std::process::id()), local_id);
         let clock = Clock::start();
         let notices = Notices::new(Arc::clone(&store), &settings.run_id);
-        let shared = Arc::new(Shared::new(notices));
+        let shared = Shared::new(notices);
         let access = Access::open(&*backend, &settings)?;
         let (me, seed, now) = (node.clone(), fastrand::u64(..), clock.now());
         let (engine, lease): (Box<dyn Engine>, _) = match &access {
@@ -310,19 +310,14 @@ impl DynamicRendezvous {
             server_hook: self.options.server_hook.as_ref(),
         };
         let timeout = self.store.timeout().unwrap_or(Duration::MAX);
-        // The node that was lost may be the one that would have served the workers' store.
-        let is_interrupted = || {
-            let changed =
-                |membership: &Membership| membership.is_evicted || membership.departed() > 0;
-            self.is_interrupted() || self.membership().is_ok_and(|it| changed(&it))
-        };
+        let cancel = &self.shared.settling;
         let settled = if self.options.shares_store {
             let mut bootstrap = std::mem::take(&mut *self.lock_bootstrap());
-            let settled = bootstrap.settle(&round, timeout, &is_interrupted);
+            let settled = bootstrap.settle(&round, timeout, cancel);
             *self.lock_bootstrap() = bootstrap;
             settled
         } else {
-            Bootstrap::settle_unshared(&round, timeout, &is_interrupted)
+            Bootstrap::settle_unshared(&round, timeout, cancel)
         };
         let bootstrap = settled.map_err(|not_found| match not_found {
             NotFound::Failed(error) => error,
@@ -445,7 +440,7 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn interrupt(&self) {
-        self.shared.is_interrupted.store(true, Ordering::Release);
+        self.shared.interrupt();
         // The loop may have ended already.
         let _ = self.to_loop.send(Message::Interrupt);
     }

@@ -1,8 +1,10 @@
 //! The data that the loop of a handler shares with the handler, and the calls of its listeners.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
+
+use c10d_socket::Cancel;
 
 use crate::error::RendezvousError;
 use crate::goal::{Operation, OperationError};
@@ -23,6 +25,9 @@ pub(crate) struct Shared {
     listeners: Mutex<Listeners>,
     /// Set for good: this and all later joins fail.
     pub(crate) is_interrupted: AtomicBool,
+    /// Ends the agreement on the workers' store after an interrupt, and when a member was lost: it may be the one that
+    /// would have served that.
+    pub(crate) settling: Cancel,
     /// Set until the event that this process hosts the store is recorded.
     pub(crate) is_new_host: AtomicBool,
     pub(crate) notices: Notices,
@@ -38,14 +43,30 @@ impl std::fmt::Debug for Listeners {
 }
 
 impl Shared {
-    pub(crate) fn new(notices: Notices) -> Self {
-        Self {
+    pub(crate) fn new(notices: Notices) -> Arc<Self> {
+        Arc::new_cyclic(|this: &Weak<Self>| Self {
+            settling: Cancel::with_check({
+                let this = this.clone();
+                move || this.upgrade().is_none_or(|this| this.is_round_over())
+            }),
             membership: Mutex::default(),
             listeners: Mutex::default(),
             is_interrupted: AtomicBool::new(false),
             is_new_host: AtomicBool::new(false),
             notices,
-        }
+        })
+    }
+
+    /// This and all later joins fail.
+    pub(crate) fn interrupt(&self) {
+        self.is_interrupted.store(true, Ordering::Release);
+        self.settling.wake();
+    }
+
+    fn is_round_over(&self) -> bool {
+        let is_changed = |it: Membership| it.is_evicted || it.departed() > 0;
+        let membership = self.membership().and_then(Result::ok);
+        self.is_interrupted.load(Ordering::Acquire) || membership.is_some_and(is_changed)
     }
 
     /// The membership, or why it is unknown; `None` when the node is in no round.
@@ -124,6 +145,8 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner);
         let is_new = *current != membership;
         *current = membership;
+        drop(current);
+        self.settling.wake();
         is_new
     }
 

@@ -50,7 +50,9 @@ pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 fn every_operation_works_through_a_relay() {
     let server = server();
     let relay = relay_to(server.local_addr().port(), RelayOptions::default());
-    relay.wait_until_connected(soon()).expect("a session");
+    relay
+        .wait_until_connected(soon(), &c10d_socket::Cancel::NEVER)
+        .expect("a session");
     let (a, b) = (rank_of(&relay), rank_of(&relay));
     a.set("k", b"v").expect("set");
     assert_eq!(a.get("k").expect("get"), b"v");
@@ -178,7 +180,7 @@ fn ranks_are_told_when_the_store_is_another_one() {
         matches!(error, StoreError::ConnectionLost { .. }),
         "{error}"
     );
-    match relay.wait_until_connected(soon()) {
+    match relay.wait_until_connected(soon(), &c10d_socket::Cancel::NEVER) {
         Err(RelayError::Session { source }) => assert!(
             matches!(
                 *source,

@@ -30,7 +30,7 @@ fn a_relay_says_that_the_store_has_no_room_for_its_session() {
         listener
     });
     let relay = relay_to(port, RelayOptions::default());
-    match relay.wait_until_connected(soon()) {
+    match relay.wait_until_connected(soon(), &c10d_socket::Cancel::NEVER) {
         Err(RelayError::Session { source }) => {
             assert!(matches!(*source, SessionError::Full { .. }), "{source}");
             assert!(source.to_string().contains("no room"), "{source}");
@@ -54,7 +54,7 @@ fn a_relay_gives_up_a_store_whose_machine_refuses_connections() {
         matches!(error, StoreError::ConnectionLost { .. }),
         "{error}"
     );
-    match relay.wait_until_connected(soon()) {
+    match relay.wait_until_connected(soon(), &c10d_socket::Cancel::NEVER) {
         Err(RelayError::Session { source }) => {
             assert!(matches!(*source, SessionError::Ended { .. }), "{source}");
             assert!(source.to_string().contains("has ended"), "{source}");
@@ -86,7 +86,9 @@ fn a_relay_answers_http_by_pointing_to_its_store() {
     let server = server();
     let proxy = Proxy::to(server.local_addr());
     let relay = relay_to(proxy.port(), RelayOptions::default());
-    relay.wait_until_connected(soon()).expect("a session");
+    relay
+        .wait_until_connected(soon(), &c10d_socket::Cancel::NEVER)
+        .expect("a session");
     let answer = get(&relay, "/clients.json?from=0");
     let location = format!(
         "\r\nLocation: http://127.0.0.1:{}/clients.json?from=0\r\n",

@@ -15,7 +15,9 @@ use crate::slow_strangers;
 fn failure(options: RelayOptions, port: u16) -> SessionError {
     let relay = relay_to(port, options);
     let rank_port = relay.local_addrs()[0].port();
-    let error = relay.wait_until_connected(soon()).expect_err("no session");
+    let error = relay
+        .wait_until_connected(soon(), &c10d_socket::Cancel::NEVER)
+        .expect_err("no session");
     let RelayError::Session { source } = error else {
         panic!("{error}");
     };
@@ -135,7 +137,9 @@ fn strangers_make_room_for_ranks_when_descriptors_run_out() {
     const TEST: &str = "strangers::strangers_make_room_for_ranks_when_descriptors_run_out";
     if let Some(port) = few_descriptors::told() {
         let relay = relay_to(port.parse().expect("a port"), RelayOptions::default());
-        relay.wait_until_connected(soon()).expect("a session");
+        relay
+            .wait_until_connected(soon(), &c10d_socket::Cancel::NEVER)
+            .expect("a session");
         return few_descriptors::serve(relay.local_addrs()[0]);
     }
     let server = server();

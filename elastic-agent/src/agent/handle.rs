@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use c10d_socket::Cancel;
 use crossbeam_channel::Sender;
 use elastic_rendezvous::RendezvousHandler;
 
@@ -32,6 +33,8 @@ pub(super) struct Shared {
     pub(super) stopping: KillSwitch,
     /// The first signal that stops the agent; 0 while there is none.
     stop_signal: AtomicI32,
+    /// Ends what the agent waits for together with other nodes.
+    waiting: Mutex<Cancel>,
 }
 
 #[derive(Debug)]
@@ -59,6 +62,7 @@ impl Shared {
             watchdog_progress: Arc::default(),
             probes: Mutex::default(),
             stop_signal: AtomicI32::new(0),
+            waiting: Mutex::new(Cancel::NEVER),
         }
     }
 
@@ -71,6 +75,19 @@ impl Shared {
     pub(super) fn watchdog_progress(&self) -> Option<f64> {
         let progress = self.watchdog_progress.load(Ordering::Relaxed);
         (progress > 0).then_some(progress as f64)
+    }
+
+    /// The agent is about to wait for other nodes.
+    pub(super) fn set_waiting(&self, cancel: Cancel) {
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = cancel;
+    }
+
+    /// Lets a wait for other nodes check whether it is over.
+    pub(super) fn wake_waiting(&self) {
+        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let cancel = waiting.clone();
+        drop(waiting);
+        cancel.wake();
     }
 
     /// The number of the signal that stops the agent.
@@ -102,6 +119,7 @@ impl AgentHandle {
         }
         shared.stopping.trigger();
         shared.handler.interrupt();
+        shared.wake_waiting();
         // Fails when the agent is dropped.
         let _ = shared.events.send(Event::Stop);
         if first.is_err() {

@@ -88,10 +88,14 @@ impl ElasticAgent {
     pub fn run(&mut self) -> Result<AgentOutcome, AgentError> {
         let node = &mut self.node;
         let events = node.shared.events.clone();
+        let shared = Arc::downgrade(&node.shared);
         let listener = move |event: &RendezvousEvent<'_>| {
             if matches!(event, RendezvousEvent::MembershipChanged) {
                 // Fails when the agent is dropped.
                 let _ = events.send(Event::MembersChanged);
+                if let Some(shared) = shared.upgrade() {
+                    shared.wake_waiting();
+                }
             }
         };
         node.shared.handler.add_listener(Arc::new(listener));

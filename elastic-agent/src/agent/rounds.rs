@@ -136,7 +136,15 @@ mod tests {
                 local_world_size: 1,
             };
             let (store, rank) = (&*round.store, round.rank);
-            exchange_ranks(store, rank, 2, &own, store.timeout(), &|| false).unwrap();
+            exchange_ranks(
+                store,
+                rank,
+                2,
+                &own,
+                store.timeout(),
+                &c10d_socket::Cancel::NEVER,
+            )
+            .unwrap();
             self.rounds.add(round);
             rank
         }

@@ -1,7 +1,9 @@
 //! The steps of a round that take time: join, prepare, start, stop, and wait at the exit barrier.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use c10d_socket::Cancel;
 use elastic_rendezvous::RendezvousInfo;
 use rustix::process::Signal;
 
@@ -66,7 +68,7 @@ impl Runtime<'_> {
             return Ok(None);
         }
         let known = self.rounds.relay_port_in(round.round);
-        let relay = NodeRelay::start(round, options.relay_port, known, &|| self.is_over())?;
+        let relay = NodeRelay::start(round, options.relay_port, known, &self.until_over(round))?;
         self.rounds
             .set_relay_port(round.round, relay.address().port());
         Ok(Some(relay))
@@ -92,23 +94,30 @@ impl Runtime<'_> {
             round.world_size,
             &own,
             round.store.timeout(),
-            &|| self.is_over(),
+            &self.until_over(round),
         )?)
     }
 
-    /// Whether to stop waiting for the other nodes of a round: this agent is stopped, or the members have changed, as
-    /// when a node was lost after it had joined.
-    fn is_over(&self) -> bool {
-        self.node.shared.stop_signal().is_some()
-            || self
-                .membership()
-                .is_some_and(|it| match MembersChange::of(&it) {
-                    MembersChange::None => false,
-                    MembersChange::Certain(_) => true,
-                    MembersChange::UnlessFinished { departed, .. } => {
-                        departed > self.rounds.finished().unwrap_or(0)
-                    }
-                })
+    /// Ends a wait for the other nodes of a round when this agent is stopped, or the members have changed, as when a node
+    /// was lost after it had joined.
+    fn until_over(&self, round: &RendezvousInfo) -> Cancel {
+        let shared = Arc::downgrade(&self.node.shared);
+        let store = Arc::clone(&round.store);
+        let cancel = Cancel::with_check(move || {
+            shared.upgrade().is_none_or(|shared| {
+                let membership = shared.handler.membership();
+                shared.stop_signal().is_some()
+                    || membership.is_ok_and(|it| match MembersChange::of(&it) {
+                        MembersChange::None => false,
+                        MembersChange::Certain(_) => true,
+                        MembersChange::UnlessFinished { departed, .. } => {
+                            departed > exit_barrier::checked_in(&*store).unwrap_or(0)
+                        }
+                    })
+            })
+        });
+        self.node.shared.set_waiting(cancel.clone());
+        cancel
     }
 
     pub(super) fn start(&mut self, times: StartTimes) -> Result<(), AgentError> {

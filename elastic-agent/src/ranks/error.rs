@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use c10d_store::StoreError;
 
-use crate::patience::Cut;
 use crate::worker_list;
 
 /// Why a node got no ranks.
@@ -55,18 +54,18 @@ pub enum RanksError {
 
     /// The store failed.
     #[error("cannot exchange ranks: {0}")]
-    Store(#[from] StoreError),
+    Store(#[source] StoreError),
 
     /// The caller interrupted the exchange.
     #[error("the exchange of ranks was interrupted")]
     Interrupted,
 }
 
-impl From<Cut> for RanksError {
-    fn from(cut: Cut) -> Self {
-        match cut {
-            Cut::Interrupted => Self::Interrupted,
-            Cut::Failed(error) => Self::Store(error),
+impl From<StoreError> for RanksError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Interrupted { .. } => Self::Interrupted,
+            error => Self::Store(error),
         }
     }
 }

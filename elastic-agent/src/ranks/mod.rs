@@ -12,7 +12,7 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, printable};
+use c10d_socket::{Cancel, Deadline, printable};
 use c10d_store::{Store, StoreError};
 
 pub use self::assign::{RankBlock, RoleInfo, assign_ranks};
@@ -20,7 +20,6 @@ pub use self::error::RanksError;
 use self::message::{
     assigned_ranks_key, block_text, parse_block, parse_role_info, role_info_key, role_info_text,
 };
-use crate::patience::in_slices;
 
 /// How many keys a request of the node with group rank 0 has at most: far below the limits of stores
 /// (`WireLimits` in `c10d-store`), so that the store serves other nodes in between.
@@ -28,32 +27,34 @@ const KEYS_PER_REQUEST_MAX: usize = 1024;
 
 /// Reports this node's workers to the other nodes of a round, and returns the ranks of these workers.
 /// `store` is the round's. Blocks until all nodes have reported theirs, for at most `timeout`,
-/// indefinitely if `None`; `is_interrupted` is checked once a second.
+/// indefinitely if `None`, or until `cancel` ends the exchange.
 ///
 /// # Errors
-/// [`RanksError`]: nodes are missing, the store failed or holds a malformed value, or the caller
-/// interrupted the exchange.
+/// [`RanksError`]: nodes are missing, the store failed or holds a malformed value, or the
+/// exchange was cancelled.
 pub fn exchange_ranks(
     store: &dyn Store,
     group_rank: usize,
     group_world_size: usize,
     own: &RoleInfo,
     timeout: impl Into<Option<Duration>>,
-    is_interrupted: &dyn Fn() -> bool,
+    cancel: &Cancel,
 ) -> Result<RankBlock, RanksError> {
     let started = Instant::now();
     let deadline = Deadline::after(started, timeout);
+    let store = store.with_cancel(cancel);
+    let store = &*store;
     let info = role_info_text(group_rank, own);
     store.set(&role_info_key(group_rank), info.as_bytes())?;
     if group_rank == 0 {
-        assign_and_publish(store, group_world_size, started, deadline, is_interrupted)?;
+        assign_and_publish(store, group_world_size, started, deadline)?;
     }
     let key = assigned_ranks_key(group_rank);
-    let value =
-        get(store, &key, deadline, is_interrupted)?.ok_or_else(|| RanksError::NotAssigned {
-            group_world_size,
-            waited: started.elapsed(),
-        })?;
+    let value = store.get_timeout(&key, deadline.remaining(Instant::now()));
+    let value = in_time(value)?.ok_or_else(|| RanksError::NotAssigned {
+        group_world_size,
+        waited: started.elapsed(),
+    })?;
     parse_block(&value).ok_or_else(|| {
         let expected =
             "the ranks of this node's workers, as [first, all, first of role, all of role]";
@@ -66,13 +67,13 @@ fn assign_and_publish(
     group_world_size: usize,
     started: Instant,
     deadline: Deadline,
-    is_interrupted: &dyn Fn() -> bool,
 ) -> Result<(), RanksError> {
     let keys: Vec<String> = (0..group_world_size).map(role_info_key).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     let mut nodes = Vec::with_capacity(group_world_size);
     for keys in keys.chunks(KEYS_PER_REQUEST_MAX) {
-        if !wait(store, keys, deadline, is_interrupted)? {
+        let waited = store.wait_timeout(keys, deadline.remaining(Instant::now()));
+        if in_time(waited)?.is_none() {
             break;
         }
         for (key, value) in keys.iter().zip(store.multi_get(keys)?) {
@@ -143,24 +144,11 @@ fn malformed(store: &dyn Store, key: &str, value: &[u8], expected: &'static str)
     }
 }
 
-/// Waits until all keys exist. False after the deadline.
-fn wait(
-    store: &dyn Store,
-    keys: &[&str],
-    deadline: Deadline,
-    is_interrupted: &dyn Fn() -> bool,
-) -> Result<bool, RanksError> {
-    let wait = |timeout| store.wait_timeout(keys, Some(timeout));
-    Ok(in_slices(deadline, is_interrupted, wait)?.is_some())
-}
-
-/// The value of a key as soon as it exists. `None` after the deadline.
-fn get(
-    store: &dyn Store,
-    key: &str,
-    deadline: Deadline,
-    is_interrupted: &dyn Fn() -> bool,
-) -> Result<Option<Vec<u8>>, RanksError> {
-    let get = |timeout| store.get_timeout(key, Some(timeout));
-    Ok(in_slices(deadline, is_interrupted, get)?)
+/// `None` after the timeout.
+fn in_time<T>(waited: Result<T, StoreError>) -> Result<Option<T>, RanksError> {
+    match waited {
+        Ok(value) => Ok(Some(value)),
+        Err(StoreError::Timeout { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::thread;
 
+use c10d_socket::Cancel;
 use c10d_store::HashStore;
 
 use super::*;
@@ -25,7 +26,7 @@ fn nodes_of_different_sizes_and_roles_get_ranks_in_order() {
         .enumerate()
         .map(|(rank, own)| {
             let store = Arc::clone(&store);
-            thread::spawn(move || exchange_ranks(&*store, rank, 3, &own, TIMEOUT, &|| false))
+            thread::spawn(move || exchange_ranks(&*store, rank, 3, &own, TIMEOUT, &Cancel::NEVER))
         })
         .collect();
     let blocks: Vec<RankBlock> = threads
@@ -50,7 +51,7 @@ fn json_as_python_writes_it_is_parsed() {
     let store = HashStore::new();
     let text = br#"{"role": "trainer", "rank": 1, "local_world_size": 2}"#;
     store.set("torchelastic/role_info/1", text).unwrap();
-    let block = exchange_ranks(&store, 0, 2, &node("trainer", 1), TIMEOUT, &|| false).unwrap();
+    let block = exchange_ranks(&store, 0, 2, &node("trainer", 1), TIMEOUT, &Cancel::NEVER).unwrap();
     assert_eq!(
         block,
         RankBlock {
@@ -62,7 +63,7 @@ fn json_as_python_writes_it_is_parsed() {
     );
     let text = b"[1, 3, 1, 3]";
     store.set("torchelastic/assigned_ranks/1", text).unwrap();
-    let block = exchange_ranks(&store, 1, 2, &node("trainer", 2), TIMEOUT, &|| false).unwrap();
+    let block = exchange_ranks(&store, 1, 2, &node("trainer", 2), TIMEOUT, &Cancel::NEVER).unwrap();
     assert_eq!(block.first_rank, 1);
 }
 
@@ -71,12 +72,12 @@ fn missing_nodes_are_named() {
     let store = HashStore::new();
     let timeout = Some(Duration::from_millis(10));
     store.set("torchelastic/role_info/2", b"{}").unwrap();
-    let error = exchange_ranks(&store, 0, 4, &node("a", 1), timeout, &|| false).unwrap_err();
+    let error = exchange_ranks(&store, 0, 4, &node("a", 1), timeout, &Cancel::NEVER).unwrap_err();
     assert!(
         matches!(&error, RanksError::NodesMissing { missing, .. } if missing == &[1, 3]),
         "{error}"
     );
-    let error = exchange_ranks(&store, 1, 4, &node("a", 1), timeout, &|| false).unwrap_err();
+    let error = exchange_ranks(&store, 1, 4, &node("a", 1), timeout, &Cancel::NEVER).unwrap_err();
     assert!(matches!(error, RanksError::NotAssigned { .. }), "{error}");
 }
 
@@ -93,7 +94,8 @@ fn a_malformed_value_of_another_node_is_an_error_that_shows_it() {
         store
             .set("torchelastic/role_info/1", text.as_bytes())
             .unwrap();
-        let error = exchange_ranks(&store, 0, 2, &node("a", 1), TIMEOUT, &|| false).unwrap_err();
+        let error =
+            exchange_ranks(&store, 0, 2, &node("a", 1), TIMEOUT, &Cancel::NEVER).unwrap_err();
         assert!(
             matches!(error, RanksError::Malformed { .. }),
             "{text}: {error}"
@@ -102,9 +104,11 @@ fn a_malformed_value_of_another_node_is_an_error_that_shows_it() {
 }
 
 #[test]
-fn an_interrupted_exchange_ends() {
+fn a_cancelled_exchange_ends() {
     let store = HashStore::new();
-    let error = exchange_ranks(&store, 1, 2, &node("a", 1), TIMEOUT, &|| true).unwrap_err();
+    let cancel = Cancel::new();
+    cancel.cancel();
+    let error = exchange_ranks(&store, 1, 2, &node("a", 1), TIMEOUT, &cancel).unwrap_err();
     assert!(matches!(error, RanksError::Interrupted), "{error}");
 }
 

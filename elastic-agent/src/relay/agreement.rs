@@ -11,7 +11,6 @@ use c10d_socket::{Deadline, printable};
 use c10d_store::{Store, StoreError};
 
 use super::error::NodeRelayError;
-use crate::patience::in_slices;
 
 /// How many ports are proposed. A port that was just free on one machine is in use at 127.0.0.1 of another for one in a
 /// thousand, so a few suffice for a hundred nodes, and this many for thousands.
@@ -37,8 +36,6 @@ pub(super) struct Member<'m> {
     pub(super) fixed: Option<u16>,
     /// How long to wait for the other nodes; `None` is indefinitely.
     pub(super) timeout: Option<Duration>,
-    /// Checked once a second.
-    pub(super) is_interrupted: &'m dyn Fn() -> bool,
 }
 
 impl Member<'_> {
@@ -177,8 +174,14 @@ impl Member<'_> {
 
     /// The value of a key as soon as it exists. `None` after the deadline.
     fn get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>, NodeRelayError> {
-        let get = |timeout| self.store.get_timeout(key, Some(timeout));
-        Ok(in_slices(deadline, self.is_interrupted, get)?)
+        match self
+            .store
+            .get_timeout(key, deadline.remaining(Instant::now()))
+        {
+            Ok(value) => Ok(Some(value)),
+            Err(StoreError::Timeout { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn no_free_port(&self, (port, refusals): (u16, u64), attempts: u32) -> NodeRelayError {
@@ -235,6 +238,7 @@ mod tests {
     use std::sync::atomic::{AtomicU16, Ordering};
     use std::thread;
 
+    use c10d_socket::Cancel;
     use c10d_store::HashStore;
 
     use super::*;
@@ -256,7 +260,6 @@ mod tests {
             group_world_size: nodes,
             fixed: None,
             timeout: LONG,
-            is_interrupted: &|| false,
         }
     }
 
@@ -415,14 +418,12 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_agreement_ends() {
-        let store = HashStore::new();
+    fn a_cancelled_agreement_ends() {
+        let cancel = Cancel::new();
+        cancel.cancel();
+        let store = HashStore::new().with_cancel(&cancel);
         for rank in [1, 0] {
-            let member = Member {
-                is_interrupted: &|| true,
-                ..member(&store, rank, 2)
-            };
-            let error = agree(&member, &FREE).unwrap_err();
+            let error = agree(&member(&*store, rank, 2), &FREE).unwrap_err();
             assert!(matches!(error, NodeRelayError::Interrupted), "{error}");
         }
     }

@@ -7,8 +7,6 @@ use c10d_relay::RelayError;
 use c10d_socket::HostPort;
 use c10d_store::StoreError;
 
-use crate::patience::Cut;
-
 /// Why the workers of a node got no relay.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -112,7 +110,7 @@ pub enum NodeRelayError {
 
     /// The round's store failed.
     #[error("cannot agree on the relays' port: {0}")]
-    Store(#[from] StoreError),
+    Store(#[source] StoreError),
 
     /// The caller interrupted the start.
     #[error("the start of the relay was interrupted")]
@@ -134,11 +132,11 @@ pub enum NodeRelayError {
     },
 }
 
-impl From<Cut> for NodeRelayError {
-    fn from(cut: Cut) -> Self {
-        match cut {
-            Cut::Interrupted => Self::Interrupted,
-            Cut::Failed(error) => Self::Store(error),
+impl From<StoreError> for NodeRelayError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Interrupted { .. } => Self::Interrupted,
+            error => Self::Store(error),
         }
     }
 }

@@ -10,13 +10,12 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::time::{Duration, Instant};
 
 use c10d_relay::{Relay, RelayError, RelayOptions};
-use c10d_socket::{Deadline, HostPort, ListenOptions, listen};
+use c10d_socket::{Cancel, Deadline, HostPort, ListenOptions, listen};
 use c10d_store::{Store, StoreError};
 use elastic_rendezvous::RendezvousInfo;
 
 use self::agreement::Member;
 pub use self::error::NodeRelayError;
-use crate::patience::SLICE;
 
 /// Several launchers on one machine have the same port at different loopback addresses, from 127.0.0.1 to this one.
 /// Linux has all of 127.0.0.0/8, other systems only the first.
@@ -35,7 +34,7 @@ pub(crate) struct NodeRelay {
 
 impl NodeRelay {
     /// Agrees with the other nodes on a port, and starts the relay to the workers' store of the round. Waits for the
-    /// other nodes and for the store for at most the round's timeout each; checks `is_interrupted` once a second.
+    /// other nodes and for the store for at most the round's timeout each, or until `cancel` ends that.
     ///
     /// `known` is the port of the same round, if this node has taken part in it before, as with a static rendezvous:
     /// the other nodes do not start their workers again then.
@@ -43,7 +42,7 @@ impl NodeRelay {
         round: &RendezvousInfo,
         fixed: Option<u16>,
         known: Option<u16>,
-        is_interrupted: &dyn Fn() -> bool,
+        cancel: &Cancel,
     ) -> Result<Self, NodeRelayError> {
         let master = &round.bootstrap.master;
         if !round.bootstrap.is_agent_store {
@@ -56,13 +55,13 @@ impl NodeRelay {
             Some(port) => bound(port)?,
             None if round.world_size == 1 => bound(fixed.unwrap_or(0))?,
             None => {
+                let store = round.store.with_cancel(cancel);
                 let member = Member {
-                    store: &*round.store,
+                    store: &*store,
                     group_rank: round.rank,
                     group_world_size: round.world_size,
                     fixed,
                     timeout,
-                    is_interrupted,
                 };
                 member.agree(bind)?
             }
@@ -78,7 +77,7 @@ impl NodeRelay {
             relay: relay.map_err(NodeRelayError::Start)?,
             address: HostPort::new(host.to_string(), port),
         };
-        relay.await_session(master, timeout, is_interrupted)?;
+        relay.await_session(master, timeout, cancel)?;
         Ok(relay)
     }
 
@@ -99,26 +98,18 @@ impl NodeRelay {
         &self,
         master: &HostPort,
         timeout: Option<Duration>,
-        is_interrupted: &dyn Fn() -> bool,
+        cancel: &Cancel,
     ) -> Result<(), NodeRelayError> {
         let started = Instant::now();
         let deadline = Deadline::after(started, timeout);
-        loop {
-            if is_interrupted() {
-                return Err(NodeRelayError::Interrupted);
-            }
-            let slice = Deadline::after(Instant::now(), SLICE).min(deadline);
-            match self.relay.wait_until_connected(slice) {
-                Ok(()) => return Ok(()),
-                Err(RelayError::Timeout { .. }) if !deadline.has_passed(Instant::now()) => {}
-                Err(source) => {
-                    return Err(NodeRelayError::NotConnected {
-                        master: master.clone(),
-                        waited: started.elapsed(),
-                        source,
-                    });
-                }
-            }
+        match self.relay.wait_until_connected(deadline, cancel) {
+            Ok(()) => Ok(()),
+            Err(RelayError::Cancelled) => Err(NodeRelayError::Interrupted),
+            Err(source) => Err(NodeRelayError::NotConnected {
+                master: master.clone(),
+                waited: started.elapsed(),
+                source,
+            }),
         }
     }
 }

@@ -73,7 +73,9 @@ fn no_rank_notices_a_hundred_cuts() {
         .collect();
     for (_, relay) in &nodes {
         let soon = Deadline::after(Instant::now(), END_LIMIT);
-        relay.wait_until_connected(soon).expect("a session");
+        relay
+            .wait_until_connected(soon, &c10d_socket::Cancel::NEVER)
+            .expect("a session");
     }
     let mut ranks: Vec<ChildProcess> = (0..WORLD_SIZE)
         .map(|rank| start_rank(rank, &nodes[rank / RANKS_PER_NODE].1))
