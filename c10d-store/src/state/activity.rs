@@ -1,6 +1,7 @@
 //! What one connection has done so far.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use crate::message::Outline;
 use crate::moment::Moment;
@@ -19,6 +20,16 @@ const READS_MAX: usize = 8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Activity {
+    last: Last,
+    key: [u8; KEY_BYTES_MAX],
+    origin: Origin,
+    /// A ring of versions, 0 for none.
+    reads: [u64; READS_MAX],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+struct Last {
     id: ConnectionId,
     requests: u64,
     /// When the last request arrived.
@@ -30,90 +41,153 @@ pub(super) struct Activity {
     key_len: u8,
     is_key_cut: bool,
     next_read: u8,
-    key: [u8; KEY_BYTES_MAX],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Origin {
     opened: Moment,
     peer: SocketAddr,
     nonce: u32,
     has_nonce: bool,
-    /// A ring of versions, 0 for none.
-    reads: [u64; READS_MAX],
+}
+
+/// The activity of a closed connection. Shares what is equal with that of another one: ranks often end alike.
+#[derive(Debug, Clone)]
+pub(super) struct PastActivity {
+    last: Last,
+    origin: Origin,
+    key: Arc<[u8]>,
+    /// The newest first.
+    reads: Arc<[Version]>,
 }
 
 impl Activity {
     pub(super) const fn new(id: ConnectionId, peer: SocketAddr, opened: Moment) -> Self {
         Self {
-            id,
-            peer,
-            opened,
-            requests: 0,
-            at: opened,
-            number: 0,
-            reads: [0; READS_MAX],
+            last: Last {
+                id,
+                requests: 0,
+                at: opened,
+                number: 0,
+                key_count: 0,
+                command: None,
+                key_len: 0,
+                is_key_cut: false,
+                next_read: 0,
+            },
             key: [0; KEY_BYTES_MAX],
-            key_count: 0,
-            nonce: 0,
-            has_nonce: false,
-            command: None,
-            key_len: 0,
-            is_key_cut: false,
-            next_read: 0,
+            origin: Origin {
+                opened,
+                peer,
+                nonce: 0,
+                has_nonce: false,
+            },
+            reads: [0; READS_MAX],
         }
     }
 
     pub(super) const fn id(&self) -> ConnectionId {
-        self.id
+        self.last.id
+    }
+
+    pub(super) const fn peer(&self) -> SocketAddr {
+        self.origin.peer
     }
 
     /// Records a request. A request without a key keeps the key of the one before: it says what the connection
     /// was about. A PING is counted only: it belongs to the handshake.
     #[inline]
     pub(super) fn note_request(&mut self, request: &Outline<'_>, now: Moment) {
-        self.requests += 1;
+        let last = &mut self.last;
+        last.requests += 1;
         if request.command == Opcode::Ping {
-            self.nonce = request.nonce;
-            self.has_nonce = true;
+            self.origin.nonce = request.nonce;
+            self.origin.has_nonce = true;
             return;
         }
-        self.command = Some(request.command);
-        self.at = now;
-        self.number = request.number;
-        self.key_count = u32::try_from(request.key_count).unwrap_or(u32::MAX);
+        last.command = Some(request.command);
+        last.at = now;
+        last.number = request.number;
+        last.key_count = u32::try_from(request.key_count).unwrap_or(u32::MAX);
         if let Some(key) = request.key {
             let kept = key.len().min(KEY_BYTES_MAX);
             self.key[..kept].copy_from_slice(&key[..kept]);
-            self.key_len = kept as u8;
-            self.is_key_cut = kept < key.len();
+            last.key_len = kept as u8;
+            last.is_key_cut = kept < key.len();
         }
     }
 
     /// Records that the connection was sent the value with this version.
     #[inline]
     pub(super) const fn note_read(&mut self, version: u64) {
-        self.reads[self.next_read as usize % READS_MAX] = version;
-        self.next_read = self.next_read.wrapping_add(1);
+        let next = &mut self.last.next_read;
+        self.reads[*next as usize % READS_MAX] = version;
+        *next = next.wrapping_add(1);
     }
 
     /// The record of an open connection that waits for nothing.
     pub(super) fn to_record(self) -> ConnectionRecord {
-        let mut record = ConnectionRecord::new(self.id, self.peer, self.opened.since_start());
-        record.nonce = self.has_nonce.then_some(self.nonce);
-        record.requests = self.requests;
-        record.last = self.command.map(|command| LastRequest {
-            command,
-            key: self.key[..usize::from(self.key_len)].into(),
-            is_key_cut: self.is_key_cut,
-            key_count: self.key_count as usize,
-            number: self.number,
-            at: self.at.since_start(),
-        });
-        let newest_first = (1..=READS_MAX)
-            .map(|back| self.reads[usize::from(self.next_read).wrapping_sub(back) % READS_MAX]);
-        record.reads = newest_first
+        record(self.last, self.origin, self.key(), self.reads().collect())
+    }
+
+    /// This activity once the connection has closed, after the one with this activity.
+    pub(super) fn ended(&self, before: Option<&PastActivity>) -> PastActivity {
+        let key = before.map(|before| &before.key);
+        let reads = before.map(|before| &before.reads);
+        PastActivity {
+            last: self.last,
+            origin: self.origin,
+            key: match key {
+                Some(key) if **key == *self.key() => Arc::clone(key),
+                _ => self.key().into(),
+            },
+            reads: match reads {
+                Some(reads) if self.reads().eq(reads.iter().copied()) => Arc::clone(reads),
+                _ => self.reads().collect(),
+            },
+        }
+    }
+
+    fn key(&self) -> &[u8] {
+        &self.key[..usize::from(self.last.key_len)]
+    }
+
+    /// The versions of the values read last, the newest first.
+    fn reads(&self) -> impl Iterator<Item = Version> {
+        let next = usize::from(self.last.next_read);
+        let newest_first =
+            (1..=READS_MAX).map(move |back| self.reads[next.wrapping_sub(back) % READS_MAX]);
+        newest_first
             .take_while(|version| *version != 0)
             .map(Version)
-            .collect();
-        record
     }
+}
+
+impl PastActivity {
+    pub(super) const fn id(&self) -> ConnectionId {
+        self.last.id
+    }
+
+    /// The record of a connection that waits for nothing.
+    pub(super) fn to_record(&self) -> ConnectionRecord {
+        record(self.last, self.origin, &self.key, self.reads.to_vec())
+    }
+}
+
+fn record(last: Last, origin: Origin, key: &[u8], reads: Vec<Version>) -> ConnectionRecord {
+    let mut record = ConnectionRecord::new(last.id, origin.peer, origin.opened.since_start());
+    record.nonce = origin.has_nonce.then_some(origin.nonce);
+    record.requests = last.requests;
+    record.last = last.command.map(|command| LastRequest {
+        command,
+        key: key.into(),
+        is_key_cut: last.is_key_cut,
+        key_count: last.key_count as usize,
+        number: last.number,
+        at: last.at.since_start(),
+    });
+    record.reads = reads;
+    record
 }
 
 #[cfg(test)]

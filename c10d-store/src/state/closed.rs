@@ -3,10 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::activity::Activity;
+use super::activity::{Activity, PastActivity};
 use crate::snapshot::{Closed, ConnectionId, ConnectionRecord, PendingWait};
 
-/// How many closed connections are kept at least: as many as a large job has ranks. About 5 MiB.
+/// How many closed connections are kept at least: as many as a large job has ranks. About 3 MiB.
 pub(super) const CLOSED_KEPT: usize = 16_384;
 
 /// The connections in one block.
@@ -14,10 +14,10 @@ const BLOCK: usize = 64;
 
 /// A connection that has closed.
 #[derive(Debug, Clone)]
-pub(super) struct ClosedConnection {
-    pub(super) activity: Activity,
-    pub(super) wait: Option<PendingWait>,
-    pub(super) closed: Closed,
+struct ClosedConnection {
+    activity: PastActivity,
+    wait: Option<Box<PendingWait>>,
+    closed: Closed,
 }
 
 /// The last closed connections, at least [`CLOSED_KEPT`] and less than a block more. In shared blocks, so that a
@@ -34,10 +34,17 @@ impl ClosedConnections {
     /// Adds a connection. Calls `dropped` for each that is no longer kept.
     pub(super) fn push(
         &mut self,
-        connection: ClosedConnection,
+        activity: &Activity,
+        wait: Option<PendingWait>,
+        closed: Closed,
         mut dropped: impl FnMut(ConnectionId),
     ) {
-        self.last.push(connection);
+        let before = self.last.last().map(|last| &last.activity);
+        self.last.push(ClosedConnection {
+            activity: activity.ended(before),
+            wait: wait.map(Box::new),
+            closed,
+        });
         if self.last.len() < BLOCK {
             return;
         }
@@ -55,7 +62,7 @@ impl ClosedConnections {
         let in_blocks = self.blocks.iter().flat_map(|block| block.iter());
         in_blocks.chain(&self.last).map(|closed| {
             let mut record = closed.activity.to_record();
-            record.wait.clone_from(&closed.wait);
+            record.wait = closed.wait.as_deref().cloned();
             record.closed = Some(closed.closed);
             record
         })
@@ -76,15 +83,12 @@ mod tests {
         let count = 3 * CLOSED_KEPT as u64 + 5;
         for id in 1..=count {
             let peer = ([127, 0, 0, 1], 1).into();
-            let connection = ClosedConnection {
-                activity: Activity::new(ConnectionId(id), peer, Moment::default()),
-                wait: None,
-                closed: Closed {
-                    at: std::time::Duration::ZERO,
-                    reason: CloseReason::Peer,
-                },
+            let activity = Activity::new(ConnectionId(id), peer, Moment::default());
+            let by_peer = Closed {
+                at: std::time::Duration::ZERO,
+                reason: CloseReason::Peer,
             };
-            closed.push(connection, |id| dropped.push(id.0));
+            closed.push(&activity, None, by_peer, |id| dropped.push(id.0));
         }
         let kept: Vec<u64> = closed.records().map(|record| record.id.0).collect();
         assert!((CLOSED_KEPT..CLOSED_KEPT + BLOCK).contains(&kept.len()));

@@ -5,7 +5,7 @@
 use std::net::SocketAddr;
 
 use super::activity::Activity;
-use super::closed::{ClosedConnection, ClosedConnections};
+use super::closed::ClosedConnections;
 use super::image::{ConnectionImage, ConnectionsImage, MISSING_MAX, WaitImage};
 use super::waiters::Waiters;
 use crate::message::{ConnId, Outline};
@@ -101,6 +101,12 @@ impl Directory {
         Some(entry.activity.id())
     }
 
+    /// The address of an open connection's peer.
+    pub(super) fn peer(&self, conn: ConnId) -> Option<SocketAddr> {
+        let entry = self.entries.get(conn.slot() as usize)?;
+        (entry.generation == conn.generation()).then(|| entry.activity.peer())
+    }
+
     /// Records that a value was sent to a connection. [`keep`](Self::keep) must have been called.
     #[inline]
     pub(super) fn note_read(&mut self, conn: ConnId, version: u64) {
@@ -121,12 +127,8 @@ impl Directory {
         self.keep(conn, waiters);
         let activity = self.take(conn)?;
         self.closed_by[closed.reason as usize] += 1;
-        let record = ClosedConnection {
-            activity,
-            wait: pending_wait(conn, waiters),
-            closed,
-        };
-        self.closed.push(record, dropped);
+        let wait = pending_wait(conn, waiters);
+        self.closed.push(&activity, wait, closed, dropped);
         Some(activity.id())
     }
 

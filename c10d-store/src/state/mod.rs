@@ -85,6 +85,9 @@ const TAKEN_BYTES_MAX: usize = 4 << 20;
 /// Copying or comparing this many bytes counts as much work as visiting a key.
 const BYTES_PER_WORK: usize = 1024;
 
+/// The completed waits for which memory is kept.
+const WOKEN_KEPT: usize = 1024;
+
 /// The most keys of a snapshot, and the most queues. A job of 100,000 ranks has fewer.
 const SNAPSHOT_KEYS_MAX: usize = 262_144;
 
@@ -332,7 +335,7 @@ impl StoreState {
     /// Whether requests have freed so much memory, which the allocator may keep, that returning it to the system is worth
     /// the time. Counts from the last time that it did.
     pub(crate) fn take_released(&mut self) -> bool {
-        self.peak.has_fallen_to(self.memory())
+        self.waiters.take_released() | self.peak.has_fallen_to(self.memory())
     }
 
     /// The number of announcements that there was no room for.
@@ -397,6 +400,11 @@ impl StoreState {
     pub(crate) fn missing_names(&self, conn: ConnId) -> usize {
         let waiting = self.waiters.waiting_of(conn);
         waiting.map_or(0, |waiting| waiting.missing as usize)
+    }
+
+    /// The address of an open connection's peer.
+    pub(crate) fn peer(&self, conn: ConnId) -> Option<SocketAddr> {
+        self.directory.peer(conn)
     }
 
     /// A summary of the waits, with at most `keys_max` keys.
@@ -718,6 +726,7 @@ impl StoreState {
                 Answer::Elements(_) => unreachable!("a value does not end a wait for an element"),
             }
         }
+        woken.shrink_to(WOKEN_KEPT);
         self.woken = woken;
     }
 
@@ -771,6 +780,7 @@ impl StoreState {
                 Answer::Values(_) => unreachable!("an element does not end a wait for values"),
             }
         }
+        woken.shrink_to(WOKEN_KEPT);
         self.woken = woken;
     }
 

@@ -97,6 +97,8 @@ pub(super) struct Waiters {
     name_bytes: usize,
     /// Entries visited so far by wakeups and cancels.
     visits: u64,
+    /// The memory of at least [`RELEASED_ENTRIES_MIN`] has been freed.
+    has_released: bool,
 }
 
 #[derive(Debug)]
@@ -148,6 +150,9 @@ struct Entry {
 /// Entries whose memory is kept while nobody waits.
 const KEPT_ENTRIES: usize = 1024;
 
+/// Freed entries that are worth a release of memory to the system: about 0.5 MB with their waits.
+const RELEASED_ENTRIES_MIN: usize = 4096;
+
 /// The end of a linked list.
 const NONE: u32 = u32::MAX;
 
@@ -161,6 +166,11 @@ impl Waiters {
     /// The bytes of the names that are waited for.
     pub(super) const fn name_bytes(&self) -> usize {
         self.name_bytes
+    }
+
+    /// Whether much memory was freed since the last call.
+    pub(super) const fn take_released(&mut self) -> bool {
+        std::mem::replace(&mut self.has_released, false)
     }
 
     /// The number of entries of all waits.
@@ -508,6 +518,7 @@ impl Waiters {
         let name = self.lists.remove(list.0 as usize).name;
         self.name_bytes -= name.len();
         if self.lists.is_empty() && self.entries.capacity() > KEPT_ENTRIES {
+            self.has_released |= self.entries.capacity() >= RELEASED_ENTRIES_MIN;
             self.entries = Slab::new();
             self.lists = Slab::new();
             self.waits.shrink_to(KEPT_ENTRIES);
