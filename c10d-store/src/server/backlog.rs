@@ -7,7 +7,7 @@ use crate::session::Group;
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     /// A group, and how many of its clients have had their bytes.
-    group: Option<(Group, usize)>,
+    group: Option<Box<(Group, usize)>>,
     /// What follows the group.
     bytes: Vec<u8>,
 }
@@ -23,7 +23,7 @@ impl Backlog {
             self.is_empty(),
             "a group comes before the bytes that follow"
         );
-        self.group = Some((group, next));
+        self.group = Some(Box::new((group, next)));
     }
 
     pub(super) fn keep_bytes(&mut self, bytes: &[u8]) {
@@ -32,6 +32,7 @@ impl Backlog {
 
     /// Takes the group with the position of its next client, and the bytes that follow it.
     pub(super) fn take(&mut self) -> (Option<(Group, usize)>, Vec<u8>) {
-        (self.group.take(), std::mem::take(&mut self.bytes))
+        let group = self.group.take().map(|group| *group);
+        (group, std::mem::take(&mut self.bytes))
     }
 }

@@ -36,58 +36,116 @@ pub(super) enum Phase {
 /// What carries a connection's bytes.
 #[derive(Debug)]
 pub(super) enum Carrier {
-    Socket(TcpStream),
+    /// Boxed, since a client of a session needs little of it: a relay costs less than the connections of its ranks.
+    Socket(Box<Accepted>),
     /// A session, over whatever link it has.
     Session(Client),
+}
+
+/// An accepted connection.
+#[derive(Debug)]
+pub(super) struct Accepted {
+    pub(super) stream: TcpStream,
+    pub(super) peer: SocketAddr,
+    /// Between the socket and the parser.
+    pub(super) tls: Option<TlsLayer>,
+    /// The slot of the session whose link this connection is.
+    link: Option<u32>,
+    pub(super) out: SendBuf,
+    /// The deadline of the handshake or of closing.
+    pub(super) deadline: Option<Instant>,
+    /// The registered interest; `None` if not registered.
+    pub(super) registered: Option<Interest>,
 }
 
 /// A client of a session.
 #[derive(Debug)]
 pub(super) struct Client {
     /// The slot of the session.
-    pub(super) session: usize,
+    session: u32,
     pub(super) number: u32,
     pub(super) credit: Credit,
-    /// Received bytes that wait because the client does not read its replies.
-    pub(super) kept_bytes: usize,
+    /// Received bytes that wait because the client does not read its replies, at most its credit.
+    pub(super) kept_bytes: u32,
     /// Bytes of groups in requests that were not carried out yet. The peer has sent them once for many clients.
-    pub(super) grouped_bytes: usize,
+    pub(super) grouped_bytes: u32,
     /// The memory of its pending wait, as of its last request.
-    pub(super) waiting_bytes: usize,
+    pub(super) waiting_bytes: u32,
+    /// What [`Connections::session_memory`] has counted of its requests and its wait.
+    counted_bytes: u32,
     /// In the list of clients whose replies wait for room in the session.
     pub(super) waits_for_room: bool,
     /// In the list of clients whose requests wait for the session's budget.
     pub(super) waits_for_budget: bool,
-    /// What [`Connections::session_memory`] has counted of it.
-    counted: SessionMemory,
+    /// `None` while there are none.
+    replies: Option<Box<ClientReplies>>,
+}
+
+/// The unsent replies of a client.
+#[derive(Debug, Default)]
+struct ClientReplies {
+    out: SendBuf,
+    /// What [`Connections::session_memory`] has counted of them.
+    counted_bytes: usize,
 }
 
 impl Client {
+    /// Of the session in this slot.
     pub(super) fn new(session: usize, number: u32) -> Self {
         Self {
-            session,
+            // There are at most 65,536.
+            session: session as u32,
             number,
             credit: Credit::default(),
             kept_bytes: 0,
             grouped_bytes: 0,
             waiting_bytes: 0,
+            counted_bytes: 0,
             waits_for_room: false,
             waits_for_budget: false,
-            counted: SessionMemory::default(),
+            replies: None,
         }
+    }
+
+    /// The slot of the session.
+    pub(super) const fn slot(&self) -> usize {
+        self.session as usize
+    }
+
+    /// Its replies, and its credit to send them with; `None` without replies.
+    pub(super) fn replies(&mut self) -> Option<(&mut SendBuf, &mut Credit)> {
+        let replies = self.replies.as_mut()?;
+        Some((&mut replies.out, &mut self.credit))
+    }
+
+    /// Counts again what it holds. Returns that, and what was counted before. Frees what an idle client does not need.
+    fn recount(&mut self) -> (SessionMemory, SessionMemory) {
+        let mut before = SessionMemory {
+            reply_bytes: 0,
+            request_bytes: self.counted_bytes as usize,
+        };
+        self.counted_bytes = self.grouped_bytes.saturating_add(self.waiting_bytes);
+        let mut now = SessionMemory {
+            reply_bytes: 0,
+            request_bytes: self.counted_bytes as usize,
+        };
+        if let Some(replies) = &mut self.replies {
+            before.reply_bytes = replies.counted_bytes;
+            if replies.out.is_empty() {
+                self.replies = None;
+            } else {
+                now.reply_bytes = replies.out.memory_bytes();
+                replies.counted_bytes = now.reply_bytes;
+            }
+        }
+        (now, before)
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) carrier: Carrier,
-    /// The slot of the session whose link this connection is.
-    pub(super) link: Option<usize>,
-    pub(super) peer: SocketAddr,
     pub(super) parser: RequestParser,
-    /// Between the socket and the parser.
-    pub(super) tls: Option<TlsLayer>,
-    pub(super) out: SendBuf,
     pub(super) phase: Phase,
     /// Requests wait until the peer reads its replies.
     pub(super) paused: bool,
@@ -99,10 +157,6 @@ pub(super) struct Connection {
     pub(super) overflowed: bool,
     /// In the list of connections that have new replies.
     touched: bool,
-    /// The deadline of the handshake or of closing.
-    pub(super) deadline: Option<Instant>,
-    /// The registered interest; `None` if not registered.
-    pub(super) registered: Option<Interest>,
     generation: u32,
 }
 
@@ -124,10 +178,18 @@ impl Connection {
 }
 
 impl Connection {
-    /// The socket; `None` for a client of a session.
-    pub(super) const fn socket(&mut self) -> Option<&mut TcpStream> {
+    /// The accepted connection; `None` for a client of a session.
+    pub(super) const fn accepted(&self) -> Option<&Accepted> {
+        match &self.carrier {
+            Carrier::Socket(accepted) => Some(accepted),
+            Carrier::Session(_) => None,
+        }
+    }
+
+    /// The accepted connection; `None` for a client of a session.
+    pub(super) const fn accepted_mut(&mut self) -> Option<&mut Accepted> {
         match &mut self.carrier {
-            Carrier::Socket(stream) => Some(stream),
+            Carrier::Socket(accepted) => Some(accepted),
             Carrier::Session(_) => None,
         }
     }
@@ -140,21 +202,58 @@ impl Connection {
         }
     }
 
+    /// The slot of the session whose link this connection is.
+    pub(super) fn link(&self) -> Option<usize> {
+        self.accepted().and_then(Accepted::link)
+    }
+
+    /// The replies that are not sent; `None` if a client has none.
+    fn out(&self) -> Option<&SendBuf> {
+        match &self.carrier {
+            Carrier::Socket(accepted) => Some(&accepted.out),
+            Carrier::Session(client) => client.replies.as_ref().map(|replies| &replies.out),
+        }
+    }
+
+    /// Where replies go.
+    pub(super) fn out_mut(&mut self) -> &mut SendBuf {
+        match &mut self.carrier {
+            Carrier::Socket(accepted) => &mut accepted.out,
+            Carrier::Session(client) => &mut client.replies.get_or_insert_default().out,
+        }
+    }
+
+    /// The bytes of replies that are not sent.
+    pub(super) fn unsent_bytes(&self) -> usize {
+        self.out().map_or(0, SendBuf::unsent_bytes)
+    }
+
     /// Whether anything is to be sent.
     pub(super) fn has_unsent(&self) -> bool {
-        !self.out.is_empty() || self.tls.as_ref().is_some_and(TlsLayer::has_unsent)
+        let tls = self.accepted().and_then(|accepted| accepted.tls.as_ref());
+        self.unsent_bytes() > 0 || tls.is_some_and(TlsLayer::has_unsent)
+    }
+}
+
+impl Accepted {
+    /// The slot of the session whose link this connection is.
+    pub(super) fn link(&self) -> Option<usize> {
+        self.link.map(|slot| slot as usize)
+    }
+
+    /// Makes this connection the link of the session in this slot.
+    pub(super) fn become_link(&mut self, slot: usize) {
+        // There are at most 65,536.
+        self.link = Some(slot as u32);
     }
 
     /// Sends until everything is sent or the system accepts no more. Returns whether everything is.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
-        let Carrier::Socket(stream) = &mut self.carrier else {
-            return Ok(self.out.is_empty());
-        };
         match &mut self.tls {
-            None => self.out.flush(stream),
+            None => self.out.flush(&mut self.stream),
             Some(tls) => {
-                let is_sealed = self.out.flush(&mut tls.sealing(stream))?;
-                Ok(tls.send(stream)? && is_sealed)
+                let is_sealed = self.out.flush(&mut tls.sealing(&mut self.stream))?;
+                Ok(tls.send(&mut self.stream)? && is_sealed)
             }
         }
     }
@@ -178,6 +277,9 @@ pub(super) struct Connections {
 const SLOT_BITS: u32 = usize::BITS / 2;
 const SLOT_MASK: usize = (1 << SLOT_BITS) - 1;
 
+/// The connections with new replies for whose list memory is kept.
+const TOUCHED_KEPT: usize = 1024;
+
 /// Generations stay below the tokens of the waker and the listeners.
 const GENERATION_END: u32 = (SLOT_MASK >> 1) as u32;
 
@@ -197,33 +299,42 @@ impl Connections {
         self.slots.len()
     }
 
-    pub(super) fn insert(
+    /// Adds an accepted connection.
+    pub(super) fn insert_accepted(
         &mut self,
-        carrier: Carrier,
+        stream: TcpStream,
         peer: SocketAddr,
         deadline: Option<Instant>,
     ) -> Token {
+        let accepted = Box::new(Accepted {
+            stream,
+            peer,
+            tls: None,
+            link: None,
+            out: SendBuf::new(),
+            deadline,
+            registered: None,
+        });
+        self.insert(Carrier::Socket(accepted), RequestParser::default())
+    }
+
+    /// Adds a client of a session.
+    pub(super) fn insert_client(&mut self, client: Client) -> Token {
+        self.insert(Carrier::Session(client), RequestParser::after_handshake())
+    }
+
+    fn insert(&mut self, carrier: Carrier, parser: RequestParser) -> Token {
         let generation = self.next_generation;
         self.next_generation = (generation + 1) % GENERATION_END;
-        let parser = match carrier {
-            Carrier::Socket(_) => RequestParser::default(),
-            Carrier::Session(_) => RequestParser::after_handshake(),
-        };
         let slot = self.slots.insert(Connection {
             carrier,
-            link: None,
-            peer,
             parser,
-            tls: None,
-            out: SendBuf::new(),
             phase: Phase::Open,
             paused: false,
             resume: false,
             is_ready: false,
             overflowed: false,
             touched: false,
-            deadline,
-            registered: None,
             generation,
         });
         Token((generation as usize) << SLOT_BITS | slot)
@@ -246,7 +357,9 @@ impl Connections {
         if let Some(client) = connection.client() {
             client.grouped_bytes = 0;
             client.waiting_bytes = 0;
-            connection.out = SendBuf::new();
+            if let Some(replies) = &mut client.replies {
+                replies.out = SendBuf::new();
+            }
             self.recount(token);
         }
         self.slots.try_remove(token.0 & SLOT_MASK)
@@ -274,16 +387,13 @@ impl Connections {
         let Carrier::Session(client) = &mut connection.carrier else {
             return;
         };
-        let now = SessionMemory {
-            reply_bytes: connection.out.memory_bytes(),
-            request_bytes: client.grouped_bytes + client.waiting_bytes,
-        };
-        let before = std::mem::replace(&mut client.counted, now);
-        if client.session >= self.session_memory.len() {
+        let (now, before) = client.recount();
+        let slot = client.slot();
+        if slot >= self.session_memory.len() {
             let none = SessionMemory::default();
-            self.session_memory.resize(client.session + 1, none);
+            self.session_memory.resize(slot + 1, none);
         }
-        let total = &mut self.session_memory[client.session];
+        let total = &mut self.session_memory[slot];
         total.reply_bytes = total.reply_bytes - before.reply_bytes + now.reply_bytes;
         total.request_bytes = total.request_bytes - before.request_bytes + now.request_bytes;
         let grows = now.all() > before.all();
@@ -299,10 +409,10 @@ impl Connections {
         let unsent_bytes_max = match &connection.carrier {
             Carrier::Socket(_) => PAUSE_UNSENT_BYTES,
             Carrier::Session(client) => self
-                .session_memory(client.session)
+                .session_memory(client.slot())
                 .unsent_bytes_max(PAUSE_UNSENT_BYTES),
         };
-        connection.out.unsent_bytes() < unsent_bytes_max
+        connection.unsent_bytes() < unsent_bytes_max
     }
 
     /// The connections with a socket that have new replies since the last call. Return
@@ -351,6 +461,7 @@ impl Connections {
 
     pub(super) fn reuse_touched(&mut self, mut list: Vec<Token>) {
         list.clear();
+        list.shrink_to(TOUCHED_KEPT);
         if self.touched.is_empty() {
             self.touched = list;
         }
@@ -367,9 +478,15 @@ impl Replies for Connections {
         if connection.overflowed {
             return;
         }
-        encode_reply(without_sessions(reply, connection), &mut connection.out);
-        connection.overflowed = connection.out.copied_bytes() > unsent_bytes_max;
         let is_client = matches!(connection.carrier, Carrier::Session(_));
+        let reply = if is_client {
+            without_sessions(reply)
+        } else {
+            reply
+        };
+        let out = connection.out_mut();
+        encode_reply(reply, out);
+        connection.overflowed = out.copied_bytes() > unsent_bytes_max;
         self.touch(token);
         if is_client {
             self.recount(token);
@@ -378,11 +495,11 @@ impl Replies for Connections {
 }
 
 /// A client of a session cannot begin another one, so the server must not say that it can.
-fn without_sessions<'r>(reply: Reply<'r>, connection: &Connection) -> Reply<'r> {
+const fn without_sessions(reply: Reply<'_>) -> Reply<'_> {
     const ALL: u32 = CAPABILITY_NONCE | CAPABILITIES;
-    match (&reply, &connection.carrier) {
-        (Reply::Nonce(ALL), Carrier::Session(_)) => Reply::Nonce(ALL & !CAPABILITY_SESSION),
-        _ => reply,
+    match reply {
+        Reply::Nonce(ALL) => Reply::Nonce(ALL & !CAPABILITY_SESSION),
+        reply => reply,
     }
 }
 

@@ -17,7 +17,7 @@ use mio::event::Event;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::connection::{Carrier, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of};
+use super::connection::{Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of};
 use super::counts::Counts;
 use super::http::InstalledHandler;
 use super::observer::{Observed, StoreObserver};
@@ -161,7 +161,8 @@ impl EventLoop {
         let timer = self.timers.time_left(Instant::now, |at, token| {
             connections
                 .get(token)
-                .is_some_and(|connection| connection.deadline == Some(at))
+                .and_then(Connection::accepted)
+                .is_some_and(|accepted| accepted.deadline == Some(at))
         });
         let accept = self
             .acceptor
@@ -251,7 +252,7 @@ impl EventLoop {
     fn resume_if_read(&mut self, token: Token) {
         if let Some(connection) = self.connections.get_mut(token)
             && connection.paused
-            && connection.out.unsent_bytes() < PAUSE_UNSENT_BYTES
+            && connection.unsent_bytes() < PAUSE_UNSENT_BYTES
         {
             connection.paused = false;
             connection.resume = true;
@@ -298,18 +299,24 @@ impl EventLoop {
                 }
                 continue;
             }
-            let next_read = match connection.tls {
-                None => connection.parser.next_read(),
-                Some(_) => NextRead::Anywhere,
+            let Connection {
+                carrier, parser, ..
+            } = connection;
+            let Carrier::Socket(accepted) = carrier else {
+                return;
             };
-            let link = connection.link;
+            let has_tls = accepted.tls.is_some();
+            let next_read = if has_tls {
+                NextRead::Anywhere
+            } else {
+                parser.next_read()
+            };
+            let link = accepted.link();
             if link.is_some_and(|slot| self.sessions.has_backlog(slot)) {
                 // The session reads on once it has carried out what has arrived.
                 return;
             }
-            let Carrier::Socket(stream) = &mut connection.carrier else {
-                return;
-            };
+            let stream = &mut accepted.stream;
             let (asked, result) = match next_read {
                 NextRead::Anywhere => {
                     let result = stream.read(&mut self.read_buffer);
@@ -317,7 +324,7 @@ impl EventLoop {
                 }
                 NextRead::Direct { bytes_max } => {
                     let asked = bytes_max.min(budget);
-                    let buffer = connection.parser.direct_buffer();
+                    let buffer = parser.direct_buffer();
                     (asked, recv_into_spare(stream, buffer, asked))
                 }
             };
@@ -333,8 +340,8 @@ impl EventLoop {
             self.traffic.received_bytes += count as u64;
             self.turn.received(count, Instant::now);
             let input = match next_read {
-                NextRead::Anywhere if connection.tls.is_some() => self.open(token, count),
-                NextRead::Anywhere if connection.parser.is_new() => self.classify(token, count),
+                NextRead::Anywhere if has_tls => self.open(token, count),
+                NextRead::Anywhere if parser.is_new() => self.classify(token, count),
                 NextRead::Anywhere => Some(Input::Shared(count)),
                 NextRead::Direct { .. } => Some(Input::InParser),
             };
@@ -356,7 +363,7 @@ impl EventLoop {
     /// Opens what a TLS connection has received. `None` if it is closed.
     fn open(&mut self, token: Token, count: usize) -> Option<Input> {
         let connection = self.connections.get_mut(token)?;
-        let layer = connection.tls.as_mut()?;
+        let layer = connection.accepted_mut()?.tls.as_mut()?;
         self.opened.clear();
         let result = layer.receive(&self.read_buffer[..count], &mut self.opened);
         if layer.has_unsent() {
@@ -439,8 +446,10 @@ impl EventLoop {
             None => parser.resume(limits, handle),
         };
         if let Some(connection) = self.connections.get_mut(token) {
-            if parser.is_handshake_done() {
-                connection.deadline = None;
+            if parser.is_handshake_done()
+                && let Some(accepted) = connection.accepted_mut()
+            {
+                accepted.deadline = None;
             }
             connection.parser = parser;
             let has_stopped = outcome == Ok(Flow::Pause);
@@ -477,34 +486,36 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        if connection.client().is_some() {
-            return self.flush_client(token);
+        match &connection.carrier {
+            Carrier::Session(_) => self.flush_client(token),
+            Carrier::Socket(accepted) if accepted.link().is_some() => self.flush_link(token),
+            Carrier::Socket(_) => self.flush_socket(token),
         }
-        if connection.link.is_some() {
-            return self.flush_link(token);
-        }
-        self.flush_socket(token);
     }
 
     fn flush_socket(&mut self, token: Token) {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        if connection.overflowed {
+        let overflowed = connection.overflowed;
+        let Some(accepted) = connection.accepted_mut() else {
+            return;
+        };
+        if overflowed {
             let error = io::Error::other(format!(
                 "unread replies exceed the limit of {} bytes",
                 self.options.unsent_bytes_max()
             ));
-            let peer = connection.peer;
+            let peer = accepted.peer;
             self.log_refusal(peer, &error);
             return self.close(token, CloseReason::Refused, &error);
         }
-        let unsent_bytes = connection.out.unsent_bytes();
-        let drained = match connection.flush() {
+        let unsent_bytes = accepted.out.unsent_bytes();
+        let drained = match accepted.flush() {
             Ok(drained) => drained,
             Err(error) => return self.close(token, CloseReason::Failed, &error),
         };
-        self.traffic.sent_bytes += (unsent_bytes - connection.out.unsent_bytes()) as u64;
+        self.traffic.sent_bytes += (unsent_bytes - accepted.out.unsent_bytes()) as u64;
         self.resume_if_read(token);
         let Some(connection) = self.connections.get_mut(token) else {
             return;
@@ -515,8 +526,8 @@ impl EventLoop {
                 Phase::Finishing => return self.close_quietly(token, CloseReason::Peer),
                 Phase::Refusing => {
                     let shut = connection
-                        .socket()
-                        .map_or(Ok(()), |it| it.shutdown(Shutdown::Write));
+                        .accepted()
+                        .map_or(Ok(()), |it| it.stream.shutdown(Shutdown::Write));
                     if let Err(error) = shut {
                         return self.close(token, CloseReason::Refused, &error);
                     }
@@ -531,22 +542,22 @@ impl EventLoop {
             return;
         };
         let wanted = connection.interest();
-        if wanted == connection.registered {
+        let Some(accepted) = connection.accepted_mut() else {
+            return;
+        };
+        if wanted == accepted.registered {
             return;
         }
         let registry = self.poll.registry();
-        let registered = connection.registered;
-        let Some(stream) = connection.socket() else {
-            return;
-        };
-        let result = match (registered, wanted) {
+        let stream = &mut accepted.stream;
+        let result = match (accepted.registered, wanted) {
             (None, Some(wanted)) => registry.register(stream, token, wanted),
             (Some(_), Some(wanted)) => registry.reregister(stream, token, wanted),
             (_, None) => registry.deregister(stream),
         };
-        connection.registered = wanted;
+        accepted.registered = wanted;
         if let Err(error) = result {
-            let peer = connection.peer;
+            let peer = accepted.peer;
             let text = format_args!("{peer}: cannot register the connection: {error}");
             self.log_about(peer.ip(), &text);
             self.close(token, CloseReason::Failed, &error);

@@ -11,7 +11,7 @@ use mio::net::TcpStream;
 use mio::{Events, Token};
 
 use super::{EventLoop, Input};
-use crate::server::connection::{Carrier, Connections, Phase, conn_id_of};
+use crate::server::connection::{Carrier, Connection, Connections, Phase, conn_id_of};
 use crate::server::http::{HttpConnection, is_http};
 use crate::snapshot::CloseReason;
 
@@ -47,9 +47,7 @@ impl EventLoop {
             log::debug!("{peer}: cannot set socket options: {error}");
         }
         let deadline = now.checked_add(self.first_byte_timeout());
-        let token = self
-            .connections
-            .insert(Carrier::Socket(stream), peer, deadline);
+        let token = self.connections.insert_accepted(stream, peer, deadline);
         let connections = &self.connections;
         self.acceptor
             .admitted(token, |token| stage_of(connections, token));
@@ -86,16 +84,16 @@ impl EventLoop {
             self.refuse_stranger(token, &reason);
             return None;
         }
-        let connection = self.connections.get_mut(token)?;
+        let accepted = self.connections.get_mut(token)?.accepted_mut()?;
         if !self
             .acceptor
-            .may_handshake(connection.peer.ip(), Instant::now())
+            .may_handshake(accepted.peer.ip(), Instant::now())
         {
             self.refuse_stranger(token, &"too many failed handshakes of its address");
             return None;
         }
         match tls.start() {
-            Ok(layer) => connection.tls = Some(layer),
+            Ok(layer) => accepted.tls = Some(layer),
             Err(error) => {
                 self.refuse_stranger(token, &error);
                 return None;
@@ -114,12 +112,11 @@ impl EventLoop {
 
     /// Whether a process of the user that runs the server is at the other end, on this machine.
     fn is_of_same_user(&mut self, token: Token) -> bool {
-        let Some(connection) = self.connections.get(token) else {
+        let connection = self.connections.get(token);
+        let Some(accepted) = connection.and_then(Connection::accepted) else {
             return false;
         };
-        let (Carrier::Socket(stream), peer) = (&connection.carrier, connection.peer) else {
-            return false;
-        };
+        let (stream, peer) = (&accepted.stream, accepted.peer);
         let user = self.listeners.with_descriptor(|| {
             stream
                 .local_addr()
@@ -146,10 +143,11 @@ impl EventLoop {
 
     /// Closes a connection that may not be served. What it was sent before goes out first, as far as possible.
     pub(super) fn refuse_stranger(&mut self, token: Token, reason: &dyn fmt::Display) {
-        let Some(connection) = self.connections.get(token) else {
+        let connection = self.connections.get(token);
+        let Some(accepted) = connection.and_then(Connection::accepted) else {
             return;
         };
-        self.count_refusal(connection.peer, reason);
+        self.count_refusal(accepted.peer, reason);
         self.close_quietly(token, CloseReason::Refused);
     }
 
@@ -174,21 +172,19 @@ impl EventLoop {
         let connection = self.connections.remove(token)?;
         self.publish_count();
         self.state.hand_over(conn_id_of(token));
-        let Carrier::Socket(mut stream) = connection.carrier else {
+        let Carrier::Socket(accepted) = connection.carrier else {
             return None;
         };
+        let (mut stream, peer) = (accepted.stream, accepted.peer);
         let registry = self.poll.registry();
         if let Err(error) = registry.deregister(&mut stream) {
-            log::warn!(
-                "{}: cannot hand over the connection: {error}",
-                connection.peer
-            );
+            log::warn!("{peer}: cannot hand over the connection: {error}");
             return None;
         }
-        log::debug!("{} speaks HTTP ({:?})", connection.peer, conn_id_of(token));
+        log::debug!("{peer} speaks HTTP ({:?})", conn_id_of(token));
         Some(HttpConnection {
             stream: stream.into(),
-            peer: connection.peer,
+            peer,
             received: self.read_buffer[..received].to_vec(),
         })
     }
@@ -206,14 +202,12 @@ pub(super) fn stage_of(connections: &Connections, token: Token) -> Stage {
     let Some(connection) = connections.get(token) else {
         return Stage::Closed;
     };
-    match (&connection.carrier, &connection.tls) {
-        (Carrier::Session(_), _) => Stage::Served,
-        (Carrier::Socket(_), Some(tls)) if tls.is_handshaking() => Stage::Handshaking,
-        (Carrier::Socket(_), None)
-            if connection.parser.is_new() && connection.phase == Phase::Open =>
-        {
+    let tls = connection.accepted().map(|accepted| &accepted.tls);
+    match tls {
+        Some(Some(tls)) if tls.is_handshaking() => Stage::Handshaking,
+        Some(None) if connection.parser.is_new() && connection.phase == Phase::Open => {
             Stage::Silent
         }
-        (Carrier::Socket(_), _) => Stage::Served,
+        _ => Stage::Served,
     }
 }

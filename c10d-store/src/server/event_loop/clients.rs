@@ -9,7 +9,7 @@ use mio::Token;
 
 use super::{EventLoop, Input, Ready};
 use crate::request_parser::{ParseError, RequestParser};
-use crate::server::connection::{Carrier, Client, Phase, conn_id_of};
+use crate::server::connection::{Carrier, Client, Connection, Phase, conn_id_of};
 use crate::server::sessions::{Attached, Candidate};
 use crate::session::{Frame, Group, Hello, Violation};
 use crate::snapshot::CloseReason;
@@ -36,7 +36,9 @@ impl EventLoop {
         };
         connection.paused = false;
         let is_alone = connection.parser.is_between_requests();
-        let peer = connection.peer;
+        let Some(peer) = connection.accepted().map(|accepted| accepted.peer) else {
+            return;
+        };
         if !is_alone {
             self.log_refusal(peer, &"it does not wait for the answer to SESSION");
             return self.close_quietly(token, CloseReason::Refused);
@@ -70,9 +72,12 @@ impl EventLoop {
                 return self.close_quietly(token, CloseReason::Peer);
             }
         };
-        if let Some(connection) = self.connections.get_mut(token) {
-            connection.link = link;
-            connection.out.push(&welcome.encode());
+        let connection = self.connections.get_mut(token);
+        if let Some(accepted) = connection.and_then(Connection::accepted_mut) {
+            if let Some(slot) = link {
+                accepted.become_link(slot);
+            }
+            accepted.out.push(&welcome.encode());
             self.connections.touch(token);
         }
         if let Some(slot) = link {
@@ -245,8 +250,7 @@ impl EventLoop {
         } else if self.connections.len() >= connections_max {
             &format_args!("the limit of {connections_max} connections is reached")
         } else {
-            let carrier = Carrier::Session(Client::new(slot, number));
-            let token = self.connections.insert(carrier, peer, None);
+            let token = self.connections.insert_client(Client::new(slot, number));
             session.open(number, token);
             self.state.connect(conn_id_of(token), peer);
             self.publish_count();
@@ -281,9 +285,10 @@ impl EventLoop {
         if !is_open {
             return Ok(());
         }
-        client.kept_bytes += bytes.len();
+        // Its credit fits into a `u32`.
+        client.kept_bytes += bytes.len() as u32;
         if matches!(sent, Sent::InGroup) {
-            client.grouped_bytes += bytes.len();
+            client.grouped_bytes += bytes.len() as u32;
         }
         if must_wait {
             connection.parser.keep(bytes);
@@ -307,7 +312,7 @@ impl EventLoop {
         let Some(client) = connection.client() else {
             return;
         };
-        let slot = client.session;
+        let slot = client.slot();
         if !std::mem::take(&mut connection.resume) {
             return;
         }
@@ -350,8 +355,8 @@ impl EventLoop {
         }
         if let Some(client) = connection.client() {
             let used = std::mem::take(&mut client.kept_bytes);
-            let (slot, number) = (client.session, client.number);
-            if let Some(returned) = client.credit.used(used)
+            let (slot, number) = (client.slot(), client.number);
+            if let Some(returned) = client.credit.used(used as usize)
                 && let Some(session) = self.sessions.get_mut(slot)
             {
                 session.stream.push_credit(number, returned);
@@ -368,7 +373,7 @@ impl EventLoop {
         };
         let is_done = !connection.paused && connection.parser.is_between_requests();
         if let Some(client) = connection.client() {
-            client.waiting_bytes = waiting_bytes;
+            client.waiting_bytes = u32::try_from(waiting_bytes).unwrap_or(u32::MAX);
             if is_done {
                 client.grouped_bytes = 0;
             }
@@ -381,8 +386,7 @@ impl EventLoop {
     }
 
     fn log_refusal_of(&mut self, token: Token, error: &dyn fmt::Display) {
-        if let Some(connection) = self.connections.get(token) {
-            let peer = connection.peer;
+        if let Some(peer) = self.state.peer(conn_id_of(token)) {
             self.log_refusal(peer, error);
         }
     }
@@ -404,7 +408,7 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        self.turn.moved(connection.out.unsent_bytes(), Instant::now);
+        self.turn.moved(connection.unsent_bytes(), Instant::now);
         if connection.overflowed {
             self.log_refusal_of(token, &"the unread replies of its session exceed the limit");
             self.say_closed(token);
@@ -413,36 +417,34 @@ impl EventLoop {
         let Carrier::Session(client) = &mut connection.carrier else {
             return;
         };
-        let slot = client.session;
+        let (slot, number) = (client.slot(), client.number);
         let Some(session) = self.sessions.get_mut(slot) else {
             return;
         };
         let stream = &mut session.stream;
-        let out = &mut connection.out;
-        while !out.is_empty() {
-            let count = [
-                out.unsent_bytes(),
-                client.credit.to_send(),
-                stream.room(),
-                CLIENT_FRAME_BYTES_MAX,
-            ];
-            let count = count.into_iter().min().unwrap_or(0);
-            if count == 0 {
-                break;
+        let mut lacks_room = false;
+        if let Some((out, credit)) = client.replies() {
+            while !out.is_empty() {
+                let count = [
+                    out.unsent_bytes(),
+                    credit.to_send(),
+                    stream.room(),
+                    CLIENT_FRAME_BYTES_MAX,
+                ];
+                let count = count.into_iter().min().unwrap_or(0);
+                if count == 0 {
+                    break;
+                }
+                stream.push_data_from(number, out, count);
+                credit.sent(count);
             }
-            stream.push_data_from(client.number, out, count);
-            client.credit.sent(count);
+            lacks_room = !out.is_empty() && credit.to_send() > 0;
         }
-        if out.is_empty() {
-            // The session has the bytes. An idle client keeps no memory for replies.
-            *out = SendBuf::new();
-        }
-        let lacks_room = !out.is_empty() && client.credit.to_send() > 0;
         if lacks_room && !client.waits_for_room {
             client.waits_for_room = true;
             session.waiting_for_room.push_back(token);
         }
-        let is_done = connection.phase == Phase::Refusing && connection.out.is_empty();
+        let is_done = connection.phase == Phase::Refusing && connection.unsent_bytes() == 0;
         self.connections.recount(token);
         if is_done {
             self.say_closed(token);
@@ -467,7 +469,7 @@ impl EventLoop {
             connection.paused = false;
             connection.resume = true;
             self.serve_later(token);
-        } else if connection.out.is_empty()
+        } else if connection.unsent_bytes() == 0
             && let Some(client) = connection.client()
             && !client.waits_for_budget
             && let Some(session) = self.sessions.get_mut(slot)
@@ -502,11 +504,14 @@ impl EventLoop {
     /// Sends the unsent bytes of a session over its link.
     pub(super) fn flush_link(&mut self, token: Token) {
         while let Some(connection) = self.connections.get_mut(token) {
-            let session = connection.link.and_then(|slot| self.sessions.get_mut(slot));
+            let Some(accepted) = connection.accepted_mut() else {
+                return;
+            };
+            let session = accepted.link().and_then(|slot| self.sessions.get_mut(slot));
             let Some(session) = session.filter(|session| session.link == Some(token)) else {
                 return;
             };
-            session.stream.fill(&mut connection.out, LINK_UNSENT_BYTES);
+            session.stream.fill(&mut accepted.out, LINK_UNSENT_BYTES);
             let has_more = session.stream.has_unsent();
             self.flush_socket(token);
             let Some(connection) = self.connections.get_mut(token) else {
@@ -514,9 +519,9 @@ impl EventLoop {
             };
             let is_drained = !connection.has_unsent();
             if !has_more || !is_drained {
-                if connection.out.is_empty() {
+                if is_drained {
                     // An idle link keeps no memory besides the session's.
-                    connection.out = SendBuf::new();
+                    *connection.out_mut() = SendBuf::new();
                 }
                 return;
             }
@@ -553,7 +558,7 @@ impl EventLoop {
     fn say_closed(&mut self, token: Token) {
         let connection = self.connections.get_mut(token);
         if let Some(client) = connection.and_then(|it| it.client()) {
-            let (slot, number) = (client.session, client.number);
+            let (slot, number) = (client.slot(), client.number);
             if let Some(session) = self.sessions.get_mut(slot) {
                 session.stream.push_close(number);
             }
@@ -565,7 +570,7 @@ impl EventLoop {
     fn remove_client(&mut self, token: Token, reason: CloseReason) {
         let connection = self.connections.get_mut(token);
         let client = connection.and_then(|it| it.client());
-        let Some((slot, number)) = client.map(|client| (client.session, client.number)) else {
+        let Some((slot, number)) = client.map(|client| (client.slot(), client.number)) else {
             return;
         };
         if let Some(session) = self.sessions.get_mut(slot) {

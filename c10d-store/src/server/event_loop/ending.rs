@@ -10,7 +10,7 @@ use mio::Token;
 use super::accepting::stage_of;
 use super::{BYTES_PER_ITERATION, EventLoop};
 use crate::request_parser::{ParseError, RequestParser};
-use crate::server::connection::{Phase, conn_id_of};
+use crate::server::connection::{Accepted, Connection, Phase, conn_id_of};
 use crate::snapshot::CloseReason;
 use crate::state::Refusal;
 
@@ -28,7 +28,7 @@ impl EventLoop {
             return;
         };
         // What a session has to send goes over its next link.
-        if !connection.has_unsent() || connection.link.is_some() {
+        if !connection.has_unsent() || connection.link().is_some() {
             return self.close_quietly(token, CloseReason::Peer);
         }
         connection.phase = Phase::Finishing;
@@ -43,7 +43,9 @@ impl EventLoop {
         };
         connection.phase = Phase::Refusing;
         connection.parser = RequestParser::default();
-        let peer = connection.peer;
+        let Some(peer) = connection.accepted().map(|accepted| accepted.peer) else {
+            return;
+        };
         match error {
             ParseError::Wire(error) => self.log_refusal(peer, error),
             ParseError::Refused(error) => self.log_refusal(peer, error),
@@ -60,10 +62,10 @@ impl EventLoop {
         let mut budget = BYTES_PER_ITERATION;
         while let Some(connection) = self.connections.get_mut(token) {
             let has_unsent = connection.has_unsent();
-            let Some(stream) = connection.socket() else {
+            let Some(accepted) = connection.accepted_mut() else {
                 return;
             };
-            match stream.read(&mut self.read_buffer) {
+            match accepted.stream.read(&mut self.read_buffer) {
                 Ok(0) if !has_unsent => {
                     return self.close_quietly(token, CloseReason::Refused);
                 }
@@ -83,8 +85,9 @@ impl EventLoop {
 
     pub(super) fn set_deadline(&mut self, token: Token, timeout: Duration) {
         let deadline = Instant::now().checked_add(timeout);
-        if let Some(connection) = self.connections.get_mut(token) {
-            connection.deadline = deadline;
+        let connection = self.connections.get_mut(token);
+        if let Some(accepted) = connection.and_then(Connection::accepted_mut) {
+            accepted.deadline = deadline;
             if let Some(deadline) = deadline {
                 self.timers.add(deadline, token);
             }
@@ -100,10 +103,13 @@ impl EventLoop {
             let Some(connection) = self.connections.get(token) else {
                 continue;
             };
-            if connection.deadline != Some(at) {
+            let Some(accepted) = connection.accepted() else {
+                continue;
+            };
+            if accepted.deadline != Some(at) {
                 continue;
             }
-            let peer = connection.peer;
+            let peer = accepted.peer;
             match connection.phase {
                 Phase::Open => {
                     let limit = match stage_of(&self.connections, token) {
@@ -115,7 +121,7 @@ impl EventLoop {
                     self.log_refusal(peer, &format_args!("no handshake within {limit:?}"));
                 }
                 Phase::Finishing => {
-                    let unread = connection.out.unsent_bytes();
+                    let unread = accepted.out.unsent_bytes();
                     let text = format_args!(
                         "closing {peer}: {unread} bytes of replies unread for {FINISHING_TIMEOUT:?}"
                     );
@@ -128,8 +134,9 @@ impl EventLoop {
     }
 
     pub(super) fn close(&mut self, token: Token, reason: CloseReason, error: &io::Error) {
-        if let Some(connection) = self.connections.get(token) {
-            log::debug!("{}: {error}", connection.peer);
+        let connection = self.connections.get(token);
+        if let Some(accepted) = connection.and_then(Connection::accepted) {
+            log::debug!("{}: {error}", accepted.peer);
         }
         self.close_quietly(token, reason);
     }
@@ -137,16 +144,17 @@ impl EventLoop {
     /// Closes a connection. `reason` counts unless the store has been told another one before.
     pub(super) fn close_quietly(&mut self, token: Token, reason: CloseReason) {
         if let Some(connection) = self.connections.remove(token) {
-            log::debug!("closed {} ({:?})", connection.peer, conn_id_of(token));
-            if let Some(tls) = &connection.tls
-                && tls.is_handshaking()
-                && tls.has_computed()
-            {
-                // Refused, or ended by the peer, which may have replayed the hello of another.
-                let address = connection.peer.ip();
-                self.acceptor.on_failed_handshake(address, Instant::now());
+            if let Some(Accepted { peer, tls, .. }) = connection.accepted() {
+                log::debug!("closed {peer} ({:?})", conn_id_of(token));
+                if let Some(tls) = tls
+                    && tls.is_handshaking()
+                    && tls.has_computed()
+                {
+                    // Refused, or ended by the peer, which may have replayed the hello of another.
+                    self.acceptor.on_failed_handshake(peer.ip(), Instant::now());
+                }
             }
-            if let Some(session) = connection.link
+            if let Some(session) = connection.link()
                 && self.sessions.link_closed(session, token, Instant::now())
             {
                 self.set_away(session, true);

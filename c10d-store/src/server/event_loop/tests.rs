@@ -132,7 +132,7 @@ fn groups_to_many_paused_clients_take_several_turns() {
         let connection = session.event_loop.connections.get_mut(token);
         let client = connection.and_then(|it| it.client());
         let kept_bytes = client.expect("it is open").kept_bytes;
-        assert_eq!(kept_bytes, GROUPS * BYTES);
+        assert_eq!(kept_bytes as usize, GROUPS * BYTES);
     }
 }
 

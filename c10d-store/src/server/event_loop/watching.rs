@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::EventLoop;
-use crate::server::connection::token_of;
 use crate::server::stall::{Stall, Workers};
 use crate::state::SNAPSHOT_SLICE;
 
@@ -48,8 +47,8 @@ impl EventLoop {
         }
         let summary = self.state.summary_of_waits(KEYS_REPORTED_MAX);
         let oldest = summary.oldest.and_then(|(conn, since)| {
-            let connection = self.connections.get(token_of(conn))?;
-            Some((connection.peer, self.started + since.since_start()))
+            let peer = self.state.peer(conn)?;
+            Some((peer, self.started + since.since_start()))
         });
         let Some((oldest_peer, since)) = oldest else {
             // Every wait has a start and a connection. If not, log nothing rather than spin.
