@@ -216,9 +216,9 @@ impl Holder {
         self.sent_summary = stored;
     }
 
-    /// The summary, if it is still to be sent. It then counts as sent.
+    /// The summary, if there is one that is still to be sent. It then counts as sent.
     pub(super) fn take_unsent_summary(&mut self) -> Option<Vec<u8>> {
-        if self.summary == self.sent_summary {
+        if self.summary.is_empty() || self.summary == self.sent_summary {
             return None;
         }
         self.sent_summary.clone_from(&self.summary);

@@ -737,6 +737,7 @@ impl World {
                     Reply::Done
                 }
                 Ask::WriteSummary(text) => {
+                    assert!(!text.is_empty(), "an empty summary replaces one");
                     self.stored.summary.clone_from(&text);
                     for wait in std::mem::take(&mut self.waits) {
                         match &wait.ask {
