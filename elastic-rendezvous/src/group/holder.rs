@@ -39,6 +39,9 @@ const DECISION_PAUSE_PER_NODE: Duration = Duration::from_micros(10);
 /// How often in an interval heartbeats are read. They are written once in an interval.
 const READS_PER_INTERVAL: u32 = 2;
 
+/// How many answers are sent at a time. The holder renews its lease between: the nodes that they wake compete with it.
+const ANSWERS_MAX: usize = 1000;
+
 /// How often the state is compared with the known one.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -225,9 +228,10 @@ impl Holder {
         Some(self.summary.clone())
     }
 
-    /// The answers that are to be sent. They then count as sent.
+    /// Answers that are to be sent. They then count as sent.
     pub(super) fn take_answers(&mut self) -> Vec<(u32, Vec<u8>)> {
-        std::mem::take(&mut self.to_send)
+        let count = self.to_send.len().min(ANSWERS_MAX);
+        self.to_send.drain(..count).collect()
     }
 
     /// The state to be written and the token it is based on, after [`Task::WriteState`].
@@ -600,5 +604,31 @@ impl Holder {
             self.epoch,
             clients.join(", ")
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::timestamp::Timestamp;
+
+    #[test]
+    fn a_new_holder_can_renew_its_lease_between_its_notices() {
+        let now = Now {
+            monotonic: Duration::from_secs(1000),
+            wall: Timestamp::from_micros(1_800_000_000_000_000),
+        };
+        let settings = RendezvousSettings::for_test(1, 2500);
+        let mut holder = Holder::new(NodeId::new("node", 1, 0), settings, 2, now);
+        assert_eq!(holder.task(now), Task::CountNodes);
+        holder.on_count(2500);
+        assert_eq!(holder.task(now), Task::ReadState);
+        holder.on_state(None, now);
+        for count in [1000, 1000, 500] {
+            let Task::Answer(answers) = holder.task(now) else {
+                panic!("no answers");
+            };
+            assert_eq!(answers.len(), count);
+        }
     }
 }

@@ -8,7 +8,7 @@ mod role;
 
 use std::time::Duration;
 
-use self::role::{LEASE_TIMEOUT, LeaseView, Role, TenurePhase};
+use self::role::{LeaseView, Role, TenurePhase};
 use super::ask::{Ask, Ending, Reply};
 use super::holder::Holder;
 use super::message::{Lease, Place, RequestKind, Summary};
@@ -37,8 +37,14 @@ const DEPUTIES: usize = 4;
 /// How often the other members poll it, in intervals of heartbeats: in case the deputies die with the holder.
 const HEARTBEATS_PER_LEASE_POLL: u32 = 12;
 
-/// After this time a node polls a second time: only a lease that has not changed meanwhile is free.
-const SECOND_POLL: Duration = Duration::from_millis(2100);
+/// A lease that is not renewed for this time, as a node has seen it, is free. Longer by the second for each node that
+/// may take part: thousands that the holder wakes delay its renewals, and each of them answers to a new holder.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
+const LEASE_TIMEOUT_PER_NODE: Duration = Duration::from_micros(100);
+const LEASE_TIMEOUT_MAX: Duration = Duration::from_secs(6);
+
+/// So long after this time a node polls a second time.
+const SECOND_POLL: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(crate) struct Station {
@@ -311,7 +317,7 @@ impl Station {
             return self.poll_lease(at);
         };
         let epoch = view.epoch();
-        if view.is_free() {
+        if view.is_free(self.lease_timeout()) {
             if self.may_hold() {
                 return Ask::Claim {
                     expected: lease.clone(),
@@ -378,18 +384,28 @@ impl Station {
 
     fn poll_lease(&mut self, at: Duration) -> Ask {
         if !self.timers.take_due(Timer::SecondPoll, at) {
-            self.timers.set_in(Timer::SecondPoll, at, SECOND_POLL);
+            let pause = self.lease_timeout().saturating_add(SECOND_POLL);
+            self.timers.set_in(Timer::SecondPoll, at, pause);
         }
         let pause = self.lease_poll_interval();
         self.timers.set_in(Timer::LeasePoll, at, pause);
         Ask::ReadLease
     }
 
+    fn lease_timeout(&self) -> Duration {
+        let more = self.per_node(LEASE_TIMEOUT_PER_NODE);
+        LEASE_TIMEOUT.saturating_add(more).min(LEASE_TIMEOUT_MAX)
+    }
+
+    /// This time for each node that may take part.
+    fn per_node(&self, time: Duration) -> Duration {
+        time.saturating_mul(u32::try_from(self.settings.max_nodes).unwrap_or(u32::MAX))
+    }
+
     fn lease_poll_interval(&self) -> Duration {
         let least = LEASE_POLL_INTERVAL;
         if self.is_requesting() {
-            let nodes = u32::try_from(self.settings.max_nodes).unwrap_or(u32::MAX);
-            let more = LEASE_POLL_INTERVAL_PER_NODE.saturating_mul(nodes);
+            let more = self.per_node(LEASE_POLL_INTERVAL_PER_NODE);
             let most = least.saturating_add(more).min(LEASE_POLL_INTERVAL_MAX);
             return self.staggered(least, most);
         }
@@ -450,6 +466,7 @@ impl Station {
 
     fn on_lease(&mut self, current: Vec<u8>, now: Now) {
         let at = now.monotonic;
+        let timeout = self.lease_timeout();
         let Role::Follower(view) = &mut self.role else {
             return;
         };
@@ -460,7 +477,7 @@ impl Station {
                 polled,
             } if *lease == current => {
                 *polled = at;
-                let free_at = since.saturating_add(LEASE_TIMEOUT);
+                let free_at = since.saturating_add(timeout);
                 if free_at > at {
                     self.timers.set(Timer::SecondPoll, free_at);
                 }

@@ -5,9 +5,6 @@ use std::time::Duration;
 use crate::group::holder::Holder;
 use crate::group::message::Lease;
 
-/// A lease that is not renewed for this time, as a node has seen it, is free.
-pub(super) const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
-
 #[derive(Debug)]
 pub(super) enum Role {
     Follower(LeaseView),
@@ -56,7 +53,8 @@ impl LeaseView {
         }
     }
 
-    pub(super) fn is_free(&self) -> bool {
+    /// Whether the lease was given back, or was seen without a renewal for `timeout`.
+    pub(super) fn is_free(&self, timeout: Duration) -> bool {
         let Self::Known {
             lease,
             since,
@@ -67,7 +65,7 @@ impl LeaseView {
         };
         let lease = Lease::from_text(lease);
         lease.is_none_or(|lease| lease.renewal.is_none())
-            || polled.saturating_sub(*since) >= LEASE_TIMEOUT
+            || polled.saturating_sub(*since) >= timeout
     }
 
     /// The epoch of the lease; `None` before the first one.
