@@ -8,7 +8,7 @@
 use std::error::Error;
 use std::time::Duration;
 
-use c10d_store::{Store, TcpStore, TcpStoreOptions};
+use c10d_store::{Store, StoreExt, TcpStore, TcpStoreOptions};
 
 /// Workers of a job wait for minutes, as the server may start after them. A user does not.
 const TIMEOUT: Duration = Duration::from_secs(5);

@@ -41,6 +41,22 @@ pub enum Operation {
     Announce,
 }
 
+impl Operation {
+    /// Of a write of this many pairs.
+    pub(crate) const fn set_of(pairs: usize) -> Self {
+        if pairs == 1 {
+            Self::Set
+        } else {
+            Self::MultiSet
+        }
+    }
+
+    /// Of a read of this many keys.
+    pub(crate) const fn get_of(keys: usize) -> Self {
+        if keys == 1 { Self::Get } else { Self::MultiGet }
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -334,7 +350,7 @@ pub enum StoreError {
         detail: &'static str,
     },
 
-    /// This process ended the call: [`Store::with_cancel`](crate::Store::with_cancel). The store stays usable. After a
+    /// This process ended the call: [`StoreHandle::with_cancel`](crate::StoreHandle::with_cancel). The store stays usable. After a
     /// wait nothing changed, except that an arrival at a barrier stays counted.
     #[error(
         "{context}: interrupted by this process{}",

@@ -9,12 +9,15 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline};
 
+use crate::barrier::meet_by_keys;
 use crate::compare_set::CompareSet;
 use crate::decimal::write_decimal;
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::known::Known;
-use crate::store::{DEFAULT_TIMEOUT, Store, check_take_max, generic_barrier, takes_any_bytes};
+use crate::queues::{Queues, check_take_max};
+use crate::store::{DEFAULT_TIMEOUT, Store, StoreHandle};
 use crate::value_rules;
+use crate::watch::Watch;
 
 /// A store within one process, for single-process jobs and for tests.
 ///
@@ -278,21 +281,21 @@ impl fmt::Debug for HashStore {
     }
 }
 
-takes_any_bytes!(impl[] HashStore);
-
 impl Store for HashStore {
-    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.write(Operation::Set, &[key], |contents| contents.set(key, value))
+    /// The pairs become visible together.
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
+        self.write(Operation::set_of(pairs.len()), &keys, |contents| {
+            for (key, value) in pairs {
+                contents.set(key, value);
+            }
+        })
     }
 
-    fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
-        let contents = self.wait_for(Operation::Get, &[key], timeout, Contents::has_value)?;
-        Ok(contents.values[key].clone())
-    }
-
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        let contents = self.contents(Operation::Get, &[key])?;
-        Ok(contents.value(key).map(<[u8]>::to_vec))
+    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.write(Operation::Append, &[key], |contents| {
+            contents.append(key, value);
+        })
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
@@ -330,38 +333,48 @@ impl Store for HashStore {
         })
     }
 
-    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        let contents = self.contents(Operation::Check, keys)?;
-        Ok(keys.iter().all(|key| contents.has_value_or_queue(key)))
+    fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
+        let mut contents = self.contents(Operation::DeleteKey, &[key])?;
+        Ok(contents.values.remove(key).is_some())
     }
 
-    fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
+    /// The values existed at the same moment.
+    fn get_all(
+        &self,
+        keys: &[&str],
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        let contents = self.wait_for(
+            Operation::get_of(keys.len()),
+            keys,
+            timeout,
+            Contents::has_value,
+        )?;
+        Ok(keys
+            .iter()
+            .map(|key| contents.values[*key].clone())
+            .collect())
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let contents = self.contents(Operation::Get, &[key])?;
+        Ok(contents.value(key).map(<[u8]>::to_vec))
+    }
+
+    fn wait_all(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
         let exists = Contents::has_value_or_queue;
         drop(self.wait_for(Operation::Wait, keys, timeout, exists)?);
         Ok(())
     }
 
-    fn wait_change(
-        &self,
-        key: &str,
-        known: Known<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<u8>, StoreError> {
-        let differs = |contents: &Contents, key: &str| {
-            let value = contents.value(key);
-            value.is_some_and(|value| known.is_outdated_by(value))
-        };
-        let contents = self.wait_for(Operation::WaitChange, &[key], timeout, differs)?;
-        Ok(contents.values[key].clone())
+    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        let contents = self.contents(Operation::Check, keys)?;
+        Ok(keys.iter().all(|key| contents.has_value_or_queue(key)))
     }
 
-    fn wakes_on_change(&self) -> bool {
-        true
-    }
-
-    fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
-        let mut contents = self.contents(Operation::DeleteKey, &[key])?;
-        Ok(contents.values.remove(key).is_some())
+    fn list_keys(&self) -> Result<Vec<String>, StoreError> {
+        let contents = self.contents(Operation::ListKeys, &[])?;
+        Ok(contents.values.keys().cloned().collect())
     }
 
     /// The number of values, without queues.
@@ -369,43 +382,70 @@ impl Store for HashStore {
         Ok(self.contents(Operation::NumKeys, &[])?.values.len() as u64)
     }
 
-    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.write(Operation::Append, &[key], |contents| {
-            contents.append(key, value);
-        })
-    }
-
-    /// The values existed at the same moment.
-    fn multi_get_timeout(
+    fn meet(
         &self,
-        keys: &[&str],
+        key: &str,
+        world_size: usize,
         timeout: Option<Duration>,
-    ) -> Result<Vec<Vec<u8>>, StoreError> {
-        let contents = self.wait_for(Operation::MultiGet, keys, timeout, Contents::has_value)?;
-        Ok(keys
-            .iter()
-            .map(|key| contents.values[*key].clone())
-            .collect())
+    ) -> Result<(), StoreError> {
+        meet_by_keys(self, key, world_size, timeout)
     }
 
-    /// The pairs become visible together.
-    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
-        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
-        self.write(Operation::MultiSet, &keys, |contents| {
-            for (key, value) in pairs {
-                contents.set(key, value);
-            }
+    fn queues(&self) -> Option<&dyn Queues> {
+        Some(self)
+    }
+
+    fn watch(&self) -> Option<&dyn Watch> {
+        Some(self)
+    }
+}
+
+impl StoreHandle for HashStore {
+    fn label(&self) -> String {
+        "hash store".to_owned()
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let timeout = self.handle.timeout.lock();
+        *timeout.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_timeout(&self, timeout: Option<Duration>) {
+        let present = self.handle.timeout.lock();
+        *present.unwrap_or_else(PoisonError::into_inner) = timeout;
+    }
+
+    fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
+        drop(self.contents(Operation::Open, &[])?);
+        Ok(Arc::new(self.clone()))
+    }
+
+    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
+        Arc::new(Self {
+            shared: Arc::clone(&self.shared),
+            handle: Arc::clone(&self.handle),
+            cancel: cancel.clone(),
         })
     }
 
-    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+    fn close(&self) {
+        let contents = self.shared.contents();
+        self.handle.closed.store(true, Ordering::Relaxed);
+        drop(contents);
+        // Calls of other handles check and wait on.
+        self.shared.written.notify_all();
+    }
+}
+
+impl Queues for HashStore {
+    fn push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.write(Operation::QueuePush, &[key], |contents| {
             let queue = contents.queues.entry(key.to_owned()).or_default();
             queue.push_back(value.to_vec());
         })
     }
 
-    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+    fn pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         let timeout = self.timeout();
         let mut contents =
             self.wait_for(Operation::QueuePop, &[key], timeout, Contents::has_queue)?;
@@ -414,11 +454,11 @@ impl Store for HashStore {
             .expect("has_queue was true under this lock"))
     }
 
-    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+    fn try_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         Ok(self.contents(Operation::QueuePop, &[key])?.pop(key))
     }
 
-    fn queue_take(
+    fn take(
         &self,
         key: &str,
         max: usize,
@@ -437,64 +477,31 @@ impl Store for HashStore {
         Ok((0..max).map_while(|_| contents.pop(key)).collect())
     }
 
-    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
+    fn len(&self, key: &str) -> Result<u64, StoreError> {
         let contents = self.contents(Operation::QueueLen, &[key])?;
         Ok(contents
             .queues
             .get(key)
             .map_or(0, |queue| queue.len() as u64))
     }
+}
 
-    fn list_keys(&self) -> Result<Vec<String>, StoreError> {
-        let contents = self.contents(Operation::ListKeys, &[])?;
-        Ok(contents.values.keys().cloned().collect())
-    }
-
-    fn barrier_timeout(
+impl Watch for HashStore {
+    fn wait_change(
         &self,
         key: &str,
-        world_size: usize,
+        known: Known<'_>,
         timeout: Option<Duration>,
-    ) -> Result<(), StoreError> {
-        generic_barrier(self, key, world_size, timeout)
+    ) -> Result<Vec<u8>, StoreError> {
+        let differs = |contents: &Contents, key: &str| {
+            let value = contents.value(key);
+            value.is_some_and(|value| known.is_outdated_by(value))
+        };
+        let contents = self.wait_for(Operation::WaitChange, &[key], timeout, differs)?;
+        Ok(contents.values[key].clone())
     }
 
-    fn timeout(&self) -> Option<Duration> {
-        let timeout = self.handle.timeout.lock();
-        *timeout.unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set_timeout(&self, timeout: Option<Duration>) {
-        let present = self.handle.timeout.lock();
-        *present.unwrap_or_else(PoisonError::into_inner) = timeout;
-    }
-
-    fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
-        drop(self.contents(Operation::Open, &[])?);
-        Ok(Arc::new(self.clone()))
-    }
-
-    fn close(&self) {
-        let contents = self.shared.contents();
-        self.handle.closed.store(true, Ordering::Relaxed);
-        drop(contents);
-        // Calls of other handles check and wait on.
-        self.shared.written.notify_all();
-    }
-
-    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
-        Arc::new(Self {
-            shared: Arc::clone(&self.shared),
-            handle: Arc::clone(&self.handle),
-            cancel: cancel.clone(),
-        })
-    }
-
-    fn has_extended_api(&self) -> bool {
+    fn is_prompt(&self) -> bool {
         true
-    }
-
-    fn label(&self) -> String {
-        "hash store".to_owned()
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-/// What the caller of [`Store::wait_change`](crate::Store::wait_change) knows of a value: all of it,
+/// What the caller of [`StoreExt::wait_change`](crate::StoreExt::wait_change) knows of a value: all of it,
 /// the bytes of one range, or nothing. A value *differs* if it does not match.
 ///
 /// ```

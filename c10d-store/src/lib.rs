@@ -2,7 +2,8 @@
 //!
 //! # The items by purpose
 //!
-//! - **Use a store**: [`Store`], with [`CompareSet`], [`Known`] and [`DEFAULT_TIMEOUT`]. Stores: [`TcpStore`] with
+//! - **Use a store**: [`StoreExt`], with [`CompareSet`], [`Known`] and [`DEFAULT_TIMEOUT`]; its handle, [`StoreHandle`].
+//!   **Make one**: [`Store`], [`Queues`] and [`Watch`]. Stores: [`TcpStore`] with
 //!   [`TcpStoreOptions`], [`FileStore`] with [`FileStoreOptions`], [`HashStore`], and [`PrefixStore`] around any of them.
 //!   [`rendezvous()`] opens one by URL, with [`RendezvousOptions`].
 //! - **Errors**: [`StoreError`], with [`ErrorContext`], [`Operation`] and [`Outcome`]; [`UrlError`] of URLs.
@@ -19,6 +20,7 @@
 //! Items of [`unstable`] are for the other crates of this repository.
 #![forbid(unsafe_code)]
 
+mod barrier;
 mod client;
 mod compare_set;
 mod decimal;
@@ -34,6 +36,7 @@ mod limits;
 mod message;
 mod moment;
 mod prefix_store;
+mod queues;
 mod raw_requests;
 mod rendezvous;
 mod request_parser;
@@ -44,9 +47,11 @@ mod sim;
 mod snapshot;
 mod state;
 mod store;
+mod store_ext;
 mod stored_value;
 pub mod unstable;
 mod value_rules;
+mod watch;
 mod wire;
 
 // The types of other crates that this one's API takes and gives.
@@ -65,6 +70,7 @@ pub use key::{key_from_bytes, key_to_bytes};
 pub use known::Known;
 pub use limits::WireLimits;
 pub use prefix_store::PrefixStore;
+pub use queues::Queues;
 pub use rendezvous::{Rendezvous, RendezvousOptions, UrlError, rendezvous};
 pub use server::{
     HttpConnection, HttpHandler, ServerOptions, SnapshotError, StoreObserver, TcpStoreServer,
@@ -74,5 +80,7 @@ pub use snapshot::{
     Announcement, CloseReason, Closed, ConnectionId, ConnectionRecord, Counters, KeyRecord,
     LastRequest, PendingWait, QueueRecord, Snapshot, VALUE_HEAD_BYTES_MAX, Version,
 };
-pub use store::{DEFAULT_TIMEOUT, Store};
+pub use store::{DEFAULT_TIMEOUT, Store, StoreHandle};
+pub use store_ext::StoreExt;
+pub use watch::Watch;
 pub use wire::Opcode;

@@ -5,19 +5,22 @@ use std::time::Duration;
 
 use c10d_socket::Cancel;
 
+use crate::barrier::meet_by_keys;
 use crate::compare_set::CompareSet;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::known::Known;
-use crate::store::{Store, generic_barrier, takes_any_bytes};
+use crate::queues::Queues;
+use crate::store::{Store, StoreHandle};
+use crate::store_ext::StoreExt;
+use crate::watch::Watch;
 
 /// A namespace within another store: the key `k` becomes `prefix/k` there.
 ///
-/// Wraps any store, including an `Arc<dyn Store>` and another `PrefixStore`. With nested prefixes the
-/// innermost store's prefix comes first in the full key, which errors show. The default timeout and
-/// [`close`](Store::close) are those of the wrapped store.
+/// With nested prefixes the innermost store's prefix comes first in the full key, which errors show. The default timeout
+/// and [`close`](StoreHandle::close) are those of the wrapped store.
 ///
 /// As in PyTorch, [`num_keys`](Store::num_keys) counts the whole underlying store, and
-/// [`barrier`](Store::barrier) consists of `add`, `set` and `wait` even if the underlying store has a
+/// [`barrier`](StoreExt::barrier) consists of `add`, `set` and `wait` even if the underlying store has a
 /// barrier command. Unlike in PyTorch, [`list_keys`](Store::list_keys) returns only keys below
 /// `prefix/`; in PyTorch, the prefix `a` also lists (and cuts) the keys of the prefix `ab`.
 ///
@@ -26,10 +29,12 @@ use crate::store::{Store, generic_barrier, takes_any_bytes};
 /// which reports the limit as an error.
 ///
 /// ```
-/// use c10d_store::{HashStore, PrefixStore, Store};
+/// use std::sync::Arc;
+///
+/// use c10d_store::{HashStore, PrefixStore, Store, StoreExt};
 ///
 /// # fn main() -> Result<(), c10d_store::StoreError> {
-/// let store = HashStore::new();
+/// let store = Arc::new(HashStore::new());
 /// let model = PrefixStore::new("model", store.clone());
 /// model.set("epoch", "3")?;
 /// assert_eq!(store.get("model/epoch")?, b"3");
@@ -38,18 +43,18 @@ use crate::store::{Store, generic_barrier, takes_any_bytes};
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-pub struct PrefixStore<S> {
+pub struct PrefixStore {
     prefix: String,
-    underlying: S,
+    underlying: Arc<dyn Store>,
 }
 
-impl<S: Store> PrefixStore<S> {
+impl PrefixStore {
     /// The keys of `underlying` below `prefix`. With an empty prefix, `k` becomes `/k`.
     ///
     /// # Panics
     /// If `underlying` is within [`NESTED_MAX`](Self::NESTED_MAX) prefixes already.
-    pub fn new(prefix: impl Into<String>, underlying: S) -> Self {
-        let nested = nested_in(&underlying);
+    pub fn new(prefix: impl Into<String>, underlying: Arc<dyn Store>) -> Self {
+        let nested = nested_in(&*underlying);
         let max = Self::NESTED_MAX;
         assert!(
             nested < max,
@@ -66,8 +71,8 @@ impl<S: Store> PrefixStore<S> {
     ///
     /// # Errors
     /// [`StoreError::LimitExceeded`] if `underlying` is within [`NESTED_MAX`](Self::NESTED_MAX) prefixes already.
-    pub fn nest(prefix: impl Into<String>, underlying: S) -> Result<Self, StoreError> {
-        let nested = nested_in(&underlying);
+    pub fn nest(prefix: impl Into<String>, underlying: Arc<dyn Store>) -> Result<Self, StoreError> {
+        let nested = nested_in(&*underlying);
         if nested < Self::NESTED_MAX {
             return Ok(Self::new(prefix, underlying));
         }
@@ -85,21 +90,24 @@ impl<S: Store> PrefixStore<S> {
     pub const NESTED_MAX: usize = 100;
 
     /// The prefix, without the `/`.
+    #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The wrapped store, with its type; [`underlying_store`](Store::underlying_store) without.
-    pub const fn underlying(&self) -> &S {
-        &self.underlying
+    fn around(&self, underlying: Arc<dyn Store>) -> Arc<dyn Store> {
+        Arc::new(Self::new(self.prefix.clone(), underlying))
     }
 
     fn join(&self, key: &str) -> String {
         format!("{}/{key}", self.prefix)
     }
 
-    fn join_all(&self, keys: &[&str]) -> Vec<String> {
-        keys.iter().map(|key| self.join(key)).collect()
+    /// Calls the wrapped store with the keys that it knows.
+    fn with_joined<T>(&self, keys: &[&str], call: impl FnOnce(&dyn Store, &[&str]) -> T) -> T {
+        let keys: Vec<String> = keys.iter().map(|key| self.join(key)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        call(&*self.underlying, &keys)
     }
 }
 
@@ -108,27 +116,18 @@ fn nested_in(store: &dyn Store) -> usize {
     std::iter::successors(store.underlying_store(), |inner| inner.underlying_store()).count()
 }
 
-takes_any_bytes!(impl[S: Store] PrefixStore<S>);
-
-fn as_strs(keys: &[String]) -> Vec<&str> {
-    keys.iter().map(String::as_str).collect()
-}
-
-impl<S: Store> Store for PrefixStore<S> {
-    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.underlying.set_bytes(&self.join(key), value)
+impl Store for PrefixStore {
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
+        self.with_joined(&keys, |store, keys| {
+            let values = pairs.iter().map(|(_, value)| *value);
+            let pairs: Vec<_> = keys.iter().copied().zip(values).collect();
+            store.multi_set(&pairs)
+        })
     }
 
-    fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
-        self.underlying.get(&self.join(key))
-    }
-
-    fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
-        self.underlying.get_timeout(&self.join(key), timeout)
-    }
-
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        self.underlying.try_get(&self.join(key))
+    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.underlying.append_bytes(&self.join(key), value)
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
@@ -141,91 +140,32 @@ impl<S: Store> Store for PrefixStore<S> {
         expected: &[u8],
         desired: &[u8],
     ) -> Result<CompareSet, StoreError> {
-        self.underlying
-            .compare_set_bytes(&self.join(key), expected, desired)
-    }
-
-    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        self.underlying.check(&as_strs(&self.join_all(keys)))
-    }
-
-    fn wait(&self, keys: &[&str]) -> Result<(), StoreError> {
-        self.underlying.wait(&as_strs(&self.join_all(keys)))
-    }
-
-    fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
-        let keys = self.join_all(keys);
-        self.underlying.wait_timeout(&as_strs(&keys), timeout)
-    }
-
-    fn wait_change(
-        &self,
-        key: &str,
-        known: Known<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<u8>, StoreError> {
-        self.underlying.wait_change(&self.join(key), known, timeout)
-    }
-
-    fn wakes_on_change(&self) -> bool {
-        self.underlying.wakes_on_change()
+        let key = self.join(key);
+        self.underlying.compare_set_bytes(&key, expected, desired)
     }
 
     fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
         self.underlying.delete_key(&self.join(key))
     }
 
-    /// Counts the keys of the whole underlying store.
-    fn num_keys(&self) -> Result<u64, StoreError> {
-        self.underlying.num_keys()
-    }
-
-    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.underlying.append_bytes(&self.join(key), value)
-    }
-
-    fn multi_get_timeout(
+    fn get_all(
         &self,
         keys: &[&str],
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.underlying
-            .multi_get_timeout(&as_strs(&self.join_all(keys)), timeout)
+        self.with_joined(keys, |store, keys| store.get_all(keys, timeout))
     }
 
-    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
-        let keys: Vec<String> = pairs.iter().map(|(key, _)| self.join(key)).collect();
-        let pairs: Vec<(&str, &[u8])> = keys
-            .iter()
-            .zip(pairs)
-            .map(|(key, (_, value))| (key.as_str(), *value))
-            .collect();
-        self.underlying.multi_set(&pairs)
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.underlying.try_get(&self.join(key))
     }
 
-    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.underlying.queue_push_bytes(&self.join(key), value)
+    fn wait_all(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
+        self.with_joined(keys, |store, keys| store.wait_all(keys, timeout))
     }
 
-    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
-        self.underlying.queue_pop(&self.join(key))
-    }
-
-    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        self.underlying.try_queue_pop(&self.join(key))
-    }
-
-    fn queue_take(
-        &self,
-        key: &str,
-        max: usize,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.underlying.queue_take(&self.join(key), max, timeout)
-    }
-
-    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
-        self.underlying.queue_len(&self.join(key))
+    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        self.with_joined(keys, |store, keys| store.check(keys))
     }
 
     /// The keys below the prefix, without it.
@@ -242,14 +182,84 @@ impl<S: Store> Store for PrefixStore<S> {
         Ok(keys)
     }
 
-    /// Not forwarded, as in PyTorch: workers on either library must write the same keys to meet.
-    fn barrier_timeout(
+    /// Counts the keys of the whole underlying store.
+    fn num_keys(&self) -> Result<u64, StoreError> {
+        self.underlying.num_keys()
+    }
+
+    /// By keys, as in PyTorch: workers on either library must write the same keys to meet.
+    fn meet(
         &self,
         key: &str,
         world_size: usize,
         timeout: Option<Duration>,
     ) -> Result<(), StoreError> {
-        generic_barrier(self, key, world_size, timeout)
+        meet_by_keys(self, key, world_size, timeout)
+    }
+
+    fn queues(&self) -> Option<&dyn Queues> {
+        self.underlying.queues().map(|_| self as &dyn Queues)
+    }
+
+    fn watch(&self) -> Option<&dyn Watch> {
+        self.underlying.watch().map(|_| self as &dyn Watch)
+    }
+}
+
+impl Queues for PrefixStore {
+    fn push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.underlying.queue_push(&self.join(key), value)
+    }
+
+    fn pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        self.underlying.queue_pop(&self.join(key))
+    }
+
+    fn try_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.underlying.try_queue_pop(&self.join(key))
+    }
+
+    fn take(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.underlying.queue_take(&self.join(key), max, timeout)
+    }
+
+    fn len(&self, key: &str) -> Result<u64, StoreError> {
+        self.underlying.queue_len(&self.join(key))
+    }
+}
+
+impl Watch for PrefixStore {
+    fn wait_change(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, StoreError> {
+        let key = self.join(key);
+        StoreExt::wait_change(&*self.underlying, &key, known, timeout)
+    }
+
+    fn is_prompt(&self) -> bool {
+        self.underlying.has_prompt_watch()
+    }
+}
+
+impl StoreHandle for PrefixStore {
+    fn label(&self) -> String {
+        self.underlying.label()
+    }
+
+    fn full_key(&self, key: &str) -> String {
+        self.underlying.full_key(&self.join(key))
+    }
+
+    fn underlying_store(&self) -> Option<&dyn Store> {
+        Some(&*self.underlying)
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -261,33 +271,15 @@ impl<S: Store> Store for PrefixStore<S> {
     }
 
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
-        let underlying = self.underlying.clone_store()?;
-        Ok(Arc::new(PrefixStore::new(self.prefix.clone(), underlying)))
+        Ok(self.around(self.underlying.clone_store()?))
+    }
+
+    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
+        self.around(self.underlying.with_cancel(cancel))
     }
 
     fn close(&self) {
         self.underlying.close();
-    }
-
-    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
-        let underlying = self.underlying.with_cancel(cancel);
-        Arc::new(PrefixStore::new(self.prefix.clone(), underlying))
-    }
-
-    fn has_extended_api(&self) -> bool {
-        self.underlying.has_extended_api()
-    }
-
-    fn label(&self) -> String {
-        self.underlying.label()
-    }
-
-    fn full_key(&self, key: &str) -> String {
-        self.underlying.full_key(&self.join(key))
-    }
-
-    fn underlying_store(&self) -> Option<&dyn Store> {
-        Some(&self.underlying)
     }
 }
 
@@ -298,13 +290,13 @@ mod tests {
 
     #[test]
     fn prefixes_nest_up_to_a_limit() {
-        const MAX: usize = PrefixStore::<Arc<dyn Store>>::NESTED_MAX;
+        const MAX: usize = PrefixStore::NESTED_MAX;
         let base = HashStore::new();
         let mut store: Arc<dyn Store> = Arc::new(base.clone());
         for _ in 0..MAX {
             store = Arc::new(PrefixStore::nest("p", store).expect("within the limit"));
         }
-        store.set_bytes("k", b"v").expect("a HashStore takes it");
+        store.set("k", b"v").expect("a HashStore takes it");
         assert_eq!(
             base.get(&format!("{}k", "p/".repeat(MAX)))
                 .expect("present"),
@@ -327,7 +319,7 @@ mod tests {
             for _ in 0..100_000 {
                 store = Arc::new(PrefixStore::new("p", store));
             }
-            store.set_bytes("k", b"v").expect("a HashStore takes it");
+            store.set("k", b"v").expect("a HashStore takes it");
         });
         let payload = nested.expect_err("it stops at the limit");
         let text = payload

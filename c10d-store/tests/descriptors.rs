@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
 
 const LONG: Duration = Duration::from_secs(60);
 

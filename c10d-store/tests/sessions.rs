@@ -12,7 +12,7 @@ use byteorder::{ByteOrder, LittleEndian};
 use c10d_socket::SendBuf;
 use c10d_store::Opcode;
 use c10d_store::unstable::{Credit, Frame, FrameReader, RequestBuf, SessionStream};
-use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
 
 /// A timeout that only a hang reaches, even on a loaded machine.
 const LONG: Duration = Duration::from_secs(60);

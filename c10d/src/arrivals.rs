@@ -5,7 +5,7 @@
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, StoreExt};
 
 use crate::keys;
 use crate::member::in_words;
@@ -31,10 +31,10 @@ impl Meeting<'_> {
     /// Says that `rank` has arrived at `place`. Must be said once.
     pub(crate) fn arrive(&self, place: &str, rank: usize) -> Result<(), StoreError> {
         let arrived = keys::arrived(place);
-        self.store.append_bytes(&arrived, &keys::arrival(rank))?;
+        self.store.append(&arrived, keys::arrival(rank))?;
         let count = self.store.add(&keys::count(place), 1)?;
         if usize::try_from(count) == Ok(self.world_size) {
-            self.store.set_bytes(&keys::complete(place), b"1")?;
+            self.store.set(&keys::complete(place), b"1")?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline};
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, StoreExt};
 
 use crate::arrivals::Meeting;
 use crate::error::GroupError;
@@ -143,7 +143,7 @@ impl Group {
                 Some(value) => {
                     if !turn.has_arrived {
                         self.store
-                            .set_bytes(&key, value)
+                            .set(&key, value)
                             .map_err(|it| self.failed(kind, it))?;
                     }
                     value.to_vec()
@@ -209,7 +209,7 @@ impl Group {
             let failed = |error| self.failed(kind, error);
             let own = keys::value_of(place, self.rank());
             if !turn.has_arrived {
-                self.store.set_bytes(&own, value).map_err(failed)?;
+                self.store.set(&own, value).map_err(failed)?;
             }
             self.meet(turn, meeting, place)?;
             let keys: Vec<String> = (0..self.world_size())
@@ -339,7 +339,7 @@ impl Group {
     }
 
     /// The same group, whose calls `cancel` ends with an error for which [`GroupError::is_interrupted`] is true. The same
-    /// call can be made again, with another `Cancel`. See [`Store::with_cancel`].
+    /// call can be made again, with another `Cancel`. See [`StoreHandle::with_cancel`](c10d_store::StoreHandle::with_cancel).
     #[must_use]
     pub fn with_cancel(&self, cancel: &Cancel) -> Self {
         Self {
@@ -356,7 +356,7 @@ impl Group {
     fn leave(&self, left: &str) -> Result<(), StoreError> {
         let gone = self.store.add(&keys::count(left), 1)?;
         if usize::try_from(gone) == Ok(self.world_size() - 1) {
-            self.store.set_bytes(&keys::complete(left), b"1")?;
+            self.store.set(&keys::complete(left), b"1")?;
         }
         Ok(())
     }

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use c10d_store::{Known, StoreError};
+use c10d_store::{Known, StoreError, StoreExt};
 
 use crate::arrivals::Meeting;
 use crate::keys::{self, Generation};
@@ -123,7 +123,7 @@ pub(crate) fn join(
         world_size: meeting.world_size,
     });
     if let Some(own) = own {
-        store.set_bytes(&place, own.to_string().as_bytes())?;
+        store.set(&place, own.to_string().as_bytes())?;
     }
     let mut joining = Joining::new(meeting.world_size, this_process(), own);
     let mut newest = None;
@@ -141,7 +141,7 @@ pub(crate) fn join(
         if let Step::Claim(generation) = step {
             let prefix = keys::prefix(name, generation);
             let key = keys::member(&prefix, rank);
-            let holder = store.compare_set_bytes(&key, b"", joining.me.as_bytes())?;
+            let holder = store.compare_set(&key, b"", joining.me.as_bytes())?;
             step = joining.on_claim(generation, holder.value());
             if let Step::WaitForAll(_) = step {
                 meeting.arrive(&keys::joined(&prefix), rank)?;
@@ -158,7 +158,7 @@ pub(crate) fn join(
                 let waited = if own.is_some() {
                     let complete = keys::complete(&keys::joined(&prefix));
                     let waited = store.wait_timeout(&[&complete], Some(limit));
-                    waited.and_then(|()| store.set_bytes(&begun, b"1"))
+                    waited.and_then(|()| store.set(&begun, b"1"))
                 } else {
                     store.wait_timeout(&[&begun], Some(limit))
                 };
@@ -188,13 +188,13 @@ pub(crate) fn join_sub_group(
     ranks: &str,
 ) -> Result<Result<(), String>, JoinFailure> {
     let store = meeting.store;
-    let agreed = store.compare_set_bytes(&keys::ranks(meeting.prefix), b"", ranks.as_bytes())?;
+    let agreed = store.compare_set(&keys::ranks(meeting.prefix), b"", ranks.as_bytes())?;
     if agreed.value() != ranks.as_bytes() {
         return Ok(Err(shown(agreed.value())));
     }
     let me = this_process();
     let key = keys::member(meeting.prefix, rank);
-    let holder = store.compare_set_bytes(&key, b"", me.as_bytes())?;
+    let holder = store.compare_set(&key, b"", me.as_bytes())?;
     if holder.value() != me.as_bytes() {
         let holder = in_words(holder.value());
         return Err(JoinFailure::Obstacle(Obstacle::Taken(holder)));

@@ -16,7 +16,7 @@ mod rpc;
 mod sequence;
 
 // The types of other crates that this one's API takes and gives.
-pub use c10d_store::{Credentials, Store, StoreError};
+pub use c10d_store::{Credentials, Store, StoreError, StoreExt, StoreHandle};
 pub use error::GroupError;
 pub use group::Group;
 pub use options::GroupOptions;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use c10d::{Group, GroupError, GroupOptions, Store};
 use c10d_socket::Cancel;
-use c10d_store::{FileStore, HashStore, ServerOptions, TcpStore, TcpStoreServer};
+use c10d_store::{FileStore, HashStore, ServerOptions, StoreExt, TcpStore, TcpStoreServer};
 
 const LIMIT: Duration = Duration::from_secs(20);
 const SHORT: Option<Duration> = Some(Duration::from_millis(100));

@@ -34,7 +34,7 @@ mod tests {
     use std::sync::Arc;
 
     use c10d_socket::HostPort;
-    use c10d_store::{HashStore, TcpStore, TcpStoreOptions};
+    use c10d_store::{HashStore, StoreExt, TcpStore, TcpStoreOptions};
     use elastic_rendezvous::BootstrapInfo;
 
     use super::*;

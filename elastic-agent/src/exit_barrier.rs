@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, StoreExt};
 
 const COUNT_KEY: &str = "torchelastic/agent/terminal_state/num_members";
 const LAST_KEY: &str = "torchelastic/agent/terminal_state/last_member";
@@ -15,7 +15,7 @@ pub(crate) fn check_in(store: &dyn Store, nodes: usize) -> Result<(), StoreError
     let arrived = store.add(COUNT_KEY, 1)?;
     if usize::try_from(arrived) == Ok(nodes) {
         // PyTorch's value; no node reads it.
-        store.set_bytes(LAST_KEY, b"<val_ignored>")?;
+        store.set(LAST_KEY, b"<val_ignored>")?;
     }
     Ok(())
 }
@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn a_count_that_is_no_number_is_none() {
         let store = HashStore::new();
-        store.set_bytes(COUNT_KEY, b"many").unwrap();
+        store.set(COUNT_KEY, b"many").unwrap();
         assert_eq!(checked_in(&store).unwrap(), 0);
     }
 }

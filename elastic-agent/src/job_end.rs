@@ -4,7 +4,7 @@
 //! finds it. PyTorch's nodes only see that the rendezvous is closed.
 
 use c10d_socket::printable;
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, StoreExt};
 use serde_json::{Value, json};
 
 /// Ours, in the round's store.
@@ -20,7 +20,7 @@ const HOST_CHARS_MAX: usize = 255;
 /// Writes why the node `host` ends the job.
 pub(crate) fn publish(store: &dyn Store, host: &str, reason: &str) -> Result<(), StoreError> {
     let value = json!({ "host": host, "reason": reason });
-    store.set_bytes(KEY, value.to_string().as_bytes())
+    store.set(KEY, value.to_string().as_bytes())
 }
 
 /// Why another node ended the job; `None` if none did, or if the store does not say.
@@ -96,7 +96,7 @@ mod tests {
                 "unknown ended the job: a\\u{1b}[31m",
             ),
         ] {
-            store.set_bytes(KEY, value).unwrap();
+            store.set(KEY, value).unwrap();
             assert_eq!(read(&store).as_deref(), Some(text));
         }
         publish(&store, &"h".repeat(9999), &"r".repeat(9999)).unwrap();

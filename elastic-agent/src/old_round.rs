@@ -42,7 +42,7 @@ mod tests {
     use std::sync::Arc;
 
     use c10d_socket::HostPort;
-    use c10d_store::{HashStore, Store};
+    use c10d_store::{HashStore, Store, StoreExt};
     use elastic_rendezvous::BootstrapInfo;
 
     use super::*;

@@ -7,7 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use c10d_socket::Cancel;
-use c10d_store::{CompareSet, HashStore, Known, PrefixStore, Store, StoreError, WireLimits};
+use c10d_store::{
+    CompareSet, HashStore, PrefixStore, Store, StoreError, StoreExt, StoreHandle, WireLimits,
+};
 
 use crate::clearing;
 use crate::exit_barrier;
@@ -70,15 +72,37 @@ fn length(values: &[Vec<u8>]) -> usize {
 
 /// Agents use no other operation in a round.
 impl Store for CountingStore {
-    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.count(&[key], value.len());
-        self.store.set_bytes(key, value)
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
+        self.count(&keys, pairs.iter().map(|(_, value)| value.len()).sum());
+        self.store.multi_set(pairs)
     }
 
-    fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
-        let value = self.store.get_timeout(key, self.timeout_of(timeout));
-        self.count(&[key], value.as_ref().map_or(0, Vec::len));
-        value
+    fn append_bytes(&self, key: &str, _: &[u8]) -> Result<(), StoreError> {
+        unreachable!("append to {key}")
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
+        self.count(&[key], 16);
+        self.store.add(key, delta)
+    }
+
+    fn compare_set_bytes(&self, key: &str, _: &[u8], _: &[u8]) -> Result<CompareSet, StoreError> {
+        unreachable!("compare_set of {key}")
+    }
+
+    fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
+        unreachable!("delete_key of {key}")
+    }
+
+    fn get_all(
+        &self,
+        keys: &[&str],
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        let values = self.store.get_all(keys, self.timeout_of(timeout));
+        self.count(keys, values.as_ref().map_or(0, |values| length(values)));
+        values
     }
 
     fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
@@ -87,9 +111,9 @@ impl Store for CountingStore {
         Ok(value)
     }
 
-    fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
-        self.count(&[key], 16);
-        self.store.add(key, delta)
+    fn wait_all(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
+        self.count(keys, 0);
+        self.store.wait_all(keys, self.timeout_of(timeout))
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
@@ -97,73 +121,22 @@ impl Store for CountingStore {
         self.store.check(keys)
     }
 
-    fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
-        self.count(keys, 0);
-        self.store.wait_timeout(keys, self.timeout_of(timeout))
-    }
-
-    fn multi_get_timeout(
-        &self,
-        keys: &[&str],
-        timeout: Option<Duration>,
-    ) -> Result<Vec<Vec<u8>>, StoreError> {
-        let values = self
-            .store
-            .multi_get_timeout(keys, self.timeout_of(timeout))?;
-        self.count(keys, length(&values));
-        Ok(values)
-    }
-
-    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
-        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
-        self.count(&keys, pairs.iter().map(|(_, value)| value.len()).sum());
-        self.store.multi_set(pairs)
-    }
-
-    fn compare_set_bytes(&self, key: &str, _: &[u8], _: &[u8]) -> Result<CompareSet, StoreError> {
-        unreachable!("compare_set of {key}")
-    }
-
-    fn wait_change(
-        &self,
-        key: &str,
-        _: Known<'_>,
-        _: Option<Duration>,
-    ) -> Result<Vec<u8>, StoreError> {
-        unreachable!("wait_change of {key}")
-    }
-
-    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
-        assert!(cancel.is_never());
-        Arc::new(Self {
-            store: self.store.clone(),
-            counts: Arc::clone(&self.counts),
-            is_patient: self.is_patient,
-        })
-    }
-
-    fn wakes_on_change(&self) -> bool {
-        self.store.wakes_on_change()
-    }
-
-    fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
-        unreachable!("delete_key of {key}")
+    fn list_keys(&self) -> Result<Vec<String>, StoreError> {
+        unreachable!("list_keys")
     }
 
     fn num_keys(&self) -> Result<u64, StoreError> {
         unreachable!("num_keys")
     }
 
-    fn append_bytes(&self, key: &str, _: &[u8]) -> Result<(), StoreError> {
-        unreachable!("append to {key}")
-    }
-
-    fn list_keys(&self) -> Result<Vec<String>, StoreError> {
-        unreachable!("list_keys")
-    }
-
-    fn barrier_timeout(&self, key: &str, _: usize, _: Option<Duration>) -> Result<(), StoreError> {
+    fn meet(&self, key: &str, _: usize, _: Option<Duration>) -> Result<(), StoreError> {
         unreachable!("barrier of {key}")
+    }
+}
+
+impl StoreHandle for CountingStore {
+    fn label(&self) -> String {
+        self.store.label()
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -178,16 +151,17 @@ impl Store for CountingStore {
         unreachable!("clone_store")
     }
 
+    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
+        assert!(cancel.is_never());
+        Arc::new(Self {
+            store: self.store.clone(),
+            counts: Arc::clone(&self.counts),
+            is_patient: self.is_patient,
+        })
+    }
+
     fn close(&self) {
         self.store.close();
-    }
-
-    fn has_extended_api(&self) -> bool {
-        self.store.has_extended_api()
-    }
-
-    fn label(&self) -> String {
-        self.store.label()
     }
 }
 
@@ -199,14 +173,17 @@ fn trainer(local_world_size: usize) -> RoleInfo {
 }
 
 /// A handle to the round's store, and what is asked through it.
-fn handle(store: &HashStore, is_patient: bool) -> (PrefixStore<CountingStore>, Arc<Counts>) {
+fn handle(store: &HashStore, is_patient: bool) -> (PrefixStore, Arc<Counts>) {
     let counts = Arc::new(Counts::default());
     let store = CountingStore {
         store: store.clone(),
         counts: Arc::clone(&counts),
         is_patient,
     };
-    (PrefixStore::new("torch.rendezvous.job.0", store), counts)
+    (
+        PrefixStore::new("torch.rendezvous.job.0", Arc::new(store)),
+        counts,
+    )
 }
 
 /// All that an agent asks of the round's store from the complete round to its exit. Returns whether this node

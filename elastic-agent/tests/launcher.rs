@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use c10d_inspect::http::{HttpRequest, Target, fetch};
 use c10d_inspect::{FindingKind, Report};
-use c10d_store::{Store, TcpStore};
+use c10d_store::{StoreExt, TcpStore};
 use elastic_agent::{
     AgentOptions, AgentOutcome, CommandLine, EventOptions, Launcher, LauncherError,
     LauncherOptions, LauncherReport, Screen,

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, printable, sleep};
 use c10d_store::{
-    Credentials, ListenOn, PrefixStore, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions,
+    Credentials, ListenOn, PrefixStore, ServerOptions, Store, StoreError, StoreExt, StoreHandle,
+    TcpStore, TcpStoreOptions,
 };
 
 use crate::error::RendezvousError;
@@ -121,7 +122,7 @@ impl Protection {
 
 impl Round<'_> {
     /// The store with the prefix of a round.
-    pub(crate) fn prefix(&self, number: i64) -> PrefixStore<Arc<dyn Store>> {
+    pub(crate) fn prefix(&self, number: i64) -> PrefixStore {
         let prefix = format!("torch.rendezvous.{}.{number}", self.run_id);
         PrefixStore::new(prefix, Arc::clone(self.store))
     }

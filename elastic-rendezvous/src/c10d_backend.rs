@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use c10d_store::{Known, Store, StoreError};
+use c10d_store::{Known, Store, StoreError, StoreExt};
 
 use crate::backend::{RendezvousBackend, StateWatch};
 use crate::codec::{self, CodecLimits, CorruptState, SENTINEL};
@@ -21,7 +21,7 @@ pub const C10D_BACKEND: &str = "c10d";
 
 /// Keeps the state in any [`Store`], where PyTorch's nodes can use it too.
 ///
-/// With a store that can wait for changes ([`Store::wakes_on_change`]) this backend can be watched;
+/// With a store that can wait for changes ([`StoreExt::has_prompt_watch`]) this backend can be watched;
 /// otherwise it is polled.
 #[derive(Debug)]
 pub struct C10dBackend {
@@ -165,7 +165,7 @@ impl RendezvousBackend for C10dBackend {
     }
 
     fn watch(&self) -> Result<Option<Arc<dyn StateWatch>>, RendezvousError> {
-        if !self.store.wakes_on_change() {
+        if !self.store.has_prompt_watch() {
             return Ok(None);
         }
         let store = self
@@ -202,14 +202,14 @@ impl RendezvousBackend for C10dBackend {
     }
 
     fn write_lease(&self) -> Result<Option<WriteLease>, RendezvousError> {
-        if !self.store.wakes_on_change() {
+        if !self.store.has_prompt_watch() {
             return Ok(None);
         }
         WriteLease::open(&*self.store, &self.key).map_err(|error| self.failed(error))
     }
 
     fn group(&self) -> Result<Option<GroupStore>, RendezvousError> {
-        if !self.store.wakes_on_change() {
+        if !self.store.has_prompt_watch() {
             return Ok(None);
         }
         let group = GroupStore::new(Arc::clone(&self.store), &self.key);

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
-use c10d_store::{Credentials, Store, StoreError, TcpStore};
+use c10d_store::{Credentials, Store, StoreError, StoreExt, TcpStore};
 
 use crate::access::Access;
 use crate::backend::RendezvousBackend;
@@ -54,7 +54,7 @@ static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
 /// ```
 /// use std::sync::Arc;
 ///
-/// use c10d_store::{HashStore, Store};
+/// use c10d_store::{HashStore, Store, StoreExt, StoreHandle};
 /// use elastic_rendezvous::{
 ///     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousHandler, RendezvousSettings,
 /// };
@@ -473,7 +473,7 @@ impl RendezvousHandler for DynamicRendezvous {
 
     fn forget_rounds_before(&self, round: i64) -> Result<(), RendezvousError> {
         // Servers of PyTorch before 2.10 close the connection.
-        if !self.store.wakes_on_change() {
+        if !self.store.has_prompt_watch() {
             return Ok(());
         }
         let run_id = &self.settings.run_id;

@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use c10d_socket::printable;
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, StoreExt};
 
 use crate::node::NodeId;
 use crate::report::NotJoining;
@@ -111,11 +111,11 @@ impl Notices {
     /// the store's timeout, four times.
     pub(crate) fn write(&self, notice: &Notice) -> Result<(), StoreError> {
         if let Some(number) = self.number()? {
-            return self.store.set_bytes(&self.key(number), &notice.to_text());
+            return self.store.set(&self.key(number), notice.to_text());
         }
         let number = self.store.add(&self.count_key(), 1)?;
         *self.own() = Some(number);
-        self.store.set_bytes(&self.key(number), &notice.to_text())?;
+        self.store.set(&self.key(number), notice.to_text())?;
         match number.saturating_sub(NOTICES_KEPT) {
             ..=0 => Ok(()),
             unread => self.store.delete_key(&self.key(unread)).map(drop),
@@ -125,7 +125,7 @@ impl Notices {
     /// Takes this node's notice back, if there is one.
     pub(crate) fn withdraw(&self) -> Result<(), StoreError> {
         match self.number()? {
-            Some(number) => self.store.set_bytes(&self.key(number), b""),
+            Some(number) => self.store.set(&self.key(number), b""),
             None => Ok(()),
         }
     }
@@ -332,7 +332,7 @@ mod tests {
         let notices = Notices::new(Arc::clone(&store), "job");
         for count in ["x", "-5", "9223372036854775807", "99999999999999999999"] {
             store
-                .set_bytes("torch.rendezvous.job/notice/n", count.as_bytes())
+                .set("torch.rendezvous.job/notice/n", count.as_bytes())
                 .unwrap();
             assert_eq!(notices.read().unwrap(), [], "{count}");
         }

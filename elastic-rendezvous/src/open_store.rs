@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline, DialStage, HostPort, is_loopback_name, resolve_local};
-use c10d_store::{FileStore, Store, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{FileStore, Store, StoreError, StoreHandle, TcpStore, TcpStoreOptions};
 
 use crate::endpoint::Endpoint;
 use crate::error::RendezvousError;

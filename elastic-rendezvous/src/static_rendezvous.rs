@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, HostPort};
 use c10d_store::{
-    Credentials, ErrorContext, Operation, PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions,
+    Credentials, ErrorContext, Operation, PrefixStore, Store, StoreError, StoreExt, StoreHandle,
+    TcpStore, TcpStoreOptions,
 };
 
 use crate::bootstrap::server_options;

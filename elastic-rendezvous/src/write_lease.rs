@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, StoreExt};
 
 /// How long a node waits for the lease. A thousand nodes need less to pass it on; after this time the lease of a node
 /// that died is replaced.

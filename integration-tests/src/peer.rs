@@ -1,9 +1,10 @@
 //! A common interface to PyTorch's stores and ours, so that the same tests run with both.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, StoreExt};
 use serde_json::{Value, json};
 
 use crate::torch::{TorchError, TorchStore, from_hex, milliseconds, strings, to_hex};
@@ -69,7 +70,14 @@ pub trait Peer: Send + Sync {
 
 /// One of our stores as a [`Peer`].
 #[derive(Debug)]
-pub struct Ours<S>(pub S);
+pub struct Ours(Arc<dyn Store>);
+
+impl Ours {
+    /// Our store, as the subject of a contract.
+    pub fn new(store: impl Store + 'static) -> Self {
+        Self(Arc::new(store))
+    }
+}
 
 impl From<StoreError> for PeerError {
     fn from(error: StoreError) -> Self {
@@ -114,12 +122,12 @@ impl fmt::Display for PeerError {
 
 impl std::error::Error for PeerError {}
 
-impl<S: Store> Peer for Ours<S> {
+impl Peer for Ours {
     fn name(&self) -> String {
         format!("our {}", self.0.label())
     }
     fn set(&self, key: &str, value: &[u8]) -> PeerResult<()> {
-        Ok(self.0.set_bytes(key, value)?)
+        Ok(self.0.set(key, value)?)
     }
     fn get(&self, key: &str) -> PeerResult<Vec<u8>> {
         Ok(self.0.get(key)?)
@@ -128,10 +136,7 @@ impl<S: Store> Peer for Ours<S> {
         Ok(self.0.add(key, delta)?)
     }
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> PeerResult<Vec<u8>> {
-        Ok(self
-            .0
-            .compare_set_bytes(key, expected, desired)?
-            .into_value())
+        Ok(self.0.compare_set(key, expected, desired)?.into_value())
     }
     fn check(&self, keys: &[&str]) -> PeerResult<bool> {
         Ok(self.0.check(keys)?)
@@ -150,7 +155,7 @@ impl<S: Store> Peer for Ours<S> {
         Ok(self.0.num_keys()?)
     }
     fn append(&self, key: &str, value: &[u8]) -> PeerResult<()> {
-        Ok(self.0.append_bytes(key, value)?)
+        Ok(self.0.append(key, value)?)
     }
     fn multi_get(&self, keys: &[&str]) -> PeerResult<Vec<Vec<u8>>> {
         Ok(self.0.multi_get(keys)?)
@@ -159,7 +164,7 @@ impl<S: Store> Peer for Ours<S> {
         Ok(self.0.multi_set(pairs)?)
     }
     fn queue_push(&self, key: &str, value: &[u8]) -> PeerResult<()> {
-        Ok(self.0.queue_push_bytes(key, value)?)
+        Ok(self.0.queue_push(key, value)?)
     }
     fn queue_pop(&self, key: &str) -> PeerResult<Vec<u8>> {
         Ok(self.0.queue_pop(key)?)
@@ -192,10 +197,10 @@ impl<S: Store> Peer for Ours<S> {
         Ok(())
     }
     fn clone_store(&self) -> PeerResult<Box<dyn Peer>> {
-        Ok(Box::new(Ours(self.0.clone_store()?)))
+        Ok(Box::new(Self(self.0.clone_store()?)))
     }
     fn has_extended_api(&self) -> PeerResult<bool> {
-        Ok(self.0.has_extended_api())
+        Ok(true)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use c10d_store::{ServerOptions, StoreExt, TcpStore, TcpStoreServer};
 use integration_tests::raw_client::{READY, RawClient, Request, command};
 use integration_tests::watchdog::Watchdog;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

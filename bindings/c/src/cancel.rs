@@ -124,7 +124,7 @@ pub extern "C" fn c10d_cancel_free(cancel: Option<Box<CancelHandle>>) {
 mod tests {
     use std::time::Duration;
 
-    use c10d_store::HashStore;
+    use c10d_store::{HashStore, StoreExt, StoreHandle as _};
 
     use super::*;
 

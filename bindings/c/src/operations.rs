@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 use std::mem::MaybeUninit;
 
-use c10d_store::key_to_bytes;
+use c10d_store::{StoreExt, key_to_bytes};
 
 use crate::border::{self, Buffer, BufferList, Bytes, BytesArray, DataPointer, KeyPointer};
 use crate::failure::Failure;
@@ -43,9 +43,7 @@ pub extern "C" fn c10d_store_set(
     call(|| {
         let store = StoreHandle::used(store, "store")?;
         let key = store.key(&key, key_len, "key")?;
-        Ok(store
-            .store
-            .set_bytes(&key, value.bytes(value_len, "value")?)?)
+        Ok(store.store.set(&key, value.bytes(value_len, "value")?)?)
     })
 }
 
@@ -127,7 +125,7 @@ pub extern "C" fn c10d_store_compare_set(
         let value = value.map(|value| value.write(Buffer::NULL));
         let swapped = swapped.map(|swapped| swapped.write(Swapped::C10D_SWAPPED_NO));
         let store = StoreHandle::used(store, "store")?;
-        let result = store.store.compare_set_bytes(
+        let result = store.store.compare_set(
             &store.key(&key, key_len, "key")?,
             expected.bytes(expected_len, "expected")?,
             desired.bytes(desired_len, "desired")?,
@@ -223,9 +221,7 @@ pub extern "C" fn c10d_store_append(
     call(|| {
         let store = StoreHandle::used(store, "store")?;
         let key = store.key(&key, key_len, "key")?;
-        Ok(store
-            .store
-            .append_bytes(&key, value.bytes(value_len, "value")?)?)
+        Ok(store.store.append(&key, value.bytes(value_len, "value")?)?)
     })
 }
 
@@ -264,7 +260,7 @@ pub extern "C" fn c10d_store_queue_push(
         let key = store.key(&key, key_len, "key")?;
         Ok(store
             .store
-            .queue_push_bytes(&key, value.bytes(value_len, "value")?)?)
+            .queue_push(&key, value.bytes(value_len, "value")?)?)
     })
 }
 

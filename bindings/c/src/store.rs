@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use c10d_socket::{Cancel, ProcessBound};
-use c10d_store::{FileStore, HashStore, PrefixStore, Store, TcpStore};
+use c10d_store::{FileStore, HashStore, PrefixStore, Store, StoreHandle as _, TcpStore};
 
 use crate::border::{self, Buffer, CText, KeyPointer, Place};
 use crate::failure::Failure;

@@ -9,7 +9,7 @@
 
 use std::mem::MaybeUninit;
 
-use c10d_store::Known;
+use c10d_store::{Known, StoreExt};
 
 use crate::border::{self, Buffer, BufferList, BytesArray, DataPointer, KeyPointer};
 use crate::cancel::{self, CancelHandle};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use c10d_store::Store as _;
+use c10d_store::StoreHandle;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 

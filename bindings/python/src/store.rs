@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use c10d_store::StoreExt;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -189,7 +190,7 @@ impl Store {
 
     /// Whether append, multi_get and multi_set are single operations of the store.
     fn has_extended_api(&self, py: Python<'_>) -> PyResult<bool> {
-        Ok(self.handle.store(py)?.has_extended_api())
+        self.handle.store(py).map(|_| true)
     }
 
     /// Sets the timeout of later calls on this store and on every PrefixStore around it.

@@ -4,7 +4,9 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use c10d_store::{ConnectOptions, Credentials, Store, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{
+    ConnectOptions, Credentials, Store, StoreError, StoreExt, TcpStore, TcpStoreOptions,
+};
 
 use super::super::child::ServerChild;
 use super::super::error::BenchError;

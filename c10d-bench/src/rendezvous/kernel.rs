@@ -103,7 +103,7 @@ pub(super) fn connections_to(port: u16) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use c10d_store::{ServerOptions, TcpStore, TcpStoreServer};
+    use c10d_store::{ServerOptions, StoreExt, TcpStore, TcpStoreServer};
 
     use super::*;
 

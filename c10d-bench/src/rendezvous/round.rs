@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use c10d_store::{Store, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{StoreError, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::RendezvousState;
 use elastic_rendezvous::codec::{CodecLimits, SENTINEL, from_text};
 

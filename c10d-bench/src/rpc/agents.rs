@@ -8,7 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use c10d_store::{HashStore, ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer};
+use c10d_store::{
+    HashStore, ServerOptions, Store, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer,
+};
 use rpc_agent::{
     Agent, AgentOptions, FutureMessage, Registry, Reply, RpcError, Secret, WorkerInfo,
 };

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use c10d_socket::ConnectOptions;
-use c10d_store::{Store, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{StoreError, StoreExt, TcpStore, TcpStoreOptions};
 
 use super::super::error::BenchError;
 use super::super::latency::percentiles;

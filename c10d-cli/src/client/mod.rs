@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use c10d_socket::printable;
-use c10d_store::{Store, StoreError, key_to_bytes};
+use c10d_store::{Store, StoreError, StoreExt, key_to_bytes};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 

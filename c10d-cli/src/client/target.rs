@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_inspect::http::StatusPages;
-use c10d_store::{PrefixStore, Store, StoreError, TcpStore};
+use c10d_store::{PrefixStore, Store, StoreError, StoreHandle, TcpStore};
 use clap::Args;
 use serde_json::Value;
 
@@ -44,7 +44,7 @@ const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(super) struct Client {
     tcp: Arc<TcpStore>,
-    prefixed: Option<PrefixStore<Arc<TcpStore>>>,
+    prefixed: Option<PrefixStore>,
 }
 
 impl TargetArgs {
@@ -60,7 +60,7 @@ impl TargetArgs {
         let prefixed = self
             .prefix
             .as_ref()
-            .map(|prefix| PrefixStore::new(prefix.as_str(), Arc::clone(&tcp)));
+            .map(|prefix| PrefixStore::new(prefix.as_str(), tcp.clone()));
         Ok(Client { tcp, prefixed })
     }
 

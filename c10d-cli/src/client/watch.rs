@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use c10d_inspect::http::{StatusError, StatusPages};
 use c10d_socket::printable;
-use c10d_store::{Known, Store, StoreError};
+use c10d_store::{Known, Store, StoreError, StoreExt};
 use clap::Args;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -140,7 +140,7 @@ enum KeySource<'c> {
 
 impl<'c> KeySource<'c> {
     fn of(target: &TargetArgs, client: &'c Client) -> Result<Self, Failure> {
-        if client.tcp().wakes_on_change() {
+        if client.tcp().has_prompt_watch() {
             let pages = target.pages()?;
             // Without status pages it is asked as PyTorch's servers are.
             if pages.get::<Value>("/keys.json?count=0").is_ok() {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Credentials, Deadline, HostPort, resolve};
-use c10d_store::{Store, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{StoreError, StoreExt, TcpStore, TcpStoreOptions};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -228,7 +228,7 @@ impl StatusPages {
 
     fn kind(&self) -> Kind {
         match self.open_store(self.timeout) {
-            Ok(store) if store.wakes_on_change() => Kind::C10d,
+            Ok(store) if store.has_prompt_watch() => Kind::C10d,
             Ok(_) => Kind::PyTorch,
             Err(_) => Kind::NoStore,
         }

@@ -1,8 +1,9 @@
 //! The addresses that PyTorch's debug servers publish in the store.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::{PrefixStore, Store, StoreError};
+use c10d_store::{PrefixStore, Store, StoreError, StoreExt};
 
 use crate::http::StatusPages;
 use crate::report::{RankReport, Report};
@@ -25,7 +26,7 @@ const URL_BYTES_MAX: usize = 512;
 /// The ranks whose debug servers have published an address, in a store that does not know more. Blocks for up to 5 s for
 /// each request.
 pub(super) fn report_from_keys(pages: &StatusPages) -> Result<Report, StoreError> {
-    let store = PrefixStore::new(KEYS_PREFIX, pages.open_store(KEYS_TIMEOUT)?);
+    let store = PrefixStore::new(KEYS_PREFIX, Arc::new(pages.open_store(KEYS_TIMEOUT)?));
     let mut report = Report::default();
     let mut gap = 0;
     for rank in 0..RANKS_MAX {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use c10d_inspect::http::EventKind;
 use c10d_inspect::{Report, explain};
-use c10d_store::{SnapshotError, Store, TcpStore};
+use c10d_store::{SnapshotError, Store, StoreExt, TcpStore};
 use serde_json::{Value, json};
 
 use crate::canned::{Canned, healthy_job, job_without};

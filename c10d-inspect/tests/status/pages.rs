@@ -11,7 +11,7 @@ use c10d_inspect::http::{
 use c10d_inspect::workers::{Job, JobError};
 use c10d_inspect::{RankState, Report, WorkersStore};
 use c10d_socket::HostPort;
-use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
 
 use crate::canned::{Canned, job_without};
 use crate::front::{Front, LIMIT};

@@ -4,7 +4,7 @@ use std::env;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use c10d_store::{Store, TcpStore};
+use c10d_store::{Store, StoreExt, TcpStore};
 use serde_json::Value;
 
 use crate::canned::{Canned, job_without};

@@ -3,7 +3,7 @@
 use std::thread;
 
 use c10d_relay::RelayOptions;
-use c10d_store::{Store, TcpStore};
+use c10d_store::{StoreExt, TcpStore};
 
 use crate::basics::{rank_of, relay_to, server, wait_until};
 use crate::proxy::Proxy;

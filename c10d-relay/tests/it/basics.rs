@@ -9,7 +9,8 @@ use c10d_relay::{Deadline, HostPort, Relay, RelayError, RelayOptions};
 use c10d_store::Opcode;
 use c10d_store::unstable::RequestBuf;
 use c10d_store::{
-    ServerOptions, SessionError, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer,
+    ServerOptions, SessionError, Store, StoreError, StoreExt, TcpStore, TcpStoreOptions,
+    TcpStoreServer,
 };
 
 use crate::proxy::Proxy;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use c10d_store::{HashStore, Store, TcpStore, TcpStoreOptions};
+use c10d_store::{HashStore, Store, StoreExt, TcpStore, TcpStoreOptions};
 
 use crate::basics::{rank_of, relay_to, server};
 use crate::history::{Event, Op, check};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use c10d_relay::{Relay, RelayError, RelayOptions};
 use c10d_store::unstable::{CAPABILITIES, CAPABILITY_NONCE};
-use c10d_store::{SessionError, Store, StoreError};
+use c10d_store::{SessionError, StoreError, StoreExt};
 
 use crate::basics::{rank_of, relay_to, server, soon, wait_until};
 use crate::proxy::Proxy;

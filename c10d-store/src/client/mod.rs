@@ -14,6 +14,7 @@ mod master;
 mod operations;
 mod options;
 mod pool;
+mod queue_take;
 mod resumed;
 mod session_dialer;
 mod stream;
@@ -27,7 +28,7 @@ use c10d_socket::{Cancel, ConnectOptions, Credentials, Deadline, HostPort, Proto
 
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::server::TcpStoreServer;
-use crate::store::Store;
+use crate::store::StoreHandle;
 use crate::wire::{ANNOUNCEMENT_BYTES_MAX, Opcode, WORKER_COUNT_KEY};
 use call::Call;
 pub use closer::Closer;
@@ -83,7 +84,7 @@ pub struct TcpStore {
     cancel: Cancel,
 }
 
-/// What the values of [`Store::with_cancel`] share.
+/// What the values of [`StoreHandle::with_cancel`] share.
 #[derive(Debug)]
 struct Handle {
     transport: Transport,
@@ -192,7 +193,7 @@ impl TcpStore {
     /// for at most the store's timeout. As after a `set`, the server may not have carried it out yet.
     ///
     /// # Errors
-    /// As [`set`](Self::set); [`StoreError::LimitExceeded`] for more than 256 KiB.
+    /// As [`multi_set`](crate::Store::multi_set); [`StoreError::LimitExceeded`] for more than 256 KiB.
     pub fn announce(&self, bytes: &[u8]) -> Result<bool, StoreError> {
         let call = self.call_of(Operation::Announce);
         if bytes.len() > ANNOUNCEMENT_BYTES_MAX {
@@ -209,7 +210,7 @@ impl TcpStore {
         Ok(true)
     }
 
-    /// [`Store::with_cancel`], as a `TcpStore`.
+    /// [`StoreHandle::with_cancel`], as a `TcpStore`.
     #[must_use]
     pub fn with_cancel(&self, cancel: &Cancel) -> Self {
         Self {
@@ -292,7 +293,7 @@ impl TcpStore {
     /// timeout.
     ///
     /// # Errors
-    /// As [`add`](Store::add).
+    /// As [`add`](crate::Store::add).
     pub fn count_worker(&self) -> Result<i64, StoreError> {
         self.add_workers(1)
     }
@@ -300,7 +301,7 @@ impl TcpStore {
     /// The number of workers that have joined. Blocks for at most the store's timeout.
     ///
     /// # Errors
-    /// As [`add`](Store::add).
+    /// As [`add`](crate::Store::add).
     pub fn worker_count(&self) -> Result<i64, StoreError> {
         self.add_workers(0)
     }

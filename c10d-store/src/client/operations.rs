@@ -11,52 +11,45 @@ use super::call::{at_least_an_answer, negative_count};
 use super::connection::{Connection, Follows, Waited};
 use super::options::TcpStoreOptions;
 use super::pool::PoolError;
+use super::queue_take::take_one_by_one;
 use super::waiting::{Repeat, Wait};
 use crate::compare_set::CompareSet;
 use crate::error::{Operation, StoreError};
 use crate::key::key_from_bytes;
 use crate::known::Known;
-use crate::store::{Store, check_take_max, generic_queue_take, takes_any_bytes};
+use crate::queues::{Queues, check_take_max};
+use crate::store::{Store, StoreHandle};
+use crate::watch::Watch;
 use crate::wire::{EXCHANGED, NOT_EXCHANGED, Opcode};
 
 /// The delay before waiting again for a queue whose element another worker has taken.
 const LOST_RACE_PAUSE: Duration = Duration::from_millis(1);
 
-takes_any_bytes!(impl[] TcpStore);
-
 impl Store for TcpStore {
-    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::Set, &[key], &[value])?
-            .tell(|request| {
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        if let [(key, value)] = pairs {
+            let keys = [*key];
+            let call = self.call(Operation::Set, &keys, &[value])?;
+            return call.tell(|request| {
                 request.opcode(Opcode::Set).user_key(key).value(value);
+            });
+        }
+        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
+        let values: Vec<&[u8]> = pairs.iter().map(|(_, value)| *value).collect();
+        self.call(Operation::MultiSet, &keys, &values)?
+            .tell(|request| {
+                request.opcode(Opcode::MultiSet).count(pairs.len());
+                for (key, value) in pairs {
+                    request.user_key(key).value(value);
+                }
             })
     }
 
-    fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
-        let mut values = self
-            .call(Operation::Get, &[key], &[])?
-            .get_when_present(timeout)?;
-        Ok(values.pop().unwrap_or_default())
-    }
-
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        let keys = [key];
-        let call = self.call(Operation::Get, &keys, &[])?;
-        let mut lease = call.lease(self.timeout())?;
-        if lease.has_wait_get() {
-            return call.try_get_on(&mut lease, key);
-        }
-        if !call.check_on(&mut lease)? {
-            return Ok(None);
-        }
-        let value = call.ask_on(
-            &mut lease,
-            |request| {
-                request.opcode(Opcode::Get).user_key(key);
-            },
-            Connection::read_blob,
-        )?;
-        Ok(Some(value))
+    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.call(Operation::Append, &[key], &[value])?
+            .tell(|request| {
+                request.opcode(Opcode::Append).user_key(key).value(value);
+            })
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
@@ -108,36 +101,6 @@ impl Store for TcpStore {
         }
     }
 
-    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        let call = self.call(Operation::Check, keys, &[])?;
-        call.check_on(&mut call.lease(self.timeout())?)
-    }
-
-    fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
-        let call = self.call(Operation::Wait, keys, &[])?;
-        let mut lease = call.lease(timeout)?;
-        let waited = call.wait_for_keys(&mut lease, timeout)?;
-        match waited {
-            Waited::Done(_) => Ok(()),
-            Waited::TimedOut => Err(call.timed_out(lease, timeout)),
-        }
-    }
-
-    fn wait_change(
-        &self,
-        key: &str,
-        known: Known<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<u8>, StoreError> {
-        self.call(Operation::WaitChange, &[key], &[known.bytes()])?
-            .wait_for_change(key, known, timeout)
-    }
-
-    /// True on this crate's server, false on PyTorch's.
-    fn wakes_on_change(&self) -> bool {
-        self.handle.transport.pool.has_wait_change()
-    }
-
     fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
         let deleted = self.call(Operation::DeleteKey, &[key], &[])?.ask(
             |request| {
@@ -148,129 +111,48 @@ impl Store for TcpStore {
         Ok(deleted == 1)
     }
 
-    fn num_keys(&self) -> Result<u64, StoreError> {
-        let call = self.call_of(Operation::NumKeys);
-        let count = call.ask(
-            |request| {
-                request.opcode(Opcode::GetNumKeys);
-            },
-            Connection::read_i64,
-        )?;
-        call.as_count(count)
-    }
-
-    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::Append, &[key], &[value])?
-            .tell(|request| {
-                request.opcode(Opcode::Append).user_key(key).value(value);
-            })
-    }
-
-    fn multi_get_timeout(
+    fn get_all(
         &self,
         keys: &[&str],
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.call(Operation::MultiGet, keys, &[])?
+        self.call(Operation::get_of(keys.len()), keys, &[])?
             .get_when_present(timeout)
     }
 
-    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
-        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
-        let values: Vec<&[u8]> = pairs.iter().map(|(_, value)| *value).collect();
-        self.call(Operation::MultiSet, &keys, &values)?
-            .tell(|request| {
-                request.opcode(Opcode::MultiSet).count(pairs.len());
-                for (key, value) in pairs {
-                    request.user_key(key).value(value);
-                }
-            })
-    }
-
-    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::QueuePush, &[key], &[value])?
-            .tell(|request| {
-                request.opcode(Opcode::QueuePush).user_key(key).value(value);
-            })
-    }
-
-    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
-        let timeout = self.timeout();
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let keys = [key];
-        let call = self.call(Operation::QueuePop, &keys, &[])?;
-        // Pop first: an existing element then costs one round trip, and a server without queues fails
-        // at once instead of after the timeout. Another worker can take the element between a wakeup
-        // and the pop, and a value of the same name ends the wait without an element: then wait again.
-        let mut lease = call.lease(timeout)?;
-        let mut lost_races = 0;
-        loop {
-            if let Some(element) = call.pop_on(&mut lease, key)? {
-                return Ok(element);
-            }
-            if lost_races > 0 {
-                if call.deadline(timeout).has_passed(Instant::now()) {
-                    return Err(StoreError::QueueEmpty {
-                        context: call.context(),
-                    });
-                }
-                // Most likely a value of that name, which ends the next wait at once too.
-                thread::sleep(LOST_RACE_PAUSE);
-            }
-            let waited = call.wait_for_keys(&mut lease, timeout)?;
-            if waited == Waited::TimedOut {
-                return Err(call.timed_out(lease, timeout));
-            }
-            lost_races += 1;
-        }
-    }
-
-    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        let keys = [key];
-        let call = self.call(Operation::QueuePop, &keys, &[])?;
+        let call = self.call(Operation::Get, &keys, &[])?;
         let mut lease = call.lease(self.timeout())?;
-        call.pop_on(&mut lease, key)
+        if lease.has_wait_get() {
+            return call.try_get_on(&mut lease, key);
+        }
+        if !call.check_on(&mut lease)? {
+            return Ok(None);
+        }
+        let value = call.ask_on(
+            &mut lease,
+            |request| {
+                request.opcode(Opcode::Get).user_key(key);
+            },
+            Connection::read_blob,
+        )?;
+        Ok(Some(value))
     }
 
-    fn queue_take(
-        &self,
-        key: &str,
-        max: usize,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<Vec<u8>>, StoreError> {
-        let keys = [key];
-        let call = self.call(Operation::QueueTake, &keys, &[])?;
-        check_take_max(max, || call.context())?;
+    fn wait_all(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
+        let call = self.call(Operation::Wait, keys, &[])?;
         let mut lease = call.lease(timeout)?;
-        if !lease.has_queue_take() {
-            drop(lease);
-            return generic_queue_take(self, key, max, timeout);
-        }
-        // Elements that the server has taken out must not get lost.
-        let repeat = Repeat::Confirmed(call.answer_timeout());
-        let follows = Follows::Elements(max);
-        let waited = call.wait_on(&mut lease, timeout, repeat, follows, |request| {
-            request
-                .opcode(Opcode::QueueTake)
-                .user_key(key)
-                .u64(max as u64);
-        })?;
+        let waited = call.wait_for_keys(&mut lease, timeout)?;
         match waited {
-            Waited::Done(elements) => Ok(elements),
-            Waited::TimedOut if timeout == Some(Duration::ZERO) => Ok(Vec::new()),
+            Waited::Done(_) => Ok(()),
             Waited::TimedOut => Err(call.timed_out(lease, timeout)),
         }
     }
 
-    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
-        let keys = [key];
-        let call = self.call(Operation::QueueLen, &keys, &[])?;
-        let length = call.ask(
-            |request| {
-                request.opcode(Opcode::QueueLen).user_key(key);
-            },
-            Connection::read_i64,
-        )?;
-        call.as_count(length)
+    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        let call = self.call(Operation::Check, keys, &[])?;
+        call.check_on(&mut call.lease(self.timeout())?)
     }
 
     fn list_keys(&self) -> Result<Vec<String>, StoreError> {
@@ -290,7 +172,18 @@ impl Store for TcpStore {
         Ok(users.map(|key| key_from_bytes(key).into_owned()).collect())
     }
 
-    fn barrier_timeout(
+    fn num_keys(&self) -> Result<u64, StoreError> {
+        let call = self.call_of(Operation::NumKeys);
+        let count = call.ask(
+            |request| {
+                request.opcode(Opcode::GetNumKeys);
+            },
+            Connection::read_i64,
+        )?;
+        call.as_count(count)
+    }
+
+    fn meet(
         &self,
         key: &str,
         world_size: usize,
@@ -327,6 +220,20 @@ impl Store for TcpStore {
         }
     }
 
+    fn queues(&self) -> Option<&dyn Queues> {
+        Some(self)
+    }
+
+    fn watch(&self) -> Option<&dyn Watch> {
+        Some(self)
+    }
+}
+
+impl StoreHandle for TcpStore {
+    fn label(&self) -> String {
+        self.handle.transport.label.clone()
+    }
+
     fn timeout(&self) -> Option<Duration> {
         self.handle.transport.timeout()
     }
@@ -360,19 +267,116 @@ impl Store for TcpStore {
         Ok(Arc::new(clone))
     }
 
-    fn close(&self) {
-        Self::close(self);
-    }
-
     fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
         Arc::new(Self::with_cancel(self, cancel))
     }
 
-    fn has_extended_api(&self) -> bool {
-        true
+    fn close(&self) {
+        Self::close(self);
+    }
+}
+
+impl Queues for TcpStore {
+    fn push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.call(Operation::QueuePush, &[key], &[value])?
+            .tell(|request| {
+                request.opcode(Opcode::QueuePush).user_key(key).value(value);
+            })
     }
 
-    fn label(&self) -> String {
-        self.handle.transport.label.clone()
+    fn pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        let timeout = self.timeout();
+        let keys = [key];
+        let call = self.call(Operation::QueuePop, &keys, &[])?;
+        // Pop first: an existing element then costs one round trip, and a server without queues fails
+        // at once instead of after the timeout. Another worker can take the element between a wakeup
+        // and the pop, and a value of the same name ends the wait without an element: then wait again.
+        let mut lease = call.lease(timeout)?;
+        let mut lost_races = 0;
+        loop {
+            if let Some(element) = call.pop_on(&mut lease, key)? {
+                return Ok(element);
+            }
+            if lost_races > 0 {
+                if call.deadline(timeout).has_passed(Instant::now()) {
+                    return Err(StoreError::QueueEmpty {
+                        context: call.context(),
+                    });
+                }
+                // Most likely a value of that name, which ends the next wait at once too.
+                thread::sleep(LOST_RACE_PAUSE);
+            }
+            let waited = call.wait_for_keys(&mut lease, timeout)?;
+            if waited == Waited::TimedOut {
+                return Err(call.timed_out(lease, timeout));
+            }
+            lost_races += 1;
+        }
+    }
+
+    fn try_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let keys = [key];
+        let call = self.call(Operation::QueuePop, &keys, &[])?;
+        let mut lease = call.lease(self.timeout())?;
+        call.pop_on(&mut lease, key)
+    }
+
+    fn take(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        let keys = [key];
+        let call = self.call(Operation::QueueTake, &keys, &[])?;
+        check_take_max(max, || call.context())?;
+        let mut lease = call.lease(timeout)?;
+        if !lease.has_queue_take() {
+            drop(lease);
+            return take_one_by_one(self, key, max, timeout);
+        }
+        // Elements that the server has taken out must not get lost.
+        let repeat = Repeat::Confirmed(call.answer_timeout());
+        let follows = Follows::Elements(max);
+        let waited = call.wait_on(&mut lease, timeout, repeat, follows, |request| {
+            request
+                .opcode(Opcode::QueueTake)
+                .user_key(key)
+                .u64(max as u64);
+        })?;
+        match waited {
+            Waited::Done(elements) => Ok(elements),
+            Waited::TimedOut if timeout == Some(Duration::ZERO) => Ok(Vec::new()),
+            Waited::TimedOut => Err(call.timed_out(lease, timeout)),
+        }
+    }
+
+    fn len(&self, key: &str) -> Result<u64, StoreError> {
+        let keys = [key];
+        let call = self.call(Operation::QueueLen, &keys, &[])?;
+        let length = call.ask(
+            |request| {
+                request.opcode(Opcode::QueueLen).user_key(key);
+            },
+            Connection::read_i64,
+        )?;
+        call.as_count(length)
+    }
+}
+
+impl Watch for TcpStore {
+    fn wait_change(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, StoreError> {
+        self.call(Operation::WaitChange, &[key], &[known.bytes()])?
+            .wait_for_change(key, known, timeout)
+    }
+
+    /// True on this crate's server, false on PyTorch's.
+    fn is_prompt(&self) -> bool {
+        self.handle.transport.pool.has_wait_change()
     }
 }

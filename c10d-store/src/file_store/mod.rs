@@ -14,13 +14,15 @@ use c10d_socket::Cancel;
 
 use self::record::{CLEANUP, DELETED_USER, Entries, REFCOUNT, TooLong, USER};
 use self::store_file::{Call, StoreFile, Writer};
+use crate::barrier::meet_by_keys;
 use crate::compare_set::CompareSet;
 use crate::decimal::write_decimal;
 use crate::error::{Operation, StoreError};
 use crate::key::{key_from_bytes, key_to_bytes};
 use crate::known::Known;
-use crate::store::{DEFAULT_TIMEOUT, Store, generic_barrier, takes_any_bytes};
+use crate::store::{DEFAULT_TIMEOUT, Store, StoreHandle};
 use crate::value_rules;
+use crate::watch::Watch;
 
 /// The polling interval of a waiting call: short at first, since the write often follows soon; later
 /// PyTorch's 10 ms, which cost next to nothing.
@@ -36,8 +38,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The file is a log: every write appends a record, and the file does not shrink while in use. PyTorch's
 /// `FileStore` and this one can share a file. There are no queues.
 ///
-/// Every operation is atomic, including [`multi_get`](Store::multi_get),
-/// [`multi_set`](Store::multi_set) and [`append`](Store::append_bytes). Waiting calls poll: they notice a
+/// Every operation is atomic, including [`multi_get`](crate::StoreExt::multi_get),
+/// [`multi_set`](Store::multi_set) and [`append`](crate::StoreExt::append). Waiting calls poll: they notice a
 /// write within 10 ms. Every operation waits for the file's lock for at most its timeout, or 1 s if that
 /// is longer.
 ///
@@ -46,7 +48,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 ///
 /// **Dropping** a store counts it as closed in the file, and removes the file if no store is open and at
 /// least `world_size` have been closed. Without a world size the file is never removed. Dropping waits
-/// for the file's lock for at most 5 s and logs errors. [Closing](Store::close) a store ends its calls,
+/// for the file's lock for at most 5 s and logs errors. [Closing](StoreHandle::close) a store ends its calls,
 /// but the file counts it as closed only when it is dropped.
 ///
 /// ```
@@ -95,7 +97,7 @@ impl FileStoreOptions {
         self
     }
 
-    /// The [default timeout](Store::timeout) of the store, and the limit for the file's lock while
+    /// The [default timeout](StoreHandle::timeout) of the store, and the limit for the file's lock while
     /// opening; `None` waits indefinitely. Default 300 s ([`DEFAULT_TIMEOUT`]).
     #[must_use]
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
@@ -336,27 +338,18 @@ impl fmt::Debug for FileStore {
     }
 }
 
-takes_any_bytes!(impl[] FileStore);
-
 impl Store for FileStore {
-    fn set_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.write_all(Operation::Set, &[key], &[(key, value)])
+    /// The pairs become visible together.
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
+        self.write_all(Operation::set_of(pairs.len()), &keys, pairs)
     }
 
-    fn get_timeout(&self, key: &str, timeout: Option<Duration>) -> Result<Vec<u8>, StoreError> {
-        let keys = [key];
-        let call = self.call_for(Operation::Get, &keys, timeout);
-        self.read_when_present(&call, |entries| {
-            entries.user(key).unwrap_or_default().to_vec()
+    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.update(Operation::Append, key, |_, present| {
+            let joined = [present.unwrap_or_default(), value].concat();
+            Ok((Some(joined), ()))
         })
-    }
-
-    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        let keys = [key];
-        let call = self.call(Operation::Get, &keys);
-        self.handle
-            .file
-            .read(&call, |entries| entries.user(key).map(<[u8]>::to_vec))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
@@ -388,37 +381,6 @@ impl Store for FileStore {
         })
     }
 
-    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
-        let call = self.call(Operation::Check, keys);
-        self.handle.file.read(&call, |entries| {
-            keys.iter().all(|key| entries.user(key).is_some())
-        })
-    }
-
-    fn wait_timeout(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
-        let call = self.call_for(Operation::Wait, keys, timeout);
-        self.read_when_present(&call, |_| ())
-    }
-
-    fn wait_change(
-        &self,
-        key: &str,
-        known: Known<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<u8>, StoreError> {
-        let keys = [key];
-        let call = self.call_for(Operation::WaitChange, &keys, timeout);
-        self.read_when(&call, |entries| match entries.user(key) {
-            Some(value) if known.is_outdated_by(value) => Ok(value.to_vec()),
-            Some(_) | None => Err(vec![key]),
-        })
-    }
-
-    /// True: a change is noticed within 10 ms.
-    fn wakes_on_change(&self) -> bool {
-        true
-    }
-
     fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
         let keys = [key];
         let call = self.call(Operation::DeleteKey, &keys);
@@ -435,35 +397,37 @@ impl Store for FileStore {
         Ok(deleted.unwrap_or(false))
     }
 
-    /// Includes `refcount/` and, once a store has been closed, `cleanup/`, as in PyTorch.
-    fn num_keys(&self) -> Result<u64, StoreError> {
-        self.read(Operation::NumKeys, |entries| entries.len() as u64)
-    }
-
-    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.update(Operation::Append, key, |_, present| {
-            let joined = [present.unwrap_or_default(), value].concat();
-            Ok((Some(joined), ()))
-        })
-    }
-
     /// The values existed at the same moment.
-    fn multi_get_timeout(
+    fn get_all(
         &self,
         keys: &[&str],
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, StoreError> {
-        let call = self.call_for(Operation::MultiGet, keys, timeout);
+        let call = self.call_for(Operation::get_of(keys.len()), keys, timeout);
         self.read_when_present(&call, |entries| {
             let value = |key: &&str| entries.user(key).unwrap_or_default().to_vec();
             keys.iter().map(value).collect()
         })
     }
 
-    /// The pairs become visible together.
-    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
-        let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
-        self.write_all(Operation::MultiSet, &keys, pairs)
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let keys = [key];
+        let call = self.call(Operation::Get, &keys);
+        self.handle
+            .file
+            .read(&call, |entries| entries.user(key).map(<[u8]>::to_vec))
+    }
+
+    fn wait_all(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
+        let call = self.call_for(Operation::Wait, keys, timeout);
+        self.read_when_present(&call, |_| ())
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        let call = self.call(Operation::Check, keys);
+        self.handle.file.read(&call, |entries| {
+            keys.iter().all(|key| entries.user(key).is_some())
+        })
     }
 
     /// The users' keys, without internal ones.
@@ -474,13 +438,28 @@ impl Store for FileStore {
         })
     }
 
-    fn barrier_timeout(
+    /// Includes `refcount/` and, once a store has been closed, `cleanup/`, as in PyTorch.
+    fn num_keys(&self) -> Result<u64, StoreError> {
+        self.read(Operation::NumKeys, |entries| entries.len() as u64)
+    }
+
+    fn meet(
         &self,
         key: &str,
         world_size: usize,
         timeout: Option<Duration>,
     ) -> Result<(), StoreError> {
-        generic_barrier(self, key, world_size, timeout)
+        meet_by_keys(self, key, world_size, timeout)
+    }
+
+    fn watch(&self) -> Option<&dyn Watch> {
+        Some(self)
+    }
+}
+
+impl StoreHandle for FileStore {
+    fn label(&self) -> String {
+        self.handle.file.label()
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -506,10 +485,6 @@ impl Store for FileStore {
         Ok(Arc::new(Self::open_with(self.path(), &options)?))
     }
 
-    fn close(&self) {
-        self.handle.file.close();
-    }
-
     fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
         Arc::new(Self {
             handle: Arc::clone(&self.handle),
@@ -517,13 +492,29 @@ impl Store for FileStore {
         })
     }
 
-    /// True, since these operations are atomic here; false in PyTorch.
-    fn has_extended_api(&self) -> bool {
-        true
+    fn close(&self) {
+        self.handle.file.close();
+    }
+}
+
+impl Watch for FileStore {
+    fn wait_change(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, StoreError> {
+        let keys = [key];
+        let call = self.call_for(Operation::WaitChange, &keys, timeout);
+        self.read_when(&call, |entries| match entries.user(key) {
+            Some(value) if known.is_outdated_by(value) => Ok(value.to_vec()),
+            Some(_) | None => Err(vec![key]),
+        })
     }
 
-    fn label(&self) -> String {
-        self.handle.file.label()
+    /// True: a change is noticed within 10 ms.
+    fn is_prompt(&self) -> bool {
+        true
     }
 }
 

@@ -13,7 +13,7 @@ use crate::without_extensions::WithoutExtensions;
 use c10d_socket::Cancel;
 use c10d_store::{
     FileStore, FileStoreOptions, HashStore, Known, Operation, PrefixStore, ServerOptions, Store,
-    StoreError, TcpStore, TcpStoreOptions, TcpStoreServer,
+    StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer,
 };
 use socket2::{Domain, Socket, Type};
 
@@ -85,7 +85,7 @@ fn waits_end(place: &str, store: &dyn Store, has_queues: bool) {
         assert_ended(&error, Op::QueueTake, false);
     }
     // Between two polls of the value on a server without extensions.
-    store.set_bytes("value", b"v").unwrap();
+    store.set("value", b"v").unwrap();
     let error = ended(&|store| {
         let waited = store.wait_change("value", Known::whole(b"v"), None);
         waited.map(drop)

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use c10d_store::Opcode;
 use c10d_store::unstable::RequestBuf;
-use c10d_store::{FileStore, HashStore, Known, PrefixStore, ServerOptions, Store};
+use c10d_store::{
+    FileStore, HashStore, Known, PrefixStore, ServerOptions, Store, StoreExt, StoreHandle,
+};
 use c10d_store::{TcpStore, TcpStoreServer};
 
 /// Easy to find in output, as text and as a list of byte values.

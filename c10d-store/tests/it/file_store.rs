@@ -9,7 +9,9 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{FileStore, FileStoreOptions, Store, StoreError, key_from_bytes};
+use c10d_store::{
+    FileStore, FileStoreOptions, Store, StoreError, StoreExt, StoreHandle, key_from_bytes,
+};
 use tempfile::TempDir;
 
 use crate::blocked::Observed;

@@ -11,7 +11,8 @@ use crate::raw::{LONG, wait_until};
 use crate::without_extensions::WithoutExtensions;
 use c10d_socket::Cancel;
 use c10d_store::{
-    Known, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer,
+    Known, ServerOptions, Store, StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions,
+    TcpStoreServer,
 };
 
 fn serve() -> TcpStoreServer {

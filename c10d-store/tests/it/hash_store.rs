@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{DEFAULT_TIMEOUT, HashStore, Store};
+use c10d_store::{DEFAULT_TIMEOUT, HashStore, Store, StoreExt, StoreHandle};
 
 use crate::store_contract::{self, Features, LONG};
 
@@ -23,7 +23,6 @@ fn handles_share_the_contents_but_not_the_timeout() {
     clone.set("k", b"1").unwrap();
     drop(clone);
     assert_eq!(store.get("k").unwrap(), b"1");
-    assert!(store.has_extended_api());
     assert!(
         !format!("{store:?}").contains('k'),
         "debug output shows no contents"

@@ -1,7 +1,8 @@
 //! A server whose data may take only so much memory.
 
-use c10d_store::Opcode;
-use c10d_store::{ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer};
+use c10d_store::{
+    Opcode, ServerOptions, Store, StoreError, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer,
+};
 
 use crate::log_lines;
 use crate::raw::Raw;

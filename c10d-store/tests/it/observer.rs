@@ -11,8 +11,8 @@ use c10d_store::Opcode;
 use c10d_store::unstable::{ANNOUNCEMENT_BYTES_MAX, CAPABILITY_NONCE};
 use c10d_store::{
     CloseReason, ConnectionRecord, HttpConnection, HttpHandler, KeyRecord, ServerOptions, Snapshot,
-    SnapshotError, Store, StoreError, StoreObserver, TcpStore, TcpStoreServer, WireLimits,
-    key_from_bytes,
+    SnapshotError, Store, StoreError, StoreExt, StoreHandle, StoreObserver, TcpStore,
+    TcpStoreServer, WireLimits, key_from_bytes,
 };
 
 use crate::raw::{LONG, Raw, wait_until};

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::{FileStore, HashStore, Known, PrefixStore, Store, StoreError};
+use c10d_store::{
+    FileStore, HashStore, Known, PrefixStore, Store, StoreError, StoreExt, StoreHandle,
+};
 
 use crate::store_contract::{self, Features};
 
 #[test]
 fn store_contract_holds_over_a_hash_store() {
-    let make = || -> Arc<dyn Store> { Arc::new(PrefixStore::new("p", HashStore::new())) };
+    let make = || -> Arc<dyn Store> { Arc::new(PrefixStore::new("p", Arc::new(HashStore::new()))) };
     store_contract::all(&make, Features::LOCAL);
 }
 
@@ -17,7 +19,10 @@ fn store_contract_holds_over_a_hash_store() {
 fn store_contract_holds_over_a_shared_store_and_nested() {
     let make = || -> Arc<dyn Store> {
         let shared: Arc<dyn Store> = Arc::new(HashStore::new());
-        Arc::new(PrefixStore::new("", PrefixStore::new("a/b", shared)))
+        Arc::new(PrefixStore::new(
+            "",
+            Arc::new(PrefixStore::new("a/b", shared)),
+        ))
     };
     store_contract::all(&make, Features::LOCAL);
 }
@@ -29,7 +34,10 @@ fn store_contract_holds_over_a_file_store() {
     let make = || -> Arc<dyn Store> {
         files.set(files.get() + 1);
         let path = folder.path().join(files.get().to_string());
-        Arc::new(PrefixStore::new("p", FileStore::open(path, None).unwrap()))
+        Arc::new(PrefixStore::new(
+            "p",
+            Arc::new(FileStore::open(path, None).unwrap()),
+        ))
     };
     let features = Features {
         queues: false,
@@ -43,7 +51,7 @@ fn wrapped_stores_are_accessible_through_the_trait() {
     let base: Arc<dyn Store> = Arc::new(HashStore::new());
     let nested: Arc<dyn Store> = Arc::new(PrefixStore::new(
         "b",
-        PrefixStore::new("a", Arc::clone(&base)),
+        Arc::new(PrefixStore::new("a", Arc::clone(&base))),
     ));
     let below = nested.underlying_store().expect("it wraps a store");
     assert_eq!(below.full_key("k"), "a/k");
@@ -58,11 +66,11 @@ fn wrapped_stores_are_accessible_through_the_trait() {
 
 #[test]
 fn the_innermost_prefix_comes_first_in_a_key() {
-    let base = HashStore::new();
+    let base = Arc::new(HashStore::new());
     let a = PrefixStore::new("a", base.clone());
-    let ab = PrefixStore::new("b", a.clone());
+    let ab = PrefixStore::new("b", Arc::new(a.clone()));
     let empty = PrefixStore::new("", base.clone());
-    assert_eq!((ab.prefix(), ab.underlying().prefix()), ("b", "a"));
+    assert_eq!((ab.prefix(), a.prefix()), ("b", "a"));
 
     ab.set("k", b"1").unwrap();
     ab.add("n", 2).unwrap();
@@ -94,7 +102,7 @@ fn only_keys_below_the_prefix_are_listed() {
     for key in ["a", "a/", "a/k", "a/k/l", "ab", "abc/d", "/a/k", "b/a/k"] {
         base.set(key, b"").unwrap();
     }
-    let mut keys = PrefixStore::new("a", base).list_keys().unwrap();
+    let mut keys = PrefixStore::new("a", Arc::new(base)).list_keys().unwrap();
     keys.sort();
     assert_eq!(keys, ["", "k", "k/l"]);
 }
@@ -102,7 +110,7 @@ fn only_keys_below_the_prefix_are_listed() {
 #[test]
 fn errors_name_the_full_key() {
     let base: Arc<dyn Store> = Arc::new(HashStore::new());
-    let store = PrefixStore::new("b", PrefixStore::new("a", base));
+    let store = PrefixStore::new("b", Arc::new(PrefixStore::new("a", base)));
     store.set_timeout(Some(Duration::ZERO));
     store.set("n", b"x").unwrap();
     let errors = [
@@ -128,20 +136,19 @@ fn errors_name_the_full_key() {
 fn the_timeout_is_that_of_the_wrapped_store() {
     let base: Arc<dyn Store> = Arc::new(HashStore::new());
     let inner = PrefixStore::new("a", Arc::clone(&base));
-    let outer = PrefixStore::new("b", inner.clone());
+    let outer = PrefixStore::new("b", Arc::new(inner.clone()));
     outer.set_timeout(Some(Duration::from_millis(7)));
     assert_eq!(base.timeout(), Some(Duration::from_millis(7)));
     assert_eq!(inner.timeout(), Some(Duration::from_millis(7)));
-    assert_eq!(outer.has_extended_api(), base.has_extended_api());
     assert_eq!(outer.label(), base.label());
-    assert_eq!(outer.wakes_on_change(), base.wakes_on_change());
+    assert_eq!(outer.has_prompt_watch(), base.has_prompt_watch());
 }
 
 #[test]
 fn closing_closes_the_wrapped_handle() {
     let other = HashStore::new();
     let base: Arc<dyn Store> = Arc::new(other.clone());
-    let store = PrefixStore::new("b", PrefixStore::new("a", Arc::clone(&base)));
+    let store = PrefixStore::new("b", Arc::new(PrefixStore::new("a", Arc::clone(&base))));
     let clone = store.clone_store().unwrap();
     store.close();
     let error = base.get("k").unwrap_err();
@@ -155,7 +162,7 @@ fn closing_closes_the_wrapped_handle() {
 /// Our workers and PyTorch's can meet in one barrier only if both write the same keys.
 #[test]
 fn the_barrier_writes_the_keys_of_pytorch() {
-    let base = HashStore::new();
+    let base = Arc::new(HashStore::new());
     PrefixStore::new("p", base.clone()).barrier("b", 1).unwrap();
     let mut keys = base.list_keys().unwrap();
     keys.sort();
@@ -166,7 +173,7 @@ fn the_barrier_writes_the_keys_of_pytorch() {
 
 #[test]
 fn a_clone_wraps_a_clone() {
-    let base = HashStore::new();
+    let base = Arc::new(HashStore::new());
     let store = PrefixStore::new("p", base.clone());
     let clone = store.clone_store().unwrap();
     clone.set("k", b"1").unwrap();

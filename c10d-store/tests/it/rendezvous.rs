@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use c10d_store::{
-    RendezvousOptions, ServerOptions, StoreError, TcpStoreServer, UrlError, rendezvous,
+    RendezvousOptions, ServerOptions, StoreError, StoreExt, TcpStoreServer, UrlError, rendezvous,
 };
 
 use crate::raw::LONG;

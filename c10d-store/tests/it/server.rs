@@ -10,7 +10,7 @@ use crate::slow_strangers;
 use c10d_store::Opcode;
 use c10d_store::unstable::RequestBuf;
 use c10d_store::{
-    Known, ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits,
+    Known, ServerOptions, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits,
 };
 use serde_json::Value as Json;
 

@@ -10,8 +10,8 @@ use crate::raw::{LONG, wait_until};
 use crate::store_contract::{self, Features};
 use crate::without_extensions::WithoutExtensions;
 use c10d_store::{
-    Known, ListenOn, Operation, Outcome, PrefixStore, ServerOptions, Store, StoreError, TcpStore,
-    TcpStoreOptions, TcpStoreServer, WireLimits, key_from_bytes,
+    Known, ListenOn, Operation, Outcome, PrefixStore, ServerOptions, Store, StoreError, StoreExt,
+    StoreHandle, TcpStore, TcpStoreOptions, TcpStoreServer, WireLimits, key_from_bytes,
 };
 
 fn serve() -> TcpStoreServer {
@@ -47,7 +47,10 @@ fn store_contract_holds_under_a_prefix() {
     let make = || -> Arc<dyn Store> {
         let options = TcpStoreOptions::default().with_master(true);
         let store = TcpStore::open("127.0.0.1", 0, options).expect("a free port");
-        Arc::new(PrefixStore::new("outer", PrefixStore::new("inner", store)))
+        Arc::new(PrefixStore::new(
+            "outer",
+            Arc::new(PrefixStore::new("inner", Arc::new(store))),
+        ))
     };
     // A prefix store uses the generic barrier.
     let features = Features {
@@ -67,7 +70,7 @@ fn store_contract_holds_without_extensions() {
         // All stores share one server, so each gets its own prefix.
         round.set(round.get() + 1);
         let store = TcpStore::connect("127.0.0.1", proxy.port()).expect("the proxy listens");
-        Arc::new(PrefixStore::new(round.get().to_string(), store))
+        Arc::new(PrefixStore::new(round.get().to_string(), Arc::new(store)))
     };
     let features = Features {
         refuses_empty_barrier: true,
@@ -592,7 +595,7 @@ fn wait_change_sends_one_request_with_the_extension() {
         }
     });
     let store = open(port, ms(300));
-    assert!(store.wakes_on_change());
+    assert!(store.has_prompt_watch());
     for known in [
         Known::whole(b"ab"),
         Known::part(b"abcd", 1..3),
@@ -617,7 +620,7 @@ fn wait_change_polls_once_a_second_without_the_extension() {
         });
         // The store's timeout limits one poll, not the whole wait.
         let store = open(port, ms(300));
-        assert!(!store.wakes_on_change());
+        assert!(!store.has_prompt_watch());
         let started = Instant::now();
         let seen = store.wait_change("k", Known::whole(b"1"), None);
         assert_eq!(seen.unwrap(), b"2");

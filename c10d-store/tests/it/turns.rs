@@ -8,7 +8,7 @@ use std::thread;
 use c10d_socket::SendBuf;
 use c10d_store::Opcode;
 use c10d_store::unstable::{GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RequestBuf, SessionStream};
-use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer};
+use c10d_store::{ServerOptions, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer};
 
 use crate::raw::{LONG, Raw};
 

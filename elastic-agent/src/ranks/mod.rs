@@ -13,7 +13,7 @@ mod tests;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline, printable};
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, StoreExt};
 
 pub use self::assign::{RankBlock, RoleInfo, assign_ranks};
 pub use self::error::RanksError;

@@ -8,7 +8,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Deadline, printable};
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, StoreExt};
 
 use super::error::NodeRelayError;
 
@@ -239,7 +239,7 @@ mod tests {
     use std::thread;
 
     use c10d_socket::Cancel;
-    use c10d_store::HashStore;
+    use c10d_store::{HashStore, StoreHandle};
 
     use super::*;
 

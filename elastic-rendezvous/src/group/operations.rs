@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use c10d_store::{Known, StoreError};
+use c10d_store::{Known, StoreError, StoreExt};
 
 use super::ask::{Ask, Reply};
 use crate::group_store::GroupStore;

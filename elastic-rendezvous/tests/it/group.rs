@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, NodeId,
     RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,

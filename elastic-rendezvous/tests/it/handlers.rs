@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{FileStore, HashStore, Store, TcpStore, TcpStoreOptions};
+use c10d_store::{FileStore, HashStore, Store, StoreExt, StoreHandle, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, NotJoining,
     Part, RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,

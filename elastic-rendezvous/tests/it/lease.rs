@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use c10d_store::{HashStore, Store};
+use c10d_store::{HashStore, Store, StoreExt};
 use elastic_rendezvous::{C10dBackend, RendezvousBackend, WriteLease};
 
 const TURN: &str = "torch.rendezvous.job/turn";

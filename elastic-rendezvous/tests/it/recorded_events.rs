@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{HashStore, Store};
+use c10d_store::{HashStore, Store, StoreExt, StoreHandle};
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, NodeState, RecordedEvent,
     RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousParameters,

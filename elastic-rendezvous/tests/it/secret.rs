@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{Secret, Store, TcpStore, TcpStoreOptions};
+use c10d_store::{Secret, Store, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
     BootstrapInfo, DynamicRendezvous, RendezvousError, RendezvousHandler, RendezvousParameters,
     RendezvousRegistry, clear_workers_store, create_c10d, parse_config,

@@ -10,7 +10,7 @@ use std::env;
 use std::error::Error;
 use std::io;
 
-use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();

@@ -6,7 +6,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer};
+use c10d_store::{
+    ServerOptions, Store, StoreError, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer,
+};
 use integration_tests::contract;
 use integration_tests::eventually::until_blocked;
 use integration_tests::peer::{Failure, Ours};
@@ -35,8 +37,8 @@ fn join(server: &TcpStoreServer) -> RawClient {
 fn every_operation_between_our_client_and_our_server() {
     let _watchdog = Watchdog::start("every_operation_between_our_client_and_our_server", LIMIT);
     let server = serve();
-    let client = Ours(connect(&server));
-    let other = Ours(connect(&server));
+    let client = Ours::new(connect(&server));
+    let other = Ours::new(connect(&server));
     let traits = contract::Traits {
         add_to_text: Failure::NotANumber,
         ..contract::TCP

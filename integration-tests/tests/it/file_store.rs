@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use c10d_store::{FileStore, PrefixStore, Store};
+use c10d_store::{FileStore, PrefixStore, Store, StoreExt};
 use integration_tests::contract::{self, Traits};
 use integration_tests::peer::{Failure, Ours, Peer};
 use integration_tests::torch::{Feature, Release, Torch};
@@ -60,7 +61,7 @@ fn every_operation_of_both_stores_on_one_file() {
     // Both stores have the file open during the whole test.
     let ours = open(&path);
     let torchs = Torch::shared().file_store(&path, None);
-    let ours_with_prefix = Ours(PrefixStore::new("ours", open(&path)));
+    let ours_with_prefix = Ours::new(PrefixStore::new("ours", Arc::new(open(&path))));
     contract::every_operation(&ours_with_prefix, &OURS);
     let traits = Traits {
         barrier_has_default_timeout: false,
@@ -84,8 +85,8 @@ fn every_operation_of_both_stores_on_one_file() {
         torchs.num_keys().expect("num_keys"),
         ours.num_keys().expect("num_keys")
     );
-    contract::add_to_text(&Ours(open(&path)), &torchs, &OURS);
-    contract::add_to_text(&torchs, &Ours(ours), &TORCHS);
+    contract::add_to_text(&Ours::new(open(&path)), &torchs, &OURS);
+    contract::add_to_text(&torchs, &Ours::new(ours), &TORCHS);
 }
 
 #[test]
@@ -97,7 +98,11 @@ fn both_stores_see_each_others_changes_and_wake_each_other() {
     );
     let (_folder, path) = folder();
     let torchs = Torch::shared().file_store(&path, None);
-    contract::two_clients(&Ours(open(&path)), &torchs, &OURS.with(Release::tested()));
+    contract::two_clients(
+        &Ours::new(open(&path)),
+        &torchs,
+        &OURS.with(Release::tested()),
+    );
 }
 
 #[test]
@@ -149,9 +154,9 @@ fn four_clients_of_both_kinds_pass_barriers() {
     let (_folder, path) = folder();
     let torch = Torch::shared();
     let ranks: [Box<dyn Peer>; 4] = [
-        Box::new(Ours(open(&path))),
+        Box::new(Ours::new(open(&path))),
         Box::new(torch.file_store(&path, None)),
-        Box::new(Ours(open(&path))),
+        Box::new(Ours::new(open(&path))),
         Box::new(torch.file_store(&path, None)),
     ];
     thread::scope(|scope| {

@@ -1,11 +1,13 @@
 //! PyTorch's clients and ours on the same store, with our server and both of PyTorch's servers.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_store::{
-    PrefixStore, ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer,
+    PrefixStore, ServerOptions, Store, StoreError, StoreExt, TcpStore, TcpStoreOptions,
+    TcpStoreServer,
 };
 use integration_tests::contract::{self, TCP, Traits};
 use integration_tests::launcher::free_address;
@@ -116,7 +118,7 @@ fn both_clients_see_each_others_changes_and_wake_each_other() {
         LIMIT,
     );
     for server in AnyServer::all() {
-        let ours = Ours(server.connect());
+        let ours = Ours::new(server.connect());
         contract::two_clients(&ours, &server.connect_torch(), &server.traits);
     }
 }
@@ -126,9 +128,9 @@ fn both_clients_see_each_others_changes_and_wake_each_other() {
 fn both_clients_share_keys_under_a_prefix() {
     let _watchdog = Watchdog::start("both_clients_share_keys_under_a_prefix", LIMIT);
     for server in AnyServer::all() {
-        let ours = Ours(PrefixStore::new(
+        let ours = Ours::new(PrefixStore::new(
             "inner",
-            PrefixStore::new("outer", server.connect()),
+            Arc::new(PrefixStore::new("outer", Arc::new(server.connect()))),
         ));
         let torchs = server.connect_torch().prefixed("outer").prefixed("inner");
         contract::two_clients(&ours, &torchs, &server.traits);
@@ -156,7 +158,7 @@ fn eight_clients_of_both_kinds_pass_barriers() {
         let ranks: Vec<Box<dyn Peer>> = (0..8)
             .map(|rank| -> Box<dyn Peer> {
                 if rank % 2 == 0 {
-                    Box::new(Ours(server.connect()))
+                    Box::new(Ours::new(server.connect()))
                 } else {
                     Box::new(server.connect_torch())
                 }
@@ -193,9 +195,9 @@ fn a_shared_queue_delivers_each_element_once() {
     for server in [AnyServer::ours(), AnyServer::torch(true)] {
         let peers = || -> [Box<dyn Peer>; 4] {
             [
-                Box::new(Ours(server.connect())),
+                Box::new(Ours::new(server.connect())),
                 Box::new(server.connect_torch()),
-                Box::new(Ours(server.connect())),
+                Box::new(Ours::new(server.connect())),
                 Box::new(server.connect_torch()),
             ]
         };
@@ -247,9 +249,9 @@ fn compare_set_has_one_winner() {
     let _watchdog = Watchdog::start("compare_set_has_one_winner", LIMIT);
     for server in AnyServer::all() {
         let peers: [Box<dyn Peer>; 4] = [
-            Box::new(Ours(server.connect())),
+            Box::new(Ours::new(server.connect())),
             Box::new(server.connect_torch()),
-            Box::new(Ours(server.connect())),
+            Box::new(Ours::new(server.connect())),
             Box::new(server.connect_torch()),
         ];
         for round in 0..20 {

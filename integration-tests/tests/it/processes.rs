@@ -5,7 +5,10 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{ServerOptions, Store, StoreError, TcpStore, TcpStoreOptions, TcpStoreServer};
+use c10d_store::{
+    ServerOptions, Store, StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions,
+    TcpStoreServer,
+};
 use integration_tests::eventually::eventually;
 use integration_tests::process::ChildProcess;
 use integration_tests::watchdog::Watchdog;

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_relay::{Deadline, HostPort, Relay, RelayOptions};
-use c10d_store::{Secret, ServerOptions, TcpStore, TcpStoreOptions, TcpStoreServer};
+use c10d_store::{Secret, ServerOptions, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer};
 use integration_tests::process::ChildProcess;
 use integration_tests::torch::{python, script};
 use integration_tests::watchdog::Watchdog;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_store::{FileStore, HashStore, Store, TcpStore, TcpStoreOptions};
+use c10d_store::{FileStore, HashStore, Store, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{C10dBackend, RendezvousBackend, RendezvousError, SetState};
 use integration_tests::torch::Torch;
 use integration_tests::watchdog::Watchdog;

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use c10d_store::RendezvousOptions;
+use c10d_store::{RendezvousOptions, StoreExt};
 use integration_tests::torch::{Torch, python};
 use integration_tests::watchdog::Watchdog;
 

@@ -1,9 +1,12 @@
 //! Our client with PyTorch's servers, the libuv backend and the older one.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{Known, PrefixStore, Store, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{
+    Known, PrefixStore, Store, StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions,
+};
 use integration_tests::contract::{self, TCP, Traits};
 use integration_tests::eventually::eventually;
 use integration_tests::peer::{Failure, Ours};
@@ -43,14 +46,14 @@ fn servers() -> [(TorchStore, Traits); 2] {
 fn every_operation() {
     let _watchdog = Watchdog::start("every_operation", LIMIT);
     for (server, traits) in servers() {
-        let client = Ours(connect(&server));
+        let client = Ours::new(connect(&server));
         contract::every_operation(&client, &traits);
         // The server closes the connection, and our client connects again.
         let traits = Traits {
             add_to_text: Failure::NotANumber,
             ..traits
         };
-        contract::add_to_text(&client, &Ours(connect(&server)), &traits);
+        contract::add_to_text(&client, &Ours::new(connect(&server)), &traits);
         server.close();
     }
 }
@@ -60,10 +63,13 @@ fn every_operation() {
 fn every_operation_below_a_prefix() {
     let _watchdog = Watchdog::start("every_operation_below_a_prefix", LIMIT);
     for (server, mut traits) in servers() {
-        let client = PrefixStore::new("outer", connect(&server));
+        let client = PrefixStore::new("outer", Arc::new(connect(&server)));
         // `num_keys` counts keys outside the prefix, which `list_keys` omits.
         traits.lists_only_users_keys = false;
-        contract::every_operation(&Ours(PrefixStore::new("inner", client)), &traits);
+        contract::every_operation(
+            &Ours::new(PrefixStore::new("inner", Arc::new(client))),
+            &traits,
+        );
         assert!(connect(&server).check(&["outer/inner/cas"]).expect("check"));
         server.close();
     }
@@ -75,7 +81,7 @@ fn two_clients_see_and_wake_each_other() {
     let _watchdog = Watchdog::start("two_clients_see_and_wake_each_other", LIMIT);
     for (server, traits) in servers() {
         let (first, second) = (connect(&server), connect(&server));
-        contract::two_clients(&Ours(first), &Ours(second), &traits);
+        contract::two_clients(&Ours::new(first), &Ours::new(second), &traits);
         server.close();
     }
 }
@@ -134,7 +140,7 @@ fn wait_change_detects_a_change_by_polling() {
     let _watchdog = Watchdog::start("wait_change_detects_a_change_by_polling", LIMIT);
     for (server, _) in servers() {
         let (waiter, writer) = (connect(&server), connect(&server));
-        assert!(!waiter.wakes_on_change());
+        assert!(!waiter.has_prompt_watch());
         let error = waiter
             .wait_change("state", Known::nothing(), Some(Duration::from_millis(5)))
             .expect_err("the key is missing");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, StoreExt};
 
 /// Least timeout of an operation that the store answers at once, also after the deadline: a server under
 /// load must not be mistaken for a dead one, and a worker must still be able to leave.

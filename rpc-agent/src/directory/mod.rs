@@ -63,7 +63,7 @@ impl Directory {
     /// joined, in a dynamic one until this worker has changed the list.
     ///
     /// `store` is below the group's prefix, and a handle of its own
-    /// ([`clone_store`](Store::clone_store)), because its timeout is changed.
+    /// ([`clone_store`](c10d_store::StoreHandle::clone_store)), because its timeout is changed.
     ///
     /// In a dynamic group a worker with the name *and* the id of a member replaces it, so that a crashed
     /// worker can rejoin. A static group refuses it until the previous one has left: there, a second

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use c10d_store::{HashStore, PrefixStore, ServerOptions, TcpStore, TcpStoreServer};
+use c10d_store::{HashStore, PrefixStore, ServerOptions, StoreExt, TcpStore, TcpStoreServer};
 
 use super::*;
 use crate::worker::WorkerId;
@@ -47,7 +47,9 @@ impl Shared {
     fn prefixed() -> Self {
         let store = HashStore::new();
         Self {
-            stores: Box::new(move || Arc::new(PrefixStore::new("rpc_prefix_0", store.clone()))),
+            stores: Box::new(move || {
+                Arc::new(PrefixStore::new("rpc_prefix_0", Arc::new(store.clone())))
+            }),
             _server: None,
         }
     }

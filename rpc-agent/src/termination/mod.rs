@@ -106,7 +106,7 @@ pub(crate) struct Termination {
 
 impl Termination {
     /// `store` is below the group's prefix, and a handle of its own
-    /// ([`clone_store`](Store::clone_store)): its timeout is changed, and closing it interrupts
+    /// ([`clone_store`](c10d_store::StoreHandle::clone_store)): its timeout is changed, and closing it interrupts
     /// [`run`](Self::run). `generation` distinguishes consecutive shutdowns below one prefix. `workers`
     /// are all workers of the group, `me` included.
     pub(crate) fn new(

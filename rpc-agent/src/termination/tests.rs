@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex};
 use std::thread;
 
-use c10d_store::{HashStore, PrefixStore, ServerOptions, TcpStore, TcpStoreServer};
+use c10d_store::{HashStore, PrefixStore, ServerOptions, StoreExt, TcpStore, TcpStoreServer};
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn termination(store: &Arc<dyn Store>, workers: &[WorkerInfo], id: usize) -> Ter
 fn stores() -> (Vec<Arc<dyn Store>>, TcpStoreServer) {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
     let tcp = TcpStore::connect("127.0.0.1", server.local_addr().port()).unwrap();
-    let prefixed = PrefixStore::new("rpc_prefix_0", HashStore::new());
+    let prefixed = PrefixStore::new("rpc_prefix_0", Arc::new(HashStore::new()));
     let stores: Vec<Arc<dyn Store>> = vec![
         Arc::new(HashStore::new()),
         Arc::new(tcp),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use c10d_store::Store;
+use c10d_store::{Store, StoreExt};
 use rpc_agent::{Agent, AgentHandle, AgentOptions, FutureMessage, NotSent, Outcome, RpcError};
 
 use crate::common::{PATIENCE, named, registry, shared_store, start_all, until};

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use c10d_store::Store;
+use c10d_store::{Store, StoreExt};
 use rpc_agent::{
     Agent, AgentOptions, DirectoryError, FutureMessage, NotSent, Outcome, Registry, Reply,
     RetryOptions, RpcError, StartError, WorkerInfo, join_all,

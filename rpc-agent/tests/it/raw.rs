@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use byteorder::{ByteOrder, LittleEndian, WriteBytesExt};
-use c10d_store::Store;
+use c10d_store::{Store, StoreExt};
 
 /// Timeout of all waits in the tests; reached only if a test hangs.
 const LONG: Duration = Duration::from_secs(60);

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
-use c10d_store::Store;
+use c10d_store::{Store, StoreExt};
 use rpc_agent::{
     Agent, AgentHandle, FaultPlan, FutureMessage, HandlerError, Outcome, Registry, Reply,
     RetryOptions, RpcError, TerminationError, WorkerInfo,

@@ -13,7 +13,7 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use bytes::Bytes;
-use c10d_store::Store;
+
 use fastrand::Rng;
 use rpc_agent::{
     Agent, AgentHandle, AgentOptions, FaultPlan, FutureMessage, HandlerError, Registry,

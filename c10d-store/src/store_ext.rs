@@ -1,0 +1,350 @@
+//! The operations that follow from those of [`Store`], for every store.
+
+use std::time::{Duration, Instant};
+
+use crate::compare_set::CompareSet;
+use crate::error::{ErrorContext, Operation, StoreError};
+use crate::known::Known;
+use crate::queues::Queues;
+use crate::store::Store;
+
+/// The operations of every store, for any kind of bytes (strings, arrays, vectors) and with time limits as
+/// `Duration`, `Option<Duration>` or `None`. Each is one operation of [`Store`], [`Queues`](crate::Queues) or
+/// [`Watch`](crate::Watch); these cannot be generic, so that `dyn Store` exists. Errors are those of [`Store`] and the
+/// ones that a method names. A method without a time limit that waits does so for at most the default
+/// [`timeout`](crate::StoreHandle::timeout) of the store.
+///
+/// ```
+/// use c10d_store::{HashStore, Store, StoreExt};
+///
+/// # fn main() -> Result<(), c10d_store::StoreError> {
+/// let store = HashStore::new();
+/// store.set("epoch", "3")?;
+/// assert_eq!(store.get("epoch")?, b"3");
+/// assert_eq!(store.try_get("round")?, None); // does not wait
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Numbers
+///
+/// [`Store::add`] keeps decimal text; a missing key counts as 0, and overflow wraps. If the value is not a number it
+/// fails with [`StoreError::NotANumber`], and the store stays usable.
+///
+/// ```
+/// # use c10d_store::{HashStore, Store};
+/// let store = HashStore::new();
+/// assert_eq!(store.add("arrived", 1)?, 1);
+/// assert_eq!(store.add("arrived", 0)?, 1);
+/// # Ok::<(), c10d_store::StoreError>(())
+/// ```
+///
+/// # Queues
+///
+/// The methods `queue_..` and `try_queue_pop` fail with [`StoreError::Unsupported`] if the store has none.
+pub trait StoreExt: Store {
+    /// Creates `key` or replaces its value: [`Store::multi_set`] of one pair.
+    ///
+    /// # Errors
+    /// As [`Store`].
+    fn set(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
+        self.multi_set(&[(key, value.as_ref())])
+    }
+
+    /// Appends `value` to the value of `key`, creating the key if it is missing.
+    ///
+    /// # Errors
+    /// As [`Store`].
+    fn append(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
+        self.append_bytes(key, value.as_ref())
+    }
+
+    /// Writes `desired` if the value of `key` equals `expected`, or if the key is missing and
+    /// `expected` is empty. Returns the resulting value and, if the store reports it, whether this call
+    /// wrote it: see [`CompareSet`].
+    ///
+    /// ```
+    /// use c10d_store::{HashStore, StoreExt};
+    ///
+    /// # fn main() -> Result<(), c10d_store::StoreError> {
+    /// let store = HashStore::new();
+    /// // The first worker to claim the key leads. Each worker writes its own value.
+    /// assert_eq!(store.compare_set("leader", "", "worker 1")?.value(), b"worker 1");
+    /// assert_eq!(store.compare_set("leader", "", "worker 2")?.value(), b"worker 1");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Store`].
+    fn compare_set(
+        &self,
+        key: &str,
+        expected: impl AsRef<[u8]>,
+        desired: impl AsRef<[u8]>,
+    ) -> Result<CompareSet, StoreError> {
+        self.compare_set_bytes(key, expected.as_ref(), desired.as_ref())
+    }
+
+    /// The value of `key`. Waits until the key exists.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] if the key did not appear.
+    fn get(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        self.get_timeout(key, self.timeout())
+    }
+
+    /// The value of `key`. Waits until the key exists, for at most `timeout`.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] if the key did not appear.
+    fn get_timeout(
+        &self,
+        key: &str,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<Vec<u8>, StoreError> {
+        let mut values = self.get_all(&[key], timeout.into())?;
+        Ok(values.pop().unwrap_or_default())
+    }
+
+    /// The values of all `keys`, in order. Waits until every key exists.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] if a key did not appear.
+    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.get_all(keys, self.timeout())
+    }
+
+    /// The values of all `keys`, in order. Waits until every key exists, for at most `timeout`.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] if a key did not appear.
+    fn multi_get_timeout(
+        &self,
+        keys: &[&str],
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.get_all(keys, timeout.into())
+    }
+
+    /// Waits until every key exists.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] if a key did not appear.
+    fn wait(&self, keys: &[&str]) -> Result<(), StoreError> {
+        self.wait_all(keys, self.timeout())
+    }
+
+    /// Waits until every key exists, for at most `timeout`.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] if a key did not appear.
+    fn wait_timeout(
+        &self,
+        keys: &[&str],
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<(), StoreError> {
+        self.wait_all(keys, timeout.into())
+    }
+
+    /// Waits until the value of `key` differs from what is `known`, for at most `timeout`, and returns
+    /// it. Returns at once if it differs already. Waits for a missing key.
+    ///
+    /// A value that changes and changes back between two checks can go unnoticed, more so where the store has no
+    /// [prompt watch](Self::has_prompt_watch).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use c10d_store::{HashStore, Known, StoreExt};
+    ///
+    /// # fn main() -> Result<(), c10d_store::StoreError> {
+    /// let store = HashStore::new();
+    /// store.set("state", b"round 7, beat 1")?;
+    /// let seen = store.wait_change("state", Known::nothing(), Duration::ZERO)?;
+    /// assert_eq!(seen, b"round 7, beat 1");
+    ///
+    /// store.set("state", b"round 7, beat 2")?; // the round is the same
+    /// let round = Known::part(&seen, 0..7);
+    /// let unchanged = store.wait_change("state", round, Duration::from_millis(1));
+    /// assert!(unchanged.unwrap_err().is_timeout());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] if the value did not change in time, [`StoreError::LimitExceeded`] for known bytes longer
+    /// than a value, [`StoreError::Unsupported`] if the store has no [`Watch`](crate::Watch).
+    fn wait_change(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<Vec<u8>, StoreError> {
+        match Store::watch(self) {
+            Some(watch) => watch.wait_change(key, known, timeout.into()),
+            None => Err(unsupported(self, Operation::WaitChange, key)),
+        }
+    }
+
+    /// Whether [`wait_change`](Self::wait_change) returns within milliseconds of a change: not on PyTorch's servers.
+    fn has_prompt_watch(&self) -> bool {
+        Store::watch(self).is_some_and(|watch| watch.is_prompt())
+    }
+
+    /// Appends `value` to the queue `key`.
+    ///
+    /// # Errors
+    /// As [`Store`].
+    fn queue_push(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
+        queues_of(self, Operation::QueuePush, key)?.push(key, value.as_ref())
+    }
+
+    /// Removes and returns the first element of the queue `key`. Waits for one.
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] if nothing was pushed in time, [`StoreError::QueueEmpty`] if another
+    /// worker took the element first (only on PyTorch's server).
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        queues_of(self, Operation::QueuePop, key)?.pop(key)
+    }
+
+    /// As [`queue_pop`](Self::queue_pop), but waits for at most `timeout`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use c10d_store::{HashStore, StoreError, StoreExt};
+    ///
+    /// # fn main() -> Result<(), StoreError> {
+    /// let store = HashStore::new();
+    /// store.queue_push("jobs", "a")?;
+    /// assert_eq!(store.queue_pop_timeout("jobs", Duration::from_secs(1))?, b"a");
+    /// let empty = store.queue_pop_timeout("jobs", Duration::ZERO);
+    /// assert!(matches!(empty, Err(StoreError::QueueEmpty { .. })));
+    /// let late = store.queue_pop_timeout("jobs", Duration::from_millis(1));
+    /// assert!(matches!(late, Err(StoreError::Timeout { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As `queue_pop`; with a timeout of zero [`StoreError::QueueEmpty`] if the queue is empty.
+    fn queue_pop_timeout(
+        &self,
+        key: &str,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<Vec<u8>, StoreError> {
+        let began = Instant::now();
+        let first = self.queue_take(key, 1, timeout)?.pop();
+        first.ok_or_else(|| StoreError::QueueEmpty {
+            context: context(self, Operation::QueuePop, key, began.elapsed()),
+        })
+    }
+
+    /// Removes and returns the first element of the queue `key`; `None` if the queue is empty. Does not
+    /// wait for one.
+    ///
+    /// # Errors
+    /// As [`Store`].
+    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        queues_of(self, Operation::QueuePop, key)?.try_pop(key)
+    }
+
+    /// Removes and returns elements from the head of the queue `key`, at least one and at most `max`. Waits
+    /// for one, for at most `timeout`; with a timeout of zero the result may be empty. Other workers may get
+    /// the elements in between only where the store takes one at a time: on PyTorch's servers.
+    ///
+    /// A server may return fewer elements than it has: at most 4 MiB at once, or one.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use c10d_store::{HashStore, StoreExt};
+    ///
+    /// # fn main() -> Result<(), c10d_store::StoreError> {
+    /// let store = HashStore::new();
+    /// for element in ["a", "b", "c"] {
+    ///     store.queue_push("jobs", element)?;
+    /// }
+    /// assert_eq!(store.queue_take("jobs", 2, None)?, ["a", "b"].map(Vec::from));
+    /// assert_eq!(store.queue_take("jobs", 2, None)?, ["c"].map(Vec::from));
+    /// assert!(store.queue_take("jobs", 2, Duration::ZERO)?.is_empty());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`StoreError::Timeout`] if nothing was pushed in time, [`StoreError::NoReply`] if the server did not
+    /// confirm in time that it took nothing, [`StoreError::InvalidArgument`] for a maximum of 0.
+    fn queue_take(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        queues_of(self, Operation::QueueTake, key)?.take(key, max, timeout.into())
+    }
+
+    /// The number of elements in the queue `key`; 0 for a missing one.
+    ///
+    /// # Errors
+    /// As [`Store`].
+    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
+        queues_of(self, Operation::QueueLen, key)?.len(key)
+    }
+
+    /// Waits until `world_size` workers have arrived at the barrier `key`.
+    ///
+    /// A key works once: a completed barrier stays open. An arrival that timed out stays counted.
+    /// Workers that use a [`PrefixStore`](crate::PrefixStore) and workers that use the TCP store itself
+    /// do not meet, as in PyTorch.
+    ///
+    /// # Errors
+    /// [`StoreError::BarrierTimeout`] if not all workers arrived in time, [`StoreError::NotANumber`] if the key has a
+    /// value that is not a number, [`StoreError::InvalidArgument`] for a world size of 0 (not on TCP stores).
+    fn barrier(&self, key: &str, world_size: usize) -> Result<(), StoreError> {
+        self.meet(key, world_size, self.timeout())
+    }
+
+    /// As [`barrier`](Self::barrier), but waits for at most `timeout`.
+    ///
+    /// # Errors
+    /// As [`barrier`](Self::barrier).
+    fn barrier_timeout(
+        &self,
+        key: &str,
+        world_size: usize,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<(), StoreError> {
+        self.meet(key, world_size, timeout.into())
+    }
+}
+
+impl<S: Store + ?Sized> StoreExt for S {}
+
+fn queues_of<'s, S: Store + ?Sized>(
+    store: &'s S,
+    operation: Operation,
+    key: &str,
+) -> Result<&'s dyn Queues, StoreError> {
+    store
+        .queues()
+        .ok_or_else(|| unsupported(store, operation, key))
+}
+
+fn unsupported<S: Store + ?Sized>(store: &S, operation: Operation, key: &str) -> StoreError {
+    StoreError::Unsupported {
+        context: context(store, operation, key, Duration::ZERO),
+    }
+}
+
+fn context<S: Store + ?Sized>(
+    store: &S,
+    operation: Operation,
+    key: &str,
+    elapsed: Duration,
+) -> ErrorContext {
+    let key = store.full_key(key);
+    ErrorContext::new(operation, [key.as_str()], store.label(), elapsed)
+}
