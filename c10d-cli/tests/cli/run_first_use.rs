@@ -82,7 +82,7 @@ fn a_chosen_log_level_shows_the_modules_that_log() {
     assert_matches(
         &ended.stderr,
         &[
-            "c10d_rendezvous] this process hosts the rendezvous store",
+            "open_store] this process hosts the rendezvous store",
             "elastic_agent::agent] world size 1: rank 0 = local rank 0, pid ",
         ],
     );
