@@ -14,9 +14,9 @@ use crate::group::Ask as GroupAsk;
 pub(crate) use crate::group::Reply;
 use crate::membership::Membership;
 use crate::node::NodeId;
-use crate::recorded_event::Step;
 use crate::report::{LostNode, WaitReport};
 use crate::state::RendezvousState;
+use crate::step::Step;
 use crate::stored::{Part, Token};
 
 /// Decides for one node what to ask of the store, operation by operation, and what a member does between them.

@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use crate::apply::{apply, make_spares, remove_dead};
 use crate::clock::Now;
+use crate::decide::steps_of_action;
 use crate::decide::{self, Action, Context, Decision, Rule};
 use crate::goal::{Operation, OperationError};
 use crate::last_round::{LastRound, REJOIN_GRACE};
 use crate::node::NodeId;
 use crate::observations::Observations;
-use crate::recorded_event::{Step, steps_of_action};
 use crate::report::{DroppedNode, LeftNode, LostNode, WaitReport};
 use crate::settings::{ROLLBACK_WINDOW, RendezvousSettings};
 use crate::state::RendezvousState;
+use crate::step::Step;
 use crate::stored::{Token, Written};
 
 /// How many dropped nodes are remembered for reports.

@@ -43,6 +43,7 @@ mod sim;
 mod solo;
 mod state;
 mod static_rendezvous;
+mod step;
 mod stored;
 mod stored_state;
 pub mod this_host;

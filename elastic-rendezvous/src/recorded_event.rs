@@ -8,10 +8,10 @@ use std::fmt;
 
 use c10d_socket::printable;
 
-use crate::decide::Action;
 use crate::error::RendezvousError;
 use crate::goal::{Answer, Goal};
 use crate::node::NodeId;
+use crate::step::{Failure, Method, Step};
 use crate::this_host;
 
 /// The most characters of another node's id: a full host name and two numbers.
@@ -94,95 +94,6 @@ impl RecordedEvent {
         let me = NodeId::new(this_host::full_name(), i64::from(std::process::id()), 0);
         Step::failed(Method::CreateBackend, error).event(run_id, &me)
     }
-}
-
-/// A step to record. Its texts are only created for a listener.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Step {
-    HostsStore,
-    StartsJoin,
-    KeepsAlive,
-    AddsToParticipants {
-        round: i64,
-    },
-    AddsToWaitList {
-        round: i64,
-    },
-    AddsToRedundancyList {
-        round: i64,
-    },
-    RemovesFromParticipants {
-        round: i64,
-    },
-    RemovesFromWaitList {
-        round: i64,
-    },
-    RemovesFromRedundancyList {
-        round: i64,
-    },
-    MarksComplete {
-        round: i64,
-    },
-    MarksClosed,
-    /// A write removed these dead nodes.
-    RemovedDead(Vec<NodeId>),
-    Synced,
-    IsStale,
-    Joined {
-        round: i64,
-        rank: usize,
-        world_size: usize,
-    },
-    Closed,
-    SentKeepAlive,
-    Failed(Method, Failure),
-}
-
-/// The methods whose failures are recorded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Method {
-    CreateBackend,
-    NextRendezvous,
-    IsClosed,
-    SetClosed,
-    Shutdown,
-    KeepAlive,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Failure {
-    class: &'static str,
-    message: String,
-    trace: String,
-}
-
-/// The steps of `action`, in PyTorch's order. `round` is the round before the action, `completes` whether the
-/// action completes it.
-pub(crate) fn steps_of_action(action: Action, round: i64, completes: bool) -> Vec<Step> {
-    let next = round.saturating_add(1);
-    let mut steps = match action {
-        Action::KeepAlive => vec![Step::KeepsAlive],
-        Action::AddToParticipants => vec![Step::AddsToParticipants { round }, Step::KeepsAlive],
-        Action::AddToWaitList => vec![Step::AddsToWaitList { round: next }, Step::KeepsAlive],
-        Action::AddToRedundancyList => {
-            vec![Step::AddsToRedundancyList { round: next }, Step::KeepsAlive]
-        }
-        Action::RemoveFromParticipants => vec![Step::RemovesFromParticipants { round }],
-        Action::RemoveFromWaitList => vec![Step::RemovesFromWaitList { round: next }],
-        Action::RemoveFromRedundancyList => vec![Step::RemovesFromRedundancyList { round: next }],
-        Action::MarkClosed => vec![Step::MarksClosed],
-        // `completes` adds the step of `MarkComplete`.
-        Action::MarkComplete
-        | Action::Sync
-        | Action::Finish
-        | Action::ErrorClosed
-        | Action::ErrorTimeout
-        | Action::GracefulExit => vec![],
-    };
-    if completes {
-        steps.push(Step::MarksComplete { round });
-    }
-    steps
 }
 
 /// The step with which a call begins.

@@ -12,8 +12,8 @@ use crate::handler::{Listener, RendezvousEvent};
 use crate::membership::Membership;
 use crate::node::NodeId;
 use crate::notices::Notices;
-use crate::recorded_event::Step;
 use crate::report::WaitReport;
+use crate::step::Step;
 
 /// How often a waiting join writes a line to the log.
 pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(30);

@@ -13,10 +13,11 @@ use crate::goal::{Answer, Joined};
 use crate::goal::{Operation, OperationError};
 use crate::membership::Membership;
 use crate::node::NodeId;
-use crate::recorded_event::{Step, step_of_keep_alive};
+use crate::recorded_event::step_of_keep_alive;
 use crate::report::{LostNode, WaitReport};
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
+use crate::step::Step;
 use crate::stored::{Part, Token};
 
 /// How soon a heartbeat that could not be written is tried again: after three intervals the others drop this node.

@@ -16,11 +16,12 @@ use crate::goal::{Answer, Joined};
 use crate::goal::{Operation, OperationError};
 use crate::membership::Membership;
 use crate::node::NodeId;
-use crate::recorded_event::{Step, step_of_keep_alive};
+use crate::recorded_event::step_of_keep_alive;
 use crate::report::{DroppedNode, LeftNode, LostNode, WaitReport};
 use crate::settings::RendezvousSettings;
 use crate::solo::Solo;
 use crate::state::RendezvousState;
+use crate::step::Step;
 use crate::stored::Token;
 
 /// When a waiting join reads the summary for its first report, and how often for the later ones. Most joins are over

@@ -18,9 +18,9 @@ use super::timers::Timers;
 use crate::clock::Now;
 use crate::node::NodeId;
 use crate::observations::{Observations, Silent};
-use crate::recorded_event::Step;
 use crate::settings::RendezvousSettings;
 use crate::state::RendezvousState;
+use crate::step::Step;
 use crate::stored::Token;
 use crate::stored::Written;
 

@@ -4,11 +4,9 @@
 
 mod as_holder;
 mod news;
-mod role;
 
 use std::time::Duration;
 
-use self::role::{LeaseView, Role, TenurePhase};
 use super::ask::{Ask, Ending, Reply};
 use super::holder::Holder;
 use super::message::{Lease, Place, RequestKind, Summary};
@@ -16,9 +14,9 @@ use super::posting::Posting;
 use super::timers::Timers;
 use crate::clock::Now;
 use crate::node::NodeId;
-use crate::recorded_event::Step;
 use crate::settings::{ROLLBACK_WINDOW, RendezvousSettings};
 use crate::state::RendezvousState;
+use crate::step::Step;
 use crate::stored::Token;
 
 /// For each node that may take part, the interval of those that wait for an answer is longer by this: whatever their
@@ -101,6 +99,46 @@ enum Standing {
     Evicted,
 }
 
+/// A node's part in the lease: it holds it, or knows of the node that does.
+#[derive(Debug)]
+enum Role {
+    Follower(LeaseView),
+    Holder(Box<Tenure>),
+}
+
+/// The lease as a node that does not hold it knows it.
+#[derive(Debug)]
+enum LeaseView {
+    /// To be read at once.
+    Unknown,
+    Known {
+        lease: Vec<u8>,
+        /// When this lease was read first and last.
+        since: Duration,
+        polled: Duration,
+    },
+}
+
+#[derive(Debug)]
+struct Tenure {
+    holder: Holder,
+    /// The lease as it was written last.
+    lease: Vec<u8>,
+    renewals: u64,
+    phase: TenurePhase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TenurePhase {
+    /// The stored summary is to be read: that of the holder before, or one that was replaced meanwhile.
+    Checking,
+    Serving,
+    /// Gives the lease back. The last summary lets the next holder know that this node has left.
+    Leaving,
+    /// Gives the lease back without a summary: the others have evicted the node, and may have a holder already.
+    Evicted,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Timer {
     Deadline,
@@ -111,6 +149,39 @@ enum Timer {
     /// Post the request again.
     Repeat,
     Renewal,
+}
+
+impl LeaseView {
+    fn new(lease: Vec<u8>, at: Duration) -> Self {
+        Self::Known {
+            lease,
+            since: at,
+            polled: at,
+        }
+    }
+
+    /// Whether the lease was given back, or was seen without a renewal for `timeout`.
+    fn is_free(&self, timeout: Duration) -> bool {
+        let Self::Known {
+            lease,
+            since,
+            polled,
+        } = self
+        else {
+            return false;
+        };
+        let lease = Lease::from_text(lease);
+        lease.is_none_or(|lease| lease.renewal.is_none())
+            || polled.saturating_sub(*since) >= timeout
+    }
+
+    /// The epoch of the lease; `None` before the first one.
+    fn epoch(&self) -> Option<u64> {
+        match self {
+            Self::Unknown => None,
+            Self::Known { lease, .. } => Lease::from_text(lease).map(|lease| lease.epoch),
+        }
+    }
 }
 
 impl Station {

@@ -7,11 +7,11 @@ use super::clients::Status;
 use super::{Holder, Timer};
 use crate::apply::{apply, make_spares, remove_dead};
 use crate::clock::Now;
+use crate::decide::steps_of_action;
 use crate::decide::{self, Action, Context, Decision};
 use crate::group::message::{Answer, AnswerKind, Place, Request, RequestKind};
 use crate::last_round::REJOIN_GRACE;
 use crate::node::NodeId;
-use crate::recorded_event::steps_of_action;
 use crate::timestamp::Timestamp;
 
 /// How many passes over the requests follow a batch at most: in each, the state can change for others.

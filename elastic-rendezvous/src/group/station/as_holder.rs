@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::role::{Role, Tenure, TenurePhase};
-use super::{Phase, Standing, Station, Timer};
+use super::{Phase, Role, Standing, Station, Tenure, TenurePhase, Timer};
 use crate::clock::Now;
 use crate::group::ask::{Ask, Reply};
 use crate::group::holder::{Holder, Task};

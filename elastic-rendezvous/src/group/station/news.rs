@@ -1,7 +1,6 @@
 //! How a node learns what the holder has written: from its answer, and from the summary.
 
-use super::role::{LeaseView, Role, TenurePhase};
-use super::{Membership, Phase, Standing, Station, Timer};
+use super::{LeaseView, Membership, Phase, Role, Standing, Station, TenurePhase, Timer};
 use crate::clock::Now;
 use crate::group::ask::Ending;
 use crate::group::message::{Answer, AnswerKind, RequestKind, Summary};
