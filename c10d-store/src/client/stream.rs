@@ -403,18 +403,19 @@ impl Stream {
     fn wait_for(&mut self, is_wanted: fn(&Event) -> bool, deadline: Deadline) -> io::Result<()> {
         let cancel = self.cancel.clone();
         let mut watch = cancel.watch();
-        let mut pause = if self.is_wakeable {
+        let pause = if self.is_wakeable {
             GRACE
         } else {
             ANSWER_GRACE
         };
+        let mut patience = Deadline::after(Instant::now(), pause);
         loop {
             if self.is_wakeable && std::mem::take(&mut self.is_woken) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             let now = Instant::now();
             let until = if watch.is_due() {
-                deadline.min(Deadline::after(now, pause))
+                deadline.min(patience)
             } else {
                 deadline
             };
@@ -436,14 +437,16 @@ impl Stream {
             if wanted {
                 return Ok(());
             }
-            if deadline.has_passed(Instant::now()) {
+            let now = Instant::now();
+            if deadline.has_passed(now) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            if watch.is_due() {
+            // Not at once after another event: a stale wake, or room to send.
+            if watch.is_due() && patience.has_passed(now) {
                 let is_cancelled = match self.make_waker() {
                     Ok(waker) => watch.ask(|| waker),
                     Err(_) => {
-                        pause = CHECK_INTERVAL;
+                        patience = Deadline::after(now, CHECK_INTERVAL);
                         cancel.is_cancelled()
                     }
                 };
