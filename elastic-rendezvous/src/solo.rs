@@ -333,3 +333,105 @@ impl Engine for Solo {
         steps.into_iter().map(|step| (me.clone(), step)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stored::Written;
+    use crate::timestamp::Timestamp;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn start() -> Now {
+        Now {
+            monotonic: SECOND * 1000,
+            wall: Timestamp::from_micros(1_800_000_000_000_000),
+        }
+    }
+
+    fn node(nodes: usize) -> Solo {
+        let settings = RendezvousSettings::for_test(nodes, nodes);
+        Solo::new(NodeId::new("a", 1, 0), settings, 1, start())
+    }
+
+    /// Reads and writes until the engine asks for something else.
+    fn exchange(engine: &mut Solo, stored: &mut Option<(RendezvousState, Token)>, now: Now) -> Ask {
+        loop {
+            let reply = match engine.step(now) {
+                Ask::ReadState => Reply::State(stored.clone()),
+                Ask::WriteState => {
+                    let (state, _) = engine.to_write().expect("a state");
+                    let token = Token::new(crate::codec::encode(state));
+                    *stored = Some((state.clone(), token.clone()));
+                    Reply::Written(Written::Ours(token))
+                }
+                ask => return ask,
+            };
+            engine.on_reply(reply, now);
+        }
+    }
+
+    #[test]
+    fn a_member_that_cannot_write_a_heartbeat_tries_again_after_a_second() {
+        let (mut engine, mut stored) = (node(1), None);
+        let interval = engine.executor.settings().keep_alive_interval;
+        engine.begin(Operation::Join, Duration::MAX, start());
+        let Ask::Done(Ok(answer)) = exchange(&mut engine, &mut stored, start()) else {
+            panic!("{engine:#?}");
+        };
+        assert_eq!(answer.joined.map(|joined| joined.world_size), Some(1));
+        let due = start().after(interval);
+        let waits = Ask::AwaitState {
+            part: Part::Members,
+            until: due.monotonic,
+        };
+        assert_eq!(engine.step(start()), waits);
+        engine.take_steps();
+
+        assert_eq!(engine.step(due), Ask::ReadState);
+        assert!(engine.is_busy());
+        let run_id = "job".to_owned();
+        engine.on_failure(&RendezvousError::ShutDown { run_id }, due);
+        assert_eq!(engine.take_steps().len(), 1, "the failure");
+        let until = due.monotonic + SECOND;
+        let part = Part::Members;
+        assert_eq!(engine.step(due), Ask::AwaitState { part, until });
+        assert!(engine.membership().is_some());
+
+        let ask = exchange(&mut engine, &mut stored, due.after(SECOND));
+        let until = until + interval;
+        assert_eq!(ask, Ask::AwaitState { part, until });
+    }
+
+    /// docs/rendezvous.md, LOOP 4.
+    #[test]
+    fn a_waiting_join_reads_and_reports_each_second() {
+        let (mut engine, mut stored) = (node(2), None);
+        engine.begin(Operation::Join, Duration::MAX, start());
+        for seconds in 0..3 {
+            let now = start().after(SECOND * seconds);
+            let asked = exchange(&mut engine, &mut stored, now);
+            assert_eq!(asked, Ask::Report, "after {seconds} s");
+            engine.on_reply(Reply::Nothing, now);
+            let until = now.monotonic + SECOND;
+            let part = Part::Members;
+            assert_eq!(engine.step(now), Ask::AwaitState { part, until });
+            engine.on_reply(Reply::Nothing, now.after(SECOND));
+        }
+    }
+
+    /// docs/rendezvous.md, LEASE 1.
+    #[test]
+    fn a_change_that_was_not_written_before_another_read_is_no_step() {
+        let (mut engine, mut stored) = (node(1), None);
+        engine.begin(Operation::Join, Duration::MAX, start());
+        while engine.step(start()) != Ask::WriteState {
+            engine.on_reply(Reply::State(None), start());
+        }
+        // The node has got the lease.
+        engine.on_reply(Reply::State(None), start());
+        assert_eq!(engine.take_steps(), []);
+        let ask = exchange(&mut engine, &mut stored, start());
+        assert!(matches!(ask, Ask::Done(Ok(_))), "{ask:?}");
+    }
+}

@@ -423,6 +423,8 @@ fn membership_of(summary: &Summary, round: i64, world_size: usize, is_evicted: b
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stored::Written;
+    use crate::timestamp::Timestamp;
 
     fn node(name: &str) -> NodeId {
         NodeId::new(name, 1, 0)
@@ -440,6 +442,37 @@ mod tests {
             lost: [(node("x"), Duration::from_secs(15))].into_iter().collect(),
             left: [(node("y"), true)].into_iter().collect(),
         }
+    }
+
+    #[test]
+    fn a_node_that_finds_no_holder_leaves_by_itself() {
+        let start = Now {
+            monotonic: Duration::from_secs(1000),
+            wall: Timestamp::from_micros(1_800_000_000_000_000),
+        };
+        let settings = RendezvousSettings::for_test(1, 40);
+        let mut engine = GroupEngine::new(node("a"), 1, settings, 1, start);
+        engine.begin(Operation::Leave, Duration::MAX, start);
+        loop {
+            let reply = match engine.step(start) {
+                Ask::Group(GroupAsk::WriteHeartbeat(_)) => Reply::Done,
+                Ask::Group(GroupAsk::ReadLease) => Reply::Value(None),
+                Ask::ReadState => break,
+                other => panic!("{other:?}"),
+            };
+            engine.on_reply(reply, start);
+        }
+        let mut state = RendezvousState::default();
+        state.wait_list.insert(node("a"));
+        state.last_heartbeats.insert(node("a"), start.wall);
+        let token = Token::new(*b"first");
+        engine.on_reply(Reply::State(Some((state, token))), start);
+        assert_eq!(engine.step(start), Ask::WriteState);
+        let (state, _) = engine.to_write().expect("a state");
+        assert!(state.wait_list.is_empty());
+        engine.on_reply(Reply::Written(Written::Ours(Token::new(*b"second"))), start);
+        let ask = engine.step(start);
+        assert!(matches!(ask, Ask::Done(Ok(_))), "{ask:?}");
     }
 
     /// docs/rendezvous.md, GROUP 9.
