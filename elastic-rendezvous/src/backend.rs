@@ -4,6 +4,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use c10d_socket::Cancel;
+
 use crate::error::RendezvousError;
 use crate::group_store::GroupStore;
 use crate::stored::{Part, SetState, Stored, Token, Watched};
@@ -78,12 +80,13 @@ pub trait RendezvousBackend: Debug + Send + Sync {
     fn label(&self) -> String;
 }
 
-/// Waits for changes of the state.
+/// Waits for changes of the state, over a connection of its own.
 pub trait StateWatch: Debug + Send + Sync {
     /// Waits until `part` of the state differs from the version `known`, or, if `known` is `None`, until
     /// there is a state.
     ///
-    /// Blocks for at most `timeout`; `None` waits indefinitely, zero checks once without waiting.
+    /// Blocks for at most `timeout`; `None` waits indefinitely, zero checks once without waiting. `cancel` ends it as a
+    /// timeout does.
     ///
     /// # Errors
     /// As [`RendezvousBackend::get_state`].
@@ -92,8 +95,6 @@ pub trait StateWatch: Debug + Send + Sync {
         known: Option<&Token>,
         part: Part,
         timeout: Option<Duration>,
+        cancel: &Cancel,
     ) -> Result<Watched, RendezvousError>;
-
-    /// Ends a wait in another thread, and makes later ones fail.
-    fn close(&self);
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use c10d_socket::Cancel;
 use c10d_store::{Known, Store, StoreError, StoreExt};
 
 use crate::backend::{RendezvousBackend, StateWatch};
@@ -237,6 +238,7 @@ impl StateWatch for C10dWatch {
         known: Option<&Token>,
         part: Part,
         timeout: Option<Duration>,
+        cancel: &Cancel,
     ) -> Result<Watched, RendezvousError> {
         let text = known.map_or(SENTINEL, Token::as_bytes);
         // A state in another layout than PyTorch's is watched as a whole.
@@ -250,9 +252,15 @@ impl StateWatch for C10dWatch {
                 },
             ),
         };
-        let text = match self.store.wait_change(&self.key, known, timeout) {
+        let store = self.store.with_cancel(cancel);
+        let text = match store.wait_change(&self.key, known, timeout) {
             Ok(text) => text,
-            Err(StoreError::Timeout { .. }) => return Ok(Watched::Unchanged),
+            Err(
+                StoreError::Timeout { .. }
+                // A busy server may report the timeout late.
+                | StoreError::NoReply { .. }
+                | StoreError::Interrupted { .. },
+            ) => return Ok(Watched::Unchanged),
             Err(error) => return Err(RendezvousError::connection(&self.run_id, error)),
         };
         self.traffic.moved(text.len());
@@ -264,10 +272,6 @@ impl StateWatch for C10dWatch {
                 source,
             }),
         }
-    }
-
-    fn close(&self) {
-        self.store.close();
     }
 }
 

@@ -43,8 +43,7 @@ static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
 
 /// A node of a dynamic rendezvous (`docs/rendezvous.md`).
 ///
-/// It has two threads: `rendezvous` joins, leaves and writes heartbeats; `rendezvous-watch` waits for
-/// changes, if the store supports that. In a [group](RendezvousBackend::group) the first does both. They end with
+/// Its thread `rendezvous` joins, leaves, writes heartbeats and waits for changes. It ends with
 /// [`shutdown`](RendezvousHandler::shutdown) or when the handler is dropped. A drop does not change the state, so the
 /// other nodes later drop this one as dead.
 ///
@@ -170,7 +169,7 @@ impl DynamicRendezvousOptions {
 impl DynamicRendezvous {
     /// Creates a node that keeps the state in `backend` and exchanges the data of its rounds in `store`.
     ///
-    /// Starts the handler's threads, but does not join. Blocks for at most the store's timeout, plus 2 s to
+    /// Starts the handler's thread, but does not join. Blocks for at most the store's timeout, plus 2 s to
     /// look up the machine's name if no address is set.
     ///
     /// # Errors
@@ -205,19 +204,16 @@ impl DynamicRendezvous {
             }
         };
         let (to_loop, inbox) = open_mailbox();
-        let handler_loop = HandlerLoop::new(
-            Parts {
-                clock,
-                me: node.clone(),
-                settings: settings.clone(),
-                engine,
-                access,
-                backend: Arc::clone(&backend),
-                shared: Arc::clone(&shared),
-                inbox,
-            },
-            to_loop.sender(),
-        )?;
+        let handler_loop = HandlerLoop::new(Parts {
+            clock,
+            me: node.clone(),
+            settings: settings.clone(),
+            engine,
+            access,
+            backend: Arc::clone(&backend),
+            shared: Arc::clone(&shared),
+            inbox,
+        });
         let thread = std::thread::Builder::new()
             .name(THREAD.to_owned())
             .spawn(|| handler_loop.run())

@@ -48,7 +48,6 @@ mod stored;
 mod stored_state;
 pub mod this_host;
 mod timestamp;
-mod watcher;
 mod write_lease;
 
 pub use backend::{RendezvousBackend, StateWatch};

@@ -1,4 +1,4 @@
-//! The messages from a handler to its loop. In a group a message also ends the loop's wait on the store.
+//! The messages from a handler to its loop. A message also ends the loop's wait on the store.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,14 +8,11 @@ use c10d_socket::Cancel;
 
 use crate::error::RendezvousError;
 use crate::goal::{Answer, Goal};
-use crate::watcher::Found;
 
 /// A message to the loop.
 #[derive(Debug)]
 pub(crate) enum Message {
     Run(Job),
-    /// The number and the result of a request to the watcher.
-    Found(u64, Found),
     Interrupt,
     /// The handler has agreed with the others on the workers' store, or failed, and waits on the store no longer.
     Settled,
@@ -71,11 +68,6 @@ impl Mailbox {
         self.sender.send(message)?;
         self.bell.ring(ends_only_joins);
         Ok(())
-    }
-
-    /// A sender that ends no wait, for a loop without a group.
-    pub(crate) fn sender(&self) -> Sender<Message> {
-        self.sender.clone()
     }
 }
 

@@ -38,7 +38,7 @@ use crate::output::{print, print_line};
 const OTHER_FILES: u64 = 160;
 
 /// The least memory of a connected node: stacks and buffers, its share of the store, and its sockets. With three
-/// connections and threads it was 92 kB without the kernel's part.
+/// connections and two threads it was 92 kB without the kernel's part.
 const MEMORY_PER_NODE: u64 = 64 << 10;
 
 /// The longest measured time at rest, and the longest interval of heartbeats.

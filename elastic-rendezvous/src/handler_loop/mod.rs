@@ -8,11 +8,11 @@ mod requests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{RecvTimeoutError, Sender};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
 use crate::access::Access;
-use crate::backend::RendezvousBackend;
+use crate::backend::{RendezvousBackend, StateWatch};
 use crate::clock::Clock;
 use crate::engine::{Ask, Engine, Reply};
 use crate::error::RendezvousError;
@@ -30,7 +30,6 @@ use crate::shared::{LOG_INTERVAL, Shared, error_of, log_wait};
 use crate::state::RendezvousState;
 use crate::step::Step;
 use crate::stored_state::StoredState;
-use crate::watcher::{Found, Watch};
 use crate::write_lease::WriteLease;
 
 /// A join that ends earlier does not read the notices for its report.
@@ -59,9 +58,7 @@ pub(crate) struct HandlerLoop {
     /// The keys of the group, and the node's index in it.
     group: Option<(GroupStore, u32)>,
     lease: Option<WriteLease>,
-    watch: Option<Watch>,
-    /// The result of the watch, until it is taken or outdated.
-    found: Option<Found>,
+    watch: Option<Arc<dyn StateWatch>>,
     shared: Arc<Shared>,
     inbox: Inbox,
     jobs: VecDeque<Job>,
@@ -80,18 +77,12 @@ pub(crate) struct HandlerLoop {
 }
 
 impl HandlerLoop {
-    /// `to_loop` is a sending end of the inbox, for the watcher, whose thread this starts.
-    pub(crate) fn new(parts: Parts, to_loop: Sender<Message>) -> Result<Self, RendezvousError> {
+    pub(crate) fn new(parts: Parts) -> Self {
         let (group, lease, watch) = match parts.access {
             Access::Group(group, index) => (Some((group, index)), None, None),
             Access::Own { lease, watch } => (None, lease, watch),
         };
-        let found = move |number, found| {
-            // The loop may have ended.
-            let _ = to_loop.send(Message::Found(number, found));
-        };
-        let watch = watch.map(|watch| Watch::start(watch, found));
-        Ok(Self {
+        Self {
             states: StoredState::new(parts.backend, &parts.settings.run_id),
             notices: NoticeBoard::new(parts.shared.notices.clone()),
             clock: parts.clock,
@@ -100,8 +91,7 @@ impl HandlerLoop {
             engine: parts.engine,
             group,
             lease,
-            watch: watch.transpose()?,
-            found: None,
+            watch,
             shared: parts.shared,
             inbox: parts.inbox,
             jobs: VecDeque::new(),
@@ -113,7 +103,7 @@ impl HandlerLoop {
             is_settling: false,
             has_lease: false,
             is_stopping: false,
-        })
+        }
     }
 
     /// Runs until a [`Message::Stop`].
@@ -273,11 +263,6 @@ impl HandlerLoop {
     fn on_message(&mut self, message: Message) {
         match message {
             Message::Run(job) => self.jobs.push_back(job),
-            Message::Found(number, found) => {
-                if self.watch.as_mut().is_some_and(|watch| watch.ends(number)) {
-                    self.found = Some(found);
-                }
-            }
             // The flag is already set, and checked after each wait.
             Message::Interrupt => {}
             Message::Settled => self.is_settling = false,

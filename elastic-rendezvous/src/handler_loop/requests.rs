@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use c10d_socket::Cancel;
 use c10d_store::StoreError;
 
 use super::HandlerLoop;
@@ -9,7 +10,7 @@ use crate::engine::{Ask, Reply};
 use crate::error::RendezvousError;
 use crate::goal::Operation;
 use crate::group::Ask as GroupAsk;
-use crate::stored::Part;
+use crate::stored::{Part, Watched};
 
 /// How often a store that cannot be watched is polled, as in PyTorch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -72,24 +73,25 @@ impl HandlerLoop {
 
     /// Waits for a change of the state or a message, or polls a store that cannot be watched.
     fn await_state(&mut self, part: Part, until: Duration) -> Result<Reply, RendezvousError> {
-        let token = self.engine.to_write().and_then(|(_, token)| token).cloned();
         let timeout = self.timeout(until);
-        let Some(watch) = &mut self.watch else {
+        let Some(watch) = self.watch.clone() else {
             let pause = timeout.map_or(POLL_INTERVAL, |timeout| timeout.min(POLL_INTERVAL));
             if self.receive(Some(pause)) {
                 return Ok(Reply::Nothing);
             }
             return Ok(Reply::State(self.states.read()?));
         };
-        // One from before may be older than what was read or written since.
-        self.found = None;
-        watch.request(token, part);
-        self.receive(timeout);
-        let Some(found) = self.found.take() else {
-            return Ok(Reply::Nothing);
-        };
+        let watched = self.wait(|this, cancel| {
+            let token = this.engine.to_write().and_then(|(_, token)| token);
+            watch.wait(token, part, timeout, cancel)
+        });
         let decode = |stored| self.states.decode(stored);
-        match found.and_then(|stored| stored.map(decode).transpose()) {
+        let found = match watched {
+            None | Some(Ok(Watched::Unchanged)) => return Ok(Reply::Nothing),
+            Some(Ok(Watched::Changed(stored))) => stored.map(decode).transpose(),
+            Some(Err(error)) => Err(error),
+        };
+        match found {
             Ok(stored) => Ok(Reply::State(stored)),
             Err(error) => {
                 // The watch would probably fail again at once. If the store itself fails, the next read reports it.
@@ -108,31 +110,35 @@ impl HandlerLoop {
             self.receive(timeout);
             return Ok(Reply::Nothing);
         }
-        let Some((group, index)) = &self.group else {
+        let Some((group, index)) = self.group.clone() else {
             return Ok(Reply::Nothing);
         };
         let timeout = timeout.unwrap_or(Duration::MAX);
         let result = if until.is_none() {
-            group.perform(*index, &ask, timeout)
+            group.perform(index, &ask, timeout)
         } else {
-            let waited = self
-                .inbox
-                .wait(self.operation == Operation::Join, |cancel| {
-                    group.with_cancel(cancel).perform(*index, &ask, timeout)
-                });
+            let waited =
+                self.wait(|_, cancel| group.with_cancel(cancel).perform(index, &ask, timeout));
             match waited {
-                Err(message) => {
-                    self.on_message(message);
-                    return Ok(Reply::Nothing);
-                }
+                None => Ok(Reply::Nothing),
                 // Otherwise requests may be lost.
-                Ok(Err(error @ StoreError::Interrupted { .. })) if !error.has_unknown_outcome() => {
+                Some(Err(error @ StoreError::Interrupted { .. }))
+                    if !error.has_unknown_outcome() =>
+                {
                     Ok(Reply::Nothing)
                 }
-                Ok(result) => result,
+                Some(result) => result,
             }
         };
         result.map_err(|error| RendezvousError::connection(&self.settings.run_id, error))
+    }
+
+    /// Calls `wait`, which waits on the store, unless there is a message; then handles that. A message that arrives
+    /// meanwhile ends the wait.
+    fn wait<T>(&mut self, wait: impl FnOnce(&Self, &Cancel) -> T) -> Option<T> {
+        let is_join = self.operation == Operation::Join;
+        let waited = self.inbox.wait(is_join, |cancel| wait(self, cancel));
+        waited.map_err(|message| self.on_message(message)).ok()
     }
 
     /// Gives back what the engine holds.

@@ -7,6 +7,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use c10d_socket::Cancel;
 use c10d_store::{FileStore, HashStore, Store, StoreExt, StoreHandle, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, NotJoining,
@@ -453,12 +454,11 @@ impl StateWatch for FailingWatch {
         _: Option<&Token>,
         _: Part,
         _: Option<Duration>,
+        _: &Cancel,
     ) -> Result<Watched, RendezvousError> {
         self.0.fetch_add(1, Ordering::AcqRel);
         Err(failure())
     }
-
-    fn close(&self) {}
 }
 
 /// docs/rendezvous.md, WATCH 5.
@@ -719,10 +719,10 @@ fn a_watch_checks_once_with_a_timeout_of_zero_and_waits_indefinitely_without_one
             .watch()
             .expect("a watch")
             .expect("the store can be watched");
-        let unchanged = watch.wait(None, Part::Members, Some(Duration::ZERO));
+        let unchanged = watch.wait(None, Part::Members, Some(Duration::ZERO), &Cancel::NEVER);
         assert_eq!(unchanged.expect("an answer"), Watched::Unchanged);
         let changed = thread::scope(|scope| {
-            let waiting = scope.spawn(|| watch.wait(None, Part::Members, None));
+            let waiting = scope.spawn(|| watch.wait(None, Part::Members, None, &Cancel::NEVER));
             let state = codec::encode(&RendezvousState::default());
             backend.set_state(&state, None).expect("a write");
             waiting.join().expect("no panic").expect("an answer")
