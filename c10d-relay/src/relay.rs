@@ -31,7 +31,7 @@ use crate::status::{Status, Upstream};
 ///
 /// ```
 /// use c10d_relay::{HostPort, Relay, RelayOptions};
-/// use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer, StoreExt};
+/// use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreOptions, TcpStoreServer};
 /// use std::net::TcpListener;
 ///
 /// let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;

@@ -32,7 +32,7 @@ use crate::watch::Watch;
 /// ```
 /// use std::thread;
 ///
-/// use c10d_store::{HashStore, Store};
+/// use c10d_store::{HashStore, StoreExt};
 ///
 /// # fn main() -> Result<(), c10d_store::StoreError> {
 /// let store = HashStore::new();

@@ -18,7 +18,7 @@ const LEAD: u8 = 0xF4;
 /// characters U+10FF80 to U+10FFFF, so that two keys never have the same text.
 ///
 /// ```
-/// use c10d_store::{HashStore, Store, key_from_bytes, key_to_bytes};
+/// use c10d_store::{HashStore, Store, StoreExt, key_from_bytes, key_to_bytes};
 ///
 /// # fn main() -> Result<(), c10d_store::StoreError> {
 /// let store = HashStore::new();

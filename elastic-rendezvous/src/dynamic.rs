@@ -53,7 +53,7 @@ static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
 /// ```
 /// use std::sync::Arc;
 ///
-/// use c10d_store::{HashStore, Store, StoreExt, StoreHandle};
+/// use c10d_store::{HashStore, Store};
 /// use elastic_rendezvous::{
 ///     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousHandler, RendezvousSettings,
 /// };

@@ -152,7 +152,7 @@ pub enum RendezvousEvent<'e> {
     /// ```
     /// use std::sync::{Arc, Mutex};
     ///
-    /// use c10d_store::{HashStore, Store, StoreHandle};
+    /// use c10d_store::{HashStore, Store};
     /// use elastic_rendezvous::{
     ///     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RecordedEvent, RendezvousEvent,
     ///     RendezvousHandler, RendezvousSettings,

@@ -68,7 +68,7 @@ const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
 /// The behaviour follows PyTorch's `TCPStore` (`torch/csrc/distributed/c10d/TCPStore.cpp`).
 ///
 /// ```
-/// use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+/// use c10d_store::{ServerOptions, StoreExt, TcpStore, TcpStoreServer};
 ///
 /// # fn main() -> Result<(), c10d_store::StoreError> {
 /// let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;

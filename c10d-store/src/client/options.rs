@@ -13,7 +13,7 @@ use crate::store::DEFAULT_TIMEOUT;
 /// constructor. The defaults make a plain client.
 ///
 /// ```
-/// use c10d_store::{Store, TcpStore, TcpStoreOptions};
+/// use c10d_store::{StoreExt, TcpStore, TcpStoreOptions};
 /// use std::time::Duration;
 ///
 /// # fn main() -> Result<(), c10d_store::StoreError> {

@@ -52,7 +52,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// but the file counts it as closed only when it is dropped.
 ///
 /// ```
-/// use c10d_store::{FileStore, Store};
+/// use c10d_store::{FileStore, StoreExt};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let folder = tempfile::tempdir()?;

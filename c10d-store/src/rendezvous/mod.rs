@@ -41,7 +41,7 @@ pub struct Rendezvous {
 /// | `file:///PATH?rank=R&world_size=W` | [`FileStore`] | from the query |
 ///
 /// ```
-/// use c10d_store::rendezvous;
+/// use c10d_store::{StoreExt, rendezvous};
 ///
 /// # fn main() -> Result<(), c10d_store::UrlError> {
 /// let worker = rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1")?;
