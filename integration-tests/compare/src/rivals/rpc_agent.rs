@@ -73,7 +73,10 @@ impl AgentClient {
     }
 
     fn send(&self, payload: &Bytes) -> FutureMessage {
-        self.agent.handle().call(SERVER, FUNCTION).send_bytes(payload.clone())
+        self.agent
+            .handle()
+            .call(SERVER, FUNCTION)
+            .send_bytes(payload.clone())
     }
 
     fn answer(future: &FutureMessage) -> Result<Bytes, CompareError> {
