@@ -1,15 +1,14 @@
 //! The seam between the loop of a handler and what decides for its node.
 //!
 //! An engine is pure: it says which request comes next ([`Ask`]) and gets the result ([`Reply`]). Time is an argument.
-//! `handler_loop` is the shell of all engines, and `choice` says which one a node has.
+//! `handler_loop` is the shell of all engines, and `dynamic` creates the one that `access` allows.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
 use crate::clock::Now;
 use crate::error::RendezvousError;
-use crate::goal::Answer;
-use crate::goal::{Operation, OperationError};
+use crate::goal::{Answer, Operation, OperationError};
 use crate::group::Ask as GroupAsk;
 pub(crate) use crate::group::Reply;
 use crate::membership::Membership;
