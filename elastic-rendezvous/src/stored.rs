@@ -53,7 +53,7 @@ impl Debug for Stored {
     }
 }
 
-/// The result of [`RendezvousBackend::set_state`].
+/// The result of [`RendezvousBackend::set_state`](crate::RendezvousBackend::set_state).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetState {
     /// The state that is stored now.
@@ -62,7 +62,7 @@ pub struct SetState {
     pub is_ours: bool,
 }
 
-/// The result of [`StateWatch::wait`].
+/// The result of [`StateWatch::wait`](crate::StateWatch::wait).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Watched {
     /// No change within the timeout.

@@ -46,8 +46,8 @@ impl Functions {
         Self::default()
     }
 
-    /// Registers a function. [`RRefs::call`] sends its result to the caller; [`RRefs::remote`] keeps it here
-    /// and returns a reference to it.
+    /// Registers a function. [`RRefs::call`] sends its result to the caller;
+    /// [`RRefCall::remote`](crate::RRefCall::remote) keeps it here and returns a reference to it.
     ///
     /// Callers must use the same types: arguments travel as postcard, which does not name types, so a mismatch
     /// is mostly an error, but not always.
