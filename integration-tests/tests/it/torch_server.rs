@@ -357,7 +357,7 @@ fn calls_to_a_stopped_server_time_out() {
             ("check", |s| s.check(&["k"]).map(drop)),
             ("num_keys", |s| s.num_keys().map(drop)),
             ("list_keys", |s| s.list_keys().map(drop)),
-            ("multi_get", |s| s.multi_get(&["k"]).map(drop)),
+            ("multi_get", |s| s.multi_get(&["k", "n"]).map(drop)),
             ("barrier", |s| s.barrier("b", 1)),
         ];
         for (name, call) in calls {
