@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -164,7 +164,8 @@ fn run(seed: u64, secure: impl Fn(AgentOptions) -> AgentOptions) {
         }
     }
     for agent in &agents {
-        until("nothing is in flight", || {
+        let began = Instant::now();
+        loop {
             let metrics = agent.handle().metrics();
             let under_way = [
                 metrics.calls_in_flight,
@@ -174,8 +175,12 @@ fn run(seed: u64, secure: impl Fn(AgentOptions) -> AgentOptions) {
                 metrics.retry_queue_len,
                 metrics.threads_waiting,
             ];
-            under_way == [0; 6]
-        });
+            if under_way == [0; 6] {
+                break;
+            }
+            assert!(began.elapsed() < PATIENCE, "in flight: {metrics}");
+            thread::sleep(Duration::from_micros(200));
+        }
     }
     ended.extend(agents.iter().map(|agent| agent.handle().clone()));
     shut_down_all(agents, |agent| agent.shutdown(PATIENCE / 2).unwrap());

@@ -89,6 +89,7 @@ impl<P, S: Clone> Peer<P, S> {
         now: Instant,
     ) -> Welcomed {
         if !self.awaits_welcome(number) {
+            self.discard(messages);
             return Welcomed::Stale;
         }
         let is_dialed = self
@@ -96,6 +97,7 @@ impl<P, S: Clone> Peer<P, S> {
             .as_mut()
             .is_some_and(|pair| pair.on_welcome(welcome));
         if !is_dialed {
+            self.discard(messages);
             let cause = "another process answered".into();
             self.attempt_failed(number, AttemptFailure::Again(cause), now);
             return Welcomed::OtherProcess;

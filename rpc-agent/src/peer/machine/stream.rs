@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::state::{Peer, Phase};
 use crate::peer::connection::{ConnectionId, Watch};
-use crate::peer::effect::{Effect, End};
+use crate::peer::effect::{Count, Effect, End};
 use crate::peer::incoming::Message;
 use crate::peer::outgoing::{Batch, WriteProgress};
 use crate::peer::request::ReplyRoute;
@@ -31,8 +31,10 @@ impl<P, S: Clone> Peer<P, S> {
         now: Instant,
     ) -> bool {
         let mut has_left = false;
-        for message in messages {
+        let mut messages = messages.into_iter();
+        while let Some(message) = messages.next() {
             if !self.is_connected_by(connection) {
+                self.discard([message].into_iter().chain(messages));
                 return false;
             }
             match message {
@@ -60,6 +62,15 @@ impl<P, S: Clone> Peer<P, S> {
             self.end_connection(End::Left);
         }
         self.is_connected_by(connection)
+    }
+
+    /// Messages of a connection that is not in use: nobody answers them. Those that read them have counted the requests.
+    pub(super) fn discard(&mut self, messages: impl IntoIterator<Item = Message>) {
+        for message in messages {
+            if matches!(message, Message::Request { .. }) {
+                self.effects.push(Effect::Count(Count::RequestRefused));
+            }
+        }
     }
 
     /// The connection is of no use any more: its calls fail.

@@ -13,13 +13,13 @@ use bytes::Bytes;
 
 use crate::error::{Outcome, RpcError};
 use crate::peer::connection::{Connection, ConnectionId, ReadNext, Reads, Watch};
-use crate::peer::effect::{Effect, Effects};
+use crate::peer::effect::{Count, Effect, Effects};
 use crate::peer::incoming::{Expects, Incoming, IncomingLimits, Message, Recipient};
 use crate::peer::machine::{AttemptFailure, Peer, Welcomed};
 use crate::peer::outgoing::{Batch, WriteProgress};
 use crate::peer::request::Request;
 use crate::peer::{Config, FunctionId, Functions, NewCall};
-use crate::wire::{Frame, Hello, Refuse};
+use crate::wire::{Frame, Hello, Refuse, Welcome};
 use crate::worker::WorkerInfo;
 
 /// The number of a call. The payload and the answer are the number in decimal digits.
@@ -750,4 +750,33 @@ fn address() -> SocketAddr {
 
 fn number(payload: &Bytes) -> Call {
     std::str::from_utf8(payload).unwrap().parse().unwrap()
+}
+
+/// Its reader has counted it: an agent would show a request that is never answered.
+#[test]
+fn a_request_behind_a_welcome_that_is_too_late_counts_as_refused() {
+    let mut machine = Side::new(0, 1).machine;
+    let welcome = Welcome {
+        incarnation: 2,
+        links: 1,
+        message_bytes_max: 1 << 20,
+    };
+    let request = Message::Request {
+        id: 1,
+        budget_ms: 0,
+        function: Some(FunctionId(0)),
+        payload: Bytes::new(),
+    };
+    let decoder = Incoming::new(Expects::WelcomeOrRefuse, IncomingLimits::default());
+    let mut effects = Effects::new();
+    let welcomed = machine.step(&mut effects, true, |machine| {
+        let connection = (0, address());
+        machine.welcomed(9, &welcome, connection, decoder, [request], Instant::now())
+    });
+    assert_eq!(welcomed, Welcomed::Stale);
+    let counted = effects.pop();
+    assert!(
+        matches!(counted, Some(Effect::Count(Count::RequestRefused))),
+        "nothing counts it"
+    );
 }
