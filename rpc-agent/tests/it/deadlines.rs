@@ -438,7 +438,7 @@ fn silent_worker(gate: &Arc<Gate>) -> (TcpListener, Vec<Agent>) {
             });
             (options.with_world_size(2), registry)
         });
-        let prefix = format!("{port}/");
+        let prefix = format!("attempt {}", failures.len());
         let store = Arc::new(c10d_store::PrefixStore::new(
             &prefix,
             store.clone_store().unwrap(),
@@ -451,10 +451,7 @@ fn silent_worker(gate: &Arc<Gate>) -> (TcpListener, Vec<Agent>) {
             Err(error) => failures.push(error),
         }
     }
-    panic!(
-        "of {PORTS_MAX} ports none can be used: {:?}",
-        failures.pop()
-    )
+    panic!("of {PORTS_MAX} ports none can be used: {failures:?}")
 }
 
 #[test]

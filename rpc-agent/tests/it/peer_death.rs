@@ -217,7 +217,7 @@ fn exactly_the_calls_in_flight_to_a_killed_worker_fail_at_once() {
     let losses = losses(agent.handle());
     let doomed = hold(agent.handle(), "worker1", 20);
     let others = hold(agent.handle(), "worker2", 5);
-    assert_eq!(held.len(), 5);
+    until("the other calls run", || held.len() == 5);
     process.kill();
     for call in &doomed {
         // The calls have no timeout, so only the death of the worker can end them.
