@@ -11,7 +11,7 @@ use super::call::{at_least_an_answer, negative_count};
 use super::connection::{Connection, Follows, Waited};
 use super::options::TcpStoreOptions;
 use super::pool::PoolError;
-use super::queue_take::take_one_by_one;
+use super::queue_take::{LOST_RACE_PAUSE, take_one_by_one};
 use super::waiting::{Repeat, Wait};
 use crate::compare_set::CompareSet;
 use crate::error::{Operation, StoreError};
@@ -21,9 +21,6 @@ use crate::queues::{Queues, check_take_max};
 use crate::store::{Store, StoreHandle};
 use crate::watch::Watch;
 use crate::wire::{EXCHANGED, NOT_EXCHANGED, Opcode};
-
-/// The delay before waiting again for a queue whose element another worker has taken.
-const LOST_RACE_PAUSE: Duration = Duration::from_millis(1);
 
 impl Store for TcpStore {
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {

@@ -11,7 +11,7 @@ use crate::store::Store;
 
 /// The pause before another wait for a queue whose element another worker has taken, or whose name has a
 /// value, which ends each wait at once.
-const LOST_RACE_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const LOST_RACE_PAUSE: Duration = Duration::from_millis(1);
 
 /// `queue_take` on servers that take one element at a time.
 pub(super) fn take_one_by_one<S: Store + Queues>(
