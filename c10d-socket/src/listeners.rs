@@ -7,10 +7,6 @@ use std::time::Instant;
 use crate::acceptor::{AcceptLimits, Acceptor, Decision, Refusal, Stage};
 use crate::spare::SpareDescriptor;
 
-/// The most bytes of an accepted connection that the system takes before it can send them. A long reply so passes through
-/// the processor's cache in pieces while the peer reads, instead of filling a send buffer of megabytes first.
-const NOT_SENT_LOW_WATER_BYTES: u32 = 256 << 10;
-
 /// What an event loop does next about new connections, see [`Listeners::next`].
 #[derive(Debug)]
 pub enum Step<K, S> {
@@ -43,8 +39,6 @@ impl<L, S> Listeners<L, S> {
     /// at most `usize::MAX - 2`. Tokens of other things are below those of listeners, or above. `accept` accepts one
     /// non-blocking socket.
     ///
-    /// On Linux and Android the accepted sockets inherit TCP_NOTSENT_LOWAT from their listeners, 256 KiB.
-    ///
     /// # Errors
     /// The system's error, and those of `register`.
     pub fn new(
@@ -55,7 +49,6 @@ impl<L, S> Listeners<L, S> {
         let listeners = listeners.into_iter().enumerate();
         let listeners = listeners.map(|(index, listener)| {
             listener.set_nonblocking(true)?;
-            limit_not_sent(&listener);
             register(listener, Acceptor::<()>::listener_token(index))
         });
         Ok(Self {
@@ -113,45 +106,5 @@ impl<L, S> Listeners<L, S> {
     /// Runs `task`, which needs one descriptor for as long as it runs.
     pub fn with_descriptor<T>(&mut self, task: impl FnOnce() -> T) -> T {
         self.spare.lend(task)
-    }
-}
-
-fn limit_not_sent(listener: &net::TcpListener) {
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    if let Err(error) =
-        socket2::SockRef::from(listener).set_tcp_notsent_lowat(NOT_SENT_LOW_WATER_BYTES)
-    {
-        log::debug!("accepted connections get send buffers of any size: {error}");
-    }
-    #[cfg(not(any(target_os = "linux", target_os = "android")))]
-    let _ = (listener, NOT_SENT_LOW_WATER_BYTES);
-}
-
-#[cfg(all(test, any(target_os = "linux", target_os = "android")))]
-mod tests {
-    use std::net::{TcpListener, TcpStream};
-
-    use super::*;
-
-    #[test]
-    fn accepted_connections_inherit_the_limit_of_bytes_that_are_not_sent() {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("it is bound");
-        let register = |listener, _| Ok(listener);
-        let mut listeners =
-            Listeners::new(vec![listener], register, TcpListener::accept).expect("a listener");
-        let limits = AcceptLimits {
-            connections_max: 1,
-            handshakes_max: 1,
-        };
-        let mut acceptor = listeners.acceptor::<u32>(limits, Instant::now());
-        let _peer = TcpStream::connect(address).expect("it listens");
-        acceptor.on_event(usize::MAX - 2);
-        let accepted = match listeners.next(&mut acceptor, 0, |_| Stage::Silent) {
-            Step::Admit(accepted, _) => accepted,
-            other => panic!("{other:?}"),
-        };
-        let limit = socket2::SockRef::from(&accepted).tcp_notsent_lowat();
-        assert_eq!(limit.expect("an option"), NOT_SENT_LOW_WATER_BYTES);
     }
 }
