@@ -12,6 +12,7 @@
 //! - **Serve**: [`TcpStoreServer`] with [`ServerOptions`] and [`WireLimits`]; [`ListenOn`] of a master, [`ListenError`].
 //!   [`recommended_memory_max()`] of this machine.
 //!   [`HttpHandler`] takes the connections that speak HTTP, as [`HttpConnection`].
+//! - **Survive**: [`journal`], what an engine must do so that a server continues after its process ends.
 //! - **Observe a server**: [`StoreObserver`] takes a [`Snapshot`] of [`ConnectionRecord`], [`KeyRecord`], [`QueueRecord`] and
 //!   [`Announcement`] records, or [`Counters`].
 //!   [`Opcode`] names a request.
@@ -30,6 +31,7 @@ mod file_store;
 #[doc(hidden)]
 pub mod fuzzing;
 mod hash_store;
+pub mod journal;
 mod key;
 mod known;
 mod limits;

@@ -1,11 +1,14 @@
-//! The wire format, sessions and the raw requests of many clients: for c10d-relay, c10d-inspect, benchmarks and tests of
-//! this repository, in the same version. **Any release may change or remove these items.**
+//! The wire format, sessions, the raw requests of many clients, and what a journal keeps: for c10d-relay, c10d-inspect,
+//! c10d-journal, benchmarks and tests of this repository, in the same version. **Any release may change or remove these
+//! items.**
 //!
 //! The relay could be a feature of this crate instead, and these items private. It is a crate because programs that only
 //! use a store would then compile its event loop whenever any crate of their build has one, as features add up; and
 //! because a crate of its own cannot reach into the server, which keeps the relay a client like any other.
 
 pub use crate::client::{Closer, SessionDialer, SessionLink};
+pub use crate::journal::batch::{BatchWriter, Effect, Effects, FORMAT_VERSION, effects};
+pub use crate::journal::contents::{Contents, Entry};
 pub use crate::raw_requests::{RawRequest, RawRequests};
 pub use crate::session::{
     CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, Group,

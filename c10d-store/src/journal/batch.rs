@@ -1,0 +1,294 @@
+//! The format of a batch of effects, the same for every engine.
+//!
+//! ```text
+//! version, 1 byte = 1
+//! effects: kind, 1 byte; length of the key, 4 bytes; the key; then
+//!     1 put, 3 append, 4 push   length, 4 bytes; the value, addition or element
+//!     2 delete                  nothing
+//!     5 pop                     number of elements, 4 bytes
+//! checksum, 8 bytes: SipHash-1-3 with a zero key of all before it, then the position, 8 bytes
+//! ```
+//!
+//! Integers are little-endian. The position in the checksum tells a batch from one that was kept under another number.
+
+use std::hash::Hasher;
+
+use byteorder::{ByteOrder, LE, WriteBytesExt};
+use siphasher::sip::SipHasher13;
+
+use super::error::DamagedBatch;
+
+/// The version of the format that this program writes, and the newest that it reads.
+pub const FORMAT_VERSION: u8 = 1;
+
+const CHECKSUM_BYTES: usize = 8;
+
+/// A change of the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+#[expect(
+    missing_docs,
+    reason = "a field is the key, or what the variant's comment says of it"
+)]
+pub enum Effect<'a> {
+    /// The key has this value.
+    Put { key: &'a [u8], value: &'a [u8] },
+    /// The key has no value. Its queue stays.
+    Delete { key: &'a [u8] },
+    /// These bytes were added to the end of the key's value, which is empty if there was none.
+    Append { key: &'a [u8], bytes: &'a [u8] },
+    /// The key's queue has one more element, the last.
+    Push { key: &'a [u8], element: &'a [u8] },
+    /// The key's queue has lost this number of its first elements.
+    Pop { key: &'a [u8], count: u32 },
+}
+
+mod kind {
+    pub(super) const PUT: u8 = 1;
+    pub(super) const DELETE: u8 = 2;
+    pub(super) const APPEND: u8 = 3;
+    pub(super) const PUSH: u8 = 4;
+    pub(super) const POP: u8 = 5;
+}
+
+/// Collects effects into a batch.
+#[derive(Debug, Default)]
+pub struct BatchWriter {
+    /// Empty, or starts with the version.
+    bytes: Vec<u8>,
+}
+
+impl BatchWriter {
+    /// Adds an effect after those before.
+    pub fn push(&mut self, effect: Effect<'_>) {
+        match effect {
+            Effect::Put { key, value } => self.with_bytes(kind::PUT, key, value),
+            Effect::Delete { key } => self.with_key(kind::DELETE, key),
+            Effect::Append { key, bytes } => self.with_bytes(kind::APPEND, key, bytes),
+            Effect::Push { key, element } => self.with_bytes(kind::PUSH, key, element),
+            Effect::Pop { key, count } => {
+                self.with_key(kind::POP, key);
+                self.with_u32(count);
+            }
+        }
+    }
+
+    /// Whether there is no effect.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// The bytes so far.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The batch, to be kept under this position. Starts the next one, in `memory`.
+    #[must_use]
+    pub fn finish(&mut self, position: u64, mut memory: Vec<u8>) -> Vec<u8> {
+        memory.clear();
+        if self.bytes.is_empty() {
+            self.bytes.push(FORMAT_VERSION);
+        }
+        let sum = checksum(position, &self.bytes);
+        let end = self.bytes.len();
+        self.bytes.resize(end + CHECKSUM_BYTES, 0);
+        LE::write_u64(&mut self.bytes[end..], sum);
+        std::mem::replace(&mut self.bytes, memory)
+    }
+
+    fn with_key(&mut self, kind: u8, key: &[u8]) {
+        if self.bytes.is_empty() {
+            self.bytes.push(FORMAT_VERSION);
+        }
+        self.bytes.push(kind);
+        self.with_length(key);
+    }
+
+    fn with_bytes(&mut self, kind: u8, key: &[u8], bytes: &[u8]) {
+        self.bytes.reserve(10 + key.len() + bytes.len());
+        self.with_key(kind, key);
+        self.with_length(bytes);
+    }
+
+    fn with_length(&mut self, bytes: &[u8]) {
+        // The wire's limits are below 4 GiB.
+        self.with_u32(bytes.len() as u32);
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn with_u32(&mut self, number: u32) {
+        let written = self.bytes.write_u32::<LE>(number);
+        written.expect("a vector grows");
+    }
+}
+
+/// Reads a batch, or a chunk of a snapshot, that was kept under this position.
+///
+/// # Errors
+/// [`DamagedBatch`] if it is not as it was written, or by a later version.
+pub fn effects(position: u64, batch: &[u8]) -> Result<Effects<'_>, DamagedBatch> {
+    let damaged = |what| DamagedBatch { position, what };
+    let Some(end) = batch.len().checked_sub(CHECKSUM_BYTES) else {
+        return Err(damaged("is cut off"));
+    };
+    let (body, sum) = batch.split_at(end);
+    if LE::read_u64(sum) != checksum(position, body) {
+        return Err(damaged("does not match its checksum"));
+    }
+    match body.split_first() {
+        None => Err(damaged("is cut off")),
+        Some((&FORMAT_VERSION, body)) => Ok(Effects { position, body }),
+        Some(_) => Err(damaged("has a format that this program does not know")),
+    }
+}
+
+/// The effects of a batch, in order. Ends after the first error.
+#[derive(Debug, Clone)]
+pub struct Effects<'a> {
+    position: u64,
+    body: &'a [u8],
+}
+
+impl<'a> Iterator for Effects<'a> {
+    type Item = Result<Effect<'a>, DamagedBatch>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.body.is_empty() {
+            return None;
+        }
+        let effect = self.read();
+        if effect.is_none() {
+            self.body = &[];
+        }
+        Some(effect.ok_or(DamagedBatch {
+            position: self.position,
+            what: "has an effect that this program cannot read",
+        }))
+    }
+}
+
+impl<'a> Effects<'a> {
+    fn read(&mut self) -> Option<Effect<'a>> {
+        let (&kind, rest) = self.body.split_first()?;
+        self.body = rest;
+        let key = self.blob()?;
+        Some(match kind {
+            kind::PUT => Effect::Put {
+                key,
+                value: self.blob()?,
+            },
+            kind::DELETE => Effect::Delete { key },
+            kind::APPEND => Effect::Append {
+                key,
+                bytes: self.blob()?,
+            },
+            kind::PUSH => Effect::Push {
+                key,
+                element: self.blob()?,
+            },
+            kind::POP => Effect::Pop {
+                key,
+                count: self.number()?,
+            },
+            _ => return None,
+        })
+    }
+
+    fn blob(&mut self) -> Option<&'a [u8]> {
+        let length = self.number()?;
+        let (blob, rest) = self.body.split_at_checked(length as usize)?;
+        self.body = rest;
+        Some(blob)
+    }
+
+    fn number(&mut self) -> Option<u32> {
+        let (number, rest) = self.body.split_at_checked(size_of::<u32>())?;
+        self.body = rest;
+        Some(LE::read_u32(number))
+    }
+}
+
+fn checksum(position: u64, body: &[u8]) -> u64 {
+    let mut hasher = SipHasher13::new();
+    hasher.write(body);
+    let mut bytes = [0; size_of::<u64>()];
+    LE::write_u64(&mut bytes, position);
+    hasher.write(&bytes);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<Effect<'static>> {
+        vec![
+            Effect::Put {
+                key: b"a",
+                value: b"1",
+            },
+            Effect::Put {
+                key: b"",
+                value: b"",
+            },
+            Effect::Append {
+                key: b"a",
+                bytes: b"2",
+            },
+            Effect::Delete { key: b"a" },
+            Effect::Push {
+                key: b"q",
+                element: b"e",
+            },
+            Effect::Pop {
+                key: b"q",
+                count: 1,
+            },
+        ]
+    }
+
+    fn batch_of(position: u64, effects: &[Effect<'_>]) -> Vec<u8> {
+        let mut writer = BatchWriter::default();
+        for effect in effects {
+            writer.push(*effect);
+        }
+        writer.finish(position, Vec::new())
+    }
+
+    #[test]
+    fn a_batch_is_read_as_it_was_written() {
+        let batch = batch_of(7, &all());
+        let read: Result<Vec<_>, _> = effects(7, &batch).expect("intact").collect();
+        assert_eq!(read, Ok(all()));
+        assert_eq!(effects(7, &batch_of(7, &[])).expect("intact").count(), 0);
+    }
+
+    #[test]
+    fn a_changed_byte_a_cut_or_another_position_is_found() {
+        let batch = batch_of(7, &all());
+        assert!(effects(8, &batch).is_err());
+        for at in 0..batch.len() {
+            assert!(effects(7, &batch[..at]).is_err(), "cut at {at}");
+            let mut changed = batch.clone();
+            changed[at] ^= 0x40;
+            assert!(effects(7, &changed).is_err(), "changed at {at}");
+        }
+    }
+
+    /// A later version may add kinds: what follows cannot be read either.
+    #[test]
+    fn an_effect_of_a_later_version_is_an_error_and_the_last_one() {
+        let mut writer = BatchWriter::default();
+        writer.push(all()[0]);
+        writer.with_key(99, b"k");
+        writer.push(all()[0]);
+        let batch = writer.finish(1, Vec::new());
+        let read: Vec<_> = effects(1, &batch).expect("intact").collect();
+        assert_eq!(read.len(), 2);
+        assert_eq!(read[0], Ok(all()[0]));
+        assert!(read[1].is_err());
+    }
+}

@@ -1,0 +1,63 @@
+//! Why a journal cannot go on.
+
+use std::error::Error;
+
+/// A failure of an engine. Whatever was not durable before it may be lost.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalError {
+    /// The engine failed to do something.
+    #[error("cannot {operation} the journal {place}: {source}")]
+    Engine {
+        /// What it was doing: `open`, `append to`, `write a snapshot into`.
+        operation: &'static str,
+        /// See [`Journal::place`](super::Journal::place).
+        place: String,
+        /// The engine's error.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// Another process serves this journal.
+    #[error("the journal {place} is in use{}", by(.owner))]
+    InUse {
+        /// See [`Journal::place`](super::Journal::place).
+        place: String,
+        /// Who it is, if it has said so: process and host.
+        owner: Option<String>,
+    },
+    /// A later version of this program has written it.
+    #[error(
+        "the journal {place} has format {found}; this program reads up to format {known}, so a newer one is needed"
+    )]
+    Newer {
+        /// See [`Journal::place`](super::Journal::place).
+        place: String,
+        /// The format of the journal.
+        found: u64,
+        /// The newest that this program reads.
+        known: u64,
+    },
+    /// What it has kept is not what was written.
+    #[error("the journal {place} is damaged: {what}")]
+    Damaged {
+        /// See [`Journal::place`](super::Journal::place).
+        place: String,
+        /// What was found.
+        what: String,
+    },
+}
+
+/// A batch, or a chunk of a snapshot, that is not as it was written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("batch {position} {what}")]
+pub struct DamagedBatch {
+    /// The position of the batch or snapshot.
+    pub position: u64,
+    /// What was found.
+    pub what: &'static str,
+}
+
+fn by(owner: &Option<String>) -> String {
+    owner
+        .as_ref()
+        .map_or_else(String::new, |owner| format!(" by {owner}"))
+}
