@@ -103,6 +103,17 @@ fn work(rank: &str, go: &Path) {
     store.get(KEYS[1]).unwrap();
 }
 
+/// A worker whose value does not fit into the memory that its store may take. That is a failure of it alone.
+fn write_too_much() {
+    let port = env::var("MASTER_PORT").unwrap().parse().unwrap();
+    let open = || TcpStore::connect("127.0.0.1", port).unwrap();
+    let value = vec![7; 2 << 20];
+    let error = open().compare_set("large", b"", &value).unwrap_err();
+    assert!(error.to_string().contains("memory limit"), "{error}");
+    open().set("small", "value").unwrap();
+    assert_eq!(open().get("small").unwrap(), b"value");
+}
+
 fn number<T: FromStr>(path: &Path) -> Option<T> {
     let text = fs::read_to_string(path).ok()?;
     text.strip_suffix('\n')?.parse().ok()
@@ -142,6 +153,24 @@ fn its_ranks_are_named_while_others_wait_for_them() {
         "{report:?}"
     );
     assert_eq!(report.exit_code(), 0);
+}
+
+#[test]
+fn the_workers_store_has_the_memory_limit() {
+    const LIMITED: &str = "LAUNCHER_TEST_LIMITED";
+    if env::var_os(LIMITED).is_some() {
+        return write_too_much();
+    }
+    let test = "the_workers_store_has_the_memory_limit";
+    let command = CommandLine::new(env::current_exe().unwrap(), ["--exact", test]);
+    let environment = env::vars_os().chain([(LIMITED.into(), "1".into())]);
+    let agent = AgentOptions::new(command, 1).with_environment(environment);
+    let options = LauncherOptions::new(agent, rendezvous()).with_store_memory_max(1 << 20);
+    let report = Launcher::new(options).run();
+    assert!(
+        matches!(report.result, Ok(AgentOutcome::Succeeded)),
+        "{report:?}"
+    );
 }
 
 #[test]

@@ -193,6 +193,7 @@ impl RunOptions {
             .with_explain_after(self.hangs.explain_after.value()?)
             .with_debug_servers(self.hangs.debug_server)
             .with_status_page(self.hangs.status_page()?)
+            .with_store_memory_max(self.nodes.store_memory_max()?)
             .with_health_port(health_port)
             .with_events(events)
             .with_error_file(surroundings.path(ERROR_FILE));

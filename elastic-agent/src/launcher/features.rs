@@ -159,7 +159,8 @@ fn hosted(options: &LauncherOptions) -> Arc<Hosted> {
     let can_have_pages = options.rendezvous.credentials().is_none() || token.is_some();
     let status = options.status_page.clone().filter(|_| can_have_pages);
     let name = options.agent.name.clone();
-    Hosted::new(status.map(|status| status.with_title(name)), token)
+    let status = status.map(|status| status.with_title(name));
+    Hosted::new(status, token, options.store_memory_max)
 }
 
 fn make_health_port(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use c10d_inspect::http::StatusOptions;
 use c10d_socket::Credentials;
+use c10d_store::recommended_memory_max;
 use elastic_rendezvous::RendezvousParameters;
 
 use super::screen::{Screen, StandardError};
@@ -27,6 +28,7 @@ pub struct LauncherOptions {
     pub(super) explain_after: Option<Duration>,
     pub(super) has_debug_servers: bool,
     pub(super) status_page: Option<StatusOptions>,
+    pub(super) store_memory_max: Option<usize>,
     pub(super) health_port: Option<u16>,
     pub(super) events: EventOptions,
     pub(super) error_file: Option<PathBuf>,
@@ -80,6 +82,7 @@ impl LauncherOptions {
             explain_after: Some(Self::DEFAULT_EXPLAIN_AFTER),
             has_debug_servers: false,
             status_page: Some(StatusOptions::default()),
+            store_memory_max: recommended_memory_max(),
             health_port: None,
             events: EventOptions::default(),
             error_file: None,
@@ -134,6 +137,14 @@ impl LauncherOptions {
     #[must_use]
     pub fn with_status_page(mut self, options: impl Into<Option<StatusOptions>>) -> Self {
         self.status_page = options.into();
+        self
+    }
+
+    /// The [memory limit](c10d_store::ServerOptions::memory_max) of each store that this node hosts, in bytes; `None` for no limit.
+    /// The default is [`recommended_memory_max`], since a store that exhausts the memory ends the job.
+    #[must_use]
+    pub fn with_store_memory_max(mut self, bytes: impl Into<Option<usize>>) -> Self {
+        self.store_memory_max = bytes.into();
         self
     }
 

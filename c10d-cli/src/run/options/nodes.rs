@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use c10d_store::recommended_memory_max;
 use clap::Args;
 use elastic_agent::HealthCheck;
 use elastic_rendezvous::parse_config;
@@ -10,7 +11,7 @@ use elastic_rendezvous::parse_config;
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read, Surroundings, value_of};
 use super::origin::Origin;
-use super::values::{number, positive_time, text, time, whole_number};
+use super::values::{bytes, number, positive_time, text, time, whole_number};
 use crate::run::headings::NODES;
 use elastic_agent::devices::DeviceKind;
 use elastic_agent::scheduler::{Found, Sourced};
@@ -81,6 +82,11 @@ pub(super) struct NodeArgs {
     #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = Read(positive_time))]
     health_check_timeout: Option<Parsed<Duration>>,
 
+    /// The most memory for the data of each store that this node hosts: beyond it, writes are refused. 0 for no limit.
+    /// [default: 80 % of the memory or of the control group's limit]
+    #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = Read(bytes))]
+    store_memory_max: Option<Parsed<usize>>,
+
     /// Does not ask the environment of a scheduler (Slurm, Kubernetes, MPI, PBS, Flux) for the nodes, this node's rank,
     /// the endpoint, the id of the job, and the workers.
     #[arg(hide_short_help = true, long)]
@@ -114,6 +120,14 @@ enum Workers {
 }
 
 impl NodeArgs {
+    /// `None` for no limit.
+    pub(super) fn store_memory_max(&self) -> Result<Option<usize>, UsageError> {
+        let given = value_of(&self.store_memory_max)?;
+        Ok(given
+            .or_else(recommended_memory_max)
+            .filter(|bytes| *bytes > 0))
+    }
+
     /// How many workers this node starts, and where the number is from, unless it is the default.
     pub(super) fn worker_count(
         &self,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::quantity::parse_duration;
+use crate::quantity::{ByteCount, parse_duration};
 
 /// Parses a number; ignores blanks around it.
 pub(super) fn number<T: FromStr>(text: &str, expected: &'static str) -> Result<T, Refusal> {
@@ -24,6 +24,10 @@ pub(super) fn whole_number(text: &str) -> Result<usize, Refusal> {
 /// A port to listen on that is the same for all nodes.
 pub(super) fn port(text: &str) -> Result<u16, Refusal> {
     number(text, "a port, 1 to 65535").map(NonZero::<u16>::get)
+}
+
+pub(super) fn bytes(text: &str) -> Result<usize, Refusal> {
+    number(text, "a number of bytes, as in 8GiB").map(|ByteCount(bytes)| bytes)
 }
 
 pub(super) fn positive_time(text: &str) -> Result<Duration, Refusal> {

@@ -8,9 +8,7 @@ use c10d_inspect::http::{
     Counter, EventKind, Gauge, LauncherMetrics, StatusOptions, StatusServer, StatusSource,
 };
 use c10d_inspect::{ExplainOptions, Report, explain};
-use c10d_store::{
-    Counters, Snapshot, SnapshotError, StoreObserver, TcpStoreServer, recommended_memory_max,
-};
+use c10d_store::{Counters, Snapshot, SnapshotError, StoreObserver, TcpStoreServer};
 use elastic_rendezvous::ServerHook;
 
 use crate::launcher::announce::Flusher;
@@ -25,6 +23,8 @@ pub(in crate::launcher) struct Hosted {
     status: Option<StatusOptions>,
     /// The password of the pages of this job's servers.
     token: Option<String>,
+    /// The most memory for the data of each server.
+    memory_max: Option<usize>,
     servers: Mutex<Vec<HostedServer>>,
     /// Announces this node's workers, once it runs.
     announcements: Arc<OnceLock<Flusher>>,
@@ -90,10 +90,12 @@ pub(in crate::launcher) enum Happening {
 }
 
 impl Hosted {
-    /// `status` are the options of the servers' status pages; `None` for no pages. `token` is their password.
+    /// `status` are the options of the servers' status pages; `None` for no pages. `token` is their password. `memory_max`
+    /// limits the data of each server.
     pub(in crate::launcher) fn new(
         status: Option<StatusOptions>,
         token: Option<String>,
+        memory_max: Option<usize>,
     ) -> Arc<Self> {
         let status = status.map(|status| match &token {
             Some(token) => status.with_token(token),
@@ -102,6 +104,7 @@ impl Hosted {
         Arc::new(Self {
             status,
             token,
+            memory_max,
             servers: Mutex::default(),
             announcements: Arc::default(),
         })
@@ -158,7 +161,7 @@ impl Hosted {
         if self.lock().iter().any(|known| known.addresses == addresses) {
             return;
         }
-        if let Some(bytes) = recommended_memory_max() {
+        if let Some(bytes) = self.memory_max {
             server.set_memory_max(bytes);
         }
         let observer = server.observer();
@@ -281,11 +284,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosted_servers_have_the_memory_limit_of_served_ones() {
-        let options = ServerOptions::default();
-        let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
-        Hosted::new(None, None).observe(&server);
-        assert!(server.memory_max().is_some(), "Linux says it");
-        assert_eq!(server.memory_max(), recommended_memory_max());
+    fn a_hosted_server_gets_the_memory_limit_if_there_is_one() {
+        for memory_max in [None, Some(3 << 20)] {
+            let options = ServerOptions::default();
+            let server = TcpStoreServer::bind("127.0.0.1:0", options).expect("a free port");
+            Hosted::new(None, None, memory_max).observe(&server);
+            assert_eq!(server.memory_max(), memory_max);
+        }
     }
 }

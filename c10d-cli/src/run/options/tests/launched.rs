@@ -1,6 +1,7 @@
 //! What options make of the launcher, compared whole: nothing else may change with them.
 
 use c10d_inspect::http::StatusOptions;
+use c10d_store::recommended_memory_max;
 use elastic_agent::{
     Entrypoint, EventOptions, ExitLimits, HealthCheck, LogOptions, PreloadOptions, ProgressOptions,
     RestartBudget, RestartRules, StreamMap, Streams,
@@ -306,6 +307,16 @@ fn the_status_page_can_be_turned_off() {
         &[],
         launcher(agent()).with_status_page(named),
     );
+}
+
+#[test]
+fn the_memory_of_hosted_stores_is_limited_unless_the_limit_is_0() {
+    let limited = |bytes| launcher(agent()).with_store_memory_max(bytes);
+    assert_launches("s.py", &[], limited(recommended_memory_max()));
+    assert_launches("--store-memory-max=3MiB s.py", &[], limited(Some(3 << 20)));
+    assert_launches("--store-memory-max=0 s.py", &[], limited(None));
+    let variable = [("PET_STORE_MEMORY_MAX", "4096")];
+    assert_launches("s.py", &variable, limited(Some(4096)));
 }
 
 #[test]

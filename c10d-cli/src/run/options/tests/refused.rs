@@ -80,6 +80,10 @@ fn an_invalid_value_is_named_with_its_option() {
             "--nnodes=2 --master-addr=a/b s.py",
             "--master-addr: invalid host \"a/b\" in the endpoint \"a/b:29500\"",
         ),
+        (
+            "--store-memory-max=8GB s.py",
+            "--store-memory-max is \"8GB\", which is not a number of bytes, as in 8GiB",
+        ),
         ("--start-method=x s.py", "--start-method is \"x\""),
         (
             "-m --no-python x",
