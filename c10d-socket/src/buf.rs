@@ -169,6 +169,21 @@ impl SendBuf {
         rest.pieces.push_back(Piece::Shared { bytes, sent: start });
     }
 
+    /// Moves everything unsent of another buffer behind what is here.
+    pub fn append(&mut self, other: Self) {
+        if self.is_empty() && other.memory_bytes() > CAPACITY_KEPT_MAX {
+            *self = other;
+            return;
+        }
+        self.push(&other.head[other.head_sent..]);
+        for piece in other.rest.into_iter().flat_map(|rest| rest.pieces) {
+            match piece {
+                Piece::Copied { .. } => self.push(piece.unsent()),
+                Piece::Shared { bytes, sent } => self.push_shared(bytes, sent),
+            }
+        }
+    }
+
     /// Writes until everything is sent or the writer would block. Returns whether the buffer is now
     /// empty. Blocks only if the writer does.
     ///
@@ -405,6 +420,33 @@ mod tests {
             let held = out.head.capacity() + of_pieces;
             assert!(held < 20_000, "{held} bytes");
             assert!(out.memory_bytes() < 20_000);
+        }
+    }
+
+    #[test]
+    fn an_appended_buffer_is_sent_after_what_was_there() {
+        let of = |name: u8, shared: bool| {
+            let mut out = SendBuf::new();
+            out.push(&[name; 3]);
+            if shared {
+                out.push_shared(Arc::new(vec![name; 600]), 1);
+                out.push(&[name; 2]);
+            }
+            let mut room = Room(2);
+            assert!(!out.flush(&mut room).expect("room does not fail"));
+            out
+        };
+        for (first, second) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut out = SendBuf::new();
+            let mut expected = Vec::new();
+            for (name, shared) in [(1, first), (2, second)] {
+                out.append(of(name, shared));
+                expected.resize(expected.len() + if shared { 602 } else { 1 }, name);
+            }
+            assert_eq!(out.unsent_bytes(), expected.len());
+            let mut sent = Vec::new();
+            assert!(out.flush(&mut sent).expect("a vector accepts everything"));
+            assert_eq!(sent, expected);
         }
     }
 

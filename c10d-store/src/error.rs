@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use c10d_socket::{ConnectError, CredentialsError, ListenError, printable};
 
+use crate::journal::JournalError;
 use crate::key::key_to_bytes;
 
 /// The operation that failed.
@@ -229,6 +230,10 @@ pub enum StoreError {
         source: io::Error,
     },
 
+    /// The journal of a server cannot be read.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+
     /// The credentials of a server or a client cannot be used.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
@@ -423,7 +428,8 @@ impl StoreError {
             | Self::NotANumber { .. }
             | Self::Unsupported { .. }
             | Self::CorruptFile { .. }
-            | Self::Closed { .. } => false,
+            | Self::Closed { .. }
+            | Self::Journal(_) => false,
         }
     }
 }

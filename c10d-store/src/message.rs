@@ -336,4 +336,8 @@ pub(crate) trait Replies {
     /// Queues a piece of a reply to `conn`, which may be another connection than the one whose request
     /// is being handled. The order of pieces to one connection is kept.
     fn reply(&mut self, conn: ConnId, reply: Reply<'_>);
+
+    /// Of a store with a journal: the pieces from now on are held until the batch with this position is durable. 0 for
+    /// those that depend on none.
+    fn depend_on(&mut self, _position: u64) {}
 }

@@ -42,7 +42,8 @@ pub trait Journal: Send + fmt::Debug {
     /// [`JournalError`]; the batch may be kept or not.
     fn append(&mut self, position: u64, batch: &[u8]) -> Result<(), JournalError>;
 
-    /// Starts a snapshot of everything up to this position, which is the last that was appended. One in progress is dropped.
+    /// Starts a snapshot of everything up to this position. It has been appended, and perhaps the next one. A snapshot in
+    /// progress is dropped.
     ///
     /// # Errors
     /// [`JournalError`].

@@ -1,6 +1,6 @@
 //! A connection, accepted or of a session, and the table of all of them.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -10,6 +10,7 @@ use mio::net::TcpStream;
 use mio::{Interest, Token};
 use slab::Slab;
 
+use super::held::Held;
 use super::session_memory::SessionMemory;
 use crate::message::{ConnId, Replies, Reply};
 use crate::request_parser::RequestParser;
@@ -118,8 +119,9 @@ impl Client {
         Some((&mut replies.out, &mut self.credit))
     }
 
-    /// Counts again what it holds. Returns that, and what was counted before. Frees what an idle client does not need.
-    fn recount(&mut self) -> (SessionMemory, SessionMemory) {
+    /// Counts again what it holds, besides the bytes of held replies. Returns that, and what was counted before. Frees what
+    /// an idle client does not need.
+    fn recount(&mut self, held_bytes: usize) -> (SessionMemory, SessionMemory) {
         let mut before = SessionMemory {
             reply_bytes: 0,
             request_bytes: self.counted_bytes as usize,
@@ -131,10 +133,10 @@ impl Client {
         };
         if let Some(replies) = &mut self.replies {
             before.reply_bytes = replies.counted_bytes;
-            if replies.out.is_empty() {
+            if replies.out.is_empty() && held_bytes == 0 {
                 self.replies = None;
             } else {
-                now.reply_bytes = replies.out.memory_bytes();
+                now.reply_bytes = replies.out.memory_bytes() + held_bytes;
                 replies.counted_bytes = now.reply_bytes;
             }
         }
@@ -158,6 +160,8 @@ pub(super) struct Connection {
     /// In the list of connections that have new replies.
     touched: bool,
     generation: u32,
+    /// Replies that a crash would take back; `None` if there was never one.
+    held: Option<Box<Held>>,
 }
 
 impl Connection {
@@ -168,7 +172,7 @@ impl Connection {
             Phase::Finishing => false,
             Phase::Refusing => true,
         };
-        match (readable, self.has_unsent()) {
+        match (readable, self.has_sendable()) {
             (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
             (true, false) => Some(Interest::READABLE),
             (false, true) => Some(Interest::WRITABLE),
@@ -225,13 +229,39 @@ impl Connection {
 
     /// The bytes of replies that are not sent.
     pub(super) fn unsent_bytes(&self) -> usize {
-        self.out().map_or(0, SendBuf::unsent_bytes)
+        let held = self.held.as_ref().map_or(0, |held| held.unsent_bytes());
+        held + self.out().map_or(0, SendBuf::unsent_bytes)
     }
 
-    /// Whether anything is to be sent.
+    /// Whether anything is to be sent, now or when it is durable.
     pub(super) fn has_unsent(&self) -> bool {
+        self.has_sendable() || self.is_held()
+    }
+
+    /// Whether anything is to be sent now.
+    fn has_sendable(&self) -> bool {
         let tls = self.accepted().and_then(|accepted| accepted.tls.as_ref());
-        self.unsent_bytes() > 0 || tls.is_some_and(TlsLayer::has_unsent)
+        self.out().is_some_and(|out| !out.is_empty()) || tls.is_some_and(TlsLayer::has_unsent)
+    }
+
+    /// Whether something, perhaps only its end, waits until it is durable.
+    pub(super) fn is_held(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| !held.is_empty())
+    }
+
+    /// Where a reply goes that depends on this position, and whether the connection is to be released at it.
+    #[cold]
+    fn hold(&mut self, position: u64) -> (&mut SendBuf, bool) {
+        if matches!(self.carrier, Carrier::Session(_)) {
+            // Its memory is counted there.
+            self.out_mut();
+        }
+        self.held.get_or_insert_default().out(position)
+    }
+
+    fn copied_bytes(&self) -> usize {
+        let held = self.held.as_ref().map_or(0, |held| held.copied_bytes());
+        held + self.out().map_or(0, SendBuf::copied_bytes)
     }
 }
 
@@ -272,6 +302,12 @@ pub(super) struct Connections {
     touched_clients: VecDeque<Token>,
     /// Of each session, by slot.
     session_memory: Vec<SessionMemory>,
+    /// What the replies of the current request depend on.
+    dependency: u64,
+    /// The connections to be released at each position.
+    held: BTreeMap<u64, Vec<Token>>,
+    /// The journal has more to append than it should: no request may be carried out.
+    is_full: bool,
 }
 
 const SLOT_BITS: u32 = usize::BITS / 2;
@@ -292,6 +328,9 @@ impl Connections {
             touched: Vec::new(),
             touched_clients: VecDeque::new(),
             session_memory: Vec::new(),
+            dependency: 0,
+            held: BTreeMap::new(),
+            is_full: false,
         }
     }
 
@@ -336,6 +375,7 @@ impl Connections {
             overflowed: false,
             touched: false,
             generation,
+            held: None,
         });
         Token((generation as usize) << SLOT_BITS | slot)
     }
@@ -354,6 +394,7 @@ impl Connections {
 
     pub(super) fn remove(&mut self, token: Token) -> Option<Connection> {
         let connection = self.get_mut(token)?;
+        connection.held = None;
         if let Some(client) = connection.client() {
             client.grouped_bytes = 0;
             client.waiting_bytes = 0;
@@ -384,10 +425,11 @@ impl Connections {
         else {
             return;
         };
+        let held_bytes = connection.held.as_ref().map_or(0, |it| it.memory_bytes());
         let Carrier::Session(client) = &mut connection.carrier else {
             return;
         };
-        let (now, before) = client.recount();
+        let (now, before) = client.recount(held_bytes);
         let slot = client.slot();
         if slot >= self.session_memory.len() {
             let none = SessionMemory::default();
@@ -400,9 +442,22 @@ impl Connections {
         connection.overflowed |= grows && total.all() > unsent_bytes_max;
     }
 
+    /// Whether the journal lets no request be carried out.
+    pub(super) const fn is_full(&self) -> bool {
+        self.is_full
+    }
+
+    /// Sets [`is_full`](Self::is_full).
+    pub(super) const fn set_full(&mut self, is_full: bool) {
+        self.is_full = is_full;
+    }
+
     /// Whether requests of a connection may be carried out now: its replies are read, and so are those of the other
     /// clients of its session.
     pub(super) fn may_continue(&self, token: Token) -> bool {
+        if self.is_full {
+            return false;
+        }
         let Some(connection) = self.get(token) else {
             return false;
         };
@@ -413,6 +468,37 @@ impl Connections {
                 .unsent_bytes_max(PAUSE_UNSENT_BYTES),
         };
         connection.unsent_bytes() < unsent_bytes_max
+    }
+
+    /// Has a connection wait until this position is durable before it ends, as for a reply without bytes.
+    pub(super) fn hold_end(&mut self, token: Token, position: u64) {
+        if position == 0 {
+            return;
+        }
+        if let Some(connection) = self.get_mut(token) {
+            let (_, is_new) = connection.hold(position);
+            if is_new {
+                self.held.entry(position).or_default().push(token);
+            }
+        }
+    }
+
+    /// Everything up to this position is durable: the replies that have waited for it can be sent.
+    pub(super) fn release(&mut self, durable: u64) {
+        while let Some(first) = self.held.first_entry()
+            && *first.key() <= durable
+        {
+            for token in first.remove() {
+                if let Some(connection) = self.get_mut(token)
+                    && let Some(mut held) = connection.held.take()
+                {
+                    held.release(durable, connection.out_mut());
+                    connection.held = Some(held);
+                    self.recount(token);
+                    self.touch(token);
+                }
+            }
+        }
     }
 
     /// The connections with a socket that have new replies since the last call. Return
@@ -472,6 +558,7 @@ impl Replies for Connections {
     fn reply(&mut self, conn: ConnId, reply: Reply<'_>) {
         let token = token_of(conn);
         let unsent_bytes_max = self.unsent_bytes_max;
+        let dependency = self.dependency;
         let Some(connection) = self.get_mut(token) else {
             return;
         };
@@ -484,13 +571,26 @@ impl Replies for Connections {
         } else {
             reply
         };
-        let out = connection.out_mut();
-        encode_reply(reply, out);
-        connection.overflowed = out.copied_bytes() > unsent_bytes_max;
+        if dependency == 0 && !connection.is_held() {
+            let out = connection.out_mut();
+            encode_reply(reply, out);
+            connection.overflowed = out.copied_bytes() > unsent_bytes_max;
+        } else {
+            let (out, is_new) = connection.hold(dependency);
+            encode_reply(reply, out);
+            connection.overflowed = connection.copied_bytes() > unsent_bytes_max;
+            if is_new {
+                self.held.entry(dependency).or_default().push(token);
+            }
+        }
         self.touch(token);
         if is_client {
             self.recount(token);
         }
+    }
+
+    fn depend_on(&mut self, position: u64) {
+        self.dependency = position;
     }
 }
 

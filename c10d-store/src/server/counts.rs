@@ -1,6 +1,9 @@
 //! What the server's thread shares with others: counters that they read, and a limit that they set.
 
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
+
+use crate::journal::JournalError;
 
 #[derive(Debug, Default)]
 pub(super) struct Counts {
@@ -9,4 +12,6 @@ pub(super) struct Counts {
     pub(super) waiting: AtomicUsize,
     /// The most memory of the data in bytes; 0 for no limit.
     pub(super) memory_max: AtomicUsize,
+    /// Why the server has stopped by itself.
+    pub(super) journal_failure: OnceLock<JournalError>,
 }

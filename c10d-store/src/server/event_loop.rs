@@ -22,6 +22,7 @@ use super::counts::Counts;
 use super::http::InstalledHandler;
 use super::observer::{Observed, StoreObserver};
 use super::options::ServerOptions;
+use super::recover::OpenJournal;
 use super::sessions::Sessions;
 use super::stall::StallWatch;
 use super::timers::Timers;
@@ -36,9 +37,12 @@ use crate::state::{Refusal, StoreState};
 mod accepting;
 mod clients;
 mod ending;
+mod keeping;
 #[cfg(test)]
 mod tests;
 mod watching;
+
+use keeping::{GATHERED_BYTES_MAX, Keeping};
 
 const WAKER: Token = Token(usize::MAX);
 
@@ -80,6 +84,8 @@ pub(super) struct EventLoop {
     ready: VecDeque<Ready>,
     turn: TurnClock,
     timers: Timers,
+    /// Of a store with a journal.
+    keeping: Option<Keeping>,
 }
 
 impl EventLoop {
@@ -90,6 +96,7 @@ impl EventLoop {
         stop: Arc<AtomicBool>,
         counts: Arc<Counts>,
         http_handler: InstalledHandler,
+        journal: Option<OpenJournal>,
     ) -> io::Result<(Self, StoreObserver, Arc<Waker>)> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
@@ -106,12 +113,16 @@ impl EventLoop {
             handshakes_max: HANDSHAKES_MAX,
         };
         let acceptor = listeners.acceptor(limits, Instant::now());
+        let (state, keeping) = match journal {
+            None => (StoreState::new(), None),
+            Some(journal) => Keeping::start(journal, Arc::clone(&waker))?,
+        };
         let event_loop = Self {
             poll,
             listeners,
             connections: Connections::new(options.unsent_bytes_max()),
             sessions: Sessions::new(StoreId::random(), options.session_timeout()),
-            state: StoreState::new(),
+            state,
             stall: StallWatch::new(options.stall_report_after()),
             options,
             tls,
@@ -127,6 +138,7 @@ impl EventLoop {
             ready: VecDeque::new(),
             turn: TurnClock::new(Instant::now()),
             timers: Timers::default(),
+            keeping,
         };
         Ok((event_loop, observer, waker))
     }
@@ -143,8 +155,15 @@ impl EventLoop {
                 log::error!("the store server stops, as it cannot poll its sockets: {error}");
                 return;
             }
+            if let Err(error) = self.release_durable() {
+                log::error!("the store server stops, as it can keep nothing more: {error}");
+                // The only failure.
+                let _ = self.counts.journal_failure.set(error);
+                return;
+            }
             self.handle_events(&events);
         }
+        self.end_keeping();
         log::debug!(
             "the store server stops with {} connections",
             self.connections.len()
@@ -152,8 +171,10 @@ impl EventLoop {
     }
 
     fn time_to_sleep(&mut self) -> Option<Duration> {
-        let is_observed = self.state.is_in_snapshot() || self.observed.is_snapshot_wanted();
-        let has_work = !self.ready.is_empty() || self.connections.has_touched_clients();
+        let is_observed = self.state.is_in_snapshot() || self.is_snapshot_due();
+        let has_work = !self.ready.is_empty()
+            || self.connections.has_touched_clients()
+            || self.keeping.as_ref().is_some_and(Keeping::has_work);
         if has_work || self.acceptor.has_ready() || is_observed {
             return Some(Duration::ZERO);
         }
@@ -200,6 +221,7 @@ impl EventLoop {
         self.expire_sessions(now);
         self.turn.start_turn();
         self.flush_touched();
+        self.keep_gathered();
         self.watch_waits(now);
         self.watch_announcements();
         if let Some(line) = self.acceptor.report(now) {
@@ -250,9 +272,11 @@ impl EventLoop {
 
     /// Goes on with the requests of a connection that has read enough of its replies.
     fn resume_if_read(&mut self, token: Token) {
+        let is_full = self.connections.is_full();
         if let Some(connection) = self.connections.get_mut(token)
             && connection.paused
             && connection.unsent_bytes() < PAUSE_UNSENT_BYTES
+            && !is_full
         {
             connection.paused = false;
             connection.resume = true;
@@ -281,7 +305,11 @@ impl EventLoop {
     fn read(&mut self, token: Token, to_the_end: bool) {
         let mut budget = BYTES_PER_ITERATION;
         self.turn.start_turn();
-        while let Some(connection) = self.connections.get_mut(token) {
+        loop {
+            let is_full = self.connections.is_full();
+            let Some(connection) = self.connections.get_mut(token) else {
+                return;
+            };
             match connection.phase {
                 Phase::Open if connection.paused => return,
                 Phase::Open => {}
@@ -290,6 +318,11 @@ impl EventLoop {
             }
             if connection.client().is_some() {
                 return self.resume_client(token);
+            }
+            if is_full && connection.link().is_none() {
+                connection.paused = true;
+                self.pause_if_full(token);
+                return;
             }
             if std::mem::take(&mut connection.resume) {
                 self.process(token, Input::InParser);
@@ -434,6 +467,9 @@ impl EventLoop {
             let result = state.handle(conn, request, connections);
             turn.spend(state.work().wrapping_sub(before), Instant::now);
             result?;
+            if state.gathered_bytes() > GATHERED_BYTES_MAX {
+                connections.set_full(true);
+            }
             must_wait = hello.is_some() || !connections.may_continue(token);
             Ok::<_, Refusal>(if must_wait || turn.is_turn_over() {
                 Flow::Pause
@@ -458,6 +494,7 @@ impl EventLoop {
                 connection.resume = true;
                 self.serve_later(token);
             }
+            self.pause_if_full(token);
         }
         outcome.map(|_| hello)
     }
@@ -520,7 +557,7 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        if drained {
+        if drained && !connection.is_held() {
             match connection.phase {
                 Phase::Open => {}
                 Phase::Finishing => return self.close_quietly(token, CloseReason::Peer),

@@ -4,10 +4,13 @@ mod backlog;
 mod connection;
 mod counts;
 mod event_loop;
+mod held;
 mod http;
+mod journal_thread;
 mod memory_limit;
 mod observer;
 mod options;
+mod recover;
 mod session_memory;
 mod sessions;
 mod stall;
@@ -23,6 +26,7 @@ use std::thread::{self, JoinHandle};
 use c10d_socket::{ListenOptions, Protocol, TlsServer, adopt_listener, check_own_user, listen};
 
 use crate::error::StoreError;
+use crate::journal::JournalError;
 use counts::Counts;
 use event_loop::EventLoop;
 use http::InstalledHandler;
@@ -30,6 +34,7 @@ pub use http::{HttpConnection, HttpHandler};
 pub use memory_limit::recommended_memory_max;
 pub use observer::{SnapshotError, StoreObserver};
 pub use options::ServerOptions;
+use recover::OpenJournal;
 
 /// A running TCPStore server, for PyTorch's clients and this crate's.
 ///
@@ -91,9 +96,10 @@ impl TcpStoreServer {
     }
 
     /// Serves one store on bound sockets, which are set up as by [`c10d_socket::adopt_listener`]. Does
-    /// not block.
+    /// not block, except to read a journal: 1,000,000 keys take about a second.
     ///
     /// # Errors
+    /// [`StoreError::Journal`] if the journal cannot be read,
     /// [`StoreError::Listen`] if a socket cannot listen, [`StoreError::Server`] if there is none, the
     /// system has no thread or descriptor left, or [`c10d_socket::check_own_user`] fails and plain connections of
     /// that user are to be served, [`StoreError::Credentials`] if they cannot be used.
@@ -107,13 +113,24 @@ impl TcpStoreServer {
             check_own_user().map_err(server_error)?;
         }
         let tls = credentials.map(|credentials| credentials.server(Protocol::Store));
-        Self::start(listeners, options, tls.transpose()?).map_err(server_error)
+        let tls = tls.transpose()?;
+        let journal = match options.take_journal() {
+            None => None,
+            Some(None) => {
+                return Err(server_error(io::Error::other(
+                    "another server has taken the journal of these options",
+                )));
+            }
+            Some(Some(journal)) => Some(OpenJournal::recover(journal)?),
+        };
+        Self::start(listeners, options, tls, journal).map_err(server_error)
     }
 
     fn start(
         listeners: Vec<TcpListener>,
         options: ServerOptions,
         tls: Option<TlsServer>,
+        journal: Option<OpenJournal>,
     ) -> io::Result<Self> {
         let local_addrs = listeners
             .iter()
@@ -137,6 +154,7 @@ impl TcpStoreServer {
             Arc::clone(&stop),
             Arc::clone(&counts),
             http_handler.clone(),
+            journal,
         )?;
         let thread = thread::Builder::new()
             .name("c10d-store".to_owned())
@@ -164,13 +182,20 @@ impl TcpStoreServer {
         &self.local_addrs
     }
 
-    /// Whether the server's thread is running. It runs until the server is dropped, unless a system call
-    /// failed, which is logged: long-running hosts may check this from time to time.
+    /// Whether the server's thread is running. It runs until the server is dropped, unless a system call or the
+    /// journal failed, which is logged: long-running hosts may check this from time to time.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.thread
             .as_ref()
             .is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Why the server has stopped by itself: its journal failed, so that it can keep nothing more and has closed all
+    /// connections without a word. `None` while it runs, and if it stopped for another reason.
+    #[must_use]
+    pub fn journal_failure(&self) -> Option<&JournalError> {
+        self.counts.journal_failure.get()
     }
 
     /// The number of connections, including those that have not completed the handshake. A host can
@@ -216,7 +241,7 @@ impl TcpStoreServer {
     }
 
     /// Closes all connections and stops the thread. Blocks until the current request is complete, which
-    /// takes microseconds.
+    /// takes microseconds, and with a journal until everything is kept, for at most 10 s.
     pub fn shutdown(mut self) {
         self.end();
     }

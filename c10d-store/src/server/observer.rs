@@ -1,5 +1,6 @@
 //! Asks the server's thread for snapshots and totals, from other threads.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::time::{Duration, Instant, SystemTime};
@@ -138,6 +139,31 @@ pub(super) struct Observed {
     server_time: Duration,
     /// When this turn started, if anybody waits for a snapshot.
     turn_started: Option<Instant>,
+    /// What the snapshot in progress depends on.
+    current_position: u64,
+    /// Answers that wait until what they show is durable, with its position.
+    held: VecDeque<(u64, Answer)>,
+}
+
+/// An answer with those that wait for it.
+#[derive(Debug)]
+enum Answer {
+    Snapshot(Arc<Taken>, Vec<SyncSender<Arc<Taken>>>),
+    Counters(Counters, SyncSender<Counters>),
+}
+
+impl Answer {
+    fn send(self) {
+        // An error means that the caller has stopped waiting.
+        match self {
+            Self::Snapshot(taken, callers) => {
+                for caller in callers {
+                    drop(caller.try_send(Arc::clone(&taken)));
+                }
+            }
+            Self::Counters(counters, caller) => drop(caller.try_send(counters)),
+        }
+    }
 }
 
 impl Observed {
@@ -155,17 +181,21 @@ impl Observed {
             current: Vec::new(),
             server_time: Duration::ZERO,
             turn_started: None,
+            current_position: 0,
+            held: VecDeque::new(),
         };
         (observer, observed)
     }
 
-    /// Receives what has been asked since the last call, and answers with totals at once.
-    pub(super) fn receive(&mut self, counters: impl Fn() -> Counters) {
+    /// Receives what has been asked since the last call, and answers with totals once what they depend on is durable:
+    /// the batch with this position, 0 for none.
+    pub(super) fn receive(&mut self, position: u64, counters: impl Fn() -> Counters) {
         while let Ok(request) = self.requests.try_recv() {
             match request {
                 Request::Snapshot(answer) => self.next.push(answer),
-                // An error means that the caller has stopped waiting; the same below.
-                Request::Counters(answer) => drop(answer.try_send(counters())),
+                Request::Counters(answer) => {
+                    self.answer(position, Answer::Counters(counters(), answer));
+                }
             }
         }
         let is_awaited = !self.next.is_empty() || !self.current.is_empty();
@@ -189,8 +219,9 @@ impl Observed {
     }
 
     /// A snapshot has started: all calls so far share it. Later ones get the next, as this one may not show what
-    /// happened before them.
-    pub(super) fn snapshot_started(&mut self) {
+    /// happened before them. It depends on the batch with this position; 0 for none.
+    pub(super) fn snapshot_started(&mut self, position: u64) {
+        self.current_position = position;
         self.current.append(&mut self.next);
     }
 
@@ -198,8 +229,24 @@ impl Observed {
     pub(super) fn snapshot_done(&mut self, image: Image) {
         let server_time = std::mem::take(&mut self.server_time) + self.turn_time();
         let taken = Arc::new(Taken { image, server_time });
-        for answer in self.current.drain(..) {
-            drop(answer.try_send(Arc::clone(&taken)));
+        let callers = std::mem::take(&mut self.current);
+        self.answer(self.current_position, Answer::Snapshot(taken, callers));
+    }
+
+    fn answer(&mut self, position: u64, answer: Answer) {
+        if position == 0 {
+            answer.send();
+        } else {
+            self.held.push_back((position, answer));
+        }
+    }
+
+    /// Everything up to this position is durable.
+    pub(super) fn release(&mut self, durable: u64) {
+        let held = std::mem::take(&mut self.held);
+        for (position, answer) in held {
+            let waits = position > durable;
+            self.answer(if waits { position } else { 0 }, answer);
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Limits and timeouts of a server.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use c10d_socket::Credentials;
 
+use crate::journal::Journal;
 use crate::limits::WireLimits;
 
 /// Limits and timeouts of a [`TcpStoreServer`](super::TcpStoreServer). The defaults are far above what
@@ -30,7 +32,11 @@ pub struct ServerOptions {
     session_timeout: Duration,
     pub(crate) credentials: Option<Credentials>,
     pub(super) plain_from_same_user: bool,
+    journal: Option<SharedJournal>,
 }
+
+/// A journal until a server takes it; `None` from then on. Options are cloned, a journal is not.
+type SharedJournal = Arc<Mutex<Option<Box<dyn Journal>>>>;
 
 impl Default for ServerOptions {
     fn default() -> Self {
@@ -45,6 +51,7 @@ impl Default for ServerOptions {
             session_timeout: Duration::from_secs(600),
             credentials: None,
             plain_from_same_user: false,
+            journal: None,
         }
     }
 }
@@ -141,6 +148,22 @@ impl ServerOptions {
     pub const fn with_plain_from_same_user(mut self, plain_from_same_user: bool) -> Self {
         self.plain_from_same_user = plain_from_same_user;
         self
+    }
+
+    /// The server's store is the one that this journal has kept, and survives the server: see [`journal`](crate::journal).
+    /// For one server: another one with a clone of these options is refused.
+    #[must_use]
+    pub fn with_journal(mut self, journal: impl Journal + 'static) -> Self {
+        let journal: Box<dyn Journal> = Box::new(journal);
+        self.journal = Some(Arc::new(Mutex::new(Some(journal))));
+        self
+    }
+
+    /// The journal, for a server. `Some(None)` if another server has it.
+    pub(super) fn take_journal(&self) -> Option<Option<Box<dyn Journal>>> {
+        let journal = self.journal.as_ref()?;
+        let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(journal.take())
     }
 
     /// Sets [`world_size`](Self::world_size).

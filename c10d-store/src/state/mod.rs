@@ -20,6 +20,8 @@ mod memory;
 #[cfg(test)]
 mod model_tests;
 mod peak;
+mod recorder;
+mod recovery;
 mod slots;
 #[cfg(test)]
 mod snapshot_tests;
@@ -156,20 +158,26 @@ impl StoreState {
         let requester = self.directory.note_request(conn, &outline, now, waiters);
         self.requester = requester.unwrap_or_default();
         self.work += 1 + outline.key_count as u64;
+        if let Some(recorder) = &mut self.slots.recorder {
+            recorder.begin();
+            recorder.look_for(&request);
+        }
         self.check_memory(&request)?;
         if !self.pledges.is_empty() {
             self.settle_pledge(conn, Some(&request), replies);
         }
         match request {
             Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
-            Request::Ping { nonce } => replies.reply(conn, Reply::Nonce(reply_to_ping(nonce))),
+            Request::Ping { nonce } => {
+                self.reply(replies, conn, Reply::Nonce(reply_to_ping(nonce)))
+            }
             Request::Set { key, value } => self.set(key, value, replies),
             Request::Get { key } => self.reply_value(conn, key, replies),
             Request::Add { key, delta } => {
                 let writer = self.writer();
                 let (sum, waiters) = self.slots.add(key, delta, writer)?;
                 self.wake_for_value(waiters, replies);
-                replies.reply(conn, Reply::Integer(sum));
+                self.reply(replies, conn, Reply::Integer(sum));
             }
             Request::TryAdd { key, delta } => self.try_add(conn, key, delta, replies),
             Request::CompareSet {
@@ -183,7 +191,7 @@ impl StoreState {
                     self.set(key, desired, replies);
                 }
                 if reports_outcome {
-                    replies.reply(conn, Reply::Exchanged(writes));
+                    self.reply(replies, conn, Reply::Exchanged(writes));
                 }
                 // docs/wire-extensions.md, COMPARE_EXCHANGE 1.
                 if !(reports_outcome && writes) {
@@ -193,12 +201,12 @@ impl StoreState {
                         // docs/wire.md, COMPARE_SET 4.
                         None => Reply::Bytes(expected),
                     };
-                    replies.reply(conn, reply);
+                    self.reply(replies, conn, reply);
                 }
             }
             Request::Check { keys } => {
                 let ready = keys.iter().all(|key| self.key_exists(key));
-                replies.reply(conn, Reply::Ready(ready));
+                self.reply(replies, conn, Reply::Ready(ready));
             }
             Request::Wait { keys } => self.wait(conn, keys, replies),
             Request::WaitGet { keys } => self.wait_get(conn, keys, replies),
@@ -213,17 +221,21 @@ impl StoreState {
             }
             Request::CancelWait => {
                 self.waits_cancelled += u64::from(self.cancel(conn));
-                replies.reply(conn, Reply::WaitCanceled);
+                self.reply(replies, conn, Reply::WaitCanceled);
             }
             Request::Barrier { key, world_size } => {
                 self.barrier(conn, key, world_size, replies)?;
             }
             Request::GetNumKeys => {
-                replies.reply(conn, Reply::Integer(count(self.slots.value_count())));
+                self.reply(
+                    replies,
+                    conn,
+                    Reply::Integer(count(self.slots.value_count())),
+                );
             }
             Request::DeleteKey { key } => {
                 let deleted = self.slots.delete(key);
-                replies.reply(conn, Reply::Integer(i64::from(deleted)));
+                self.reply(replies, conn, Reply::Integer(i64::from(deleted)));
             }
             Request::Append { key, value } => {
                 self.work += work_of(value.as_bytes());
@@ -237,13 +249,17 @@ impl StoreState {
             Request::QueueTake { key, max } => self.queue_take(conn, key, max, replies),
             Request::QueueLen { key } => {
                 let length = self.queue(key).map_or(0, VecDeque::len);
-                replies.reply(conn, Reply::Integer(count(length)));
+                self.reply(replies, conn, Reply::Integer(count(length)));
             }
             Request::ListKeys => {
-                replies.reply(conn, Reply::Integer(count(self.slots.value_count())));
+                self.reply(
+                    replies,
+                    conn,
+                    Reply::Integer(count(self.slots.value_count())),
+                );
                 self.work += self.slots.value_count() as u64;
                 for key in self.slots.names_with_value() {
-                    replies.reply(conn, Reply::Bytes(key));
+                    self.reply(replies, conn, Reply::Bytes(key));
                 }
             }
             // The event loop does it: nothing in the store changes.
@@ -273,6 +289,7 @@ impl StoreState {
         reason: CloseReason,
         replies: &mut impl Replies,
     ) {
+        self.look_at_all();
         let closed = Closed {
             at: self.now.since_start(),
             reason,
@@ -297,6 +314,7 @@ impl StoreState {
         if !self.waiters.set_away(conn, is_away.then_some(self.now)) {
             return;
         }
+        self.look_at_all();
         if !is_away {
             self.give_elements(conn, replies);
         } else if !self.pledges.is_empty() {
@@ -432,6 +450,15 @@ impl StoreState {
         self.slots.get(key)?.queue.as_deref()
     }
 
+    /// Sends a piece of a reply, which waits for what the request depends on.
+    #[inline]
+    fn reply(&self, replies: &mut impl Replies, conn: ConnId, reply: Reply<'_>) {
+        if let Some(recorder) = &self.slots.recorder {
+            replies.depend_on(recorder.dependency());
+        }
+        replies.reply(conn, reply);
+    }
+
     const fn writer(&self) -> Writer {
         Writer {
             connection: self.requester,
@@ -474,18 +501,16 @@ impl StoreState {
     fn try_add(&mut self, conn: ConnId, key: &[u8], delta: i64, replies: &mut impl Replies) {
         if let Ok((sum, waiters)) = self.slots.add(key, delta, self.writer()) {
             self.wake_for_value(waiters, replies);
-            replies.reply(conn, Reply::Added(sum));
+            self.reply(replies, conn, Reply::Added(sum));
             return;
         }
         let value = self.slots.get(key).and_then(Slot::value);
         let bytes = value.map_or(&[][..], Value::as_bytes);
-        replies.reply(
-            conn,
-            Reply::NotANumber {
-                head: &bytes[..bytes.len().min(NOT_A_NUMBER_HEAD_BYTES)],
-                length: bytes.len(),
-            },
-        );
+        let reply = Reply::NotANumber {
+            head: &bytes[..bytes.len().min(NOT_A_NUMBER_HEAD_BYTES)],
+            length: bytes.len(),
+        };
+        self.reply(replies, conn, reply);
     }
 
     /// docs/wire.md, COMPARE_SET: whether it writes. An empty `expected` also matches a missing key.
@@ -497,7 +522,7 @@ impl StoreState {
     fn wait(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
         self.cancel(conn);
         if keys.iter().all(|key| self.key_exists(key)) {
-            replies.reply(conn, Reply::StopWaiting);
+            self.reply(replies, conn, Reply::StopWaiting);
             return;
         }
         let origin = self.origin(Opcode::Wait);
@@ -513,7 +538,7 @@ impl StoreState {
     fn wait_get(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
         self.cancel(conn);
         if keys.iter().all(|key| self.has_value(key)) {
-            replies.reply(conn, Reply::StopWaiting);
+            self.reply(replies, conn, Reply::StopWaiting);
             self.reply_values(conn, keys.iter(), replies);
             return;
         }
@@ -538,7 +563,7 @@ impl StoreState {
     ) {
         self.work += wanted.distinct_len() as u64;
         if wanted.distinct().all(|key| self.has_value(key)) {
-            replies.reply(conn, Reply::StopWaiting);
+            self.reply(replies, conn, Reply::StopWaiting);
             self.reply_values(conn, wanted.all(), replies);
             return;
         }
@@ -571,7 +596,7 @@ impl StoreState {
         if let Some(value) = slot.and_then(Slot::value)
             && known.is_outdated_by(value.as_bytes())
         {
-            replies.reply(conn, Reply::StopWaiting);
+            self.reply(replies, conn, Reply::StopWaiting);
             self.reply_value(conn, key, replies);
             return;
         }
@@ -607,7 +632,7 @@ impl StoreState {
             // wait of it.
             self.wake_for_value(waiters, replies);
             self.cancel(conn);
-            replies.reply(conn, Reply::StopWaiting);
+            self.reply(replies, conn, Reply::StopWaiting);
         } else {
             self.cancel(conn);
             let origin = self.origin(Opcode::Barrier);
@@ -625,9 +650,10 @@ impl StoreState {
 
     fn queue_pop(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
         let length = self.queue(key).map_or(0, VecDeque::len);
-        replies.reply(conn, Reply::Integer(count(length)));
-        if let Some(element) = self.slots.pop(key) {
-            replies.reply(conn, Reply::Value(Some(&element)));
+        let element = self.slots.pop(key);
+        self.reply(replies, conn, Reply::Integer(count(length)));
+        if let Some(element) = element {
+            self.reply(replies, conn, Reply::Value(Some(&element)));
         }
     }
 
@@ -646,11 +672,11 @@ impl StoreState {
     /// Takes elements from a queue, which has some, and sends them.
     fn reply_elements(&mut self, conn: ConnId, key: &[u8], max: usize, replies: &mut impl Replies) {
         let elements = self.slots.take(key, max, TAKEN_BYTES_MAX);
-        replies.reply(conn, Reply::StopWaiting);
-        replies.reply(conn, Reply::Integer(count(elements.len())));
+        self.reply(replies, conn, Reply::StopWaiting);
+        self.reply(replies, conn, Reply::Integer(count(elements.len())));
         self.work += elements.len() as u64;
         for element in &elements {
-            replies.reply(conn, Reply::Value(Some(element)));
+            self.reply(replies, conn, Reply::Value(Some(element)));
         }
     }
 
@@ -660,7 +686,11 @@ impl StoreState {
         if let Some(stored) = stored {
             self.directory.note_read(conn, stored.written.version.get());
         }
-        replies.reply(conn, Reply::Value(stored.map(|stored| &stored.value)));
+        self.reply(
+            replies,
+            conn,
+            Reply::Value(stored.map(|stored| &stored.value)),
+        );
     }
 
     fn reply_values<'k>(
@@ -721,7 +751,7 @@ impl StoreState {
         for woken in woken.drain(..) {
             let conn = woken.conn;
             match woken.answer {
-                Answer::Stop => replies.reply(conn, Reply::StopWaiting),
+                Answer::Stop => self.reply(replies, conn, Reply::StopWaiting),
                 Answer::Values(wanted) => self.check_again(conn, wanted, woken.origin, replies),
                 Answer::Elements(_) => unreachable!("a value does not end a wait for an element"),
             }
@@ -774,7 +804,7 @@ impl StoreState {
             match answer {
                 Answer::Stop => {
                     self.pledges.insert(conn, key.into());
-                    replies.reply(conn, Reply::StopWaiting);
+                    self.reply(replies, conn, Reply::StopWaiting);
                 }
                 Answer::Elements(max) => self.reply_elements(conn, key, max, replies),
                 Answer::Values(_) => unreachable!("an element does not end a wait for values"),
@@ -798,6 +828,9 @@ impl StoreState {
         let Some(queue) = self.pledges.remove(&conn) else {
             return;
         };
+        if let Some(recorder) = &mut self.slots.recorder {
+            recorder.look(&queue);
+        }
         match next {
             Some(Request::QueuePop { key } | Request::QueueTake { key, .. }) if **key == *queue => {
             }

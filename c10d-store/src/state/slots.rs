@@ -10,9 +10,11 @@ use indexmap::IndexMap;
 
 use super::image::KeysImage;
 use super::key_hash::KeyHash;
+use super::recorder::Recorder;
 use super::stored::{Stored, Writer, Written};
 use super::waiters::ListId;
 use crate::decimal::{parse_decimal, write_decimal};
+use crate::journal::batch::{BatchWriter, Effect};
 use crate::message::Payload;
 use crate::stored_value::Value;
 
@@ -21,6 +23,12 @@ const LENGTH_BYTES: usize = 8;
 
 /// A map with room for at most this many names keeps its memory.
 const KEPT_NAMES: usize = 1024;
+
+/// Of a snapshot for the journal: the bytes after which a chunk ends.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Copying this many bytes of a snapshot counts as much as visiting a slot.
+const BYTES_PER_VISIT: usize = 1024;
 
 /// The memory of an element of a queue besides its bytes, with what the allocator adds.
 pub(super) const ELEMENT_BYTES: usize = 48;
@@ -54,6 +62,13 @@ impl Slot {
         !self.exists() && self.waiters.is_none()
     }
 
+    /// The bytes of the value and the elements.
+    fn bytes(&self) -> usize {
+        let elements = self.queue.iter().flat_map(|queue| queue.iter());
+        let values = self.value().into_iter().chain(elements);
+        values.map(|value| value.as_bytes().len()).sum()
+    }
+
     pub(super) fn value(&self) -> Option<&Value> {
         self.stored.as_ref().map(|stored| &stored.value)
     }
@@ -76,6 +91,8 @@ pub(super) struct Slots {
     /// The number of snapshots started so far.
     snapshots: u32,
     copy: Option<Box<Copying>>,
+    /// Of a store with a journal.
+    pub(super) recorder: Option<Box<Recorder>>,
 }
 
 /// A snapshot in progress.
@@ -85,10 +102,26 @@ pub(super) struct Slots {
 /// that change places are copied first.
 #[derive(Debug)]
 struct Copying {
-    image: KeysImage,
-    keys_max: usize,
+    target: Target,
     /// The slots with a smaller index have not been visited.
     left: usize,
+}
+
+/// Whom a snapshot is for.
+#[derive(Debug)]
+enum Target {
+    /// Observers.
+    Image { image: KeysImage, keys_max: usize },
+    /// The journal: everything.
+    Chunks(Chunks),
+}
+
+/// The finished chunks of a snapshot for the journal, and the one in progress.
+#[derive(Debug)]
+struct Chunks {
+    position: u64,
+    writer: BatchWriter,
+    finished: Vec<Vec<u8>>,
 }
 
 impl Copying {
@@ -98,20 +131,49 @@ impl Copying {
             return;
         }
         slot.copied_in = snapshot;
-        if let Some(stored) = &slot.stored {
-            if self.image.keys.len() < self.keys_max {
-                self.image.push(key, stored);
-            } else {
-                self.image.left_out += 1;
+        match &mut self.target {
+            Target::Image { image, keys_max } => copy_into_image(image, *keys_max, key, slot),
+            Target::Chunks(chunks) => chunks.copy(key, slot),
+        }
+    }
+}
+
+fn copy_into_image(image: &mut KeysImage, keys_max: usize, key: &Arc<[u8]>, slot: &Slot) {
+    if let Some(stored) = &slot.stored {
+        if image.keys.len() < keys_max {
+            image.push(key, stored);
+        } else {
+            image.left_out += 1;
+        }
+    }
+    if let Some(queue) = &slot.queue {
+        if image.queues.len() < keys_max {
+            image.queues.push((Arc::clone(key), queue.len()));
+        } else {
+            image.left_out += 1;
+        }
+    }
+}
+
+impl Chunks {
+    fn copy(&mut self, key: &[u8], slot: &Slot) {
+        let value = slot.value().map(Value::as_bytes);
+        let value = value.map(|value| Effect::Put { key, value });
+        let elements = slot.queue.iter().flat_map(|queue| queue.iter());
+        let elements = elements.map(Value::as_bytes);
+        let elements = elements.map(|element| Effect::Push { key, element });
+        for effect in value.into_iter().chain(elements) {
+            self.writer.push(effect);
+            if self.writer.len() >= CHUNK_BYTES {
+                self.finish_chunk();
             }
         }
-        if let Some(queue) = &slot.queue {
-            if self.image.queues.len() < self.keys_max {
-                self.image.queues.push((Arc::clone(key), queue.len()));
-            } else {
-                self.image.left_out += 1;
-            }
-        }
+    }
+
+    fn finish_chunk(&mut self) {
+        let memory = Vec::with_capacity(CHUNK_BYTES + CHUNK_BYTES / 8);
+        self.finished
+            .push(self.writer.finish(self.position, memory));
     }
 }
 
@@ -157,6 +219,10 @@ impl Slots {
     pub(super) fn write(&mut self, key: &[u8], new: Payload<'_>, writer: Writer) -> Option<ListId> {
         let written = self.next_write(writer);
         self.stored_bytes += new.as_bytes().len();
+        if let Some(recorder) = &mut self.recorder {
+            let value = new.as_bytes();
+            recorder.record(key, Effect::Put { key, value });
+        }
         let (index, slot) = find_or_insert(&mut self.map, &mut self.copy, self.snapshots, key);
         let waiters = slot.waiters;
         if let Some(stored) = &mut slot.stored {
@@ -216,6 +282,9 @@ impl Slots {
         let text = stored.value.make_short();
         write_decimal(sum, text);
         self.stored_bytes += text.len();
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(key, Effect::Put { key, value: text });
+        }
         if is_new {
             self.value_added(index);
         }
@@ -241,7 +310,11 @@ impl Slots {
                 self.writes += 1;
                 self.stored_bytes += more.as_bytes().len();
                 stored.rewritten(Written::new(self.writes, writer));
-                stored.value.append(more.as_bytes());
+                let bytes = more.as_bytes();
+                stored.value.append(bytes);
+                if let Some(recorder) = &mut self.recorder {
+                    recorder.record(key, Effect::Append { key, bytes });
+                }
                 *waiters
             }
             _ => self.write(key, more, writer),
@@ -257,6 +330,9 @@ impl Slots {
         let Some(deleted) = slot.stored.take() else {
             return false;
         };
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(key, Effect::Delete { key });
+        }
         let is_empty = slot.is_empty();
         self.stored_bytes -= key.len() + deleted.value.as_bytes().len();
         self.value_count -= 1;
@@ -306,6 +382,10 @@ impl Slots {
             self.queued_bytes += key.len();
         }
         self.queued_bytes += ELEMENT_BYTES + element.as_bytes().len();
+        if let Some(recorder) = &mut self.recorder {
+            let element = element.as_bytes();
+            recorder.record(key, Effect::Push { key, element });
+        }
         slot.queue.get_or_insert_default().push_back(element);
         slot.waiters
     }
@@ -315,6 +395,9 @@ impl Slots {
         let (_, slot) = find(&mut self.map, &mut self.copy, self.snapshots, key)?;
         let queue = slot.queue.as_mut()?;
         let element = queue.pop_front();
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(key, Effect::Pop { key, count: 1 });
+        }
         let element_bytes = element.as_ref().map_or(0, |it| it.as_bytes().len());
         self.queued_bytes -= ELEMENT_BYTES + element_bytes;
         if queue.is_empty() {
@@ -345,6 +428,11 @@ impl Slots {
         };
         let count = queue.iter().take(max).take_while(fits).count();
         let taken: Vec<Value> = queue.drain(..count).collect();
+        if let Some(recorder) = &mut self.recorder {
+            // A queue of more elements than that does not fit into the memory.
+            let count = u32::try_from(count).unwrap_or(u32::MAX);
+            recorder.record(key, Effect::Pop { key, count });
+        }
         let taken_bytes = |it: &Value| ELEMENT_BYTES + it.as_bytes().len();
         self.queued_bytes -= taken.iter().map(taken_bytes).sum::<usize>();
         if queue.is_empty() {
@@ -389,29 +477,83 @@ impl Slots {
     /// Starts a snapshot of the current moment, with at most this many keys and as many queues. A snapshot in
     /// progress is dropped.
     pub(super) fn start_copy(&mut self, keys_max: usize) {
+        let keys = self.value_count.min(keys_max);
+        self.start_copy_for(Target::Image {
+            image: KeysImage::with_capacity(keys, self.stored_bytes),
+            keys_max,
+        });
+    }
+
+    /// Starts a snapshot of the current moment for the journal, which has this position. A snapshot in progress is
+    /// dropped.
+    pub(super) fn start_chunks(&mut self, position: u64) {
+        self.start_copy_for(Target::Chunks(Chunks {
+            position,
+            writer: BatchWriter::default(),
+            finished: Vec::new(),
+        }));
+    }
+
+    fn start_copy_for(&mut self, target: Target) {
         self.snapshots = self.snapshots.wrapping_add(1);
         self.copy = Some(Box::new(Copying {
-            image: KeysImage::with_capacity(self.value_count.min(keys_max), self.stored_bytes),
-            keys_max,
+            target,
             left: self.map.len(),
         }));
     }
 
     /// Visits at most `budget` slots, and takes them off it. Returns the copy once it is complete.
     pub(super) fn copy_slice(&mut self, budget: &mut usize) -> Option<KeysImage> {
-        let copy = self.copy.as_mut()?;
+        if !self.visit_slots(budget) {
+            return None;
+        }
+        match self.copy.take()?.target {
+            Target::Image { image, .. } => Some(image),
+            Target::Chunks(_) => None,
+        }
+    }
+
+    /// Goes on with a snapshot for the journal. Returns the chunks that are finished, and whether they are the last.
+    pub(super) fn copy_chunks(&mut self, mut budget: usize) -> (Vec<Vec<u8>>, bool) {
+        let is_done = self.visit_slots(&mut budget);
+        let Some(Copying {
+            target: Target::Chunks(chunks),
+            ..
+        }) = self.copy.as_deref_mut()
+        else {
+            return (Vec::new(), false);
+        };
+        if is_done && !chunks.writer.is_empty() {
+            chunks.finish_chunk();
+        }
+        let finished = std::mem::take(&mut chunks.finished);
+        if is_done {
+            self.copy = None;
+        }
+        (finished, is_done)
+    }
+
+    /// Copies slots until the budget is used up or all are copied. Returns whether all are.
+    fn visit_slots(&mut self, budget: &mut usize) -> bool {
+        let Some(copy) = self.copy.as_mut() else {
+            return false;
+        };
         copy.left = copy.left.min(self.map.len());
         while copy.left > 0 {
             if *budget == 0 {
-                return None;
+                return false;
             }
-            *budget -= 1;
             copy.left -= 1;
+            let mut cost = 1;
             if let Some((key, slot)) = self.map.get_index_mut(copy.left) {
+                if matches!(copy.target, Target::Chunks(_)) {
+                    cost += slot.bytes() / BYTES_PER_VISIT;
+                }
                 copy.copy(key, slot, self.snapshots);
             }
+            *budget = budget.saturating_sub(cost);
         }
-        Some(self.copy.take()?.image)
+        true
     }
 
     const fn next_write(&mut self, writer: Writer) -> Written {

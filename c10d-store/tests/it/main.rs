@@ -11,6 +11,7 @@ mod few_descriptors;
 mod file_store;
 mod give_way;
 mod hash_store;
+mod journal;
 mod log_lines;
 mod memory_limit;
 mod observer;

@@ -337,7 +337,11 @@ impl EventLoop {
             Err(error) => {
                 match &error {
                     ParseError::Wire(error) => self.log_refusal_of(token, error),
-                    ParseError::Refused(error) => self.log_refusal_of(token, error),
+                    ParseError::Refused(error) => {
+                        self.log_refusal_of(token, error);
+                        let position = self.state.dependency();
+                        self.connections.hold_end(token, position);
+                    }
                 }
                 return self.refuse_client(token);
             }
@@ -444,7 +448,7 @@ impl EventLoop {
             client.waits_for_room = true;
             session.waiting_for_room.push_back(token);
         }
-        let is_done = connection.phase == Phase::Refusing && connection.unsent_bytes() == 0;
+        let is_done = connection.phase == Phase::Refusing && !connection.has_unsent();
         self.connections.recount(token);
         if is_done {
             self.say_closed(token);
@@ -458,6 +462,7 @@ impl EventLoop {
 
     /// Lets a paused client go on if it can. If nothing of its own is to be sent, it waits for the budget of its session.
     fn resume_or_wait(&mut self, token: Token, slot: usize) {
+        let is_full = self.connections.is_full();
         let may_continue = self.connections.may_continue(token);
         let Some(connection) = self.connections.get_mut(token) else {
             return;
@@ -465,7 +470,9 @@ impl EventLoop {
         if !connection.paused {
             return;
         }
-        if may_continue {
+        if is_full {
+            self.pause_if_full(token);
+        } else if may_continue {
             connection.paused = false;
             connection.resume = true;
             self.serve_later(token);

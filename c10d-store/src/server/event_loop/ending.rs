@@ -48,7 +48,11 @@ impl EventLoop {
         };
         match error {
             ParseError::Wire(error) => self.log_refusal(peer, error),
-            ParseError::Refused(error) => self.log_refusal(peer, error),
+            ParseError::Refused(error) => {
+                self.log_refusal(peer, error);
+                let position = self.state.dependency();
+                self.connections.hold_end(token, position);
+            }
         }
         self.set_deadline(token, REFUSING_TIMEOUT);
         self.forget(token, CloseReason::Refused);

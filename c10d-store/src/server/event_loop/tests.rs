@@ -30,6 +30,7 @@ impl Session {
             Arc::default(),
             Arc::default(),
             InstalledHandler::default(),
+            None,
         )
         .expect("a poller");
         let hello = Hello {

@@ -13,14 +13,16 @@ const KEYS_REPORTED_MAX: usize = 3;
 impl EventLoop {
     /// Copies a slice of a snapshot. What happens between two slices does not change it.
     pub(super) fn answer_observers(&mut self) {
+        let position = self.newest_undurable();
+        let is_due = self.is_snapshot_due();
         let (state, traffic) = (&self.state, &self.traffic);
         let refused = self.acceptor.refused();
         self.observed
-            .receive(|| traffic.added_to(state.counters(), refused));
-        if !state.is_in_snapshot() && self.observed.is_snapshot_wanted() {
+            .receive(position, || traffic.added_to(state.counters(), refused));
+        if !state.is_in_snapshot() && is_due {
             let counters = traffic.added_to(state.counters(), refused);
             self.state.start_snapshot(counters);
-            self.observed.snapshot_started();
+            self.observed.snapshot_started(position);
         }
         if let Some(image) = self.state.continue_snapshot(SNAPSHOT_SLICE) {
             self.observed.snapshot_done(image);

@@ -1,0 +1,171 @@
+//! The event loop's part for a store with a journal: batches go to its thread, and what waits for them goes on.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+
+use mio::{Token, Waker};
+
+use super::EventLoop;
+use crate::journal::JournalError;
+use crate::server::journal_thread::{JournalThread, SnapshotStep};
+use crate::server::recover::OpenJournal;
+use crate::state::{SNAPSHOT_SLICE, StoreState};
+
+/// Beyond this many bytes of effects in no batch, requests wait.
+pub(super) const GATHERED_BYTES_MAX: usize = 8 << 20;
+
+/// With this many bytes of batches since the last snapshot, or as many as the data has, the next one starts.
+const SNAPSHOT_AFTER_BYTES: usize = 64 << 20;
+
+/// Chunks of a snapshot in the memory. Copying waits until the thread has written some.
+const CHUNK_BYTES_MAX: usize = 4 << 20;
+
+#[derive(Debug)]
+pub(super) struct Keeping {
+    thread: JournalThread,
+    /// What the loop knows to be durable.
+    durable: u64,
+    /// Memory for a batch.
+    memory: Vec<u8>,
+    /// The bytes of the batches since the last snapshot.
+    bytes_since_snapshot: usize,
+    /// Whether a snapshot is being copied.
+    is_copying: bool,
+    /// Connections whose requests wait, as too much is gathered.
+    paused: BTreeSet<Token>,
+}
+
+impl Keeping {
+    /// Goes on with a journal. Returns the state that it has kept.
+    pub(super) fn start(
+        open: OpenJournal,
+        waker: Arc<Waker>,
+    ) -> io::Result<(StoreState, Option<Self>)> {
+        let keeping = Self {
+            thread: JournalThread::start(open.journal, open.durable, waker)?,
+            durable: open.durable,
+            memory: Vec::new(),
+            bytes_since_snapshot: open.batch_bytes,
+            is_copying: false,
+            paused: BTreeSet::new(),
+        };
+        Ok((open.state, Some(keeping)))
+    }
+
+    /// Whether a snapshot for the journal is being copied, so that none of observers can start.
+    pub(super) const fn is_copying(&self) -> bool {
+        self.is_copying
+    }
+
+    /// Whether a snapshot can be copied further.
+    pub(super) fn has_work(&self) -> bool {
+        self.is_copying && self.thread.chunk_bytes() < CHUNK_BYTES_MAX
+    }
+}
+
+impl EventLoop {
+    /// Takes note of what has become durable, and releases what waits for it.
+    ///
+    /// # Errors
+    /// The failure of the journal: nothing may be said any more.
+    pub(super) fn release_durable(&mut self) -> Result<(), JournalError> {
+        let Some(keeping) = &mut self.keeping else {
+            return Ok(());
+        };
+        if let Some(error) = keeping.thread.take_failure() {
+            return Err(error);
+        }
+        let durable = keeping.thread.durable();
+        if durable == keeping.durable {
+            return Ok(());
+        }
+        keeping.durable = durable;
+        self.state.batch_appended();
+        self.connections.release(durable);
+        self.observed.release(durable);
+        Ok(())
+    }
+
+    /// Hands over what has gathered, unless a batch is on its way, and a part of a snapshot.
+    pub(super) fn keep_gathered(&mut self) {
+        let Some(keeping) = &mut self.keeping else {
+            return;
+        };
+        if let Some((position, batch)) = self.state.take_batch(&mut keeping.memory) {
+            keeping.bytes_since_snapshot += batch.len();
+            keeping.thread.append(position, batch, &mut keeping.memory);
+            let enough = SNAPSHOT_AFTER_BYTES.max(self.state.data_bytes());
+            let is_due = keeping.bytes_since_snapshot >= enough && !keeping.is_copying;
+            if is_due && !self.state.is_in_snapshot() {
+                keeping.bytes_since_snapshot = 0;
+                keeping.is_copying = true;
+                keeping.thread.step(SnapshotStep::Begin { position });
+                self.state.start_chunks(position);
+            }
+            self.connections.set_full(false);
+            for token in std::mem::take(&mut keeping.paused) {
+                if let Some(connection) = self.connections.get_mut(token)
+                    && connection.paused
+                {
+                    connection.paused = false;
+                    connection.resume = true;
+                    self.serve_later(token);
+                }
+            }
+        }
+        self.copy_for_journal();
+    }
+
+    /// Has a connection whose requests must wait go on when less is gathered. Returns whether it must wait for that.
+    pub(super) fn pause_if_full(&mut self, token: Token) -> bool {
+        let Some(keeping) = &mut self.keeping else {
+            return false;
+        };
+        let is_paused =
+            self.connections.is_full() && self.connections.get(token).is_some_and(|it| it.paused);
+        if is_paused {
+            keeping.paused.insert(token);
+        }
+        is_paused
+    }
+
+    /// Whether a snapshot of observers can start.
+    pub(super) fn is_snapshot_due(&self) -> bool {
+        let is_copying = self.keeping.as_ref().is_some_and(Keeping::is_copying);
+        self.observed.is_snapshot_wanted() && !is_copying
+    }
+
+    fn copy_for_journal(&mut self) {
+        let Some(keeping) = &mut self.keeping else {
+            return;
+        };
+        if !keeping.has_work() {
+            return;
+        }
+        let (chunks, is_done) = self.state.copy_chunks(SNAPSHOT_SLICE);
+        for chunk in chunks {
+            keeping.thread.step(SnapshotStep::Chunk(chunk));
+        }
+        if is_done {
+            keeping.is_copying = false;
+            keeping.thread.step(SnapshotStep::Finish);
+        }
+    }
+
+    /// Has everything appended that was carried out.
+    pub(super) fn end_keeping(&mut self) {
+        if let Some(mut keeping) = self.keeping.take() {
+            self.state.batch_appended();
+            let last = self.state.take_batch(&mut keeping.memory);
+            keeping.thread.end(last);
+        }
+    }
+
+    /// What all that is known now depends on; 0 if everything is durable.
+    pub(super) fn newest_undurable(&self) -> u64 {
+        let newest = self.state.newest_position();
+        let durable = self.keeping.as_ref().map_or(0, |keeping| keeping.durable);
+        if newest > durable { newest } else { 0 }
+    }
+}

@@ -1,0 +1,208 @@
+//! The thread that appends to the journal, so that the event loop never waits for a disk.
+//!
+//! It takes one batch at a time; what arrives meanwhile is the next one. Between two batches it writes a chunk of a
+//! snapshot, if there is one.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use mio::Waker;
+
+use crate::journal::{Journal, JournalError};
+
+/// How long the end of the server waits for the last batch. A disk that takes longer may never answer.
+const LAST_APPEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the thread does next, besides batches.
+#[derive(Debug)]
+pub(super) enum SnapshotStep {
+    Begin { position: u64 },
+    Chunk(Vec<u8>),
+    Finish,
+}
+
+/// The server's side.
+#[derive(Debug)]
+pub(super) struct JournalThread {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    ended: Receiver<()>,
+    place: String,
+}
+
+#[derive(Debug)]
+struct Shared {
+    work: Mutex<Work>,
+    /// Called after each change of the work.
+    changed: Condvar,
+    /// The position of the last batch that is durable.
+    durable: AtomicU64,
+    /// The bytes of chunks that are not written.
+    chunk_bytes: AtomicUsize,
+    failure: Mutex<Option<JournalError>>,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    batches: VecDeque<(u64, Vec<u8>)>,
+    steps: VecDeque<SnapshotStep>,
+    /// Memory of a batch that was appended.
+    memory: Vec<u8>,
+    is_ending: bool,
+}
+
+impl JournalThread {
+    /// Everything up to this position is durable. `waker` wakes the event loop.
+    pub(super) fn start(
+        journal: Box<dyn Journal>,
+        durable: u64,
+        waker: Arc<Waker>,
+    ) -> io::Result<Self> {
+        let place = journal.place();
+        let shared = Arc::new(Shared {
+            work: Mutex::default(),
+            changed: Condvar::new(),
+            durable: AtomicU64::new(durable),
+            chunk_bytes: AtomicUsize::new(0),
+            failure: Mutex::default(),
+        });
+        let (ending, ended) = mpsc::sync_channel(1);
+        let of_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("c10d-journal".to_owned())
+            .spawn(move || of_thread.run(journal, &waker, ending))?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+            ended,
+            place,
+        })
+    }
+
+    /// The position of the last batch that is durable.
+    pub(super) fn durable(&self) -> u64 {
+        self.shared.durable.load(Ordering::Acquire)
+    }
+
+    /// Has a batch appended. `memory` is given memory of an earlier one.
+    pub(super) fn append(&self, position: u64, batch: Vec<u8>, memory: &mut Vec<u8>) {
+        let mut work = self.shared.work();
+        work.batches.push_back((position, batch));
+        *memory = std::mem::take(&mut work.memory);
+        drop(work);
+        self.shared.changed.notify_one();
+    }
+
+    /// Has a step of a snapshot made, after all before.
+    pub(super) fn step(&self, step: SnapshotStep) {
+        if let SnapshotStep::Chunk(chunk) = &step {
+            let bytes = &self.shared.chunk_bytes;
+            bytes.fetch_add(chunk.len(), Ordering::Relaxed);
+        }
+        self.shared.work().steps.push_back(step);
+        self.shared.changed.notify_one();
+    }
+
+    /// The bytes of chunks that are not written.
+    pub(super) fn chunk_bytes(&self) -> usize {
+        self.shared.chunk_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Why the thread has ended by itself.
+    pub(super) fn take_failure(&self) -> Option<JournalError> {
+        let failure = self.shared.failure.lock();
+        failure.unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Ends the thread once all batches are appended, with this last one. Blocks for at most 10 s.
+    pub(super) fn end(mut self, last: Option<(u64, Vec<u8>)>) {
+        let mut work = self.shared.work();
+        work.batches.extend(last);
+        work.steps.clear();
+        work.is_ending = true;
+        drop(work);
+        self.shared.changed.notify_one();
+        if self.ended.recv_timeout(LAST_APPEND_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            log::error!(
+                "the journal {} has not taken the last batch within {LAST_APPEND_TIMEOUT:?}: it may be lost",
+                self.place
+            );
+            return;
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread of the journal {} panicked", self.place);
+        }
+        if let Some(error) = self.take_failure() {
+            log::error!("the last batch may be lost: {error}");
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Dropping `_ending` says that the thread has ended.
+    fn run(&self, mut journal: Box<dyn Journal>, waker: &Waker, _ending: SyncSender<()>) {
+        let result = self.work_until_the_end(&mut *journal, waker);
+        // Whoever waits for the end may open the journal again.
+        drop(journal);
+        if let Err(error) = result {
+            let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            *failure = Some(error);
+            drop(failure);
+            wake(waker);
+        }
+    }
+
+    fn work_until_the_end(
+        &self,
+        journal: &mut dyn Journal,
+        waker: &Waker,
+    ) -> Result<(), JournalError> {
+        loop {
+            let mut work = self.work();
+            while work.batches.is_empty() && work.steps.is_empty() && !work.is_ending {
+                work = self
+                    .changed
+                    .wait(work)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            if let Some((position, batch)) = work.batches.pop_front() {
+                drop(work);
+                journal.append(position, &batch)?;
+                self.durable.store(position, Ordering::Release);
+                wake(waker);
+                self.work().memory = batch;
+                continue;
+            }
+            let step = work.steps.pop_front();
+            drop(work);
+            match step {
+                Some(SnapshotStep::Begin { position }) => journal.begin_snapshot(position)?,
+                Some(SnapshotStep::Chunk(chunk)) => {
+                    journal.add_to_snapshot(&chunk)?;
+                    self.chunk_bytes.fetch_sub(chunk.len(), Ordering::Relaxed);
+                    // The event loop may wait for room.
+                    wake(waker);
+                }
+                Some(SnapshotStep::Finish) => journal.finish_snapshot()?,
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+fn wake(waker: &Waker) {
+    if let Err(error) = waker.wake() {
+        log::warn!("cannot wake the store server after an append: {error}");
+    }
+}

@@ -1,0 +1,62 @@
+//! Reads a journal before its store is served.
+
+use crate::journal::batch::effects;
+use crate::journal::{Journal, JournalError, Recovered};
+use crate::state::StoreState;
+
+/// A journal with the state that it has kept.
+#[derive(Debug)]
+pub(super) struct OpenJournal {
+    pub(super) journal: Box<dyn Journal>,
+    pub(super) state: StoreState,
+    /// The position of the last batch.
+    pub(super) durable: u64,
+    /// The bytes of the batches after the snapshot.
+    pub(super) batch_bytes: usize,
+}
+
+impl OpenJournal {
+    /// Reads everything.
+    ///
+    /// # Errors
+    /// [`JournalError`], [`JournalError::Damaged`] if an effect cannot follow those before it.
+    pub(super) fn recover(mut journal: Box<dyn Journal>) -> Result<Self, JournalError> {
+        let mut state = StoreState::new();
+        let mut batch_bytes = 0;
+        let place = journal.place();
+        let damaged = |what: String| JournalError::Damaged {
+            place: place.clone(),
+            what,
+        };
+        let durable = journal.recover(&mut |piece| {
+            let (position, bytes) = match piece {
+                Recovered::Chunk { position, bytes } => (position, bytes),
+                Recovered::Batch { position, bytes } => {
+                    batch_bytes += bytes.len();
+                    (position, bytes)
+                }
+            };
+            for effect in effects(position, bytes).map_err(|it| damaged(it.to_string()))? {
+                let effect = effect.map_err(|it| damaged(it.to_string()))?;
+                if !state.recover(effect) {
+                    return Err(damaged(format!(
+                        "batch {position} takes elements that no queue has"
+                    )));
+                }
+            }
+            Ok(())
+        })?;
+        state.start_recording(durable);
+        log::info!(
+            "the store continues with {} keys of the journal {place}, opened for the {}. time",
+            state.counters().keys,
+            journal.identity().epoch
+        );
+        Ok(Self {
+            journal,
+            state,
+            durable,
+            batch_bytes,
+        })
+    }
+}

@@ -1,0 +1,137 @@
+//! A store with a journal: what it records, what it recovers, and its snapshots.
+
+use super::StoreState;
+use super::recorder::Recorder;
+use super::stored::Writer;
+use crate::journal::batch::Effect;
+use crate::message::{Payload, Request};
+use crate::moment::Moment;
+use crate::snapshot::ConnectionId;
+use crate::stored_value::Value;
+
+impl StoreState {
+    /// Carries out an effect of the journal, before requests arrive. `false` if it cannot follow those before.
+    #[must_use]
+    pub(crate) fn recover(&mut self, effect: Effect<'_>) -> bool {
+        // No connection has this number.
+        let nobody = Writer {
+            connection: ConnectionId::default(),
+            at: Moment::default(),
+        };
+        match effect {
+            Effect::Put { key, value } => {
+                self.slots.write(key, Payload::Borrowed(value), nobody);
+            }
+            Effect::Append { key, bytes } => {
+                self.slots.append(key, Payload::Borrowed(bytes), nobody);
+            }
+            Effect::Delete { key } => {
+                self.slots.delete(key);
+            }
+            Effect::Push { key, element } => {
+                self.slots.push(key, Value::from(element));
+            }
+            Effect::Pop { key, count } => {
+                let count = count as usize;
+                return self.slots.take(key, count, usize::MAX).len() == count;
+            }
+        }
+        true
+    }
+
+    /// Records effects from now on; everything up to this position is durable.
+    pub(crate) fn start_recording(&mut self, durable: u64) {
+        self.slots.recorder = Some(Box::new(Recorder::new(durable)));
+    }
+
+    /// What the last request depends on, and so does all that is said about it.
+    pub(crate) fn dependency(&self) -> u64 {
+        let recorder = self.slots.recorder.as_ref();
+        recorder.map_or(0, |recorder| recorder.dependency())
+    }
+
+    /// What all that the store could say now depends on.
+    pub(crate) fn newest_position(&self) -> u64 {
+        let recorder = self.slots.recorder.as_ref();
+        recorder.map_or(0, |recorder| recorder.newest())
+    }
+
+    /// The bytes of effects that are in no batch yet.
+    pub(crate) fn gathered_bytes(&self) -> usize {
+        let recorder = self.slots.recorder.as_ref();
+        recorder.map_or(0, |recorder| recorder.gathered_bytes())
+    }
+
+    /// The next batch and its position, if there is one and no other is being appended. Takes memory for the one after it.
+    pub(crate) fn take_batch(&mut self, memory: &mut Vec<u8>) -> Option<(u64, Vec<u8>)> {
+        self.slots.recorder.as_mut()?.take_batch(memory)
+    }
+
+    /// The batch that was taken last is durable.
+    pub(crate) fn batch_appended(&mut self) {
+        if let Some(recorder) = &mut self.slots.recorder {
+            recorder.appended();
+        }
+    }
+
+    /// Starts a snapshot for the journal, of everything up to this position, which must be
+    /// the [newest](Self::newest_position). One of observers must not be in progress.
+    pub(crate) fn start_chunks(&mut self, position: u64) {
+        self.slots.start_chunks(position);
+    }
+
+    /// Copies about as many names. Returns the chunks that are finished, and whether they are the last.
+    pub(crate) fn copy_chunks(&mut self, budget: usize) -> (Vec<Vec<u8>>, bool) {
+        self.slots.copy_chunks(budget)
+    }
+
+    /// The bytes of keys, values and elements.
+    pub(crate) const fn data_bytes(&self) -> usize {
+        self.slots.stored_bytes() + self.slots.queued_bytes()
+    }
+
+    /// What comes does not belong to a request, and may depend on anything.
+    pub(super) fn look_at_all(&mut self) {
+        if let Some(recorder) = &mut self.slots.recorder {
+            recorder.begin();
+            recorder.look_at_all();
+        }
+    }
+}
+
+impl Recorder {
+    /// The request looks at the names that decide about its reply.
+    pub(super) fn look_for(&mut self, request: &Request<'_>) {
+        match request {
+            Request::CompareSet { key, .. }
+            | Request::Get { key }
+            | Request::Add { key, .. }
+            | Request::DeleteKey { key }
+            | Request::Append { key, .. }
+            | Request::QueuePop { key }
+            | Request::QueueLen { key }
+            | Request::Barrier { key, .. }
+            | Request::TryAdd { key, .. }
+            | Request::WaitChange { key, .. }
+            | Request::QueueTake { key, .. } => self.look(key),
+            Request::Check { keys }
+            | Request::Wait { keys }
+            | Request::MultiGet { keys }
+            | Request::WaitGet { keys } => {
+                for key in keys.iter() {
+                    self.look(key);
+                }
+            }
+            Request::GetNumKeys | Request::ListKeys => self.look_at_all(),
+            // Refused, or without a reply that shows the store.
+            Request::Set { .. }
+            | Request::MultiSet { .. }
+            | Request::QueuePush { .. }
+            | Request::CancelWait
+            | Request::Ping { .. }
+            | Request::Validate { .. }
+            | Request::Announce { .. }
+            | Request::Session(_) => {}
+        }
+    }
+}
