@@ -71,6 +71,23 @@ impl Imports {
         chain
     }
 
+    /// The imports from a folder of `layers` by a later one. Files in none of them may import from all.
+    pub(crate) fn upward(&self, layers: &[&str]) -> Vec<(&Path, &Path)> {
+        let layer = |file: &Path| {
+            let mut folders = file.components().map(|it| it.as_os_str());
+            folders.find_map(|folder| layers.iter().position(|layer| folder == *layer))
+        };
+        let pairs = self.imports.iter().flat_map(|(importer, definers)| {
+            let definers = definers.keys();
+            definers.map(|definer| (importer.as_path(), definer.as_path()))
+        });
+        let is_upward = |(importer, definer): &(&Path, &Path)| {
+            let (from, to) = (layer(importer), layer(definer));
+            from.zip(to).is_some_and(|(from, to)| to < from)
+        };
+        pairs.filter(is_upward).collect()
+    }
+
     /// All files that `file` imports from, directly or not; contains `file` only if it is in a cycle.
     fn reachable(&self, file: &Path) -> BTreeSet<PathBuf> {
         let mut reached = BTreeSet::new();

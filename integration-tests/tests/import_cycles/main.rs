@@ -15,6 +15,9 @@ mod workspace;
 /// The most levels of imports in a crate: one that grows another layer shall do so knowingly.
 const LEVELS_MAX: [(&str, usize); 1] = [("elastic_rendezvous", 9)];
 
+/// The folders of a crate's layers, from the top.
+const LAYERS: [(&str, &[&str]); 1] = [("elastic_rendezvous", &["shell", "engine", "values"])];
+
 #[test]
 fn files_of_a_crate_do_not_import_each_other_in_a_cycle() {
     let mut report = String::new();
@@ -40,5 +43,16 @@ fn imports_of_a_crate_have_few_levels() {
             "{} has {levels} levels of imports, at most {limit} are allowed: {chain:#?}",
             target.name
         );
+    }
+}
+
+#[test]
+fn the_layers_of_a_crate_import_downwards() {
+    for target in workspace::targets() {
+        let layers = LAYERS.iter().find(|(name, _)| *name == target.name);
+        let Some((_, layers)) = layers else { continue };
+        let imports = modules::Crate::read(&target.root, &workspace::read_source).imports();
+        let upward = imports.upward(layers);
+        assert!(upward.is_empty(), "{}: {upward:#?}", target.name);
     }
 }

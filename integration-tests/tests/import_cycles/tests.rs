@@ -293,3 +293,20 @@ fn the_longest_chain_of_imports_is_counted_in_files() {
     let chain = imports.longest_chain();
     assert_eq!(chain, ["a.rs", "b.rs", "c.rs"].map(Path::new));
 }
+
+#[test]
+fn an_import_from_a_higher_layer_is_found() {
+    let read_source = |file: &Path| {
+        let source = match file.to_str()? {
+            "lib.rs" => "mod high; mod low; pub use high::High; use low::Low;",
+            "high.rs" | "low.rs" => "mod a;",
+            "high/a.rs" => "use crate::low::a::Low; pub struct High(Low);",
+            "low/a.rs" => "use crate::high::a::High; pub struct Low;",
+            _ => return None,
+        };
+        Some(source.to_owned())
+    };
+    let imports = Crate::read(Path::new("lib.rs"), &read_source).imports();
+    let upward = [("low/a.rs", "high/a.rs")].map(|(from, to)| (Path::new(from), Path::new(to)));
+    assert_eq!(imports.upward(&["high", "low"]), upward);
+}

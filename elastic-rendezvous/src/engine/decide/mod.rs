@@ -1,0 +1,132 @@
+//! Decides what a node does next, as pure functions from the state to an action and its reason.
+//!
+//! One file for each table of `docs/rendezvous.md`, section 5, with the same row names in the same order.
+
+mod amend;
+mod close;
+mod exit;
+mod join;
+mod keep_alive;
+mod leave;
+mod steps;
+
+use std::time::Duration;
+
+use crate::values::node::NodeId;
+use crate::values::settings::RendezvousSettings;
+use crate::values::state::RendezvousState;
+
+pub(crate) use amend::amend;
+pub(crate) use close::close;
+pub(crate) use exit::exit;
+pub(crate) use join::join;
+pub(crate) use keep_alive::keep_alive;
+pub(crate) use leave::leave;
+pub(crate) use steps::steps_of_action;
+
+/// The next action of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Writes a heartbeat.
+    KeepAlive,
+    AddToParticipants,
+    AddToWaitList,
+    AddToRedundancyList,
+    RemoveFromParticipants,
+    RemoveFromWaitList,
+    /// Also restarts the join timeout.
+    RemoveFromRedundancyList,
+    MarkComplete,
+    MarkClosed,
+    /// Waits until the state changes or time has passed.
+    Sync,
+    /// The operation has succeeded.
+    Finish,
+    ErrorClosed,
+    ErrorTimeout,
+    /// The job ended while this node was a spare; not an error.
+    GracefulExit,
+}
+
+/// The rows of the tables, by their names in `docs/rendezvous.md`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[rustfmt::skip]
+pub(crate) enum Rule {
+    E1, E2, E3,
+    J1, J2, J3, J4, J5, J6, J7, J8, J9, J10, J11, J12, J13, J14, J15,
+    H1, H2, H3, H4, H5, H6,
+    C1, C2, C3,
+    K1, K2, K3,
+    L1, L2, L3, L4, L5,
+}
+
+/// An action, the table row that selected it, and the reason for log messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Decision {
+    pub(crate) rule: Rule,
+    pub(crate) action: Action,
+    pub(crate) reason: &'static str,
+}
+
+impl Decision {
+    const fn new(rule: Rule, action: Action, reason: &'static str) -> Self {
+        Self {
+            rule,
+            action,
+            reason,
+        }
+    }
+}
+
+/// Everything that a decision depends on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Context<'a> {
+    pub(crate) state: &'a RendezvousState,
+    pub(crate) me: &'a NodeId,
+    pub(crate) settings: &'a RendezvousSettings,
+    /// The current time on the monotonic clock.
+    pub(crate) now: Duration,
+    /// When the operation times out, on the same clock.
+    pub(crate) deadline: Duration,
+    /// Whether this node has a heartbeat that is at least one interval old.
+    pub(crate) heartbeat_due: bool,
+    /// Whether a last call began and is over.
+    pub(crate) last_call_over: bool,
+    /// [`has_every_rank`] of the state.
+    pub(crate) has_every_rank: bool,
+    /// Whether the free places of the open round are left to members of the last one, of which this node is none.
+    pub(crate) must_yield: bool,
+}
+
+/// Whether the ranks of the participants of a complete round are 0, 1, ... without a gap.
+pub(crate) fn has_every_rank(state: &RendezvousState) -> bool {
+    let count = state.participants.len();
+    let mut is_taken = vec![false; count];
+    for &rank in state.participants.values() {
+        match usize::try_from(rank)
+            .ok()
+            .and_then(|rank| is_taken.get_mut(rank))
+        {
+            Some(taken) if !*taken => *taken = true,
+            _ => return false,
+        }
+    }
+    true
+}
+
+impl Context<'_> {
+    fn is_participant(&self) -> bool {
+        self.state.participants.contains_key(self.me)
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.state.wait_list.contains(self.me)
+    }
+
+    fn is_redundant(&self) -> bool {
+        self.state.redundancy_list.contains(self.me)
+    }
+}
+
+#[cfg(test)]
+mod tests;

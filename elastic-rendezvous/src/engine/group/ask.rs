@@ -1,0 +1,106 @@
+//! What a node asks of the store, and how the store replies.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::message::Place;
+use crate::values::node::NodeId;
+use crate::values::state::RendezvousState;
+use crate::values::stored::Token;
+use crate::values::stored::Written;
+
+/// One operation on the store.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Ask {
+    /// Writes the node's own heartbeat.
+    WriteHeartbeat(u64),
+    /// The lease, if there is one.
+    ReadLease,
+    /// Replaces the lease if it is the expected one; empty for none.
+    Claim {
+        expected: Vec<u8>,
+        lease: Vec<u8>,
+    },
+    /// Puts a request into the queue.
+    Push(Vec<u8>),
+    /// The summary, if there is one.
+    ReadSummary,
+    /// The node's own answer, if there is one.
+    ReadAnswer,
+    /// Waits for an own answer other than this one.
+    AwaitAnswer {
+        known: Vec<u8>,
+        until: Duration,
+    },
+    /// Waits for another summary than this one.
+    AwaitSummary {
+        known: Vec<u8>,
+        until: Duration,
+    },
+    /// As holder: how many handlers there were, which have the numbers up to this one.
+    CountNodes,
+    /// As holder: the state.
+    ReadState,
+    /// Whether the state differs from the known one, apart from heartbeats.
+    CheckState,
+    /// Writes [`Station::to_write`](super::Station::to_write).
+    WriteState,
+    /// Writes answers by the index of the node.
+    WriteAnswers(Vec<(u32, Vec<u8>)>),
+    WriteSummary(Vec<u8>),
+    /// The heartbeats of these nodes; empty for one that has written none.
+    ReadHeartbeats(Vec<u32>),
+    /// Takes all requests from the queue, or waits for one.
+    TakeRequests {
+        until: Duration,
+    },
+    /// Nothing until a new goal.
+    Idle,
+    /// The goal is over.
+    Done(Result<Option<Place>, Ending>),
+}
+
+/// The result of an operation.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "one at a time, and moved only to its engine"
+)]
+pub(crate) enum Reply {
+    /// It is done.
+    Done,
+    /// The value, or the resulting one after a compare-and-set.
+    Value(Option<Vec<u8>>),
+    State(Option<(RendezvousState, Token)>),
+    Written(Written),
+    IsSame(bool),
+    Heartbeats(Vec<Vec<u8>>),
+    Requests(Vec<Vec<u8>>),
+    Count(u32),
+    /// The nodes that say that they have gone.
+    Gone(BTreeSet<NodeId>),
+    /// A wait is over without a result.
+    Nothing,
+}
+
+/// Why a goal was not reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    Closed,
+    NotNeeded,
+    TimedOut,
+    /// No node holds the lease, and this node must not, as it is on no list.
+    NoHolder,
+}
+
+impl Ask {
+    /// Until when the operation may wait; `None` if it does not wait.
+    pub(crate) const fn until_mut(&mut self) -> Option<&mut Duration> {
+        match self {
+            Self::AwaitAnswer { until, .. }
+            | Self::AwaitSummary { until, .. }
+            | Self::TakeRequests { until } => Some(until),
+            _ => None,
+        }
+    }
+}

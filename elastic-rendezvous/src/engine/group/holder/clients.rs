@@ -1,0 +1,136 @@
+//! The nodes that have sent the holder a request, and what has become of it.
+
+use std::collections::BTreeMap;
+
+use crate::engine::group::message::{Request, RequestKind};
+
+/// How many nodes a holder notifies and remembers.
+pub(super) const NODES_MAX: u32 = 1 << 16;
+
+#[derive(Debug, Default)]
+pub(super) struct Clients {
+    by_index: BTreeMap<u32, Client>,
+    /// The nodes with requests, in the order of arrival.
+    order: BTreeMap<u64, u32>,
+    arrivals: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) request: Request,
+    pub(super) status: Status,
+    /// The heartbeat as read last. `None`: the key is missing, though a node writes it before its first request.
+    pub(super) heartbeat: Option<Vec<u8>>,
+    /// Whether the heartbeat has changed since the state was written last.
+    pub(super) is_fresh: bool,
+    /// Whether the node was listed in the stored state.
+    pub(super) was_listed: bool,
+    /// Its place in the order of arrival.
+    arrival: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Status {
+    Pending {
+        is_spare: bool,
+    },
+    /// The answer is to be sent once the state is written.
+    Decided,
+    /// Its last answer made it a member of this round.
+    Member {
+        round: i64,
+    },
+    /// It was notified that it is no longer a member.
+    Evicted,
+    /// Its request is fulfilled.
+    Over,
+}
+
+impl Clients {
+    /// Adopts a request. Returns what had become of the node's last one, or `None` if the request is ignored.
+    pub(super) fn accept(&mut self, request: Request) -> Option<Status> {
+        let index = request.index;
+        let arrival = self.arrivals + 1;
+        let mut status = match request.kind {
+            RequestKind::Stay { round } => Status::Member { round },
+            _ => Status::Pending { is_spare: false },
+        };
+        let before = if let Some(client) = self.by_index.get_mut(&index) {
+            let last = &client.request;
+            if last.node != request.node || request.number < last.number {
+                return None;
+            }
+            let before = client.status;
+            let is_known = match before {
+                Status::Pending { .. } | Status::Decided => true,
+                Status::Member { .. } => matches!(request.kind, RequestKind::Stay { .. }),
+                Status::Evicted | Status::Over => false,
+            };
+            if request == *last && is_known {
+                return None;
+            }
+            if let (Status::Pending { is_spare }, Status::Pending { .. }) = (before, status) {
+                status = Status::Pending { is_spare };
+            }
+            client.request = request;
+            client.status = status;
+            client.heartbeat.get_or_insert_default();
+            self.order.remove(&client.arrival);
+            client.arrival = arrival;
+            before
+        } else if self.by_index.len() >= NODES_MAX as usize {
+            return None;
+        } else {
+            let client = Client {
+                request,
+                status,
+                heartbeat: Some(Vec::new()),
+                is_fresh: false,
+                was_listed: false,
+                arrival,
+            };
+            self.by_index.insert(index, client);
+            Status::Over
+        };
+        self.arrivals = arrival;
+        self.order.insert(arrival, index);
+        Some(before)
+    }
+
+    /// Removes the nodes for which `is_gone` is true. Returns their indices and the numbers of their last requests.
+    pub(super) fn remove(&mut self, is_gone: impl Fn(&Client) -> bool) -> BTreeMap<u32, u32> {
+        let gone = self.by_index.iter().filter(|(_, client)| is_gone(client));
+        let gone: BTreeMap<u32, u32> = gone
+            .map(|(index, client)| (*index, client.request.number))
+            .collect();
+        for index in gone.keys() {
+            if let Some(client) = self.by_index.remove(index) {
+                self.order.remove(&client.arrival);
+            }
+        }
+        gone
+    }
+
+    pub(super) fn get(&self, index: u32) -> Option<&Client> {
+        self.by_index.get(&index)
+    }
+
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut Client> {
+        self.by_index.get_mut(&index)
+    }
+
+    /// The nodes in the order of their indices.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Client)> {
+        self.by_index.iter().map(|(index, client)| (*index, client))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Client)> {
+        let clients = self.by_index.iter_mut();
+        clients.map(|(index, client)| (*index, client))
+    }
+
+    /// The indices of the nodes in the order in which their requests arrived.
+    pub(super) fn in_order(&self) -> Vec<u32> {
+        self.order.values().copied().collect()
+    }
+}

@@ -1,0 +1,288 @@
+//! Applies the pending requests to the state, by the tables of docs/rendezvous.md, section 5.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::clients::Status;
+use super::{Holder, Timer};
+use crate::engine::apply::{apply, make_spares, remove_dead};
+use crate::engine::decide::steps_of_action;
+use crate::engine::decide::{self, Action, Context, Decision};
+use crate::engine::group::message::{Answer, AnswerKind, Place, Request, RequestKind};
+use crate::engine::last_round::REJOIN_GRACE;
+use crate::values::clock::Now;
+use crate::values::node::NodeId;
+use crate::values::timestamp::Timestamp;
+
+/// How many passes over the requests follow a batch at most: in each, the state can change for others.
+const PASSES_MAX: usize = 8;
+
+/// Facts that are the same for all requests of a pass.
+struct Pass {
+    now: Now,
+    time: Timestamp,
+    is_last_call_over: bool,
+    has_suspects: bool,
+    complete: Option<Complete>,
+    /// How many members of the last round may claim a place in the open one.
+    claims: Option<usize>,
+}
+
+/// The facts of a complete round.
+struct Complete {
+    has_every_rank: bool,
+    same_as: i64,
+    first: Option<NodeId>,
+}
+
+impl Holder {
+    /// Applies the requests in order, until nothing changes any more.
+    pub(super) fn decide(&mut self, now: Now) {
+        self.as_of.decision = now.monotonic;
+        self.drop_silent(now);
+        for _ in 0..PASSES_MAX {
+            // With thousands of nodes, what is the same for all of them is looked up once.
+            let mut pass = Pass::new(self, now);
+            let mut has_changed = false;
+            for index in self.clients.in_order() {
+                has_changed |= self.decide_one(index, &mut pass);
+            }
+            if !has_changed {
+                break;
+            }
+            self.observations.observe_draft(&self.draft.state, now);
+        }
+        self.evict();
+        let (observations, settings) = (&self.observations, &self.settings);
+        let begun_at = observations.last_call_begun_at();
+        let later = [
+            observations.last_call_ends_at(settings),
+            self.rounds
+                .last
+                .precedence_until(&self.draft.state, settings),
+            begun_at.map(|at| at.saturating_add(REJOIN_GRACE)),
+        ];
+        let margin = Duration::from_millis(1);
+        let later = later
+            .into_iter()
+            .flatten()
+            .map(|at| at.saturating_add(margin));
+        match later.filter(|at| *at > now.monotonic).min() {
+            Some(next) => self.timers.set(Timer::Decide, next),
+            None => self.timers.cancel(Timer::Decide),
+        }
+        let as_of = self.as_of.oldest();
+        match observations.next_silence_at(&self.me, settings, as_of) {
+            Some(at) => self.timers.set(Timer::Silence, at.saturating_add(margin)),
+            None => self.timers.cancel(Timer::Silence),
+        }
+    }
+
+    fn drop_silent(&mut self, now: Now) {
+        // A process that was stopped has not read what others wrote meanwhile.
+        let as_of = self.as_of.oldest();
+        let mut silent = self.observations.silent(&self.me, &self.settings, as_of);
+        silent.retain(|silent| self.draft.lists(&silent.node));
+        if silent.is_empty() {
+            return;
+        }
+        let dead: BTreeSet<&NodeId> = silent.iter().map(|silent| &silent.node).collect();
+        self.forget(|client| dead.contains(&client.request.node));
+        self.rounds.on_dropped(&silent);
+        remove_dead(&mut self.draft.state, dead, &self.settings);
+        self.newly_lost.append(&mut silent);
+        self.draft.change();
+        self.observations.observe_draft(&self.draft.state, now);
+    }
+
+    /// Decides about one request; returns whether the state has changed.
+    fn decide_one(&mut self, index: u32, pass: &mut Pass) -> bool {
+        let Some(client) = self.clients.get(index) else {
+            return false;
+        };
+        let Status::Pending { is_spare } = client.status else {
+            return false;
+        };
+        let request = client.request.clone();
+        let mut has_changed = false;
+        let mut is_spare_now = is_spare;
+        let mut is_late = matches!(request.kind, RequestKind::JoinLate { .. });
+        // Leaving a round, a place in the next one, and its end: no row leads back.
+        for _ in 0..PASSES_MAX {
+            let decision = self.decision(&request, is_late, pass);
+            let kind = match decision.action {
+                Action::Sync | Action::KeepAlive => {
+                    if is_spare_now == is_spare {
+                        return has_changed;
+                    }
+                    if is_spare_now {
+                        AnswerKind::Spare
+                    } else {
+                        AnswerKind::NoLongerSpare
+                    }
+                }
+                Action::Finish if request.kind.is_join() => match self.place(&request.node, pass) {
+                    Some(place) => AnswerKind::Joined(place),
+                    None => return has_changed,
+                },
+                Action::Finish => AnswerKind::Done,
+                Action::ErrorClosed => AnswerKind::Closed,
+                Action::ErrorTimeout => AnswerKind::TimedOut,
+                Action::GracefulExit => AnswerKind::NotNeeded,
+                action => {
+                    if action == Action::RemoveFromRedundancyList {
+                        // Its time starts anew.
+                        is_late = false;
+                        is_spare_now = false;
+                    }
+                    is_spare_now |= action == Action::AddToRedundancyList;
+                    self.apply(action, &request.node, pass);
+                    has_changed = true;
+                    continue;
+                }
+            };
+            let number = request.number;
+            self.decided.push((index, Answer { number, kind }));
+            if let Some(client) = self.clients.get_mut(index) {
+                client.status = Status::Decided;
+            }
+            return has_changed;
+        }
+        has_changed
+    }
+
+    fn decision(&self, request: &Request, is_late: bool, pass: &mut Pass) -> Decision {
+        let state = &self.draft.state;
+        let now = pass.now.monotonic;
+        let mut ctx = Context {
+            state,
+            me: &request.node,
+            settings: &self.settings,
+            now,
+            deadline: if is_late {
+                now.saturating_sub(Duration::from_millis(1))
+            } else {
+                Duration::MAX
+            },
+            // Heartbeats of these nodes are not in the state.
+            heartbeat_due: false,
+            last_call_over: pass.is_last_call_over && state.deadline.is_some(),
+            has_every_rank: true,
+            must_yield: request.kind.is_join() && self.must_yield(&request.node, pass),
+        };
+        match request.kind {
+            RequestKind::Join { after } | RequestKind::JoinLate { after } => {
+                let leaves = state.round <= after;
+                let exit = decide::exit(&ctx);
+                if leaves && exit.action == Action::RemoveFromParticipants {
+                    return exit;
+                }
+                let decision = decide::join(&ctx);
+                if decision.action == Action::Finish {
+                    ctx.has_every_rank = pass.complete(self).has_every_rank;
+                }
+                decide::amend(decision, &ctx, pass.has_suspects)
+            }
+            // Whichever list it is on.
+            RequestKind::Exit | RequestKind::Leave => decide::leave(&ctx),
+            RequestKind::Close => decide::close(&ctx),
+            RequestKind::Stay { .. } => decide::keep_alive(&ctx),
+        }
+    }
+
+    fn apply(&mut self, action: Action, node: &NodeId, pass: &mut Pass) {
+        let (state, settings) = (&mut self.draft.state, &self.settings);
+        let was_complete = state.complete;
+        let round = state.round;
+        let before = self.rounds.last.ranks_for(state);
+        apply(state, action, node, settings, pass.time, before);
+        let steps = steps_of_action(action, round, !was_complete && state.complete);
+        self.steps
+            .extend(steps.into_iter().map(|step| (node.clone(), step)));
+        if was_complete != state.complete {
+            self.rounds.observe_last(state, pass.now);
+            pass.claims = None;
+        }
+        if self.rounds.last.has(node) {
+            pass.claims = None;
+        }
+        if !was_complete {
+            make_spares(state, settings);
+        }
+        self.draft.change();
+        pass.complete = None;
+    }
+
+    /// Whether the node leaves the free places of an open round to members of the last one.
+    fn must_yield(&self, node: &NodeId, pass: &mut Pass) -> bool {
+        let now = pass.now.monotonic;
+        let (last, state, settings) = (&self.rounds.last, &self.draft.state, &self.settings);
+        last.must_yield(node, state, settings, now, || {
+            // Counting them for each of thousands of nodes would take seconds.
+            *pass
+                .claims
+                .get_or_insert_with(|| last.claimants(state, &self.rounds.gone).count())
+        })
+    }
+
+    fn place(&self, node: &NodeId, pass: &mut Pass) -> Option<Place> {
+        let state = &self.draft.state;
+        let rank = *state.participants.get(node)?;
+        let complete = pass.complete(self);
+        Some(Place {
+            round: state.round,
+            rank: usize::try_from(rank).ok()?,
+            size: state.participants.len(),
+            same_as: complete.same_as,
+            first: complete.first.clone()?,
+        })
+    }
+
+    /// Notifies members that the others have dropped.
+    fn evict(&mut self) {
+        let state = &self.draft.state;
+        for (index, client) in self.clients.iter_mut() {
+            let Status::Member { round } = client.status else {
+                continue;
+            };
+            let is_gone = state.complete
+                && state.round == round
+                && !state.participants.contains_key(&client.request.node);
+            if is_gone {
+                let number = client.request.number;
+                let kind = AnswerKind::Evicted { round };
+                self.decided.push((index, Answer { number, kind }));
+                client.status = Status::Decided;
+            }
+        }
+    }
+}
+
+impl Pass {
+    fn new(holder: &Holder, now: Now) -> Self {
+        let (observations, state) = (&holder.observations, &holder.draft.state);
+        let ends_at = observations.last_call_ends_at(&holder.settings);
+        let is_over = ends_at.is_some_and(|at| at < now.monotonic);
+        let mut suspects = observations.suspects(state, &holder.me);
+        Self {
+            now,
+            time: observations.time_to_write(now),
+            is_last_call_over: is_over || holder.rounds.all_are_back(state, observations, now),
+            has_suspects: suspects.next().is_some(),
+            complete: None,
+            claims: None,
+        }
+    }
+
+    fn complete(&mut self, holder: &Holder) -> &Complete {
+        self.complete.get_or_insert_with(|| {
+            let state = &holder.draft.state;
+            let first = state.participants.iter().find(|(_, rank)| **rank == 0);
+            Complete {
+                has_every_rank: decide::has_every_rank(state),
+                same_as: holder.rounds.same_as(state),
+                first: first.map(|(node, _)| node.clone()),
+            }
+        })
+    }
+}

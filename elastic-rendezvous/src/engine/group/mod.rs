@@ -1,0 +1,23 @@
+//! How many nodes share a rendezvous where the store is ours: one writes for all (docs/rendezvous.md, section 10).
+//!
+//! A [`Station`] is the state machine of one node. It says which request to the store comes next and is given the
+//! result; it knows no clock, thread or socket. While its node holds the lease it contains a [`holder::Holder`].
+//!
+//! The state stays what PyTorch's nodes read and write, and only a write with its token changes it, so a node that
+//! believes it still holds the lease does no harm.
+
+mod ask;
+mod engine;
+mod holder;
+mod message;
+mod posting;
+mod station;
+mod timers;
+
+pub(crate) use ask::{Ask, Reply};
+pub(crate) use engine::GroupEngine;
+
+#[cfg(test)]
+mod laws;
+#[cfg(test)]
+mod sim;

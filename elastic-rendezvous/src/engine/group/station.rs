@@ -1,0 +1,652 @@
+//! One node of a group: what it asks the store next. Pure.
+//!
+//! It makes one request at a time, so that it needs one connection.
+
+mod as_holder;
+mod news;
+
+use std::time::Duration;
+
+use super::ask::{Ask, Ending, Reply};
+use super::holder::Holder;
+use super::message::{Lease, Place, RequestKind, Summary};
+use super::posting::Posting;
+use super::timers::Timers;
+use crate::values::clock::Now;
+use crate::values::node::NodeId;
+use crate::values::settings::{ROLLBACK_WINDOW, RendezvousSettings};
+use crate::values::state::RendezvousState;
+use crate::values::step::Step;
+use crate::values::stored::Token;
+
+/// For each node that may take part, the interval of those that wait for an answer is longer by this: whatever their
+/// number, one of them polls each millisecond.
+const LEASE_POLL_INTERVAL_PER_NODE: Duration = Duration::from_millis(1);
+
+/// The longest interval of nodes that wait for an answer, as fewer than may take part can be there.
+const LEASE_POLL_INTERVAL_MAX: Duration = Duration::from_secs(34);
+
+/// How often the members with the lowest ranks poll the lease, at least.
+const LEASE_POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How many members poll the lease that often.
+const DEPUTIES: usize = 4;
+
+/// How often the other members poll it, in intervals of heartbeats: in case the deputies die with the holder.
+const HEARTBEATS_PER_LEASE_POLL: u32 = 12;
+
+/// A lease that is not renewed for this time, as a node has seen it, is free. Longer by the second for each node that
+/// may take part: thousands that the holder wakes delay its renewals, and each of them answers to a new holder.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
+const LEASE_TIMEOUT_PER_NODE: Duration = Duration::from_micros(100);
+const LEASE_TIMEOUT_MAX: Duration = Duration::from_secs(6);
+
+/// So long after this time a node polls a second time.
+const SECOND_POLL: Duration = Duration::from_millis(100);
+
+#[derive(Debug)]
+pub(crate) struct Station {
+    me: NodeId,
+    index: u32,
+    settings: RendezvousSettings,
+    phase: Phase,
+    membership: Option<Membership>,
+    role: Role,
+    timers: Timers<Timer>,
+    /// The operation in progress.
+    asked: Ask,
+    /// The number of the last request.
+    number: u32,
+    heartbeats: u64,
+    /// The last answer and the last summary that were read.
+    answer: Vec<u8>,
+    summary_text: Vec<u8>,
+    summary: Summary,
+    /// Requests to a later holder that this node took while it believed to be the holder.
+    misdirected: Vec<Vec<u8>>,
+}
+
+/// What the node waits for.
+#[derive(Debug)]
+enum Phase {
+    Idle,
+    /// An answer to its request.
+    Requesting(Posting),
+    /// Its caller, which takes the result. `epoch`: of the holder that knows the node as a member.
+    Ended {
+        result: Result<Option<Place>, Ending>,
+        epoch: Option<u64>,
+    },
+    /// A change of its round. It announces to each holder that it is a member.
+    Member(Posting),
+}
+
+/// The complete round that the node has joined.
+#[derive(Debug)]
+struct Membership {
+    round: i64,
+    rank: usize,
+    /// The number of nodes in the round.
+    size: usize,
+    standing: Standing,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Sure,
+    /// The summary allows that the node was evicted: it reads its answer.
+    Doubtful,
+    Evicted,
+}
+
+/// A node's part in the lease: it holds it, or knows of the node that does.
+#[derive(Debug)]
+enum Role {
+    Follower(LeaseView),
+    Holder(Box<Tenure>),
+}
+
+/// The lease as a node that does not hold it knows it.
+#[derive(Debug)]
+enum LeaseView {
+    /// To be read at once.
+    Unknown,
+    Known {
+        lease: Vec<u8>,
+        /// When this lease was read first and last.
+        since: Duration,
+        polled: Duration,
+    },
+}
+
+#[derive(Debug)]
+struct Tenure {
+    holder: Holder,
+    /// The lease as it was written last.
+    lease: Vec<u8>,
+    renewals: u64,
+    phase: TenurePhase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TenurePhase {
+    /// The stored summary is to be read: that of the holder before, or one that was replaced meanwhile.
+    Checking,
+    Serving,
+    /// Gives the lease back. The last summary lets the next holder know that this node has left.
+    Leaving,
+    /// Gives the lease back without a summary: the others have evicted the node, and may have a holder already.
+    Evicted,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    Deadline,
+    Heartbeat,
+    LeasePoll,
+    /// A poll soon after another one.
+    SecondPoll,
+    /// Post the request again.
+    Repeat,
+    Renewal,
+}
+
+impl LeaseView {
+    fn new(lease: Vec<u8>, at: Duration) -> Self {
+        Self::Known {
+            lease,
+            since: at,
+            polled: at,
+        }
+    }
+
+    /// Whether the lease was given back, or was seen without a renewal for `timeout`.
+    fn is_free(&self, timeout: Duration) -> bool {
+        let Self::Known {
+            lease,
+            since,
+            polled,
+        } = self
+        else {
+            return false;
+        };
+        let lease = Lease::from_text(lease);
+        lease.is_none_or(|lease| lease.renewal.is_none())
+            || polled.saturating_sub(*since) >= timeout
+    }
+
+    /// The epoch of the lease; `None` before the first one.
+    fn epoch(&self) -> Option<u64> {
+        match self {
+            Self::Unknown => None,
+            Self::Known { lease, .. } => Lease::from_text(lease).map(|lease| lease.epoch),
+        }
+    }
+}
+
+impl Station {
+    /// `index` differs from that of all other handlers in this store.
+    pub(crate) fn new(me: NodeId, index: u32, settings: RendezvousSettings, now: Now) -> Self {
+        Self {
+            me,
+            index,
+            settings,
+            phase: Phase::Idle,
+            membership: None,
+            role: Role::Follower(LeaseView::Unknown),
+            timers: [(Timer::Heartbeat, now.monotonic)].into(),
+            asked: Ask::Idle,
+            number: 0,
+            heartbeats: 0,
+            answer: Vec::new(),
+            summary_text: Vec::new(),
+            summary: Summary::default(),
+            misdirected: Vec::new(),
+        }
+    }
+
+    pub(crate) const fn me(&self) -> &NodeId {
+        &self.me
+    }
+
+    pub(crate) const fn settings(&self) -> &RendezvousSettings {
+        &self.settings
+    }
+
+    pub(crate) const fn summary(&self) -> &Summary {
+        &self.summary
+    }
+
+    pub(crate) fn is_evicted(&self) -> bool {
+        let membership = self.membership.as_ref();
+        membership.is_some_and(|it| it.standing == Standing::Evicted)
+    }
+
+    pub(crate) const fn is_holder(&self) -> bool {
+        matches!(self.role, Role::Holder(_))
+    }
+
+    const fn holder(&self) -> Option<&Holder> {
+        match &self.role {
+            Role::Holder(tenure) => Some(&tenure.holder),
+            Role::Follower(_) => None,
+        }
+    }
+
+    const fn holder_mut(&mut self) -> Option<&mut Holder> {
+        match &mut self.role {
+            Role::Holder(tenure) => Some(&mut tenure.holder),
+            Role::Follower(_) => None,
+        }
+    }
+
+    /// The state to be written and the token it is based on, after [`Ask::WriteState`].
+    pub(crate) fn to_write(&self) -> Option<(&RendezvousState, Option<&Token>)> {
+        self.holder().map(Holder::to_write)
+    }
+
+    /// Takes what this node, as the holder, has changed for whom since the last call, and the results of its writes.
+    pub(crate) fn take_steps(&mut self) -> Vec<(NodeId, Step)> {
+        self.holder_mut().map_or_else(Vec::new, Holder::take_steps)
+    }
+
+    /// Begins to join a round after `after`, for at most until `deadline`.
+    pub(crate) fn join(&mut self, after: i64, deadline: Duration, now: Now) {
+        self.membership = None;
+        self.begin(RequestKind::Join { after }, deadline, now);
+    }
+
+    /// Begins to leave the current round, to join another one later.
+    pub(crate) fn exit(&mut self, deadline: Duration, now: Now) {
+        self.begin(RequestKind::Exit, deadline, now);
+    }
+
+    pub(crate) fn leave(&mut self, deadline: Duration, now: Now) {
+        self.begin(RequestKind::Leave, deadline, now);
+    }
+
+    pub(crate) fn close(&mut self, deadline: Duration, now: Now) {
+        self.begin(RequestKind::Close, deadline, now);
+    }
+
+    fn begin(&mut self, kind: RequestKind, deadline: Duration, now: Now) {
+        self.number += 1;
+        self.phase = Phase::Requesting(Posting::new(kind, self.number, None));
+        self.timers.set(Timer::Deadline, deadline);
+        self.timers.set(Timer::SecondPoll, now.monotonic);
+    }
+
+    /// Gives the lease back before the node ends; `None` if it does not hold it.
+    pub(crate) fn release(&mut self) -> Option<Ask> {
+        let follower = Role::Follower(LeaseView::Unknown);
+        match std::mem::replace(&mut self.role, follower) {
+            Role::Holder(tenure) => {
+                self.timers.cancel(Timer::Renewal);
+                let lease = self.lease(tenure.holder.epoch(), None);
+                Some(Ask::Claim {
+                    expected: tenure.lease,
+                    lease,
+                })
+            }
+            role @ Role::Follower(_) => {
+                self.role = role;
+                None
+            }
+        }
+    }
+
+    fn lease(&self, epoch: u64, renewal: Option<u64>) -> Vec<u8> {
+        let lease = Lease {
+            epoch,
+            index: self.index,
+            renewal,
+        };
+        lease.to_text()
+    }
+
+    /// A request has failed: whatever this node held or posted may be lost.
+    pub(crate) fn on_failure(&mut self, now: Now) {
+        self.follow(LeaseView::Unknown, now);
+    }
+
+    /// Begins to follow another holder, which may know neither this node nor its request.
+    fn follow(&mut self, view: LeaseView, now: Now) {
+        self.role = Role::Follower(view);
+        self.timers.cancel(Timer::Renewal);
+        self.timers.set(Timer::Heartbeat, now.monotonic);
+        if let Phase::Requesting(posting) | Phase::Member(posting) = &mut self.phase {
+            posting.epoch = None;
+        }
+    }
+
+    /// The next operation. Its result goes to [`on_reply`](Self::on_reply).
+    pub(crate) fn step(&mut self, now: Now) -> Ask {
+        let ask = self.next(now);
+        self.asked = ask.clone();
+        ask
+    }
+
+    fn next(&mut self, now: Now) -> Ask {
+        let at = now.monotonic;
+        if let Some(ask) = self.next_of_release(now) {
+            return ask;
+        }
+        if let (Some(request), Role::Follower(_)) = (self.misdirected.last(), &self.role) {
+            return Ask::Push(request.clone());
+        }
+        if self.timers.is_due(Timer::Deadline, at) {
+            self.on_deadline();
+        }
+        match &self.phase {
+            Phase::Ended { result, epoch } => {
+                let (result, epoch) = (result.clone(), *epoch);
+                return self.done(result, epoch);
+            }
+            Phase::Idle if !self.is_holder() => return Ask::Idle,
+            Phase::Idle | Phase::Requesting(_) | Phase::Member(_) => {}
+        }
+        match &self.role {
+            Role::Follower(_) => self.next_as_follower(at),
+            Role::Holder(_) => self.next_as_holder(now),
+        }
+    }
+
+    /// Reports the result of the goal.
+    fn done(&mut self, result: Result<Option<Place>, Ending>, epoch: Option<u64>) -> Ask {
+        self.timers.cancel(Timer::Deadline);
+        self.timers.cancel(Timer::Repeat);
+        self.phase = match &self.membership {
+            Some(membership) => {
+                let kind = RequestKind::Stay {
+                    round: membership.round,
+                };
+                Phase::Member(Posting::new(kind, self.number, epoch))
+            }
+            None => Phase::Idle,
+        };
+        Ask::Done(result)
+    }
+
+    fn next_as_follower(&mut self, at: Duration) -> Ask {
+        if self.timers.is_due(Timer::Heartbeat, at) {
+            let interval = self.settings.keep_alive_interval;
+            // From then on not all at the same time.
+            let to_next = if self.heartbeats == 0 {
+                self.staggered(interval / 2, interval)
+            } else {
+                interval
+            };
+            self.heartbeats += 1;
+            self.timers
+                .set(Timer::Heartbeat, at.saturating_add(to_next));
+            return Ask::WriteHeartbeat(self.heartbeats);
+        }
+        let Role::Follower(view) = &self.role else {
+            return Ask::Idle;
+        };
+        let LeaseView::Known { lease, .. } = view else {
+            return self.poll_lease(at);
+        };
+        let epoch = view.epoch();
+        if view.is_free(self.lease_timeout()) {
+            if self.may_hold() {
+                return Ask::Claim {
+                    expected: lease.clone(),
+                    lease: self.lease(epoch.unwrap_or(0).saturating_add(1), Some(0)),
+                };
+            }
+            if self.is_requesting() {
+                return self.done(Err(Ending::NoHolder), None);
+            }
+        }
+        if self.timers.is_due(Timer::LeasePoll, at) || self.timers.is_due(Timer::SecondPoll, at) {
+            return self.poll_lease(at);
+        }
+        if let Some(membership) = &mut self.membership
+            && membership.standing == Standing::Doubtful
+        {
+            membership.standing = Standing::Sure;
+            return Ask::ReadAnswer;
+        }
+        if let Phase::Requesting(posting) | Phase::Member(posting) = &mut self.phase
+            && (posting.epoch != epoch || self.timers.is_due(Timer::Repeat, at))
+        {
+            let intervals = posting.post(epoch);
+            let pause = self.settings.keep_alive_interval.saturating_mul(intervals);
+            self.timers.set_in(Timer::Repeat, at, pause);
+            return Ask::Push(posting.request(&self.me, self.index).to_text());
+        }
+        let until = self.timers.next(|_| true);
+        if self.is_requesting() {
+            let known = self.answer.clone();
+            Ask::AwaitAnswer { known, until }
+        } else {
+            let known = self.summary_text.clone();
+            Ask::AwaitSummary { known, until }
+        }
+    }
+
+    fn on_deadline(&mut self) {
+        let deadline = self.timers.at(Timer::Deadline);
+        self.timers.cancel(Timer::Deadline);
+        let Phase::Requesting(posting) = &mut self.phase else {
+            return;
+        };
+        if let RequestKind::Join { after } = posting.kind {
+            self.number += 1;
+            posting.replace(RequestKind::JoinLate { after }, self.number);
+            self.timers
+                .set_in(Timer::Deadline, deadline, ROLLBACK_WINDOW);
+        } else {
+            self.phase = Phase::Ended {
+                result: Err(Ending::TimedOut),
+                epoch: None,
+            };
+            self.retire(TenurePhase::Leaving);
+        }
+    }
+
+    /// Gives the lease back next, if this node holds it.
+    const fn retire(&mut self, phase: TenurePhase) {
+        if let Role::Holder(tenure) = &mut self.role {
+            tenure.phase = phase;
+        }
+    }
+
+    fn poll_lease(&mut self, at: Duration) -> Ask {
+        if !self.timers.take_due(Timer::SecondPoll, at) {
+            let pause = self.lease_timeout().saturating_add(SECOND_POLL);
+            self.timers.set_in(Timer::SecondPoll, at, pause);
+        }
+        let pause = self.lease_poll_interval();
+        self.timers.set_in(Timer::LeasePoll, at, pause);
+        Ask::ReadLease
+    }
+
+    fn lease_timeout(&self) -> Duration {
+        let more = self.per_node(LEASE_TIMEOUT_PER_NODE);
+        LEASE_TIMEOUT.saturating_add(more).min(LEASE_TIMEOUT_MAX)
+    }
+
+    /// This time for each node that may take part.
+    fn per_node(&self, time: Duration) -> Duration {
+        time.saturating_mul(u32::try_from(self.settings.max_nodes).unwrap_or(u32::MAX))
+    }
+
+    fn lease_poll_interval(&self) -> Duration {
+        let least = LEASE_POLL_INTERVAL;
+        if self.is_requesting() {
+            let more = self.per_node(LEASE_POLL_INTERVAL_PER_NODE);
+            let most = least.saturating_add(more).min(LEASE_POLL_INTERVAL_MAX);
+            return self.staggered(least, most);
+        }
+        if self.membership.as_ref().is_none_or(|it| it.rank < DEPUTIES) {
+            return self.staggered(least, least.saturating_add(least / 4));
+        }
+        let interval = self.settings.keep_alive_interval;
+        let most = interval.saturating_mul(HEARTBEATS_PER_LEASE_POLL);
+        self.staggered(most / 2, most)
+    }
+
+    /// A time between these, such that not all nodes do the same at the same time.
+    fn staggered(&self, least: Duration, most: Duration) -> Duration {
+        const PHASES: u32 = 1 << 12;
+        // The golden ratio: also few nodes, with successive numbers, are far apart.
+        let phase = self.index.wrapping_mul(0x9E37_79B9) >> (u32::BITS - PHASES.trailing_zeros());
+        let width = most.saturating_sub(least);
+        least.saturating_add(width.saturating_mul(phase) / PHASES)
+    }
+
+    const fn is_requesting(&self) -> bool {
+        matches!(self.phase, Phase::Requesting(_))
+    }
+
+    const fn is_joining(&self) -> bool {
+        matches!(&self.phase, Phase::Requesting(posting) if posting.kind.is_join())
+    }
+
+    /// Only a node that is listed, or will be by its own request, can write what stops an earlier holder.
+    fn may_hold(&self) -> bool {
+        self.is_joining() || (self.membership.is_some() && !self.is_evicted())
+    }
+
+    /// Takes the result of the last operation.
+    pub(crate) fn on_reply(&mut self, reply: Reply, now: Now) {
+        let asked = std::mem::replace(&mut self.asked, Ask::Idle);
+        match (asked, reply) {
+            (Ask::ReadLease, Reply::Value(lease)) => self.on_lease(lease.unwrap_or_default(), now),
+            (Ask::Claim { lease, .. }, Reply::Value(current)) => {
+                self.on_claimed(&lease, current.unwrap_or_default(), now);
+            }
+            (Ask::AwaitAnswer { .. } | Ask::ReadAnswer, Reply::Value(Some(text))) => {
+                self.on_answer(text, now);
+            }
+            (Ask::AwaitSummary { .. }, Reply::Value(Some(text))) => self.on_summary(text),
+            (Ask::ReadSummary, Reply::Value(text)) => {
+                if let Some(holder) = self.holder_mut() {
+                    holder.on_summary(text.unwrap_or_default());
+                }
+            }
+            (Ask::Push(request), Reply::Done) if self.misdirected.last() == Some(&request) => {
+                self.misdirected.pop();
+            }
+            (Ask::TakeRequests { .. }, Reply::Requests(texts)) => self.on_requests(&texts, now),
+            (asked, reply) => self.on_reply_to_holder(asked, reply, now),
+        }
+    }
+
+    fn on_lease(&mut self, current: Vec<u8>, now: Now) {
+        let at = now.monotonic;
+        let timeout = self.lease_timeout();
+        let Role::Follower(view) = &mut self.role else {
+            return;
+        };
+        match view {
+            LeaseView::Known {
+                lease,
+                since,
+                polled,
+            } if *lease == current => {
+                *polled = at;
+                let free_at = since.saturating_add(timeout);
+                if free_at > at {
+                    self.timers.set(Timer::SecondPoll, free_at);
+                }
+            }
+            LeaseView::Known { .. } | LeaseView::Unknown => *view = LeaseView::new(current, at),
+        }
+    }
+
+    fn on_claimed(&mut self, lease: &[u8], current: Vec<u8>, now: Now) {
+        let at = now.monotonic;
+        let is_mine = current == lease;
+        match &mut self.role {
+            Role::Holder(tenure) if is_mine => {
+                tenure.lease = current;
+                // No other node can have asked for these requests.
+                self.misdirected.clear();
+            }
+            Role::Holder(_) => self.follow(LeaseView::new(current, at), now),
+            Role::Follower(_) => {
+                self.on_lease(current, now);
+                match Lease::from_text(lease) {
+                    Some(Lease {
+                        epoch,
+                        renewal: Some(_),
+                        ..
+                    }) if is_mine => self.hold(lease.to_vec(), epoch, now),
+                    _ => {
+                        let pause = self.lease_poll_interval();
+                        self.timers.set_in(Timer::LeasePoll, at, pause);
+                        self.timers.cancel(Timer::SecondPoll);
+                    }
+                }
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn describe(&self) -> String {
+        let (phase, asked) = (&self.phase, &self.asked);
+        let membership = &self.membership;
+        let role = match &self.role {
+            Role::Follower(view) => format!("{view:?}"),
+            Role::Holder(tenure) => tenure.holder.describe(),
+        };
+        format!("{phase:?}, {membership:?}, {asked:?}, {role}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::timestamp::Timestamp;
+
+    /// docs/rendezvous.md, GROUP 3.
+    #[test]
+    fn a_request_without_an_answer_is_posted_again_and_again() {
+        let start = Now {
+            monotonic: Duration::from_secs(1000),
+            wall: Timestamp::from_micros(1_800_000_000_000_000),
+        };
+        let settings = RendezvousSettings::for_test(1, 4);
+        let interval = settings.keep_alive_interval;
+        let mut station = Station::new(NodeId::new("node", 1, 0), 7, settings, start);
+        let mut time = Duration::ZERO;
+        station.join(-1, Duration::MAX, start);
+        let (mut clients, mut heartbeat) = (Vec::new(), 0);
+        while time < interval * 31 {
+            let now = start.after(time);
+            let reply = match station.step(now) {
+                Ask::WriteHeartbeat(_) => Reply::Done,
+                Ask::ReadLease => {
+                    // The holder lives.
+                    heartbeat += 1;
+                    let lease = Lease {
+                        epoch: 3,
+                        index: 1,
+                        renewal: Some(heartbeat),
+                    };
+                    Reply::Value(Some(lease.to_text()))
+                }
+                Ask::Push(request) => {
+                    clients.push((time, request));
+                    Reply::Done
+                }
+                Ask::AwaitAnswer { until, .. } => {
+                    time = until - start.monotonic;
+                    Reply::Nothing
+                }
+                other => panic!("{other:?}"),
+            };
+            station.on_reply(reply, start.after(time));
+        }
+        let (times, requests): (Vec<_>, Vec<_>) = clients.into_iter().unzip();
+        let expected = [0, 2, 6, 14, 30].map(|intervals| interval * intervals);
+        assert_eq!(times, expected);
+        assert!(
+            requests.iter().all(|request| *request == requests[0]),
+            "{requests:?}"
+        );
+    }
+}

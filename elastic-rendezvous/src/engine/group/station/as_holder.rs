@@ -1,0 +1,155 @@
+//! What a node does while it holds the lease.
+
+use std::time::Duration;
+
+use super::{Phase, Role, Standing, Station, Tenure, TenurePhase, Timer};
+use crate::engine::group::ask::{Ask, Reply};
+use crate::engine::group::holder::{Holder, Task};
+use crate::engine::group::message::Request;
+use crate::values::clock::Now;
+
+/// How often the holder renews the lease.
+const RENEWAL: Duration = Duration::from_millis(500);
+
+impl Station {
+    /// The next operation of a holder that gives the lease back.
+    pub(super) fn next_of_release(&mut self, now: Now) -> Option<Ask> {
+        let Role::Holder(tenure) = &mut self.role else {
+            return None;
+        };
+        match tenure.phase {
+            TenurePhase::Checking | TenurePhase::Serving => return None,
+            TenurePhase::Evicted => {}
+            TenurePhase::Leaving => {
+                // Others may have left by the same write.
+                let answers = tenure.holder.take_answers();
+                if let Some(ask) = self.answer(answers, now) {
+                    return Some(ask);
+                }
+                if let Some(text) = self.holder_mut().and_then(Holder::take_unsent_summary) {
+                    self.adopt_summary(text.clone());
+                    return Some(Ask::WriteSummary(text));
+                }
+            }
+        }
+        self.release()
+    }
+
+    pub(super) fn next_as_holder(&mut self, now: Now) -> Ask {
+        let at = now.monotonic;
+        let Role::Holder(tenure) = &mut self.role else {
+            return Ask::Idle;
+        };
+        let epoch = tenure.holder.epoch();
+        if self.timers.is_due(Timer::Renewal, at) {
+            self.timers.set_in(Timer::Renewal, at, RENEWAL);
+            tenure.renewals += 1;
+            let (expected, renewals) = (tenure.lease.clone(), tenure.renewals);
+            let lease = self.lease(epoch, Some(renewals));
+            return Ask::Claim { expected, lease };
+        }
+        if let Phase::Requesting(posting) | Phase::Member(posting) = &mut self.phase
+            && posting.epoch != Some(epoch)
+        {
+            posting.epoch = Some(epoch);
+            let request = posting.request(&self.me, self.index);
+            tenure.holder.on_requests([request], now);
+        }
+        if tenure.phase == TenurePhase::Checking {
+            tenure.phase = TenurePhase::Serving;
+            return Ask::ReadSummary;
+        }
+        match tenure.holder.task(now) {
+            Task::CountNodes => Ask::CountNodes,
+            Task::ReadState => Ask::ReadState,
+            Task::CheckState => {
+                tenure.phase = TenurePhase::Checking;
+                Ask::CheckState
+            }
+            Task::WriteState => Ask::WriteState,
+            Task::Answer(answers) => match self.answer(answers, now) {
+                Some(ask) => ask,
+                None => self.next(now),
+            },
+            Task::WriteSummary(text) => {
+                self.adopt_summary(text.clone());
+                Ask::WriteSummary(text)
+            }
+            Task::ReadHeartbeats(mut indices) => {
+                indices.retain(|index| *index != self.index);
+                Ask::ReadHeartbeats(indices)
+            }
+            Task::Wait(until) => Ask::TakeRequests {
+                until: until.min(self.timers.at(Timer::Renewal)),
+            },
+        }
+    }
+
+    /// Takes its own answer, and returns what writes those of the others.
+    fn answer(&mut self, mut answers: Vec<(u32, Vec<u8>)>, now: Now) -> Option<Ask> {
+        let own = answers.iter().position(|(index, _)| *index == self.index);
+        if let Some(own) = own {
+            let (_, text) = answers.swap_remove(own);
+            self.on_answer(text, now);
+        }
+        (!answers.is_empty()).then_some(Ask::WriteAnswers(answers))
+    }
+
+    pub(super) fn on_reply_to_holder(&mut self, asked: Ask, reply: Reply, now: Now) {
+        let Some(holder) = self.holder_mut() else {
+            return;
+        };
+        match (asked, reply) {
+            (Ask::ReadState, Reply::State(stored)) => holder.on_state(stored, now),
+            (Ask::CheckState, Reply::IsSame(is_same)) => holder.on_checked(is_same, now),
+            (Ask::CountNodes, Reply::Count(count)) => holder.on_count(count),
+            (Ask::WriteState, Reply::Written(written)) => holder.on_written(written, now),
+            (Ask::ReadHeartbeats(indices), Reply::Heartbeats(values)) => {
+                holder.on_heartbeats(&indices, &values, now);
+            }
+            _ => {}
+        }
+        // A holder that is on no list cannot stop what an earlier one writes.
+        let has_lost = self.holder().is_some_and(|it| it.has_lost(&self.me));
+        if has_lost && !self.is_joining() {
+            if let Some(membership) = &mut self.membership {
+                membership.standing = Standing::Evicted;
+            }
+            self.retire(match self.phase {
+                Phase::Member(_) => TenurePhase::Evicted,
+                _ => TenurePhase::Leaving,
+            });
+        }
+    }
+
+    pub(super) fn on_requests(&mut self, texts: &[Vec<u8>], now: Now) {
+        let Some(holder) = self.holder_mut() else {
+            return;
+        };
+        let epoch = holder.epoch();
+        let requests = texts.iter().filter_map(|text| Request::from_text(text));
+        let (later, own): (Vec<_>, Vec<_>) = requests.partition(|request| request.epoch > epoch);
+        holder.on_requests(own, now);
+        if !later.is_empty() {
+            self.misdirected = later.iter().map(Request::to_text).collect();
+            // It fails if there is a later holder.
+            self.timers.set(Timer::Renewal, now.monotonic);
+        }
+    }
+
+    pub(super) fn hold(&mut self, lease: Vec<u8>, epoch: u64, now: Now) {
+        let holder = Holder::new(self.me.clone(), self.settings.clone(), epoch, now);
+        self.role = Role::Holder(Box::new(Tenure {
+            holder,
+            lease,
+            renewals: 0,
+            // The summary of the holder before names the nodes that have left.
+            phase: if epoch > 1 {
+                TenurePhase::Checking
+            } else {
+                TenurePhase::Serving
+            },
+        }));
+        self.timers.set_in(Timer::Renewal, now.monotonic, RENEWAL);
+    }
+}

@@ -1,0 +1,106 @@
+//! How a node learns what the holder has written: from its answer, and from the summary.
+
+use super::{LeaseView, Membership, Phase, Role, Standing, Station, TenurePhase, Timer};
+use crate::engine::group::ask::Ending;
+use crate::engine::group::message::{Answer, AnswerKind, RequestKind, Summary};
+use crate::values::clock::Now;
+
+impl Station {
+    pub(super) fn on_answer(&mut self, text: Vec<u8>, now: Now) {
+        let answer = Answer::from_text(&text);
+        self.answer = text;
+        let Some(answer) = answer else { return };
+        if matches!(answer.kind, AnswerKind::NewHolder { .. }) {
+            // It may have replaced an answer.
+            if let Role::Follower(view) = &mut self.role {
+                *view = LeaseView::Unknown;
+            }
+            return self.repeat();
+        }
+        let since = match &self.phase {
+            Phase::Requesting(posting) | Phase::Member(posting) => posting.since,
+            Phase::Idle | Phase::Ended { .. } => self.number,
+        };
+        let ends = answer.number >= since && answer.kind.ends_every_request();
+        if answer.number != self.number && !ends {
+            return;
+        }
+        if let AnswerKind::Evicted { round } = answer.kind {
+            if let Some(membership) = self.membership.as_mut().filter(|it| it.round == round) {
+                membership.standing = Standing::Evicted;
+            }
+            return self.repeat();
+        }
+        let Phase::Requesting(posting) = &mut self.phase else {
+            return;
+        };
+        let is_join = posting.kind.is_join();
+        let (result, epoch) = match answer.kind {
+            AnswerKind::Spare => return self.timers.cancel(Timer::Deadline),
+            AnswerKind::NoLongerSpare => {
+                let timeout = self.settings.join_timeout;
+                self.timers.set_in(Timer::Deadline, now.monotonic, timeout);
+                if let RequestKind::JoinLate { after } = posting.kind {
+                    self.number += 1;
+                    posting.replace(RequestKind::Join { after }, self.number);
+                }
+                return;
+            }
+            AnswerKind::Joined(place) if is_join => {
+                self.membership = Some(Membership {
+                    round: place.round,
+                    rank: place.rank,
+                    size: place.size,
+                    standing: Standing::Sure,
+                });
+                (Ok(Some(place)), posting.epoch)
+            }
+            AnswerKind::Done if !is_join => (Ok(None), None),
+            AnswerKind::Closed => (Err(Ending::Closed), None),
+            AnswerKind::NotNeeded => (Err(Ending::NotNeeded), None),
+            AnswerKind::TimedOut => (Err(Ending::TimedOut), None),
+            _ => return,
+        };
+        let leaves = matches!(posting.kind, RequestKind::Exit | RequestKind::Leave);
+        if epoch.is_none() && (is_join || leaves) {
+            self.membership = None;
+            self.retire(TenurePhase::Leaving);
+        }
+        self.phase = Phase::Ended { result, epoch };
+    }
+
+    /// Numbers the request anew, as the holder has forgotten it.
+    fn repeat(&mut self) {
+        if let Phase::Requesting(posting) = &mut self.phase {
+            self.number += 1;
+            posting.replace(posting.kind, self.number);
+        }
+    }
+
+    pub(super) fn on_summary(&mut self, text: Vec<u8>) {
+        self.adopt_summary(text);
+        if let Role::Follower(view) = &mut self.role
+            && view.epoch().unwrap_or(0) < self.summary.epoch
+        {
+            *view = LeaseView::Unknown;
+        }
+        let summary = &self.summary;
+        if let Some(membership) = &mut self.membership
+            && membership.standing != Standing::Evicted
+        {
+            let is_same = summary.round == membership.round && summary.is_complete;
+            membership.standing = if is_same && summary.joined == membership.size {
+                Standing::Sure
+            } else {
+                Standing::Doubtful
+            };
+        }
+    }
+
+    pub(super) fn adopt_summary(&mut self, text: Vec<u8>) {
+        if let Some(summary) = Summary::from_text(&text) {
+            self.summary = summary;
+        }
+        self.summary_text = text;
+    }
+}

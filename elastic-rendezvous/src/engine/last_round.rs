@@ -1,0 +1,257 @@
+//! What a node remembers of the last complete round: which ranks its members had, and which of them may still claim a
+//! place in the next one (docs/rendezvous.md, section 7.1). Pure.
+//!
+//! The state itself forgets a round when its last member leaves, and PyTorch's nodes would not understand more of it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use crate::engine::group_ranks::Ranks;
+use crate::values::node::NodeId;
+use crate::values::settings::RendezvousSettings;
+use crate::values::state::RendezvousState;
+
+/// How long a node that left a round to rejoin may be on no list. It needs one exchange with the store; after
+/// this time it has left for good.
+pub(crate) const REJOIN_GRACE: Duration = Duration::from_secs(2);
+
+/// The ranks before the first round.
+const NO_RANKS: &Ranks = &Ranks::new();
+
+/// The last complete round that this node has seen.
+#[derive(Debug, Default)]
+pub(crate) struct LastRound {
+    /// `None`: no complete round was seen, or later ones were missed.
+    round: Option<i64>,
+    /// The members that this node has seen in it.
+    ranks: Ranks,
+    /// When this node saw that the next one was open.
+    ended_at: Option<Duration>,
+    /// Members that were lost since.
+    lost: BTreeSet<NodeId>,
+}
+
+impl LastRound {
+    /// Adopts a state that was read at `now`, without dead nodes. `is_lost`: whether a member that is not listed was
+    /// dropped as dead.
+    pub(crate) fn observe(
+        &mut self,
+        state: &RendezvousState,
+        now: Duration,
+        is_lost: impl Fn(&NodeId) -> bool,
+    ) {
+        if state.complete {
+            if self.round != Some(state.round) {
+                *self = Self {
+                    round: Some(state.round),
+                    ..Self::default()
+                };
+            }
+            // A node may have dropped the last member too early.
+            self.ended_at = None;
+            for (node, rank) in &state.participants {
+                if !self.ranks.contains_key(node) {
+                    self.ranks.insert(node.clone(), *rank);
+                }
+            }
+        } else if self.is_before(state) {
+            self.ended_at.get_or_insert(now);
+        } else {
+            *self = Self::default();
+        }
+        for node in self.ranks.keys() {
+            if state.last_heartbeats.contains_key(node) {
+                self.lost.remove(node);
+            } else if !self.lost.contains(node) && is_lost(node) {
+                self.lost.insert(node.clone());
+            }
+        }
+    }
+
+    /// The ranks to keep when the round of `state` becomes complete.
+    pub(crate) fn ranks_for(&self, state: &RendezvousState) -> &Ranks {
+        if self.is_before(state) {
+            &self.ranks
+        } else {
+            NO_RANKS
+        }
+    }
+
+    /// The members that this node has seen.
+    pub(crate) fn members(&self) -> impl Iterator<Item = &NodeId> {
+        self.ranks.keys()
+    }
+
+    /// Whether the node was a member.
+    pub(crate) fn has(&self, node: &NodeId) -> bool {
+        self.ranks.contains_key(node)
+    }
+
+    /// The members that are not back in the open round of `state` and not known to have gone: neither lost, nor among
+    /// those that say so (`gone`). A member on another list is about to join.
+    pub(crate) fn claimants<'l>(
+        &'l self,
+        state: &'l RendezvousState,
+        gone: &'l BTreeSet<NodeId>,
+    ) -> impl Iterator<Item = &'l NodeId> {
+        self.ranks.keys().filter(move |node| {
+            let is_listed = state.last_heartbeats.contains_key(*node);
+            let is_gone = self.lost.contains(*node) || gone.contains(*node);
+            !state.participants.contains_key(*node) && (is_listed || !is_gone)
+        })
+    }
+
+    /// Until when members have precedence over other nodes in the open round of `state`; `None` if they have none.
+    pub(crate) fn precedence_until(
+        &self,
+        state: &RendezvousState,
+        settings: &RendezvousSettings,
+    ) -> Option<Duration> {
+        let ended_at = self.ended_at.filter(|_| self.is_before(state))?;
+        Some(ended_at.saturating_add(settings.spare_wait))
+    }
+
+    /// Whether `me`, which was no member, has to leave the free places of an open round to `claimants` members.
+    pub(crate) fn must_yield(
+        &self,
+        me: &NodeId,
+        state: &RendezvousState,
+        settings: &RendezvousSettings,
+        now: Duration,
+        claimants: impl FnOnce() -> usize,
+    ) -> bool {
+        let has_precedence = self
+            .precedence_until(state, settings)
+            .is_some_and(|until| now < until);
+        if !has_precedence || self.has(me) {
+            return false;
+        }
+        let free = settings.max_nodes.saturating_sub(state.participants.len());
+        free <= claimants()
+    }
+
+    /// Whether this is the round before the open or just completing one of `state`.
+    fn is_before(&self, state: &RendezvousState) -> bool {
+        !state.complete && self.round.and_then(|round| round.checked_add(1)) == Some(state.round)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::timestamp::Timestamp;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name, 1, 0)
+    }
+
+    fn nodes(names: &str) -> impl Iterator<Item = NodeId> {
+        names.split_terminator(',').map(node)
+    }
+
+    fn state(round: i64, complete: bool, participants: &str, waiting: &str) -> RendezvousState {
+        let mut state = RendezvousState {
+            round,
+            complete,
+            ..RendezvousState::default()
+        };
+        state.participants = nodes(participants).zip(0..).collect();
+        state.wait_list = nodes(waiting).collect();
+        let listed = nodes(participants).chain(nodes(waiting));
+        state.last_heartbeats = listed.map(|it| (it, Timestamp::MIN)).collect();
+        state
+    }
+
+    /// Round 3 of a, b and c, which has ended after 100 s.
+    fn ended() -> LastRound {
+        let mut last = LastRound::default();
+        last.observe(&state(3, true, "a,b,c", ""), 90 * SECOND, |_| false);
+        last.observe(&state(4, false, "", "a"), 100 * SECOND, |_| false);
+        last
+    }
+
+    /// Whether a spare yields after this many seconds, of three nodes.
+    fn yields(last: &LastRound, state: &RendezvousState, at: u32, gone: &str) -> bool {
+        let settings = RendezvousSettings::for_test(2, 3);
+        let gone = nodes(gone).collect();
+        last.must_yield(&node("spare"), state, &settings, at * SECOND, || {
+            last.claimants(state, &gone).count()
+        })
+    }
+
+    /// docs/rendezvous.md, SPARE 1 and 2.
+    #[test]
+    fn a_spare_yields_to_members_that_may_come_back() {
+        let last = ended();
+        for (participants, waiting, gone, expected) in [
+            ("", "", "", true),
+            ("a,b", "", "", true),
+            // c has gone: there is a place that no member claims.
+            ("a,b", "", "c", false),
+            ("a", "", "c", false),
+            ("a,x", "", "c", true),
+            // It has said so before it came back.
+            ("a,b", "c", "c", true),
+        ] {
+            let state = state(4, false, participants, waiting);
+            assert_eq!(
+                yields(&last, &state, 101, gone),
+                expected,
+                "in={participants} wait={waiting} gone={gone}"
+            );
+        }
+    }
+
+    /// docs/rendezvous.md, SPARE 1.
+    #[test]
+    fn members_have_precedence_for_the_time_of_the_setting() {
+        let (last, state) = (ended(), state(4, false, "a,b", ""));
+        assert!(yields(&last, &state, 114, ""));
+        assert!(!yields(&last, &state, 115, ""));
+        // Seen again later, the round has still ended at the same time.
+        let mut last = last;
+        last.observe(&state, 110 * SECOND, |_| false);
+        assert!(!yields(&last, &state, 115, ""));
+    }
+
+    /// docs/rendezvous.md, SPARE 2.
+    #[test]
+    fn a_lost_member_has_no_claim_until_it_is_listed_again() {
+        let mut last = ended();
+        let open = state(4, false, "a,b", "");
+        last.observe(&open, 101 * SECOND, |it| *it == node("c"));
+        assert!(!yields(&last, &open, 101, ""));
+        let back = state(4, false, "a,b", "c");
+        last.observe(&back, 102 * SECOND, |_| true);
+        assert!(yields(&last, &back, 102, ""));
+    }
+
+    /// docs/rendezvous.md, SPARE 4.
+    #[test]
+    fn members_and_nodes_that_saw_no_round_do_not_yield() {
+        let settings = RendezvousSettings::for_test(2, 3);
+        let open = state(4, false, "b", "");
+        assert!(!ended().must_yield(&node("a"), &open, &settings, 101 * SECOND, || 3));
+        assert!(!yields(&LastRound::default(), &open, 101, ""));
+        // Round 4 was missed.
+        let mut last = ended();
+        let later = state(5, false, "b", "");
+        last.observe(&later, 101 * SECOND, |_| false);
+        assert!(!yields(&last, &later, 101, ""));
+        assert!(last.ranks_for(&later).is_empty());
+    }
+
+    #[test]
+    fn ranks_are_those_that_were_first_seen() {
+        let mut last = LastRound::default();
+        last.observe(&state(3, true, "c,a,b", ""), SECOND, |_| false);
+        // a has left the complete round, and counts.
+        last.observe(&state(3, true, "c,b", "a"), SECOND, |_| false);
+        let ranks = last.ranks_for(&state(4, false, "", ""));
+        let expected = [("a", 1), ("b", 2), ("c", 0)].map(|(name, rank)| (node(name), rank));
+        assert_eq!(ranks, &Ranks::from(expected));
+        assert!(last.ranks_for(&state(3, true, "c,b", "a")).is_empty());
+    }
+}

@@ -1,0 +1,101 @@
+//! What decides for a node, and the seam to the shell that carries it out.
+//!
+//! An engine is pure: it says which request comes next ([`Ask`]) and gets the result ([`Reply`]). Time is an argument.
+//! The shell's `handler_loop` drives any engine, and its `dynamic` creates the one that `access` allows: `solo`, of a
+//! node that writes the state itself, or `group`, where one node writes for all.
+
+mod apply;
+mod decide;
+mod executor;
+pub(crate) mod group;
+mod group_ranks;
+mod last_round;
+mod observations;
+#[cfg(test)]
+mod sim;
+pub(crate) mod solo;
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use self::group::Ask as GroupAsk;
+pub(crate) use self::group::Reply;
+use crate::values::clock::Now;
+use crate::values::error::RendezvousError;
+use crate::values::goal::{Answer, Operation, OperationError};
+use crate::values::membership::Membership;
+use crate::values::node::NodeId;
+use crate::values::report::{LostNode, WaitReport};
+use crate::values::state::RendezvousState;
+use crate::values::step::Step;
+use crate::values::stored::{Part, Token};
+
+/// Decides for one node what to ask of the store, operation by operation, and what a member does between them.
+pub(crate) trait Engine: Debug + Send {
+    /// Begins an operation that should end by `deadline`, in place of the one before. An operation of a member that
+    /// leaves its round ends the membership at once.
+    fn begin(&mut self, operation: Operation, deadline: Duration, now: Now);
+
+    /// The next request, during an operation or as a member.
+    fn step(&mut self, now: Now) -> Ask;
+
+    /// Takes the result of the last request.
+    fn on_reply(&mut self, reply: Reply, now: Now);
+
+    /// The last request has failed, and the operation with it. A member goes on.
+    fn on_failure(&mut self, error: &RendezvousError, now: Now);
+
+    /// Whether a member is in the midst of something that ends before the next operation begins.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// The state as the node knows it, with its changes, and the token of the stored one; `None` if it knows none.
+    fn to_write(&self) -> Option<(&RendezvousState, Option<&Token>)>;
+
+    /// How the round of which this node is a member has changed; `None` in no round.
+    fn membership(&self) -> Option<Membership>;
+
+    /// The progress of the join, or how it stood when it timed out.
+    fn report(&self, now: Now) -> WaitReport;
+
+    /// Why the node waits, for the log.
+    fn reason(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Takes the nodes that were lost since the last call.
+    fn take_newly_lost(&mut self, now: Now) -> Vec<LostNode>;
+
+    /// Takes the steps since the last call, each with the node that it is about.
+    fn take_steps(&mut self) -> Vec<(NodeId, Step)>;
+
+    /// What a node that is or will be in no round gives back to the others; its result does not matter.
+    fn release(&mut self) -> Option<GroupAsk> {
+        None
+    }
+}
+
+/// What an engine needs before its next step.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Ask {
+    /// The stored state: [`Reply::State`].
+    ReadState,
+    /// Whether the stored state is still the one of [`Engine::to_write`], apart from heartbeats: [`Reply::IsSame`].
+    CheckState,
+    /// A write of [`Engine::to_write`]: [`Reply::Written`].
+    WriteState,
+    /// A wait until `part` of the stored state differs from [`Engine::to_write`], or this time: [`Reply::State`], or
+    /// [`Reply::Nothing`].
+    AwaitState { part: Part, until: Duration },
+    /// The notices of nodes that have gone: [`Reply::Gone`].
+    ReadNotices,
+    /// A report of the waiting join to listeners and log: [`Reply::Nothing`].
+    Report,
+    /// A request to the keys of the group; the station says to itself what its result is.
+    Group(GroupAsk),
+    /// Nothing until this time or a message: [`Reply::Nothing`].
+    Pause { until: Duration },
+    /// Nothing: the operation is over.
+    Done(Result<Answer, OperationError>),
+}

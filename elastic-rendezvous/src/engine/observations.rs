@@ -1,0 +1,436 @@
+//! Detects dead nodes by what this node observes with its own monotonic clock.
+//!
+//! PyTorch compares heartbeats with its own wall clock, so a clock that is a minute wrong evicts healthy
+//! nodes. Here a node is alive while its heartbeat keeps **changing**. A heartbeat is compared with the local
+//! clock in one case only: to find participants that may have died before this node's first read (see
+//! [`Observations::suspects`]).
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::values::clock::Now;
+use crate::values::node::NodeId;
+use crate::values::settings::RendezvousSettings;
+use crate::values::state::RendezvousState;
+use crate::values::timestamp::Timestamp;
+
+/// How far written times follow a peer whose clock is ahead. A larger difference is an error of the peer.
+const LEAD_MAX: Duration = Duration::from_secs(3600);
+
+/// What a node has observed of the others, with times of its monotonic clock.
+#[derive(Debug, Clone)]
+pub(crate) struct Observations {
+    /// When this node started. Its wall clock is advanced monotonically from here.
+    start: Now,
+    peers: HashMap<NodeId, Sighting>,
+    round: RoundTimes,
+    /// The same as of the last state that was read or written.
+    stored_round: RoundTimes,
+    /// When the state was last read.
+    read_at: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct RoundTimes {
+    /// The end of the last call, and when this node first saw it.
+    deadline: Option<(Timestamp, Duration)>,
+    /// The complete round, and when this node first saw it complete.
+    complete: Option<(i64, Duration)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sighting {
+    heartbeat: Timestamp,
+    /// When this heartbeat was first seen.
+    seen_at: Duration,
+    /// The start of the silence that counts.
+    silent_since: Duration,
+    /// Whether it was written after the first read.
+    is_new: bool,
+    /// Whether it was found at the first read and is so old that the node may be dead.
+    is_suspect: bool,
+}
+
+/// A node that has been silent for too long.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Silent {
+    pub(crate) node: NodeId,
+    pub(crate) silence: Duration,
+}
+
+impl Observations {
+    pub(crate) fn new(start: Now) -> Self {
+        Self {
+            start,
+            peers: HashMap::new(),
+            round: RoundTimes::default(),
+            stored_round: RoundTimes::default(),
+            read_at: None,
+        }
+    }
+
+    /// Adopts a state that was just read or written.
+    pub(crate) fn observe(
+        &mut self,
+        state: &RendezvousState,
+        settings: &RendezvousSettings,
+        now: Now,
+    ) {
+        let own_time = self.own_time(now);
+        let dead_after = settings.dead_after();
+        let is_first_read = self.read_at.is_none();
+        let was_away = self
+            .read_at
+            .is_none_or(|at| now.monotonic.saturating_sub(at) > dead_after);
+        self.read_at = Some(now.monotonic);
+        self.round = self.stored_round;
+        self.peers
+            .retain(|node, _| state.last_heartbeats.contains_key(node));
+        // A node that was not listed at the last read must just have written.
+        self.adopt(state, now, !is_first_read, |heartbeat| {
+            was_away && own_time.since(heartbeat) > dead_after
+        });
+        self.stored_round = self.round;
+    }
+
+    /// Adopts a state that is still to be written. Another node may write first: then the same has to be decided on
+    /// what that node has written, so nothing is forgotten.
+    pub(crate) fn observe_draft(&mut self, state: &RendezvousState, now: Now) {
+        self.adopt(state, now, true, |_| false);
+    }
+
+    fn adopt(
+        &mut self,
+        state: &RendezvousState,
+        now: Now,
+        is_new: bool,
+        is_suspect: impl Fn(Timestamp) -> bool,
+    ) {
+        self.round.complete = match self.round.complete {
+            _ if !state.complete => None,
+            Some((round, since)) if round == state.round => Some((round, since)),
+            _ => Some((state.round, now.monotonic)),
+        };
+        for (node, &heartbeat) in &state.last_heartbeats {
+            let is_suspect = match self.peers.get(node) {
+                Some(sighting) if sighting.heartbeat == heartbeat => continue,
+                Some(_) => false,
+                None => is_suspect(heartbeat),
+            };
+            let sighting = Sighting {
+                heartbeat,
+                seen_at: now.monotonic,
+                silent_since: now.monotonic,
+                is_new,
+                is_suspect,
+            };
+            self.peers.insert(node.clone(), sighting);
+        }
+        // A live member must see the complete round before a silent one is dropped. After this time it has
+        // read the state, and so written a heartbeat, or it is silent itself.
+        for (node, sighting) in &mut self.peers {
+            sighting.silent_since = match self.round.complete {
+                Some((_, since)) if state.participants.contains_key(node) => {
+                    sighting.seen_at.max(since)
+                }
+                _ => sighting.seen_at,
+            };
+        }
+        match (state.deadline, self.round.deadline) {
+            (None, _) => self.round.deadline = None,
+            (Some(deadline), Some((known, _))) if deadline == known => {}
+            (Some(deadline), _) => self.round.deadline = Some((deadline, now.monotonic)),
+        }
+    }
+
+    /// The nodes other than `me` that had been silent for too long at `moment`, longest silence first.
+    ///
+    /// `moment` is when the current state was requested, not when it arrived: this process may have been
+    /// stopped in between and missed later heartbeats.
+    pub(crate) fn silent(
+        &self,
+        me: &NodeId,
+        settings: &RendezvousSettings,
+        moment: Duration,
+    ) -> Vec<Silent> {
+        let mut silent: Vec<Silent> = self
+            .peers
+            .iter()
+            .filter(|(node, _)| *node != me)
+            .filter(|(_, sighting)| sighting.is_silent_at(moment, settings))
+            .map(|(node, sighting)| Silent {
+                node: node.clone(),
+                silence: moment.saturating_sub(sighting.seen_at),
+            })
+            .collect();
+        silent.sort_by(|a, b| (b.silence, &a.node).cmp(&(a.silence, &b.node)));
+        silent
+    }
+
+    /// For how long `node` has written no new heartbeat; `None` if it was not listed.
+    pub(crate) fn silence_of(&self, node: &NodeId, moment: Duration) -> Option<Duration> {
+        let sighting = self.peers.get(node)?;
+        Some(moment.saturating_sub(sighting.seen_at))
+    }
+
+    /// The participants found at the first read with a heartbeat so old that they are dead or have a slow
+    /// clock. Within [`RendezvousSettings::dead_after`] each writes or is silent. Until then no round may be
+    /// completed with them.
+    pub(crate) fn suspects<'s>(
+        &'s self,
+        state: &'s RendezvousState,
+        me: &'s NodeId,
+    ) -> impl Iterator<Item = &'s NodeId> {
+        state.participants.keys().filter(move |node| {
+            *node != me
+                && self
+                    .peers
+                    .get(*node)
+                    .is_some_and(|sighting| sighting.is_suspect)
+        })
+    }
+
+    /// Whether `me` has a heartbeat that is at least one interval old.
+    pub(crate) fn heartbeat_due(
+        &self,
+        me: &NodeId,
+        settings: &RendezvousSettings,
+        now: Now,
+    ) -> bool {
+        self.heartbeat_due_at(me, settings)
+            .is_some_and(|due| due <= now.monotonic)
+    }
+
+    /// When the next heartbeat of `me` is due, if it has one.
+    pub(crate) fn heartbeat_due_at(
+        &self,
+        me: &NodeId,
+        settings: &RendezvousSettings,
+    ) -> Option<Duration> {
+        let sighting = self.peers.get(me)?;
+        Some(
+            sighting
+                .seen_at
+                .saturating_add(settings.keep_alive_interval),
+        )
+    }
+
+    /// When the last call ends: its timeout after this node first saw it.
+    pub(crate) fn last_call_ends_at(&self, settings: &RendezvousSettings) -> Option<Duration> {
+        let begun_at = self.last_call_begun_at()?;
+        Some(begun_at.saturating_add(settings.last_call_timeout))
+    }
+
+    /// When this node first saw the current last call.
+    pub(crate) fn last_call_begun_at(&self) -> Option<Duration> {
+        self.round.deadline.map(|(_, seen_at)| seen_at)
+    }
+
+    /// When the next node will have been silent for too long, without those that already are at `moment`.
+    pub(crate) fn next_silence_at(
+        &self,
+        me: &NodeId,
+        settings: &RendezvousSettings,
+        moment: Duration,
+    ) -> Option<Duration> {
+        self.peers
+            .iter()
+            .filter(|(node, sighting)| *node != me && !sighting.is_silent_at(moment, settings))
+            .map(|(_, sighting)| sighting.silent_since)
+            .min()
+            .map(|from| from.saturating_add(settings.dead_after()))
+    }
+
+    /// The time to write as a heartbeat or deadline.
+    ///
+    /// PyTorch's nodes compare it with their wall clocks. So it never jumps, and is not behind any node that
+    /// was seen writing: then a PyTorch node with a fast clock does not drop this one.
+    pub(crate) fn time_to_write(&self, now: Now) -> Timestamp {
+        let own = self.own_time(now);
+        let fastest = self
+            .peers
+            .values()
+            .filter(|sighting| sighting.is_new)
+            .map(|sighting| {
+                let age = now.monotonic.saturating_sub(sighting.seen_at);
+                sighting.heartbeat.after(age)
+            })
+            .max();
+        match fastest {
+            Some(fastest) if fastest > own => fastest.min(own.after(LEAD_MAX)),
+            _ => own,
+        }
+    }
+
+    /// The wall clock at the start, advanced by the monotonic clock.
+    fn own_time(&self, now: Now) -> Timestamp {
+        self.start
+            .wall
+            .after(now.monotonic.saturating_sub(self.start.monotonic))
+    }
+}
+
+impl Sighting {
+    fn is_silent_at(&self, moment: Duration, settings: &RendezvousSettings) -> bool {
+        moment.saturating_sub(self.silent_since) > settings.dead_after()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn start() -> Now {
+        Now {
+            monotonic: Duration::from_secs(100),
+            wall: Timestamp::from_micros(1_800_000_000_000_000),
+        }
+    }
+
+    fn settings() -> RendezvousSettings {
+        RendezvousSettings::for_test(1, 4)
+    }
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name, 1, 0)
+    }
+
+    fn state_of(nodes: &[(&NodeId, Timestamp)]) -> RendezvousState {
+        let mut state = RendezvousState::default();
+        for (node, heartbeat) in nodes {
+            state.participants.insert((*node).clone(), 0);
+            state.last_heartbeats.insert((*node).clone(), *heartbeat);
+        }
+        state
+    }
+
+    /// docs/rendezvous.md, CLOCK 1.
+    #[test]
+    fn a_peer_whose_heartbeat_keeps_changing_is_alive_whatever_its_clock_says() {
+        let (me, peer) = (node("me"), node("peer"));
+        let mut observations = Observations::new(start());
+        for step in 0..20_u32 {
+            let now = start().after(SECOND * 5 * step);
+            // An hour behind, and running backwards.
+            let heartbeat = start().wall.before(SECOND * (3600 + step));
+            observations.observe(&state_of(&[(&peer, heartbeat)]), &settings(), now);
+            assert_eq!(observations.silent(&me, &settings(), now.monotonic), []);
+        }
+    }
+
+    /// docs/rendezvous.md, CLOCK 1.
+    #[test]
+    fn a_peer_without_new_heartbeats_is_silent_after_three_intervals_of_the_own_clock() {
+        let (me, peer) = (node("me"), node("peer"));
+        let mut observations = Observations::new(start());
+        // An hour ahead: PyTorch would keep it for an hour.
+        let state = state_of(&[
+            (&peer, start().wall.after(SECOND * 3600)),
+            (&me, start().wall),
+        ]);
+        observations.observe(&state, &settings(), start());
+        let late = start().after(SECOND * 15);
+        observations.observe(&state, &settings(), late);
+        assert_eq!(observations.silent(&me, &settings(), late.monotonic), []);
+        let late = start().after(SECOND * 16);
+        let expected = [Silent {
+            node: peer,
+            silence: SECOND * 16,
+        }];
+        assert_eq!(
+            observations.silent(&me, &settings(), late.monotonic),
+            expected
+        );
+    }
+
+    /// docs/rendezvous.md, CLOCK 4.
+    #[test]
+    fn a_wall_clock_that_jumps_changes_nothing() {
+        let (me, peer) = (node("me"), node("peer"));
+        let mut observations = Observations::new(start());
+        let state = state_of(&[(&peer, start().wall), (&me, start().wall)]);
+        observations.observe(&state, &settings(), start());
+        let jumped = Now {
+            monotonic: start().monotonic + SECOND,
+            wall: start().wall.after(SECOND * 86_400),
+        };
+        observations.observe(&state, &settings(), jumped);
+        assert_eq!(observations.silent(&me, &settings(), jumped.monotonic), []);
+        assert!(!observations.heartbeat_due(&me, &settings(), jumped));
+        assert_eq!(
+            observations.time_to_write(jumped),
+            start().wall.after(SECOND)
+        );
+    }
+
+    #[test]
+    fn an_old_heartbeat_is_suspect_until_it_changes() {
+        let (me, peer) = (node("me"), node("peer"));
+        let mut observations = Observations::new(start());
+        let old = start().wall.before(SECOND * 60);
+        let state = state_of(&[(&peer, old)]);
+        observations.observe(&state, &settings(), start());
+        assert_eq!(
+            observations.suspects(&state, &me).collect::<Vec<_>>(),
+            [&peer]
+        );
+        let state = state_of(&[(&peer, old.after(SECOND))]);
+        observations.observe(&state, &settings(), start().after(SECOND));
+        assert_eq!(observations.suspects(&state, &me).next(), None);
+    }
+
+    #[test]
+    fn a_fresh_heartbeat_is_not_suspect() {
+        let (me, peer) = (node("me"), node("peer"));
+        let mut observations = Observations::new(start());
+        let state = state_of(&[(&peer, start().wall.before(SECOND * 14))]);
+        observations.observe(&state, &settings(), start());
+        assert_eq!(observations.suspects(&state, &me).next(), None);
+    }
+
+    /// docs/rendezvous.md, CLOCK 4.
+    #[test]
+    fn written_times_follow_a_peer_that_is_ahead_by_up_to_an_hour() {
+        let peer = node("peer");
+        let mut observations = Observations::new(start());
+        let ahead = start().wall.after(SECOND * 60);
+        observations.observe(&state_of(&[(&peer, ahead)]), &settings(), start());
+        // No evidence yet: a clock further ahead may have written it long ago.
+        assert_eq!(observations.time_to_write(start()), start().wall);
+        let now = start().after(SECOND * 5);
+        let state = state_of(&[(&peer, ahead.after(SECOND * 5))]);
+        observations.observe(&state, &settings(), now);
+        let now = start().after(SECOND * 7);
+        assert_eq!(
+            observations.time_to_write(now),
+            start().wall.after(SECOND * 67)
+        );
+        observations.observe(&state_of(&[(&peer, Timestamp::MAX)]), &settings(), now);
+        assert_eq!(
+            observations.time_to_write(now),
+            start().wall.after(SECOND * 7 + LEAD_MAX)
+        );
+    }
+
+    #[test]
+    fn the_last_call_lasts_from_when_it_was_first_seen() {
+        let mut observations = Observations::new(start());
+        let mut state = state_of(&[]);
+        state.deadline = Some(start().wall.before(SECOND * 60));
+        observations.observe(&state, &settings(), start());
+        observations.observe(&state, &settings(), start().after(SECOND));
+        let end = start().monotonic + settings().last_call_timeout;
+        assert_eq!(observations.last_call_ends_at(&settings()), Some(end));
+        state.deadline = Some(start().wall);
+        observations.observe(&state, &settings(), start().after(SECOND * 2));
+        assert_eq!(
+            observations.last_call_ends_at(&settings()),
+            Some(end + SECOND * 2)
+        );
+        state.deadline = None;
+        observations.observe(&state, &settings(), start().after(SECOND * 3));
+        assert_eq!(observations.last_call_ends_at(&settings()), None);
+    }
+}

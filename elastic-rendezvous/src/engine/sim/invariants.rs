@@ -1,0 +1,232 @@
+//! The invariants of every simulation, checked at each write, read and join.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::store::Version;
+use crate::engine::group_ranks::{Ranks, assign};
+use crate::values::node::NodeId;
+use crate::values::settings::RendezvousSettings;
+use crate::values::state::RendezvousState;
+
+/// Records the history, and panics when an invariant is violated.
+#[derive(Debug)]
+pub(super) struct Invariants {
+    settings: RendezvousSettings,
+    /// The nodes of each completed round, by round.
+    completed: BTreeMap<i64, Ranks>,
+    /// The nodes that left a complete round themselves, or that a PyTorch node dropped, by round.
+    departed: BTreeMap<i64, BTreeSet<NodeId>>,
+    /// The nodes that have finished their joins, by round and rank.
+    joined: BTreeMap<(i64, i64), NodeId>,
+    /// The last complete round that each node has read, with the members that it has seen in it.
+    seen: BTreeMap<NodeId, (i64, Ranks)>,
+    /// When each round was open for the first time.
+    opened_at: BTreeMap<i64, Duration>,
+    /// The nodes that others have dropped and that are not listed again.
+    dropped: BTreeSet<NodeId>,
+}
+
+impl Invariants {
+    pub(super) fn new(settings: RendezvousSettings) -> Self {
+        Self {
+            settings,
+            completed: BTreeMap::new(),
+            departed: BTreeMap::new(),
+            joined: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            opened_at: BTreeMap::new(),
+            dropped: BTreeSet::new(),
+        }
+    }
+
+    /// Checks a write: `writer` has replaced `before` by `after`. `comes_back`: whether a node
+    /// runs and has not left for good.
+    pub(super) fn on_write(
+        &mut self,
+        (writer, is_torch): (&NodeId, bool),
+        before: Option<&Version>,
+        after: &RendezvousState,
+        comes_back: &dyn Fn(&NodeId) -> bool,
+        now: Duration,
+    ) {
+        self.check_state(after);
+        let nothing = RendezvousState::default();
+        let old = before.map_or(&nothing, |version| &version.state);
+        assert!(
+            !old.closed || after.closed,
+            "the closed rendezvous is open again"
+        );
+        let is_same_round = after.round == old.round;
+        assert!(
+            is_same_round || after.round == old.round + 1,
+            "from round {} to {}",
+            old.round,
+            after.round
+        );
+        let nodes = after.participants.iter();
+        let ranks: Ranks = nodes.map(|(node, rank)| (node.clone(), *rank)).collect();
+        if old.complete && is_same_round {
+            assert!(after.complete, "round {} is open again", after.round);
+            for (node, rank) in &ranks {
+                assert_eq!(old.participants.get(node), Some(rank), "rank of {node}");
+            }
+            for node in old.participants.keys() {
+                if !ranks.contains_key(node) && (node == writer || is_torch) {
+                    let departed = self.departed.entry(after.round).or_default();
+                    departed.insert(node.clone());
+                }
+            }
+        } else if after.complete {
+            let count = ranks.len();
+            let allowed = self.settings.min_nodes..=self.settings.max_nodes;
+            assert!(allowed.contains(&count), "completed with {count} nodes");
+            let mut in_order: Vec<i64> = ranks.values().copied().collect();
+            in_order.sort_unstable();
+            assert!(in_order.into_iter().eq(0..count as i64), "{ranks:?}");
+            let last = self.seen.get(writer).filter(|_| !is_torch);
+            match last.filter(|(round, _)| round + 1 == after.round) {
+                Some((_, last)) => assert_eq!(ranks, assign(ranks.keys(), last)),
+                // In the order of the nodes.
+                None => assert!(ranks.values().copied().eq(0..count as i64), "{ranks:?}"),
+            }
+            let before = self.completed.insert(after.round, ranks);
+            assert_eq!(before, None, "round {} completed twice", after.round);
+        }
+        if !after.complete {
+            self.opened_at.entry(after.round).or_insert(now);
+        }
+        let unlisted = old.last_heartbeats.keys().filter(|node| *node != writer);
+        let unlisted = unlisted.filter(|node| !after.last_heartbeats.contains_key(*node));
+        self.dropped.extend(unlisted.cloned());
+        self.dropped
+            .retain(|node| !after.last_heartbeats.contains_key(node));
+        if is_torch {
+            return;
+        }
+        self.check_precedence(writer, old, after, comes_back, now);
+        let Some(before) = before else { return };
+        for (node, at) in &before.written_at {
+            if node != writer && !after.last_heartbeats.contains_key(node) {
+                let silence = now - *at;
+                assert!(
+                    silence > self.settings.dead_after(),
+                    "{writer} drops {node}, which wrote {silence:?} ago"
+                );
+            }
+        }
+    }
+
+    /// Checks that `writer`, if it has just taken a place, has taken none that a member of the last round may claim.
+    fn check_precedence(
+        &self,
+        writer: &NodeId,
+        old: &RendezvousState,
+        after: &RendezvousState,
+        comes_back: &dyn Fn(&NodeId) -> bool,
+        now: Duration,
+    ) {
+        let was_in = old.round == after.round && old.participants.contains_key(writer);
+        if was_in || !after.participants.contains_key(writer) {
+            return;
+        }
+        let Some((round, members)) = self.seen.get(writer) else {
+            return;
+        };
+        // A round that was opened and completed by the same write is open since.
+        let opened_at = self.opened_at.get(&after.round).copied().unwrap_or(now);
+        let is_over = now.saturating_sub(opened_at) >= self.settings.spare_wait;
+        if round + 1 != after.round || members.contains_key(writer) || is_over {
+            return;
+        }
+        let claimants: Vec<&NodeId> = members
+            .keys()
+            .filter(|node| !after.participants.contains_key(*node))
+            .filter(|node| comes_back(node) && !self.dropped.contains(*node))
+            .collect();
+        let free = self.settings.max_nodes - after.participants.len();
+        assert!(
+            claimants.len() <= free,
+            "{writer} has taken a place of {claimants:?}, {:?} after round {round}",
+            now.saturating_sub(opened_at)
+        );
+    }
+
+    /// Checks a read: a node of ours has read `version` at `at`, and `seen` is its copy without dead nodes.
+    pub(super) fn on_adopt(
+        &mut self,
+        reader: &NodeId,
+        version: &Version,
+        at: Duration,
+        seen: &RendezvousState,
+    ) {
+        if seen.complete {
+            let last = self.seen.entry(reader.clone()).or_default();
+            if last.0 != seen.round || last.1.is_empty() {
+                *last = (seen.round, Ranks::new());
+            }
+            for (node, rank) in &seen.participants {
+                last.1.entry(node.clone()).or_insert(*rank);
+            }
+        }
+        for (node, written_at) in &version.written_at {
+            if !seen.last_heartbeats.contains_key(node) {
+                let silence = at - *written_at;
+                assert!(
+                    silence > self.settings.dead_after(),
+                    "{reader} drops {node}, which wrote {silence:?} before"
+                );
+            }
+        }
+    }
+
+    /// Checks a join: `node` has finished it and has read the state `seen`.
+    pub(super) fn on_joined(&mut self, node: &NodeId, is_torch: bool, seen: &RendezvousState) {
+        let round = seen.round;
+        assert!(seen.complete, "{node} has joined a round that is open");
+        let world = self.completed.get(&round).expect("the round was completed");
+        let rank = *seen
+            .participants
+            .get(node)
+            .expect("the node is in its round");
+        let before = self.joined.insert((round, rank), node.clone());
+        assert_eq!(before, None, "rank {rank} of round {round} given twice");
+        for (member, rank) in &seen.participants {
+            assert_eq!(world.get(member), Some(rank), "{node} in round {round}");
+        }
+        if is_torch {
+            return;
+        }
+        // Its copy has all members except those that left before it read the state.
+        for member in world.keys() {
+            let departed = self.departed.get(&round);
+            assert!(
+                seen.participants.contains_key(member)
+                    || departed.is_some_and(|departed| departed.contains(member)),
+                "{node} has joined round {round} without {member}"
+            );
+        }
+        let mut ranks: Vec<i64> = seen.participants.values().copied().collect();
+        ranks.sort_unstable();
+        assert!(ranks.into_iter().eq(0..seen.participants.len() as i64));
+    }
+
+    fn check_state(&self, state: &RendezvousState) {
+        let mut listed = BTreeSet::new();
+        let lists = state.participants.keys().chain(&state.wait_list);
+        for node in lists.chain(&state.redundancy_list) {
+            assert!(listed.insert(node), "{node} is on two lists");
+            assert!(
+                state.last_heartbeats.contains_key(node),
+                "{node} has no heartbeat"
+            );
+        }
+        assert_eq!(listed.len(), state.last_heartbeats.len(), "{state:?}");
+        assert!(!state.complete || !state.participants.is_empty());
+        assert!(!state.complete || state.deadline.is_none());
+        assert!(
+            state.deadline.is_none() || state.participants.len() >= self.settings.min_nodes,
+            "a last call with too few participants: {state:?}"
+        );
+    }
+}

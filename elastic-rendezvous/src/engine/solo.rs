@@ -1,0 +1,437 @@
+//! The engine of a node that reads, changes and writes the state itself, as PyTorch's nodes do.
+//!
+//! `executor` decides within an operation. This file says which operation comes next, when a member writes a
+//! heartbeat, and when a waiting join reads notices and reports.
+
+use std::time::Duration;
+
+use crate::engine::executor::{Executor, Need};
+use crate::engine::{Ask, Engine, Reply};
+use crate::values::clock::Now;
+use crate::values::error::RendezvousError;
+use crate::values::goal::{Answer, Joined};
+use crate::values::goal::{Operation, OperationError};
+use crate::values::membership::Membership;
+use crate::values::node::NodeId;
+use crate::values::recorded_event::step_of_keep_alive;
+use crate::values::report::{LostNode, WaitReport};
+use crate::values::settings::RendezvousSettings;
+use crate::values::state::RendezvousState;
+use crate::values::step::Step;
+use crate::values::stored::{Part, Token};
+
+/// How soon a heartbeat that could not be written is tried again: after three intervals the others drop this node.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often a join that waits for absent nodes reads whether they say that they have gone.
+const NOTICES_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often a waiting join reads the state and reports; less often with many nodes, whose state is long.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL_OF_MANY: Duration = Duration::from_secs(10);
+
+/// Up to this `max_nodes`, each arrival wakes every waiting participant. Beyond, only changes of the round do:
+/// a thousand nodes would otherwise wake a thousand times.
+const WOKEN_BY_EACH_JOIN_MAX: usize = 32;
+
+#[derive(Debug)]
+pub(crate) struct Solo {
+    executor: Executor,
+    /// The operation in progress; `None` for a member between two heartbeats.
+    operation: Option<Operation>,
+    deadline: Duration,
+    /// Whether a join follows the operation.
+    joins_next: bool,
+    /// Whether the node has left its last round by [`Operation::Exit`], so that a join begins with the next one.
+    has_exited: bool,
+    /// The end of the executor's wait, before which notices and reports are due.
+    waits_until: Option<Duration>,
+    /// The end of the pause after a write conflict.
+    paused_until: Option<Duration>,
+    /// When a member checks whether a heartbeat is due.
+    rests_until: Duration,
+    /// The complete round of which this node is a member.
+    round: Option<i64>,
+    /// The nodes of the last round that this node joined, in the order of their ranks.
+    last_nodes: Vec<NodeId>,
+    /// For which version of the state, and when, a join has read the notices.
+    notices_read: Option<(Option<Token>, Duration)>,
+    /// When the join has reported last, and the round and the numbers of participants and waiting nodes.
+    reported: Option<(Duration, (i64, usize, usize))>,
+    steps: Vec<Step>,
+    random: fastrand::Rng,
+}
+
+impl Solo {
+    /// The engine of the node `me`; `seed` is of the random pauses after write conflicts.
+    pub(crate) fn new(me: NodeId, settings: RendezvousSettings, seed: u64, now: Now) -> Self {
+        Self {
+            executor: Executor::new(me, settings, now),
+            operation: None,
+            deadline: now.monotonic,
+            joins_next: false,
+            has_exited: false,
+            waits_until: None,
+            paused_until: None,
+            rests_until: now.monotonic,
+            round: None,
+            last_nodes: Vec::new(),
+            notices_read: None,
+            reported: None,
+            steps: Vec::new(),
+            random: fastrand::Rng::with_seed(seed),
+        }
+    }
+
+    fn start(&mut self, operation: Operation, deadline: Duration, now: Now) {
+        self.operation = Some(operation);
+        self.deadline = deadline;
+        self.waits_until = None;
+        self.paused_until = None;
+        self.reported = None;
+        self.executor.begin(operation, deadline, now);
+    }
+
+    /// Continues after the end of an operation. Returns its result if it is the last one.
+    fn on_end(
+        &mut self,
+        operation: Operation,
+        result: Result<(), OperationError>,
+        now: Now,
+    ) -> Option<Result<Answer, OperationError>> {
+        if operation != Operation::KeepAlive || result.is_ok() {
+            self.operation = None;
+        }
+        if let Err(failure) = result {
+            return Some(Err(failure));
+        }
+        let due = self.executor.heartbeat_due_at();
+        if operation == Operation::KeepAlive {
+            self.steps.push(step_of_keep_alive(Ok(())));
+            let interval = self.executor.settings().keep_alive_interval;
+            self.rests_until = due.unwrap_or(now.monotonic.saturating_add(interval));
+            return None;
+        }
+        if std::mem::take(&mut self.joins_next) {
+            self.start(Operation::Join, self.deadline, now);
+            return None;
+        }
+        // A node that has just joined knows the state. If all nodes of a large round read it again at once, they would
+        // delay each other.
+        self.rests_until = due.unwrap_or(now.monotonic);
+        self.has_exited |= operation == Operation::Exit;
+        let state = self.executor.state();
+        let (round, is_closed) = (state.round, state.closed);
+        let joined = (operation == Operation::Join).then(|| self.joined());
+        Some(Ok(Answer {
+            round,
+            is_closed,
+            joined,
+        }))
+    }
+
+    fn joined(&mut self) -> Joined {
+        let state = self.executor.state();
+        let mut nodes: Vec<(i64, NodeId)> = state
+            .participants
+            .iter()
+            .map(|(node, &rank)| (rank, node.clone()))
+            .collect();
+        nodes.sort();
+        let nodes: Vec<NodeId> = nodes.into_iter().map(|(_, node)| node).collect();
+        let rank = self.executor.rank().map_or(0, |(rank, _)| rank);
+        self.round = Some(state.round);
+        let last = std::mem::replace(&mut self.last_nodes, nodes.clone());
+        Joined {
+            rank: usize::try_from(rank).unwrap_or(0),
+            world_size: nodes.len(),
+            first: nodes.first().unwrap_or(self.executor.me()).clone(),
+            is_same_world: last == nodes,
+            nodes,
+        }
+    }
+
+    /// What is due before the executor's wait, or the wait.
+    fn wait(&mut self, until: Duration, now: Now) -> Ask {
+        let at = now.monotonic;
+        let mut until = until;
+        if self.executor.awaits_notices(now) {
+            // A node writes its notice before it leaves the state.
+            let token = self.executor.to_write().1;
+            let is_recent = self.notices_read.as_ref().is_some_and(|(known, read_at)| {
+                known.as_ref() == token && at.saturating_sub(*read_at) < NOTICES_INTERVAL
+            });
+            if !is_recent {
+                self.notices_read = Some((token.cloned(), at));
+                return Ask::ReadNotices;
+            }
+            until = until.min(at.saturating_add(NOTICES_INTERVAL));
+        }
+        let state = self.executor.state();
+        let counts = (state.round, state.participants.len(), state.wait_list.len());
+        let interval = self.report_interval();
+        match self.reported {
+            Some((reported_at, reported))
+                if reported == counts && at.saturating_sub(reported_at) < interval =>
+            {
+                until = until.min(reported_at.saturating_add(interval));
+            }
+            _ => {
+                self.reported = Some((at, counts));
+                return Ask::Report;
+            }
+        }
+        let is_participant = state.participants.contains_key(self.executor.me());
+        self.waits_until = None;
+        Ask::AwaitState {
+            part: if self.are_many() && is_participant {
+                Part::Round
+            } else {
+                Part::Members
+            },
+            until,
+        }
+    }
+
+    fn are_many(&self) -> bool {
+        self.executor.settings().max_nodes > WOKEN_BY_EACH_JOIN_MAX
+    }
+
+    fn report_interval(&self) -> Duration {
+        if self.are_many() {
+            REPORT_INTERVAL_OF_MANY
+        } else {
+            REPORT_INTERVAL
+        }
+    }
+}
+
+impl Engine for Solo {
+    fn begin(&mut self, operation: Operation, deadline: Duration, now: Now) {
+        if operation != Operation::Close {
+            self.round = None;
+        }
+        self.joins_next = operation == Operation::Join && !std::mem::take(&mut self.has_exited);
+        let first = if self.joins_next {
+            Operation::Exit
+        } else {
+            operation
+        };
+        self.start(first, deadline, now);
+    }
+
+    fn step(&mut self, now: Now) -> Ask {
+        if let Some(until) = self.paused_until.take() {
+            return Ask::Pause { until };
+        }
+        loop {
+            if let Some(until) = self.waits_until {
+                return self.wait(until, now);
+            }
+            let operation = match self.operation {
+                Some(operation) => operation,
+                None if now.monotonic < self.rests_until => {
+                    return Ask::AwaitState {
+                        part: Part::Members,
+                        until: self.rests_until,
+                    };
+                }
+                None => {
+                    let limit = self.executor.settings().heartbeat_timeout;
+                    let deadline = now.monotonic.saturating_add(limit);
+                    self.start(Operation::KeepAlive, deadline, now);
+                    Operation::KeepAlive
+                }
+            };
+            match self.executor.step(now) {
+                Need::Read => return Ask::ReadState,
+                Need::Write => return Ask::WriteState,
+                Need::Wait { until } => self.waits_until = Some(until),
+                Need::Done(result) => {
+                    if let Some(result) = self.on_end(operation, result, now) {
+                        return Ask::Done(result);
+                    }
+                }
+            }
+        }
+    }
+
+    fn on_reply(&mut self, reply: Reply, now: Now) {
+        match reply {
+            Reply::State(stored) => self.executor.on_read(stored, now),
+            Reply::Written(written) => {
+                self.executor.on_written(written, now);
+                let longest = self.executor.conflict_pause_max(now);
+                self.paused_until = longest.map(|longest| {
+                    // Random, so that the nodes do not all retry at the same moment.
+                    let pause = longest.mul_f64(self.random.f64());
+                    now.monotonic.saturating_add(pause)
+                });
+            }
+            Reply::Gone(gone) => {
+                let is_new = self.executor.on_gone(gone);
+                self.waits_until = self.waits_until.filter(|_| !is_new);
+            }
+            _ => {}
+        }
+    }
+
+    fn on_failure(&mut self, error: &RendezvousError, now: Now) {
+        self.waits_until = None;
+        if self.operation.take() == Some(Operation::KeepAlive) {
+            self.steps.push(step_of_keep_alive(Err(error)));
+            let interval = self.executor.settings().keep_alive_interval;
+            self.rests_until = now.monotonic.saturating_add(interval.min(RETRY_PAUSE));
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.operation.is_some()
+    }
+
+    fn to_write(&self) -> Option<(&RendezvousState, Option<&Token>)> {
+        Some(self.executor.to_write())
+    }
+
+    fn membership(&self) -> Option<Membership> {
+        let round = self.round?;
+        let state = self.executor.state();
+        let max_nodes = self.executor.settings().max_nodes;
+        let is_same_round = state.complete && state.round == round;
+        let (lost, left) = self.executor.departed();
+        Some(Membership {
+            // The next round would have no place for them either.
+            waiting: if is_same_round && state.participants.len() >= max_nodes {
+                Vec::new()
+            } else {
+                state.wait_list.iter().cloned().collect()
+            },
+            lost,
+            left,
+            unnamed: 0,
+            is_evicted: !is_same_round || !state.participants.contains_key(self.executor.me()),
+            is_closed: state.closed,
+        })
+    }
+
+    fn report(&self, now: Now) -> WaitReport {
+        self.executor.report(now)
+    }
+
+    fn reason(&self) -> Option<&'static str> {
+        self.executor.last_decision().map(|it| it.reason)
+    }
+
+    fn take_newly_lost(&mut self, _: Now) -> Vec<LostNode> {
+        self.executor.take_newly_lost()
+    }
+
+    fn take_steps(&mut self) -> Vec<(NodeId, Step)> {
+        let mut steps = self.executor.take_steps();
+        steps.append(&mut self.steps);
+        let me = self.executor.me();
+        steps.into_iter().map(|step| (me.clone(), step)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::stored::Written;
+    use crate::values::timestamp::Timestamp;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn start() -> Now {
+        Now {
+            monotonic: SECOND * 1000,
+            wall: Timestamp::from_micros(1_800_000_000_000_000),
+        }
+    }
+
+    fn node(nodes: usize) -> Solo {
+        let settings = RendezvousSettings::for_test(nodes, nodes);
+        Solo::new(NodeId::new("a", 1, 0), settings, 1, start())
+    }
+
+    /// Reads and writes until the engine asks for something else.
+    fn exchange(engine: &mut Solo, stored: &mut Option<(RendezvousState, Token)>, now: Now) -> Ask {
+        loop {
+            let reply = match engine.step(now) {
+                Ask::ReadState => Reply::State(stored.clone()),
+                Ask::WriteState => {
+                    let (state, _) = engine.to_write().expect("a state");
+                    let token = Token::new(crate::values::codec::encode(state));
+                    *stored = Some((state.clone(), token.clone()));
+                    Reply::Written(Written::Ours(token))
+                }
+                ask => return ask,
+            };
+            engine.on_reply(reply, now);
+        }
+    }
+
+    #[test]
+    fn a_member_that_cannot_write_a_heartbeat_tries_again_after_a_second() {
+        let (mut engine, mut stored) = (node(1), None);
+        let interval = engine.executor.settings().keep_alive_interval;
+        engine.begin(Operation::Join, Duration::MAX, start());
+        let Ask::Done(Ok(answer)) = exchange(&mut engine, &mut stored, start()) else {
+            panic!("{engine:#?}");
+        };
+        assert_eq!(answer.joined.map(|joined| joined.world_size), Some(1));
+        let due = start().after(interval);
+        let waits = Ask::AwaitState {
+            part: Part::Members,
+            until: due.monotonic,
+        };
+        assert_eq!(engine.step(start()), waits);
+        engine.take_steps();
+
+        assert_eq!(engine.step(due), Ask::ReadState);
+        assert!(engine.is_busy());
+        let run_id = "job".to_owned();
+        engine.on_failure(&RendezvousError::ShutDown { run_id }, due);
+        assert_eq!(engine.take_steps().len(), 1, "the failure");
+        let until = due.monotonic + SECOND;
+        let part = Part::Members;
+        assert_eq!(engine.step(due), Ask::AwaitState { part, until });
+        assert!(engine.membership().is_some());
+
+        let ask = exchange(&mut engine, &mut stored, due.after(SECOND));
+        let until = until + interval;
+        assert_eq!(ask, Ask::AwaitState { part, until });
+    }
+
+    /// docs/rendezvous.md, LOOP 4.
+    #[test]
+    fn a_waiting_join_reads_and_reports_each_second() {
+        let (mut engine, mut stored) = (node(2), None);
+        engine.begin(Operation::Join, Duration::MAX, start());
+        for seconds in 0..3 {
+            let now = start().after(SECOND * seconds);
+            let asked = exchange(&mut engine, &mut stored, now);
+            assert_eq!(asked, Ask::Report, "after {seconds} s");
+            engine.on_reply(Reply::Nothing, now);
+            let until = now.monotonic + SECOND;
+            let part = Part::Members;
+            assert_eq!(engine.step(now), Ask::AwaitState { part, until });
+            engine.on_reply(Reply::Nothing, now.after(SECOND));
+        }
+    }
+
+    /// docs/rendezvous.md, LEASE 1.
+    #[test]
+    fn a_change_that_was_not_written_before_another_read_is_no_step() {
+        let (mut engine, mut stored) = (node(1), None);
+        engine.begin(Operation::Join, Duration::MAX, start());
+        while engine.step(start()) != Ask::WriteState {
+            engine.on_reply(Reply::State(None), start());
+        }
+        // The node has got the lease.
+        engine.on_reply(Reply::State(None), start());
+        assert_eq!(engine.take_steps(), []);
+        let ask = exchange(&mut engine, &mut stored, start());
+        assert!(matches!(ask, Ask::Done(Ok(_))), "{ask:?}");
+    }
+}

@@ -1,0 +1,615 @@
+//! Agrees on the address of the store that the workers of a round use.
+//!
+//! PyTorch's agents publish it only in the round in which they first serve it: a node that joins later
+//! never finds it, and a late node with rank 0 splits the world (docs/rendezvous.md, section 12). Here it
+//! is published in every round and stays the same while its server runs.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, printable, sleep};
+use c10d_store::{
+    Credentials, ListenOn, PrefixStore, ServerOptions, Store, StoreError, StoreExt, StoreHandle,
+    TcpStore, TcpStoreOptions,
+};
+
+use crate::shell::handler::{BootstrapInfo, RendezvousInfo};
+use crate::values::error::RendezvousError;
+use crate::values::node::NodeId;
+use crate::values::server_hook::ServerHook;
+
+const ADDR_KEY: &str = "MASTER_ADDR";
+const PORT_KEY: &str = "MASTER_PORT";
+
+/// A PyTorch node with rank 0 that does publish may notice the complete round a second late, and then
+/// starts its server.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// The pause before another wait, when a busy server accepts no second connection.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// How many earlier rounds are searched for an address.
+const EARLIER_ROUNDS_MAX: i64 = 64;
+
+/// How long the server of an earlier round may take to answer before another address is chosen.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The limit for starting our own server.
+const SERVE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The longest address that is read from the store.
+const ADDR_BYTES_MAX: usize = 1024;
+
+/// The most characters that an error shows of a value.
+const VALUE_CHARS_MAX: usize = 100;
+
+/// The facts about a complete round that the choice depends on.
+#[derive(Debug)]
+pub(crate) struct Round<'r> {
+    /// The rendezvous' store, without a prefix.
+    pub(crate) store: &'r Arc<dyn Store>,
+    pub(crate) run_id: &'r str,
+    pub(crate) number: i64,
+    pub(crate) rank: usize,
+    /// The node with rank 0.
+    pub(crate) first: &'r NodeId,
+    /// Whether the round has exactly the nodes of the last round that this node joined. False if unknown,
+    /// which costs a wait for the address.
+    pub(crate) is_same_world: bool,
+    /// The host under which other nodes reach this one.
+    pub(crate) own_host: &'r str,
+    /// Called when this node starts to serve.
+    pub(crate) server_hook: Option<&'r ServerHook>,
+}
+
+/// Why no address was found.
+#[derive(Debug)]
+pub(crate) enum NotFound {
+    Interrupted,
+    /// No node published one in time.
+    Missing,
+    Failed(RendezvousError),
+}
+
+impl From<RendezvousError> for NotFound {
+    fn from(error: RendezvousError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// What a node remembers from round to round.
+#[derive(Debug, Default)]
+pub(crate) struct Bootstrap {
+    /// The server of this node, started when it is first needed.
+    own: Option<Arc<TcpStore>>,
+    protection: Protection,
+    /// The address in the last round that had one.
+    master: Option<HostPort>,
+    /// The node with rank 0 of the last round; `None` if that round had no address.
+    first: Option<NodeId>,
+}
+
+/// Whom the workers' stores of a job serve.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum Protection {
+    /// Every client.
+    #[default]
+    Open,
+    /// Processes of the user that runs the server on its machine, and clients with the credentials. The job has one
+    /// node, whose processes need none.
+    OwnUser(Credentials),
+    /// The same. Other nodes reach the server with the credentials.
+    Job(Credentials),
+}
+
+impl Protection {
+    /// What the server asks others for.
+    const fn of_server(&self) -> Option<&Credentials> {
+        match self {
+            Self::Open => None,
+            Self::OwnUser(credentials) | Self::Job(credentials) => Some(credentials),
+        }
+    }
+
+    /// What nodes have to show.
+    const fn of_clients(&self) -> Option<&Credentials> {
+        match self {
+            Self::Open | Self::OwnUser(_) => None,
+            Self::Job(credentials) => Some(credentials),
+        }
+    }
+}
+
+impl Round<'_> {
+    /// The store with the prefix of a round.
+    pub(crate) fn prefix(&self, number: i64) -> PrefixStore {
+        let prefix = format!("torch.rendezvous.{}.{number}", self.run_id);
+        PrefixStore::new(prefix, Arc::clone(self.store))
+    }
+
+    fn failed(&self, error: StoreError) -> RendezvousError {
+        RendezvousError::connection(self.run_id, error)
+    }
+
+    /// The published address of a round, if any.
+    fn published(&self, number: i64) -> Result<Option<HostPort>, RendezvousError> {
+        let is_published = self
+            .prefix(number)
+            .check(&[PORT_KEY, ADDR_KEY])
+            .map_err(|error| self.failed(error))?;
+        is_published
+            .then(|| self.read_published(number))
+            .transpose()
+    }
+
+    /// The published address of a round, which must exist.
+    fn read_published(&self, number: i64) -> Result<HostPort, RendezvousError> {
+        let values = self.await_published(number, self.store.timeout(), &Cancel::NEVER);
+        self.address_of(number, &values.map_err(|error| self.failed(error))?)
+    }
+
+    /// The values that [`address_of`](Self::address_of) takes, as soon as they are published.
+    fn await_published(
+        &self,
+        number: i64,
+        timeout: Option<Duration>,
+        cancel: &Cancel,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        let store = self.prefix(number).with_cancel(cancel);
+        store.multi_get_timeout(&[ADDR_KEY, PORT_KEY], timeout)
+    }
+
+    fn address_of(&self, number: i64, values: &[Vec<u8>]) -> Result<HostPort, RendezvousError> {
+        let text = |index: usize| {
+            let value = values.get(index).map_or(&[][..], Vec::as_slice);
+            String::from_utf8_lossy(&value[..value.len().min(ADDR_BYTES_MAX)]).into_owned()
+        };
+        let (addr, port) = (text(0), text(1));
+        match port.parse::<u16>() {
+            Ok(port) if port > 0 => Ok(HostPort::new(addr, port)),
+            _ => Err(RendezvousError::BadBootstrap {
+                store: self.store.label(),
+                key: self.prefix(number).full_key(PORT_KEY),
+                value: printable(&port, VALUE_CHARS_MAX).to_string(),
+            }),
+        }
+    }
+
+    fn publish(&self, master: &HostPort) -> Result<(), RendezvousError> {
+        let store = self.prefix(self.number);
+        store
+            .set(ADDR_KEY, master.host().as_bytes())
+            .and_then(|()| store.set(PORT_KEY, master.port().to_string().as_bytes()))
+            .map_err(|error| self.failed(error))
+    }
+
+    /// Publishes for a rank 0 that never will. Does not replace a published address.
+    fn publish_if_missing(&self, master: &HostPort) -> Result<(), RendezvousError> {
+        let store = self.prefix(self.number);
+        let port = master.port().to_string();
+        store
+            .compare_set(ADDR_KEY, b"", master.host().as_bytes())
+            .and_then(|_| store.compare_set(PORT_KEY, b"", port.as_bytes()))
+            .map(|_| ())
+            .map_err(|error| self.failed(error))
+    }
+
+    /// The address of the newest earlier round that has one.
+    fn published_earlier(&self) -> Result<Option<HostPort>, RendezvousError> {
+        let oldest = self.number.saturating_sub(EARLIER_ROUNDS_MAX).max(0);
+        for number in (oldest..self.number).rev() {
+            if let Some(master) = self.published(number)? {
+                return Ok(Some(master));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Bootstrap {
+    pub(crate) fn new(protection: Protection) -> Self {
+        Self {
+            protection,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the workers' store of a round, served by an agent. Blocks for at most `timeout`, plus 30 s to
+    /// start a server; `cancel` ends the waits for rank 0.
+    ///
+    /// Other nodes than rank 0 reuse the address of the last round at once if the world is the same, since a
+    /// PyTorch node with rank 0 would not publish it again. A world that has only lost nodes is not the same:
+    /// the server may be lost with them.
+    pub(crate) fn settle(
+        &mut self,
+        round: &Round<'_>,
+        timeout: Duration,
+        cancel: &Cancel,
+    ) -> Result<BootstrapInfo, NotFound> {
+        let last_first = self.first.take();
+        let master = if round.rank == 0 {
+            let master = self.choose(round)?;
+            round.publish(&master)?;
+            master
+        } else {
+            let is_unchanged = round.is_same_world && last_first.as_ref() == Some(round.first);
+            match &self.master {
+                Some(master) if is_unchanged => master.clone(),
+                _ => self.find(round, timeout, cancel)?,
+            }
+        };
+        self.master = Some(master.clone());
+        self.first = Some(round.first.clone());
+        let own = self.own.as_ref().filter(|it| own(it, round) == master);
+        let info = BootstrapInfo::new(master, true, true)
+            .with_credentials(self.protection.of_clients().cloned());
+        Ok(match own {
+            Some(own) => info.with_served_here(own),
+            None => info,
+        })
+    }
+
+    /// Returns a new address for each round, where the worker with rank 0 will serve: PyTorch's behaviour
+    /// when agents share no store.
+    pub(crate) fn settle_unshared(
+        round: &Round<'_>,
+        timeout: Duration,
+        cancel: &Cancel,
+    ) -> Result<BootstrapInfo, NotFound> {
+        let master = if round.rank == 0 {
+            let port = free_port(round)?;
+            let master = HostPort::new(round.own_host, port);
+            round.publish(&master)?;
+            master
+        } else {
+            let deadline = Deadline::after(Instant::now(), timeout);
+            await_published(round, deadline, cancel)?.ok_or(NotFound::Missing)?
+        };
+        Ok(BootstrapInfo::new(master, false, false))
+    }
+
+    /// Rank 0's choice: the previous address if its server still answers, because members may have cached
+    /// it; otherwise our own.
+    fn choose(&mut self, round: &Round<'_>) -> Result<HostPort, RendezvousError> {
+        let before = match &self.master {
+            None if round.number > 0 => round.published_earlier()?,
+            master => master.clone(),
+        };
+        if let Some(before) = before {
+            match &self.own {
+                Some(store) if own(store, round) == before => return Ok(before),
+                _ => {}
+            }
+            // It listened a moment ago: a refusal means that it has ended.
+            let options = client_options(self.protection.of_clients(), PROBE_TIMEOUT)
+                .with_connect_options(ConnectOptions::default().with_rounds_max(1));
+            match TcpStore::open(before.host(), before.port(), options) {
+                Ok(_) => return Ok(before),
+                Err(error) => log::info!(
+                    "starting a new workers' store, as the previous one does not answer: {error}"
+                ),
+            }
+        }
+        if let Some(store) = &self.own {
+            return Ok(own(store, round));
+        }
+        let options = client_options(self.protection.of_clients(), SERVE_TIMEOUT)
+            .with_master(true)
+            .with_multi_tenant(true)
+            .with_server_options(server_options(self.protection.of_server()))
+            .with_listen_on(ListenOn::Host);
+        let store =
+            TcpStore::open(round.own_host, 0, options).map_err(|error| round.failed(error))?;
+        if let (Some(hook), Some(server)) = (round.server_hook, store.server()) {
+            hook.call(server);
+        }
+        let master = own(&store, round);
+        self.own = Some(Arc::new(store));
+        Ok(master)
+    }
+
+    /// The address that rank 0 publishes, or that of an earlier round if it publishes none.
+    fn find(
+        &self,
+        round: &Round<'_>,
+        timeout: Duration,
+        cancel: &Cancel,
+    ) -> Result<HostPort, NotFound> {
+        let deadline = Deadline::after(Instant::now(), timeout);
+        let grace = Deadline::after(Instant::now(), GRACE).min(deadline);
+        match await_published(round, grace, cancel) {
+            Ok(Some(master)) => return Ok(master),
+            Err(error @ NotFound::Interrupted) => return Err(error),
+            // A failure that lasts fails the calls below too.
+            Ok(None) | Err(NotFound::Missing | NotFound::Failed(_)) => {}
+        }
+        let before = match &self.master {
+            None => round.published_earlier()?,
+            master => master.clone(),
+        };
+        if let Some(before) = before {
+            log::info!(
+                "rank 0 has not published the workers' store of round {}: using {before}, as in an \
+                 earlier round",
+                round.number,
+            );
+            round.publish_if_missing(&before)?;
+        }
+        await_published(round, deadline, cancel)?.ok_or(NotFound::Missing)
+    }
+}
+
+/// Removes all keys of the workers' store, which would mislead workers after a restart.
+///
+/// Does nothing if the store also holds other data. Call it when all workers of the last round have ended
+/// and none of the next can have started: before this node takes part in the exchange of ranks. A failure
+/// is logged only, because PyTorch leaves the keys too. Blocks for at most 2 s per request (one per key), and
+/// stops at the first that fails.
+pub fn clear_workers_store(bootstrap: &BootstrapInfo) {
+    if !bootstrap.is_workers_own {
+        return;
+    }
+    let cleared = || -> Result<usize, StoreError> {
+        let credentials = bootstrap.credentials.as_ref();
+        // Each connection leaves a record in its server, and there are many rounds.
+        let store = match bootstrap.served_here.store() {
+            Some(store) => store,
+            None => Arc::new(open(&bootstrap.master, credentials, PROBE_TIMEOUT)?),
+        };
+        let keys = store.list_keys()?;
+        for key in &keys {
+            store.delete_key(key)?;
+        }
+        Ok(keys.len())
+    };
+    match cleared() {
+        Ok(0) => {}
+        Ok(count) => log::debug!("removed {count} keys from the workers' store"),
+        Err(error) => log::debug!(
+            "cannot remove all keys from the workers' store {}: {error}",
+            bootstrap.master
+        ),
+    }
+}
+
+/// Removes the address of an earlier round from its store. Call it on the node with rank 0 of a later round, which has
+/// published the address again: nodes that join still find that. A failure is logged only.
+pub fn forget_workers_store(round: &RendezvousInfo) {
+    for key in [ADDR_KEY, PORT_KEY] {
+        if let Err(error) = round.store.delete_key(key) {
+            log::debug!("cannot remove {key} of round {}: {error}", round.round);
+            return;
+        }
+    }
+}
+
+/// Where other nodes reach the server of this node.
+fn own(store: &TcpStore, round: &Round<'_>) -> HostPort {
+    HostPort::new(round.own_host, store.port())
+}
+
+/// The options of the workers' server. With credentials, it serves only clients that have them, and processes of its
+/// own user on its own machine.
+pub(crate) fn server_options(credentials: Option<&Credentials>) -> ServerOptions {
+    let options = ServerOptions::default();
+    match credentials {
+        Some(credentials) => options
+            .with_credentials(credentials.clone())
+            .with_plain_from_same_user(true),
+        None => options,
+    }
+}
+
+fn open(
+    target: &HostPort,
+    credentials: Option<&Credentials>,
+    timeout: Duration,
+) -> Result<TcpStore, StoreError> {
+    let options = client_options(credentials, timeout);
+    TcpStore::open(target.host(), target.port(), options)
+}
+
+fn client_options(credentials: Option<&Credentials>, timeout: Duration) -> TcpStoreOptions {
+    let options = TcpStoreOptions::default().with_timeout(timeout);
+    match credentials {
+        Some(credentials) => options.with_credentials(credentials.clone()),
+        None => options,
+    }
+}
+
+fn await_published(
+    round: &Round<'_>,
+    deadline: Deadline,
+    cancel: &Cancel,
+) -> Result<Option<HostPort>, NotFound> {
+    loop {
+        let left = deadline.remaining(Instant::now());
+        match round.await_published(round.number, left, cancel) {
+            Ok(values) => return Ok(Some(round.address_of(round.number, &values)?)),
+            Err(StoreError::Interrupted { .. }) => return Err(NotFound::Interrupted),
+            Err(StoreError::Timeout { .. }) => return Ok(None),
+            // Most likely the server is busy.
+            Err(StoreError::Connect { .. }) if left.is_none_or(|left| left > RETRY_PAUSE) => {
+                sleep(RETRY_PAUSE, [cancel]).map_err(|_| NotFound::Interrupted)?;
+            }
+            Err(error) => return Err(round.failed(error).into()),
+        }
+    }
+}
+
+/// Finds a port that is free on all interfaces at this moment.
+fn free_port(round: &Round<'_>) -> Result<u16, RendezvousError> {
+    let listener = c10d_socket::listen(&c10d_socket::ListenOptions::default())
+        .map_err(|error| round.failed(error.into()))?;
+    let address = listener
+        .first()
+        .and_then(|listener| listener.local_addr().ok());
+    Ok(address.map_or(0, |address| address.port()))
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_store::HashStore;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name, 7, 0)
+    }
+
+    fn round<'r>(store: &'r Arc<dyn Store>, number: i64, first: &'r NodeId) -> Round<'r> {
+        Round {
+            store,
+            run_id: "job",
+            number,
+            rank: 1,
+            first,
+            is_same_world: false,
+            own_host: "127.0.0.1",
+            server_hook: None,
+        }
+    }
+
+    fn settled(bootstrap: &mut Bootstrap, round: &Round<'_>) -> HostPort {
+        let settled = bootstrap.settle(round, LONG, &Cancel::NEVER);
+        settled.expect("an address").master
+    }
+
+    /// docs/rendezvous.md, BOOT 3.
+    #[test]
+    fn a_node_reuses_the_address_only_in_the_same_world() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let (a, b) = (node("a"), node("b"));
+        let (old, new) = (HostPort::new("old", 1), HostPort::new("new", 2));
+        let mut bootstrap = Bootstrap::default();
+        let in_round = |number, first| round(&store, number, first);
+        in_round(0, &b).publish(&old).expect("to publish");
+        assert_eq!(settled(&mut bootstrap, &in_round(0, &b)), old);
+
+        // Nothing is published.
+        let same = Round {
+            is_same_world: true,
+            ..in_round(1, &b)
+        };
+        assert_eq!(settled(&mut bootstrap, &same), old);
+        assert!(
+            !store
+                .check(&["torch.rendezvous.job.1/MASTER_PORT"])
+                .expect("an answer")
+        );
+
+        in_round(2, &b).publish(&new).expect("to publish");
+        assert_eq!(settled(&mut bootstrap, &in_round(2, &b)), new);
+        let other_first = Round {
+            is_same_world: true,
+            ..in_round(3, &a)
+        };
+        other_first.publish(&old).expect("to publish");
+        assert_eq!(settled(&mut bootstrap, &other_first), old);
+    }
+
+    #[test]
+    fn a_round_without_an_address_is_not_one_to_reuse() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let b = node("b");
+        let (old, new) = (HostPort::new("old", 1), HostPort::new("new", 2));
+        let mut bootstrap = Bootstrap::default();
+        let first = round(&store, 0, &b);
+        first.publish(&old).expect("to publish");
+        assert_eq!(settled(&mut bootstrap, &first), old);
+        let cancel = Cancel::new();
+        cancel.cancel();
+        let interrupted = bootstrap.settle(&round(&store, 1, &b), LONG, &cancel);
+        assert!(
+            matches!(interrupted, Err(NotFound::Interrupted)),
+            "{interrupted:?}"
+        );
+        let same = Round {
+            is_same_world: true,
+            ..round(&store, 2, &b)
+        };
+        same.publish(&new).expect("to publish");
+        assert_eq!(settled(&mut bootstrap, &same), new);
+    }
+
+    /// docs/rendezvous.md, BOOT 4. Rank 0 is a node of PyTorch, which publishes in its first round only.
+    #[test]
+    fn a_node_that_knows_the_address_publishes_it_for_a_rank_0_that_does_not() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let (torch, b) = (node("torch"), node("b"));
+        let master = HostPort::new("host", 1);
+        round(&store, 0, &torch)
+            .publish(&master)
+            .expect("to publish");
+        let mut member = Bootstrap::default();
+        assert_eq!(settled(&mut member, &round(&store, 0, &torch)), master);
+        std::thread::scope(|scope| {
+            // One knows it from its last round, one finds it in the store.
+            scope.spawn(|| {
+                let round = round(&store, 1, &b);
+                assert_eq!(settled(&mut member, &round), master);
+            });
+            scope.spawn(|| {
+                let round = round(&store, 1, &b);
+                assert_eq!(settled(&mut Bootstrap::default(), &round), master);
+            });
+        });
+        let found = store
+            .get("torch.rendezvous.job.1/MASTER_ADDR")
+            .expect("an address");
+        assert_eq!(found, b"host");
+    }
+
+    /// docs/rendezvous.md, BOOT 6. The file of a store has its writes in order.
+    #[test]
+    fn the_host_is_written_before_the_port() {
+        let path = std::env::temp_dir().join(format!("bootstrap-{}", std::process::id()));
+        let store: Arc<dyn Store> =
+            Arc::new(c10d_store::FileStore::open(&path, None).expect("a file"));
+        let a = node("a");
+        let master = HostPort::new("host", 1);
+        round(&store, 0, &a).publish(&master).expect("to publish");
+        round(&store, 1, &a)
+            .publish_if_missing(&master)
+            .expect("to publish");
+        let written = std::fs::read(&path).expect("its writes");
+        let place = |key: &str| {
+            written
+                .windows(key.len())
+                .position(|it| it == key.as_bytes())
+        };
+        for number in 0..2 {
+            let places = [ADDR_KEY, PORT_KEY]
+                .map(|key| place(&format!("torch.rendezvous.job.{number}/{key}")));
+            assert!(places[0].is_some() && places[0] < places[1], "{places:?}");
+        }
+        let _ = std::fs::remove_file(path);
+    }
+
+    /// docs/rendezvous.md, BOOT 1 and 2.
+    #[test]
+    fn rank_0_publishes_the_address_that_it_knows_while_its_server_answers() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let (a, b) = (node("a"), node("b"));
+        let first_of = |number, first| Round {
+            rank: 0,
+            ..round(&store, number, first)
+        };
+        let mut of_b = Bootstrap::default();
+        let served = settled(&mut of_b, &first_of(0, &b));
+        // A newcomer with rank 0 finds it in the store.
+        let mut of_a = Bootstrap::default();
+        assert_eq!(settled(&mut of_a, &first_of(1, &a)), served);
+        assert_eq!(settled(&mut of_b, &round(&store, 1, &a)), served);
+
+        let mut of_c = Bootstrap::default();
+        assert_eq!(settled(&mut of_c, &round(&store, 1, &a)), served);
+        drop(of_b);
+        // Node b and its server are lost. The address of the others changes together.
+        let moved = settled(&mut of_a, &first_of(2, &a));
+        assert_ne!(moved, served);
+        assert_eq!(settled(&mut of_c, &round(&store, 2, &a)), moved);
+    }
+}

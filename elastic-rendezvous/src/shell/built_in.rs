@@ -1,0 +1,102 @@
+//! Creates the handlers of the built-in backends, `c10d` and `static`, from parameters.
+
+use std::sync::Arc;
+
+use crate::shell::c10d_backend::{C10D_BACKEND, C10dBackend};
+use crate::shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
+use crate::shell::open_store::open_store;
+use crate::shell::registry::{RendezvousCreator, RendezvousRegistry};
+use crate::shell::static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
+use crate::values::error::RendezvousError;
+use crate::values::parameters::RendezvousParameters;
+use crate::values::settings::RendezvousSettings;
+
+/// The settings that a `c10d` rendezvous reads: all of PyTorch's, `share_store`
+/// ([`DynamicRendezvousOptions::with_shared_store`]) and `spare_wait` ([`RendezvousSettings::with_spare_wait`]).
+pub const C10D_SETTINGS: &[&str] = &[
+    "store_type",
+    "read_timeout",
+    "is_host",
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "heartbeat_timeout",
+    "keep_alive_interval",
+    "keep_alive_max_attempt",
+    "cas_backoff_max_seconds",
+    "share_store",
+    "spare_wait",
+    // The launcher always sets it; only the static rendezvous reads it.
+    "timeout",
+];
+
+/// Opens the store of a rendezvous and creates the handler of this node.
+///
+/// Blocks until the store answers, for at most the join timeout and some seconds of name lookups: the host
+/// may start after its clients, which is logged after 1 s and then every 30 s.
+///
+/// # Errors
+/// [`RendezvousError::Parameters`] for an invalid endpoint or setting, [`RendezvousError::Connection`]
+/// when the store cannot be opened, [`RendezvousError::TemporaryFile`] when a file store without a path
+/// cannot create one, [`RendezvousError::Thread`] when the system cannot start a thread.
+pub fn create_c10d(
+    parameters: &RendezvousParameters,
+) -> Result<DynamicRendezvous, RendezvousError> {
+    let settings = RendezvousSettings::from_parameters(parameters)?;
+    for key in parameters.unknown_keys(C10D_SETTINGS) {
+        log::warn!("ignoring the unknown rendezvous setting {key:?}");
+    }
+    let (store, hosted, workers_host) = open_store(parameters, &settings)?;
+    let backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
+    let shares_store = parameters.get_as_bool("share_store")?.unwrap_or(true);
+    let mut options = DynamicRendezvousOptions::new().with_shared_store(shares_store);
+    if let Some(hook) = parameters.server_hook() {
+        if let Some(server) = hosted.as_ref().and_then(|store| store.server()) {
+            hook.call(server);
+        }
+        options = options.with_server_hook(hook.clone());
+    }
+    if let Some(addr) = parameters.local_addr() {
+        options = options.with_local_addr(addr);
+    } else if let Some(host) = workers_host {
+        options = options.with_workers_host(host);
+    }
+    if let Some(credentials) = parameters.credentials() {
+        if settings.max_nodes == 1 {
+            options = options.with_own_user_only(credentials.clone());
+        } else if parameters.has_relays() {
+            options = options.with_workers_credentials(credentials.clone());
+        } else {
+            log::warn!(
+                "the secret protects the rendezvous, not the workers' store, which is open to everyone that reaches \
+                 its port: PyTorch's clients on other nodes cannot use a secret without a relay (--relay)"
+            );
+        }
+    }
+    let node = DynamicRendezvous::new(Arc::new(backend), store, settings, options)?;
+    Ok(match hosted {
+        Some(hosted) => node.with_hosted_store(hosted),
+        None => node,
+    })
+}
+
+/// With `c10d` and `static`.
+impl Default for RendezvousRegistry {
+    fn default() -> Self {
+        let mut registry = Self::empty();
+        let creators: [(&str, Box<RendezvousCreator>); 2] = [
+            (
+                C10D_BACKEND,
+                Box::new(|parameters| Ok(Arc::new(create_c10d(parameters)?))),
+            ),
+            (
+                STATIC_BACKEND,
+                Box::new(|parameters| Ok(Arc::new(StaticRendezvous::new(parameters)?))),
+            ),
+        ];
+        for (name, creator) in creators {
+            registry.creators.insert(name.to_owned(), creator);
+        }
+        registry
+    }
+}

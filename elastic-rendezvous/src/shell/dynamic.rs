@@ -1,0 +1,512 @@
+//! The handler of a dynamic rendezvous, which nodes can join and leave at any time.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+use c10d_store::{Credentials, Store, StoreError, StoreExt, TcpStore};
+
+use crate::engine::Engine;
+use crate::engine::group::GroupEngine;
+use crate::engine::solo::Solo;
+use crate::shell::access::Access;
+use crate::shell::backend::RendezvousBackend;
+use crate::shell::bootstrap::{Bootstrap, NotFound, Protection, Round};
+use crate::shell::clock::Clock;
+use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo};
+use crate::shell::handler_loop::{HandlerLoop, Parts};
+use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
+use crate::shell::notices::{Notice, Notices};
+use crate::shell::old_rounds::keys_before;
+use crate::shell::shared::Shared;
+use crate::shell::write_lease::WriteLease;
+use crate::values::error::RendezvousError;
+use crate::values::goal::{Answer, Goal, Joined};
+use crate::values::membership::Membership;
+use crate::values::node::NodeId;
+use crate::values::report::{NotJoining, WaitReport};
+use crate::values::server_hook::ServerHook;
+use crate::values::settings::RendezvousSettings;
+
+const THREAD: &str = "rendezvous";
+
+/// How long [`shutdown`](RendezvousHandler::shutdown) waits until other nodes disconnect from a store that
+/// this process hosts, and how often it checks.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const DISCONNECT_POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Numbers the handlers of this process.
+static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
+
+/// A node of a dynamic rendezvous (`docs/rendezvous.md`).
+///
+/// Its thread `rendezvous` joins, leaves, writes heartbeats and waits for changes. It ends with
+/// [`shutdown`](RendezvousHandler::shutdown) or when the handler is dropped. A drop does not change the state, so the
+/// other nodes later drop this one as dead.
+///
+/// In PyTorch: `DynamicRendezvousHandler`
+/// (`torch/distributed/elastic/rendezvous/dynamic_rendezvous.py`).
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use c10d_store::{HashStore, Store};
+/// use elastic_rendezvous::{
+///     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousHandler, RendezvousSettings,
+/// };
+///
+/// # fn main() -> Result<(), elastic_rendezvous::RendezvousError> {
+/// let store: Arc<dyn Store> = Arc::new(HashStore::new());
+/// let backend = Arc::new(C10dBackend::new(Arc::clone(&store), "job")?);
+/// let options = DynamicRendezvousOptions::new().with_local_addr("127.0.0.1");
+/// let settings = RendezvousSettings::new("job", 1, 1)?;
+/// let node = DynamicRendezvous::new(backend, store, settings, options)?;
+/// assert_eq!((node.settings().min_nodes(), node.settings().max_nodes()), (1, 1));
+/// let round = node.next_rendezvous()?;
+/// assert_eq!((round.rank, round.world_size), (0, 1));
+/// node.shutdown();
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct DynamicRendezvous {
+    backend: Arc<dyn RendezvousBackend>,
+    store: Arc<dyn Store>,
+    settings: RendezvousSettings,
+    options: DynamicRendezvousOptions,
+    node: NodeId,
+    shared: Arc<Shared>,
+    to_loop: Mailbox,
+    /// The loop's, which may wait for it.
+    lease: Option<WriteLease>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Taken out while a join uses it.
+    bootstrap: Mutex<Bootstrap>,
+    /// A client of the same store, if this process hosts it.
+    hosted: Option<Arc<TcpStore>>,
+}
+
+/// The options of a node in a dynamic rendezvous.
+#[derive(Debug, Clone)]
+pub struct DynamicRendezvousOptions {
+    local_addr: Option<String>,
+    workers_host: Option<String>,
+    shares_store: bool,
+    server_hook: Option<ServerHook>,
+    protection: Protection,
+}
+
+impl Default for DynamicRendezvousOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl DynamicRendezvousOptions {
+    /// The machine's full name as the address, and a workers' store that an agent serves.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            local_addr: None,
+            workers_host: None,
+            shares_store: true,
+            server_hook: None,
+            protection: Protection::Open,
+        }
+    }
+
+    /// The address that identifies the node, and under which the others reach the workers' store if this
+    /// node serves it. Default: the machine's full name.
+    #[must_use]
+    pub fn with_local_addr(mut self, addr: impl Into<String>) -> Self {
+        self.local_addr = Some(addr.into());
+        self
+    }
+
+    /// The host under which the others reach the workers' store. Default: the node's address.
+    #[must_use]
+    pub fn with_workers_host(mut self, host: impl Into<String>) -> Self {
+        self.workers_host = Some(host.into());
+        self
+    }
+
+    /// Whether an agent serves the workers' store. Otherwise the worker with rank 0 does, at a new address in
+    /// each round, as with PyTorch's `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`. Must be the same on all nodes.
+    /// Default: true, as in PyTorch.
+    #[must_use]
+    pub fn with_shared_store(mut self, shares_store: bool) -> Self {
+        self.shares_store = shares_store;
+        self
+    }
+
+    /// The workers' store of this node serves only processes on this machine of the user that runs it, and clients
+    /// with these credentials: for jobs of one node. Default: every client.
+    #[must_use]
+    pub fn with_own_user_only(mut self, credentials: Credentials) -> Self {
+        self.protection = Protection::OwnUser(credentials);
+        self
+    }
+
+    /// The same for jobs of several nodes: the nodes reach the workers' store with these credentials, and so must what
+    /// connects the workers, as a relay does. Must be the same on all nodes. Default: every client.
+    #[must_use]
+    pub fn with_workers_credentials(mut self, credentials: Credentials) -> Self {
+        self.protection = Protection::Job(credentials);
+        self
+    }
+
+    /// A callback for the server of the workers' store, if this node serves it. Default: none.
+    #[must_use]
+    pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
+        self.server_hook = Some(hook);
+        self
+    }
+}
+
+impl DynamicRendezvous {
+    /// Creates a node that keeps the state in `backend` and exchanges the data of its rounds in `store`.
+    ///
+    /// Starts the handler's thread, but does not join. Blocks for at most the store's timeout, plus 2 s to
+    /// look up the machine's name if no address is set.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Parameters`] for a timeout of zero, [`RendezvousError::Connection`] when the
+    /// store fails, [`RendezvousError::Thread`] when the system cannot start a thread.
+    pub fn new(
+        backend: Arc<dyn RendezvousBackend>,
+        store: Arc<dyn Store>,
+        settings: RendezvousSettings,
+        options: DynamicRendezvousOptions,
+    ) -> Result<Self, RendezvousError> {
+        settings.check()?;
+        let addr = options
+            .local_addr
+            .clone()
+            .unwrap_or_else(crate::shell::this_host::full_name);
+        let local_id = NEXT_LOCAL_ID.fetch_add(1, Ordering::Relaxed);
+        let node = NodeId::new(addr, i64::from(std::process::id()), local_id);
+        let clock = Clock::start();
+        let notices = Notices::new(Arc::clone(&store), &settings.run_id);
+        let shared = Shared::new(notices);
+        let access = Access::open(&*backend, &settings)?;
+        let (me, seed, now) = (node.clone(), fastrand::u64(..), clock.now());
+        let (engine, lease): (Box<dyn Engine>, _) = match &access {
+            Access::Group(_, index) => {
+                let engine = GroupEngine::new(me, *index, settings.clone(), seed, now);
+                (Box::new(engine), None)
+            }
+            Access::Own { lease, .. } => {
+                let engine = Solo::new(me, settings.clone(), seed, now);
+                (Box::new(engine), lease.clone())
+            }
+        };
+        let (to_loop, inbox) = open_mailbox();
+        let handler_loop = HandlerLoop::new(Parts {
+            clock,
+            me: node.clone(),
+            settings: settings.clone(),
+            engine,
+            access,
+            backend: Arc::clone(&backend),
+            shared: Arc::clone(&shared),
+            inbox,
+        });
+        let thread = std::thread::Builder::new()
+            .name(THREAD.to_owned())
+            .spawn(|| handler_loop.run())
+            .map_err(|source| RendezvousError::Thread {
+                name: THREAD,
+                source,
+            })?;
+        Ok(Self {
+            backend,
+            store,
+            settings,
+            bootstrap: Mutex::new(Bootstrap::new(options.protection.clone())),
+            options,
+            node,
+            shared,
+            to_loop,
+            lease,
+            thread: Mutex::new(Some(thread)),
+            hosted: None,
+        })
+    }
+
+    /// The settings of this node, for callers that share a handler: PyTorch's `DynamicRendezvousHandler.settings`.
+    #[must_use]
+    pub fn settings(&self) -> &RendezvousSettings {
+        &self.settings
+    }
+
+    /// The identity of this node.
+    #[must_use]
+    pub fn node(&self) -> &NodeId {
+        &self.node
+    }
+
+    /// Declares that this process hosts the rendezvous' store, through its client `store`.
+    /// [`shutdown`](RendezvousHandler::shutdown) then waits for up to 3 s until other nodes disconnect.
+    #[must_use]
+    pub fn with_hosted_store(mut self, store: Arc<TcpStore>) -> Self {
+        self.hosted = Some(store);
+        self.shared.is_new_host.store(true, Ordering::Release);
+        self
+    }
+
+    /// Waits until no other node uses the store that this process hosts. PyTorch's nodes also close the
+    /// rendezvous before they exit, and 2.9 fails if the store is missing then.
+    fn await_disconnects(&self) {
+        let Some(hosted) = &self.hosted else { return };
+        hosted.close();
+        let deadline = Deadline::after(Instant::now(), DISCONNECT_TIMEOUT);
+        let is_in_use = || {
+            hosted
+                .server()
+                .is_some_and(|server| server.is_running() && server.connection_count() > 0)
+        };
+        while is_in_use() && !deadline.has_passed(Instant::now()) {
+            std::thread::sleep(DISCONNECT_POLL_INTERVAL);
+        }
+    }
+
+    fn ask(&self, goal: Goal) -> Result<Answer, RendezvousError> {
+        let (reply, answer) = channel();
+        self.to_loop
+            .send(Message::Run(Job { goal, reply }))
+            .map_err(|_| self.shut_down_error())?;
+        // The loop answers every job or drops it when it ends.
+        answer.recv().map_err(|_| self.shut_down_error())?
+    }
+
+    fn shut_down_error(&self) -> RendezvousError {
+        RendezvousError::ShutDown {
+            run_id: self.settings.run_id.clone(),
+        }
+    }
+
+    /// Agrees with the other nodes of the round `number` on the workers' store.
+    fn settle(&self, number: i64, joined: &Joined) -> Result<RendezvousInfo, RendezvousError> {
+        let own_host = self
+            .options
+            .workers_host
+            .as_deref()
+            .unwrap_or(&self.node.addr);
+        let round = Round {
+            store: &self.store,
+            run_id: &self.settings.run_id,
+            number,
+            rank: joined.rank,
+            first: &joined.first,
+            is_same_world: joined.is_same_world,
+            own_host,
+            server_hook: self.options.server_hook.as_ref(),
+        };
+        let timeout = self.store.timeout().unwrap_or(Duration::MAX);
+        let cancel = &self.shared.settling;
+        let settled = if self.options.shares_store {
+            let mut bootstrap = std::mem::take(&mut *self.lock_bootstrap());
+            let settled = bootstrap.settle(&round, timeout, cancel);
+            *self.lock_bootstrap() = bootstrap;
+            settled
+        } else {
+            Bootstrap::settle_unshared(&round, timeout, cancel)
+        };
+        let bootstrap = settled.map_err(|not_found| match not_found {
+            NotFound::Failed(error) => error,
+            NotFound::Interrupted => RendezvousError::Interrupted {
+                run_id: self.settings.run_id.clone(),
+            },
+            NotFound::Missing => RendezvousError::NoBootstrap {
+                run_id: self.settings.run_id.clone(),
+                round: number,
+                timeout,
+                report: Box::new(self.report_of(number, joined)),
+            },
+        })?;
+        Ok(RendezvousInfo::new(
+            number,
+            Arc::new(round.prefix(number)),
+            joined.rank,
+            joined.world_size,
+            bootstrap,
+        ))
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.shared.is_interrupted.load(Ordering::Acquire)
+    }
+
+    fn report_of(&self, round: i64, joined: &Joined) -> WaitReport {
+        WaitReport {
+            is_complete: true,
+            joined: joined.world_size,
+            participants: joined.nodes.clone(),
+            ..WaitReport::of(
+                &self.settings.run_id,
+                round,
+                self.settings.min_nodes,
+                self.settings.max_nodes,
+            )
+        }
+    }
+
+    fn lock_bootstrap(&self) -> std::sync::MutexGuard<'_, Bootstrap> {
+        self.bootstrap
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stop(&self) {
+        let thread = self
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(thread) = thread else { return };
+        // The loop may have ended already.
+        let _ = self.to_loop.send(Message::Stop);
+        if let Some(lease) = &self.lease {
+            lease.close();
+        }
+        if thread.join().is_err() {
+            log::error!("the thread {THREAD} panicked");
+        }
+    }
+}
+
+impl RendezvousHandler for DynamicRendezvous {
+    fn backend(&self) -> &str {
+        self.backend.name()
+    }
+
+    fn has_agent_store(&self) -> bool {
+        self.options.shares_store
+    }
+
+    fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
+        loop {
+            let answer = self.ask(Goal::Join)?;
+            let joined = answer.joined.ok_or_else(|| self.shut_down_error())?;
+            log::debug!(
+                "node {} has joined round {} of run {:?} as rank {} in a world of size {}",
+                self.node.named(),
+                answer.round,
+                self.settings.run_id,
+                joined.rank,
+                joined.world_size,
+            );
+            let settled = self.settle(answer.round, &joined);
+            // The loop may have ended already.
+            let _ = self.to_loop.send(Message::Settled);
+            match settled {
+                Err(RendezvousError::Interrupted { .. }) if !self.is_interrupted() => log::info!(
+                    "round {} has lost a member before it had a workers' store: joining another round",
+                    answer.round,
+                ),
+                settled => return settled,
+            }
+        }
+    }
+
+    fn is_closed(&self) -> Result<bool, RendezvousError> {
+        Ok(self.ask(Goal::Read)?.is_closed)
+    }
+
+    fn set_closed(&self) -> Result<(), RendezvousError> {
+        self.ask(Goal::Close).map(drop)
+    }
+
+    fn membership(&self) -> Result<Membership, RendezvousError> {
+        match self.shared.membership() {
+            None => Ok(Membership::default()),
+            Some(Ok(membership)) => Ok(membership),
+            Some(Err(detail)) => Err(RendezvousError::MembershipUnknown {
+                run_id: self.settings.run_id.clone(),
+                detail,
+            }),
+        }
+    }
+
+    fn add_listener(&self, listener: Listener) {
+        self.shared.add_listener(listener);
+    }
+
+    fn interrupt(&self) {
+        self.shared.interrupt();
+        // The loop may have ended already.
+        let _ = self.to_loop.send(Message::Interrupt);
+    }
+
+    fn leave(&self) -> Result<(), RendezvousError> {
+        // Before the state changes: nodes that see that also find the notice. Not to a store that has just failed.
+        let left = Notice::Left(self.node.clone());
+        if !matches!(self.shared.membership(), Some(Err(_)))
+            && let Err(error) = self.shared.notices.write(&left)
+        {
+            log::debug!("cannot tell the other nodes that this one leaves: {error}");
+        }
+        self.ask(Goal::Leave).map(drop)
+    }
+
+    fn exit_round(&self) -> Result<(), RendezvousError> {
+        self.ask(Goal::Exit).map(drop)
+    }
+
+    fn set_not_joining(&self, why: Option<&str>) -> Result<(), RendezvousError> {
+        let written = match why {
+            None => self.shared.notices.withdraw(),
+            Some(why) => {
+                let it = NotJoining::new(self.node.clone(), why);
+                self.shared.notices.write(&Notice::NotJoining(it))
+            }
+        };
+        written.map_err(|error| RendezvousError::connection(&self.settings.run_id, error))
+    }
+
+    fn forget_rounds_before(&self, round: i64) -> Result<(), RendezvousError> {
+        // Servers of PyTorch before 2.10 close the connection.
+        if !self.store.has_prompt_watch() {
+            return Ok(());
+        }
+        let run_id = &self.settings.run_id;
+        let forgotten = || -> Result<(), StoreError> {
+            let keys = self.store.list_keys()?;
+            for key in keys_before(&keys, run_id, round) {
+                self.store.delete_key(key)?;
+            }
+            Ok(())
+        };
+        forgotten().map_err(|error| RendezvousError::connection(run_id, error))
+    }
+
+    fn run_id(&self) -> &str {
+        &self.settings.run_id
+    }
+
+    fn shutdown(&self) -> bool {
+        let closed = self.ask(Goal::Shutdown).map(drop);
+        if let Err(error) = &closed
+            && !matches!(error, RendezvousError::ShutDown { .. })
+        {
+            log::warn!(
+                "cannot close the rendezvous {:?}: {error}",
+                self.settings.run_id
+            );
+        }
+        self.stop();
+        if closed.is_ok() {
+            self.await_disconnects();
+        }
+        closed.is_ok()
+    }
+}
+
+impl Drop for DynamicRendezvous {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

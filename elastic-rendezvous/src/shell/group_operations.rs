@@ -1,0 +1,128 @@
+//! Carries out what a station asks, on the keys of the group.
+
+use std::time::Duration;
+
+use c10d_store::{Known, StoreError, StoreExt};
+
+use super::group_store::GroupStore;
+use crate::engine::group::{Ask, Reply};
+
+/// How many keys one request reads or writes.
+const KEYS_MAX: usize = 1000;
+
+/// How many requests are taken from the queue at once.
+const REQUESTS_MAX: usize = 4096;
+
+/// How long to wait for values that should be there.
+const PRESENT_TIMEOUT: Duration = Duration::from_millis(250);
+
+impl GroupStore {
+    /// Carries out an operation of the handler with this index. A wait ends with [`Reply::Nothing`] after `timeout`.
+    pub(crate) fn perform(
+        &self,
+        index: u32,
+        ask: &Ask,
+        timeout: Duration,
+    ) -> Result<Reply, StoreError> {
+        let store = &self.store;
+        Ok(match ask {
+            Ask::CountNodes => {
+                let count = store.try_get(&self.key("n"))?.unwrap_or_default();
+                Reply::Count(String::from_utf8_lossy(&count).parse().unwrap_or(0))
+            }
+            Ask::WriteHeartbeat(heartbeat) => {
+                store.set(&self.heartbeat_key(index), heartbeat.to_string())?;
+                Reply::Done
+            }
+            Ask::ReadLease => Reply::Value(store.try_get(&self.key("h"))?),
+            Ask::Claim { expected, lease } => {
+                let claimed = store.compare_set(&self.key("h"), expected, lease)?;
+                Reply::Value(Some(claimed.into_value()))
+            }
+            Ask::Push(request) => {
+                store.queue_push(&self.key("q"), request)?;
+                Reply::Done
+            }
+            // A reply that is missing is an error: with it, requests may be lost. The nodes repeat them for the next
+            // holder.
+            Ask::TakeRequests { .. } => {
+                match store.queue_take(&self.key("q"), REQUESTS_MAX, Some(timeout)) {
+                    Ok(requests) => Reply::Requests(requests),
+                    Err(StoreError::Timeout { .. }) => Reply::Nothing,
+                    Err(error) => return Err(error),
+                }
+            }
+            Ask::ReadAnswer => Reply::Value(store.try_get(&self.answer_key(index))?),
+            Ask::AwaitAnswer { known, .. } => {
+                self.await_change(&self.answer_key(index), known, timeout)?
+            }
+            Ask::WriteAnswers(answers) => {
+                for answers in answers.chunks(KEYS_MAX) {
+                    let keys: Vec<_> = answers.iter().map(|(to, _)| self.answer_key(*to)).collect();
+                    let texts = answers.iter().map(|(_, text)| text.as_slice());
+                    let pairs: Vec<_> = keys.iter().map(String::as_str).zip(texts).collect();
+                    store.multi_set(&pairs)?;
+                }
+                Reply::Done
+            }
+            Ask::ReadSummary => Reply::Value(store.try_get(&self.key("s"))?),
+            Ask::AwaitSummary { known, .. } => self.await_change(&self.key("s"), known, timeout)?,
+            Ask::WriteSummary(text) => {
+                store.set(&self.key("s"), text)?;
+                Reply::Done
+            }
+            Ask::ReadHeartbeats(indices) => Reply::Heartbeats(self.read_heartbeats(indices)?),
+            // None of these is an operation on a key of the group.
+            Ask::ReadState | Ask::CheckState | Ask::WriteState | Ask::Idle | Ask::Done(_) => {
+                Reply::Nothing
+            }
+        })
+    }
+
+    /// The heartbeats of these handlers, in this order; empty for one that has written none.
+    fn read_heartbeats(&self, indices: &[u32]) -> Result<Vec<Vec<u8>>, StoreError> {
+        let mut heartbeats = Vec::with_capacity(indices.len());
+        for indices in indices.chunks(KEYS_MAX) {
+            let keys: Vec<_> = indices.iter().map(|it| self.heartbeat_key(*it)).collect();
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            match self.store.multi_get_timeout(&keys, Some(PRESENT_TIMEOUT)) {
+                Ok(present) => heartbeats.extend(present),
+                Err(StoreError::Timeout { .. }) => self.read_some(&keys, &mut heartbeats)?,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(heartbeats)
+    }
+
+    /// Appends the values of these keys, some of which may be missing; empty for a missing one.
+    fn read_some(&self, keys: &[&str], values: &mut Vec<Vec<u8>>) -> Result<(), StoreError> {
+        if self.store.check(keys)? {
+            values.extend(self.store.multi_get(keys)?);
+        } else if let [_] = keys {
+            values.push(Vec::new());
+        } else {
+            let (left, right) = keys.split_at(keys.len() / 2);
+            self.read_some(left, values)?;
+            self.read_some(right, values)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for another value than `known`; empty for none.
+    fn await_change(
+        &self,
+        key: &str,
+        known: &[u8],
+        timeout: Duration,
+    ) -> Result<Reply, StoreError> {
+        match self
+            .store
+            .wait_change(key, Known::whole(known), Some(timeout))
+        {
+            Ok(value) => Ok(Reply::Value(Some(value))),
+            // A busy server may report the timeout late.
+            Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) => Ok(Reply::Nothing),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! The interface of all kinds of rendezvous.
+
+use std::fmt;
+use std::fmt::Debug;
+use std::sync::{Arc, Weak};
+
+use c10d_socket::HostPort;
+use c10d_store::{Credentials, Store, TcpStore};
+
+use crate::values::error::RendezvousError;
+use crate::values::membership::Membership;
+use crate::values::ranks_report::RanksReport;
+use crate::values::recorded_event::RecordedEvent;
+use crate::values::report::{LostNode, WaitReport};
+
+/// One node of a rendezvous.
+///
+/// All methods can be called from any thread. Extends PyTorch's `RendezvousHandler`
+/// (`torch/distributed/elastic/rendezvous/api.py`) by listeners, interruptible joins, and leaving without
+/// closing the rendezvous.
+///
+/// A handler runs one call at a time. A call waits for the one in progress, which can be a join of up to the
+/// join timeout; [`interrupt`](Self::interrupt) ends it. The stated blocking times do not include that wait,
+/// nor the last store call, which a deadline does not cut short.
+pub trait RendezvousHandler: Debug + Send + Sync {
+    /// The name of the backend: `c10d`, `static`.
+    fn backend(&self) -> &str;
+
+    /// Whether an agent serves the workers' store; otherwise the worker with rank 0 does.
+    fn has_agent_store(&self) -> bool;
+
+    /// Whether keys of an earlier round are out of sight in [`RendezvousInfo::store`]; otherwise all rounds have one
+    /// store.
+    fn has_store_per_round(&self) -> bool {
+        true
+    }
+
+    /// Leaves the current round if this node is a member, and joins the next one.
+    ///
+    /// Blocks until the next round is complete, for at most the join timeout, and then for at most the
+    /// store's timeout until the workers' store is known. A spare node waits without a limit until it is
+    /// needed or the rendezvous is closed.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Timeout`] or [`RendezvousError::RanksMissing`] when too few nodes join,
+    /// [`RendezvousError::NoBootstrap`] when the workers' store is not published,
+    /// [`RendezvousError::Closed`] and, for a spare, [`RendezvousError::GracefulExit`] when the rendezvous
+    /// is closed, [`RendezvousError::Interrupted`] after [`interrupt`](Self::interrupt),
+    /// [`RendezvousError::ShutDown`] after [`shutdown`](Self::shutdown), and the errors of the store.
+    fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError>;
+
+    /// Reads from the store whether the rendezvous is closed. Blocks for at most the store's timeout.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Connection`], [`RendezvousError::CorruptState`] or
+    /// [`RendezvousError::ShutDown`].
+    fn is_closed(&self) -> Result<bool, RendezvousError>;
+
+    /// Closes the rendezvous for all nodes: there are no more rounds. Blocks for at most the close timeout.
+    ///
+    /// # Errors
+    /// As [`is_closed`](Self::is_closed); [`RendezvousError::OperationTimeout`] after the close timeout.
+    fn set_closed(&self) -> Result<(), RendezvousError>;
+
+    /// How many nodes wait for the next round, without spares; in a [group](crate::GroupStore) at most 16. Never
+    /// blocks; at most one second old.
+    ///
+    /// # Errors
+    /// As [`membership`](Self::membership).
+    fn num_nodes_waiting(&self) -> Result<usize, RendezvousError> {
+        Ok(self.membership()?.waiting.len())
+    }
+
+    /// How the round of this node has changed since it joined. Never blocks; at most one second old, but
+    /// nodes that died are noticed only after interval x attempts
+    /// ([`dead_after`](crate::RendezvousSettings::dead_after)).
+    ///
+    /// # Errors
+    /// [`RendezvousError::MembershipUnknown`] when the last access to the store failed.
+    fn membership(&self) -> Result<Membership, RendezvousError>;
+
+    /// Adds a listener, which a thread of the handler calls with each later [`RendezvousEvent`]. It must not
+    /// block or call the handler.
+    fn add_listener(&self, listener: Listener);
+
+    /// Makes a [`next_rendezvous`](Self::next_rendezvous) in another thread leave the rendezvous and fail
+    /// with [`RendezvousError::Interrupted`]; later ones fail at once. Never blocks.
+    fn interrupt(&self);
+
+    /// Removes this node from the rendezvous without closing it, so that the other nodes continue. Blocks for
+    /// at most the close timeout.
+    ///
+    /// # Errors
+    /// As [`set_closed`](Self::set_closed).
+    fn leave(&self) -> Result<(), RendezvousError>;
+
+    /// Leaves the round of which this node is a member, before [`next_rendezvous`](Self::next_rendezvous): for a node
+    /// that has something to do in between, for which the others shall not wait. Blocks for at most the join timeout.
+    ///
+    /// # Errors
+    /// As [`set_closed`](Self::set_closed).
+    fn exit_round(&self) -> Result<(), RendezvousError> {
+        Ok(())
+    }
+
+    /// Tells the other nodes why this one does not join at present, for their reports; `None` takes it back. Spares
+    /// take its place without waiting for it. Blocks for at most the store's timeout, four times.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Connection`].
+    fn set_not_joining(&self, _why: Option<&str>) -> Result<(), RendezvousError> {
+        Ok(())
+    }
+
+    /// Removes what the agents of rounds before this one have left in the rendezvous' store: at most 1,024 keys at a
+    /// time, and none where it is a server of PyTorch. Call it on the node with rank 0 of a later round, which has
+    /// published the address of the workers' store again. Blocks for at most the store's timeout per key.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Connection`].
+    fn forget_rounds_before(&self, _round: i64) -> Result<(), RendezvousError> {
+        Ok(())
+    }
+
+    /// The run id of the job.
+    fn run_id(&self) -> &str;
+
+    /// Closes the rendezvous, stops heartbeats and ends the handler. Returns whether closing succeeded; a
+    /// failure is logged. Blocks for at most the close timeout, and for 3 s more while other nodes use a store
+    /// that this process hosts.
+    fn shutdown(&self) -> bool;
+}
+
+/// A callback for the events of a rendezvous.
+pub type Listener = Arc<dyn Fn(&RendezvousEvent<'_>) + Send + Sync>;
+
+/// What a handler reports to its [listener](Listener) while it runs.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum RendezvousEvent<'e> {
+    /// A join is waiting: about once a second, and when nodes join or leave. Every 10 s with more than 32
+    /// nodes. In a [group](crate::GroupStore) after 3 s, every 10 s and at the join timeout.
+    Waiting(&'e WaitReport),
+    /// A static rendezvous is waiting: about once a second, and when another node has joined.
+    WaitingForRanks(&'e RanksReport),
+    /// This node or another has dropped a node as dead, because it wrote no heartbeat.
+    NodeLost(&'e LostNode),
+    /// The result of [`RendezvousHandler::membership`] may have changed.
+    MembershipChanged,
+    /// This node of a dynamic rendezvous has made a step that PyTorch's nodes record.
+    ///
+    /// ```
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// use c10d_store::{HashStore, Store};
+    /// use elastic_rendezvous::{
+    ///     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RecordedEvent, RendezvousEvent,
+    ///     RendezvousHandler, RendezvousSettings,
+    /// };
+    ///
+    /// # fn main() -> Result<(), elastic_rendezvous::RendezvousError> {
+    /// let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    /// let node = DynamicRendezvous::new(
+    ///     Arc::new(C10dBackend::new(Arc::clone(&store), "job")?),
+    ///     store,
+    ///     RendezvousSettings::new("job", 1, 1)?,
+    ///     DynamicRendezvousOptions::new().with_local_addr("127.0.0.1"),
+    /// )?;
+    /// let events: Arc<Mutex<Vec<RecordedEvent>>> = Arc::default();
+    /// let sink = Arc::clone(&events);
+    /// node.add_listener(Arc::new(move |event: &RendezvousEvent<'_>| {
+    ///     if let RendezvousEvent::Recorded(event) = event {
+    ///         sink.lock().expect("no panic").push((*event).clone());
+    ///     }
+    /// }));
+    /// node.next_rendezvous()?;
+    ///
+    /// let events = events.lock().expect("no panic");
+    /// let joined = events.last().expect("an event");
+    /// assert_eq!((joined.node_state.as_str(), joined.rank), ("RUNNING", Some(0)));
+    /// assert!(joined.message.ends_with("as rank 0 in a world of size 1."));
+    /// # Ok(())
+    /// # }
+    /// ```
+    Recorded(&'e RecordedEvent),
+}
+
+/// A complete round, as seen by one of its members.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct RendezvousInfo {
+    /// The number of the round.
+    pub round: i64,
+    /// The rendezvous' store with the prefix of this round.
+    pub store: Arc<dyn Store>,
+    /// This node's rank, from 0.
+    pub rank: usize,
+    /// The number of nodes.
+    pub world_size: usize,
+    /// The address of the workers' store.
+    pub bootstrap: BootstrapInfo,
+}
+
+impl Debug for RendezvousInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RendezvousInfo")
+            .field("round", &self.round)
+            .field("store", &self.store.label())
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .field("bootstrap", &self.bootstrap)
+            .finish()
+    }
+}
+
+impl RendezvousInfo {
+    /// Creates a round from its parts, for handlers in other crates.
+    #[must_use]
+    pub fn new(
+        round: i64,
+        store: Arc<dyn Store>,
+        rank: usize,
+        world_size: usize,
+        bootstrap: BootstrapInfo,
+    ) -> Self {
+        Self {
+            round,
+            store,
+            rank,
+            world_size,
+            bootstrap,
+        }
+    }
+}
+
+/// The address of the workers' store: their MASTER_ADDR and MASTER_PORT.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BootstrapInfo {
+    /// The host and port of the store.
+    pub master: HostPort,
+    /// Whether an agent already serves the store; otherwise the worker with rank 0 will.
+    pub is_agent_store: bool,
+    /// Whether the store holds only data of workers, so that it can be emptied before they restart.
+    pub is_workers_own: bool,
+    /// What clients of the store must have, unless they are processes of its user on its machine; `None` for a store
+    /// without protection.
+    pub credentials: Option<Credentials>,
+    pub(crate) served_here: ServedHere,
+}
+
+/// The store itself, if this process serves it and still does.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ServedHere(Weak<TcpStore>);
+
+impl ServedHere {
+    pub(crate) fn store(&self) -> Option<Arc<TcpStore>> {
+        self.0.upgrade()
+    }
+}
+
+/// An address is the same wherever its store is served.
+impl PartialEq for ServedHere {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for ServedHere {}
+
+impl BootstrapInfo {
+    /// Creates the address of a store without protection.
+    #[must_use]
+    pub fn new(master: HostPort, is_agent_store: bool, is_workers_own: bool) -> Self {
+        Self {
+            master,
+            is_agent_store,
+            is_workers_own,
+            credentials: None,
+            served_here: ServedHere::default(),
+        }
+    }
+
+    /// This process serves the store, so it needs no connection of its own.
+    pub(crate) fn with_served_here(mut self, store: &Arc<TcpStore>) -> Self {
+        self.served_here = ServedHere(Arc::downgrade(store));
+        self
+    }
+
+    /// The store asks its clients for these credentials.
+    #[must_use]
+    pub fn with_credentials(mut self, credentials: impl Into<Option<Credentials>>) -> Self {
+        self.credentials = credentials.into();
+        self
+    }
+}

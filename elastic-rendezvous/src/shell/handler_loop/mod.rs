@@ -1,0 +1,329 @@
+//! The loop of a rendezvous handler, which carries out what its engine asks.
+//!
+//! It has its own thread, so that nothing that the handler's owner does delays heartbeats. It makes one request at a
+//! time; a message ends a wait that is in progress. Engines make all decisions.
+
+mod requests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+use crate::engine::{Ask, Engine, Reply};
+use crate::shell::access::Access;
+use crate::shell::backend::{RendezvousBackend, StateWatch};
+use crate::shell::clock::Clock;
+use crate::shell::group_store::GroupStore;
+use crate::shell::handler::RendezvousEvent;
+use crate::shell::mailbox::{Inbox, Job, Message};
+use crate::shell::notices::NoticeBoard;
+use crate::shell::shared::{LOG_INTERVAL, Shared, error_of, log_wait};
+use crate::shell::stored_state::StoredState;
+use crate::shell::write_lease::WriteLease;
+use crate::values::error::RendezvousError;
+use crate::values::goal::{Answer, Goal, Operation, OperationError};
+use crate::values::node::NodeId;
+use crate::values::recorded_event::{step_of_result, step_of_start};
+use crate::values::report::WaitReport;
+use crate::values::settings::RendezvousSettings;
+use crate::values::state::RendezvousState;
+use crate::values::step::Step;
+
+/// A join that ends earlier does not read the notices for its report.
+const NOTICES_AFTER: Duration = Duration::from_millis(500);
+
+/// What the loop of a handler is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) clock: Clock,
+    pub(crate) me: NodeId,
+    pub(crate) settings: RendezvousSettings,
+    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) access: Access,
+    pub(crate) backend: Arc<dyn RendezvousBackend>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) inbox: Inbox,
+}
+
+#[derive(Debug)]
+pub(crate) struct HandlerLoop {
+    clock: Clock,
+    me: NodeId,
+    settings: RendezvousSettings,
+    engine: Box<dyn Engine>,
+    states: StoredState,
+    /// The keys of the group, and the node's index in it.
+    group: Option<(GroupStore, u32)>,
+    lease: Option<WriteLease>,
+    watch: Option<Arc<dyn StateWatch>>,
+    shared: Arc<Shared>,
+    inbox: Inbox,
+    jobs: VecDeque<Job>,
+    notices: NoticeBoard,
+    /// The operation in progress; [`Operation::KeepAlive`] between two.
+    operation: Operation,
+    began_at: Duration,
+    logged_at: Duration,
+    is_member: bool,
+    /// The last request has failed, so what the engine knows may be outdated.
+    is_unknown: bool,
+    /// Whether the handler waits on the store after a join. Two waits at a time would need two connections.
+    is_settling: bool,
+    has_lease: bool,
+    is_stopping: bool,
+}
+
+impl HandlerLoop {
+    pub(crate) fn new(parts: Parts) -> Self {
+        let (group, lease, watch) = match parts.access {
+            Access::Group(group, index) => (Some((group, index)), None, None),
+            Access::Own { lease, watch } => (None, lease, watch),
+        };
+        Self {
+            states: StoredState::new(parts.backend, &parts.settings.run_id),
+            notices: NoticeBoard::new(parts.shared.notices.clone()),
+            clock: parts.clock,
+            me: parts.me,
+            settings: parts.settings,
+            engine: parts.engine,
+            group,
+            lease,
+            watch,
+            shared: parts.shared,
+            inbox: parts.inbox,
+            jobs: VecDeque::new(),
+            operation: Operation::KeepAlive,
+            began_at: Duration::ZERO,
+            logged_at: Duration::ZERO,
+            is_member: false,
+            is_unknown: false,
+            is_settling: false,
+            has_lease: false,
+            is_stopping: false,
+        }
+    }
+
+    /// Runs until a [`Message::Stop`].
+    pub(crate) fn run(mut self) {
+        while !self.is_stopping {
+            if self.is_member && (self.engine.is_busy() || self.jobs.is_empty()) {
+                self.stay();
+            } else if let Some(job) = self.jobs.pop_front() {
+                if self.shared.is_new_host.swap(false, Ordering::AcqRel) {
+                    self.record([Step::HostsStore]);
+                }
+                self.record(step_of_start(job.goal));
+                let result = self.carry_out(job.goal);
+                self.record(step_of_result(job.goal, &result));
+                self.is_settling = job.goal == Goal::Join && result.is_ok();
+                // The caller may no longer wait.
+                if job.reply.send(result).is_err() {
+                    self.is_settling = false;
+                }
+            } else {
+                self.receive(None);
+            }
+        }
+        self.release();
+        for job in std::mem::take(&mut self.jobs) {
+            let _ = job.reply.send(Err(self.shut_down_error()));
+        }
+    }
+
+    fn carry_out(&mut self, goal: Goal) -> Result<Answer, RendezvousError> {
+        let settings = &self.settings;
+        let (operation, limit) = match goal {
+            Goal::Join => (Operation::Join, settings.join_timeout),
+            Goal::Exit => (Operation::Exit, settings.join_timeout),
+            Goal::Close | Goal::Shutdown => (Operation::Close, settings.close_timeout),
+            Goal::Leave => (Operation::Leave, settings.close_timeout),
+            Goal::Read => {
+                let stored = self.states.read()?;
+                let state = stored.map_or_else(RendezvousState::default, |(state, _)| state);
+                return Ok(Answer {
+                    round: state.round,
+                    is_closed: state.closed,
+                    joined: None,
+                });
+            }
+        };
+        if operation == Operation::Join {
+            self.refuse_if_interrupted()?;
+        }
+        let result = self.operate(operation, limit);
+        if matches!(result, Err(RendezvousError::Interrupted { .. })) {
+            let limit = self.settings.heartbeat_timeout;
+            if let Err(error) = self.operate(Operation::Leave, limit) {
+                log::warn!(
+                    "node {} cannot leave the rendezvous after an interrupted join: {error}",
+                    self.me.named()
+                );
+            }
+        }
+        self.is_member |= result.as_ref().is_ok_and(|answer| answer.joined.is_some());
+        if self.is_member {
+            self.publish();
+        } else {
+            self.release();
+        }
+        result
+    }
+
+    /// Runs one operation to its end.
+    fn operate(
+        &mut self,
+        operation: Operation,
+        limit: Duration,
+    ) -> Result<Answer, RendezvousError> {
+        if operation != Operation::Close {
+            self.is_member = false;
+            self.shared.forget_membership();
+        }
+        let now = self.clock.now();
+        (self.began_at, self.logged_at) = (now.monotonic, now.monotonic);
+        self.operation = operation;
+        let deadline = now.monotonic.saturating_add(limit);
+        self.engine.begin(operation, deadline, now);
+        let result = loop {
+            if let Some(result) = self.turn().transpose() {
+                break result;
+            }
+        };
+        self.operation = Operation::KeepAlive;
+        self.release_write_lease();
+        result
+    }
+
+    /// Carries out one request of a member, and publishes what it has learned.
+    fn stay(&mut self) {
+        match self.turn() {
+            Ok(_) if self.is_unknown => {}
+            Ok(_) => self.publish(),
+            Err(_) if self.is_stopping => {}
+            Err(error) => {
+                self.release_write_lease();
+                self.is_unknown = true;
+                self.shared.publish_failure(&error);
+            }
+        }
+    }
+
+    /// Carries out what the engine asks next. Returns the result of the operation at its end.
+    fn turn(&mut self) -> Result<Option<Answer>, RendezvousError> {
+        while let Ok(message) = self.inbox.try_receive() {
+            self.on_message(message);
+        }
+        if self.is_stopping {
+            return Err(self.shut_down_error());
+        }
+        if self.operation == Operation::Join {
+            self.refuse_if_interrupted()?;
+        }
+        let replied = match self.engine.step(self.clock.now()) {
+            Ask::Done(Ok(answer)) => return Ok(Some(answer)),
+            Ask::Done(Err(failure)) if self.operation != Operation::KeepAlive => {
+                return Err(self.error_of(failure));
+            }
+            Ask::Done(Err(failure)) => Err(self.error_of(failure)),
+            ask => self.perform(ask),
+        };
+        let now = self.clock.now();
+        let result = match replied {
+            Ok(reply) => {
+                self.is_unknown &= matches!(reply, Reply::Nothing);
+                self.engine.on_reply(reply, now);
+                Ok(None)
+            }
+            Err(error) => {
+                self.engine.on_failure(&error, now);
+                Err(error)
+            }
+        };
+        self.record_steps();
+        for lost in self.engine.take_newly_lost(now) {
+            log::warn!("lost node {lost}");
+            self.shared.notify(RendezvousEvent::NodeLost(&lost));
+        }
+        result
+    }
+
+    /// Waits for a message for at most `timeout` (`None`: indefinitely) and handles it. Returns whether there was one.
+    fn receive(&mut self, timeout: Option<Duration>) -> bool {
+        match self.inbox.receive(timeout) {
+            Ok(message) => self.on_message(message),
+            Err(RecvTimeoutError::Disconnected) => self.is_stopping = true,
+            Err(RecvTimeoutError::Timeout) => return false,
+        }
+        true
+    }
+
+    fn on_message(&mut self, message: Message) {
+        match message {
+            Message::Run(job) => self.jobs.push_back(job),
+            // The flag is already set, and checked after each wait.
+            Message::Interrupt => {}
+            Message::Settled => self.is_settling = false,
+            Message::Stop => self.is_stopping = true,
+        }
+    }
+
+    fn publish(&self) {
+        if let Some(membership) = self.engine.membership() {
+            self.shared.publish(membership);
+        }
+    }
+
+    /// Reports a waiting join to the listeners and the log.
+    fn report(&mut self) {
+        let now = self.clock.now();
+        let has_lasted = |since: Duration| now.monotonic.saturating_sub(since);
+        if has_lasted(self.began_at) >= NOTICES_AFTER {
+            self.notices.refresh(&self.me);
+        }
+        let report = self.waiting();
+        if has_lasted(self.logged_at) >= LOG_INTERVAL {
+            self.logged_at = now.monotonic;
+            log_wait(&report, self.engine.reason());
+        }
+        self.shared.notify(RendezvousEvent::Waiting(&report));
+    }
+
+    fn waiting(&self) -> WaitReport {
+        let mut report = self.engine.report(self.clock.now());
+        report.add_not_joining(self.notices.not_joining());
+        report
+    }
+
+    fn error_of(&mut self, failure: OperationError) -> RendezvousError {
+        let waited = self.clock.now().monotonic.saturating_sub(self.began_at);
+        let operation = self.operation;
+        let run_id = self.settings.run_id.clone();
+        error_of(failure, operation, &run_id, waited, || {
+            self.notices.refresh(&self.me);
+            self.waiting()
+        })
+    }
+
+    fn refuse_if_interrupted(&self) -> Result<(), RendezvousError> {
+        self.shared.refuse_if_interrupted(&self.settings.run_id)
+    }
+
+    fn shut_down_error(&self) -> RendezvousError {
+        RendezvousError::ShutDown {
+            run_id: self.settings.run_id.clone(),
+        }
+    }
+
+    fn record(&self, steps: impl IntoIterator<Item = Step>) {
+        self.shared.record(&self.settings.run_id, &self.me, steps);
+    }
+
+    /// Records the engine's steps, each as an event of the node that it is about.
+    fn record_steps(&mut self) {
+        for (node, step) in self.engine.take_steps() {
+            self.shared.record(&self.settings.run_id, &node, [step]);
+        }
+    }
+}

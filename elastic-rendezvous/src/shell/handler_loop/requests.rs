@@ -1,0 +1,161 @@
+//! Carries out the requests of the engine: each blocks for at most its own time, or the store's timeout.
+
+use std::time::Duration;
+
+use c10d_socket::Cancel;
+use c10d_store::StoreError;
+
+use super::HandlerLoop;
+use crate::engine::group::Ask as GroupAsk;
+use crate::engine::{Ask, Reply};
+use crate::values::error::RendezvousError;
+use crate::values::goal::Operation;
+use crate::values::stored::{Part, Watched};
+
+/// How often a store that cannot be watched is polled, as in PyTorch.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+impl HandlerLoop {
+    pub(super) fn perform(&mut self, ask: Ask) -> Result<Reply, RendezvousError> {
+        if let Ask::WriteState = ask {
+            return self.write();
+        }
+        self.record_steps();
+        if let Ask::ReadState = ask {
+            return Ok(Reply::State(self.states.read()?));
+        }
+        self.release_write_lease();
+        match ask {
+            Ask::AwaitState { part, until } => return self.await_state(part, until),
+            Ask::Group(ask) => return self.ask_group(ask),
+            Ask::CheckState => {
+                let token = self.engine.to_write().and_then(|(_, token)| token);
+                let is_same = self.states.backend().is_current(token)?;
+                return Ok(Reply::IsSame(is_same));
+            }
+            Ask::ReadNotices => {
+                self.notices.refresh(&self.me);
+                return Ok(Reply::Gone(self.notices.gone()));
+            }
+            Ask::Report => self.report(),
+            Ask::Pause { until } => {
+                let timeout = self.timeout(until);
+                self.receive(timeout);
+            }
+            Ask::ReadState | Ask::WriteState | Ask::Done(_) => {}
+        }
+        Ok(Reply::Nothing)
+    }
+
+    fn write(&mut self) -> Result<Reply, RendezvousError> {
+        if let Some(lease) = self.lease.as_ref().filter(|_| !self.has_lease) {
+            lease.acquire();
+            self.has_lease = true;
+            // Others have written while this node waited, so it decides anew, and makes another step.
+            return Ok(Reply::State(self.states.read()?));
+        }
+        self.record_steps();
+        let Some((state, token)) = self.engine.to_write() else {
+            return Ok(Reply::Nothing);
+        };
+        let written = self.states.write(state, token)?;
+        self.release_write_lease();
+        Ok(Reply::Written(written))
+    }
+
+    pub(super) fn release_write_lease(&mut self) {
+        if let Some(lease) = &self.lease
+            && std::mem::take(&mut self.has_lease)
+        {
+            lease.release();
+        }
+    }
+
+    /// Waits for a change of the state or a message, or polls a store that cannot be watched.
+    fn await_state(&mut self, part: Part, until: Duration) -> Result<Reply, RendezvousError> {
+        let timeout = self.timeout(until);
+        let Some(watch) = self.watch.clone() else {
+            let pause = timeout.map_or(POLL_INTERVAL, |timeout| timeout.min(POLL_INTERVAL));
+            if self.receive(Some(pause)) {
+                return Ok(Reply::Nothing);
+            }
+            return Ok(Reply::State(self.states.read()?));
+        };
+        let watched = self.wait(|this, cancel| {
+            let token = this.engine.to_write().and_then(|(_, token)| token);
+            watch.wait(token, part, timeout, cancel)
+        });
+        let decode = |stored| self.states.decode(stored);
+        let found = match watched {
+            None | Some(Ok(Watched::Unchanged)) => return Ok(Reply::Nothing),
+            Some(Ok(Watched::Changed(stored))) => stored.map(decode).transpose(),
+            Some(Err(error)) => Err(error),
+        };
+        match found {
+            Ok(stored) => Ok(Reply::State(stored)),
+            Err(error) => {
+                // The watch would probably fail again at once. If the store itself fails, the next read reports it.
+                log::warn!("cannot watch the rendezvous, polling once a second instead: {error}");
+                self.watch = None;
+                Ok(Reply::Nothing)
+            }
+        }
+    }
+
+    fn ask_group(&mut self, mut ask: GroupAsk) -> Result<Reply, RendezvousError> {
+        let until = ask.until_mut().copied();
+        let timeout = until.and_then(|until| self.timeout(until));
+        let is_holder = matches!(ask, GroupAsk::TakeRequests { .. });
+        if until.is_some() && self.is_settling && !is_holder {
+            self.receive(timeout);
+            return Ok(Reply::Nothing);
+        }
+        let Some((group, index)) = self.group.clone() else {
+            return Ok(Reply::Nothing);
+        };
+        let timeout = timeout.unwrap_or(Duration::MAX);
+        let result = if until.is_none() {
+            group.perform(index, &ask, timeout)
+        } else {
+            let waited =
+                self.wait(|_, cancel| group.with_cancel(cancel).perform(index, &ask, timeout));
+            match waited {
+                None => Ok(Reply::Nothing),
+                // Otherwise requests may be lost.
+                Some(Err(error @ StoreError::Interrupted { .. }))
+                    if !error.has_unknown_outcome() =>
+                {
+                    Ok(Reply::Nothing)
+                }
+                Some(result) => result,
+            }
+        };
+        result.map_err(|error| RendezvousError::connection(&self.settings.run_id, error))
+    }
+
+    /// Calls `wait`, which waits on the store, unless there is a message; then handles that. A message that arrives
+    /// meanwhile ends the wait.
+    fn wait<T>(&mut self, wait: impl FnOnce(&Self, &Cancel) -> T) -> Option<T> {
+        let is_join = self.operation == Operation::Join;
+        let waited = self.inbox.wait(is_join, |cancel| wait(self, cancel));
+        waited.map_err(|message| self.on_message(message)).ok()
+    }
+
+    /// Gives back what the engine holds.
+    pub(super) fn release(&mut self) {
+        let (Some(ask), Some((group, index))) = (self.engine.release(), &self.group) else {
+            return;
+        };
+        if let Err(error) = group.perform(*index, &ask, Duration::ZERO) {
+            log::debug!("cannot release the lease of the rendezvous: {error}");
+        }
+    }
+
+    /// How long to wait until this time; `None`: indefinitely. A member that has something to do waits no more.
+    fn timeout(&self, until: Duration) -> Option<Duration> {
+        if self.operation == Operation::KeepAlive && !self.jobs.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        (until != Duration::MAX).then(|| until.saturating_sub(self.clock.now().monotonic))
+    }
+}

@@ -1,0 +1,23 @@
+//! What has threads, clocks and stores: it carries out what the engines ask, and decides nothing about rounds.
+
+mod access;
+pub(crate) mod backend;
+pub(crate) mod bootstrap;
+pub(crate) mod built_in;
+pub(crate) mod c10d_backend;
+mod clock;
+pub(crate) mod dynamic;
+mod group_operations;
+pub(crate) mod group_store;
+pub(crate) mod handler;
+mod handler_loop;
+mod mailbox;
+mod notices;
+mod old_rounds;
+mod open_store;
+pub(crate) mod registry;
+mod shared;
+pub(crate) mod static_rendezvous;
+mod stored_state;
+pub mod this_host;
+pub(crate) mod write_lease;

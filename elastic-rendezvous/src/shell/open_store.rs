@@ -1,0 +1,298 @@
+//! Opens or serves the store of a `c10d` rendezvous.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Cancel, Deadline, DialStage, HostPort, is_loopback_name, resolve_local};
+use c10d_store::{FileStore, Store, StoreError, StoreHandle, TcpStore, TcpStoreOptions};
+
+use crate::shell::this_host::{self, SystemResolver, is_this_host};
+use crate::values::endpoint::Endpoint;
+use crate::values::error::RendezvousError;
+use crate::values::parameters::RendezvousParameters;
+use crate::values::parameters_error::{DEFAULT_PORT, ParametersError};
+use crate::values::settings::RendezvousSettings;
+
+/// The timeout of one store call, as in PyTorch.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The limit for looking up this machine's names.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The timeout of one attempt to connect. The first is short because its failure is logged, so that a
+/// mistyped endpoint shows at once.
+const FIRST_CONNECT_SLICE: Duration = Duration::from_secs(1);
+const CONNECT_SLICE: Duration = Duration::from_secs(5);
+
+/// The interval between log lines after the first.
+const CONNECT_LOG_INTERVAL: Duration = Duration::from_secs(30);
+
+/// How many random names of 64 bits are tried for a temporary file.
+const TEMPORARY_NAMES_TRIED: usize = 16;
+
+/// The store; the same if this process serves it; and the host under which other nodes reach this one, unless
+/// that is its own name.
+pub(crate) type OpenStore = (Arc<dyn Store>, Option<Arc<TcpStore>>, Option<String>);
+
+/// Opens or serves the store that `parameters` name. Blocks for at most the join timeout and some seconds of name lookups.
+pub(crate) fn open_store(
+    parameters: &RendezvousParameters,
+    settings: &RendezvousSettings,
+) -> Result<OpenStore, RendezvousError> {
+    let store_type = parameters.get("store_type").unwrap_or("tcp").trim();
+    match store_type.to_lowercase().as_str() {
+        "tcp" => open_tcp(parameters, settings),
+        "file" => {
+            if parameters.credentials().is_some() {
+                log::warn!("a secret does not protect a store in a file: its permissions do");
+            }
+            Ok((open_file(parameters)?, None, None))
+        }
+        _ => Err(RendezvousError::Parameters(ParametersError::Setting {
+            key: "store_type".to_owned(),
+            value: store_type.to_owned(),
+            expected: "tcp or file",
+        })),
+    }
+}
+
+fn open_file(parameters: &RendezvousParameters) -> Result<Arc<dyn Store>, RendezvousError> {
+    let endpoint = parameters.endpoint().trim();
+    let path = if endpoint.is_empty() {
+        let names =
+            std::iter::repeat_with(|| format!("c10d-rendezvous-{:016x}", fastrand::u64(..)));
+        create_private_file(&std::env::temp_dir(), names.take(TEMPORARY_NAMES_TRIED)).map_err(
+            |source| RendezvousError::TemporaryFile {
+                run_id: parameters.run_id().to_owned(),
+                source,
+            },
+        )?
+    } else {
+        PathBuf::from(endpoint)
+    };
+    let store = FileStore::open(path, None)
+        .map_err(|error| RendezvousError::connection(parameters.run_id(), error))?;
+    Ok(Arc::new(store))
+}
+
+/// Creates an empty file with mode 0600 under the first of `names` that does not exist. Other users can
+/// write to a temporary folder, so existing files are not opened and links are not followed.
+fn create_private_file(
+    folder: &Path,
+    names: impl Iterator<Item = String>,
+) -> Result<PathBuf, io::Error> {
+    let mut result = Err(io::ErrorKind::AlreadyExists.into());
+    for name in names {
+        let path = folder.join(name);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        result = options.open(&path).map(|_| path);
+        match &result {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            _ => break,
+        }
+    }
+    result
+}
+
+fn open_tcp(
+    parameters: &RendezvousParameters,
+    settings: &RendezvousSettings,
+) -> Result<OpenStore, RendezvousError> {
+    let endpoint: Endpoint = parameters
+        .endpoint()
+        .parse()
+        .map_err(ParametersError::from)?;
+    let target = endpoint.with_default_port(DEFAULT_PORT);
+    let read_timeout = parameters.get_as_duration("read_timeout", READ_TIMEOUT)?;
+    let is_given = parameters.get_as_bool("is_host")?;
+    let lookup = || Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
+    let is_host = match is_given {
+        Some(is_host) => is_host,
+        None => is_this_host(endpoint.host(), &SystemResolver::new(lookup())),
+    };
+    let host_patience = read_timeout.min(settings.join_timeout);
+    let store = match is_given {
+        Some(true) => serve(parameters, &target, host_patience),
+        None if is_host => serve(parameters, &target, host_patience).or_else(|error| {
+            log::debug!("cannot serve the rendezvous store, connecting to it instead: {error}");
+            let mode = match &error {
+                StoreError::Listen(error) if error.is_address_in_use() => Mode::ConnectOrServe,
+                _ => Mode::Connect,
+            };
+            connect(parameters, &target, host_patience, mode)
+        }),
+        _ => connect(parameters, &target, settings.join_timeout, Mode::Connect),
+    };
+    let store = store.map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
+    let store = store.with_cancel(&Cancel::NEVER);
+    store.set_timeout(Some(read_timeout));
+    // Nodes that meet at a loopback address are on one machine.
+    let workers_host = if settings.max_nodes == 1 || is_loopback_name(target.host()) {
+        Some("127.0.0.1".to_owned())
+    } else {
+        other_host(&target, lookup())
+    };
+    let store = Arc::new(store);
+    let hosted = store.server().is_some().then(|| Arc::clone(&store));
+    Ok((store, hosted, workers_host))
+}
+
+/// The options of a client, with the credentials.
+pub(crate) fn client_options(parameters: &RendezvousParameters) -> TcpStoreOptions {
+    let options = TcpStoreOptions::default().with_cancel(parameters.cancel().clone());
+    match parameters.credentials() {
+        Some(credentials) => options.with_credentials(credentials.clone()),
+        None => options,
+    }
+}
+
+fn serve(
+    parameters: &RendezvousParameters,
+    target: &HostPort,
+    timeout: Duration,
+) -> Result<TcpStore, StoreError> {
+    let options = client_options(parameters)
+        .with_master(true)
+        .with_multi_tenant(true)
+        .with_timeout(timeout);
+    let store = TcpStore::open(target.host(), target.port(), options)?;
+    log::debug!(
+        "this process hosts the rendezvous store at {}:{}",
+        target.host(),
+        store.port(),
+    );
+    Ok(store)
+}
+
+/// What [`connect`] does when nobody answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Connect,
+    /// Also tries to serve the store. The port was in use on this machine: usually by a node that serves, but
+    /// a connection or the server of an ended job may have held it, and then every node would only connect.
+    ConnectOrServe,
+}
+
+/// Connects to a store whose server may start later, for at most `patience`.
+fn connect(
+    parameters: &RendezvousParameters,
+    target: &HostPort,
+    patience: Duration,
+    mode: Mode,
+) -> Result<TcpStore, StoreError> {
+    let deadline = Deadline::after(Instant::now(), patience);
+    let mut slice = FIRST_CONNECT_SLICE;
+    let mut logged_at: Option<Instant> = None;
+    let mut was_unknown = false;
+    loop {
+        let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
+        let options = client_options(parameters).with_timeout(left.min(slice));
+        match TcpStore::open(target.host(), target.port(), options) {
+            Ok(store) => return Ok(store),
+            Err(error @ StoreError::Connect { .. }) if left > slice => {
+                if !was_unknown && is_unknown_host(&error) {
+                    was_unknown = true;
+                    log::warn!(
+                        "waiting for the host name {}, which has no address yet: a cluster can register the names of \
+                         its machines after their start",
+                        target.host(),
+                    );
+                }
+                let mut serving = String::new();
+                if mode == Mode::ConnectOrServe {
+                    match serve(parameters, target, left - slice) {
+                        Ok(store) => return Ok(store),
+                        Err(error) => serving = format!("; nor can this node serve it: {error}"),
+                    }
+                }
+                if logged_at.is_none_or(|at| at.elapsed() >= CONNECT_LOG_INTERVAL) {
+                    logged_at = Some(Instant::now());
+                    log::warn!(
+                        "cannot connect to the rendezvous store, retrying for {:.0} s: {error}{serving}",
+                        (left - slice).as_secs_f64(),
+                    );
+                }
+                slice = CONNECT_SLICE;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Whether the last failure is that of a name lookup, which is retried like all others.
+fn is_unknown_host(error: &StoreError) -> bool {
+    match error {
+        StoreError::Connect { source, .. } => {
+            let last = source.failures().last();
+            last.is_some_and(|failure| failure.stage() == DialStage::Lookup)
+        }
+        _ => false,
+    }
+}
+
+/// The host to publish when this machine's full name does not resolve to it, as in many containers.
+/// PyTorch publishes the name anyway, and then even this machine cannot connect.
+fn other_host(target: &HostPort, deadline: Deadline) -> Option<String> {
+    let name = this_host::full_name();
+    if resolve_local(&HostPort::new(name.as_str(), 0), deadline).is_ok_and(|ips| !ips.is_empty()) {
+        return None;
+    }
+    let host = address_towards(target)?;
+    log::warn!(
+        "this machine's name {name:?} does not resolve to one of its addresses; publishing {host} \
+         instead (set --local-addr to choose another)"
+    );
+    Some(host)
+}
+
+/// The local address of a connection to `target`. Sends nothing.
+fn address_towards(target: &HostPort) -> Option<String> {
+    let socket = std::net::UdpSocket::bind("[::]:0")
+        .or_else(|_| std::net::UdpSocket::bind("0.0.0.0:0"))
+        .ok()?;
+    socket.connect((target.host(), target.port())).ok()?;
+    let address = socket.local_addr().ok()?;
+    Some(address.ip().to_canonical().to_string())
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_temporary_file_is_private_and_existing_files_are_not_used() {
+        let folder = std::env::temp_dir().join(format!("private-file-{:016x}", fastrand::u64(..)));
+        fs::create_dir(&folder).unwrap();
+        let target = folder.join("target");
+        symlink(&target, folder.join("link")).unwrap();
+        fs::write(folder.join("file"), "planted").unwrap();
+        fs::set_permissions(folder.join("file"), fs::Permissions::from_mode(0o666)).unwrap();
+
+        let names = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>()
+        };
+        let create = |list: &[&str]| create_private_file(&folder, names(list).into_iter());
+        let created = create(&["link", "file", "new", "other"]).unwrap();
+        let refused = create(&["link", "file", "new"]).unwrap_err();
+
+        assert_eq!(created, folder.join("new"));
+        let mode = fs::metadata(&created).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert!(!target.exists() && !folder.join("other").exists());
+        assert_eq!(fs::read(folder.join("file")).unwrap(), b"planted");
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

@@ -1,0 +1,544 @@
+//! The static rendezvous: each node is given its rank, and all meet once at a store.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Deadline, HostPort};
+use c10d_store::{
+    Credentials, ErrorContext, Operation, PrefixStore, Store, StoreError, StoreExt, StoreHandle,
+    TcpStore, TcpStoreOptions,
+};
+
+use crate::shell::bootstrap::server_options;
+use crate::shell::handler::{
+    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
+};
+use crate::shell::this_host;
+use crate::values::endpoint::Endpoint;
+use crate::values::error::RendezvousError;
+use crate::values::membership::Membership;
+use crate::values::node::NodeId;
+use crate::values::parameters::RendezvousParameters;
+use crate::values::parameters_error::ParametersError;
+use crate::values::ranks_report::RanksReport;
+use crate::values::server_hook::ServerHook;
+
+/// The name under which this rendezvous is registered.
+pub const STATIC_BACKEND: &str = "static";
+
+/// How long all nodes may take to join, without a `timeout` setting. The launcher sets 900.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+const THREAD: &str = "rendezvous-static";
+
+/// How often a join checks whether it was interrupted.
+const SLICE: Duration = Duration::from_millis(100);
+
+/// How often listeners get a report and missing names are read.
+const EVENT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// When a wait is first logged. The interval then doubles, up to a minute.
+const FIRST_LOG_AFTER: Duration = Duration::from_secs(5);
+const LOG_INTERVAL_MAX: Duration = Duration::from_secs(60);
+
+/// How often the count of nodes is read: by the host always after the first interval, as in PyTorch, by the
+/// others after intervals that double.
+const POLL_INTERVAL_MIN: Duration = Duration::from_millis(10);
+const POLL_INTERVAL_MAX: Duration = Duration::from_secs(1);
+
+/// How many names are read at a time, and the longest name.
+const NAMES_ASKED_MAX: usize = 64;
+
+/// In a larger world only the host reads the names: the requests of all nodes would grow with the square of
+/// their number.
+const NAMED_WORLD_MAX: usize = 64;
+const NAME_BYTES_MAX: usize = 1024;
+
+/// How long a store that is being opened may exceed the timeout to report its own error.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A node of a rendezvous in which each node is given its rank.
+///
+/// Rank 0 hosts the store at the endpoint, the others connect, and all wait until every node has joined.
+/// The number of nodes is the parameters' maximum. In PyTorch: `StaticTCPRendezvous`
+/// (`torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py`).
+#[derive(Debug)]
+pub struct StaticRendezvous {
+    run_id: String,
+    target: HostPort,
+    rank: usize,
+    world_size: usize,
+    timeout: Duration,
+    server_hook: Option<ServerHook>,
+    credentials: Option<Credentials>,
+    store: Mutex<Option<Arc<TcpStore>>>,
+    is_interrupted: AtomicBool,
+    listeners: Mutex<Listeners>,
+}
+
+#[derive(Default)]
+struct Listeners(Vec<Listener>);
+
+impl fmt::Debug for Listeners {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} listeners", self.0.len())
+    }
+}
+
+/// What was last reported to the listeners and the log.
+#[derive(Debug)]
+struct Reported {
+    /// The numbers of joined and named nodes.
+    counts: (usize, usize),
+    next_event_at: Duration,
+    next_log_at: Duration,
+}
+
+impl Default for Reported {
+    fn default() -> Self {
+        Self {
+            counts: (0, 0),
+            next_event_at: EVENT_INTERVAL,
+            next_log_at: FIRST_LOG_AFTER,
+        }
+    }
+}
+
+/// A message of the thread that joins.
+#[derive(Debug)]
+enum Progress {
+    /// The port of the store, how many nodes have joined, and the known names.
+    Joined {
+        port: u16,
+        joined: usize,
+        named: BTreeMap<usize, NodeId>,
+    },
+    AllJoined(Arc<TcpStore>),
+    Failed(StoreError),
+}
+
+/// The join of one node, on its own thread.
+#[derive(Debug)]
+struct Meeting {
+    target: HostPort,
+    run_id: String,
+    rank: usize,
+    world_size: usize,
+    timeout: Duration,
+    server_hook: Option<ServerHook>,
+    credentials: Option<Credentials>,
+    named: BTreeMap<usize, NodeId>,
+    /// The rank whose name is asked next.
+    next_name: usize,
+    to_owner: Sender<Progress>,
+}
+
+impl Meeting {
+    fn run(mut self) {
+        let end = match self.meet() {
+            Ok(Some(store)) => Progress::AllJoined(Arc::new(store)),
+            Ok(None) => return,
+            Err(error) => Progress::Failed(error),
+        };
+        // The owner may no longer wait.
+        let _ = self.to_owner.send(end);
+    }
+
+    /// Returns `None` if the owner no longer waits.
+    fn meet(&mut self) -> Result<Option<TcpStore>, StoreError> {
+        let mut options = TcpStoreOptions::default();
+        if let Some(credentials) = &self.credentials {
+            options = options
+                .with_credentials(credentials.clone())
+                // The workers use the same store.
+                .with_server_options(server_options(Some(credentials)));
+        }
+        let options = options
+            .with_master(self.rank == 0)
+            .with_multi_tenant(true)
+            .with_timeout(self.timeout);
+        let store = TcpStore::open(self.target.host(), self.target.port(), options)?;
+        if self.rank == 0 {
+            let (host, port) = (self.target.host(), store.port());
+            log::debug!("this process hosts the rendezvous store at {host}:{port}");
+        }
+        if let (Some(hook), Some(server)) = (&self.server_hook, store.server()) {
+            hook.call(server);
+        }
+        let names = PrefixStore::new(self.run_id.clone(), store.clone_store()?);
+        let name = format!("{} {}", std::process::id(), this_host::full_name());
+        names.set(&name_key(self.rank), name.as_bytes())?;
+        // As PyTorch's nodes do; the host waits for this count.
+        store.count_worker()?;
+        let mut pause = POLL_INTERVAL_MIN;
+        let mut next_names_at = Instant::now();
+        loop {
+            let joined = usize::try_from(store.worker_count()?).unwrap_or(0);
+            if joined >= self.world_size {
+                return Ok(Some(store));
+            }
+            let now = Instant::now();
+            if now >= next_names_at && reads_names(self.rank, self.world_size) {
+                next_names_at = now + EVENT_INTERVAL;
+                self.read_names(&names)?;
+            }
+            let progress = Progress::Joined {
+                port: store.port(),
+                joined,
+                named: self.named.clone(),
+            };
+            if self.to_owner.send(progress).is_err() {
+                return Ok(None);
+            }
+            std::thread::sleep(pause);
+            if self.rank != 0 {
+                // The host's server must answer all other nodes.
+                pause = (pause * 2).min(POLL_INTERVAL_MAX);
+            }
+        }
+    }
+
+    fn read_names(&mut self, names: &dyn Store) -> Result<(), StoreError> {
+        // A rank that is missing for long does not hide the ranks above it.
+        let from = self.next_name;
+        let ranks = (from..self.world_size).chain(0..from);
+        let unknown: Vec<usize> = ranks
+            .filter(|rank| !self.named.contains_key(rank))
+            .take(NAMES_ASKED_MAX)
+            .collect();
+        self.next_name = unknown.last().map_or(0, |rank| rank + 1);
+        for rank in unknown {
+            let Some(name) = names.try_get(&name_key(rank))? else {
+                continue;
+            };
+            let name = String::from_utf8_lossy(&name[..name.len().min(NAME_BYTES_MAX)]);
+            let (pid, host) = name.split_once(' ').unwrap_or(("", &name));
+            let node = NodeId::new(host, pid.parse().unwrap_or(0), 0);
+            self.named.insert(rank, node);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a node reads the names of the others.
+const fn reads_names(rank: usize, world_size: usize) -> bool {
+    rank == 0 || world_size <= NAMED_WORLD_MAX
+}
+
+/// The key of a node's name, below the run id. PyTorch's nodes neither write nor read it.
+fn name_key(rank: usize) -> String {
+    format!("c10d/static/{rank}")
+}
+
+impl StaticRendezvous {
+    /// Creates a node with the rank in the setting `rank`. Does not connect or block.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Parameters`] when the rank or the endpoint's port is missing or invalid, or several nodes
+    /// have credentials without [relays](RendezvousParameters::with_relays).
+    pub fn new(parameters: &RendezvousParameters) -> Result<Self, RendezvousError> {
+        let endpoint: Endpoint = parameters
+            .endpoint()
+            .parse()
+            .map_err(ParametersError::from)?;
+        let Some(port) = endpoint.port() else {
+            return Err(RendezvousError::Parameters(ParametersError::NoPort {
+                endpoint: parameters.endpoint().to_owned(),
+            }));
+        };
+        let world_size = parameters.max_nodes();
+        if parameters.credentials().is_some() && world_size > 1 && !parameters.has_relays() {
+            let nodes = world_size;
+            return Err(ParametersError::SecretForWorkers { nodes }.into());
+        }
+        let rank = parameters.get_as_int("rank")?.unwrap_or(-1);
+        let rank = usize::try_from(rank)
+            .ok()
+            .filter(|rank| *rank < world_size)
+            .ok_or_else(|| ParametersError::Setting {
+                key: "rank".to_owned(),
+                value: parameters.get("rank").unwrap_or_default().to_owned(),
+                expected: "a rank from 0 to one less than the number of nodes",
+            })?;
+        Ok(Self {
+            run_id: parameters.run_id().to_owned(),
+            target: HostPort::new(endpoint.host(), port),
+            rank,
+            world_size,
+            timeout: parameters.get_as_duration("timeout", TIMEOUT)?,
+            server_hook: parameters.server_hook().cloned(),
+            credentials: parameters.credentials().cloned(),
+            store: Mutex::default(),
+            is_interrupted: AtomicBool::new(false),
+            listeners: Mutex::default(),
+        })
+    }
+
+    fn known_store(&self) -> Option<Arc<TcpStore>> {
+        self.store
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn interrupted(&self) -> RendezvousError {
+        RendezvousError::Interrupted {
+            run_id: self.run_id.clone(),
+        }
+    }
+
+    /// Joins on a separate thread, because a store call cannot be interrupted. After an interrupt or timeout
+    /// the thread is detached and ends with its current store call, which has the timeout too.
+    fn meet(&self) -> Result<Arc<TcpStore>, RendezvousError> {
+        let (sender, progress) = channel();
+        let meeting = Meeting {
+            target: self.target.clone(),
+            run_id: self.run_id.clone(),
+            rank: self.rank,
+            world_size: self.world_size,
+            timeout: self.timeout,
+            server_hook: self.server_hook.clone(),
+            credentials: self.credentials.clone(),
+            named: BTreeMap::new(),
+            next_name: 0,
+            to_owner: sender,
+        };
+        std::thread::Builder::new()
+            .name(THREAD.to_owned())
+            .spawn(move || meeting.run())
+            .map_err(|source| RendezvousError::Thread {
+                name: THREAD,
+                source,
+            })?;
+        self.await_all(&progress, Instant::now())
+    }
+
+    fn await_all(
+        &self,
+        progress: &Receiver<Progress>,
+        started: Instant,
+    ) -> Result<Arc<TcpStore>, RendezvousError> {
+        let failed = |error: StoreError| RendezvousError::connection(&self.run_id, error);
+        let deadline = Deadline::after(started, self.timeout);
+        let mut report = self.first_report();
+        let mut reported = Reported::default();
+        loop {
+            match progress.recv_timeout(SLICE) {
+                Ok(Progress::AllJoined(store)) => return Ok(store),
+                Ok(Progress::Failed(error)) => return Err(failed(error)),
+                Ok(Progress::Joined {
+                    port,
+                    joined,
+                    named,
+                }) => {
+                    report.is_connected = true;
+                    report.endpoint = HostPort::new(self.target.host(), port);
+                    report.joined = joined;
+                    report.named = named;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(RendezvousError::Thread {
+                        name: THREAD,
+                        source: io::Error::other("the thread panicked"),
+                    });
+                }
+            }
+            if self.is_interrupted.load(Ordering::Acquire) {
+                return Err(self.interrupted());
+            }
+            let now = Instant::now();
+            report.waited = now.saturating_duration_since(started);
+            report.time_left = self.timeout.saturating_sub(report.waited);
+            if deadline.has_passed(now) && report.is_connected {
+                let report = Box::new(report);
+                return Err(RendezvousError::RanksMissing { report });
+            }
+            if report.waited > self.timeout.saturating_add(GRACE) {
+                // The server accepted the connection and then stopped answering.
+                return Err(failed(self.no_reply(report.waited)));
+            }
+            self.report(&report, &mut reported);
+        }
+    }
+
+    fn first_report(&self) -> RanksReport {
+        RanksReport {
+            run_id: self.run_id.clone(),
+            endpoint: self.target.clone(),
+            rank: self.rank,
+            world_size: self.world_size,
+            is_connected: false,
+            joined: 0,
+            has_names: reads_names(self.rank, self.world_size),
+            named: BTreeMap::new(),
+            waited: Duration::ZERO,
+            time_left: self.timeout,
+        }
+    }
+
+    /// Reports to the listeners once a second and at each change, and to the log less often.
+    fn report(&self, report: &RanksReport, reported: &mut Reported) {
+        let counts = (report.joined, report.named.len());
+        let is_time = report.waited >= reported.next_event_at;
+        if std::mem::replace(&mut reported.counts, counts) == counts && !is_time {
+            return;
+        }
+        reported.next_event_at = report.waited + EVENT_INTERVAL;
+        if report.waited >= reported.next_log_at {
+            log::info!(
+                "waiting for other nodes since {} s, for at most {} s more: {report}",
+                report.waited.as_secs(),
+                report.time_left.as_secs(),
+            );
+            reported.next_log_at = report.waited + report.waited.min(LOG_INTERVAL_MAX);
+        }
+        self.notify(&RendezvousEvent::WaitingForRanks(report));
+    }
+
+    fn notify(&self, event: &RendezvousEvent<'_>) {
+        let listeners = self.listeners.lock();
+        let listeners = listeners.unwrap_or_else(PoisonError::into_inner).0.clone();
+        for listener in listeners {
+            listener(event);
+        }
+    }
+
+    fn no_reply(&self, elapsed: Duration) -> StoreError {
+        let label = format!("TCP store {}", self.target);
+        StoreError::NoReply {
+            context: ErrorContext::new(Operation::Open, [], label, elapsed),
+            timeout: self.timeout,
+        }
+    }
+}
+
+impl RendezvousHandler for StaticRendezvous {
+    fn backend(&self) -> &str {
+        STATIC_BACKEND
+    }
+
+    /// True: the workers use the store at the endpoint.
+    fn has_store_per_round(&self) -> bool {
+        false
+    }
+
+    fn has_agent_store(&self) -> bool {
+        true
+    }
+
+    /// Returns the same round each time.
+    fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
+        if self.is_interrupted.load(Ordering::Acquire) {
+            return Err(self.interrupted());
+        }
+        let store = match self.known_store() {
+            Some(store) => store,
+            None => {
+                let store = self.meet()?;
+                *self.store.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(Arc::clone(&store));
+                self.notify(&RendezvousEvent::MembershipChanged);
+                store
+            }
+        };
+        let master = HostPort::new(self.target.host(), store.port());
+        // Processes of a single node need none.
+        let credentials = self.credentials.clone().filter(|_| self.world_size > 1);
+        let store: Arc<dyn Store> = store;
+        Ok(RendezvousInfo::new(
+            0,
+            Arc::new(PrefixStore::new(self.run_id.clone(), store)),
+            self.rank,
+            self.world_size,
+            BootstrapInfo::new(master, true, false).with_credentials(credentials),
+        ))
+    }
+
+    fn is_closed(&self) -> Result<bool, RendezvousError> {
+        Ok(false)
+    }
+
+    fn set_closed(&self) -> Result<(), RendezvousError> {
+        Ok(())
+    }
+
+    fn membership(&self) -> Result<Membership, RendezvousError> {
+        Ok(Membership::default())
+    }
+
+    fn add_listener(&self, listener: Listener) {
+        let listeners = self.listeners.lock();
+        listeners
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+            .push(listener);
+    }
+
+    fn interrupt(&self) {
+        self.is_interrupted.store(true, Ordering::Release);
+    }
+
+    fn leave(&self) -> Result<(), RendezvousError> {
+        Ok(())
+    }
+
+    fn run_id(&self) -> &str {
+        &self.run_id
+    }
+
+    fn shutdown(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::values::parameters::parse_config;
+
+    fn node() -> StaticRendezvous {
+        let config = parse_config("rank=1,timeout=1").unwrap();
+        let parameters = RendezvousParameters::new("static", "node0:29500", "job", 2, 2).unwrap();
+        StaticRendezvous::new(&parameters.with_config(config)).unwrap()
+    }
+
+    /// A start from which the timeout of [`node`] and the grace have passed.
+    fn long_ago() -> Instant {
+        Instant::now()
+            .checked_sub(Duration::from_secs(1) + GRACE)
+            .unwrap()
+    }
+
+    #[test]
+    fn a_store_that_does_not_open_in_time_is_a_timeout_with_its_address_and_limit() {
+        let (_still_opening, opened) = channel();
+        let error = node().await_all(&opened, long_ago()).unwrap_err();
+        let RendezvousError::Connection { source, .. } = &error else {
+            panic!("{error}");
+        };
+        let StoreError::NoReply { context, timeout } = &**source else {
+            panic!("{error}");
+        };
+        assert_eq!(*timeout, Duration::from_secs(1));
+        assert!(context.elapsed >= *timeout + GRACE, "{error}");
+        assert!(error.to_string().contains("node0:29500"), "{error}");
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_wait_for_the_store() {
+        let (_still_opening, opened) = channel();
+        let node = node();
+        node.interrupt();
+        let error = node.await_all(&opened, Instant::now()).unwrap_err();
+        assert!(
+            matches!(error, RendezvousError::Interrupted { .. }),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,68 @@
+//! Reads and writes decoded states.
+
+use std::sync::Arc;
+
+use crate::shell::backend::RendezvousBackend;
+use crate::values::codec::{self, CodecLimits};
+use crate::values::error::RendezvousError;
+use crate::values::state::RendezvousState;
+use crate::values::stored::Written;
+use crate::values::stored::{Stored, Token};
+
+/// The state of one rendezvous in its backend.
+#[derive(Debug)]
+pub(crate) struct StoredState {
+    backend: Arc<dyn RendezvousBackend>,
+    run_id: String,
+    limits: CodecLimits,
+}
+
+impl StoredState {
+    pub(crate) fn new(backend: Arc<dyn RendezvousBackend>, run_id: &str) -> Self {
+        Self {
+            backend,
+            run_id: run_id.to_owned(),
+            limits: CodecLimits::default(),
+        }
+    }
+
+    pub(crate) fn backend(&self) -> &dyn RendezvousBackend {
+        &*self.backend
+    }
+
+    /// The stored state and its token, if there is one.
+    pub(crate) fn read(&self) -> Result<Option<(RendezvousState, Token)>, RendezvousError> {
+        let stored = self.backend.get_state()?;
+        stored.map(|stored| self.decode(stored)).transpose()
+    }
+
+    /// Replaces the state that `token` identifies.
+    pub(crate) fn write(
+        &self,
+        state: &RendezvousState,
+        token: Option<&Token>,
+    ) -> Result<Written, RendezvousError> {
+        let bytes = codec::encode(state);
+        Ok(match self.backend.set_state(&bytes, token)? {
+            None => Written::Nothing,
+            Some(written) if written.is_ours => Written::Ours(written.stored.token),
+            Some(written) => {
+                let (state, token) = self.decode(written.stored)?;
+                Written::Theirs(Box::new(state), token)
+            }
+        })
+    }
+
+    pub(crate) fn decode(
+        &self,
+        stored: Stored,
+    ) -> Result<(RendezvousState, Token), RendezvousError> {
+        let state = codec::decode(&stored.state, &self.limits);
+        let state = state.map_err(|source| RendezvousError::CorruptState {
+            store: self.backend.label(),
+            key: format!("torch.rendezvous.{}", self.run_id),
+            source,
+        })?;
+        Ok((state, stored.token))
+    }
+}

@@ -1,0 +1,196 @@
+//! Errors of a rendezvous.
+
+use std::time::Duration;
+
+use c10d_store::StoreError;
+
+use crate::values::codec::CorruptState;
+use crate::values::parameters_error::ParametersError;
+use crate::values::ranks_report::RanksReport;
+use crate::values::report::WaitReport;
+
+/// Why a node takes part in no round.
+///
+/// The kinds follow PyTorch (`torch/distributed/elastic/rendezvous/api.py`), with the details that it
+/// omits: present and missing nodes, and the store's error.
+#[derive(thiserror::Error)]
+#[non_exhaustive]
+pub enum RendezvousError {
+    /// The rendezvous is closed: there are no more rounds for this run id.
+    #[error(
+        "the rendezvous of run {run_id:?} is closed: the job has ended or failed; \
+         start a new one under another run id"
+    )]
+    Closed {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+    },
+
+    /// Too few nodes joined within the join timeout. This node has left the rendezvous.
+    #[error("the rendezvous timed out after {:.1} s: {report}", report.waited.as_secs_f64())]
+    Timeout {
+        /// The nodes that joined, and those known to be missing.
+        report: Box<WaitReport>,
+    },
+
+    /// Closing, leaving or a heartbeat timed out, because other nodes kept changing the state.
+    #[error("could not {operation} the rendezvous of run {run_id:?} within {:.1} s", timeout.as_secs_f64())]
+    OperationTimeout {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+        /// `close`, `leave` or `send a heartbeat to`.
+        operation: &'static str,
+        /// The time that was spent.
+        timeout: Duration,
+    },
+
+    /// Not all nodes of a static rendezvous joined within its timeout.
+    #[error("the rendezvous timed out after {:.1} s: {report}", report.waited.as_secs_f64())]
+    RanksMissing {
+        /// The nodes that joined and the missing ranks.
+        report: Box<RanksReport>,
+    },
+
+    /// A rendezvous over a file without a path cannot create a temporary file.
+    #[error("cannot create a temporary file for the rendezvous of run {run_id:?}: {source}")]
+    TemporaryFile {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+        /// The error of the system.
+        source: std::io::Error,
+    },
+
+    /// The store failed. Whether the last write of the state succeeded is unknown.
+    #[error("the rendezvous of run {run_id:?} cannot use its store: {source}")]
+    Connection {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+        /// The error of the store.
+        source: Box<StoreError>,
+    },
+
+    /// The state has disappeared from the store, as after a restart of its server.
+    #[error("the {store} has lost the state of run {run_id:?}: was its server restarted?")]
+    StateLost {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+        /// The label of the store.
+        store: String,
+    },
+
+    /// The value under the rendezvous' key is not a state. It stays in the store.
+    #[error("{key:?} in the {store} holds no rendezvous state: {source}")]
+    CorruptState {
+        /// The label of the store.
+        store: String,
+        /// Where the state is, with all prefixes.
+        key: String,
+        /// The fault.
+        source: CorruptState,
+    },
+
+    /// The job ended while this node was a spare. Not a failure: the node can exit.
+    #[error("the job {run_id:?} has ended, and this node was a spare that was not needed")]
+    GracefulExit {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+    },
+
+    /// The join was interrupted; this node has left the rendezvous.
+    #[error("the rendezvous of run {run_id:?} was interrupted; this node has left it")]
+    Interrupted {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+    },
+
+    /// The last attempt to read or watch the state failed, so the membership of the round is unknown.
+    #[error("the membership of run {run_id:?} is unknown: {detail}")]
+    MembershipUnknown {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+        /// The error of the last attempt.
+        detail: String,
+    },
+
+    /// The handler was shut down.
+    #[error("the handler of the rendezvous of run {run_id:?} was shut down")]
+    ShutDown {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+    },
+
+    /// The round is complete, but no address of the workers' store was published.
+    #[error(
+        "no node has published the address of the workers' store for round {round} of run \
+         {run_id:?} within {:.1} s: {report}",
+        timeout.as_secs_f64()
+    )]
+    NoBootstrap {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+        /// The number of the round that was complete.
+        round: i64,
+        /// The time that was spent.
+        timeout: Duration,
+        /// The nodes of the round.
+        report: Box<WaitReport>,
+    },
+
+    /// Another node published an invalid port of the workers' store.
+    #[error("{key:?} in the {store} is not a port: \"{value}\"")]
+    BadBootstrap {
+        /// The label of the store.
+        store: String,
+        /// Where the port is, with all prefixes.
+        key: String,
+        /// What it holds instead of a number from 0 to 65535.
+        value: String,
+    },
+
+    /// A parameter or setting is invalid.
+    #[error(transparent)]
+    Parameters(#[from] ParametersError),
+
+    /// No backend of that name is registered.
+    #[error("unknown rendezvous backend {name:?}; known are {}", known.join(", "))]
+    UnknownBackend {
+        /// The requested name.
+        name: String,
+        /// The registered names.
+        known: Vec<String>,
+    },
+
+    /// The name is empty or already registered, or the handler reports another one.
+    #[error("rendezvous backend {name:?}: {detail}")]
+    BadBackend {
+        /// The one to register or to look up.
+        name: String,
+        /// The fault.
+        detail: String,
+    },
+
+    /// The system cannot start a thread.
+    #[error("cannot start the thread {name:?}: {source}")]
+    Thread {
+        /// The name of the thread.
+        name: &'static str,
+        /// The error of the system.
+        source: std::io::Error,
+    },
+}
+
+/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
+impl std::fmt::Debug for RendezvousError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+impl RendezvousError {
+    pub(crate) fn connection(run_id: &str, source: StoreError) -> Self {
+        Self::Connection {
+            run_id: run_id.to_owned(),
+            source: Box::new(source),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The operations that a handler requests from its loop, and their results.
+
+use crate::values::node::NodeId;
+
+/// An operation of a handler.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Goal {
+    Join,
+    Close,
+    /// Closes the rendezvous as the last operation of the handler.
+    Shutdown,
+    Leave,
+    /// Leaves the round of which the node is a member, to join another one later.
+    Exit,
+    /// Reads the state.
+    Read,
+}
+
+/// The state of the rendezvous when a goal was reached.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Answer {
+    pub(crate) round: i64,
+    pub(crate) is_closed: bool,
+    /// After [`Goal::Join`].
+    pub(crate) joined: Option<Joined>,
+}
+
+/// The place of this node in a complete round.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Joined {
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    /// The node with rank 0.
+    pub(crate) first: NodeId,
+    /// Whether the round has exactly the nodes of the last round that this node joined. False if unknown.
+    pub(crate) is_same_world: bool,
+    /// The nodes in the order of their ranks; empty if this node knows only their number.
+    pub(crate) nodes: Vec<NodeId>,
+}
+
+/// An operation of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Operation {
+    /// Leaves the current round, if the node is a member.
+    Exit,
+    /// Joins the next round that completes.
+    Join,
+    /// Closes the rendezvous for all nodes.
+    Close,
+    /// Writes a heartbeat if one is due.
+    KeepAlive,
+    /// Removes the node from all lists.
+    Leave,
+}
+
+/// How an operation fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OperationError {
+    Closed,
+    Timeout,
+    GracefulExit,
+}
