@@ -1,0 +1,293 @@
+//! An open database: the settings that its promises rest on, its format, and its errors.
+
+use std::fs::File;
+use std::io::BufReader;
+use std::path::Path;
+use std::time::Duration;
+
+use c10d_store::journal::{JournalError, JournalIdentity, Recovered};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags, ffi};
+
+use crate::directory::Directory;
+use crate::header::{self, Header};
+use crate::rows::{self, BATCHES, CHUNKS, ReadError};
+use crate::wal;
+
+/// The version of the tables, and the newest that this program reads.
+const FORMAT: i64 = 1;
+
+/// Marks a database as ours: `c10d`.
+const APPLICATION: i64 = 0x6331_3064;
+
+/// The predecessor may be ending, or another process that opens a new journal at the same time gives way. One that
+/// serves holds its lock for longer.
+const LOCK_WAIT: Duration = Duration::from_millis(500);
+
+/// Name, value, and the value that SQLite reports then. They are set in this order.
+const SETTINGS: [(&str, &str, &str); 9] = [
+    // Works without shared memory, and keeps others out from the first access on.
+    ("locking_mode", "EXCLUSIVE", "exclusive"),
+    ("journal_mode", "WAL", "wal"),
+    // A commit returns when it is on the disk.
+    ("synchronous", "FULL", "2"),
+    // The same on macOS, where it has another name.
+    ("fullfsync", "1", "1"),
+    ("checkpoint_fullfsync", "1", "1"),
+    // SQLite ignores the errors of its own checkpoints.
+    ("wal_autocheckpoint", "0", "0"),
+    // The log of one large batch does not stay.
+    ("journal_size_limit", "16777216", "16777216"),
+    // An error of the disk must be an error, not a signal.
+    ("mmap_size", "0", "0"),
+    ("trusted_schema", "0", "0"),
+];
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Database {
+    pub(crate) connection: Connection,
+    pub(crate) directory: Directory,
+    pub(crate) header: Header,
+}
+
+impl Database {
+    /// Opens the database and takes its lock, which ends with this process. Changes no file unless it is empty and may be
+    /// filled.
+    pub(crate) fn open(path: &Path, may_create: bool) -> Result<Self, JournalError> {
+        let directory = Directory::new(path);
+        let engine = |error: std::io::Error| JournalError::Engine {
+            operation: "open",
+            place: directory.place(),
+            source: Box::new(error),
+        };
+        let owner = directory.owner();
+        if Directory::bytes_of(&directory.database()).map_err(engine)? == 0 {
+            if let Some(owner) = owner {
+                return Err(damaged(
+                    &directory,
+                    format!("journal.db is empty or missing, but it was served by {owner}"),
+                ));
+            }
+            if may_create {
+                directory.create().map_err(engine)?;
+            }
+        }
+        // Before SQLite makes an empty one.
+        let wal_bytes = Directory::bytes_of(&directory.wal()).map_err(engine)?;
+        let sqlite = |error| engine_error(&directory, "open", error);
+        let connection = connect(&directory).map_err(sqlite)?;
+        let header = Self::prepare(&connection, &directory, may_create)?;
+        if wal_bytes == 0 && header.is_open {
+            let what = "journal.db-wal, which has the newest batches, is empty or missing";
+            return Err(damaged(&directory, what.to_owned()));
+        }
+        let log = File::open(directory.wal()).map_err(engine)?;
+        let scan = wal::scan(BufReader::with_capacity(1 << 20, log)).map_err(engine)?;
+        if let Some(what) = scan.damage() {
+            return Err(damaged(&directory, what));
+        }
+        Ok(Self {
+            connection,
+            directory,
+            header,
+        })
+    }
+
+    /// Reads the header. Writes the first one into an empty database.
+    fn prepare(
+        connection: &Connection,
+        directory: &Directory,
+        may_create: bool,
+    ) -> Result<Header, JournalError> {
+        let sqlite = |error| engine_error(directory, "open", error);
+        let number = |name| connection.pragma_query_value(None, name, |row| row.get(0));
+        let format: i64 = number("user_version").map_err(sqlite)?;
+        let application: i64 = number("application_id").map_err(sqlite)?;
+        let tables: i64 = connection
+            .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+            .map_err(sqlite)?;
+        match (application, format, tables) {
+            (0, 0, 0) if may_create => {
+                let create = || {
+                    let store =
+                        connection.query_row("SELECT randomblob(16)", [], |row| row.get(0))?;
+                    let header = Header::new(store);
+                    connection.execute_batch("BEGIN")?;
+                    connection.execute_batch(header::SCHEMA)?;
+                    connection.execute_batch(rows::SCHEMA)?;
+                    connection.pragma_update(None, "application_id", APPLICATION)?;
+                    connection.pragma_update(None, "user_version", FORMAT)?;
+                    header.insert(connection)?;
+                    connection.execute_batch("COMMIT")?;
+                    Ok(header)
+                };
+                create().map_err(sqlite)
+            }
+            (APPLICATION, 1..=FORMAT, _) => {
+                Header::read(connection).map_err(sqlite)?.ok_or_else(|| {
+                    damaged(directory, "its header is not as it was written".to_owned())
+                })
+            }
+            (APPLICATION, FORMAT.., _) => Err(JournalError::Newer {
+                place: directory.place(),
+                found: format as u64,
+                known: FORMAT as u64,
+            }),
+            _ => Err(damaged(
+                directory,
+                "journal.db is a database of another program".to_owned(),
+            )),
+        }
+    }
+
+    pub(crate) const fn identity(&self) -> JournalIdentity {
+        JournalIdentity {
+            store: self.header.store,
+            epoch: self.header.epoch as u64,
+        }
+    }
+
+    /// [`Journal::recover`](c10d_store::journal::Journal::recover).
+    pub(crate) fn recover(
+        &self,
+        visit: &mut dyn FnMut(Recovered<'_>) -> Result<(), JournalError>,
+    ) -> Result<u64, JournalError> {
+        let position = self.header.position;
+        let batches = BATCHES.bounds(&self.connection);
+        let batches = batches.map_err(|error| self.error("read", error))?;
+        let batches = self.header.first_batch..batches.end.max(self.header.first_batch);
+        let chunks = self.header.chunks.clone();
+        let mut last_chunk = 0;
+        let read = CHUNKS.read(&self.connection, chunks, 0, |number, bytes| {
+            last_chunk = number;
+            visit(Recovered::Chunk { position, bytes })
+        });
+        read.map_err(|error| {
+            self.read_error(error, "snapshot", &format!("{last_chunk} chunks before it"))
+        })?;
+        let mut last = position;
+        let read = BATCHES.read(&self.connection, batches, position, |number, bytes| {
+            visit(Recovered::Batch {
+                position: number,
+                bytes,
+            })?;
+            last = number;
+            Ok(())
+        });
+        read.map_err(|error| {
+            let intact = format!("all before it, up to position {last}");
+            self.read_error(error, "batch", &intact)
+        })
+    }
+
+    fn read_error(&self, error: ReadError<JournalError>, kind: &str, intact: &str) -> JournalError {
+        let what = match error {
+            ReadError::Visit(error) => return error,
+            ReadError::Row(row) => {
+                format!("row {row} of a {kind} is missing or not as it was written")
+            }
+            ReadError::Engine(error) => match self.error("read", error) {
+                JournalError::Damaged { what, .. } => {
+                    format!("a row of a {kind} cannot be read: {what}")
+                }
+                error => return error,
+            },
+        };
+        damaged(&self.directory, format!("{what}; intact: {intact}"))
+    }
+
+    pub(crate) fn error(&self, operation: &'static str, error: rusqlite::Error) -> JournalError {
+        engine_error(&self.directory, operation, error)
+    }
+}
+
+fn connect(directory: &Directory) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(directory.database(), flags)?;
+    connection.busy_timeout(LOCK_WAIT)?;
+    // What is written is written by one thread, when it is told to, and with errors that it sees.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    for (name, value, expected) in SETTINGS {
+        set(&connection, name, value)?;
+        let found = setting(&connection, name)?;
+        if found != expected {
+            let what = format!("the setting {name} is {found}, not {expected}");
+            return Err(rusqlite::Error::ToSqlConversionFailure(what.into()));
+        }
+    }
+    Ok(connection)
+}
+
+fn set(connection: &Connection, name: &str, value: &str) -> rusqlite::Result<()> {
+    // Some answer with a row, some do not.
+    connection
+        .pragma_update_and_check(None, name, value, |_| Ok(()))
+        .or_else(|error| match error {
+            rusqlite::Error::QueryReturnedNoRows => Ok(()),
+            error => Err(error),
+        })
+}
+
+fn setting(connection: &Connection, name: &str) -> rusqlite::Result<String> {
+    connection.pragma_query_value(None, name, |row| {
+        Ok(match row.get(0)? {
+            rusqlite::types::Value::Integer(number) => number.to_string(),
+            rusqlite::types::Value::Text(text) => text,
+            other => format!("{other:?}"),
+        })
+    })
+}
+
+fn engine_error(
+    directory: &Directory,
+    operation: &'static str,
+    error: rusqlite::Error,
+) -> JournalError {
+    use rusqlite::Error;
+    let place = directory.place();
+    let is_cut_off =
+        error.sqlite_error().map(|error| error.extended_code) == Some(ffi::SQLITE_IOERR_SHORT_READ);
+    match (error.sqlite_error_code(), &error) {
+        _ if is_cut_off => damaged(directory, "journal.db is cut off".to_owned()),
+        (Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked), _) => JournalError::InUse {
+            place,
+            owner: directory.owner(),
+        },
+        (Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase), _)
+        | (
+            _,
+            Error::QueryReturnedNoRows
+            | Error::InvalidColumnType(..)
+            | Error::IntegralValueOutOfRange(..)
+            | Error::FromSqlConversionFailure(..),
+        ) => damaged(directory, error.to_string()),
+        _ => JournalError::Engine {
+            operation,
+            place,
+            source: match io_operation(&error) {
+                Some(what) => format!("{what}: {error}").into(),
+                None => Box::new(error),
+            },
+        },
+    }
+}
+
+/// What failed, as SQLite's text says "disk I/O error" of everything.
+fn io_operation(error: &rusqlite::Error) -> Option<&'static str> {
+    Some(match error.sqlite_error()?.extended_code {
+        ffi::SQLITE_IOERR_READ => "reading failed",
+        ffi::SQLITE_IOERR_WRITE => "writing failed",
+        ffi::SQLITE_IOERR_FSYNC | ffi::SQLITE_IOERR_DIR_FSYNC => "syncing to the disk failed",
+        ffi::SQLITE_IOERR_TRUNCATE => "truncating failed",
+        ffi::SQLITE_IOERR_LOCK => "locking failed",
+        _ => return None,
+    })
+}
+
+pub(crate) fn damaged(directory: &Directory, what: String) -> JournalError {
+    JournalError::Damaged {
+        place: directory.place(),
+        what,
+    }
+}

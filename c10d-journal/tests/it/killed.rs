@@ -1,0 +1,138 @@
+//! Processes that end in the middle: what was acknowledged is kept, and nothing is torn.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use c10d_journal::SqliteJournal;
+use c10d_store::journal::Journal;
+use c10d_store::unstable::Contents;
+
+use crate::harness::{batch_of, child, contents_of, random_batch, seed, write_snapshot};
+
+const FOLDER: &str = "C10D_JOURNAL_TEST_FOLDER";
+const SEED: &str = "C10D_JOURNAL_TEST_SEED";
+
+/// The contents after this number of batches of the history.
+fn history(seed: u64, positions: u64) -> (fastrand::Rng, Contents) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut contents = Contents::default();
+    for position in 1..=positions {
+        random_batch(&mut random, &mut contents, position);
+    }
+    (random, contents)
+}
+
+/// Continues the history of its seed from what it finds, and prints each position that is durable.
+#[test]
+#[ignore = "run by the tests of this file"]
+fn appends_until_it_fails() {
+    let folder = PathBuf::from(std::env::var_os(FOLDER).expect("a folder"));
+    let seed = std::env::var(SEED)
+        .expect("a seed")
+        .parse()
+        .expect("a number");
+    let mut journal = SqliteJournal::open(folder).expect("opened");
+    let (mut position, found) = contents_of(|visit| journal.recover(visit)).expect("intact");
+    let (mut random, mut contents) = history(seed, position);
+    assert_eq!(found, contents);
+    println!("serves");
+    loop {
+        position += 1;
+        let batch = random_batch(&mut random, &mut contents, position);
+        let mut result = journal.append(position, &batch);
+        if result.is_ok() {
+            println!("durable {position}");
+            if position.is_multiple_of(20) {
+                result = write_snapshot(&mut journal, &contents, position);
+            }
+        }
+        if let Err(error) = result {
+            println!("failed: {error}");
+            let again = journal.append(position, &batch_of(position, b"", b""));
+            println!("then: {}", again.expect_err("no later success"));
+            return;
+        }
+        std::io::stdout().flush().expect("written");
+    }
+}
+
+#[test]
+fn kill_in_the_middle_of_appends_and_snapshots() {
+    let seed = seed();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut acknowledged = 0;
+    for round in 1..=25 {
+        let mut process = child("killed::appends_until_it_fails")
+            .env(FOLDER, folder.path())
+            .env(SEED, seed.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("started");
+        let lines = BufReader::new(process.stdout.take().expect("piped")).lines();
+        let mut left = random.u32(1..100);
+        for line in lines.map_while(Result::ok) {
+            if let Some(position) = line.strip_prefix("durable ") {
+                acknowledged = position.parse().expect("a number");
+                left = left.saturating_sub(1);
+            }
+            // What it wrote before it noticed is read too.
+            if left == 0 {
+                process.kill().expect("killed");
+            }
+        }
+        process.wait().expect("reaped");
+        assert_eq!(left, 0, "the child ended by itself");
+        let mut journal = SqliteJournal::open(folder.path()).expect("opened");
+        let (position, found) = contents_of(|visit| journal.recover(visit)).expect("intact");
+        assert!(
+            (acknowledged..=acknowledged + 1).contains(&position),
+            "round {round}: {position} of {acknowledged}"
+        );
+        assert!(found == history(seed, position).1, "round {round}");
+        acknowledged = position;
+    }
+    println!("{acknowledged} batches");
+}
+
+/// A file that may not grow beyond some KiB, as on a full disk: an error each time, and what was durable stays.
+#[test]
+fn a_full_disk_is_an_error_and_loses_nothing() {
+    let seed = seed();
+    for kib in [100, 300, 1000] {
+        let folder = tempfile::tempdir().expect("a folder");
+        // Ignored signals stay ignored in the child: a write beyond the limit is an error.
+        let limited = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", kib * 2);
+        let test = child("killed::appends_until_it_fails");
+        let output = std::process::Command::new("sh")
+            .args(["-c", &limited])
+            .arg(test.get_program())
+            .args(test.get_args())
+            .env(FOLDER, folder.path())
+            .env(SEED, seed.to_string())
+            .output()
+            .expect("run");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let mut durable = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("durable "));
+        let durable: u64 = durable
+            .next_back()
+            .expect("some")
+            .parse()
+            .expect("a number");
+        assert!(text.contains("writing failed: disk I/O error"), "{text}");
+        assert!(
+            text.contains("then: cannot append to the journal"),
+            "{text}"
+        );
+        let mut journal = SqliteJournal::open(folder.path()).expect("opened");
+        let (position, found) = contents_of(|visit| journal.recover(visit)).expect("intact");
+        assert!(
+            (durable..=durable + 1).contains(&position),
+            "{position} of {durable}"
+        );
+        assert!(found == history(seed, position).1);
+    }
+}

@@ -1,0 +1,126 @@
+//! Directories that cannot be served, and what the errors say.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use c10d_journal::{SqliteJournal, SqliteJournalReader};
+use c10d_store::journal::{Journal as _, JournalError};
+use rusqlite::Connection;
+
+fn error_of(folder: &Path) -> JournalError {
+    SqliteJournal::open(folder).expect_err("refused")
+}
+
+#[test]
+fn a_second_owner_is_told_the_first() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = SqliteJournal::open(folder.path()).expect("opened");
+    let owner = format!("is in use by process {} on ", std::process::id());
+    for error in [
+        error_of(folder.path()).to_string(),
+        SqliteJournalReader::open(folder.path())
+            .expect_err("refused")
+            .to_string(),
+    ] {
+        assert!(error.contains(&owner), "{error}");
+        assert!(error.contains(" since 2"), "{error}");
+    }
+    drop(first);
+    let second = SqliteJournal::open(folder.path()).expect("opened");
+    assert_eq!(second.identity().epoch, 2);
+}
+
+#[test]
+fn the_directory_is_for_its_user_only() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("made/by it");
+    let journal = SqliteJournal::open(&path).expect("opened");
+    let mode = |path: &Path| fs::metadata(path).expect("found").mode() & 0o777;
+    assert_eq!(mode(&path), 0o700);
+    let files: Vec<_> = fs::read_dir(&path).expect("read").collect();
+    assert!(files.len() >= 3, "{files:?}");
+    for file in files {
+        assert_eq!(mode(&file.expect("read").path()), 0o600);
+    }
+    drop(journal);
+}
+
+#[test]
+fn a_newer_format_is_refused_by_number() {
+    let folder = tempfile::tempdir().expect("a folder");
+    drop(SqliteJournal::open(folder.path()).expect("opened"));
+    let database = Connection::open(folder.path().join("journal.db")).expect("opened");
+    database
+        .pragma_update(None, "user_version", 7)
+        .expect("written");
+    drop(database);
+    let error = error_of(folder.path());
+    assert!(
+        matches!(
+            error,
+            JournalError::Newer {
+                found: 7,
+                known: 1,
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn files_that_are_no_journal_are_left_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("journal.db");
+    fs::write(
+        &path,
+        "no database, but longer than the header of one ".repeat(10),
+    )
+    .expect("written");
+    let error = error_of(folder.path()).to_string();
+    assert!(
+        error.contains("is damaged: file is not a database"),
+        "{error}"
+    );
+    assert!(fs::read(&path).expect("read").starts_with(b"no database"));
+
+    fs::remove_file(&path).expect("removed");
+    let other = Connection::open(&path).expect("opened");
+    other
+        .execute_batch("CREATE TABLE photos(name)")
+        .expect("made");
+    drop(other);
+    let error = error_of(folder.path()).to_string();
+    assert!(error.contains("a database of another program"), "{error}");
+}
+
+#[test]
+fn a_reader_makes_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let missing = folder.path().join("missing");
+    let error = SqliteJournalReader::open(&missing).expect_err("refused");
+    assert!(matches!(error, JournalError::Engine { .. }), "{error}");
+    assert!(!missing.exists());
+}
+
+#[test]
+fn a_directory_that_cannot_be_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    drop(SqliteJournal::open(folder.path()).expect("opened"));
+    let file = folder.path().join("journal.db");
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o400)).expect("changed");
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o500)).expect("changed");
+    let is_root = fs::File::options().write(true).open(&file).is_ok();
+    if !is_root {
+        let error = error_of(folder.path()).to_string();
+        assert!(error.starts_with("cannot open the journal "), "{error}");
+    }
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).expect("changed");
+    // Not even root makes a directory here.
+    let error = error_of(Path::new("/proc/1/journal")).to_string();
+    assert!(
+        error.starts_with("cannot open the journal /proc/1/journal"),
+        "{error}"
+    );
+}
