@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, HostPort};
+use c10d_socket::{Cancel, Deadline, HostPort, sleep};
 use c10d_store::{
     Credentials, ErrorContext, Operation, PrefixStore, Store, StoreError, StoreExt, StoreHandle,
     TcpStore, TcpStoreOptions,
@@ -35,9 +34,6 @@ pub const STATIC_BACKEND: &str = "static";
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 const THREAD: &str = "rendezvous-static";
-
-/// How often a join checks whether it was interrupted.
-const SLICE: Duration = Duration::from_millis(100);
 
 /// How often listeners get a report and missing names are read.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1);
@@ -77,7 +73,8 @@ pub struct StaticRendezvous {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     store: Mutex<Option<Arc<TcpStore>>>,
-    is_interrupted: AtomicBool,
+    /// Of this and all later joins.
+    cancel: Cancel,
     listeners: Mutex<Listeners>,
 }
 
@@ -132,6 +129,7 @@ struct Meeting {
     timeout: Duration,
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
+    cancel: Cancel,
     named: BTreeMap<usize, NodeId>,
     /// The rank whose name is asked next.
     next_name: usize,
@@ -149,7 +147,7 @@ impl Meeting {
         let _ = self.to_owner.send(end);
     }
 
-    /// Returns `None` if the owner no longer waits.
+    /// Returns `None` if the join was interrupted, or the owner no longer waits.
     fn meet(&mut self) -> Result<Option<TcpStore>, StoreError> {
         let mut options = TcpStoreOptions::default();
         if let Some(credentials) = &self.credentials {
@@ -161,7 +159,8 @@ impl Meeting {
         let options = options
             .with_master(self.rank == 0)
             .with_multi_tenant(true)
-            .with_timeout(self.timeout);
+            .with_timeout(self.timeout)
+            .with_cancel(self.cancel.clone());
         let store = TcpStore::open(self.target.host(), self.target.port(), options)?;
         if self.rank == 0 {
             let (host, port) = (self.target.host(), store.port());
@@ -180,7 +179,7 @@ impl Meeting {
         loop {
             let joined = usize::try_from(store.worker_count()?).unwrap_or(0);
             if joined >= self.world_size {
-                return Ok(Some(store));
+                return Ok(Some(store.with_cancel(&Cancel::NEVER)));
             }
             let now = Instant::now();
             if now >= next_names_at && reads_names(self.rank, self.world_size) {
@@ -195,7 +194,9 @@ impl Meeting {
             if self.to_owner.send(progress).is_err() {
                 return Ok(None);
             }
-            std::thread::sleep(pause);
+            if sleep(pause, [&self.cancel]).is_err() {
+                return Ok(None);
+            }
             if self.rank != 0 {
                 // The host's server must answer all other nodes.
                 pause = (pause * 2).min(POLL_INTERVAL_MAX);
@@ -274,7 +275,7 @@ impl StaticRendezvous {
             server_hook: parameters.server_hook().cloned(),
             credentials: parameters.credentials().cloned(),
             store: Mutex::default(),
-            is_interrupted: AtomicBool::new(false),
+            cancel: Cancel::new(),
             listeners: Mutex::default(),
         })
     }
@@ -292,8 +293,8 @@ impl StaticRendezvous {
         }
     }
 
-    /// Joins on a separate thread, because a store call cannot be interrupted. After an interrupt or timeout
-    /// the thread is detached and ends with its current store call, which has the timeout too.
+    /// Joins on a separate thread, while this one reports. An interrupt ends what the thread waits for; after a timeout
+    /// it ends with its current store call, which has the timeout too.
     fn meet(&self) -> Result<Arc<TcpStore>, RendezvousError> {
         let (sender, progress) = channel();
         let meeting = Meeting {
@@ -304,6 +305,7 @@ impl StaticRendezvous {
             timeout: self.timeout,
             server_hook: self.server_hook.clone(),
             credentials: self.credentials.clone(),
+            cancel: self.cancel.clone(),
             named: BTreeMap::new(),
             next_name: 0,
             to_owner: sender,
@@ -328,7 +330,21 @@ impl StaticRendezvous {
         let mut report = self.first_report();
         let mut reported = Reported::default();
         loop {
-            match progress.recv_timeout(SLICE) {
+            let grace = if report.is_connected {
+                Duration::ZERO
+            } else {
+                GRACE
+            };
+            let next = self
+                .timeout
+                .saturating_add(grace)
+                .min(reported.next_event_at);
+            let received = progress.recv_timeout(next.saturating_sub(started.elapsed()));
+            // It also ends the thread.
+            if self.cancel.is_cancelled() {
+                return Err(self.interrupted());
+            }
+            match received {
                 Ok(Progress::AllJoined(store)) => return Ok(store),
                 Ok(Progress::Failed(error)) => return Err(failed(error)),
                 Ok(Progress::Joined {
@@ -349,9 +365,6 @@ impl StaticRendezvous {
                     });
                 }
             }
-            if self.is_interrupted.load(Ordering::Acquire) {
-                return Err(self.interrupted());
-            }
             let now = Instant::now();
             report.waited = now.saturating_duration_since(started);
             report.time_left = self.timeout.saturating_sub(report.waited);
@@ -359,7 +372,7 @@ impl StaticRendezvous {
                 let report = Box::new(report);
                 return Err(RendezvousError::RanksMissing { report });
             }
-            if report.waited > self.timeout.saturating_add(GRACE) {
+            if report.waited >= self.timeout.saturating_add(GRACE) {
                 // The server accepted the connection and then stopped answering.
                 return Err(failed(self.no_reply(report.waited)));
             }
@@ -434,7 +447,7 @@ impl RendezvousHandler for StaticRendezvous {
 
     /// Returns the same round each time.
     fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
-        if self.is_interrupted.load(Ordering::Acquire) {
+        if self.cancel.is_cancelled() {
             return Err(self.interrupted());
         }
         let store = match self.known_store() {
@@ -481,7 +494,7 @@ impl RendezvousHandler for StaticRendezvous {
     }
 
     fn interrupt(&self) {
-        self.is_interrupted.store(true, Ordering::Release);
+        self.cancel.cancel();
     }
 
     fn leave(&self) -> Result<(), RendezvousError> {
@@ -532,10 +545,22 @@ mod tests {
 
     #[test]
     fn an_interrupt_ends_the_wait_for_the_store() {
-        let (_still_opening, opened) = channel();
-        let node = node();
-        node.interrupt();
-        let error = node.await_all(&opened, Instant::now()).unwrap_err();
+        // It accepts no connection.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = silent.local_addr().unwrap().to_string();
+        let config = parse_config("rank=1,timeout=3600").unwrap();
+        let parameters = RendezvousParameters::new("static", endpoint, "job", 2, 2).unwrap();
+        let node = StaticRendezvous::new(&parameters.with_config(config)).unwrap();
+        let (waits, waiting) = channel();
+        node.add_listener(Arc::new(move |_| {
+            let _ = waits.send(());
+        }));
+        let error = std::thread::scope(|scope| {
+            let joining = scope.spawn(|| node.next_rendezvous().unwrap_err());
+            waiting.recv().unwrap();
+            node.interrupt();
+            joining.join().unwrap()
+        });
         assert!(
             matches!(error, RendezvousError::Interrupted { .. }),
             "{error}"
