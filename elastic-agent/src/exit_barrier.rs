@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use c10d_socket::Cancel;
 use c10d_store::{Store, StoreError, StoreExt};
 
 const COUNT_KEY: &str = "torchelastic/agent/terminal_state/num_members";
@@ -20,13 +21,23 @@ pub(crate) fn check_in(store: &dyn Store, nodes: usize) -> Result<(), StoreError
     Ok(())
 }
 
-/// Waits for this long until all nodes have checked in, and returns whether they have.
-pub(crate) fn wait(store: &dyn Store, timeout: Duration) -> Result<bool, StoreError> {
-    match store.wait_timeout(&[LAST_KEY], Some(timeout)) {
+/// Waits until all nodes have checked in, the time has passed, or `cancel` ends the wait, and returns whether they have.
+pub(crate) fn wait(
+    store: &dyn Store,
+    timeout: Option<Duration>,
+    cancel: &Cancel,
+) -> Result<bool, StoreError> {
+    match store.with_cancel(cancel).wait_timeout(&[LAST_KEY], timeout) {
         Ok(()) => Ok(true),
-        Err(StoreError::Timeout { .. }) => Ok(false),
+        Err(error) if error.is_timeout() => Ok(false),
+        Err(StoreError::Interrupted { .. }) => wait(store, Some(Duration::ZERO), &Cancel::NEVER),
         Err(error) => Err(error),
     }
+}
+
+/// Whether all nodes have checked in. Does not wait for them.
+pub(crate) fn is_open(store: &dyn Store) -> Result<bool, StoreError> {
+    store.check(&[LAST_KEY])
 }
 
 /// How many nodes of the round have checked in, that is, whose workers succeeded.
@@ -37,25 +48,53 @@ pub(crate) fn checked_in(store: &dyn Store) -> Result<usize, StoreError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use c10d_store::HashStore;
 
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG: Option<Duration> = Some(Duration::from_secs(20));
 
     #[test]
     fn the_last_node_opens_the_barrier_for_all() {
         let store = HashStore::new();
         assert_eq!(checked_in(&store).unwrap(), 0);
         check_in(&store, 2).unwrap();
-        assert!(!wait(&store, Duration::from_millis(10)).unwrap());
+        assert!(!is_open(&store).unwrap());
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| wait(&store, LONG).unwrap());
+            let first = scope.spawn(|| wait(&store, LONG, &Cancel::NEVER).unwrap());
             check_in(&store, 2).unwrap();
-            assert!(wait(&store, LONG).unwrap());
+            assert!(wait(&store, LONG, &Cancel::NEVER).unwrap());
             assert!(first.join().unwrap());
         });
         assert_eq!(checked_in(&store).unwrap(), 2);
+    }
+
+    #[test]
+    fn a_wait_that_ends_early_knows_whether_the_barrier_is_open() {
+        let store = HashStore::new();
+        let (asked, asks) = std::sync::mpsc::channel();
+        let is_over = Arc::new(AtomicBool::new(false));
+        let cancel = Cancel::with_check({
+            let is_over = Arc::clone(&is_over);
+            move || {
+                let _ = asked.send(());
+                is_over.load(Ordering::SeqCst)
+            }
+        });
+        check_in(&store, 2).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| wait(&store, None, &cancel).unwrap());
+            asks.recv().unwrap();
+            is_over.store(true, Ordering::SeqCst);
+            cancel.wake();
+            assert!(!waiting.join().unwrap());
+        });
+        check_in(&store, 2).unwrap();
+        assert!(wait(&store, None, &cancel).unwrap());
+        assert!(!wait(&HashStore::new(), Some(Duration::ZERO), &Cancel::NEVER).unwrap());
     }
 
     #[test]

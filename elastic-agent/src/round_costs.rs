@@ -193,7 +193,7 @@ fn take_part(store: &dyn Store, rank: usize, nodes: usize) -> bool {
     let block = exchange_ranks(store, rank, nodes, &trainer(8), LONG, &Cancel::NEVER);
     assert_eq!(block.expect("ranks"), RankBlock::identical(rank, nodes, 8));
     exit_barrier::check_in(store, nodes).expect("to check in");
-    let is_open = exit_barrier::wait(store, LONG.unwrap_or_default()).expect("an answer");
+    let is_open = exit_barrier::wait(store, LONG, &Cancel::NEVER).expect("an answer");
     assert!(is_open, "the exit barrier is closed");
     clears
 }

@@ -11,6 +11,7 @@ use super::handle::Event;
 use super::node::Node;
 use super::rounds::Rounds;
 use super::site::Site;
+use crate::exit_barrier;
 use crate::round::{AgentError, AgentOutcome, Effect, Input, Round, Settings};
 
 /// Where the log lines of a round are from, for those who choose by it.
@@ -95,8 +96,14 @@ impl<'a> Runtime<'a> {
             Effect::ReportStuck => Input::IsFirstStuck(self.rounds.report_stuck()),
             Effect::ReadFacts => Input::Facts(self.rounds.facts(self.has_store_per_round)),
             Effect::Stop(stop) => Input::Stopped(Box::new(self.stop(stop))),
-            Effect::EnterBarrier { nodes, wait } => self.at_barrier(Some(nodes), wait),
-            Effect::WaitAtBarrier(wait) => self.at_barrier(None, wait),
+            Effect::EnterBarrier(nodes) => self.at_barrier(|store| {
+                exit_barrier::check_in(store, nodes)?;
+                exit_barrier::is_open(store)
+            }),
+            Effect::WaitAtBarrier { timeout, seen } => {
+                let cancel = self.until_news(seen);
+                self.at_barrier(|store| exit_barrier::wait(store, timeout, &cancel))
+            }
             Effect::Finish(result) => return Done::Finished(*result),
             other => {
                 self.tell(other);

@@ -1,10 +1,11 @@
 //! The steps of a round that take time: join, prepare, start, stop, and wait at the exit barrier.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use c10d_socket::Cancel;
-use elastic_rendezvous::RendezvousInfo;
+use c10d_store::{Store, StoreError};
+use elastic_rendezvous::{Membership, RendezvousInfo};
 use rustix::process::Signal;
 
 use super::event::AgentEvent;
@@ -262,14 +263,28 @@ impl Runtime<'_> {
         stopped
     }
 
-    /// Checks in, if this node of so many has not yet, and waits for the others for this long.
-    pub(super) fn at_barrier(&self, check_in: Option<usize>, wait: Duration) -> Input {
+    /// Ends a wait at the exit barrier when this agent is stopped, or the membership is not `seen` any more.
+    pub(super) fn until_news(&self, seen: Option<Box<Membership>>) -> Cancel {
+        let shared = Arc::downgrade(&self.node.shared);
+        let cancel = Cancel::with_check(move || {
+            shared.upgrade().is_none_or(|shared| {
+                shared.stop_signal().is_some()
+                    || shared.handler.membership().ok().as_ref() != seen.as_deref()
+            })
+        });
+        self.node.shared.set_waiting(cancel.clone());
+        cancel
+    }
+
+    /// Returns whether the barrier is open, according to `ask`.
+    pub(super) fn at_barrier(
+        &self,
+        ask: impl FnOnce(&dyn Store) -> Result<bool, StoreError>,
+    ) -> Input {
         let Some(round) = self.rounds.current() else {
             return Input::BarrierOpen;
         };
-        let store = &*round.store;
-        let checked_in = check_in.map_or(Ok(()), |nodes| exit_barrier::check_in(store, nodes));
-        match checked_in.and_then(|()| exit_barrier::wait(store, wait)) {
+        match ask(&*round.store) {
             Ok(true) => Input::BarrierOpen,
             Ok(false) => Input::BarrierClosed {
                 signal: self.node.shared.stop_signal(),

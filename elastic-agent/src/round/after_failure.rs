@@ -43,7 +43,7 @@ impl Round {
         let stall = match end {
             End::Succeeded => {
                 self.report_round(RoundEnding::Succeeded, None, now, out);
-                return self.enter_barrier(nodes, now, out);
+                return Self::enter_barrier(nodes, now, out);
             }
             End::JobEnded(reason) => {
                 let ending = RoundEnding::JobEnded(reason.clone());

@@ -11,26 +11,14 @@ use super::machine::{Round, STOP_GRACE, finish, log};
 use super::outcome::AgentOutcome;
 use super::phase::{Barrier, Phase};
 
-/// How long a node waits at most until it looks around.
-const SLICE: Duration = Duration::from_secs(1);
-
 impl Round {
-    pub(super) fn enter_barrier(&self, nodes: usize, now: Duration, out: &mut Effects) -> Phase {
-        out.push(Effect::EnterBarrier {
-            nodes,
-            wait: self.barrier_slice(Duration::ZERO),
-        });
+    pub(super) fn enter_barrier(nodes: usize, now: Duration, out: &mut Effects) -> Phase {
+        out.push(Effect::EnterBarrier(nodes));
         Phase::AtBarrier(Barrier {
             nodes,
             since: now,
             is_late: false,
         })
-    }
-
-    /// How long a node that has waited for this long waits until it looks around.
-    fn barrier_slice(&self, waited: Duration) -> Duration {
-        let timeout = self.settings.exit_barrier_timeout;
-        timeout.map_or(SLICE, |timeout| timeout.saturating_sub(waited).min(SLICE))
     }
 
     pub(super) fn in_barrier(
@@ -65,15 +53,25 @@ impl Round {
                 return finish(Ok(outcome), out);
             }
             Input::BarrierClosed { membership, .. } => {
-                if self.barrier_slice(waited).is_zero() {
+                let timeout = self.settings.exit_barrier_timeout;
+                let mut left = timeout.map(|timeout| timeout.saturating_sub(waited));
+                if left == Some(Duration::ZERO) {
                     out.push(Effect::ReadFinished);
                     return Phase::AtBarrier(Barrier {
                         is_late: true,
                         ..barrier
                     });
                 }
-                if !membership.is_some_and(|it| have_others_gone(&it, barrier.nodes, waited)) {
-                    out.push(Effect::WaitAtBarrier(self.barrier_slice(waited)));
+                let seen = membership.as_deref();
+                if !seen.is_some_and(|it| have_others_gone(it, barrier.nodes, waited)) {
+                    if seen.is_some_and(|it| it.is_closed) {
+                        let grace = STOP_GRACE.saturating_sub(waited);
+                        left = Some(left.map_or(grace, |left| left.min(grace)));
+                    }
+                    out.push(Effect::WaitAtBarrier {
+                        timeout: left,
+                        seen: membership,
+                    });
                     return Phase::AtBarrier(barrier);
                 }
                 Some(", but the other nodes left the job without reporting success".to_owned())

@@ -86,12 +86,14 @@ pub(crate) enum Effect {
     ForkAhead,
     /// Stops the workers, and ends what they leave behind.
     Stop(Stop),
-    /// Checks in, and waits for a moment for the others.
-    EnterBarrier {
-        nodes: usize,
-        wait: Duration,
+    /// Checks in, as one of this many nodes.
+    EnterBarrier(usize),
+    /// Waits until all nodes have checked in, a signal stops the agent, or the membership is not `seen` any more; for at
+    /// most `timeout`.
+    WaitAtBarrier {
+        timeout: Option<Duration>,
+        seen: Option<Box<Membership>>,
     },
-    WaitAtBarrier(Duration),
     /// Tells the other nodes why the job ends.
     PublishEnd(String),
     /// Closes the rendezvous.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use elastic_rendezvous::RendezvousError;
+use elastic_rendezvous::{Membership, RendezvousError};
 
 use super::super::Settings;
 use super::super::error::AgentError;
@@ -84,7 +84,8 @@ pub(super) struct Node {
     pub(super) faults: usize,
     pub(super) restarts: usize,
     pub(super) outcome: Option<Result<AgentOutcome, String>>,
-    pub(super) wait: Duration,
+    /// How long it waits at the barrier, unless the membership changes from this.
+    pub(super) wait: (Duration, Option<Box<Membership>>),
 }
 
 impl Node {
@@ -139,7 +140,7 @@ impl World {
                 faults: 0,
                 restarts: 0,
                 outcome: None,
-                wait: Duration::ZERO,
+                wait: (Duration::ZERO, None),
             }
         };
         Self {
@@ -348,17 +349,14 @@ impl World {
     }
 
     fn look_at_barrier(&mut self, index: usize) {
-        let input = if self.is_store_down {
-            Input::BarrierFailed("it does not answer".to_owned())
-        } else if self.meeting.finished == self.meeting.members {
-            Input::BarrierOpen
-        } else {
-            self.now += self.nodes[index].wait;
-            Input::BarrierClosed {
-                signal: self.nodes[index].signal,
-                membership: self.membership(index),
-            }
-        };
+        let input = self.barrier(index);
+        let (wait, seen) = &self.nodes[index].wait;
+        if let Input::BarrierClosed { signal, membership } = &input
+            && signal.is_none()
+            && membership == seen
+        {
+            self.now += *wait;
+        }
         let others = self.meeting.members.iter().filter(|it| **it != index);
         let are_all_gone = others
             .clone()
@@ -368,6 +366,19 @@ impl World {
             !are_all_gone || self.nodes[index].doing != Doing::AtBarrier,
             "node {index} waits in the barrier for nodes that have left"
         );
+    }
+
+    fn barrier(&self, index: usize) -> Input {
+        if self.is_store_down {
+            Input::BarrierFailed("it does not answer".to_owned())
+        } else if self.meeting.finished == self.meeting.members {
+            Input::BarrierOpen
+        } else {
+            Input::BarrierClosed {
+                signal: self.nodes[index].signal,
+                membership: self.membership(index),
+            }
+        }
     }
 
     /// Steps the machine of a node, and does what it wants, up to something that takes time.
@@ -438,14 +449,17 @@ impl World {
                 assert!(!matches!(stop, Stop::BySignal(_)) || self.nodes[index].signal.is_some());
                 self.nodes[index].doing = Doing::Stopping;
             }
-            Effect::EnterBarrier { wait, .. } => {
+            Effect::EnterBarrier(_) => {
                 if !is_down {
                     self.meeting.finished.insert(index);
                 }
                 self.nodes[index].doing = Doing::AtBarrier;
-                self.nodes[index].wait = wait;
+                return Some(self.barrier(index));
             }
-            Effect::WaitAtBarrier(wait) => self.nodes[index].wait = wait,
+            Effect::WaitAtBarrier { timeout, seen } => {
+                let timeout = timeout.expect("the settings have a limit");
+                self.nodes[index].wait = (timeout, seen);
+            }
             Effect::PublishEnd(reason) if !is_down => {
                 self.meeting.job_end = Some(format!("node{index} ended the job: {reason}"));
             }
