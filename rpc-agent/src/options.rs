@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use c10d_socket::{Credentials, SocketOptions};
+use c10d_socket::{Cancel, Credentials, SocketOptions};
 
 use crate::fault::FaultPlan;
 
@@ -37,6 +37,7 @@ pub struct AgentOptions {
     pub(crate) credentials: Option<Credentials>,
     pub(crate) seed: Option<u64>,
     pub(crate) faults: Option<FaultPlan>,
+    pub(crate) cancel: Cancel,
 }
 
 impl AgentOptions {
@@ -64,6 +65,7 @@ impl AgentOptions {
             credentials: None,
             seed: None,
             faults: None,
+            cancel: Cancel::NEVER,
         }
     }
 
@@ -204,6 +206,16 @@ impl AgentOptions {
     #[must_use]
     pub fn with_secret(self, secret: c10d_socket::Secret) -> Self {
         self.with_credentials(secret.into())
+    }
+
+    /// Ends the start, and the waits of [`Agent::join`](crate::Agent::join) and
+    /// [`Agent::shutdown`](crate::Agent::shutdown). Default [`Cancel::NEVER`].
+    ///
+    /// A wait for a call ends by [`RpcFuture::wait_until`](crate::RpcFuture::wait_until).
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
     }
 
     /// Seed of the incarnation and of jitter. Default: a random seed from the system.

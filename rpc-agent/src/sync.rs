@@ -16,9 +16,10 @@ pub(crate) use shuttle::{
 };
 
 use std::sync::PoisonError;
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 
 /// A mutex that ignores poisoning: a panic under a lock is a defect of this crate, and the value is still better than
 /// none.
@@ -59,6 +60,44 @@ impl<T> Monitor<T> {
         self.has_changed.notify_all();
     }
 
+    /// Waits until `is_over`. `waker` makes one that [rings](Self::ring) this monitor.
+    ///
+    /// # Errors
+    /// The deadline has passed, or `cancel` has ended the wait.
+    pub(crate) fn wait_for(
+        &self,
+        (deadline, cancel): (Deadline, &Cancel),
+        waker: impl Fn() -> Waker,
+        mut is_over: impl FnMut(&mut T) -> bool,
+    ) -> Result<MutexGuard<'_, T>, WaitEnd> {
+        let mut watch = cancel.watch();
+        let mut guard = self.lock();
+        let mut has_passed = false;
+        loop {
+            if is_over(&mut guard) {
+                return Ok(guard);
+            }
+            if has_passed {
+                return Err(WaitEnd::Late);
+            }
+            if watch.is_due() {
+                drop(guard);
+                if watch.ask(&waker) {
+                    return Err(WaitEnd::Cancelled);
+                }
+                guard = self.lock();
+                continue;
+            }
+            (guard, has_passed) = self.wait_until(guard, deadline);
+        }
+    }
+
+    /// Makes waiting threads look again, those as well that are about to wait.
+    pub(crate) fn ring(&self) {
+        drop(self.lock());
+        self.notify_all();
+    }
+
     /// Releases the lock until notified or the deadline passes. The flag is true if the deadline has
     /// passed. Spurious wakeups are possible.
     #[cfg(not(shuttle))]
@@ -90,6 +129,24 @@ impl<T> Monitor<T> {
         }
         wait_timeout(&self.has_changed, guard, &self.value.0, Duration::ZERO)
     }
+}
+
+/// Why a wait has ended before its condition held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WaitEnd {
+    Late,
+    Cancelled,
+}
+
+/// A waker that calls `ring`.
+pub(crate) fn waker(ring: impl Fn() + Send + Sync + 'static) -> Waker {
+    struct Ring<F>(F);
+    impl<F: Fn() + Send + Sync> Wake for Ring<F> {
+        fn wake(self: Arc<Self>) {
+            (self.0)();
+        }
+    }
+    Arc::new(Ring(ring)).into()
 }
 
 /// Releases the lock of `mutex` until notified or `timeout` passes. The flag is true after a timeout.

@@ -6,7 +6,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, HostPort, ListenOptions, Protocol, listen};
+use c10d_socket::{Cancel, Deadline, HostPort, ListenOptions, Protocol, listen};
 use c10d_store::Store;
 
 use super::handle::AgentHandle;
@@ -66,7 +66,9 @@ impl Agent {
         // 0 stands for "any" where incarnations are compared.
         let incarnation = fastrand::Rng::with_seed(seed ^ u64::from(options.rank)).u64(1..);
         let (poll, sockets) = Poller::open().map_err(StartError::Socket)?;
-        let own_store = store.clone_store().map_err(StartError::Store)?;
+        let own_store = store.with_cancel(&options.cancel).clone_store();
+        let own_store = own_store.map_err(StartError::Store)?;
+        let own_store = own_store.with_cancel(&Cancel::NEVER);
         let directory = Directory::join(
             own_store,
             me.clone(),
@@ -74,6 +76,7 @@ impl Agent {
             incarnation,
             options.world_size,
             deadline,
+            &options.cancel,
         )?;
         let config = Config {
             me,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline, sleep};
 use c10d_store::{Store, StoreError, StoreExt};
 
 /// Least timeout of an operation that the store answers at once, also after the deadline: a server under
@@ -23,6 +23,7 @@ const SEARCH: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone)]
 pub(crate) struct BoundedStore {
     store: Arc<dyn Store>,
+    cancel: Cancel,
 }
 
 /// The missing keys of a list.
@@ -36,7 +37,21 @@ pub(crate) struct Missing {
 
 impl BoundedStore {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store }
+        let cancel = Cancel::NEVER;
+        Self { store, cancel }
+    }
+
+    /// The same handle, whose operations end by `cancel`.
+    pub(crate) fn with_cancel(&self, cancel: &Cancel) -> Self {
+        Self {
+            store: self.store.with_cancel(cancel),
+            cancel: cancel.clone(),
+        }
+    }
+
+    /// Waits before a repeated operation, which fails if a cancel has ended the pause.
+    pub(crate) fn pause(&self, pause: Duration) {
+        let _ = sleep(pause, [&self.cancel]);
     }
 
     pub(crate) fn label(&self) -> String {

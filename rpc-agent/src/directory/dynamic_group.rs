@@ -83,7 +83,7 @@ fn change(
                     elapsed: now.duration_since(started),
                 });
             }
-            left => std::thread::sleep(left.map_or(pause, |left| pause.min(left))),
+            left => store.pause(left.map_or(pause, |left| pause.min(left))),
         }
     }
 }

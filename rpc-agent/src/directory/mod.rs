@@ -27,7 +27,7 @@ mod tests;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
-use c10d_socket::{Deadline, printable};
+use c10d_socket::{Cancel, Deadline, printable};
 use c10d_store::{Store, StoreError};
 
 pub(crate) use bounded_store::BoundedStore;
@@ -60,7 +60,7 @@ pub(crate) struct Directory {
 impl Directory {
     /// Joins the group as `me`, and publishes `address` (`host:port` of a bound listener) and the random
     /// `incarnation`. Blocks until the deadline at most: in a static group until all workers have
-    /// joined, in a dynamic one until this worker has changed the list.
+    /// joined, in a dynamic one until this worker has changed the list. `cancel` ends it.
     ///
     /// `store` is below the group's prefix, and a handle of its own
     /// ([`clone_store`](c10d_store::StoreHandle::clone_store)), because its timeout is changed.
@@ -79,6 +79,7 @@ impl Directory {
         incarnation: u64,
         world_size: Option<u32>,
         by: Deadline,
+        cancel: &Cancel,
     ) -> Result<Self, DirectoryError> {
         let started = Instant::now();
         let address =
@@ -88,10 +89,11 @@ impl Directory {
             })?;
         let me = Member { info: me, address };
         let store = BoundedStore::new(store);
-        agree_on_kind(&store, world_size.is_some(), by)?;
+        let joining = store.with_cancel(cancel);
+        agree_on_kind(&joining, world_size.is_some(), by)?;
         let members = match world_size {
-            Some(world_size) => static_group::join(&store, &me, world_size, started, by)?,
-            None => dynamic_group::join(&store, &me, by)?,
+            Some(world_size) => static_group::join(&joining, &me, world_size, started, by)?,
+            None => dynamic_group::join(&joining, &me, by)?,
         };
         Ok(Self {
             store,
@@ -170,11 +172,12 @@ impl Directory {
     ///
     /// # Errors
     /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`], [`DirectoryError::Contended`].
-    pub(crate) fn leave(&self, by: Deadline) -> Result<(), DirectoryError> {
+    pub(crate) fn leave(&self, by: Deadline, cancel: &Cancel) -> Result<(), DirectoryError> {
+        let store = self.store.with_cancel(cancel);
         if self.is_dynamic() {
-            dynamic_group::leave(&self.store, &self.me, by)
+            dynamic_group::leave(&store, &self.me, by)
         } else {
-            static_group::leave(&self.store, &self.me, by)
+            static_group::leave(&store, &self.me, by)
         }
     }
 

@@ -103,7 +103,8 @@ fn join(
     by: Deadline,
 ) -> Result<Directory, DirectoryError> {
     let address = format!("127.0.0.1:{}", 4000 + id);
-    Directory::join(store, info(name, id), &address, incarnation, group, by)
+    let me = info(name, id);
+    Directory::join(store, me, &address, incarnation, group, by, &Cancel::NEVER)
 }
 
 fn info(name: &str, id: u32) -> WorkerInfo {
@@ -247,7 +248,7 @@ fn a_worker_that_left_can_rejoin_at_another_address() {
             let mut joined = shared.join_all(&[("a", 0), ("b", 1)], group, patience());
             let b = joined.pop().unwrap().unwrap();
             let a = joined.pop().unwrap().unwrap();
-            b.leave(patience()).unwrap();
+            b.leave(patience(), &Cancel::NEVER).unwrap();
             assert_eq!(a.address_of(&info("b", 1), patience()).unwrap(), None);
 
             let back = Directory::join(
@@ -257,6 +258,7 @@ fn a_worker_that_left_can_rejoin_at_another_address() {
                 7,
                 group,
                 patience(),
+                &Cancel::NEVER,
             );
             assert_eq!(back.unwrap().workers(), [info("a", 0), info("b", 1)]);
             let address = a.address_of(&info("b", 1), patience()).unwrap();
@@ -271,7 +273,15 @@ fn a_worker_that_left_can_rejoin_at_another_address() {
 fn an_address_that_cannot_be_connected_to_is_refused() {
     for address in ["127.0.0.1:0", "127.0.0.1", "::1:5", ""] {
         let store = Arc::new(HashStore::new());
-        let joined = Directory::join(store.clone(), info("a", 0), address, 1, known(1), passed());
+        let joined = Directory::join(
+            store.clone(),
+            info("a", 0),
+            address,
+            1,
+            known(1),
+            passed(),
+            &Cancel::NEVER,
+        );
         let error = joined.unwrap_err();
         assert!(
             matches!(error, DirectoryError::OwnAddress { .. }),
@@ -335,7 +345,7 @@ fn workers_leave_a_dynamic_group_while_others_join() {
         let a = first.remove(0);
         let leaving: Vec<_> = first
             .into_iter()
-            .map(|directory| thread::spawn(move || directory.leave(patience())))
+            .map(|directory| thread::spawn(move || directory.leave(patience(), &Cancel::NEVER)))
             .collect();
         let joined = shared.join_all(&[("d", 3), ("e", 4)], None, patience());
         assert!(joined.iter().all(Result::is_ok), "{joined:?}");

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 
 use super::executor::{Executor, Hint};
 use super::panic::catch_panic;
@@ -99,7 +99,7 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
     pub fn wait(&self) -> Result<T, RpcError> {
         loop {
             // Without a deadline the first iteration returns.
-            if let Some(result) = self.wait_until(Deadline::NEVER) {
+            if let Some(result) = self.wait_until(Deadline::NEVER, &Cancel::NEVER) {
                 return result;
             }
         }
@@ -114,16 +114,16 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
         if completed.is_some() || timeout.is_zero() {
             return completed;
         }
-        self.wait_until(Deadline::after(Instant::now(), timeout))
+        self.wait_until(Deadline::after(Instant::now(), timeout), &Cancel::NEVER)
     }
 
-    /// Blocks until the future is complete or the deadline passes. A deadline that has passed checks once
-    /// without waiting.
+    /// Blocks until the future is complete, the deadline passes, or `cancel` ends the wait. A deadline that has passed
+    /// checks once without waiting.
     ///
     /// Returns `None` if the future is still pending. The call continues, and can be waited for again.
     #[must_use]
-    pub fn wait_until(&self, deadline: Deadline) -> Option<Result<T, RpcError>> {
-        self.slot.wait_until(deadline)
+    pub fn wait_until(&self, deadline: Deadline, cancel: &Cancel) -> Option<Result<T, RpcError>> {
+        self.slot.wait_until(deadline, cancel)
     }
 
     /// Runs `callback` with the result. [`RpcFuture`] says on which thread. Does not block, unless the

@@ -4,14 +4,14 @@
 
 use std::task::Waker;
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 use smallvec::SmallVec;
 
 use super::executor::{Executor, Hint, Job};
 use super::panic::contained;
 use crate::error::RpcError;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Arc, Monitor};
+use crate::sync::{Arc, Monitor, waker};
 
 pub(super) struct Slot<T> {
     state: Monitor<State<T>>,
@@ -141,30 +141,44 @@ impl<T: Clone + Send + 'static> Slot<T> {
         self.state.lock().result.clone()
     }
 
-    /// Blocks until completion; `None` if the deadline passes first.
-    pub(super) fn wait_until(&self, deadline: Deadline) -> Option<Result<T, RpcError>> {
+    /// Blocks until completion; `None` if the deadline passes first, or `cancel` ends the wait.
+    pub(super) fn wait_until(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Option<Result<T, RpcError>> {
         if self.is_complete() {
             return self.try_get();
         }
         match &self.executor {
             Some(executor) => {
-                executor.drive(&|| self.is_complete(), deadline, self.hint, &mut || {
-                    self.block(deadline)
+                // A thread that reads from a socket hears no cancel.
+                let hint = if cancel.is_never() {
+                    self.hint
+                } else {
+                    Hint::NONE
+                };
+                executor.drive(&|| self.is_complete(), deadline, hint, &mut || {
+                    self.block(deadline, cancel)
                 })
             }
-            None => self.block(deadline),
+            None => self.block(deadline, cancel),
         }
         self.try_get()
     }
 
-    fn block(&self, deadline: Deadline) {
-        let mut state = self.state.lock();
-        let mut has_passed = false;
-        state.waiting += 1;
-        while state.result.is_none() && !has_passed {
-            (state, has_passed) = self.state.wait_until(state, deadline);
-        }
-        state.waiting -= 1;
+    fn block(self: &Arc<Self>, deadline: Deadline, cancel: &Cancel) {
+        let waker = || {
+            let slot = Arc::clone(self);
+            waker(move || slot.state.ring())
+        };
+        let mut waits = 0;
+        let waited = self.state.wait_for((deadline, cancel), waker, |state| {
+            state.waiting += 1 - waits;
+            waits = 1;
+            state.result.is_some()
+        });
+        waited.unwrap_or_else(|_| self.state.lock()).waiting -= 1;
     }
 
     /// Returns the result, or registers `waker`. `key` is kept by the handle between polls, so that a

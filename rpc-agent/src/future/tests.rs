@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 
 use super::*;
 use crate::error::RpcError;
@@ -168,10 +168,20 @@ fn a_wait_that_times_out_leaves_the_future_pending() {
     assert!(future.wait_timeout(Duration::from_millis(5)).is_none());
     assert!(began.elapsed() >= Duration::from_millis(5));
     assert!(future.wait_timeout(Duration::ZERO).is_none());
-    assert!(future.wait_until(Deadline::at(began)).is_none());
+    assert!(
+        future
+            .wait_until(Deadline::at(began), &Cancel::NEVER)
+            .is_none()
+    );
     assert_eq!(future.slot.waiting(), 0);
     promise.complete(Ok(1));
-    assert_eq!(future.wait_until(Deadline::at(began)).unwrap().unwrap(), 1);
+    assert_eq!(
+        future
+            .wait_until(Deadline::at(began), &Cancel::NEVER)
+            .unwrap()
+            .unwrap(),
+        1
+    );
 }
 
 #[test]
@@ -390,7 +400,13 @@ fn a_waiting_thread_drives_first_with_hint_and_deadline() {
     *executor.on_drive.lock().unwrap() = Some(Box::new(move || {
         promise.complete(Ok(1));
     }));
-    assert_eq!(future.wait_until(deadline).unwrap().unwrap(), 1);
+    assert_eq!(
+        future
+            .wait_until(deadline, &Cancel::NEVER)
+            .unwrap()
+            .unwrap(),
+        1
+    );
     assert_eq!(
         *executor.driven.lock().unwrap(),
         [(Hint(7), deadline, true)]
@@ -614,4 +630,29 @@ fn debug_shows_the_state_and_not_the_value() {
         format!("{future:?} {promise:?}"),
         "RpcFuture(value) Promise(value)"
     );
+}
+
+#[test]
+fn a_cancel_ends_the_wait_and_not_the_call() {
+    let (promise, future) = RpcFuture::new();
+    let (began, begins) = mpsc::channel();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let cancel = Cancel::with_check({
+        let is_over = Arc::clone(&is_over);
+        move || {
+            let _ = began.send(());
+            is_over.load(Ordering::SeqCst)
+        }
+    });
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| future.wait_until(Deadline::NEVER, &cancel));
+        begins.recv().unwrap();
+        is_over.store(true, Ordering::SeqCst);
+        cancel.wake();
+        assert!(waiting.join().unwrap().is_none());
+    });
+    assert_eq!(future.slot.waiting(), 0);
+    promise.complete(Ok(1));
+    let result = future.wait_until(Deadline::NEVER, &cancel);
+    assert_eq!(result.unwrap().unwrap(), 1);
 }

@@ -5,10 +5,10 @@
 #[cfg(all(test, shuttle))]
 mod model_tests;
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 
-use crate::sync::Monitor;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, Monitor, waker};
 
 /// Counter of pending operations.
 #[derive(Debug, Default)]
@@ -18,7 +18,7 @@ pub(crate) struct Activity {
     /// A thread waits for zero, or has done so.
     has_waiter: AtomicBool,
     waits_ended: AtomicBool,
-    idle: Monitor<()>,
+    idle: Arc<Monitor<()>>,
 }
 
 impl Activity {
@@ -39,8 +39,7 @@ impl Activity {
         debug_assert!(before > 0, "each end has a begin");
         if before == 1 && self.has_waiter.load(Ordering::SeqCst) {
             // Taking the lock ensures that a waiter has either seen zero or already sleeps.
-            drop(self.idle.lock());
-            self.idle.notify_all();
+            self.idle.ring();
         }
     }
 
@@ -57,49 +56,44 @@ impl Activity {
     /// response.
     pub(crate) fn end_waits(&self) {
         self.waits_ended.store(true, Ordering::SeqCst);
-        drop(self.idle.lock());
-        self.idle.notify_all();
+        self.idle.ring();
     }
 
-    /// Waits for zero, the deadline, or [`Activity::end_waits`]. Returns whether zero was reached.
-    pub(crate) fn wait_idle(&self, deadline: Deadline) -> bool {
+    /// Waits for zero, the deadline, `cancel`, or [`Activity::end_waits`]. Returns whether zero was reached.
+    pub(crate) fn wait_idle(&self, deadline: Deadline, cancel: &Cancel) -> bool {
         self.has_waiter.store(true, Ordering::SeqCst);
-        let mut guard = self.idle.lock();
-        loop {
-            if self.under_way() == 0 {
-                return true;
-            }
-            if self.waits_ended.load(Ordering::SeqCst) {
-                return false;
-            }
-            let has_passed;
-            (guard, has_passed) = self.idle.wait_until(guard, deadline);
-            if has_passed {
-                return self.under_way() == 0;
-            }
-        }
+        let waker = || {
+            let idle = Arc::clone(&self.idle);
+            waker(move || idle.ring())
+        };
+        let mut is_idle = false;
+        let waited = self.idle.wait_for((deadline, cancel), waker, |()| {
+            is_idle = self.under_way() == 0;
+            is_idle || self.waits_ended.load(Ordering::SeqCst)
+        });
+        drop(waited);
+        is_idle
     }
 }
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
-    use std::sync::Arc;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     #[test]
     fn a_wait_ends_with_the_last_operation() {
         let activity = Arc::new(Activity::default());
-        assert!(activity.wait_idle(Deadline::NEVER));
+        assert!(activity.wait_idle(Deadline::NEVER, &Cancel::NEVER));
         activity.begin_call();
         activity.begin();
-        assert!(!activity.wait_idle(Deadline::after(Instant::now(), Duration::ZERO)));
+        assert!(!activity.wait_idle(Deadline::at(Instant::now()), &Cancel::NEVER));
         let other = Arc::clone(&activity);
         let ending = std::thread::spawn(move || {
             other.end();
             other.end();
         });
-        assert!(activity.wait_idle(Deadline::NEVER));
+        assert!(activity.wait_idle(Deadline::NEVER, &Cancel::NEVER));
         ending.join().unwrap();
         assert_eq!((activity.under_way(), activity.calls_started()), (0, 1));
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
+use c10d_socket::Cancel;
 
 use super::activity::Activity;
 use super::clock::Clock;
@@ -20,6 +21,7 @@ use crate::future::{Promise, contained};
 use crate::metrics::Metrics;
 use crate::peer::{Config, ConnectionId, Count, Effect, Effects, Notice, PendingCall, Request};
 use crate::pool::{Callback, Pool};
+use crate::sync::Lock;
 use crate::worker::{Destination, WorkerInfo};
 
 /// A request to be run by the pool, and the peer that sent it.
@@ -41,6 +43,8 @@ pub(crate) struct Driver {
     pub(crate) listeners: Listeners,
     pub(super) dials: Arc<DialThreads>,
     gathered: Gathered,
+    /// Of the wait of a shutdown in the store.
+    store_wait: Lock<Cancel>,
     /// Requests of all peers that have not begun.
     requests_queued: AtomicUsize,
 }
@@ -65,6 +69,7 @@ impl Driver {
             listeners: Listeners::default(),
             dials: Arc::default(),
             gathered: Gathered::default(),
+            store_wait: Lock::new(Cancel::NEVER),
             requests_queued: AtomicUsize::new(0),
             config,
         }
@@ -73,6 +78,18 @@ impl Driver {
     /// This agent's own worker.
     pub(crate) fn me(&self) -> &WorkerInfo {
         &self.config.me
+    }
+
+    /// Ended by the end of the agent, and when a worker has left or the connection to it is lost.
+    pub(super) fn begin_store_wait(&self) -> Cancel {
+        let cancel = Cancel::new();
+        *self.store_wait.lock() = cancel.clone();
+        cancel
+    }
+
+    pub(super) fn end_store_wait(&self) {
+        let cancel = self.store_wait.lock().clone();
+        cancel.cancel();
     }
 
     /// Gives an input that has no effects to a peer's machine.
@@ -366,6 +383,7 @@ impl Driver {
                 self.metrics.connection_opened(is_reconnect);
             }
             Notice::Left { incarnation } => {
+                self.end_store_wait();
                 let callbacks = self.listeners.left.lock().clone();
                 for callback in callbacks {
                     let info = info.clone();
@@ -381,6 +399,7 @@ impl Driver {
                 calls_failed,
             } => {
                 self.metrics.network.connections_lost.add(1);
+                self.end_store_wait();
                 if self.stage.is_running() {
                     log::warn!("{me}: {info}: {cause}; {calls_failed} calls fail");
                 }

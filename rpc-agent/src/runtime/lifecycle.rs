@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, TlsServer};
+use c10d_socket::{Cancel, Deadline, TlsServer};
 use c10d_store::Store;
 use mio::Poll;
 
@@ -29,10 +29,9 @@ use crate::peer::{Config, IncomingLimits};
 use crate::pool::{Pool, Work};
 use crate::registry_id::RegistryId;
 use crate::segmented_queue::SegmentedQueue;
-use crate::sync::{Lock, Monitor};
-use crate::termination::{Activity, Termination, TerminationError};
+use crate::sync::{Lock, Monitor, WaitEnd, waker};
+use crate::termination::{Activity, Dead, Termination, TerminationError};
 use crate::timer::TimerThread;
-use crate::worker::WorkerInfo;
 
 /// How long the end of an agent waits for a thread that is writing to a connection. None of them blocks.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
@@ -73,8 +72,10 @@ pub(crate) struct Runtime {
     /// How often the group was joined for its end.
     joins: AtomicU64,
     shutdown_turn: ShutdownTurn,
+    /// Of the waits of [`Runtime::join`] and [`Runtime::leave`].
+    cancel: Cancel,
     /// A thread is ending the agent in order.
-    is_ending: Monitor<bool>,
+    is_ending: Arc<Monitor<bool>>,
     ended: Lock<Vec<Job>>,
 }
 
@@ -140,7 +141,8 @@ impl Runtime {
             _store: parts.store,
             joins: AtomicU64::new(0),
             shutdown_turn: ShutdownTurn::default(),
-            is_ending: Monitor::default(),
+            cancel: options.cancel,
+            is_ending: Arc::default(),
             ended: Lock::default(),
         };
         Ok(Arc::new(runtime))
@@ -190,16 +192,16 @@ impl Runtime {
         if is_running() && self.driver.pool.is_own_thread() {
             return Err(self.busy(began.elapsed()));
         }
-        let mut is_ending = self.is_ending.lock();
-        while *is_ending && is_running() {
-            let has_passed;
-            (is_ending, has_passed) = self.is_ending.wait_until(is_ending, deadline);
-            if has_passed && is_running() {
-                drop(is_ending);
-                return Err(self.busy(began.elapsed()));
-            }
-        }
-        *is_ending = true;
+        let waker = || {
+            let is_ending = Arc::clone(&self.is_ending);
+            waker(move || is_ending.ring())
+        };
+        let waited = self
+            .is_ending
+            .wait_for((deadline, &self.cancel), waker, |is_ending| {
+                !*is_ending || !is_running()
+            });
+        *waited.map_err(|end| self.not_ended(end, began))? = true;
         Ok(is_running())
     }
 
@@ -209,10 +211,15 @@ impl Runtime {
             return self.join(deadline);
         }
         let began = Instant::now();
-        if !self.driver.activity.wait_idle(deadline) {
-            return Err(self.busy(began.elapsed()));
+        if !self.driver.activity.wait_idle(deadline, &self.cancel) {
+            let end = if self.is_interrupted() || self.cancel.is_cancelled() {
+                WaitEnd::Cancelled
+            } else {
+                WaitEnd::Late
+            };
+            return Err(self.not_ended(end, began));
         }
-        self.directory.leave(deadline)?;
+        self.directory.leave(deadline, &self.cancel)?;
         Ok(())
     }
 
@@ -220,9 +227,8 @@ impl Runtime {
     /// others wait in the same round.
     pub(crate) fn join(&self, deadline: Deadline) -> Result<(), TerminationError> {
         let began = Instant::now();
-        let Some(stopped) = self.shutdown_turn.begin(deadline) else {
-            return Err(self.busy(began.elapsed()));
-        };
+        let stopped = self.shutdown_turn.begin(deadline, &self.cancel);
+        let stopped = stopped.map_err(|end| self.not_ended(end, began))?;
         let begun = match stopped {
             Some(termination) => Ok(termination),
             None => self.directory.clone_store(deadline).map(|store| {
@@ -238,7 +244,7 @@ impl Runtime {
                 return Err(error.into());
             }
         };
-        let result = termination.run(self, deadline);
+        let result = termination.run(self, deadline, &self.cancel);
         self.shutdown_turn
             .end(result.is_err().then_some(termination));
         result
@@ -261,10 +267,10 @@ impl Runtime {
             return;
         }
         driver.activity.end_waits();
+        driver.end_store_wait();
         // A thread that waits for its turn to end the agent need not wait any longer. Locked, so that it sleeps
         // already, or has seen the stage.
-        drop(self.is_ending.lock());
-        self.is_ending.notify_all();
+        self.is_ending.ring();
         self.retries.stop();
         drop(self.timer.stop());
         // Before the dials have ended, which can take a moment: no call has to wait for that.
@@ -294,6 +300,14 @@ impl Runtime {
         }
     }
 
+    fn not_ended(&self, end: WaitEnd, began: Instant) -> TerminationError {
+        let elapsed = began.elapsed();
+        match end {
+            WaitEnd::Late => self.busy(elapsed),
+            WaitEnd::Cancelled => TerminationError::Interrupted { round: 0, elapsed },
+        }
+    }
+
     fn busy(&self, elapsed: Duration) -> TerminationError {
         TerminationError::Busy {
             me: Box::new(self.driver.me().clone()),
@@ -305,8 +319,8 @@ impl Runtime {
 }
 
 impl Activity for Runtime {
-    fn wait_idle(&self, by: Deadline) -> bool {
-        self.driver.activity.wait_idle(by)
+    fn wait_idle(&self, by: Deadline, cancel: &Cancel) -> bool {
+        self.driver.activity.wait_idle(by, cancel)
     }
 
     fn calls_started(&self) -> u64 {
@@ -322,10 +336,21 @@ impl Activity for Runtime {
         !self.driver.stage.is_running()
     }
 
-    fn dead(&self) -> Vec<WorkerInfo> {
+    fn begin_store_wait(&self) -> Cancel {
+        self.driver.begin_store_wait()
+    }
+
+    fn dead(&self) -> Dead {
         let now = Instant::now();
-        let mut peers = self.driver.peers.all();
-        peers.retain(|peer| self.driver.step(peer, |core| core.is_known_dead(now)));
-        peers.iter().map(|peer| peer.info.clone()).collect()
+        let mut dead = Dead::default();
+        for peer in self.driver.peers.all() {
+            let ask = |core: &mut Core| (core.is_known_dead(now), core.is_lost());
+            let (is_dead, is_lost) = self.driver.step(&peer, ask);
+            if is_dead {
+                dead.workers.push(peer.info.clone());
+            }
+            dead.is_any_lost |= is_lost;
+        }
+        dead
     }
 }

@@ -2,14 +2,14 @@
 //!
 //! How workers end together is decided by [`crate::termination`].
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 
-use crate::sync::Monitor;
+use crate::sync::{Arc, Monitor, WaitEnd, waker};
 use crate::termination::Termination;
 
 /// The right to run the coordinated shutdown, and where the last attempt stopped.
 #[derive(Debug, Default)]
-pub(super) struct ShutdownTurn(Monitor<State>);
+pub(super) struct ShutdownTurn(Arc<Monitor<State>>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -18,18 +18,20 @@ struct State {
 }
 
 impl ShutdownTurn {
-    /// Takes the turn, and what an attempt that failed left; `None` when another thread has it until the deadline.
-    pub(super) fn begin(&self, deadline: Deadline) -> Option<Option<Termination>> {
-        let mut state = self.0.lock();
-        while state.is_taken {
-            let has_passed;
-            (state, has_passed) = self.0.wait_until(state, deadline);
-            if has_passed && state.is_taken {
-                return None;
-            }
-        }
+    /// Takes the turn, and what an attempt that failed left. Waits while another thread has it.
+    pub(super) fn begin(
+        &self,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<Option<Termination>, WaitEnd> {
+        let waker = || {
+            let state = Arc::clone(&self.0);
+            waker(move || state.ring())
+        };
+        let is_free = |state: &mut State| !state.is_taken;
+        let mut state = self.0.wait_for((deadline, cancel), waker, is_free)?;
         state.is_taken = true;
-        Some(state.stopped.take())
+        Ok(state.stopped.take())
     }
 
     /// Gives the turn back, with an attempt for the next one to continue.

@@ -58,10 +58,11 @@ pub enum TerminationError {
         /// How long this worker had been waiting.
         elapsed: Duration,
     },
-    /// Another thread of this worker interrupted the shutdown, such as by `shutdown_now`.
+    /// Another thread of this worker interrupted the shutdown, such as by `shutdown_now` or
+    /// [`AgentOptions::with_cancel`](crate::AgentOptions::with_cancel).
     #[error("graceful shutdown: interrupted by this worker after {:.3}s, in round {round}", elapsed.as_secs_f64())]
     Interrupted {
-        /// The round, from 1.
+        /// The round, from 1; 0 before the first.
         round: u32,
         /// How long this worker had been shutting down.
         elapsed: Duration,

@@ -50,17 +50,18 @@ mod tests;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, printable};
-use c10d_store::Store;
+use c10d_socket::{Cancel, Deadline, printable};
+use c10d_store::{Store, StoreError};
 
 use crate::directory::BoundedStore;
 use crate::shortlist::Shortlist;
+use crate::sync::waker;
 use crate::worker::WorkerInfo;
 use detector::{Detector, Step};
 pub use error::TerminationError;
 
-/// Interval at which a wait checks for dead workers and for an interruption.
-const SLICE: Duration = Duration::from_millis(500);
+/// Interval at which a wait asks whether a worker whose connection was lost is dead.
+const LOST_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long the worker with the lowest id, which usually serves the store, waits for the others to read the
 /// last sum.
@@ -74,7 +75,7 @@ pub(crate) trait Activity {
     /// Blocks until the worker is idle: at one moment, none of its calls is unanswered, no callback or
     /// handler runs, and no retry is queued. `false` if the deadline passes first or the wait is
     /// interrupted.
-    fn wait_idle(&self, by: Deadline) -> bool;
+    fn wait_idle(&self, by: Deadline, cancel: &Cancel) -> bool;
 
     /// Number of calls that the worker has started since its start. Retries belong to their call.
     fn calls_started(&self) -> u64;
@@ -85,15 +86,27 @@ pub(crate) trait Activity {
     /// Whether another thread asked to stop waiting.
     fn is_interrupted(&self) -> bool;
 
-    /// Workers that are known to have died.
-    fn dead(&self) -> Vec<WorkerInfo>;
+    /// Ends a wait when the worker is interrupted, and when the answer of [`dead`](Self::dead) may have changed. It
+    /// replaces the one before.
+    fn begin_store_wait(&self) -> Cancel;
+
+    fn dead(&self) -> Dead;
+}
+
+/// What is known of dead workers.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Dead {
+    /// Those that are known to have died.
+    pub(crate) workers: Vec<WorkerInfo>,
+    /// Whether others may have: their connections are lost. To ask again may tell.
+    pub(crate) is_any_lost: bool,
 }
 
 /// One worker's part in the coordinated shutdown of its group.
 ///
 /// ```ignore
 /// let mut termination = Termination::new(store, generation, me, workers);
-/// termination.run(&activity, Deadline::after(Instant::now(), timeout))?;
+/// termination.run(&activity, Deadline::after(Instant::now(), timeout), &Cancel::NEVER)?;
 /// ```
 #[derive(Debug)]
 pub(crate) struct Termination {
@@ -127,7 +140,7 @@ impl Termination {
         }
     }
 
-    /// Blocks until all workers are done, or the deadline. A deadline that has passed checks once without
+    /// Blocks until all workers are done, the deadline, or `cancel` ends it. A deadline that has passed checks once without
     /// waiting. After an error other than the store's, `run` can be called again and continues.
     ///
     /// # Errors
@@ -136,11 +149,12 @@ impl Termination {
         &mut self,
         activity: &dyn Activity,
         by: Deadline,
+        cancel: &Cancel,
     ) -> Result<(), TerminationError> {
         let started = Instant::now();
         loop {
             match self.core.step() {
-                Step::AwaitIdle => self.await_idle(activity, started, by)?,
+                Step::AwaitIdle => self.await_idle(activity, started, by, cancel)?,
                 Step::AddStarted { started } => {
                     // The sum may wrap: it is only compared.
                     let key = self.round_key("started");
@@ -159,7 +173,7 @@ impl Termination {
                     self.core.sum_known(sum.cast_unsigned());
                 }
                 Step::AwaitSum => {
-                    let sum = self.await_sum(activity, started, by)?;
+                    let sum = self.await_sum(activity, started, by, cancel)?;
                     self.core.sum_known(sum);
                 }
                 Step::Depart => {
@@ -168,7 +182,8 @@ impl Termination {
                 }
                 Step::AwaitDepartures => {
                     let soon = Deadline::after(Instant::now(), DEPARTURES_TIMEOUT).min(by);
-                    match self.store.wait(&[&self.key("all_left")], soon) {
+                    let store = self.store.with_cancel(cancel);
+                    match store.wait(&[&self.key("all_left")], soon) {
                         Ok(true) => {}
                         Ok(false) => log::debug!("not all workers have reported that they left"),
                         Err(error) => {
@@ -187,14 +202,15 @@ impl Termination {
         activity: &dyn Activity,
         started: Instant,
         by: Deadline,
+        cancel: &Cancel,
     ) -> Result<(), TerminationError> {
         let before = activity.calls_started();
-        if activity.wait_idle(by) {
+        if activity.wait_idle(by, cancel) {
             self.core.was_idle(before, activity.calls_started());
             return Ok(());
         }
         let (round, elapsed) = (self.core.round(), started.elapsed());
-        Err(if activity.is_interrupted() {
+        Err(if activity.is_interrupted() || cancel.is_cancelled() {
             TerminationError::Interrupted { round, elapsed }
         } else {
             TerminationError::Busy {
@@ -211,24 +227,25 @@ impl Termination {
         activity: &dyn Activity,
         started: Instant,
         by: Deadline,
+        cancel: &Cancel,
     ) -> Result<u64, TerminationError> {
         let ready = self.round_key("ready");
         let round = self.core.round();
         loop {
-            // Short waits: a straggler may arrive later than the store's own timeout.
-            let slice = Deadline::after(Instant::now(), SLICE).min(by);
-            if self.store.wait(&[&ready], slice)?
-                && let Some(sum) = self.store.try_get(&ready, by)?
-            {
-                return self.parse_sum(&ready, &sum);
-            }
+            // Before the questions: changes of the answers end the wait.
+            let news = activity.begin_store_wait();
+            let mut watch = cancel.watch();
+            let is_cancelled = watch.ask(|| {
+                let news = news.clone();
+                waker(move || news.cancel())
+            });
             let elapsed = started.elapsed();
-            if activity.is_interrupted() {
+            if is_cancelled || activity.is_interrupted() {
                 return Err(TerminationError::Interrupted { round, elapsed });
             }
             let dead = activity.dead();
-            if !dead.is_empty() {
-                let (dead, is_complete) = self.absent(&dead)?;
+            if !dead.workers.is_empty() {
+                let (dead, is_complete) = self.absent(&dead.workers)?;
                 if !dead.is_empty() {
                     let dead = Shortlist::new(dead, is_complete);
                     return Err(TerminationError::WorkersDead {
@@ -238,7 +255,20 @@ impl Termination {
                     });
                 }
             }
+            let until = if dead.is_any_lost {
+                Deadline::after(Instant::now(), LOST_INTERVAL).min(by)
+            } else {
+                by
+            };
+            let has_sum = match self.store.with_cancel(&news).wait(&[&ready], until) {
+                Err(StoreError::Interrupted { .. }) => false,
+                waited => waited?,
+            };
+            if has_sum && let Some(sum) = self.store.try_get(&ready, by)? {
+                return self.parse_sum(&ready, &sum);
+            }
             if by.has_passed(Instant::now()) {
+                let elapsed = started.elapsed();
                 let (absent, is_complete) = self.absent(&self.workers)?;
                 return Err(TerminationError::WorkersAbsent {
                     absent: Shortlist::new(absent, is_complete),

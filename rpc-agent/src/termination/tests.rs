@@ -7,6 +7,7 @@ use std::thread;
 use c10d_store::{HashStore, PrefixStore, ServerOptions, StoreExt, TcpStore, TcpStoreServer};
 
 use super::*;
+use crate::sync::Lock;
 
 /// Timeout of all waits in the tests; reached only if a test hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -51,6 +52,7 @@ struct Calls {
     started: AtomicU64,
     is_interrupted: AtomicBool,
     dead: Mutex<Vec<WorkerInfo>>,
+    news: Lock<Option<Cancel>>,
     asked: AtomicUsize,
 }
 
@@ -69,11 +71,18 @@ impl Calls {
         let _out = self.out.lock().unwrap();
         self.is_interrupted.store(true, Ordering::SeqCst);
         self.changed.notify_all();
+        self.end_store_wait();
+    }
+
+    fn end_store_wait(&self) {
+        if let Some(news) = &*self.news.lock() {
+            news.cancel();
+        }
     }
 }
 
 impl Activity for Calls {
-    fn wait_idle(&self, by: Deadline) -> bool {
+    fn wait_idle(&self, by: Deadline, _: &Cancel) -> bool {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let mut out = self.out.lock().unwrap();
         while *out > 0 {
@@ -98,8 +107,15 @@ impl Activity for Calls {
         self.is_interrupted.load(Ordering::SeqCst)
     }
 
-    fn dead(&self) -> Vec<WorkerInfo> {
-        self.dead.lock().unwrap().clone()
+    fn begin_store_wait(&self) -> Cancel {
+        self.news.lock().insert(Cancel::new()).clone()
+    }
+
+    fn dead(&self) -> Dead {
+        Dead {
+            workers: self.dead.lock().unwrap().clone(),
+            is_any_lost: false,
+        }
     }
 }
 
@@ -113,7 +129,7 @@ fn an_idle_group_shuts_down_in_two_rounds() {
                 .map(|id| {
                     let mut end = termination(store, &workers, id);
                     scope.spawn(move || {
-                        end.run(&Calls::default(), patience())
+                        end.run(&Calls::default(), patience(), &Cancel::NEVER)
                             .map(|()| end.core.round())
                     })
                 })
@@ -139,13 +155,14 @@ fn no_worker_leaves_before_the_last_call_is_answered() {
                 let mut end = termination(store, &workers, id);
                 let left = &left;
                 scope.spawn(move || {
-                    end.run(&Calls::default(), patience()).unwrap();
+                    end.run(&Calls::default(), patience(), &Cancel::NEVER)
+                        .unwrap();
                     left.fetch_add(1, Ordering::SeqCst);
                 });
             }
             let mut end = termination(store, &workers, 2);
             let busy = &busy;
-            let busy_end = scope.spawn(move || end.run(busy, patience()));
+            let busy_end = scope.spawn(move || end.run(busy, patience(), &Cancel::NEVER));
             let here = ["shutdown/0/1/here/0", "shutdown/0/1/here/1"];
             store.wait_timeout(&here, Some(PATIENCE)).unwrap();
             while busy.asked.load(Ordering::SeqCst) == 0 {
@@ -170,7 +187,7 @@ fn a_timeout_lists_the_absent_workers_and_shutdown_can_continue_later() {
         let workers = workers(3);
         let mut first = termination(store, &workers, 0);
         let error = first
-            .run(&Calls::default(), soon())
+            .run(&Calls::default(), soon(), &Cancel::NEVER)
             .unwrap_err()
             .to_string();
         let error_text = "in round 1, w1 (id 1), w2 (id 2) had not arrived (0 calls of this worker are unanswered)";
@@ -180,10 +197,12 @@ fn a_timeout_lists_the_absent_workers_and_shutdown_can_continue_later() {
             let ends: Vec<_> = (1..3)
                 .map(|id| {
                     let mut end = termination(store, &workers, id);
-                    scope.spawn(move || end.run(&Calls::default(), patience()))
+                    scope.spawn(move || end.run(&Calls::default(), patience(), &Cancel::NEVER))
                 })
                 .collect();
-            first.run(&Calls::default(), patience()).unwrap();
+            first
+                .run(&Calls::default(), patience(), &Cancel::NEVER)
+                .unwrap();
             for end in ends {
                 end.join().unwrap().unwrap();
             }
@@ -198,7 +217,10 @@ fn a_busy_worker_reports_its_unanswered_calls() {
     let calls = Calls::default();
     calls.start();
     let mut end = termination(&stores[0], &workers(2), 1);
-    let error = end.run(&calls, soon()).unwrap_err().to_string();
+    let error = end
+        .run(&calls, soon(), &Cancel::NEVER)
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("WorkerInfo(id=1, name=w1) was still busy"),
         "{error}"
@@ -214,9 +236,44 @@ fn a_dead_worker_ends_the_wait_without_a_deadline() {
         let calls = Calls::default();
         *calls.dead.lock().unwrap() = vec![workers[2].clone()];
         let mut end = termination(store, &workers, 0);
-        let error = end.run(&calls, Deadline::NEVER).unwrap_err();
+        let error = end
+            .run(&calls, Deadline::NEVER, &Cancel::NEVER)
+            .unwrap_err();
         let error_text = "w2 (id 2) died before arriving in round 1";
         assert!(error.to_string().contains(error_text), "{error}");
+    }
+}
+
+#[test]
+fn a_death_and_a_cancel_end_the_wait_for_the_sum() {
+    let (stores, _server) = stores();
+    for store in &stores {
+        let workers = workers(2);
+        let (calls, cancel) = (Calls::default(), Cancel::new());
+        let mut end = termination(store, &workers, 0);
+        thread::scope(|scope| {
+            let end = scope.spawn(|| {
+                let dead = end.run(&calls, Deadline::NEVER, &cancel).unwrap_err();
+                calls.dead.lock().unwrap().clear();
+                (dead, end.run(&calls, Deadline::NEVER, &cancel).unwrap_err())
+            });
+            while calls.news.lock().is_none() {
+                thread::yield_now();
+            }
+            calls.dead.lock().unwrap().push(workers[1].clone());
+            calls.end_store_wait();
+            while !calls.dead.lock().unwrap().is_empty() {
+                thread::yield_now();
+            }
+            cancel.cancel();
+            let (dead, cancelled) = end.join().unwrap();
+            assert!(
+                matches!(dead, TerminationError::WorkersDead { .. }),
+                "{dead}"
+            );
+            let is_interrupted = matches!(cancelled, TerminationError::Interrupted { .. });
+            assert!(is_interrupted, "{cancelled}");
+        });
     }
 }
 
@@ -236,7 +293,7 @@ fn a_worker_that_died_after_it_arrived_does_not_block_the_others() {
         }
         store.add("shutdown/0/left", 1).unwrap();
         termination(store, &workers, 0)
-            .run(&calls, patience())
+            .run(&calls, patience(), &Cancel::NEVER)
             .unwrap();
     }
 }
@@ -254,7 +311,7 @@ fn shutdown_can_be_interrupted_in_either_phase() {
             let mut end = termination(store, &workers, usize::from(is_busy));
             thread::scope(|scope| {
                 let calls = &calls;
-                let end = scope.spawn(move || end.run(calls, Deadline::NEVER));
+                let end = scope.spawn(move || end.run(calls, Deadline::NEVER, &Cancel::NEVER));
                 while calls.asked.load(Ordering::SeqCst) == 0 {
                     thread::yield_now();
                 }
@@ -274,9 +331,11 @@ fn a_single_worker_shuts_down_at_once() {
     let (stores, _server) = stores();
     for store in &stores {
         let mut end = termination(store, &workers(1), 0);
-        end.run(&Calls::default(), patience()).unwrap();
+        end.run(&Calls::default(), patience(), &Cancel::NEVER)
+            .unwrap();
         // A second run returns at once and changes nothing.
-        end.run(&Calls::default(), patience()).unwrap();
+        end.run(&Calls::default(), patience(), &Cancel::NEVER)
+            .unwrap();
         assert_eq!(store.get("shutdown/0/left").unwrap(), b"1");
     }
 }
@@ -287,7 +346,8 @@ fn a_stopped_store_is_an_error_at_once() {
     let store = &stores[1];
     let mut end = termination(store, &workers(2), 0);
     thread::scope(|scope| {
-        let ended = scope.spawn(move || end.run(&Calls::default(), Deadline::NEVER));
+        let ended =
+            scope.spawn(move || end.run(&Calls::default(), Deadline::NEVER, &Cancel::NEVER));
         store
             .wait_timeout(&["shutdown/0/1/here/0"], Some(PATIENCE))
             .unwrap();
@@ -304,7 +364,7 @@ fn an_invalid_sum_is_an_error_with_its_key() {
     store.set("shutdown/0/1/ready", b"many").unwrap();
     let mut end = termination(store, &workers(2), 0);
     let error = end
-        .run(&Calls::default(), patience())
+        .run(&Calls::default(), patience(), &Cancel::NEVER)
         .unwrap_err()
         .to_string();
     let error_text = "graceful shutdown: \"rpc_prefix_0/shutdown/0/1/ready\" at hash store is not a number: \

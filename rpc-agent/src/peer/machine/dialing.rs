@@ -226,6 +226,18 @@ impl<P, S: Clone> Peer<P, S> {
         }
     }
 
+    /// Whether its connection was lost, and no other was made.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::Absent(Absence::Lost)
+                | Phase::Dialing {
+                    before: Absence::Lost,
+                    ..
+                }
+        )
+    }
+
     /// The incarnation of the process at the other end of the last connection.
     pub(crate) fn peer_incarnation(&self) -> Option<u64> {
         self.pair.as_ref()?.peer_incarnation()

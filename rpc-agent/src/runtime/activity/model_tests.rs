@@ -1,6 +1,6 @@
 //! Model tests of the wait for all pending operations: `RUSTFLAGS='--cfg shuttle' cargo test --lib shuttle`.
 
-use c10d_socket::Deadline;
+use c10d_socket::{Cancel, Deadline};
 
 use super::Activity;
 use crate::sync::{Arc, thread};
@@ -24,7 +24,7 @@ fn a_wait_ends_with_the_last_of_nested_operations_under_shuttle() {
             }
         });
         // A missed wakeup is a deadlock, which the model checker reports.
-        assert!(activity.wait_idle(Deadline::NEVER));
+        assert!(activity.wait_idle(Deadline::NEVER, &Cancel::NEVER));
         assert_eq!(activity.under_way(), 0);
         ending.join().unwrap();
     };
@@ -39,13 +39,13 @@ fn two_concurrent_waits_both_end_under_shuttle() {
         activity.begin();
         let other = thread::spawn({
             let activity = Arc::clone(&activity);
-            move || activity.wait_idle(Deadline::NEVER)
+            move || activity.wait_idle(Deadline::NEVER, &Cancel::NEVER)
         });
         let ending = thread::spawn({
             let activity = Arc::clone(&activity);
             move || activity.end()
         });
-        assert!(activity.wait_idle(Deadline::NEVER));
+        assert!(activity.wait_idle(Deadline::NEVER, &Cancel::NEVER));
         assert!(other.join().unwrap());
         ending.join().unwrap();
     };
@@ -65,11 +65,11 @@ fn a_wait_with_a_deadline_returns_true_only_at_zero_under_shuttle() {
             });
             let later = std::time::Duration::from_secs(3600);
             let deadline = Deadline::after(std::time::Instant::now(), later);
-            if activity.wait_idle(deadline) {
+            if activity.wait_idle(deadline, &Cancel::NEVER) {
                 assert_eq!(activity.under_way(), 0);
             }
             ending.join().unwrap();
-            assert!(activity.wait_idle(deadline));
+            assert!(activity.wait_idle(deadline, &Cancel::NEVER));
         },
         4000,
     );
