@@ -3,6 +3,7 @@
 
 mod agent;
 mod assignment;
+mod cancelled;
 mod clearing;
 mod command_line;
 pub mod devices;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use c10d_socket::Backoff;
+use c10d_socket::{Backoff, sleep};
 use elastic_rendezvous::RendezvousError;
 
 use super::node::Node;
@@ -67,12 +67,8 @@ impl Node {
             if left.is_zero() {
                 return Ok(false);
             }
-            let stop = self.shared.stopping.triggered();
-            // Nothing is ever sent: an error other than a timeout is the stop signal.
-            match stop.recv_timeout(left.min(CLOSED_POLL_INTERVAL)) {
-                Err(error) if error.is_timeout() => {}
-                _ => return Err(self.interrupted()),
-            }
+            let until_poll = left.min(CLOSED_POLL_INTERVAL);
+            sleep(until_poll, [&self.shared.stopping]).map_err(|_| self.interrupted())?;
             if self.shared.handler.is_closed()? {
                 return Ok(true);
             }

@@ -1,9 +1,8 @@
 //! Workers that are forked with [preloaded](crate::PreloadOptions) modules, if the options want it.
 
-use std::convert::Infallible;
 use std::io;
 
-use crossbeam_channel::Receiver;
+use c10d_socket::Cancel;
 
 use super::options::AgentOptions;
 use crate::environment;
@@ -51,7 +50,7 @@ impl Forking {
     /// Workers of a template that wait to be started, and whether only these may be started.
     pub(super) fn forked_workers(
         &mut self,
-        stop: &Receiver<Infallible>,
+        stop: &Cancel,
     ) -> Result<(Option<ForkedWorkers>, bool), StartError> {
         let Some(preloader) = &mut self.preloader else {
             return Ok((None, false));

@@ -29,8 +29,8 @@ pub(super) struct Shared {
     /// When the watchdog's loop ran last, in seconds since the epoch; 0 before the first time.
     pub(super) watchdog_progress: Arc<AtomicU64>,
     probes: Mutex<Probes>,
-    /// Triggered by the first signal that stops the agent.
-    pub(super) stopping: KillSwitch,
+    /// Ended by the first signal that stops the agent.
+    pub(super) stopping: Cancel,
     /// The first signal that stops the agent; 0 while there is none.
     stop_signal: AtomicI32,
     /// Ends what the agent waits for together with other nodes.
@@ -58,7 +58,7 @@ impl Shared {
             handler,
             events,
             kill_switch: KillSwitch::new(),
-            stopping: KillSwitch::new(),
+            stopping: Cancel::new(),
             watchdog_progress: Arc::default(),
             probes: Mutex::default(),
             stop_signal: AtomicI32::new(0),
@@ -117,7 +117,7 @@ impl AgentHandle {
         if first.is_err() {
             shared.kill_switch.trigger();
         }
-        shared.stopping.trigger();
+        shared.stopping.cancel();
         shared.handler.interrupt();
         shared.wake_waiting();
         // Fails when the agent is dropped.

@@ -135,7 +135,7 @@ impl Runtime<'_> {
         } = *prepared;
         let node = &mut *self.node;
         // Waits for the imports: no time in which workers could make progress.
-        let stop = node.shared.stopping.triggered();
+        let stop = &node.shared.stopping;
         let (forked, is_forked_only) = node.forking.forked_workers(stop)?;
         let progress = node.watch_progress()?;
         node.generation += 1;

@@ -7,16 +7,17 @@ use std::process::{Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use c10d_socket::printable;
+use c10d_socket::{Cancel, printable};
 use crossbeam_channel::{Receiver, bounded, select_biased};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal, getpid};
 
 use super::HealthCheck;
+use crate::cancelled::Cancelled;
 use crate::output::LastBytes;
 use crate::sys;
-use crate::worker::{ExitKind, Guardian, KillSwitch, process_group, wait_for_exit};
+use crate::worker::{ExitKind, Guardian, process_group, wait_for_exit};
 
 const WAITER: &str = "health-check";
 const READER: &str = "health-check-output";
@@ -80,21 +81,22 @@ impl fmt::Display for Unhealthy {
     }
 }
 
-/// Runs the command with these variables besides this process's own. `None`: `stop` was triggered.
+/// Runs the command with these variables besides this process's own. `None`: `stop` has ended it.
 ///
 /// Blocks until the command ends, for at most its timeout and 5 s. When it returns, no process of the command's group is
 /// left; if this process is killed meanwhile, they are killed too (Linux).
 pub(crate) fn run(
     check: &HealthCheck,
     variables: &[(&str, &str)],
-    stop: &KillSwitch,
+    stop: &Cancel,
 ) -> Option<Result<(), Unhealthy>> {
     let running = match Running::start(check, variables) {
         Ok(running) => running,
         Err(error) => return Some(Err(Unhealthy::not_started(error))),
     };
+    let stop = Cancelled::of(stop);
     let ended = select_biased! {
-        recv(stop.triggered()) -> _ => None,
+        recv(stop.receiver) -> _ => None,
         recv(running.exit) -> exit => Some(How::Exit(exit.unwrap_or(ExitKind::Unknown))),
         default(check.timeout) => Some(How::TimedOut(check.timeout)),
     };
@@ -243,7 +245,7 @@ mod tests {
     }
 
     fn unhealthy(check: &HealthCheck) -> Unhealthy {
-        run(check, &[], &KillSwitch::new())
+        run(check, &[], &Cancel::NEVER)
             .expect("not stopped")
             .expect_err("unhealthy")
     }
@@ -276,7 +278,7 @@ mod tests {
         let variables = [("C10D_NODE", "node7")];
         let check = check("test \"$C10D_NODE\" = node7");
         assert!(matches!(
-            run(&check, &variables, &KillSwitch::new()),
+            run(&check, &variables, &Cancel::NEVER),
             Some(Ok(()))
         ));
     }
@@ -331,7 +333,7 @@ mod tests {
         let file = folder.path().join("pid");
         let script = format!("sleep 1000 & echo $! > {}", file.display());
         assert!(matches!(
-            run(&check(&script), &[], &KillSwitch::new()),
+            run(&check(&script), &[], &Cancel::NEVER),
             Some(Ok(()))
         ));
         assert_ends(&file);
@@ -360,13 +362,13 @@ mod tests {
             "echo $$ > {0}.new; mv {0}.new {0}; sleep 1000",
             file.display()
         );
-        let stop = KillSwitch::new();
+        let stop = Cancel::new();
         let result = thread::scope(|scope| {
             let result = scope.spawn(|| run(&check(&script), &[], &stop));
             while !file.exists() {
                 thread::yield_now();
             }
-            stop.trigger();
+            stop.cancel();
             result.join().unwrap()
         });
         assert!(result.is_none());

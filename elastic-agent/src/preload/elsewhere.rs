@@ -1,9 +1,8 @@
 //! Systems on which no process can be given the orphans of another: workers always start as programs.
 
-use std::convert::Infallible;
 use std::io;
 
-use crossbeam_channel::Receiver;
+use c10d_socket::Cancel;
 use rustix::process::Pid;
 
 use super::options::TemplatePlan;
@@ -44,7 +43,7 @@ impl Preloader {
 
     pub(crate) fn fork_ahead(&mut self) {}
 
-    pub(crate) fn fork(&mut self, _: &Receiver<Infallible>) -> Result<ForkedWorkers, NotForked> {
+    pub(crate) fn fork(&mut self, _: &Cancel) -> Result<ForkedWorkers, NotForked> {
         Err(NotForked::Declined("it needs Linux".to_owned()))
     }
 }

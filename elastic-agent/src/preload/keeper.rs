@@ -1,12 +1,11 @@
 //! The thread that keeps a template, and hands out the workers that it forks.
 
-use std::convert::Infallible;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use c10d_socket::printable;
+use c10d_socket::{Cancel, printable};
 use crossbeam_channel::{Receiver, Sender, bounded, select, unbounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, ioctl_fionbio};
@@ -18,6 +17,7 @@ use super::link::{self, Received};
 use super::message::{self, REPLY_BYTES_MAX, Reply};
 use super::options::TemplatePlan;
 use super::process::{Subreaper, Template};
+use crate::cancelled::Cancelled;
 use crate::output::LineSplitter;
 
 const THREAD: &str = "preload";
@@ -95,23 +95,21 @@ impl Preloader {
     }
 
     /// Workers at their gate, as many as the plan says. Blocks while the template imports and forks: for at most two
-    /// minutes, or until `stopped` is ready.
+    /// minutes, or until `stop` ends it.
     ///
     /// # Errors
     /// [`NotForked`].
-    pub(crate) fn fork(
-        &mut self,
-        stopped: &Receiver<Infallible>,
-    ) -> Result<ForkedWorkers, NotForked> {
+    pub(crate) fn fork(&mut self, stop: &Cancel) -> Result<ForkedWorkers, NotForked> {
         let ahead = self.ahead.take();
         let ahead = ahead.filter(|(asked_at, _)| asked_at.elapsed() < AHEAD_MAX);
         let answered = ahead.map_or_else(|| self.ask(), |(_, answered)| answered);
+        let stopped = Cancelled::of(stop);
         select! {
             recv(answered) -> answer => match answer {
                 Ok(answer) => answer.map_err(NotForked::Declined),
                 Err(_) => Err(NotForked::Declined(format!("thread {THREAD} has ended"))),
             },
-            recv(stopped) -> _ => {
+            recv(stopped.receiver) -> _ => {
                 self.send(Command::Cancel);
                 Err(NotForked::Interrupted)
             }

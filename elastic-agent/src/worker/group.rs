@@ -15,6 +15,7 @@ use super::process_group;
 use super::processes::{Processes, Worker};
 use super::report::{AbandonedWorker, StopReport};
 use super::waiter::{Ended, OnExit};
+use crate::cancelled::Cancelled;
 use crate::output::{Console, Echo};
 use crate::preload::ForkedWorkers;
 use crate::sys;
@@ -206,9 +207,12 @@ impl WorkerGroup {
                 0 => never(),
                 _ => self.processes.ended.clone(),
             };
-            let escalated = kill_switch
+            let kills = kill_switch
                 .filter(|_| self.lifecycle.has_grace())
-                .map_or_else(never, |switch| switch.triggered().clone());
+                .map(|switch| Cancelled::of(switch.cancel()));
+            let escalated = kills
+                .as_ref()
+                .map_or_else(never, |kills| kills.receiver.clone());
             let deadline = self.lifecycle.deadline().instant();
             let alarm = deadline.map_or_else(never, at);
             let input = select! {

@@ -1,9 +1,8 @@
 //! Escalates a graceful stop to SIGKILL.
 
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use c10d_socket::Cancel;
 use rustix::process::{Pid, Signal};
 
 use super::process_group::{self, NotSent};
@@ -24,30 +23,18 @@ use super::process_group::{self, NotSent};
 /// ```
 #[derive(Debug, Clone)]
 pub struct KillSwitch {
-    state: Arc<Mutex<State>>,
-    triggered: Receiver<Infallible>,
-}
-
-#[derive(Debug)]
-struct State {
-    /// Dropping the sender disconnects all receivers for good. Nothing else drops it while there is a
-    /// clone of the switch.
-    armed: Option<Sender<Infallible>>,
     /// The process groups to kill. Each is the id of a worker that is not reaped, so that no other process has it.
-    groups: Vec<Pid>,
+    groups: Arc<Mutex<Vec<Pid>>>,
+    cancel: Cancel,
 }
 
 impl KillSwitch {
     /// A switch that is not triggered.
     #[must_use]
     pub fn new() -> Self {
-        let (armed, triggered) = bounded(0);
         Self {
-            state: Arc::new(Mutex::new(State {
-                armed: Some(armed),
-                groups: Vec::new(),
-            })),
-            triggered,
+            groups: Arc::default(),
+            cancel: Cancel::new(),
         }
     }
 
@@ -57,50 +44,51 @@ impl KillSwitch {
     ///
     /// [`WorkerGroup::stop`]: crate::WorkerGroup::stop
     pub fn trigger(&self) {
-        let mut state = self.lock();
+        // First: a group that is covered after the lock was held is killed there.
+        self.cancel.cancel();
+        let groups = self.lock();
         // Killing under the lock: no group is reaped meanwhile.
-        let failed = kill(&state.groups);
-        let armed = state.armed.take();
-        drop(state);
-        drop(armed);
+        let failed = kill(&groups);
+        drop(groups);
         log_failed(failed);
     }
 
     /// Puts the process group of a worker under the switch; kills it at once if the switch is triggered.
     pub(super) fn cover(&self, group: Pid) {
-        let mut state = self.lock();
-        state.groups.push(group);
-        let failed = match state.armed {
-            Some(_) => Vec::new(),
-            None => kill(&[group]),
+        let mut groups = self.lock();
+        groups.push(group);
+        let failed = if self.is_triggered() {
+            kill(&[group])
+        } else {
+            Vec::new()
         };
-        drop(state);
+        drop(groups);
         log_failed(failed);
     }
 
     /// The reverse of [`cover`](Self::cover), before the worker is reaped.
     pub(super) fn release(&self, group: Pid) {
-        self.lock().groups.retain(|covered| *covered != group);
+        self.lock().retain(|covered| *covered != group);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Pid>> {
         // A panic while the lock is held leaves nothing half done.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.state, &other.state)
+        Arc::ptr_eq(&self.groups, &other.groups)
     }
 
     /// Whether [`trigger`](Self::trigger) was called.
     #[must_use]
     pub fn is_triggered(&self) -> bool {
-        self.triggered.try_recv() == Err(TryRecvError::Disconnected)
+        self.cancel.is_cancelled()
     }
 
-    /// A receiver that becomes ready, as disconnected, when the switch is triggered.
-    pub(crate) const fn triggered(&self) -> &Receiver<Infallible> {
-        &self.triggered
+    /// Ends waits when the switch is triggered.
+    pub(crate) const fn cancel(&self) -> &Cancel {
+        &self.cancel
     }
 }
 
