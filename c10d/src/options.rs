@@ -103,6 +103,11 @@ impl GroupOptions {
         self
     }
 
+    #[cfg(feature = "rpc")]
+    pub(crate) const fn cancel(&self) -> &Cancel {
+        &self.cancel
+    }
+
     /// Joins the group of all workers of this job, and returns when all have joined. Blocks for at most the timeout.
     ///
     /// Reads `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, which torchrun and `c10d run` set. Uses the launcher's

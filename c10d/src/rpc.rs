@@ -111,6 +111,10 @@ impl RpcOptions {
         if !self.agent.has_credentials() {
             self.agent = with_credentials(self.agent, self.group.credentials_of_calls()?);
         }
+        let cancel = self.group.cancel().clone();
+        if !cancel.is_never() {
+            self.agent = self.agent.with_cancel(cancel.clone());
+        }
         let options = self.group.clone().with_timeout(self.timeout);
         let group = match &self.init_method {
             None => options.init_from_env()?,
