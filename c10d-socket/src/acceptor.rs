@@ -307,7 +307,7 @@ impl<K: Copy> Acceptor<K> {
 
     /// Whether a handshake with this address may begin: fewer than 64 of it have failed lately.
     #[must_use]
-    pub fn may_handshake(&self, address: IpAddr, now: Instant) -> bool {
+    pub fn is_handshake_allowed(&self, address: IpAddr, now: Instant) -> bool {
         self.strangers.may_try(address, now)
     }
 

@@ -27,7 +27,7 @@ use crate::{Cancel, Deadline};
 /// let listener = TcpListener::bind("127.0.0.1:0")?;
 /// let mut near = TcpStream::connect(listener.local_addr()?)?;
 /// let (far, _) = listener.accept()?;
-/// assert!(!c10d_socket::wait_for_input(&far, Some(Duration::ZERO))?);
+/// assert!(!c10d_socket::wait_for_input(&far, Duration::ZERO)?);
 /// near.write_all(b"x")?;
 /// assert!(c10d_socket::wait_for_input(&far, None)?);
 /// # Ok::<(), std::io::Error>(())
@@ -35,8 +35,8 @@ use crate::{Cancel, Deadline};
 ///
 /// # Errors
 /// Only if poll(2) itself fails (out of memory). A socket error counts as input.
-pub fn wait_for_input(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    wait(fd, PollFlags::IN, timeout)
+pub fn wait_for_input(fd: &impl AsFd, timeout: impl Into<Option<Duration>>) -> io::Result<bool> {
+    wait(fd, PollFlags::IN, timeout.into())
 }
 
 /// Waits until a write to `fd` would not block: the send buffer has space, or the connection is closed
@@ -44,8 +44,8 @@ pub fn wait_for_input(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<b
 ///
 /// # Errors
 /// As [`wait_for_input`].
-pub fn wait_for_output(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    wait(fd, PollFlags::OUT, timeout)
+pub fn wait_for_output(fd: &impl AsFd, timeout: impl Into<Option<Duration>>) -> io::Result<bool> {
+    wait(fd, PollFlags::OUT, timeout.into())
 }
 
 /// Waits until a read from `fd` or a write to it would not block; the caller tries both. Otherwise as
@@ -53,8 +53,8 @@ pub fn wait_for_output(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<
 ///
 /// # Errors
 /// As [`wait_for_input`].
-pub fn wait_for_either(fd: &impl AsFd, timeout: Option<Duration>) -> io::Result<bool> {
-    wait(fd, PollFlags::IN | PollFlags::OUT, timeout)
+pub fn wait_for_either(fd: &impl AsFd, timeout: impl Into<Option<Duration>>) -> io::Result<bool> {
+    wait(fd, PollFlags::IN | PollFlags::OUT, timeout.into())
 }
 
 fn wait(fd: &impl AsFd, events: PollFlags, timeout: Option<Duration>) -> io::Result<bool> {

@@ -26,7 +26,7 @@ pub struct AgentOptions {
     pub(crate) port: u16,
     pub(crate) advertised_host: Option<String>,
     pub(crate) timeout: Option<Duration>,
-    pub(crate) start_timeout: Duration,
+    pub(crate) start_timeout: Option<Duration>,
     pub(crate) connect_timeout: Duration,
     pub(crate) handler_threads: usize,
     pub(crate) threads_max: usize,
@@ -54,7 +54,7 @@ impl AgentOptions {
             port: 0,
             advertised_host: None,
             timeout: Some(Duration::from_secs(60)),
-            start_timeout: Duration::from_secs(300),
+            start_timeout: Some(Duration::from_secs(300)),
             connect_timeout: Duration::from_secs(10),
             handler_threads: 16,
             threads_max: 256,
@@ -117,10 +117,11 @@ impl AgentOptions {
         self
     }
 
-    /// Time limit of the start, which waits for the other workers. Default 300 s, the default of a store.
+    /// Time limit of the start, which waits for the other workers; `None` for no limit. Default 300 s, the default of a
+    /// store.
     #[must_use]
-    pub fn with_start_timeout(mut self, timeout: Duration) -> Self {
-        self.start_timeout = timeout;
+    pub fn with_start_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
+        self.start_timeout = timeout.into();
         self
     }
 

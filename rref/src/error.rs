@@ -36,7 +36,7 @@ pub enum RRefError {
     /// The owner is dead, and the value is lost with it.
     #[error("the value of reference {rref} is lost: its owner {owner} has died")]
     OwnerLost {
-        /// The owner.
+        /// The worker that had the value.
         owner: WorkerInfo,
         /// The reference.
         rref: RRefId,
@@ -64,7 +64,7 @@ pub enum RRefError {
         operation: &'static str,
         /// This worker.
         me: WorkerInfo,
-        /// The owner.
+        /// The worker that has the value.
         owner: WorkerInfo,
     },
     /// The value or an error was set before. The refused value is dropped.

@@ -191,7 +191,7 @@ pub enum FunctionError {
     /// Another function has this name.
     #[error("a function named `{name}` is already registered")]
     Taken {
-        /// The name.
+        /// As the registry was given it twice.
         name: Arc<str>,
     },
 }

@@ -35,10 +35,13 @@ impl<T: Clone + Send + 'static> RRefFuture<T> {
         self.inner.wait()?
     }
 
-    /// Blocks until the result arrives, for at most `timeout`; zero checks once. Returns `None` if it has not, and
-    /// the request continues.
+    /// Blocks until the result arrives, for at most `timeout`; `None` waits indefinitely, and zero checks once. Returns
+    /// `None` if it has not, and the request continues.
     #[must_use]
-    pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<T, RRefError>> {
+    pub fn wait_timeout(
+        &self,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Option<Result<T, RRefError>> {
         self.inner
             .wait_timeout(timeout)
             .map(|result| result.map_err(RRefError::from).flatten())

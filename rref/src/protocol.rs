@@ -96,7 +96,7 @@ pub enum Message {
         fork: ForkId,
         /// The type of the function's result.
         type_name: Arc<str>,
-        /// The function.
+        /// The registered name of what runs at the owner.
         function: Arc<str>,
         /// The packed arguments.
         arguments: Bytes,
@@ -110,7 +110,7 @@ pub enum Message {
     Call {
         /// The reference.
         rref: RRefId,
-        /// The function.
+        /// The registered name of what runs at the owner.
         function: Arc<str>,
         /// The packed arguments.
         arguments: Bytes,

@@ -46,7 +46,7 @@ pub struct HeldValue {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The worker.
+    /// Where the user is.
     pub worker: WorkerInfo,
     /// Its user of the reference.
     pub fork: ForkId,

@@ -438,7 +438,6 @@ impl Runtime {
         Ok(self.request_with_forks(CALL, info, payload, forks, timeout))
     }
 
-    /// Calls a function.
     pub(crate) fn call_function(
         self: &Arc<Self>,
         to: Destination<'_>,

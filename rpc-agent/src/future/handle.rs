@@ -105,13 +105,18 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
         }
     }
 
-    /// Blocks until the future is complete, at most for `timeout`. Zero checks once without waiting.
+    /// Blocks until the future is complete, at most for `timeout`; `None` waits indefinitely, and zero checks once
+    /// without waiting.
     ///
     /// Returns `None` if the future is still pending. The call continues, and can be waited for again.
     #[must_use]
-    pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<T, RpcError>> {
+    pub fn wait_timeout(
+        &self,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Option<Result<T, RpcError>> {
+        let timeout = timeout.into();
         let completed = self.try_get();
-        if completed.is_some() || timeout.is_zero() {
+        if completed.is_some() || timeout == Some(Duration::ZERO) {
             return completed;
         }
         self.wait_until(Deadline::after(Instant::now(), timeout), &Cancel::NEVER)

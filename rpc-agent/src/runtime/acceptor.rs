@@ -236,7 +236,7 @@ impl Acceptor {
             None => None,
             Some(server) => {
                 let address = stream.peer_addr()?;
-                if !self.rules.may_handshake(address.ip(), now) {
+                if !self.rules.is_handshake_allowed(address.ip(), now) {
                     self.log_refusal(address, &"too many failed handshakes of its address");
                     return Ok(());
                 }

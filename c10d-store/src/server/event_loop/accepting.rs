@@ -87,7 +87,7 @@ impl EventLoop {
         let accepted = self.connections.get_mut(token)?.accepted_mut()?;
         if !self
             .acceptor
-            .may_handshake(accepted.peer.ip(), Instant::now())
+            .is_handshake_allowed(accepted.peer.ip(), Instant::now())
         {
             self.refuse_stranger(token, &"too many failed handshakes of its address");
             return None;
