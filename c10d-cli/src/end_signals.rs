@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use c10d_socket::wait_for_input;
+use c10d_socket::{Cancel, wait_for_input};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// SIGINT and SIGTERM, as a descriptor that becomes readable.
@@ -42,6 +42,6 @@ impl EndSignals {
 
     /// Waits for a signal for at most `timeout`; returns whether one arrived.
     pub(crate) fn wait(&self, timeout: Duration) -> io::Result<bool> {
-        wait_for_input(&self.caught, Some(timeout))
+        wait_for_input(&self.caught, timeout, &Cancel::NEVER)
     }
 }

@@ -8,7 +8,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::dial::{DialPlan, Step};
 use crate::resolve::Resolver;
-use crate::wait::wait_for_output_by;
+use crate::wait::wait_for_output;
 use crate::{
     Backoff, BackoffOptions, Cancel, ConnectError, Deadline, HostPort, SocketOptions, sleep,
 };
@@ -231,7 +231,7 @@ fn connect_once(
             if error.raw_os_error() == Some(libc::EINPROGRESS)
                 || error.kind() == io::ErrorKind::Interrupted =>
         {
-            if !wait_for_output_by(&socket, deadline, cancel)? {
+            if !wait_for_output(&socket, deadline.remaining(Instant::now()), cancel)? {
                 return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT));
             }
             if let Some(error) = socket.take_error()? {

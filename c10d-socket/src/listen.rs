@@ -26,6 +26,7 @@ pub struct ListenOptions {
     port: u16,
     backlog: u32,
     lookup_timeout: Option<Duration>,
+    cancel: Cancel,
     socket: SocketOptions,
 }
 
@@ -66,6 +67,13 @@ impl ListenOptions {
         self
     }
 
+    /// Ends the lookup of the host. Default [`Cancel::NEVER`].
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
+    }
+
     /// The TCP options of accepted connections; see [`configure_accepted`](crate::configure_accepted).
     /// Default [`SocketOptions::default`].
     #[must_use]
@@ -82,6 +90,7 @@ impl Default for ListenOptions {
             port: 0,
             backlog: u32::MAX,
             lookup_timeout: Some(Duration::from_secs(10)),
+            cancel: Cancel::NEVER,
             socket: SocketOptions::default(),
         }
     }
@@ -117,7 +126,8 @@ pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> 
         .to_vec()
     } else {
         let deadline = Deadline::after(Instant::now(), options.lookup_timeout);
-        lookup(&HostPort::new(host.as_str(), options.port), deadline)?
+        let target = HostPort::new(host.as_str(), options.port);
+        lookup(&target, deadline, &options.cancel)?
     };
     listen_on_each(&addresses, options)
 }
@@ -167,15 +177,15 @@ pub fn adopt_listener_raw(fd: RawFd, expected_port: u16) -> Result<TcpListener, 
 ///
 /// An address counts as local if a socket can be bound to it. The unspecified address (0.0.0.0, `::`)
 /// always can, and on a machine configured for non-local binding every address can. Blocks only to
-/// look up a name, until `deadline`.
+/// look up a name, until `deadline` or a cancel.
 ///
 /// ```
-/// use c10d_socket::{Deadline, HostPort, resolve_local};
+/// use c10d_socket::{Cancel, Deadline, HostPort, resolve_local};
 ///
-/// let here = resolve_local(&HostPort::new("127.0.0.1", 29500), Deadline::NEVER)?;
+/// let here = resolve_local(&HostPort::new("127.0.0.1", 29500), Deadline::NEVER, &Cancel::NEVER)?;
 /// assert_eq!(here, ["127.0.0.1:29500".parse().unwrap()]);
 /// let documentation = HostPort::new("198.51.100.1", 29500);
-/// assert!(resolve_local(&documentation, Deadline::NEVER)?.is_empty());
+/// assert!(resolve_local(&documentation, Deadline::NEVER, &Cancel::NEVER)?.is_empty());
 /// # Ok::<(), c10d_socket::ListenError>(())
 /// ```
 ///
@@ -184,8 +194,9 @@ pub fn adopt_listener_raw(fd: RawFd, expected_port: u16) -> Result<TcpListener, 
 pub fn resolve_local(
     target: &HostPort,
     deadline: Deadline,
+    cancel: &Cancel,
 ) -> Result<Vec<SocketAddr>, ListenError> {
-    let mut addresses = lookup(target, deadline)?;
+    let mut addresses = lookup(target, deadline, cancel)?;
     addresses.retain(|address| {
         let mut any_port = *address;
         any_port.set_port(0);
@@ -200,9 +211,13 @@ pub fn resolve_local(
 /// on the second. Few ports are in use, so two attempts nearly always suffice.
 const PORT_PICKS_MAX: usize = 16;
 
-fn lookup(target: &HostPort, deadline: Deadline) -> Result<Vec<SocketAddr>, ListenError> {
+fn lookup(
+    target: &HostPort,
+    deadline: Deadline,
+    cancel: &Cancel,
+) -> Result<Vec<SocketAddr>, ListenError> {
     Resolver::new(target.clone())
-        .lookup(deadline, &Cancel::NEVER)
+        .lookup(deadline, cancel)
         .map_err(|source| ListenError::Lookup {
             host: target.host().to_owned(),
             source,

@@ -15,24 +15,28 @@ type Answer = io::Result<Vec<SocketAddr>>;
 /// The addresses of a host, with its port, in the order to try them (RFC 6724), without duplicates.
 /// IPv4 addresses mapped into IPv6 are returned as IPv4. A literal address needs no lookup.
 ///
-/// Blocks until `deadline` at most. A lookup that does not return in time continues on its own thread,
+/// Blocks until `deadline` at most, or until `cancel` ends it. A lookup that does not return in time continues on its own thread,
 /// `c10d-resolve`, which ends when the system's resolver returns.
 ///
 /// ```
-/// use c10d_socket::{Deadline, HostPort, resolve};
+/// use c10d_socket::{Cancel, Deadline, HostPort, resolve};
 /// use std::time::{Duration, Instant};
 ///
 /// let deadline = Deadline::after(Instant::now(), Duration::from_secs(5));
-/// let addresses = resolve(&HostPort::new("localhost", 29500), deadline)?;
+/// let addresses = resolve(&HostPort::new("localhost", 29500), deadline, &Cancel::NEVER)?;
 /// assert!(addresses.iter().all(|address| address.ip().is_loopback()));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 ///
 /// # Errors
 /// The error of the system's resolver, [`io::ErrorKind::NotFound`] for a name without an address,
-/// [`io::ErrorKind::TimedOut`] when it does not answer in time.
-pub fn resolve(target: &HostPort, deadline: Deadline) -> io::Result<Vec<SocketAddr>> {
-    Resolver::new(target.clone()).lookup(deadline, &Cancel::NEVER)
+/// [`io::ErrorKind::TimedOut`] when it does not answer in time, [`io::ErrorKind::Interrupted`] after a cancel.
+pub fn resolve(
+    target: &HostPort,
+    deadline: Deadline,
+    cancel: &Cancel,
+) -> io::Result<Vec<SocketAddr>> {
+    Resolver::new(target.clone()).lookup(deadline, cancel)
 }
 
 /// Looks up one target any number of times, with at most one lookup in progress.
@@ -163,12 +167,12 @@ mod tests {
     #[test]
     fn a_lookup_keeps_its_deadline() {
         let in_time = Deadline::after(Instant::now(), Duration::from_secs(60));
-        let found = resolve(&HostPort::new("localhost", 80), in_time).unwrap();
+        let found = resolve(&HostPort::new("localhost", 80), in_time, &Cancel::NEVER).unwrap();
         assert!(found.iter().all(|address| address.port() == 80));
         assert!(found.iter().any(|address| address.ip().is_loopback()));
         // RFC 6761: this name does not exist, so the lookup fails even if the answer is in time.
         let past = Deadline::at(Instant::now());
-        assert!(resolve(&HostPort::new("name.invalid.", 80), past).is_err());
+        assert!(resolve(&HostPort::new("name.invalid.", 80), past, &Cancel::NEVER).is_err());
     }
 
     #[test]

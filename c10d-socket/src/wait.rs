@@ -16,27 +16,38 @@ use crate::{Cancel, Deadline};
 /// error. Returns whether this happened within `timeout`. Consumes nothing.
 ///
 /// Zero checks once without waiting. `None`, or a time beyond what the clock can express, waits
-/// indefinitely. The wait is never shorter than `timeout`, and a signal does not lengthen it. Another
-/// thread can end it by shutting the socket down.
+/// indefinitely. The wait is never shorter than `timeout`, and a signal does not lengthen it.
 ///
 /// ```
 /// use std::io::Write;
 /// use std::net::{TcpListener, TcpStream};
 /// use std::time::Duration;
 ///
+/// use c10d_socket::{Cancel, wait_for_input};
+///
 /// let listener = TcpListener::bind("127.0.0.1:0")?;
 /// let mut near = TcpStream::connect(listener.local_addr()?)?;
 /// let (far, _) = listener.accept()?;
-/// assert!(!c10d_socket::wait_for_input(&far, Duration::ZERO)?);
+/// assert!(!wait_for_input(&far, Duration::ZERO, &Cancel::NEVER)?);
 /// near.write_all(b"x")?;
-/// assert!(c10d_socket::wait_for_input(&far, None)?);
+/// assert!(wait_for_input(&far, None, &Cancel::NEVER)?);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 ///
 /// # Errors
-/// Only if poll(2) itself fails (out of memory). A socket error counts as input.
-pub fn wait_for_input(fd: &impl AsFd, timeout: impl Into<Option<Duration>>) -> io::Result<bool> {
-    wait(fd, PollFlags::IN, timeout.into())
+/// [`io::ErrorKind::Interrupted`] when `cancel` has ended the wait; otherwise only if poll(2) itself fails (out of memory).
+/// A socket error counts as input.
+pub fn wait_for_input(
+    fd: &impl AsFd,
+    timeout: impl Into<Option<Duration>>,
+    cancel: &Cancel,
+) -> io::Result<bool> {
+    wait(
+        fd,
+        PollFlags::IN,
+        Deadline::after(Instant::now(), timeout),
+        cancel,
+    )
 }
 
 /// Waits until a write to `fd` would not block: the send buffer has space, or the connection is closed
@@ -44,8 +55,17 @@ pub fn wait_for_input(fd: &impl AsFd, timeout: impl Into<Option<Duration>>) -> i
 ///
 /// # Errors
 /// As [`wait_for_input`].
-pub fn wait_for_output(fd: &impl AsFd, timeout: impl Into<Option<Duration>>) -> io::Result<bool> {
-    wait(fd, PollFlags::OUT, timeout.into())
+pub fn wait_for_output(
+    fd: &impl AsFd,
+    timeout: impl Into<Option<Duration>>,
+    cancel: &Cancel,
+) -> io::Result<bool> {
+    wait(
+        fd,
+        PollFlags::OUT,
+        Deadline::after(Instant::now(), timeout),
+        cancel,
+    )
 }
 
 /// Waits until a read from `fd` or a write to it would not block; the caller tries both. Otherwise as
@@ -53,26 +73,29 @@ pub fn wait_for_output(fd: &impl AsFd, timeout: impl Into<Option<Duration>>) -> 
 ///
 /// # Errors
 /// As [`wait_for_input`].
-pub fn wait_for_either(fd: &impl AsFd, timeout: impl Into<Option<Duration>>) -> io::Result<bool> {
-    wait(fd, PollFlags::IN | PollFlags::OUT, timeout.into())
-}
-
-fn wait(fd: &impl AsFd, events: PollFlags, timeout: Option<Duration>) -> io::Result<bool> {
-    let deadline = Deadline::after(Instant::now(), timeout);
-    poll_by(&mut [PollFd::new(fd, events)], deadline)
+pub fn wait_for_either(
+    fd: &impl AsFd,
+    timeout: impl Into<Option<Duration>>,
+    cancel: &Cancel,
+) -> io::Result<bool> {
+    wait(
+        fd,
+        PollFlags::IN | PollFlags::OUT,
+        Deadline::after(Instant::now(), timeout),
+        cancel,
+    )
 }
 
 /// How long a wait does without a waker: most connects end sooner.
 const PATIENCE: Duration = Duration::from_millis(1);
 
-/// [`wait_for_output`] until a deadline, or until `cancel` ends it with [`io::ErrorKind::Interrupted`]; a deadline that
-/// has passed checks once without waiting.
-pub(crate) fn wait_for_output_by(
+fn wait(
     fd: &impl AsFd,
+    events: PollFlags,
     deadline: Deadline,
     cancel: &Cancel,
 ) -> io::Result<bool> {
-    let mut fds = [PollFd::new(fd, PollFlags::OUT)];
+    let mut fds = [PollFd::new(fd, events)];
     if cancel.is_never() {
         return poll_by(&mut fds, deadline);
     }
@@ -89,8 +112,7 @@ pub(crate) fn wait_for_output_by(
         if watch.is_due() && watch.ask(|| bell.clone()) {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let output = PollFd::new(fd, PollFlags::OUT);
-        let mut fds = [output, PollFd::new(&rung, PollFlags::IN)];
+        let mut fds = [PollFd::new(fd, events), PollFd::new(&rung, PollFlags::IN)];
         if !poll_by(&mut fds, deadline)? {
             return Ok(false);
         }

@@ -10,7 +10,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use c10d_socket::wait_for_input;
+use c10d_socket::{Cancel, wait_for_input};
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::terminal::{
     EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
@@ -94,7 +94,7 @@ impl Screen {
         if let Some(key) = self.typed.pop_front() {
             return Ok(Some(key));
         }
-        if !wait_for_input(&self.input, Some(timeout))? {
+        if !wait_for_input(&self.input, timeout, &Cancel::NEVER)? {
             return Ok(self.keys.idle());
         }
         let mut buffer = [0; 256];

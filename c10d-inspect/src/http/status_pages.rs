@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Credentials, Deadline, HostPort, resolve};
+use c10d_socket::{Cancel, Credentials, Deadline, HostPort, resolve};
 use c10d_store::{StoreError, StoreExt, TcpStore, TcpStoreOptions};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -66,7 +66,7 @@ impl StatusPages {
     ) -> Result<Self, StatusError> {
         let timeout = timeout.max(TIMEOUT_MIN);
         let deadline = Deadline::after(Instant::now(), timeout);
-        match resolve(&server, deadline) {
+        match resolve(&server, deadline, &Cancel::NEVER) {
             Ok(addresses) => Ok(Self {
                 server,
                 credentials,

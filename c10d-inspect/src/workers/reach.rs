@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, HostPort, resolve};
+use c10d_socket::{Cancel, Deadline, HostPort, resolve};
 
 use super::process;
 use super::route::{Here, Route};
@@ -76,7 +76,7 @@ impl Names {
             if deadline.has_passed(Instant::now()) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            resolve(server, deadline)
+            resolve(server, deadline, &Cancel::NEVER)
         };
         let known = self.known.entry(server.clone());
         let mut addresses = known

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::error::CredentialsError;
+use crate::cancel::Cancel;
 use crate::deadline::Deadline;
 use crate::loopback_user::own_user;
 use crate::wait::wait_for_input;
@@ -75,7 +76,7 @@ fn read_by(file: &mut File, deadline: Deadline) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; FILE_BYTES_MAX];
     let mut filled = 0;
     while filled < bytes.len() {
-        if !wait_for_input(file, deadline.remaining(Instant::now()))? {
+        if !wait_for_input(file, deadline.remaining(Instant::now()), &Cancel::NEVER)? {
             let text = format!("it is a pipe, and nothing has come for {PIPE_TIMEOUT:?}");
             return Err(io::Error::new(io::ErrorKind::TimedOut, text));
         }

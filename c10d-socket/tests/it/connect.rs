@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::peers::{LONG, bound, no_hang, observed, server, skipped, within};
 use c10d_socket::{
-    ConnectError, ConnectOptions, Deadline, DialStage, Dialer, HostPort, connect, wait_for_input,
+    Cancel, ConnectError, ConnectOptions, Deadline, DialStage, Dialer, HostPort, connect,
+    wait_for_input,
 };
 use socket2::{Domain, SockRef, Socket, Type};
 
@@ -137,7 +138,7 @@ fn dial_and_greet(address: SocketAddr, deadline: Deadline) -> Result<u8, Connect
     let mut dialer = Dialer::new(&target, &ConnectOptions::default(), deadline);
     loop {
         let mut stream = dialer.connect()?;
-        wait_for_input(&stream, deadline.remaining(Instant::now())).unwrap();
+        wait_for_input(&stream, deadline.remaining(Instant::now()), &Cancel::NEVER).unwrap();
         let mut byte = [0];
         match stream.read_exact(&mut byte) {
             Ok(()) => return Ok(byte[0]),

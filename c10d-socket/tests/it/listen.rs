@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::peers::{LONG, bound, has_ipv6};
 use c10d_socket::{
-    Deadline, HostPort, ListenError, ListenOptions, SocketOptions, adopt_listener,
+    Cancel, Deadline, HostPort, ListenError, ListenOptions, SocketOptions, adopt_listener,
     adopt_listener_raw, configure_accepted, listen, resolve_local, wait_for_input,
 };
 use socket2::SockRef;
@@ -26,7 +26,7 @@ fn accept_from(listeners: &[TcpListener], address: SocketAddr) -> TcpStream {
             bound.ip() == address.ip() || bound.ip().is_unspecified()
         })
         .unwrap();
-    assert!(wait_for_input(listener, Some(LONG)).unwrap());
+    assert!(wait_for_input(listener, LONG, &Cancel::NEVER).unwrap());
     let (accepted, peer) = listener.accept().unwrap();
     assert_eq!(
         (peer.ip().to_canonical(), peer.port()),
@@ -207,15 +207,23 @@ fn sockets_that_cannot_listen_are_refused() {
 
 #[test]
 fn local_addresses_are_recognized() {
-    let here = resolve_local(&HostPort::new("localhost", 7), Deadline::NEVER).unwrap();
+    let here = resolve_local(
+        &HostPort::new("localhost", 7),
+        Deadline::NEVER,
+        &Cancel::NEVER,
+    )
+    .unwrap();
     assert!(!here.is_empty());
     assert!(
         here.iter()
             .all(|it| it.ip().is_loopback() && it.port() == 7)
     );
     let elsewhere = HostPort::new("198.51.100.1", 7);
-    assert_eq!(resolve_local(&elsewhere, Deadline::NEVER).unwrap(), []);
+    assert_eq!(
+        resolve_local(&elsewhere, Deadline::NEVER, &Cancel::NEVER).unwrap(),
+        []
+    );
     let nowhere = HostPort::new("x".repeat(64), 7);
-    let error = resolve_local(&nowhere, Deadline::NEVER).unwrap_err();
+    let error = resolve_local(&nowhere, Deadline::NEVER, &Cancel::NEVER).unwrap_err();
     assert!(matches!(error, ListenError::Lookup { .. }), "{error}");
 }

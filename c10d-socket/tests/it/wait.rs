@@ -6,7 +6,7 @@ use std::os::unix::thread::JoinHandleExt;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{recv_into_spare, send_vectored, wait_for_input, wait_for_output};
+use c10d_socket::{Cancel, recv_into_spare, send_vectored, wait_for_input, wait_for_output};
 
 use crate::peers::{LONG, observed, pair, reset};
 
@@ -15,30 +15,30 @@ const SHORT: Duration = Duration::from_millis(50);
 #[test]
 fn waiting_does_not_consume_data() {
     let (mut near, mut far) = pair();
-    assert!(!wait_for_input(&near, Some(Duration::ZERO)).unwrap());
+    assert!(!wait_for_input(&near, Some(Duration::ZERO), &Cancel::NEVER).unwrap());
     for limit in [SHORT, Duration::from_micros(1_500), Duration::from_nanos(1)] {
         let started = Instant::now();
-        assert!(!wait_for_input(&near, Some(limit)).unwrap());
+        assert!(!wait_for_input(&near, Some(limit), &Cancel::NEVER).unwrap());
         assert!(started.elapsed() >= limit, "{limit:?}: early");
     }
 
     far.write_all(b"x").unwrap();
     for timeout in [Some(LONG), Some(Duration::ZERO), None] {
-        assert!(wait_for_input(&near, timeout).unwrap());
+        assert!(wait_for_input(&near, timeout, &Cancel::NEVER).unwrap());
     }
     let mut buf = [0; 2];
     assert_eq!(near.read(&mut buf).unwrap(), 1);
-    assert!(!wait_for_input(&near, Some(Duration::ZERO)).unwrap());
+    assert!(!wait_for_input(&near, Some(Duration::ZERO), &Cancel::NEVER).unwrap());
 }
 
 #[test]
 fn end_of_stream_and_errors_count_as_input() {
     let (near, far) = pair();
     drop(far);
-    assert!(wait_for_input(&near, Some(LONG)).unwrap());
+    assert!(wait_for_input(&near, Some(LONG), &Cancel::NEVER).unwrap());
     let (mut near, far) = pair();
     reset(far);
-    assert!(wait_for_input(&near, Some(LONG)).unwrap());
+    assert!(wait_for_input(&near, Some(LONG), &Cancel::NEVER).unwrap());
     let error = near.read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
@@ -48,7 +48,7 @@ fn a_very_long_wait_is_woken_by_data() {
     let longer_than_poll_takes = Duration::from_millis(i32::MAX as u64 + 1);
     for timeout in [Some(longer_than_poll_takes), Some(Duration::MAX), None] {
         let (near, mut far) = pair();
-        let waiter = observed(move || wait_for_input(&near, timeout).unwrap());
+        let waiter = observed(move || wait_for_input(&near, timeout, &Cancel::NEVER).unwrap());
         waiter.wait_until_blocked();
         far.write_all(b"x").unwrap();
         assert!(waiter.join());
@@ -73,7 +73,7 @@ fn signals_neither_end_nor_lengthen_a_wait() {
     let waiter = thread::spawn(move || {
         let started = Instant::now();
         (
-            wait_for_input(&near, Some(limit)).unwrap(),
+            wait_for_input(&near, Some(limit), &Cancel::NEVER).unwrap(),
             started.elapsed(),
         )
     });
@@ -92,10 +92,10 @@ fn signals_neither_end_nor_lengthen_a_wait() {
 fn a_wait_for_output_ends_when_the_peer_reads() {
     let (mut near, mut far) = pair();
     near.set_nonblocking(true).unwrap();
-    assert!(wait_for_output(&near, Some(Duration::ZERO)).unwrap());
+    assert!(wait_for_output(&near, Some(Duration::ZERO), &Cancel::NEVER).unwrap());
     // The system may accept more bytes shortly after it has refused some.
     let mut written = 0;
-    while wait_for_output(&near, Some(SHORT)).unwrap() {
+    while wait_for_output(&near, Some(SHORT), &Cancel::NEVER).unwrap() {
         written += near.write(&[7; 1 << 16]).unwrap_or(0);
     }
     let reader = thread::spawn(move || {
@@ -103,7 +103,7 @@ fn a_wait_for_output_ends_when_the_peer_reads() {
         far.read_exact(&mut sink).unwrap();
         far
     });
-    assert!(wait_for_output(&near, Some(LONG)).unwrap());
+    assert!(wait_for_output(&near, Some(LONG), &Cancel::NEVER).unwrap());
     reader.join().unwrap();
 }
 
@@ -128,7 +128,7 @@ fn a_receive_stays_within_the_spare_capacity() -> io::Result<()> {
     let (near, mut far) = pair();
     near.set_nonblocking(true)?;
     far.write_all(b"abcdef")?;
-    assert!(wait_for_input(&near, Some(LONG))?);
+    assert!(wait_for_input(&near, Some(LONG), &Cancel::NEVER)?);
     let mut buf = Vec::with_capacity(8);
     buf.extend_from_slice(b"1234");
     let room = buf.capacity() - buf.len();
@@ -143,7 +143,7 @@ fn a_receive_stays_within_the_spare_capacity() -> io::Result<()> {
     let nothing = recv_into_spare(&near, &mut rest, 1).unwrap_err();
     assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
     far.shutdown(Shutdown::Write)?;
-    assert!(wait_for_input(&near, Some(LONG))?);
+    assert!(wait_for_input(&near, Some(LONG), &Cancel::NEVER)?);
     assert_eq!(recv_into_spare(&near, &mut rest, 1)?, 0);
     Ok(())
 }

@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Deadline, HostPort, ListenError, ListenOptions, adopt_listener, is_loopback_name, listen,
-    resolve_local,
+    Cancel, Deadline, HostPort, ListenError, ListenOptions, adopt_listener, is_loopback_name,
+    listen, resolve_local,
 };
 
 use super::options::{ListenOn, TcpStoreOptions};
@@ -78,7 +78,7 @@ fn start_new(
 ) -> Result<TcpStoreServer, StoreError> {
     let listeners = match options.listener.take() {
         Some(listener) => vec![adopt_listener(listener.into(), target.port())?],
-        None => listen_for(target, options.listen_on, deadline)?,
+        None => listen_for(target, options.listen_on, deadline, &options.cancel)?,
     };
     let mut server_options = options.server_options.clone();
     if let Some(world_size) = options.world_size {
@@ -94,6 +94,7 @@ fn listen_for(
     target: &HostPort,
     listen_on: ListenOn,
     deadline: Deadline,
+    cancel: &Cancel,
 ) -> Result<Vec<TcpListener>, ListenError> {
     let on_port = |port: u16| ListenOptions::default().with_port(port);
     match listen_on {
@@ -106,8 +107,9 @@ fn listen_for(
         }
         ListenOn::Host => {}
     }
-    let local = match resolve_local(target, deadline) {
+    let local = match resolve_local(target, deadline, cancel) {
         Ok(local) => local,
+        Err(error) if cancel.is_cancelled() => return Err(error),
         Err(error) => {
             log::warn!("listening on all interfaces: {error}");
             Vec::new()

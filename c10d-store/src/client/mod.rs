@@ -129,7 +129,15 @@ impl TcpStore {
             });
         }
         let server = if options.is_master {
-            Some(master::start(&target, &mut options, deadline)?)
+            let server = master::start(&target, &mut options, deadline);
+            Some(server.map_err(|error| match error {
+                StoreError::Listen(_) if options.cancel.is_cancelled() => {
+                    let (label, elapsed) = (label_of(&target), started.elapsed());
+                    let context = ErrorContext::new(Operation::Open, [], label, elapsed);
+                    StoreError::interrupted(context, Outcome::NotSent)
+                }
+                error => error,
+            })?)
         } else {
             None
         };

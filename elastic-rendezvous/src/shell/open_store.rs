@@ -240,7 +240,9 @@ fn is_unknown_host(error: &StoreError) -> bool {
 /// PyTorch publishes the name anyway, and then even this machine cannot connect.
 fn other_host(target: &HostPort, deadline: Deadline) -> Option<String> {
     let name = this_host::full_name();
-    if resolve_local(&HostPort::new(name.as_str(), 0), deadline).is_ok_and(|ips| !ips.is_empty()) {
+    if resolve_local(&HostPort::new(name.as_str(), 0), deadline, &Cancel::NEVER)
+        .is_ok_and(|ips| !ips.is_empty())
+    {
         return None;
     }
     let host = address_towards(target)?;

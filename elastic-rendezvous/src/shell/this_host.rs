@@ -8,7 +8,7 @@ use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, HostPort, resolve};
+use c10d_socket::{Cancel, Deadline, HostPort, resolve};
 
 /// The names and addresses that the decisions depend on.
 pub trait Resolver {
@@ -131,7 +131,7 @@ impl Resolver for SystemResolver {
         if host.is_empty() {
             return Vec::new();
         }
-        match resolve(&HostPort::new(host, 0), self.deadline) {
+        match resolve(&HostPort::new(host, 0), self.deadline, &Cancel::NEVER) {
             Ok(found) => found.iter().map(SocketAddr::ip).collect(),
             Err(error) => {
                 log::debug!("cannot look up {host}: {error}");

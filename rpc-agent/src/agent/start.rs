@@ -50,6 +50,7 @@ impl Agent {
         };
         let mut listen_options = ListenOptions::default()
             .with_port(options.port)
+            .with_cancel(options.cancel.clone())
             .with_socket_options(options.socket.clone());
         if let Some(host) = &options.host {
             listen_options = listen_options.with_host(host.as_str());

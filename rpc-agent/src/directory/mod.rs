@@ -137,7 +137,7 @@ impl Directory {
 
     /// Reads a worker's current address from the store; `None` if it has left. In a dynamic group this
     /// also updates the local list. Blocks until the deadline, but for at least a second if the store does
-    /// not answer.
+    /// not answer; `cancel` ends it.
     ///
     /// # Errors
     /// [`DirectoryError::Store`], [`DirectoryError::Corrupt`].
@@ -145,14 +145,16 @@ impl Directory {
         &self,
         worker: &WorkerInfo,
         by: Deadline,
+        cancel: &Cancel,
     ) -> Result<Option<Address>, DirectoryError> {
+        let store = self.store.with_cancel(cancel);
         let member = if self.is_dynamic() {
-            let members = dynamic_group::read(&self.store, by)?;
+            let members = dynamic_group::read(&store, by)?;
             let member = members.of(worker).cloned();
             self.learn(members);
             member
         } else {
-            static_group::read(&self.store, worker.id, by)?
+            static_group::read(&store, worker.id, by)?
         };
         // Another worker may have taken the id.
         Ok(member

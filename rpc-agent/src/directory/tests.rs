@@ -130,7 +130,10 @@ fn workers_of_a_static_group_find_each_other() {
                 assert_eq!(by_name.as_ref(), Some(worker));
                 let by_id = directory.find(&worker.id.into());
                 assert_eq!(by_id.as_ref(), Some(worker));
-                let address = directory.address_of(worker, patience()).unwrap().unwrap();
+                let address = directory
+                    .address_of(worker, patience(), &Cancel::NEVER)
+                    .unwrap()
+                    .unwrap();
                 let id = worker.id.get();
                 assert_eq!(
                     address.host_port.to_string(),
@@ -249,7 +252,11 @@ fn a_worker_that_left_can_rejoin_at_another_address() {
             let b = joined.pop().unwrap().unwrap();
             let a = joined.pop().unwrap().unwrap();
             b.leave(patience(), &Cancel::NEVER).unwrap();
-            assert_eq!(a.address_of(&info("b", 1), patience()).unwrap(), None);
+            assert_eq!(
+                a.address_of(&info("b", 1), patience(), &Cancel::NEVER)
+                    .unwrap(),
+                None
+            );
 
             let back = Directory::join(
                 shared.store(),
@@ -261,10 +268,15 @@ fn a_worker_that_left_can_rejoin_at_another_address() {
                 &Cancel::NEVER,
             );
             assert_eq!(back.unwrap().workers(), [info("a", 0), info("b", 1)]);
-            let address = a.address_of(&info("b", 1), patience()).unwrap();
+            let address = a
+                .address_of(&info("b", 1), patience(), &Cancel::NEVER)
+                .unwrap();
             assert_eq!(address, Some(Address::new("[::1]:5000", 7).unwrap()));
             let other = info("c", 1);
-            assert_eq!(a.address_of(&other, patience()).unwrap(), None);
+            assert_eq!(
+                a.address_of(&other, patience(), &Cancel::NEVER).unwrap(),
+                None
+            );
         }
     }
 }
@@ -352,7 +364,11 @@ fn workers_leave_a_dynamic_group_while_others_join() {
         for leaving in leaving {
             leaving.join().unwrap().unwrap();
         }
-        assert_eq!(a.address_of(&info("b", 1), patience()).unwrap(), None);
+        assert_eq!(
+            a.address_of(&info("b", 1), patience(), &Cancel::NEVER)
+                .unwrap(),
+            None
+        );
         assert_eq!(a.workers(), [info("a", 0), info("d", 3), info("e", 4)]);
         assert_eq!(a.find(&"b".into()), None);
     }
@@ -390,7 +406,10 @@ fn a_members_name_or_id_is_refused_and_both_together_replace_it() {
         );
         let again = join(shared.store(), "b", 1, 9, None, patience());
         again.unwrap();
-        let address = a.address_of(&info("b", 1), patience()).unwrap().unwrap();
+        let address = a
+            .address_of(&info("b", 1), patience(), &Cancel::NEVER)
+            .unwrap()
+            .unwrap();
         assert_eq!(address.incarnation, 9);
         assert_eq!(a.workers().len(), 2);
     }
@@ -414,7 +433,7 @@ fn a_closed_store_is_an_error_with_its_key() {
     let a = join(store.clone(), "a", 0, 1, group, patience()).unwrap();
     store.close();
     let error = a
-        .address_of(&info("a", 0), patience())
+        .address_of(&info("a", 0), patience(), &Cancel::NEVER)
         .unwrap_err()
         .to_string();
     assert!(

@@ -59,7 +59,7 @@ impl DialThreads {
         self.call_thread(state);
     }
 
-    /// Ends the threads and joins them: within the time of two attempts.
+    /// Ends the threads and joins them. The caller has ended their attempts.
     pub(super) fn stop(&self) {
         let mut state = self.lock();
         let attempts = state.attempts.take();

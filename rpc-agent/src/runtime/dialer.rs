@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    ConnectOptions, Credentials, Deadline, Protocol, SocketOptions, TlsError, TlsLayer, connect,
+    Cancel, ConnectOptions, Credentials, Deadline, Protocol, SocketOptions, TlsError, TlsLayer,
     recv_into_spare, wait_for_input, wait_for_output,
 };
 
@@ -73,8 +73,9 @@ impl Dialer {
         dial: u64,
         deadline: Deadline,
     ) -> Result<(), AttemptFailure> {
+        let ended = &self.driver.ended;
         let again = |cause: String| AttemptFailure::Again(cause.into());
-        let address = match self.directory.address_of(&peer.info, deadline) {
+        let address = match self.directory.address_of(&peer.info, deadline, ended) {
             Ok(Some(address)) => address,
             // A worker that has left does not come back.
             Ok(None) if self.directory.is_dynamic() => {
@@ -90,7 +91,10 @@ impl Dialer {
         let options = ConnectOptions::default()
             .with_rounds_max(1)
             .with_socket_options(self.socket_options.clone());
-        let stream = connect(&address.host_port, &options, deadline).map_err(|error| {
+        let connected = c10d_socket::Dialer::new(&address.host_port, &options, deadline)
+            .with_cancel(ended.clone())
+            .connect();
+        let stream = connected.map_err(|error| {
             let cause = error.to_string().into();
             if error.is_refused() {
                 // A worker listens from before its address is published until it ends.
@@ -120,10 +124,9 @@ impl Dialer {
             .change(peer, |core| core.hello(dial, incarnation));
         let Some(hello) = hello else {
             // Without the end of its handshake, the acceptor would take this worker for a stranger.
-            return link.send(&[], deadline).map_err(failed);
+            return link.send(&[]).map_err(failed);
         };
-        self.shake_hands(peer, dial, link, hello, deadline)
-            .map_err(failed)
+        self.shake_hands(peer, dial, link, hello).map_err(failed)
     }
 
     /// Proves to the peer that this worker has the secret, and checks that the peer has it. The last message of that is
@@ -142,8 +145,10 @@ impl Dialer {
             stream,
             tls,
             opened: Vec::new(),
+            deadline,
+            cancel: self.driver.ended.clone(),
         };
-        link.shake_hands(deadline)?;
+        link.shake_hands()?;
         Ok(link)
     }
 
@@ -154,11 +159,10 @@ impl Dialer {
         dial: u64,
         mut link: Link,
         hello: Hello,
-        deadline: Deadline,
     ) -> io::Result<()> {
         let mut bytes = Vec::new();
         Frame::Hello(hello).encode(&mut bytes);
-        link.send(&bytes, deadline)?;
+        link.send(&bytes)?;
         let mut decoder = Incoming::new(Expects::WelcomeOrRefuse, self.limits);
         let driver = &*self.driver;
         let mut messages = SegmentedQueue::new();
@@ -172,7 +176,7 @@ impl Dialer {
                 peer,
                 messages,
             };
-            link.receive(&mut decoder, &mut inbox, deadline)?;
+            link.receive(&mut decoder, &mut inbox)?;
         };
         let now = Instant::now();
         match first {
@@ -216,13 +220,15 @@ struct Link {
     tls: Option<TlsLayer>,
     /// What TLS has opened.
     opened: Vec<u8>,
+    deadline: Deadline,
+    cancel: Cancel,
 }
 
 impl Link {
-    fn shake_hands(&mut self, deadline: Deadline) -> io::Result<()> {
+    fn shake_hands(&mut self) -> io::Result<()> {
         while self.tls.as_ref().is_some_and(TlsLayer::is_handshaking) {
-            self.send(&[], deadline)?;
-            self.open(deadline).map_err(|error| match error.kind() {
+            self.send(&[])?;
+            self.open().map_err(|error| match error.kind() {
                 io::ErrorKind::UnexpectedEof => {
                     let text = "closed during the TLS handshake, as a worker without a secret does";
                     io::Error::new(error.kind(), text)
@@ -234,15 +240,15 @@ impl Link {
     }
 
     /// Sends these bytes, after what TLS has to send.
-    fn send(&mut self, bytes: &[u8], deadline: Deadline) -> io::Result<()> {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         let Some(layer) = &mut self.tls else {
-            return write_all_by(&self.stream, bytes, deadline);
+            return self.write_all(bytes);
         };
         // A Hello is short: it is sealed as a whole.
         layer.seal(&[IoSlice::new(bytes)]);
         let mut sealed = Vec::new();
         layer.send(&mut sealed)?;
-        write_all_by(&self.stream, &sealed, deadline)
+        self.write_all(&sealed)
     }
 
     /// Receives once; `recipient` gets the messages that this completes.
@@ -250,17 +256,17 @@ impl Link {
         &mut self,
         decoder: &mut Incoming,
         recipient: &mut impl Recipient,
-        deadline: Deadline,
     ) -> io::Result<()> {
         if self.tls.is_some() {
             if self.opened.is_empty() {
-                self.open(deadline)?;
+                self.open()?;
             }
             let opened = mem::take(&mut self.opened);
             return decoder.receive(&opened, recipient).map_err(invalid);
         }
+        self.await_input()?;
         let (buffer, bytes_max) = decoder.spare();
-        if receive_by(&self.stream, buffer, bytes_max, deadline)? == 0 {
+        if receive(&self.stream, buffer, bytes_max)? == 0 {
             return Ok(());
         }
         if buffer.starts_with(&ASKS_FOR_SECRET) {
@@ -269,10 +275,32 @@ impl Link {
         decoder.received(recipient).map_err(invalid)
     }
 
+    fn await_input(&self) -> io::Result<()> {
+        let left = self.deadline.remaining(Instant::now());
+        in_time(wait_for_input(&self.stream, left, &self.cancel))
+    }
+
+    fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match (&self.stream).write(bytes) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => bytes = &bytes[count..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let left = self.deadline.remaining(Instant::now());
+                    in_time(wait_for_output(&self.stream, left, &self.cancel))?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
     /// Receives once, and opens it.
-    fn open(&mut self, deadline: Deadline) -> io::Result<()> {
+    fn open(&mut self) -> io::Result<()> {
         let mut wire = Vec::with_capacity(WIRE_BYTES);
-        receive_by(&self.stream, &mut wire, WIRE_BYTES, deadline)?;
+        self.await_input()?;
+        receive(&self.stream, &mut wire, WIRE_BYTES)?;
         match &mut self.tls {
             None => Ok(()),
             Some(layer) => {
@@ -287,35 +315,43 @@ impl Link {
     }
 }
 
-/// Waits for input, and receives once: 0 bytes if there was none after all.
-fn receive_by(
-    stream: &TcpStream,
-    buffer: &mut Vec<u8>,
-    bytes_max: usize,
-    deadline: Deadline,
-) -> io::Result<usize> {
-    if !wait_for_input(stream, deadline.remaining(Instant::now()))? {
-        return Err(io::ErrorKind::TimedOut.into());
+fn in_time(waited: io::Result<bool>) -> io::Result<()> {
+    match waited? {
+        true => Ok(()),
+        false => Err(io::ErrorKind::TimedOut.into()),
     }
+}
+
+/// Receives once: 0 bytes if there was none after all.
+fn receive(stream: &TcpStream, buffer: &mut Vec<u8>, bytes_max: usize) -> io::Result<usize> {
     match received(recv_into_spare(stream, buffer, bytes_max)) {
         (_, Some(error)) => Err(error),
         (count, None) => Ok(count),
     }
 }
 
-fn write_all_by(mut stream: &TcpStream, mut bytes: &[u8], deadline: Deadline) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match stream.write(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => bytes = &bytes[count..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if !wait_for_output(stream, deadline.remaining(Instant::now()))? {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_the_agent_ends_a_handshake_with_a_silent_peer() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(silent.local_addr().unwrap()).unwrap();
+        let cancel = Cancel::new();
+        let link = Link {
+            stream,
+            tls: None,
+            opened: Vec::new(),
+            deadline: Deadline::NEVER,
+            cancel: cancel.clone(),
+        };
+        let waiting = thread::spawn(move || link.await_input().unwrap_err());
+        cancel.cancel();
+        let error = waiting.join().unwrap();
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
     }
-    Ok(())
 }

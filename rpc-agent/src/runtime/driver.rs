@@ -43,6 +43,8 @@ pub(crate) struct Driver {
     pub(crate) listeners: Listeners,
     pub(super) dials: Arc<DialThreads>,
     gathered: Gathered,
+    /// Ends what the agent's threads wait for: it is ending.
+    pub(super) ended: Cancel,
     /// Of the wait of a shutdown in the store.
     store_wait: Lock<Cancel>,
     /// Requests of all peers that have not begun.
@@ -69,6 +71,7 @@ impl Driver {
             listeners: Listeners::default(),
             dials: Arc::default(),
             gathered: Gathered::default(),
+            ended: Cancel::new(),
             store_wait: Lock::new(Cancel::NEVER),
             requests_queued: AtomicUsize::new(0),
             config,

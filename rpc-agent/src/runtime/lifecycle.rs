@@ -276,6 +276,7 @@ impl Runtime {
         // Before the dials have ended, which can take a moment: no call has to wait for that.
         driver.peers.close();
         self.end_connections();
+        driver.ended.cancel();
         driver.dials.stop();
         driver.pool.stop();
         // Closes the listeners also when a function of this agent has stopped it and still runs.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use c10d_socket::{Deadline, wait_for_either, wait_for_input};
+use c10d_socket::{Cancel, Deadline, wait_for_either, wait_for_input};
 
 use super::driver::{Driver, Served};
 use super::entry::{Core, CoreEffects, PeerEntry};
@@ -137,9 +137,9 @@ pub(crate) fn read_while_waiting(
         let next = next_ms.map_or(Deadline::NEVER, |ms| driver.clock.at_ms(ms));
         let left = deadline.min(next).remaining(Instant::now());
         let ready = if for_output {
-            wait_for_either(&socket.stream, left)
+            wait_for_either(&socket.stream, left, &Cancel::NEVER)
         } else {
-            wait_for_input(&socket.stream, left)
+            wait_for_input(&socket.stream, left, &Cancel::NEVER)
         };
         match ready {
             Ok(true) if for_output => {

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use c10d_socket::wait_for_input;
+use c10d_socket::{Cancel, wait_for_input};
 
 use super::*;
 
@@ -133,7 +133,7 @@ fn after_the_deadline_bytes_that_have_arrived_are_read() {
     let error = near.read_by(&mut buf, within(Duration::ZERO)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     far.write_all(b"ab").unwrap();
-    assert!(wait_for_input(&*near.socket, Some(LONG)).unwrap());
+    assert!(wait_for_input(&*near.socket, LONG, &Cancel::NEVER).unwrap());
     assert_eq!(near.read_by(&mut buf, within(Duration::ZERO)).unwrap(), 2);
     write(&mut near, b"c", within(Duration::ZERO)).unwrap();
 }

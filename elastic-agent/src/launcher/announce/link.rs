@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::agent::StartedWorkers;
 use c10d_socket::{
-    Backoff, BackoffOptions, Credentials, Deadline, HostPort, resolve, resolve_local,
+    Backoff, BackoffOptions, Cancel, Credentials, Deadline, HostPort, resolve, resolve_local,
 };
 use c10d_store::{StoreError, TcpStore, TcpStoreOptions};
 
@@ -176,15 +176,15 @@ impl Link {
 
 /// The address of this machine that the store sees; `None` if it is unknown.
 fn seen_by(master: &HostPort, deadline: Deadline) -> Option<IpAddr> {
-    let addresses = resolve(master, deadline).ok()?;
+    let addresses = resolve(master, deadline, &Cancel::NEVER).ok()?;
     own_address_towards(*addresses.first()?).ok()
 }
 
 /// The addresses at which workers reach the store. A store on this machine is also reached by loopback.
 fn address_of(master: &HostPort, deadline: Deadline) -> StoreAddress {
-    let addresses = resolve(master, deadline).unwrap_or_default();
+    let addresses = resolve(master, deadline, &Cancel::NEVER).unwrap_or_default();
     let mut ips: Vec<IpAddr> = addresses.iter().map(|it| it.ip().to_canonical()).collect();
-    if resolve_local(master, deadline).is_ok_and(|local| !local.is_empty()) {
+    if resolve_local(master, deadline, &Cancel::NEVER).is_ok_and(|local| !local.is_empty()) {
         ips.extend([
             IpAddr::from(Ipv4Addr::LOCALHOST),
             IpAddr::from(Ipv6Addr::LOCALHOST),

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, HostPort, resolve};
+use c10d_socket::{Cancel, Deadline, HostPort, resolve};
 
 use crate::launcher::own_address::own_address_towards;
 
@@ -14,7 +14,7 @@ const NAME_TIMEOUT: Duration = Duration::from_millis(500);
 /// Listens on the address by which this node reaches the workers' store, which is the network of the job.
 pub(super) fn listen(store: &HostPort, nodes: usize) -> io::Result<TcpListener> {
     let deadline = Deadline::after(Instant::now(), NAME_TIMEOUT);
-    let stores = resolve(store, deadline).unwrap_or_default();
+    let stores = resolve(store, deadline, &Cancel::NEVER).unwrap_or_default();
     let towards = stores
         .first()
         .and_then(|store| own_address_towards(*store).ok());

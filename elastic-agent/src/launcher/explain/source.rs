@@ -7,7 +7,7 @@ use crate::agent::StartedWorkers;
 use c10d_inspect::http::{HttpRequest, Target, fetch};
 use c10d_inspect::{ExplainOptions, Report, explain};
 use c10d_socket::HostPort;
-use c10d_socket::{Deadline, resolve, resolve_local};
+use c10d_socket::{Cancel, Deadline, resolve, resolve_local};
 use c10d_store::Snapshot;
 
 use super::local::local_report;
@@ -36,10 +36,14 @@ impl Source {
     pub(super) fn of(started: &StartedWorkers, hosted: &Hosted, local: LocalView) -> Self {
         let master = started.master.clone();
         let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
-        let is_here = || resolve_local(&master, deadline).is_ok_and(|local| !local.is_empty());
+        let is_here = || {
+            resolve_local(&master, deadline, &Cancel::NEVER).is_ok_and(|local| !local.is_empty())
+        };
         let own = hosted.on_port(master.port()).filter(|_| is_here());
         let addresses = match own {
-            None if started.is_agent_store => resolve(&master, deadline).unwrap_or_default(),
+            None if started.is_agent_store => {
+                resolve(&master, deadline, &Cancel::NEVER).unwrap_or_default()
+            }
             _ => Vec::new(),
         };
         Self {
