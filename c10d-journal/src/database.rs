@@ -25,7 +25,7 @@ const APPLICATION: i64 = 0x6331_3064;
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 
 /// Name, value, and the value that SQLite reports then. They are set in this order.
-const SETTINGS: [(&str, &str, &str); 9] = [
+const SETTINGS: [(&str, &str, &str); 10] = [
     // Works without shared memory, and keeps others out from the first access on.
     ("locking_mode", "EXCLUSIVE", "exclusive"),
     ("journal_mode", "WAL", "wal"),
@@ -41,6 +41,8 @@ const SETTINGS: [(&str, &str, &str); 9] = [
     // An error of the disk must be an error, not a signal.
     ("mmap_size", "0", "0"),
     ("trusted_schema", "0", "0"),
+    // The file system may have no place for temporary files.
+    ("temp_store", "MEMORY", "2"),
 ];
 
 /// See the module.

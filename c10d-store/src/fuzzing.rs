@@ -1,5 +1,9 @@
 //! What `fuzz/` calls. Present in fuzzing builds only.
 
+use byteorder::{LE, WriteBytesExt};
+
+use crate::journal::batch::{BatchWriter, FORMAT_VERSION, checksum, effects};
+use crate::journal::contents::Contents;
 use crate::sim::SimServer;
 
 /// Sends `bytes` to a server in one piece and in pieces of `piece_bytes`, and once more from two
@@ -25,4 +29,34 @@ pub fn session(bytes: &[u8], piece_bytes: usize) {
     }
     server.close(0);
     server.close(1);
+}
+
+/// Reads `bytes` as a batch, and as the effects of one whose checksum fits.
+///
+/// # Panics
+/// When effects that can be read are written as other bytes, or a snapshot of what they lead to has other contents.
+pub fn batch(position: u64, bytes: &[u8]) {
+    let read = effects(position, bytes);
+    assert!(read.is_err() || bytes[0] == FORMAT_VERSION);
+
+    let mut batch = [&[FORMAT_VERSION], bytes].concat();
+    let sum = checksum(position, &batch);
+    batch.write_u64::<LE>(sum).expect("a vector grows");
+    let mut writer = BatchWriter::default();
+    let mut contents = Contents::default();
+    for effect in effects(position, &batch).expect("the checksum fits") {
+        let Ok(effect) = effect else { return };
+        writer.push(effect);
+        // `false` if the queue has fewer elements, and then nothing has changed.
+        let _ = contents.apply(effect);
+    }
+    assert_eq!(writer.finish(position, Vec::new()), batch);
+
+    let mut again = Contents::default();
+    for chunk in contents.to_snapshot(position) {
+        for effect in effects(position, &chunk).expect("just written") {
+            assert!(again.apply(effect.expect("just written")));
+        }
+    }
+    assert_eq!(again, contents);
 }

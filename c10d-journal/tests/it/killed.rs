@@ -10,11 +10,11 @@ use c10d_store::unstable::Contents;
 
 use crate::harness::{batch_of, child, contents_of, random_batch, seed, write_snapshot};
 
-const FOLDER: &str = "C10D_JOURNAL_TEST_FOLDER";
-const SEED: &str = "C10D_JOURNAL_TEST_SEED";
+pub(crate) const FOLDER: &str = "C10D_JOURNAL_TEST_FOLDER";
+pub(crate) const SEED: &str = "C10D_JOURNAL_TEST_SEED";
 
 /// The contents after this number of batches of the history.
-fn history(seed: u64, positions: u64) -> (fastrand::Rng, Contents) {
+pub(crate) fn history(seed: u64, positions: u64) -> (fastrand::Rng, Contents) {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut contents = Contents::default();
     for position in 1..=positions {

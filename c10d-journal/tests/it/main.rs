@@ -8,5 +8,7 @@ mod damaged;
 mod harness;
 mod killed;
 mod measure;
+#[cfg(target_os = "linux")]
+mod power_loss;
 mod recovered;
 mod refused;

@@ -211,7 +211,7 @@ impl<'a> Effects<'a> {
     }
 }
 
-fn checksum(position: u64, body: &[u8]) -> u64 {
+pub(crate) fn checksum(position: u64, body: &[u8]) -> u64 {
     let mut hasher = SipHasher13::new();
     hasher.write(body);
     let mut bytes = [0; size_of::<u64>()];
