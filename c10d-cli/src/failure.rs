@@ -6,6 +6,7 @@ use c10d_inspect::http::StatusError;
 use c10d_relay::RelayError;
 use c10d_socket::{CredentialsError, ListenError};
 use c10d_store::StoreError;
+use c10d_store::journal::JournalError;
 use elastic_agent::LauncherError;
 
 use crate::terminal;
@@ -50,6 +51,14 @@ pub(crate) enum Failure {
     /// The launcher's options cannot be used. The exit code depends on the error.
     #[error(transparent)]
     Launcher(#[from] LauncherError),
+
+    /// The directory of a store is in use, damaged, or cannot be read or written. Exit code 5.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+
+    /// The journal of a server that was serving failed. Exit code 5.
+    #[error("the server stopped, so that nothing is answered that is not kept: {0}")]
+    JournalEnded(String),
 
     /// A status page cannot be read. Exit code 3.
     #[error(transparent)]
@@ -105,6 +114,7 @@ impl Failure {
             Self::Output(_) => OUTPUT,
             Self::OutputClosed => OUTPUT_CLOSED,
             Self::Stuck => STUCK,
+            Self::Journal(_) | Self::JournalEnded(_) => JOURNAL,
             Self::Listen(_) | Self::Relay(_) | Self::Status(_) | Self::System { .. } => {
                 NO_CONNECTION
             }
@@ -126,6 +136,7 @@ const USAGE: u8 = 2;
 const NO_CONNECTION: u8 = 3;
 const OUTPUT: u8 = 4;
 const STUCK: u8 = 4;
+const JOURNAL: u8 = 5;
 /// 128 + SIGPIPE.
 const OUTPUT_CLOSED: u8 = 141;
 
@@ -139,6 +150,7 @@ fn exit_code_of(error: &StoreError) -> u8 {
         | StoreError::LimitExceeded { .. }
         | StoreError::NotANumber { .. }
         | StoreError::Unsupported { .. } => USAGE,
+        StoreError::Journal(_) => JOURNAL,
         // No connection, a lost one, or a server that violates the protocol.
         _ => NO_CONNECTION,
     }

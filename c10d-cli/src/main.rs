@@ -6,6 +6,8 @@ mod completions;
 mod end_signals;
 mod failure;
 mod flight;
+#[cfg(feature = "journal")]
+mod journal;
 mod man;
 mod open_files;
 mod output;
@@ -37,6 +39,7 @@ Exit codes:
   2    invalid arguments, or a limit of the store exceeded
   3    no connection, or connection lost, as when the server rejects a request
   4    cannot write to standard output, as when the disk is full
+  5    the directory of a store is in use, damaged, or cannot be read or written
   141  the reader of standard output closed it, as `head` does; no message";
 
 /// PyTorch's TCPStore and torchrun, without Python.
@@ -105,6 +108,9 @@ enum StoreCommand {
     Serve(serve::ServeArgs),
     #[command(flatten)]
     Client(client::ClientCommand),
+    #[cfg(feature = "journal")]
+    #[command(flatten)]
+    Journal(journal::JournalCommand),
 }
 
 fn main() -> ExitCode {
@@ -115,6 +121,8 @@ fn main() -> ExitCode {
         Command::Run(_) => run::LOG_LEVELS,
         // Also logs that a connection is retried.
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
+        #[cfg(feature = "journal")]
+        Command::Store(StoreCommand::Journal(_)) => "warn",
         Command::Secret(_)
         | Command::Completions(_)
         | Command::Man(_)
@@ -137,6 +145,8 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Command::Store(StoreCommand::Serve(args)) => serve::run(&args),
         Command::Store(StoreCommand::Client(command)) => client::run(&command),
+        #[cfg(feature = "journal")]
+        Command::Store(StoreCommand::Journal(command)) => journal::run(&command),
         Command::Run(options) => return run::run(*options),
         Command::Relay(args) => relay::run(&args),
         Command::Why(args) => why::run(&args),

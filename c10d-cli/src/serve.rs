@@ -77,6 +77,12 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s")]
     hello_timeout: Duration,
 
+    /// Keeps the store in this directory, and continues with what it has: see `c10d store verify`. Made if it is missing.
+    /// One server at a time. [default: the data is lost when the server ends]
+    #[cfg(feature = "journal")]
+    #[arg(long)]
+    dir: Option<std::path::PathBuf>,
+
     #[command(flatten)]
     secret: SecretArgs,
 
@@ -164,6 +170,17 @@ impl ServeArgs {
         Ok(Some(status))
     }
 
+    /// The options with the journal of --dir, and what becomes of the data at the end.
+    #[cfg(feature = "journal")]
+    fn with_journal(&self, options: ServerOptions) -> Result<(ServerOptions, String), Failure> {
+        let Some(directory) = &self.dir else {
+            return Ok((options, DATA_IS_LOST.to_owned()));
+        };
+        let journal = c10d_journal::SqliteJournal::open(directory)?;
+        let fate = format!("the store is kept in {}", directory.display());
+        Ok((options.with_journal(journal), fate))
+    }
+
     fn listen(&self) -> Result<Vec<TcpListener>, ListenError> {
         if let Some(fd) = self.listen_fd {
             return Ok(vec![adopt_listener_raw(fd, self.port.unwrap_or(0))?]);
@@ -191,8 +208,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     log_capacity(args, open_files::raise_limit());
 
     let credentials = args.secret.credentials()?;
+    let options = args.options(credentials.as_ref());
+    #[cfg(feature = "journal")]
+    let (options, fate) = args.with_journal(options)?;
+    #[cfg(not(feature = "journal"))]
+    let fate = DATA_IS_LOST;
     let listeners = args.listen()?;
-    let server = TcpStoreServer::serve(listeners, args.options(credentials.as_ref()))?;
+    let server = TcpStoreServer::serve(listeners, options)?;
     let status = args
         .start_status(&server, credentials.as_ref())
         .map_err(Failure::system("cannot serve a status page"))?;
@@ -211,19 +233,24 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
         .wait(CHECK_INTERVAL)
         .map_err(Failure::system("cannot wait for signals"))?
     {
+        if let Some(error) = server.journal_failure() {
+            return Err(Failure::JournalEnded(error.to_string()));
+        }
         if !server.is_running() {
             let error = io::Error::other("its thread ended, see the log");
             return Err(Failure::system("the server stopped serving")(error));
         }
     }
     let name = signals.name();
-    log::info!("received {name}: stopping; the data of the store is lost");
+    log::info!("received {name}: stopping; {fate}");
     if let Some(status) = status {
         status.shutdown();
     }
     server.shutdown();
     Ok(())
 }
+
+const DATA_IS_LOST: &str = "the data of the store is lost";
 
 /// How often to check that the server still serves, so that no idle process remains after a failure.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

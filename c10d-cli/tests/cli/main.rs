@@ -5,6 +5,8 @@ mod client;
 mod command;
 mod completions;
 mod gloo;
+#[cfg(feature = "journal")]
+mod journal;
 mod pages;
 mod process;
 #[cfg(target_os = "linux")]

@@ -1,0 +1,59 @@
+//! `c10d store import`.
+
+use std::io::{self, BufRead};
+use std::path::Path;
+
+use c10d_journal::SqliteJournal;
+use c10d_store::journal::Journal as _;
+use c10d_store::unstable::{Contents, Effect};
+
+use super::line::Line;
+use crate::failure::Failure;
+
+/// Reads all lines before anything is written, and writes them as one snapshot.
+pub(super) fn run(directory: &Path) -> Result<(), Failure> {
+    let contents = read(io::stdin().lock())?;
+    let mut journal = SqliteJournal::open(directory)?;
+    let mut is_empty = true;
+    let position = journal.recover(&mut |_| {
+        is_empty = false;
+        Ok(())
+    })?;
+    if !is_empty || position != 0 {
+        let place = directory.display();
+        let text = format!("the store in {place} has contents: import into a new directory");
+        return Err(Failure::Usage(text));
+    }
+    journal.begin_snapshot(0)?;
+    for chunk in contents.to_snapshot(0) {
+        journal.add_to_snapshot(&chunk)?;
+    }
+    Ok(journal.finish_snapshot()?)
+}
+
+fn read(input: impl BufRead) -> Result<Contents, Failure> {
+    let mut contents = Contents::default();
+    for (number, line) in (1..).zip(input.lines()) {
+        let wrong = |what: String| Failure::Usage(format!("line {number}: {what}"));
+        let line = line.map_err(|error| wrong(error.to_string()))?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let line: Line = serde_json::from_str(&line).map_err(|error| wrong(error.to_string()))?;
+        let (key, entry) = line.decode().map_err(wrong)?;
+        let before = contents.len();
+        let key = key.as_slice();
+        let value = entry.value.iter().map(|value| Effect::Put { key, value });
+        let queue = entry
+            .queue
+            .iter()
+            .map(|element| Effect::Push { key, element });
+        for effect in value.chain(queue) {
+            assert!(contents.apply(effect), "it takes nothing away");
+        }
+        if contents.len() == before {
+            return Err(wrong("its key is in an earlier line too".to_owned()));
+        }
+    }
+    Ok(contents)
+}

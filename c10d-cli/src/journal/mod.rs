@@ -1,0 +1,47 @@
+//! `c10d store verify`, `export` and `import`: the directory of a store that no server has open.
+
+mod contents;
+mod export;
+mod import;
+mod line;
+mod verify;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use crate::failure::Failure;
+
+/// The subcommands of `c10d store` that take a directory.
+#[derive(Debug, Subcommand)]
+pub(crate) enum JournalCommand {
+    /// Reads the directory of a store that no server has open: what is in it, and whether it is intact.
+    ///
+    /// Changes nothing. Prints the store's id, how often it was served, its snapshot and batches, and the numbers of keys
+    /// and queues. Exit code 5 if it is damaged, with what is intact.
+    Verify(verify::VerifyArgs),
+    /// Prints the contents of a directory that no server has open: one JSON object a line for each key.
+    ///
+    /// {"key": "/k", "value": "text", "queue": [{"value": "first"}]}, with `key_base64` or `base64` for bytes that are not
+    /// UTF-8. Keys are those of the server, with the `/` that clients put before them.
+    Export(DirectoryArgs),
+    /// Makes a directory for `c10d store serve --dir` of the lines that `c10d store export` has printed, read from standard
+    /// input.
+    ///
+    /// All or nothing. Refuses a directory whose store has contents.
+    Import(DirectoryArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DirectoryArgs {
+    /// The directory, as given to `c10d store serve --dir`.
+    dir: PathBuf,
+}
+
+pub(crate) fn run(command: &JournalCommand) -> Result<(), Failure> {
+    match command {
+        JournalCommand::Verify(args) => verify::run(args),
+        JournalCommand::Export(args) => export::run(&args.dir),
+        JournalCommand::Import(args) => import::run(&args.dir),
+    }
+}
