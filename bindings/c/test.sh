@@ -37,8 +37,11 @@ limited() {
 }
 
 cbindgen=$CACHE/cbindgen-$CBINDGEN_VERSION/bin/cbindgen
-[ -x "$cbindgen" ] || cargo install cbindgen --version "$CBINDGEN_VERSION" --locked --debug \
-    --root "${cbindgen%/bin/cbindgen}" --config 'profile.dev.debug=false' --target-dir "$target/tools"
+if [ ! -x "$cbindgen" ]; then
+    cargo install cbindgen --version "$CBINDGEN_VERSION" --locked --debug \
+        --root "${cbindgen%/bin/cbindgen}" --config 'profile.dev.debug=false' --target-dir "$target/tools"
+    rm -rf -- "$target/tools"
+fi
 
 say 'the header'
 cp include/c10d.h "$scratch/committed.h"
