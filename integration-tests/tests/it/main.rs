@@ -7,6 +7,7 @@ mod documents;
 mod faults;
 mod file_store;
 mod groups;
+mod idle_waits;
 mod kill_matrix;
 mod mixed;
 mod preload;
