@@ -130,7 +130,7 @@ impl ServedCall {
 
     fn end(&self, answer: Result<Bytes, Failure>) {
         let runtime = self.agent.runtime();
-        runtime.sender.answer(&self.reply_to, answer);
+        runtime.driver.answer(&self.reply_to, answer);
         let requests = &runtime.driver.metrics.requests;
         requests.deferred_answered.add(self.is_deferred.into());
         requests.handled.add(1);

@@ -53,7 +53,7 @@ impl Work<Served> for Service {
         if request.deadline.has_passed(began) {
             runtime.driver.metrics.requests.refused.add(1);
             return runtime
-                .sender
+                .driver
                 .answer(&reply_to, Err(Failure::DeadlinePassed));
         }
         let is_deferred = matches!(function.body, Body::Deferred(_));

@@ -9,7 +9,6 @@ use c10d_socket::Deadline;
 
 use super::driver::Driver;
 use super::entry::PeerEntry;
-use super::sender::Sender;
 use crate::directory::Directory;
 use crate::error::RpcError;
 use crate::future::{Executor, FutureMessage, Hint, Promise, RpcFuture};
@@ -25,7 +24,6 @@ pub(crate) struct Caller {
     pub(super) driver: Arc<Driver>,
     directory: Arc<Directory>,
     executor: Arc<dyn Executor>,
-    sender: Arc<Sender>,
     timeout_ms: AtomicU64,
 }
 
@@ -34,14 +32,12 @@ impl Caller {
         driver: &Arc<Driver>,
         directory: &Arc<Directory>,
         executor: Arc<dyn Executor>,
-        sender: Arc<Sender>,
         timeout: Option<Duration>,
     ) -> Self {
         Self {
             driver: Arc::clone(driver),
             directory: Arc::clone(directory),
             executor,
-            sender,
             timeout_ms: AtomicU64::new(timeout.map_or(NONE_MS, milliseconds)),
         }
     }
@@ -94,7 +90,7 @@ impl Caller {
             deadline_ms: driver.clock.deadline_ms(started_at, timeout),
             is_repeated: false,
         };
-        self.sender.request(peer, call, payload);
+        driver.request(peer, call, payload);
         future
     }
 

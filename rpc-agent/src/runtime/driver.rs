@@ -17,12 +17,17 @@ use super::sockets::Sockets;
 use super::stage::Stage;
 use super::table::PeerTable;
 use crate::error::RpcError;
-use crate::future::{Promise, contained};
+use crate::fault::FaultPlan;
+use crate::future::{Job, Promise, contained};
 use crate::metrics::Metrics;
 use crate::peer::{Config, ConnectionId, Count, Effect, Effects, Notice, PendingCall, Request};
 use crate::pool::{Callback, Pool};
 use crate::sync::Lock;
+use crate::timer::TimerThread;
 use crate::worker::{Destination, WorkerInfo};
+
+/// The thread of delayed jobs.
+const TIMER_THREAD: &str = "rpc-timer";
 
 /// A request to be run by the pool, and the peer that sent it.
 pub(crate) struct Served {
@@ -42,6 +47,9 @@ pub(crate) struct Driver {
     pub(crate) activity: Arc<Activity>,
     pub(crate) listeners: Listeners,
     pub(super) dials: Arc<DialThreads>,
+    /// Delayed jobs, and what a fault delays.
+    pub(super) timer: TimerThread<Job>,
+    pub(super) faults: Option<FaultPlan>,
     gathered: Gathered,
     /// Ends what the agent's threads wait for: it is ending.
     pub(super) ended: Cancel,
@@ -57,6 +65,7 @@ impl Driver {
         sockets: Sockets,
         pool: Arc<Pool<Served>>,
         workers: impl IntoIterator<Item = WorkerInfo>,
+        faults: Option<FaultPlan>,
         now: Instant,
     ) -> Self {
         let config = Arc::new(config);
@@ -70,6 +79,8 @@ impl Driver {
             activity: Arc::default(),
             listeners: Listeners::default(),
             dials: Arc::default(),
+            timer: TimerThread::new(TIMER_THREAD),
+            faults,
             gathered: Gathered::default(),
             ended: Cancel::new(),
             store_wait: Lock::new(Cancel::NEVER),

@@ -18,7 +18,6 @@ use super::entry::Core;
 use super::future_driver::FutureDriver;
 use super::poller::Poller;
 use super::retrier::Retrier;
-use super::sender::Sender;
 use super::shutdown_turn::ShutdownTurn;
 use super::sockets::Sockets;
 use crate::directory::Directory;
@@ -31,13 +30,9 @@ use crate::registry_id::RegistryId;
 use crate::segmented_queue::SegmentedQueue;
 use crate::sync::{Lock, Monitor, WaitEnd, waker};
 use crate::termination::{Activity, Dead, Termination, TerminationError};
-use crate::timer::TimerThread;
 
 /// How long the end of an agent waits for a thread that is writing to a connection. None of them blocks.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
-
-/// The thread of delayed jobs.
-const TIMER_THREAD: &str = "rpc-timer";
 
 /// What an agent is made of.
 pub(crate) struct Parts {
@@ -62,9 +57,7 @@ pub(crate) struct Runtime {
     pub(crate) driver: Arc<Driver>,
     pub(crate) caller: Arc<Caller>,
     pub(crate) retries: Arc<Retrier>,
-    pub(crate) sender: Arc<Sender>,
     pub(crate) registry_id: RegistryId,
-    timer: Arc<TimerThread<Job>>,
     /// `None` while a thread polls, which the pool lets one at a time do, and after the end.
     poller: Lock<Option<Box<Poller>>>,
     directory: Arc<Directory>,
@@ -96,6 +89,7 @@ impl Runtime {
             parts.sockets,
             pool,
             workers,
+            options.faults,
             Instant::now(),
         ));
         let poller = Poller::new(
@@ -109,17 +103,10 @@ impl Runtime {
                 is_dynamic_group: directory.is_dynamic(),
             },
         )?;
-        let timer = Arc::new(TimerThread::new(TIMER_THREAD));
-        let sender = Arc::new(Sender {
-            driver: Arc::clone(&driver),
-            faults: options.faults,
-            timer: Arc::clone(&timer),
-        });
         let caller = Arc::new(Caller::new(
             &driver,
             &directory,
             FutureDriver::executor(&driver),
-            Arc::clone(&sender),
             options.timeout,
         ));
         driver.dials.start(Arc::new(Dialer {
@@ -133,9 +120,7 @@ impl Runtime {
             retries: Retrier::new(&caller, parts.seed),
             driver,
             caller,
-            sender,
             registry_id: parts.registry_id,
-            timer,
             poller: Lock::new(Some(Box::new(poller))),
             directory,
             _store: parts.store,
@@ -151,7 +136,7 @@ impl Runtime {
     /// Starts the threads; `work` is done by those of the pool. After an error [`Runtime::stop`] ends what was started.
     pub(crate) fn start(&self, work: Arc<dyn Work<Served>>) -> io::Result<()> {
         self.retries.start()?;
-        self.timer.start(|job: Job| job())?;
+        self.driver.timer.start(|job: Job| job())?;
         self.driver.pool.start(work)
     }
 
@@ -168,7 +153,8 @@ impl Runtime {
     pub(crate) fn spawn_at(&self, at: Instant, job: Job) {
         let driver = Arc::clone(&self.driver);
         // What comes back is dropped, without a lock.
-        let _ = self.timer.schedule(at, Box::new(move || driver.spawn(job)));
+        let timer = &self.driver.timer;
+        let _ = timer.schedule(at, Box::new(move || driver.spawn(job)));
     }
 
     /// Runs a job on a thread of the pool; after the agent's end it is dropped.
@@ -272,7 +258,7 @@ impl Runtime {
         // already, or has seen the stage.
         self.is_ending.ring();
         self.retries.stop();
-        drop(self.timer.stop());
+        drop(driver.timer.stop());
         // Before the dials have ended, which can take a moment: no call has to wait for that.
         driver.peers.close();
         self.end_connections();

@@ -9,10 +9,9 @@ use bytes::Bytes;
 use super::driver::Driver;
 use super::entry::PeerEntry;
 use crate::error::{CallSite, NotSent, RpcError};
-use crate::fault::{Fault, FaultPlan, Leg};
-use crate::future::{Job, Promise};
+use crate::fault::{Fault, Leg};
+use crate::future::Promise;
 use crate::peer::{CallId, FunctionId, NewCall, ReplyRoute};
-use crate::timer::TimerThread;
 use crate::wire::Failure;
 
 /// Where an answer goes.
@@ -25,26 +24,18 @@ pub(crate) struct ReplyTo {
 }
 
 /// Sends each message once, at once, unless a plan says otherwise. None of the methods blocks.
-pub(crate) struct Sender {
-    pub(super) driver: Arc<Driver>,
-    pub(super) faults: Option<FaultPlan>,
-    /// Sends what a fault delays.
-    pub(super) timer: Arc<TimerThread<Job>>,
-}
-
-impl Sender {
+impl Driver {
     /// Makes a call; its future has the result, whatever it is.
-    pub(crate) fn request(
-        &self,
+    pub(super) fn request(
+        self: &Arc<Self>,
         peer: &Arc<PeerEntry>,
         mut call: NewCall<'_, Promise<Bytes>>,
         payload: Bytes,
     ) {
-        let driver = &self.driver;
         let timeout = call.timeout;
         let fault = self.fault(Leg::Request, call.function, peer, &payload);
         match fault {
-            Fault::Deliver => driver.request(peer, call, payload),
+            Fault::Deliver => self.request_now(peer, call, payload),
             Fault::Fail => {
                 let site = Box::new(CallSite {
                     to: peer.info.clone(),
@@ -52,55 +43,54 @@ impl Sender {
                 });
                 let cause = NotSent::Injected;
                 let error = RpcError::NotSent { call: site, cause };
-                driver.complete(peer, &call.promise, call.started_at, Err(error));
+                self.complete(peer, &call.promise, call.started_at, Err(error));
             }
             Fault::Lose => {
-                driver.expect(peer, call, payload.len());
+                self.expect(peer, call, payload.len());
             }
             Fault::Duplicate { copies } => {
                 call.is_repeated = true;
-                if let Some(id) = driver.expect(peer, call, payload.len()) {
+                if let Some(id) = self.expect(peer, call, payload.len()) {
                     for _ in 0..=copies {
-                        driver.send(peer, id, payload.clone(), timeout);
+                        self.send(peer, id, payload.clone(), timeout);
                     }
                 }
             }
             Fault::Delay(delay) => {
-                if let Some(id) = driver.expect(peer, call, payload.len()) {
-                    let (driver, peer) = (Arc::clone(driver), Arc::clone(peer));
+                if let Some(id) = self.expect(peer, call, payload.len()) {
+                    let (driver, peer) = (Arc::clone(self), Arc::clone(peer));
                     let left = timeout.map(|timeout| timeout.saturating_sub(delay));
                     self.later(delay, move || driver.send(&peer, id, payload, left));
                 }
             }
             Fault::Cut => {
-                driver.request(peer, call, payload);
+                self.request_now(peer, call, payload);
                 cut(peer);
             }
         }
     }
 
     /// Answers a request.
-    pub(crate) fn answer(&self, to: &ReplyTo, answer: Result<Bytes, Failure>) {
-        let driver = &self.driver;
+    pub(crate) fn answer(self: &Arc<Self>, to: &ReplyTo, answer: Result<Bytes, Failure>) {
         let payload = match answer {
             Ok(payload) => payload,
-            failure => return driver.answer(to, failure),
+            failure => return self.answer_now(to, failure),
         };
-        let function = driver.config.functions.name(to.function);
+        let function = self.config.functions.name(to.function);
         match self.fault(Leg::Answer, function, &to.peer, &payload) {
-            Fault::Deliver => driver.answer(to, Ok(payload)),
+            Fault::Deliver => self.answer_now(to, Ok(payload)),
             Fault::Fail | Fault::Lose => {}
             Fault::Duplicate { copies } => {
                 for _ in 0..=copies {
-                    driver.answer(to, Ok(payload.clone()));
+                    self.answer_now(to, Ok(payload.clone()));
                 }
             }
             Fault::Delay(delay) => {
-                let (driver, to) = (Arc::clone(driver), to.clone());
-                self.later(delay, move || driver.answer(&to, Ok(payload)));
+                let (driver, to) = (Arc::clone(self), to.clone());
+                self.later(delay, move || driver.answer_now(&to, Ok(payload)));
             }
             Fault::Cut => {
-                driver.answer(to, Ok(payload));
+                self.answer_now(to, Ok(payload));
                 cut(&to.peer);
             }
         }
@@ -117,10 +107,13 @@ impl Sender {
         // After the agent's end there is nothing to send: what comes back is dropped.
         let _ = self.timer.schedule(Instant::now() + delay, Box::new(job));
     }
-}
 
-impl Driver {
-    fn request(&self, peer: &Arc<PeerEntry>, call: NewCall<'_, Promise<Bytes>>, payload: Bytes) {
+    fn request_now(
+        &self,
+        peer: &Arc<PeerEntry>,
+        call: NewCall<'_, Promise<Bytes>>,
+        payload: Bytes,
+    ) {
         let deadline_ms = call.deadline_ms;
         self.step(peer, |core| core.call(call, payload));
         self.sockets.expect_at(deadline_ms);
@@ -145,7 +138,7 @@ impl Driver {
         self.step(peer, |core| core.send(id, payload, timeout, now));
     }
 
-    fn answer(&self, to: &ReplyTo, answer: Result<Bytes, Failure>) {
+    fn answer_now(&self, to: &ReplyTo, answer: Result<Bytes, Failure>) {
         if !self.step(&to.peer, |core| core.respond(to.route, answer)) {
             let function = self.config.functions.name(to.function);
             let (me, info) = (self.me(), &to.peer.info);
