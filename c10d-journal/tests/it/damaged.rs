@@ -7,11 +7,11 @@ use c10d_journal::{SqliteJournal, SqliteJournalReader};
 use c10d_store::journal::{Journal, JournalError};
 use c10d_store::unstable::Contents;
 
-use crate::harness::{contents_of, random_batch, seed, write_snapshot};
+use crate::harness::{contents_of, new_folder, random_batch, seed, write_snapshot};
 
 /// A journal as a killed server leaves it: a snapshot and batches in the database, batches in the log.
 fn crashed(folder: &Path, random: &mut fastrand::Rng) -> (u64, Contents) {
-    let live = tempfile::tempdir().expect("a folder");
+    let live = new_folder();
     let mut journal = SqliteJournal::open(live.path()).expect("opened");
     let mut contents = Contents::default();
     for position in 1..=60 {
@@ -38,7 +38,7 @@ fn read(folder: &Path) -> Result<(u64, Contents), JournalError> {
 
 #[test]
 fn a_crashed_journal_is_read_without_a_change() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     let expected = crashed(folder.path(), &mut fastrand::Rng::with_seed(seed()));
     let files = || {
         ["journal.db", "journal.db-wal", "owner"]
@@ -57,7 +57,7 @@ fn a_crashed_journal_is_read_without_a_change() {
 #[test]
 fn a_flipped_bit_is_found_or_harmless() {
     let mut random = fastrand::Rng::with_seed(seed());
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     let (_, contents) = crashed(folder.path(), &mut random);
     let (mut found, mut harmless, mut cut) = (0, 0, 0);
     for file in ["journal.db", "journal.db-wal"] {
@@ -94,11 +94,11 @@ fn a_flipped_bit_is_found_or_harmless() {
 
 #[test]
 fn a_truncated_or_missing_file_is_found() {
-    let crashed_folder = tempfile::tempdir().expect("a folder");
+    let crashed_folder = new_folder();
     let expected = crashed(crashed_folder.path(), &mut fastrand::Rng::with_seed(seed()));
     let database = fs::read(crashed_folder.path().join("journal.db")).expect("read");
     let copy = || {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = new_folder();
         for file in ["journal.db", "journal.db-wal", "owner"] {
             let from = crashed_folder.path().join(file);
             fs::copy(from, folder.path().join(file)).expect("copied");
@@ -146,7 +146,7 @@ fn a_truncated_or_missing_file_is_found() {
 /// The place of damage, and what is intact before it.
 #[test]
 fn a_changed_row_is_named() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     crashed(folder.path(), &mut fastrand::Rng::with_seed(seed()));
     drop(SqliteJournal::open(folder.path()).expect("opened"));
     let database = rusqlite::Connection::open(folder.path().join("journal.db")).expect("opened");

@@ -17,6 +17,12 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
+/// In memory if possible: what these tests show does not depend on the disk, and a sync of it can take 10 ms.
+pub(crate) fn new_folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+    folder.expect("a folder")
+}
+
 /// A batch of random effects, which are applied to the contents.
 pub(crate) fn random_batch(
     random: &mut fastrand::Rng,

@@ -8,7 +8,9 @@ use c10d_journal::SqliteJournal;
 use c10d_store::journal::Journal;
 use c10d_store::unstable::Contents;
 
-use crate::harness::{batch_of, child, contents_of, random_batch, seed, write_snapshot};
+use crate::harness::{
+    batch_of, child, contents_of, new_folder, random_batch, seed, write_snapshot,
+};
 
 pub(crate) const FOLDER: &str = "C10D_JOURNAL_TEST_FOLDER";
 pub(crate) const SEED: &str = "C10D_JOURNAL_TEST_SEED";
@@ -61,7 +63,7 @@ fn appends_until_it_fails() {
 fn kill_in_the_middle_of_appends_and_snapshots() {
     let seed = seed();
     let mut random = fastrand::Rng::with_seed(seed);
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     let mut acknowledged = 0;
     for round in 1..=25 {
         let mut process = child("killed::appends_until_it_fails")
@@ -101,7 +103,7 @@ fn kill_in_the_middle_of_appends_and_snapshots() {
 fn a_full_disk_is_an_error_and_loses_nothing() {
     let seed = seed();
     for kib in [100, 300, 1000] {
-        let folder = tempfile::tempdir().expect("a folder");
+        let folder = new_folder();
         // Ignored signals stay ignored in the child: a write beyond the limit is an error.
         let limited = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", kib * 2);
         let test = child("killed::appends_until_it_fails");

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use c10d_journal::SqliteJournal;
 use c10d_store::journal::Journal as _;
 
-use crate::harness::{child, contents_of, seed};
+use crate::harness::{child, contents_of, new_folder, seed};
 use crate::killed::{FOLDER, SEED, history};
 
 const SECTOR: usize = 512;
@@ -52,7 +52,7 @@ fn a_power_loss_loses_nothing_that_was_acknowledged() {
 
 /// Runs the child, and returns what it did.
 fn record(seed: u64) -> (tempfile::TempDir, Vec<u8>) {
-    let outside = tempfile::tempdir().expect("a folder");
+    let outside = new_folder();
     let folder = outside.path().join("journal");
     fs::create_dir(&folder).expect("made");
     let log = outside.path().join("log");
@@ -196,7 +196,7 @@ fn recover(
     seed: u64,
     random: &mut fastrand::Rng,
 ) -> Result<(), String> {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     let part = [0.0, 0.5, 0.95, 1.0][random.usize(..4)];
     for (name, disk) in disks {
         if disk.is_removed && random.f64() < part {

@@ -4,13 +4,13 @@ use c10d_journal::{SqliteJournal, SqliteJournalReader};
 use c10d_store::journal::Journal;
 use c10d_store::unstable::Contents;
 
-use crate::harness::{batch_of, contents_of, random_batch, seed, write_snapshot};
+use crate::harness::{batch_of, contents_of, new_folder, random_batch, seed, write_snapshot};
 
 /// Opens, appends, snapshots, drops and closes at random; `begin_snapshot` may be repeated or left without an end.
 #[test]
 fn random_histories() {
     let mut random = fastrand::Rng::with_seed(seed());
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     let mut contents = Contents::default();
     let mut position = 0;
     for epoch in 1..30 {
@@ -60,7 +60,7 @@ fn random_histories() {
 #[test]
 fn blobs_of_any_length() {
     let lengths = [0, 1, (1 << 20) - 40, 1 << 20, (2 << 20) - 26, 40 << 20];
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     let mut journal = SqliteJournal::open(folder.path()).expect("opened");
     let mut contents = Contents::default();
     for (position, length) in (1..).zip(lengths) {
@@ -103,7 +103,7 @@ fn blobs_of_any_length() {
 fn files_are_bounded() {
     const BETWEEN_SNAPSHOTS: usize = 512 << 10;
     const BATCHES: u64 = 5000;
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     let mut journal = SqliteJournal::open(folder.path()).expect("opened");
     let mut contents = Contents::default();
     let mut random = fastrand::Rng::with_seed(seed());

@@ -8,13 +8,15 @@ use c10d_journal::{SqliteJournal, SqliteJournalReader};
 use c10d_store::journal::{Journal as _, JournalError};
 use rusqlite::Connection;
 
+use crate::harness::new_folder;
+
 fn error_of(folder: &Path) -> JournalError {
     SqliteJournal::open(folder).expect_err("refused")
 }
 
 #[test]
 fn a_second_owner_is_told_the_first() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     let first = SqliteJournal::open(folder.path()).expect("opened");
     let owner = format!("is in use by process {} on ", std::process::id());
     for error in [
@@ -33,7 +35,7 @@ fn a_second_owner_is_told_the_first() {
 
 #[test]
 fn the_directory_is_for_its_user_only() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     let path = folder.path().join("made/by it");
     let journal = SqliteJournal::open(&path).expect("opened");
     let mode = |path: &Path| fs::metadata(path).expect("found").mode() & 0o777;
@@ -48,7 +50,7 @@ fn the_directory_is_for_its_user_only() {
 
 #[test]
 fn a_newer_format_is_refused_by_number() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     drop(SqliteJournal::open(folder.path()).expect("opened"));
     let database = Connection::open(folder.path().join("journal.db")).expect("opened");
     database
@@ -71,7 +73,7 @@ fn a_newer_format_is_refused_by_number() {
 
 #[test]
 fn files_that_are_no_journal_are_left_alone() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     let path = folder.path().join("journal.db");
     fs::write(
         &path,
@@ -97,7 +99,7 @@ fn files_that_are_no_journal_are_left_alone() {
 
 #[test]
 fn a_reader_makes_nothing() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     let missing = folder.path().join("missing");
     let error = SqliteJournalReader::open(&missing).expect_err("refused");
     assert!(matches!(error, JournalError::Engine { .. }), "{error}");
@@ -106,7 +108,7 @@ fn a_reader_makes_nothing() {
 
 #[test]
 fn a_directory_that_cannot_be_written() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = new_folder();
     drop(SqliteJournal::open(folder.path()).expect("opened"));
     let file = folder.path().join("journal.db");
     fs::set_permissions(&file, fs::Permissions::from_mode(0o400)).expect("changed");
