@@ -31,6 +31,11 @@ impl Pieces {
 }
 
 impl Kept {
+    /// Whether nothing was ever kept.
+    pub(super) const fn is_new(&self) -> bool {
+        self.snapshot.count == 0 && self.batches.count == 0
+    }
+
     /// Reads all of it, as a server does when it starts. What was read before an error is kept.
     pub(super) fn read(&mut self, reader: &SqliteJournalReader) -> Result<(), JournalError> {
         let position = reader.recover(&mut |piece| {

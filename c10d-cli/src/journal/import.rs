@@ -3,27 +3,28 @@
 use std::io::{self, BufRead};
 use std::path::Path;
 
-use c10d_journal::SqliteJournal;
+use c10d_journal::{SqliteJournal, SqliteJournalReader};
 use c10d_store::journal::Journal as _;
 use c10d_store::unstable::{Contents, Effect};
 
+use super::contents::Kept;
 use super::line::Line;
 use crate::failure::Failure;
 
 /// Reads all lines before anything is written, and writes them as one snapshot.
 pub(super) fn run(directory: &Path) -> Result<(), Failure> {
     let contents = read(io::stdin().lock())?;
-    let mut journal = SqliteJournal::open(directory)?;
-    let mut is_empty = true;
-    let position = journal.recover(&mut |_| {
-        is_empty = false;
-        Ok(())
-    })?;
-    if !is_empty || position != 0 {
-        let place = directory.display();
-        let text = format!("the store in {place} has contents: import into a new directory");
-        return Err(Failure::Usage(text));
+    // A reader that fails says no more than the opening that follows: there is no store yet, or it cannot be opened.
+    if let Ok(reader) = SqliteJournalReader::open(directory) {
+        let mut kept = Kept::default();
+        kept.read(&reader)?;
+        if !kept.is_new() {
+            let place = directory.display();
+            let text = format!("the store in {place} has contents: import into a new directory");
+            return Err(Failure::Usage(text));
+        }
     }
+    let mut journal = SqliteJournal::open(directory)?;
     journal.begin_snapshot(0)?;
     for chunk in contents.to_snapshot(0) {
         journal.add_to_snapshot(&chunk)?;
