@@ -57,12 +57,14 @@ impl Database {
     /// Opens the database and takes its lock, which ends with this process. Changes no file unless it is empty and may be
     /// filled.
     pub(crate) fn open(path: &Path, may_create: bool) -> Result<Self, JournalError> {
-        let directory = Directory::new(path);
-        let engine = |error: std::io::Error| JournalError::Engine {
+        let failed = |place: String, error: std::io::Error| JournalError::Engine {
             operation: "open",
-            place: directory.place(),
+            place,
             source: Box::new(error),
         };
+        let directory =
+            Directory::new(path).map_err(|error| failed(path.display().to_string(), error))?;
+        let engine = |error: std::io::Error| failed(directory.place(), error);
         let owner = directory.owner();
         if Directory::bytes_of(&directory.database()).map_err(engine)? == 0 {
             if let Some(owner) = owner {

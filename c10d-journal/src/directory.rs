@@ -3,7 +3,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use c10d_socket::printable;
 
@@ -17,8 +17,10 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    pub(crate) fn new(path: &Path) -> Self {
-        Self { path: path.into() }
+    /// Absolute, as SQLite takes a path that begins with `file:` for a URI.
+    pub(crate) fn new(path: &Path) -> io::Result<Self> {
+        let path = path::absolute(path)?;
+        Ok(Self { path })
     }
 
     /// For messages.

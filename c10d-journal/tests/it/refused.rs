@@ -8,7 +8,7 @@ use c10d_journal::{SqliteJournal, SqliteJournalReader};
 use c10d_store::journal::{Journal as _, JournalError};
 use rusqlite::Connection;
 
-use crate::harness::new_folder;
+use crate::harness::{child, new_folder};
 
 fn error_of(folder: &Path) -> JournalError {
     SqliteJournal::open(folder).expect_err("refused")
@@ -104,6 +104,22 @@ fn a_reader_makes_nothing() {
     let error = SqliteJournalReader::open(&missing).expect_err("refused");
     assert!(matches!(error, JournalError::Engine { .. }), "{error}");
     assert!(!missing.exists());
+}
+
+#[test]
+#[ignore = "run by the next one, in another directory"]
+fn opens_a_relative_path() {
+    SqliteJournal::open("file:store?mode=memory").expect("opened");
+}
+
+#[test]
+fn a_path_is_no_uri() {
+    let folder = new_folder();
+    let mut process = child("refused::opens_a_relative_path");
+    let output = process.current_dir(folder.path()).output().expect("run");
+    assert!(output.status.success(), "{output:?}");
+    let file = folder.path().join("file:store?mode=memory/journal.db");
+    assert!(fs::metadata(file).expect("found").len() > 0);
 }
 
 #[test]
