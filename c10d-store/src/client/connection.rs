@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, Deadline};
 
 use super::channel::Channel;
+use super::stream::is_closed_by_peer;
 use crate::wire::{
     CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_MASK, CAPABILITY_NONCE,
     CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET,
@@ -54,6 +55,29 @@ pub(super) enum Failure {
     Interrupted,
     /// The reply violates the protocol.
     Protocol(String),
+}
+
+/// Why a server may have closed the connection of a write, which has no reply in most cases.
+pub(super) const REFUSED_WRITE: &str = "a server also closes the connection of a write if the memory limit of its store is \
+    reached: its log then has the limit, and reads and deletes go on over a new connection";
+
+impl Failure {
+    /// Adds a reason as [`with_reason`] does.
+    pub(super) fn with_reason(self, reason: &str) -> Self {
+        match self {
+            Self::NotSent(source) => Self::NotSent(with_reason(source, reason)),
+            Self::Lost(source) => Self::Lost(with_reason(source, reason)),
+            other => other,
+        }
+    }
+}
+
+/// Adds another possible reason, if the server has closed the connection.
+pub(super) fn with_reason(source: io::Error, reason: &str) -> io::Error {
+    match is_closed_by_peer(&source) {
+        true => io::Error::new(source.kind(), format!("{source}; {reason}")),
+        false => source,
+    }
 }
 
 /// What follows the reply to a wait.

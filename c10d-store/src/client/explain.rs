@@ -3,9 +3,8 @@
 use std::io;
 use std::time::Duration;
 
-use super::connection::Failure;
+use super::connection::{Failure, REFUSED_WRITE, with_reason};
 use super::pool::{Ended, PoolError};
-use super::stream::is_closed_by_peer;
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 
 pub(super) fn explain(
@@ -49,10 +48,8 @@ pub(super) fn explain(
         },
         Failure::Lost(source) => {
             let source = match hint(context.operation) {
-                Some(hint) if is_closed_by_peer(&source) => {
-                    io::Error::new(source.kind(), format!("{source}; {hint}"))
-                }
-                _ => source,
+                Some(hint) => with_reason(source, hint),
+                None => source,
             };
             StoreError::ConnectionLost {
                 context,
@@ -83,10 +80,7 @@ const fn hint(operation: Operation) -> Option<&'static str> {
         Operation::Get | Operation::MultiGet | Operation::WaitChange => Some(
             "PyTorch's older server back end also closes the connection if the key is deleted meanwhile",
         ),
-        Operation::Set | Operation::Append | Operation::MultiSet | Operation::CompareSet => Some(
-            "a server also closes the connection if the memory limit of its store is reached: its log then has the \
-                 limit, and reads and deletes go on over a new connection",
-        ),
+        Operation::CompareSet => Some(REFUSED_WRITE),
         _ => None,
     }
 }

@@ -17,7 +17,7 @@ use c10d_socket::{
 
 use super::channel::Channel;
 use super::closer::Closer;
-use super::connection::{Connection, Failure, Hello};
+use super::connection::{Connection, Failure, Hello, REFUSED_WRITE};
 use super::lanes::{Lanes, Need, Take, Wait};
 use super::resumed::Resumed;
 use super::session_dialer::{SessionDialer, SessionError};
@@ -677,10 +677,14 @@ impl Lease<'_> {
             return Err(Failure::NotSent(io::ErrorKind::NotConnected.into()));
         };
         let result = exchange(connection);
-        if result.is_err() {
+        let is_acknowledged = connection.is_acknowledged();
+        result.map_err(|failure| {
             self.connection = None;
-        }
-        result
+            match is_acknowledged {
+                true => failure,
+                false => failure.with_reason(REFUSED_WRITE),
+            }
+        })
     }
 
     /// Opens a new connection for this lane, to the same server.

@@ -34,6 +34,15 @@ fn a_full_server_refuses_writes_and_goes_on_with_reads_and_deletes() {
     assert!(matches!(error, StoreError::ConnectionLost { .. }));
     assert!(error.to_string().contains("memory limit"), "{error}");
 
+    // A set has no reply: the next calls say why.
+    let store = open();
+    store.set("more", &value).expect("it is sent");
+    for _ in 0..2 {
+        let error = store.get("large").unwrap_err();
+        assert!(matches!(error, StoreError::ConnectionLost { .. }));
+        assert!(error.to_string().contains("memory limit"), "{error}");
+    }
+
     let store = open();
     assert_eq!(store.get("large").expect("it is there"), value);
     assert!(!store.check(&["more"]).expect("a check"));
