@@ -3,6 +3,7 @@
 
 mod engine;
 mod shell;
+pub mod unstable;
 mod values;
 
 pub use shell::backend::{RendezvousBackend, StateWatch};

@@ -59,6 +59,15 @@ pub(super) enum RendezvousBenchError {
     #[error("cannot start a thread for node {node}: {source} (ulimit -u, kernel.pid_max)")]
     Thread { node: usize, source: io::Error },
 
+    #[error("the connection of nodes that share one failed: {0}")]
+    Link(io::Error),
+
+    #[error("so few nodes form no group: nodes that share a connection need more")]
+    NoGroup,
+
+    #[error("a node has not joined")]
+    NotJoined,
+
     #[error("the thread of node {node} panicked")]
     Panic { node: usize },
 

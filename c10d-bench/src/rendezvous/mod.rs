@@ -14,6 +14,7 @@ mod nodes;
 mod processes;
 mod protocol;
 mod round;
+mod stations;
 
 use std::fmt::Write as _;
 use std::io;
@@ -25,6 +26,7 @@ use serde_json::{Value, json};
 use self::error::RendezvousBenchError;
 use self::kernel::{Loopback, available_memory};
 pub(crate) use self::nodes::RendezvousNodesArgs;
+use self::protocol::Report;
 use self::round::{Plan, Round, Victim, measure};
 use super::child::end_with_measurement;
 use super::report::Samples;
@@ -59,6 +61,17 @@ pub(crate) struct RendezvousBenchArgs {
     /// The most nodes in one process; fewer if the limit on open files requires it.
     #[arg(long, value_name = "N", default_value_t = 2500, value_parser = at_least_one)]
     nodes_per_process: usize,
+
+    /// How many nodes share a connection and, with those of their process, a thread, for more nodes than open files or
+    /// threads. With 1, each has its own.
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        value_parser = at_least_one,
+        conflicts_with_all = ["kill_one", "kill_first_after"]
+    )]
+    nodes_per_connection: usize,
 
     /// How long the nodes are measured at rest after all have joined; 0 for not at all.
     #[arg(
@@ -125,6 +138,7 @@ pub(super) fn run(args: &RendezvousBenchArgs) -> Result<(), Failure> {
         let plan = Plan {
             nodes,
             nodes_per_process: args.nodes_per_process,
+            nodes_per_connection: args.nodes_per_connection,
             keep_alive: Duration::from_millis(args.keep_alive),
             rest: Duration::from_secs(args.rest),
             victim,
@@ -168,7 +182,17 @@ pub(super) fn run(args: &RendezvousBenchArgs) -> Result<(), Failure> {
 /// A process of nodes: runs until the measurement ends it.
 pub(super) fn serve(args: &RendezvousNodesArgs) {
     end_with_measurement();
-    nodes::serve(args);
+    let job = args.job();
+    let served = if job.nodes_per_connection > 1 {
+        stations::serve(&job, args.nodes())
+    } else {
+        nodes::serve(args)
+    };
+    if let Err(error) = served {
+        let text = error.to_string();
+        // Without a measurement that reads it, nobody needs the report.
+        let _ = nodes::send(&Report::Failed { text });
+    }
 }
 
 /// The figures for one number of nodes.
@@ -349,7 +373,8 @@ fn check_limits(plan: &Plan<'_>, files_left: Option<u64>) -> Result<usize, Rende
     let Some(left) = files_left else {
         return Ok(plan.nodes_per_process);
     };
-    let needed = nodes.saturating_add(OTHER_FILES);
+    let connections = nodes.div_ceil(plan.nodes_per_connection as u64);
+    let needed = connections.saturating_add(OTHER_FILES);
     if left < needed {
         return Err(RendezvousBenchError::TooFewFiles {
             nodes: plan.nodes,
@@ -358,5 +383,6 @@ fn check_limits(plan: &Plan<'_>, files_left: Option<u64>) -> Result<usize, Rende
         });
     }
     let fit = usize::try_from(left.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
+    let fit = fit.saturating_mul(plan.nodes_per_connection);
     Ok(plan.nodes_per_process.min(fit).max(1))
 }

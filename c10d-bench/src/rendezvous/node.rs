@@ -29,6 +29,8 @@ pub(super) struct Job {
     pub(super) nodes: usize,
     /// The interval of heartbeats.
     pub(super) keep_alive: Duration,
+    /// How many nodes share a connection; 1 for nodes with handlers and threads of their own.
+    pub(super) nodes_per_connection: usize,
 }
 
 /// A node before it has joined.

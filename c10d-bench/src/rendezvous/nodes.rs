@@ -48,6 +48,10 @@ pub(crate) struct RendezvousNodesArgs {
     /// The interval of heartbeats, in milliseconds.
     #[arg(long)]
     keep_alive: u64,
+
+    /// How many nodes share a connection; 1 for nodes with handlers and threads of their own.
+    #[arg(long)]
+    nodes_per_connection: usize,
 }
 
 impl RendezvousNodesArgs {
@@ -60,14 +64,20 @@ impl RendezvousNodesArgs {
             format!("--count={}", nodes.len()),
             format!("--nodes={}", job.nodes),
             format!("--keep-alive={}", job.keep_alive.as_millis()),
+            format!("--nodes-per-connection={}", job.nodes_per_connection),
         ]
     }
 
-    fn job(&self) -> Job {
+    pub(super) const fn nodes(&self) -> Range<usize> {
+        self.first..self.first.saturating_add(self.count)
+    }
+
+    pub(super) fn job(&self) -> Job {
         Job {
             store: self.store,
             nodes: self.nodes,
             keep_alive: Duration::from_millis(self.keep_alive),
+            nodes_per_connection: self.nodes_per_connection,
         }
     }
 }
@@ -99,13 +109,9 @@ enum Input {
     },
 }
 
-/// Carries out orders until there are no more. Reports an error instead of returning it.
-pub(super) fn serve(args: &RendezvousNodesArgs) {
-    if let Err(error) = Process::connect(args).and_then(|mut process| process.run()) {
-        let text = error.to_string();
-        // Without a measurement that reads it, nobody needs the report.
-        let _ = send(&Report::Failed { text });
-    }
+/// Carries out orders until there are no more.
+pub(super) fn serve(args: &RendezvousNodesArgs) -> Result<(), RendezvousBenchError> {
+    Process::connect(args)?.run()
 }
 
 #[derive(Debug)]
@@ -135,7 +141,8 @@ struct Unsent {
 impl Process {
     fn connect(args: &RendezvousNodesArgs) -> Result<Self, RendezvousBenchError> {
         let job = args.job();
-        let nodes = (args.first..args.first.saturating_add(args.count))
+        let nodes = args
+            .nodes()
             .map(|node| Node::connect(&job, node).map(Arc::new))
             .collect::<Result<Vec<_>, _>>()?;
         let (to_inbox, inbox) = channel();
@@ -174,7 +181,13 @@ impl Process {
 
     fn run(&mut self) -> Result<(), RendezvousBenchError> {
         let to_inbox = self.to_inbox.clone();
-        thread::spawn(move || read_orders(&to_inbox));
+        thread::spawn(move || {
+            read_orders(|order| {
+                let is_last = order.is_none();
+                let input = order.map_or(Input::NoMoreOrders, Input::Order);
+                to_inbox.send(input).is_ok() && !is_last
+            });
+        });
         send(&Report::Connected)?;
         loop {
             let input = match self.unsent.due_at {
@@ -356,13 +369,13 @@ impl Unsent {
     }
 }
 
-/// Passes on the orders on standard input until it ends.
-fn read_orders(to_inbox: &Sender<Input>) {
+/// Passes on the orders on standard input, and `None` at its end, until `take` returns false.
+pub(super) fn read_orders(mut take: impl FnMut(Option<Order>) -> bool) {
     for line in io::stdin().lock().lines() {
         let order = line.and_then(|line| Ok(serde_json::from_str(&line)?));
         match order {
             Ok(order) => {
-                if to_inbox.send(Input::Order(order)).is_err() {
+                if !take(Some(order)) {
                     return;
                 }
             }
@@ -372,11 +385,10 @@ fn read_orders(to_inbox: &Sender<Input>) {
             }
         }
     }
-    // The main thread may have ended.
-    let _ = to_inbox.send(Input::NoMoreOrders);
+    take(None);
 }
 
-fn send(report: &Report) -> Result<(), RendezvousBenchError> {
+pub(super) fn send(report: &Report) -> Result<(), RendezvousBenchError> {
     let write = || -> io::Result<()> {
         let mut line = serde_json::to_vec(report)?;
         line.push(b'\n');

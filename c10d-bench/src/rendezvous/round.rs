@@ -40,6 +40,7 @@ pub(super) struct Plan<'p> {
     pub(super) nodes: usize,
     /// How many nodes share a process at most.
     pub(super) nodes_per_process: usize,
+    pub(super) nodes_per_connection: usize,
     pub(super) keep_alive: Duration,
     /// How long the nodes are at rest after they have joined.
     pub(super) rest: Duration,
@@ -117,6 +118,7 @@ fn measured<T>(
         store: store.address(),
         nodes: plan.nodes,
         keep_alive: plan.keep_alive,
+        nodes_per_connection: plan.nodes_per_connection,
     };
     let groups = groups(nodes, plan.nodes_per_process, plan.victim);
     let start = Instant::now();

@@ -142,3 +142,16 @@ fn invalid_options_of_rendezvous_have_exit_code_2() {
         assert_eq!(ended.code, Some(2), "{words:?}: {ended:?}");
     }
 }
+
+#[test]
+fn nodes_that_share_connections_agree_and_rest() {
+    let words = ["--nodes=40", "--nodes-per-process=16", "--rounds=1"];
+    let shared = ["--nodes-per-connection=4", "--rest=1"];
+    let rows = rendezvous_rows(&[&words[..], &shared].concat());
+    assert_eq!(figure(&rows[0], "rest_lost"), 0.0);
+    assert!(figure(&rows[0], "writes_done") >= 1.0);
+    if cfg!(target_os = "linux") {
+        // And one of each process, besides that of the measurement.
+        assert!(figure(&rows[0], "connections_per_node") < 0.5);
+    }
+}

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use c10d_store::StoreError;
+
 use crate::shell::backend::RendezvousBackend;
 use crate::values::codec::{self, CodecLimits};
 use crate::values::error::RendezvousError;
@@ -24,6 +26,11 @@ impl StoredState {
             run_id: run_id.to_owned(),
             limits: CodecLimits::default(),
         }
+    }
+
+    /// The same state, by another handle.
+    pub(super) fn in_backend(&self, backend: Arc<dyn RendezvousBackend>) -> Self {
+        Self::new(backend, &self.run_id)
     }
 
     pub(crate) fn backend(&self) -> &dyn RendezvousBackend {
@@ -51,6 +58,11 @@ impl StoredState {
                 Written::Theirs(Box::new(state), token)
             }
         })
+    }
+
+    /// An error of the store.
+    pub(crate) fn failed(&self, error: StoreError) -> RendezvousError {
+        RendezvousError::connection(&self.run_id, error)
     }
 
     pub(crate) fn decode(

@@ -33,8 +33,8 @@ const STORE_REQUIRED_MAX: usize = 12;
 /// A screen of rustdoc.
 const STORE_LINES_MAX: usize = 60;
 
-/// The file whose re-exports `c10d-store` does not support for other users than its siblings.
-const UNSTABLE: &str = "c10d-store/src/unstable.rs";
+/// The files whose re-exports a crate does not support for other users than its siblings.
+const UNSTABLE: &str = "src/unstable.rs";
 
 /// Functions without which a peer that is silent could hold up a server, a page or a job: they have no `None`.
 const ALWAYS_LIMITED: [&str; 18] = [
@@ -239,8 +239,8 @@ impl Api {
                 api.functions.append(&mut reader.functions);
                 api.repetitions.append(&mut reader.repetitions);
                 api.traits.append(&mut reader.traits);
-                if source == Path::new(UNSTABLE) {
-                    api.unstable = re_exports(&parsed.items);
+                if source.ends_with(UNSTABLE) {
+                    api.unstable.extend(re_exports(&parsed.items));
                 }
             }
         }
