@@ -379,6 +379,12 @@ impl Station {
             self.heartbeats += 1;
             self.timers
                 .set(Timer::Heartbeat, at.saturating_add(to_next));
+            // The heartbeat has ended the wait: to end and begin it again for a poll costs twice what the poll does.
+            for poll in [Timer::LeasePoll, Timer::SecondPoll] {
+                if self.timers.is_due(poll, at.saturating_add(interval / 2)) {
+                    self.timers.set(poll, at);
+                }
+            }
             return Ask::WriteHeartbeat(self.heartbeats);
         }
         let Role::Follower(view) = &self.role else {
