@@ -6,18 +6,13 @@
 //! The state stays what PyTorch's nodes read and write, and only a write with its token changes it, so a node that
 //! believes it still holds the lease does no harm.
 
-mod ask;
+pub(super) mod ask;
 mod engine;
 mod holder;
-mod message;
+pub(super) mod message;
 mod posting;
-mod station;
+pub(super) mod station;
 mod timers;
 
 pub(crate) use ask::{Ask, Reply};
 pub(crate) use engine::GroupEngine;
-
-#[cfg(test)]
-mod laws;
-#[cfg(test)]
-mod sim;

@@ -592,7 +592,7 @@ impl Station {
     }
 
     #[cfg(test)]
-    pub(super) fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let (phase, asked) = (&self.phase, &self.asked);
         let membership = &self.membership;
         let role = match &self.role {

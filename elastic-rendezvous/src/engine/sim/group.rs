@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use super::ask::{Ask, Ending, Reply};
 use super::laws::Laws;
-use super::message::Place;
-use super::station::Station;
+use super::random::for_seeds;
+use super::torch::TorchNode;
 use crate::engine::decide;
 use crate::engine::executor::{Executor, Need};
-use crate::engine::sim::torch::TorchNode;
+use crate::engine::group::ask::{Ask, Ending, Reply};
+use crate::engine::group::message::Place;
+use crate::engine::group::station::Station;
 use crate::values::clock::Now;
 use crate::values::codec::{self, CodecLimits};
 use crate::values::goal::Operation;
@@ -1217,28 +1218,10 @@ fn history_with_torch(seed: u64) {
 /// docs/rendezvous.md, GROUP 3 and 6.
 #[test]
 fn random_histories_keep_the_laws() {
-    each_seed(300, history);
+    for_seeds(300, history);
 }
 
 #[test]
 fn random_histories_with_torch_keep_the_laws() {
-    each_seed(100, history_with_torch);
-}
-
-/// Runs a history for each of the first seeds, or those of the variables.
-fn each_seed(count: u64, history: fn(u64)) {
-    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let seeds: Vec<u64> = match (number("SEED"), number("ROUNDS")) {
-        (None, None) => (0..count).collect(),
-        (seed, rounds) => {
-            let first = seed.unwrap_or_else(|| fastrand::u64(..1 << 48));
-            (0..rounds.unwrap_or(1))
-                .map(|round| first.wrapping_add(round))
-                .collect()
-        }
-    };
-    for seed in seeds {
-        let result = std::panic::catch_unwind(|| history(seed));
-        assert!(result.is_ok(), "SEED={seed}");
-    }
+    for_seeds(100, history_with_torch);
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::message::Place;
+use crate::engine::group::message::Place;
 use crate::values::node::NodeId;
 use crate::values::state::RendezvousState;
 

@@ -4,13 +4,15 @@
 //! latencies, the order of simultaneous events, and lost messages. The simulator replaces `handler_loop` and the
 //! launcher, and uses no threads.
 
+mod group;
 mod invariants;
+mod laws;
 mod node;
 mod random;
 mod scenarios;
 mod scripted;
 mod store;
-pub(crate) mod torch;
+mod torch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

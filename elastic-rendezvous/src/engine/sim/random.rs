@@ -14,7 +14,7 @@ const SKEW_MAX: i64 = 900;
 
 /// Runs `history` for each of [`seeds`], and prints the seed of a failure. By default, every run has the same
 /// `rounds` seeds.
-fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
+pub(super) fn for_seeds(rounds: u64, history: impl Fn(u64) + std::panic::RefUnwindSafe) {
     let number = |name| {
         let text = std::env::var(name).ok()?;
         Some(text.parse::<u64>().expect("SEED and ROUNDS are numbers"))
