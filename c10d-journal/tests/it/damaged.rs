@@ -53,7 +53,7 @@ fn a_crashed_journal_is_read_without_a_change() {
 }
 
 /// One bit at a random place of the database or of the log: what is read is all, an error, or in the log, all but the
-/// last batch, which looks like a crash before it was durable.
+/// last batch or two, which looks like a crash before they were durable.
 #[test]
 fn a_flipped_bit_is_found_or_harmless() {
     let mut random = fastrand::Rng::with_seed(seed());
@@ -74,7 +74,9 @@ fn a_flipped_bit_is_found_or_harmless() {
                     harmless += 1;
                 }
                 Ok((position, _)) => {
-                    assert_eq!((file, position), ("journal.db-wal", 59), "byte {at}");
+                    // 58: the mark of a commit was hit, so that two look like one.
+                    let is_end = file == "journal.db-wal" && (58..60).contains(&position);
+                    assert!(is_end, "{file}, byte {at}: {position}");
                     cut += 1;
                 }
                 Err(error) => {
