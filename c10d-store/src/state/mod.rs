@@ -10,6 +10,8 @@ mod activity;
 mod announcements;
 mod closed;
 mod conn_hash;
+#[cfg(test)]
+mod crash_tests;
 mod directory;
 mod image;
 #[cfg(any(test, debug_assertions))]
@@ -159,7 +161,7 @@ impl StoreState {
         self.requester = requester.unwrap_or_default();
         self.work += 1 + outline.key_count as u64;
         if let Some(recorder) = &mut self.slots.recorder {
-            recorder.begin();
+            recorder.begin(conn);
             recorder.look_for(&request);
         }
         self.check_memory(&request)?;

@@ -1,29 +1,46 @@
 //! Records what requests change, and which names have changes that a crash would take back.
 //!
 //! Effects gather in a batch, which has a position, until the batch before it is durable. A reply depends on the
-//! newest position among the names that its request looked at.
+//! newest position among the names that its request looked at, and the writes before it of the same connection.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::conn_hash::ConnHash;
 use super::key_hash::KeyHash;
 use crate::journal::batch::{BatchWriter, Effect};
+use crate::message::ConnId;
 
-/// A set with room for at most this many names keeps its memory.
+/// A set with room for at most this many keeps its memory.
 const KEPT_NAMES: usize = 4096;
 
-type Names = HashSet<Arc<[u8]>, KeyHash>;
+/// What a batch changes, and by whose requests.
+#[derive(Debug, Default)]
+struct Changes {
+    names: HashSet<Arc<[u8]>, KeyHash>,
+    writers: HashSet<ConnId, ConnHash>,
+}
+
+impl Changes {
+    fn clear(&mut self) {
+        self.names.clear();
+        self.names.shrink_to(KEPT_NAMES);
+        self.writers.clear();
+        self.writers.shrink_to(KEPT_NAMES);
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Recorder {
     writer: BatchWriter,
     /// The position of the batch that gathers.
     gathering: u64,
-    /// The names that it changes.
-    gathered: Names,
-    /// The names that the batch before it changes, while that is being appended.
-    appending: Names,
+    gathered: Changes,
+    /// Those of the batch before it, while that is being appended.
+    appending: Changes,
     is_appending: bool,
+    /// Whose request is being handled.
+    requester: Option<ConnId>,
     /// What the replies of the current request depend on; 0 if on nothing that a crash would take back.
     dependency: u64,
 }
@@ -34,16 +51,31 @@ impl Recorder {
         Self {
             writer: BatchWriter::default(),
             gathering: durable + 1,
-            gathered: Names::default(),
-            appending: Names::default(),
+            gathered: Changes::default(),
+            appending: Changes::default(),
             is_appending: false,
+            requester: None,
             dependency: 0,
         }
     }
 
-    /// A request begins, which has looked at nothing.
-    pub(super) const fn begin(&mut self) {
+    /// A request begins. Its replies acknowledge all writes before it of the same connection (docs/wire.md, ORDER 3).
+    pub(super) fn begin(&mut self, requester: ConnId) {
+        self.requester = Some(requester);
+        self.dependency = if self.gathered.writers.contains(&requester) {
+            self.gathering
+        } else if self.is_appending && self.appending.writers.contains(&requester) {
+            self.gathering - 1
+        } else {
+            0
+        };
+    }
+
+    /// Something begins that no request asks for, and that may show all names.
+    pub(super) fn begin_event(&mut self) {
+        self.requester = None;
         self.dependency = 0;
+        self.look_at_all();
     }
 
     /// The request looks at this name, which need not exist.
@@ -51,16 +83,16 @@ impl Recorder {
         if self.dependency == self.gathering {
             return;
         }
-        if self.gathered.contains(key) {
+        if self.gathered.names.contains(key) {
             self.dependency = self.gathering;
-        } else if self.is_appending && self.appending.contains(key) {
+        } else if self.is_appending && self.appending.names.contains(key) {
             self.dependency = self.gathering - 1;
         }
     }
 
     /// The request looks at all names.
     pub(super) fn look_at_all(&mut self) {
-        if !self.gathered.is_empty() {
+        if !self.writer.is_empty() {
             self.dependency = self.gathering;
         } else if self.is_appending {
             self.dependency = self.dependency.max(self.gathering - 1);
@@ -70,8 +102,11 @@ impl Recorder {
     /// The request changes this name.
     pub(super) fn record(&mut self, key: &[u8], effect: Effect<'_>) {
         self.writer.push(effect);
-        if !self.gathered.contains(key) {
-            self.gathered.insert(key.into());
+        if !self.gathered.names.contains(key) {
+            self.gathered.names.insert(key.into());
+        }
+        if let Some(requester) = self.requester {
+            self.gathered.writers.insert(requester);
         }
         self.dependency = self.gathering;
     }
@@ -111,9 +146,6 @@ impl Recorder {
     pub(super) fn appended(&mut self) {
         self.is_appending = false;
         self.appending.clear();
-        if self.appending.capacity() > KEPT_NAMES {
-            self.appending.shrink_to(KEPT_NAMES);
-        }
     }
 }
 
@@ -121,13 +153,16 @@ impl Recorder {
 mod tests {
     use super::*;
 
+    const WRITER: ConnId = ConnId(1);
+    const READER: ConnId = ConnId(2);
+
     fn put(recorder: &mut Recorder, key: &[u8]) {
-        recorder.begin();
+        recorder.begin(WRITER);
         recorder.record(key, Effect::Put { key, value: b"" });
     }
 
     fn look(recorder: &mut Recorder, key: &[u8]) -> u64 {
-        recorder.begin();
+        recorder.begin(READER);
         recorder.look(key);
         recorder.dependency()
     }
@@ -152,11 +187,13 @@ mod tests {
         );
         recorder.look(b"a");
         assert_eq!(recorder.dependency(), 8, "the newest of two");
-        recorder.begin();
-        recorder.look_at_all();
+        recorder.begin_event();
         assert_eq!((recorder.dependency(), recorder.newest()), (8, 8));
         put(&mut recorder, b"a");
         assert_eq!(look(&mut recorder, b"a"), 8, "changed again");
+        assert_eq!(look(&mut recorder, b"c"), 0);
+        recorder.begin(WRITER);
+        assert_eq!(recorder.dependency(), 8, "a reply acknowledges the write");
 
         recorder.appended();
         assert_eq!(
@@ -165,15 +202,16 @@ mod tests {
         );
         let (position, _) = recorder.take_batch(&mut memory).expect("a batch");
         assert_eq!(position, 8);
-        recorder.begin();
-        recorder.look_at_all();
+        recorder.begin_event();
         assert_eq!(recorder.dependency(), 8);
         recorder.appended();
         assert_eq!(
             (look(&mut recorder, b"a"), look(&mut recorder, b"b")),
             (0, 0)
         );
-        recorder.look_at_all();
+        recorder.begin_event();
+        assert_eq!(recorder.dependency(), 0);
+        recorder.begin(WRITER);
         assert_eq!(recorder.dependency(), 0);
     }
 }

@@ -93,8 +93,7 @@ impl StoreState {
     /// What comes does not belong to a request, and may depend on anything.
     pub(super) fn look_at_all(&mut self) {
         if let Some(recorder) = &mut self.slots.recorder {
-            recorder.begin();
-            recorder.look_at_all();
+            recorder.begin_event();
         }
     }
 }
