@@ -214,7 +214,10 @@ impl Hub {
                         self.is_ended = true;
                         continue;
                     }
-                    Frame::Open { .. } | Frame::Group(_) => continue,
+                    Frame::Open { .. }
+                    | Frame::Group(_)
+                    | Frame::Resume { .. }
+                    | Frame::Done { .. } => continue,
                 };
                 self.touch(client);
             }

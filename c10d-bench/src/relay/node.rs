@@ -128,7 +128,11 @@ impl Node {
                     Frame::Close { .. } => {
                         return Err(NodeError::Unexpected("it closed a rank").into());
                     }
-                    Frame::Open { .. } | Frame::Group(_) | Frame::End => {
+                    Frame::Open { .. }
+                    | Frame::Group(_)
+                    | Frame::Resume { .. }
+                    | Frame::Done { .. }
+                    | Frame::End => {
                         return Err(NodeError::Unexpected("no frame of a server").into());
                     }
                 }

@@ -18,4 +18,7 @@ pub struct SessionLink {
     pub server: SocketAddr,
     /// How many bytes of the session the server has received.
     pub received_by_server: u64,
+    /// The server was restarted and knows the session: both streams begin anew, and requests are sent again. Only with
+    /// [`carrying_over`](super::SessionDialer::carrying_over).
+    pub is_restarted: bool,
 }

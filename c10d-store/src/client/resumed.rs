@@ -216,7 +216,10 @@ impl Resumed {
                     }
                     Frame::Credit { bytes, .. } => self.credit.returned(bytes)?,
                     Frame::Close { .. } | Frame::End => self.is_closed = true,
-                    Frame::Open { .. } | Frame::Group(_) => {}
+                    Frame::Open { .. }
+                    | Frame::Group(_)
+                    | Frame::Resume { .. }
+                    | Frame::Done { .. } => {}
                 }
             }
         }

@@ -29,6 +29,7 @@ pub struct SessionDialer {
     attempt: u64,
     keep: Duration,
     expects_sessions: bool,
+    carries_over: bool,
     closer: Closer,
     cancel: Cancel,
 }
@@ -127,6 +128,7 @@ impl SessionDialer {
             attempt: 0,
             keep,
             expects_sessions: false,
+            carries_over: false,
             closer: Closer::default(),
             cancel: Cancel::NEVER,
         })
@@ -138,6 +140,15 @@ impl SessionDialer {
     #[must_use]
     pub fn expecting_sessions(mut self) -> Self {
         self.expects_sessions = true;
+        self
+    }
+
+    /// The caller can send requests again to a server that was restarted with its journal
+    /// (docs/wire-extensions.md, SESSION 12): then the session goes on, with
+    /// [`is_restarted`](SessionLink::is_restarted).
+    #[must_use]
+    pub fn carrying_over(mut self) -> Self {
+        self.carries_over = true;
         self
     }
 
@@ -196,7 +207,7 @@ impl SessionDialer {
         match result {
             Err(_) if self.closer.is_closed() => Err(SessionError::Cancelled),
             Err(error) => Err(error),
-            Ok(received_by_server) => {
+            Ok((received_by_server, is_restarted)) => {
                 let server = stream.peer_addr().map_err(|error| self.lost(error))?;
                 let (socket, tls, received) =
                     stream.into_parts().map_err(|error| self.lost(error))?;
@@ -206,6 +217,7 @@ impl SessionDialer {
                     received,
                     server,
                     received_by_server,
+                    is_restarted,
                 })
             }
         }
@@ -217,7 +229,7 @@ impl SessionDialer {
         stream: &mut Stream,
         received: u64,
         deadline: Deadline,
-    ) -> Result<u64, SessionError> {
+    ) -> Result<(u64, bool), SessionError> {
         let shaken = stream.shake_hands(deadline);
         shaken.map_err(|error| self.lost(error))?;
         self.attempt += 1;
@@ -227,6 +239,7 @@ impl SessionDialer {
             attempt: self.attempt,
             received,
             keep: self.keep,
+            carries_over: self.carries_over,
         };
         let mut request = RequestBuf::new();
         request.hello();
@@ -254,14 +267,20 @@ impl SessionDialer {
             Some(Welcome::Accepted { store, received }) => {
                 self.store = store;
                 self.expects_sessions = true;
-                Ok(received)
+                Ok((received, false))
+            }
+            Some(Welcome::Restarted { store }) if self.carries_over => {
+                self.store = store;
+                Ok((0, true))
             }
             Some(Welcome::Unknown { store }) => Err(SessionError::Unknown {
                 server: server(),
                 is_same_store: store == self.store,
             }),
             Some(Welcome::Full { .. }) => Err(SessionError::Full { server: server() }),
-            None => Err(self.refused("the answer to SESSION is none".to_owned())),
+            Some(Welcome::Restarted { .. }) | None => {
+                Err(self.refused("the answer to SESSION is none".to_owned()))
+            }
         }
     }
 

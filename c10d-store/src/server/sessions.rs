@@ -295,6 +295,7 @@ mod tests {
             attempt,
             received: 0,
             keep: KEEP,
+            carries_over: false,
         }
     }
 

@@ -23,6 +23,8 @@ const GROUP: u8 = 3;
 const CLOSE: u8 = 4;
 const CREDIT: u8 = 5;
 const END: u8 = 6;
+const RESUME: u8 = 7;
+const DONE: u8 = 8;
 
 /// An item of a session's stream. Clients have numbers, which the client's side gives out in ascending order and never
 /// uses again.
@@ -55,6 +57,20 @@ pub enum Frame<'a> {
         client: u32,
         /// The number of bytes.
         bytes: u32,
+    },
+    /// The client was open before the server's restart: its next request has this number. To the server only.
+    Resume {
+        /// Its number within the session.
+        client: u32,
+        /// Of the request, from 1.
+        request: u32,
+    },
+    /// All requests of the client up to this one are carried out, and survive a restart. From the server only.
+    Done {
+        /// Its number within the session.
+        client: u32,
+        /// Of the request, from 1.
+        request: u32,
     },
     /// The session ends with all its clients. From the server: everything before the client's END has been carried out.
     End,
@@ -129,6 +145,16 @@ impl SessionStream {
     /// Appends a [`Frame::Credit`].
     pub fn push_credit(&mut self, client: u32, bytes: u32) {
         self.push(&head(CREDIT, client, bytes));
+    }
+
+    /// Appends a [`Frame::Resume`].
+    pub fn push_resume(&mut self, client: u32, request: u32) {
+        self.push(&head(RESUME, client, request));
+    }
+
+    /// Appends a [`Frame::Done`].
+    pub fn push_done(&mut self, client: u32, request: u32) {
+        self.push(&head(DONE, client, request));
     }
 
     /// Appends a [`Frame::End`].
@@ -273,6 +299,14 @@ fn short_frame<'a>(kind: u8, client: u32, number: u32) -> Result<Frame<'a>, Viol
             bytes: number,
         },
         END => Frame::End,
+        RESUME => Frame::Resume {
+            client,
+            request: number,
+        },
+        DONE => Frame::Done {
+            client,
+            request: number,
+        },
         _ => return Err(Violation::new("it sent an unknown frame")),
     })
 }

@@ -18,6 +18,8 @@ pub(crate) struct Hello {
     pub(crate) received: u64,
     /// How long the server should remember the session without a link.
     pub(crate) keep: Duration,
+    /// It can send requests again to a server that was restarted (docs/wire-extensions.md, SESSION 12).
+    pub(crate) carries_over: bool,
 }
 
 /// The reply to SESSION.
@@ -33,11 +35,17 @@ pub(crate) enum Welcome {
     Unknown { store: StoreId },
     /// The server has as many sessions as it may have.
     Full { store: StoreId },
+    /// The server was restarted and knows the session: both sides send link frames of new streams.
+    Restarted { store: StoreId },
 }
 
 const ACCEPTED: u8 = 0;
 const UNKNOWN: u8 = 1;
 const FULL: u8 = 2;
+const RESTARTED: u8 = 3;
+
+/// In the milliseconds: the peer carries requests over.
+const CARRIES_OVER: u32 = 1 << 31;
 
 impl Hello {
     /// The length of the encoded form: two ids, two u64, and milliseconds as u32.
@@ -50,17 +58,20 @@ impl Hello {
         LittleEndian::write_u64(&mut bytes[32..40], self.attempt);
         LittleEndian::write_u64(&mut bytes[40..48], self.received);
         let millis = u32::try_from(self.keep.as_millis()).unwrap_or(u32::MAX);
-        LittleEndian::write_u32(&mut bytes[48..], millis);
+        let flag = if self.carries_over { CARRIES_OVER } else { 0 };
+        LittleEndian::write_u32(&mut bytes[48..], millis.min(CARRIES_OVER - 1) | flag);
         bytes
     }
 
     pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Self {
+        let millis = LittleEndian::read_u32(&bytes[48..]);
         Self {
             session: SessionId(id_of(&bytes[..16])),
             store: StoreId(id_of(&bytes[16..32])),
             attempt: LittleEndian::read_u64(&bytes[32..40]),
             received: LittleEndian::read_u64(&bytes[40..48]),
-            keep: Duration::from_millis(u64::from(LittleEndian::read_u32(&bytes[48..]))),
+            keep: Duration::from_millis(u64::from(millis & !CARRIES_OVER)),
+            carries_over: millis & CARRIES_OVER != 0,
         }
     }
 }
@@ -74,6 +85,7 @@ impl Welcome {
             Self::Accepted { store, received } => (ACCEPTED, store, *received),
             Self::Unknown { store } => (UNKNOWN, store, 0),
             Self::Full { store } => (FULL, store, 0),
+            Self::Restarted { store } => (RESTARTED, store, 0),
         };
         let mut bytes = [status; Self::BYTES];
         bytes[1..17].copy_from_slice(&store.0);
@@ -91,6 +103,7 @@ impl Welcome {
             },
             UNKNOWN => Self::Unknown { store },
             FULL => Self::Full { store },
+            RESTARTED => Self::Restarted { store },
             _ => return None,
         })
     }
@@ -114,14 +127,21 @@ mod tests {
             attempt: 3,
             received: 1 << 40,
             keep: Duration::from_millis(600_000),
+            carries_over: false,
         };
         assert_eq!(Hello::decode(&hello.encode()), hello);
+        let carries_over = Hello {
+            carries_over: true,
+            ..hello
+        };
+        assert_eq!(Hello::decode(&carries_over.encode()), carries_over);
         let store = StoreId::random();
         let received = 7;
         for welcome in [
             Welcome::Accepted { store, received },
             Welcome::Unknown { store },
             Welcome::Full { store },
+            Welcome::Restarted { store },
         ] {
             assert_eq!(Welcome::decode(&welcome.encode()), Some(welcome));
         }

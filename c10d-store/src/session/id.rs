@@ -8,11 +8,15 @@ use byteorder::{ByteOrder, LittleEndian};
 /// The length of an id.
 pub(super) const ID_BYTES: usize = 16;
 
+/// Where the number of the run is in the id of a store with a journal.
+const EPOCH_AT: usize = 8;
+
 /// Names a session: 128 random bits. They are not logged, since a process that knows them can take over the session.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SessionId(pub(super) [u8; ID_BYTES]);
 
-/// Names one run of a server: 128 random bits. A server that was restarted, and has lost everything, has another one.
+/// Names one run of a server: 128 random bits. A server that was restarted, and has lost everything, has another one; one
+/// that has its journal has another second half, a number that rises (docs/wire-extensions.md, SESSION 12).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct StoreId(pub(super) [u8; ID_BYTES]);
 
@@ -30,6 +34,19 @@ impl StoreId {
     /// A new one.
     pub(crate) fn random() -> Self {
         Self(random_bits())
+    }
+
+    /// The store of a journal, opened for the `epoch`th time.
+    pub(crate) fn of_journal(store: &[u8; ID_BYTES], epoch: u64) -> Self {
+        let mut id = *store;
+        LittleEndian::write_u64(&mut id[EPOCH_AT..], epoch);
+        Self(id)
+    }
+
+    /// Whether this names an earlier run of the same store.
+    pub(crate) fn is_before(self, other: Self) -> bool {
+        let epoch = |id: &Self| LittleEndian::read_u64(&id.0[EPOCH_AT..]);
+        self.0[..EPOCH_AT] == other.0[..EPOCH_AT] && epoch(&self) < epoch(&other)
     }
 }
 

@@ -224,6 +224,8 @@ impl EventLoop {
                 }
             }
             Frame::End => self.say_end(slot),
+            // Only after a restart, or not to the server.
+            Frame::Resume { .. } | Frame::Done { .. } => {}
         }
         Ok(())
     }

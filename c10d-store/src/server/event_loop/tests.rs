@@ -38,6 +38,7 @@ impl Session {
             store: StoreId::ANY,
             attempt: 1,
             received: 0,
+            carries_over: false,
             keep: Duration::MAX,
         };
         let candidate = Candidate {
