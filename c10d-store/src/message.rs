@@ -307,6 +307,7 @@ impl<'a> Request<'a> {
 }
 
 /// A piece of a reply. Some replies have several, for instance a count and its blobs.
+#[derive(Clone, Copy)]
 #[cfg_attr(test, derive(Debug))]
 pub(crate) enum Reply<'a> {
     /// Reply to PING.

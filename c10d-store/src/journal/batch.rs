@@ -6,6 +6,10 @@
 //!     1 put, 3 append, 4 push   length, 4 bytes; the value, addition or element
 //!     2 delete                  nothing
 //!     5 pop                     number of elements, 4 bytes
+//!    16 begin a session         how long it lasts without a link, in ms, 4 bytes; here the key is the session's id
+//!    17 end a session           nothing
+//!    18 executed                client, request, answered, 4 bytes each; whether it waits, 1 byte; length, 4 bytes; reply
+//!    19 end a client            client, 4 bytes
 //! checksum, 8 bytes: SipHash-1-3 with a zero key of all before it, then the position, 8 bytes
 //! ```
 //!
@@ -41,6 +45,25 @@ pub enum Effect<'a> {
     Push { key: &'a [u8], element: &'a [u8] },
     /// The key's queue has lost this number of its first elements.
     Pop { key: &'a [u8], count: u32 },
+    /// A session begins whose peer can send requests again (docs/wire-extensions.md, SESSION 12).
+    BeginSession { session: &'a [u8], keep_millis: u32 },
+    /// It ends with its clients.
+    EndSession { session: &'a [u8] },
+    /// A request of a client was carried out.
+    Executed {
+        session: &'a [u8],
+        client: u32,
+        /// Its number, from 1.
+        request: u32,
+        /// Up to this request the client has its replies.
+        answered: u32,
+        /// It has arrived at a barrier, and waits there: there is no reply yet.
+        waits: bool,
+        /// As it was sent.
+        reply: &'a [u8],
+    },
+    /// A client of a session has gone.
+    EndClient { session: &'a [u8], client: u32 },
 }
 
 mod kind {
@@ -49,6 +72,10 @@ mod kind {
     pub(super) const APPEND: u8 = 3;
     pub(super) const PUSH: u8 = 4;
     pub(super) const POP: u8 = 5;
+    pub(super) const BEGIN_SESSION: u8 = 16;
+    pub(super) const END_SESSION: u8 = 17;
+    pub(super) const EXECUTED: u8 = 18;
+    pub(super) const END_CLIENT: u8 = 19;
 }
 
 /// Collects effects into a batch.
@@ -69,6 +96,33 @@ impl BatchWriter {
             Effect::Pop { key, count } => {
                 self.with_key(kind::POP, key);
                 self.with_u32(count);
+            }
+            Effect::BeginSession {
+                session,
+                keep_millis,
+            } => {
+                self.with_key(kind::BEGIN_SESSION, session);
+                self.with_u32(keep_millis);
+            }
+            Effect::EndSession { session } => self.with_key(kind::END_SESSION, session),
+            Effect::Executed {
+                session,
+                client,
+                request,
+                answered,
+                waits,
+                reply,
+            } => {
+                self.with_key(kind::EXECUTED, session);
+                for number in [client, request, answered] {
+                    self.with_u32(number);
+                }
+                self.bytes.push(u8::from(waits));
+                self.with_length(reply);
+            }
+            Effect::EndClient { session, client } => {
+                self.with_key(kind::END_CLIENT, session);
+                self.with_u32(client);
             }
         }
     }
@@ -172,8 +226,7 @@ impl<'a> Iterator for Effects<'a> {
 
 impl<'a> Effects<'a> {
     fn read(&mut self) -> Option<Effect<'a>> {
-        let (&kind, rest) = self.body.split_first()?;
-        self.body = rest;
+        let kind = self.byte()?;
         let key = self.blob()?;
         Some(match kind {
             kind::PUT => Effect::Put {
@@ -193,6 +246,23 @@ impl<'a> Effects<'a> {
                 key,
                 count: self.number()?,
             },
+            kind::BEGIN_SESSION => Effect::BeginSession {
+                session: key,
+                keep_millis: self.number()?,
+            },
+            kind::END_SESSION => Effect::EndSession { session: key },
+            kind::EXECUTED => Effect::Executed {
+                session: key,
+                client: self.number()?,
+                request: self.number()?,
+                answered: self.number()?,
+                waits: self.byte()? != 0,
+                reply: self.blob()?,
+            },
+            kind::END_CLIENT => Effect::EndClient {
+                session: key,
+                client: self.number()?,
+            },
             _ => return None,
         })
     }
@@ -202,6 +272,12 @@ impl<'a> Effects<'a> {
         let (blob, rest) = self.body.split_at_checked(length as usize)?;
         self.body = rest;
         Some(blob)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        let (&byte, rest) = self.body.split_first()?;
+        self.body = rest;
+        Some(byte)
     }
 
     fn number(&mut self) -> Option<u32> {
@@ -247,6 +323,23 @@ mod tests {
                 key: b"q",
                 count: 1,
             },
+            Effect::BeginSession {
+                session: &[1; 16],
+                keep_millis: 7,
+            },
+            Effect::Executed {
+                session: &[1; 16],
+                client: 2,
+                request: 3,
+                answered: 1,
+                waits: true,
+                reply: b"r",
+            },
+            Effect::EndClient {
+                session: &[1; 16],
+                client: 2,
+            },
+            Effect::EndSession { session: &[1; 16] },
         ]
     }
 

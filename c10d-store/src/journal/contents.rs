@@ -1,4 +1,4 @@
-//! What a journal says is in its store, for tools: the server applies the effects to its own state.
+//! What a journal says is in its store, for tools: the server applies the effects to its own state. Without sessions.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -50,6 +50,11 @@ impl Contents {
                 entry.queue.drain(..count);
                 self.drop_if_empty(key);
             }
+            // Of sessions, which are no contents.
+            Effect::BeginSession { .. }
+            | Effect::EndSession { .. }
+            | Effect::Executed { .. }
+            | Effect::EndClient { .. } => {}
         }
         true
     }

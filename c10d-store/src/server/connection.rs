@@ -11,6 +11,7 @@ use mio::{Interest, Token};
 use slab::Slab;
 
 use super::held::Held;
+use super::numbers::Numbers;
 use super::session_memory::SessionMemory;
 use crate::message::{ConnId, Replies, Reply};
 use crate::request_parser::RequestParser;
@@ -80,6 +81,8 @@ pub(super) struct Client {
     pub(super) waits_for_budget: bool,
     /// `None` while there are none.
     replies: Option<Box<ClientReplies>>,
+    /// Of its requests, if the journal keeps its session.
+    pub(super) numbers: Option<Box<Numbers>>,
 }
 
 /// The unsent replies of a client.
@@ -105,6 +108,7 @@ impl Client {
             waits_for_room: false,
             waits_for_budget: false,
             replies: None,
+            numbers: None,
         }
     }
 
@@ -308,6 +312,8 @@ pub(super) struct Connections {
     held: BTreeMap<u64, Vec<Token>>,
     /// The journal has more to append than it should: no request may be carried out.
     is_full: bool,
+    /// The replies of the current request to clients whose sessions the journal keeps, once more.
+    captured: Vec<(Token, SendBuf)>,
 }
 
 const SLOT_BITS: u32 = usize::BITS / 2;
@@ -331,6 +337,7 @@ impl Connections {
             dependency: 0,
             held: BTreeMap::new(),
             is_full: false,
+            captured: Vec::new(),
         }
     }
 
@@ -483,6 +490,49 @@ impl Connections {
         }
     }
 
+    /// Answers a request that was carried out before the server was restarted.
+    pub(super) fn answer_again(&mut self, token: Token, reply: &[u8]) {
+        if let Some(connection) = self.get_mut(token) {
+            let out = if connection.is_held() {
+                connection.hold(0).0
+            } else {
+                connection.out_mut()
+            };
+            out.push(reply);
+            self.touch(token);
+            self.recount(token);
+        }
+    }
+
+    /// Sends bytes once this position is durable.
+    pub(super) fn send_after(&mut self, token: Token, position: u64, bytes: &[u8]) {
+        let Some(connection) = self.get_mut(token) else {
+            return;
+        };
+        if position == 0 && !connection.is_held() {
+            connection.out_mut().push(bytes);
+        } else {
+            let (out, is_new) = connection.hold(position);
+            out.push(bytes);
+            if is_new {
+                self.held.entry(position).or_default().push(token);
+            }
+        }
+        self.touch(token);
+    }
+
+    /// Takes what the current request has replied to this client, whose session the journal keeps.
+    pub(super) fn take_captured_of(&mut self, token: Token) -> Option<Vec<u8>> {
+        let index = self.captured.iter().position(|(of, _)| *of == token)?;
+        Some(bytes_of(self.captured.swap_remove(index).1))
+    }
+
+    /// Takes what the current request, or the end of a connection, has replied to some other client.
+    pub(super) fn take_captured(&mut self) -> Option<(Token, Vec<u8>)> {
+        let (token, reply) = self.captured.pop()?;
+        Some((token, bytes_of(reply)))
+    }
+
     /// Everything up to this position is durable: the replies that have waited for it can be sent.
     pub(super) fn release(&mut self, durable: u64) {
         while let Some(first) = self.held.first_entry()
@@ -559,7 +609,11 @@ impl Replies for Connections {
         let token = token_of(conn);
         let unsent_bytes_max = self.unsent_bytes_max;
         let dependency = self.dependency;
-        let Some(connection) = self.get_mut(token) else {
+        let Some(connection) = self
+            .slots
+            .get_mut(token.0 & SLOT_MASK)
+            .filter(|connection| connection.generation as usize == token.0 >> SLOT_BITS)
+        else {
             return;
         };
         if connection.overflowed {
@@ -571,6 +625,17 @@ impl Replies for Connections {
         } else {
             reply
         };
+        if let Carrier::Session(Client {
+            numbers: Some(_), ..
+        }) = connection.carrier
+        {
+            let index = self.captured.iter().position(|(of, _)| *of == token);
+            let index = index.unwrap_or_else(|| {
+                self.captured.push((token, SendBuf::new()));
+                self.captured.len() - 1
+            });
+            encode_reply(reply, &mut self.captured[index].1);
+        }
         if dependency == 0 && !connection.is_held() {
             let out = connection.out_mut();
             encode_reply(reply, out);
@@ -592,6 +657,14 @@ impl Replies for Connections {
     fn depend_on(&mut self, position: u64) {
         self.dependency = position;
     }
+}
+
+/// Takes the bytes of a buffer.
+fn bytes_of(mut out: SendBuf) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(out.unsent_bytes());
+    // Memory takes everything.
+    let _ = out.flush(&mut bytes);
+    bytes
 }
 
 /// A client of a session cannot begin another one, so the server must not say that it can.

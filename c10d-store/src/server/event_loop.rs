@@ -35,6 +35,7 @@ use crate::snapshot::{CloseReason, Counters};
 use crate::state::{Refusal, StoreState};
 
 mod accepting;
+mod carrying;
 mod clients;
 mod ending;
 mod keeping;
@@ -42,6 +43,7 @@ mod keeping;
 mod tests;
 mod watching;
 
+use carrying::Parts;
 use keeping::{GATHERED_BYTES_MAX, Keeping};
 
 const WAKER: Token = Token(usize::MAX);
@@ -113,15 +115,16 @@ impl EventLoop {
             handshakes_max: HANDSHAKES_MAX,
         };
         let acceptor = listeners.acceptor(limits, Instant::now());
-        let (state, keeping) = match journal {
-            None => (StoreState::new(), None),
-            Some(journal) => Keeping::start(journal, Arc::clone(&waker))?,
+        let sessions = Sessions::new(StoreId::random(), options.session_timeout());
+        let (state, sessions, keeping) = match journal {
+            None => (StoreState::new(), sessions, None),
+            Some(journal) => Keeping::start(journal, sessions, Arc::clone(&waker))?,
         };
         let event_loop = Self {
             poll,
             listeners,
             connections: Connections::new(options.unsent_bytes_max()),
-            sessions: Sessions::new(StoreId::random(), options.session_timeout()),
+            sessions,
             state,
             stall: StallWatch::new(options.stall_report_after()),
             options,
@@ -456,21 +459,30 @@ impl EventLoop {
         let mut hello = None;
         let conn = conn_id_of(token);
         let limits = self.options.limits();
-        let (state, connections) = (&mut self.state, &mut self.connections);
+        let mut parts = Parts {
+            state: &mut self.state,
+            connections: &mut self.connections,
+            sessions: &mut self.sessions,
+        };
+        let carried = parts.carried(token);
         let turn = &mut self.turn;
         let mut must_wait = false;
         let handle = |request: Request<'_>| {
             if let Request::Session(begun) = &request {
                 hello = Some(*begun);
             }
-            let before = state.work();
-            let result = state.handle(conn, request, connections);
-            turn.spend(state.work().wrapping_sub(before), Instant::now);
+            let before = parts.state.work();
+            let result = match carried {
+                None => parts.state.handle(conn, request, parts.connections),
+                Some(client) => parts.handle(client, request),
+            };
+            parts.record_woken();
+            turn.spend(parts.state.work().wrapping_sub(before), Instant::now);
             result?;
-            if state.gathered_bytes() > GATHERED_BYTES_MAX {
-                connections.set_full(true);
+            if parts.state.gathered_bytes() > GATHERED_BYTES_MAX {
+                parts.connections.set_full(true);
             }
-            must_wait = hello.is_some() || !connections.may_continue(token);
+            must_wait = hello.is_some() || !parts.connections.may_continue(token);
             Ok::<_, Refusal>(if must_wait || turn.is_turn_over() {
                 Flow::Pause
             } else {

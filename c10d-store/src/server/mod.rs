@@ -1,6 +1,7 @@
 //! The TCPStore server: one thread with an event loop and a store.
 
 mod backlog;
+mod carried;
 mod connection;
 mod counts;
 mod event_loop;
@@ -8,6 +9,7 @@ mod held;
 mod http;
 mod journal_thread;
 mod memory_limit;
+mod numbers;
 mod observer;
 mod options;
 mod recover;

@@ -1,5 +1,6 @@
 //! Reads a journal before its store is served.
 
+use super::carried::Carried;
 use crate::journal::batch::effects;
 use crate::journal::{Journal, JournalError, Recovered};
 use crate::state::StoreState;
@@ -9,6 +10,7 @@ use crate::state::StoreState;
 pub(super) struct OpenJournal {
     pub(super) journal: Box<dyn Journal>,
     pub(super) state: StoreState,
+    pub(super) carried: Carried,
     /// The position of the last batch.
     pub(super) durable: u64,
     /// The bytes of the batches after the snapshot.
@@ -22,6 +24,7 @@ impl OpenJournal {
     /// [`JournalError`], [`JournalError::Damaged`] if an effect cannot follow those before it.
     pub(super) fn recover(mut journal: Box<dyn Journal>) -> Result<Self, JournalError> {
         let mut state = StoreState::new();
+        let mut carried = Carried::default();
         let mut batch_bytes = 0;
         let place = journal.place();
         let damaged = |what: String| JournalError::Damaged {
@@ -38,9 +41,9 @@ impl OpenJournal {
             };
             for effect in effects(position, bytes).map_err(|it| damaged(it.to_string()))? {
                 let effect = effect.map_err(|it| damaged(it.to_string()))?;
-                if !state.recover(effect) {
+                if !state.recover(effect) || !carried.apply(effect) {
                     return Err(damaged(format!(
-                        "batch {position} takes elements that no queue has"
+                        "batch {position} does not follow from those before: {effect:?}"
                     )));
                 }
             }
@@ -55,6 +58,7 @@ impl OpenJournal {
         Ok(Self {
             journal,
             state,
+            carried,
             durable,
             batch_bytes,
         })

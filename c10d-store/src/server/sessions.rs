@@ -10,6 +10,7 @@ use mio::Token;
 use slab::Slab;
 
 use super::backlog::Backlog;
+use super::carried::Carried;
 use super::timers::Timers;
 use crate::session::{FrameReader, Hello, SessionId, SessionStream, StoreId, Violation, Welcome};
 
@@ -27,6 +28,10 @@ pub(super) struct Sessions {
     by_id: HashMap<SessionId, usize>,
     slots: Slab<Session>,
     expiries: Timers,
+    /// What survives the server. Empty without a journal.
+    pub(super) carried: Carried,
+    /// Sessions of the journal that have ended since it was last told.
+    pub(super) ended: Vec<SessionId>,
 }
 
 /// The server's end of one session.
@@ -51,6 +56,8 @@ pub(super) struct Session {
     pub(super) waiting_for_room: VecDeque<Token>,
     /// Clients without unsent replies whose requests wait until those of other clients are sent.
     pub(super) waiting_for_budget: VecDeque<Token>,
+    /// The journal keeps what its clients' requests do.
+    pub(super) is_carried: bool,
 }
 
 /// What follows from a SESSION.
@@ -82,11 +89,38 @@ impl Sessions {
             by_id: HashMap::new(),
             slots: Slab::new(),
             expiries: Timers::default(),
+            carried: Carried::default(),
+            ended: Vec::new(),
         }
+    }
+
+    /// The sessions that a journal has kept begin again, without links, at a store that now has this id.
+    pub(super) fn restore(&mut self, store: StoreId, carried: Carried, now: Instant) {
+        self.store = store;
+        for (id, keep) in carried.sessions() {
+            let peer = IpAddr::from([0, 0, 0, 0]);
+            let slot = self.insert(id, peer);
+            if let Some(session) = self.slots.get_mut(slot) {
+                session.is_carried = true;
+                session.keep = keep.min(self.keep_max);
+                session.expires = now.checked_add(session.keep);
+                if let Some(at) = session.expires {
+                    self.expiries.add(at, Token(slot));
+                }
+            }
+        }
+        self.carried = carried;
     }
 
     pub(super) fn get_mut(&mut self, slot: usize) -> Option<&mut Session> {
         self.slots.get_mut(slot)
+    }
+
+    /// Whether the journal keeps a session.
+    pub(super) fn is_carried(&self, slot: usize) -> bool {
+        self.slots
+            .get(slot)
+            .is_some_and(|session| session.is_carried)
     }
 
     /// Whether a session has received what it has not carried out.
@@ -101,8 +135,14 @@ impl Sessions {
             return Attached::Late;
         }
         let store = self.store;
+        let mut is_restarted = false;
         let unknown = Attached::Refused(Welcome::Unknown { store });
         let slot = match self.by_id.get(&hello.session) {
+            // docs/wire-extensions.md, SESSION 12.
+            Some(slot) if hello.store.is_before(store) => {
+                is_restarted = true;
+                *slot
+            }
             Some(_) if hello.store != store && hello.store != StoreId::ANY => return unknown,
             Some(slot) => *slot,
             // A session that was accepted once is never begun anew: its clients have a history.
@@ -114,7 +154,7 @@ impl Sessions {
                 if self.slots.len() >= SESSIONS_MAX {
                     return Attached::Refused(Welcome::Full { store });
                 }
-                self.insert(hello.session, candidate)
+                self.insert(hello.session, candidate.peer)
             }
         };
         let Some(session) = self.slots.get_mut(slot) else {
@@ -123,7 +163,14 @@ impl Sessions {
         if hello.attempt <= session.attempt {
             return Attached::Late;
         }
-        if session.stream.attach(hello.received).is_err() {
+        if is_restarted {
+            if !hello.carries_over || !session.is_carried || session.had_clients() {
+                return unknown;
+            }
+            session.stream = SessionStream::default();
+            session.reader = FrameReader::default();
+            session.backlog = Backlog::default();
+        } else if session.stream.attach(hello.received).is_err() {
             return unknown;
         }
         session.attempt = hello.attempt;
@@ -133,9 +180,13 @@ impl Sessions {
         Attached::Accepted {
             slot,
             replaced: session.link.replace(candidate.link),
-            welcome: Welcome::Accepted {
-                store,
-                received: session.stream.received(),
+            welcome: if is_restarted {
+                Welcome::Restarted { store }
+            } else {
+                Welcome::Accepted {
+                    store,
+                    received: session.stream.received(),
+                }
             },
         }
     }
@@ -161,6 +212,9 @@ impl Sessions {
     pub(super) fn remove(&mut self, slot: usize) -> Option<Session> {
         let session = self.slots.try_remove(slot)?;
         self.by_id.remove(&session.id);
+        if session.is_carried {
+            self.ended.push(session.id);
+        }
         Some(session)
     }
 
@@ -186,17 +240,22 @@ impl Sessions {
 
     /// Forgets the sessions without a link that never had a client: they lose nothing.
     fn forget_unused(&mut self) {
-        let by_id = &mut self.by_id;
+        let (by_id, carried, ended) = (&mut self.by_id, &self.carried, &mut self.ended);
         self.slots.retain(|_, session| {
-            let is_used = session.link.is_some() || session.last_client.is_some();
+            let is_used = session.link.is_some()
+                || session.had_clients()
+                || session.is_carried && carried.has_clients(session.id);
             if !is_used {
                 by_id.remove(&session.id);
+                if session.is_carried {
+                    ended.push(session.id);
+                }
             }
             is_used
         });
     }
 
-    fn insert(&mut self, id: SessionId, candidate: Candidate) -> usize {
+    fn insert(&mut self, id: SessionId, peer: IpAddr) -> usize {
         let slot = self.slots.insert(Session {
             id,
             stream: SessionStream::default(),
@@ -208,9 +267,10 @@ impl Sessions {
             attempt: 0,
             keep: Duration::ZERO,
             expires: None,
-            peer: candidate.peer,
+            peer,
             waiting_for_room: VecDeque::new(),
             waiting_for_budget: VecDeque::new(),
+            is_carried: false,
         });
         self.by_id.insert(id, slot);
         slot
@@ -218,6 +278,20 @@ impl Sessions {
 }
 
 impl Session {
+    pub(super) const fn id(&self) -> SessionId {
+        self.id
+    }
+
+    /// Whether a client was ever opened, since the server started.
+    pub(super) const fn had_clients(&self) -> bool {
+        self.last_client.is_some()
+    }
+
+    /// The lowest number that a new client can have.
+    pub(super) fn next_client(&self) -> u32 {
+        self.last_client.map_or(0, |last| last.saturating_add(1))
+    }
+
     /// The connection of a client. `None` if it was closed; its late frames are no error.
     pub(super) fn client(&self, number: u32) -> Result<Option<Token>, Violation> {
         if self.last_client.is_none_or(|last| number > last) {

@@ -25,6 +25,15 @@ impl SessionId {
     pub(crate) fn random() -> Self {
         Self(random_bits())
     }
+
+    /// As a journal has kept it; `None` if it has another length.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().ok().map(Self)
+    }
+
+    pub(crate) const fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 impl StoreId {

@@ -91,6 +91,18 @@ impl SessionStream {
         self.received
     }
 
+    /// How many bytes the peer has received, as far as it has said.
+    #[must_use]
+    pub const fn acknowledged(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// How many bytes were pushed so far.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.acknowledged + self.kept.len() as u64
+    }
+
     /// Whether the peer has not acknowledged everything.
     #[must_use]
     pub fn has_unacknowledged(&self) -> bool {
@@ -190,10 +202,6 @@ impl SessionStream {
         }
         self.sent += count as u64;
         self.reported = self.received;
-    }
-
-    fn end(&self) -> u64 {
-        self.acknowledged + self.kept.len() as u64
     }
 
     fn forget_until(&mut self, offset: u64) {

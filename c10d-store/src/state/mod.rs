@@ -637,11 +637,16 @@ impl StoreState {
             self.reply(replies, conn, Reply::StopWaiting);
         } else {
             self.cancel(conn);
-            let origin = self.origin(Opcode::Barrier);
-            self.waiters.open(conn, Answer::Stop, origin);
-            self.miss(conn, key, Wants::Barrier);
+            self.wait_for_others(conn, key);
         }
         Ok(())
+    }
+
+    /// Waits at a barrier.
+    fn wait_for_others(&mut self, conn: ConnId, key: &[u8]) {
+        let origin = self.origin(Opcode::Barrier);
+        self.waiters.open(conn, Answer::Stop, origin);
+        self.miss(conn, key, Wants::Barrier);
     }
 
     fn queue_push(&mut self, key: &[u8], element: Value, replies: &mut impl Replies) {

@@ -39,6 +39,8 @@ pub(super) struct Recorder {
     /// Those of the batch before it, while that is being appended.
     appending: Changes,
     is_appending: bool,
+    /// The number of changes so far.
+    changes: u64,
     /// Whose request is being handled.
     requester: Option<ConnId>,
     /// What the replies of the current request depend on; 0 if on nothing that a crash would take back.
@@ -54,6 +56,7 @@ impl Recorder {
             gathered: Changes::default(),
             appending: Changes::default(),
             is_appending: false,
+            changes: 0,
             requester: None,
             dependency: 0,
         }
@@ -102,6 +105,7 @@ impl Recorder {
     /// The request changes this name.
     pub(super) fn record(&mut self, key: &[u8], effect: Effect<'_>) {
         self.writer.push(effect);
+        self.changes += 1;
         if !self.gathered.names.contains(key) {
             self.gathered.names.insert(key.into());
         }
@@ -109,6 +113,16 @@ impl Recorder {
             self.gathered.writers.insert(requester);
         }
         self.dependency = self.gathering;
+    }
+
+    /// Something happens to a session, which no reply shows.
+    pub(super) fn record_session(&mut self, effect: Effect<'_>) {
+        self.writer.push(effect);
+    }
+
+    /// The number of changes so far, without those of sessions.
+    pub(super) const fn changes(&self) -> u64 {
+        self.changes
     }
 
     pub(super) const fn dependency(&self) -> u64 {

@@ -2,9 +2,11 @@
 
 use super::StoreState;
 use super::recorder::Recorder;
+use super::slots::Slot;
 use super::stored::Writer;
+use crate::decimal::parse_decimal;
 use crate::journal::batch::Effect;
-use crate::message::{Payload, Request};
+use crate::message::{ConnId, Payload, Replies, Reply, Request};
 use crate::moment::Moment;
 use crate::snapshot::ConnectionId;
 use crate::stored_value::Value;
@@ -35,6 +37,11 @@ impl StoreState {
                 let count = count as usize;
                 return self.slots.take(key, count, usize::MAX).len() == count;
             }
+            // Of sessions, which the server carries over.
+            Effect::BeginSession { .. }
+            | Effect::EndSession { .. }
+            | Effect::Executed { .. }
+            | Effect::EndClient { .. } => {}
         }
         true
     }
@@ -42,6 +49,46 @@ impl StoreState {
     /// Records effects from now on; everything up to this position is durable.
     pub(crate) fn start_recording(&mut self, durable: u64) {
         self.slots.recorder = Some(Box::new(Recorder::new(durable)));
+    }
+
+    /// Records what happens to a session, together with what the current request changes.
+    pub(crate) fn record_session(&mut self, effect: Effect<'_>) {
+        if let Some(recorder) = &mut self.slots.recorder {
+            recorder.record_session(effect);
+        }
+    }
+
+    /// The number of changes so far, without those of sessions.
+    pub(crate) fn changes(&self) -> u64 {
+        let recorder = self.slots.recorder.as_ref();
+        recorder.map_or(0, |recorder| recorder.changes())
+    }
+
+    /// Whether a connection waits.
+    pub(crate) fn is_waiting(&self, conn: ConnId) -> bool {
+        self.waiters.waiting_of(conn).is_some()
+    }
+
+    /// A client arrives again at a barrier, where it was counted before the server was restarted.
+    pub(crate) fn wait_at_barrier(
+        &mut self,
+        conn: ConnId,
+        key: &[u8],
+        world_size: i64,
+        replies: &mut impl Replies,
+    ) {
+        if let Some(recorder) = &mut self.slots.recorder {
+            recorder.begin(conn);
+            recorder.look(key);
+        }
+        let value = self.slots.get(key).and_then(Slot::value);
+        let arrived = value.and_then(|value| parse_decimal(value.as_bytes()));
+        self.cancel(conn);
+        if arrived.is_some_and(|arrived| arrived >= world_size) {
+            self.reply(replies, conn, Reply::StopWaiting);
+        } else {
+            self.wait_for_others(conn, key);
+        }
     }
 
     /// What the last request depends on, and so does all that is said about it.

@@ -72,14 +72,25 @@ impl EventLoop {
                 return self.close_quietly(token, CloseReason::Peer);
             }
         };
-        let connection = self.connections.get_mut(token);
-        if let Some(accepted) = connection.and_then(Connection::accepted_mut) {
-            if let Some(slot) = link {
-                accepted.become_link(slot);
-            }
-            accepted.out.push(&welcome.encode());
-            self.connections.touch(token);
+        if let Some(slot) = link {
+            self.begin_carrying(slot, hello);
         }
+        self.end_carried_sessions();
+        let connection = self.connections.get_mut(token);
+        if let Some(accepted) = connection.and_then(Connection::accepted_mut)
+            && let Some(slot) = link
+        {
+            accepted.become_link(slot);
+        }
+        // A session that a crash would take back has not begun.
+        let position = self.newest_undurable();
+        let position = if link.is_some_and(|slot| self.sessions.is_carried(slot)) {
+            position
+        } else {
+            0
+        };
+        self.connections
+            .send_after(token, position, &welcome.encode());
         if let Some(slot) = link {
             self.set_away(slot, false);
             self.use_room(slot);
@@ -94,6 +105,7 @@ impl EventLoop {
                 self.state.set_away(conn, is_away, &mut self.connections);
             }
         }
+        self.parts().record_woken();
     }
 
     /// Handles bytes that the link of a session has received.
@@ -224,8 +236,13 @@ impl EventLoop {
                 }
             }
             Frame::End => self.say_end(slot),
-            // Only after a restart, or not to the server.
-            Frame::Resume { .. } | Frame::Done { .. } => {}
+            Frame::Resume { client, request } => {
+                if let Some(token) = self.token_of_client(slot, client)? {
+                    self.resume_numbers(token, request)?;
+                }
+            }
+            // Not to the server.
+            Frame::Done { .. } => {}
         }
         Ok(())
     }
@@ -245,6 +262,12 @@ impl EventLoop {
             return Ok(());
         };
         session.check_new(number)?;
+        if session.is_carried {
+            self.forget_unopened(slot, number);
+        }
+        let Some(session) = self.sessions.get_mut(slot) else {
+            return Ok(());
+        };
         let peer = SocketAddr::new(session.peer, port);
         let connections_max = self.options.connections_max();
         let reason: &dyn fmt::Display = if !session.has_room_for_client() {
@@ -252,7 +275,9 @@ impl EventLoop {
         } else if self.connections.len() >= connections_max {
             &format_args!("the limit of {connections_max} connections is reached")
         } else {
-            let token = self.connections.insert_client(Client::new(slot, number));
+            let mut client = Client::new(slot, number);
+            client.numbers = session.is_carried.then(Box::default);
+            let token = self.connections.insert_client(client);
             session.open(number, token);
             self.state.connect(conn_id_of(token), peer);
             self.publish_count();
@@ -362,11 +387,15 @@ impl EventLoop {
         if let Some(client) = connection.client() {
             let used = std::mem::take(&mut client.kept_bytes);
             let (slot, number) = (client.slot(), client.number);
+            let is_carried = client.numbers.is_some();
             if let Some(returned) = client.credit.used(used as usize)
                 && let Some(session) = self.sessions.get_mut(slot)
             {
                 session.stream.push_credit(number, returned);
                 self.touch_link(slot);
+            }
+            if is_carried {
+                self.tell_done(token, used as usize);
             }
         }
     }
@@ -429,6 +458,7 @@ impl EventLoop {
         };
         let stream = &mut session.stream;
         let mut lacks_room = false;
+        let has_replies = client.replies().is_some();
         if let Some((out, credit)) = client.replies() {
             while !out.is_empty() {
                 let count = [
@@ -452,6 +482,9 @@ impl EventLoop {
         }
         let is_done = connection.phase == Phase::Refusing && !connection.has_unsent();
         self.connections.recount(token);
+        if has_replies {
+            self.note_handed(token);
+        }
         if is_done {
             self.say_closed(token);
             self.remove_client(token, CloseReason::Refused);
@@ -513,6 +546,10 @@ impl EventLoop {
     /// Sends the unsent bytes of a session over its link.
     pub(super) fn flush_link(&mut self, token: Token) {
         while let Some(connection) = self.connections.get_mut(token) {
+            if connection.is_held() {
+                // The answer to SESSION comes first.
+                return;
+            }
             let Some(accepted) = connection.accepted_mut() else {
                 return;
             };
@@ -554,7 +591,7 @@ impl EventLoop {
         self.touch_link(slot);
     }
 
-    fn touch_link(&mut self, slot: usize) {
+    pub(super) fn touch_link(&mut self, slot: usize) {
         if let Some(session) = self.sessions.get_mut(slot)
             && let Some(link) = session.link
             && session.stream.has_unsent()
@@ -585,6 +622,7 @@ impl EventLoop {
         if let Some(session) = self.sessions.get_mut(slot) {
             session.close(number);
         }
+        self.end_carried_client(slot, number);
         self.close_quietly(token, reason);
         self.use_budget(slot);
         self.use_room(slot);
@@ -606,6 +644,7 @@ impl EventLoop {
         let Some(session) = self.sessions.remove(slot) else {
             return;
         };
+        self.end_carried_sessions();
         if let Some(link) = session.link {
             self.close_quietly(link, reason);
         }

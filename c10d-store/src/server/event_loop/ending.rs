@@ -182,5 +182,6 @@ impl EventLoop {
     pub(super) fn forget(&mut self, token: Token, reason: CloseReason) {
         self.state
             .disconnect(conn_id_of(token), reason, &mut self.connections);
+        self.parts().record_woken();
     }
 }

@@ -1,15 +1,19 @@
 //! The event loop's part for a store with a journal: batches go to its thread, and what waits for them goes on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use mio::{Token, Waker};
 
 use super::EventLoop;
 use crate::journal::JournalError;
+use crate::journal::batch::BatchWriter;
 use crate::server::journal_thread::{JournalThread, SnapshotStep};
 use crate::server::recover::OpenJournal;
+use crate::server::sessions::Sessions;
+use crate::session::StoreId;
 use crate::state::{SNAPSHOT_SLICE, StoreState};
 
 /// Beyond this many bytes of effects in no batch, requests wait.
@@ -34,14 +38,20 @@ pub(super) struct Keeping {
     is_copying: bool,
     /// Connections whose requests wait, as too much is gathered.
     paused: BTreeSet<Token>,
+    /// Clients whose peers are told that requests are done when a position is durable, in its order.
+    done: VecDeque<(u64, Token, u32)>,
 }
 
 impl Keeping {
-    /// Goes on with a journal. Returns the state that it has kept.
+    /// Goes on with a journal. Returns the state and the sessions that it has kept.
     pub(super) fn start(
         open: OpenJournal,
+        mut sessions: Sessions,
         waker: Arc<Waker>,
-    ) -> io::Result<(StoreState, Option<Self>)> {
+    ) -> io::Result<(StoreState, Sessions, Option<Self>)> {
+        let identity = open.journal.identity();
+        let store = StoreId::of_journal(&identity.store, identity.epoch);
+        sessions.restore(store, open.carried, Instant::now());
         let keeping = Self {
             thread: JournalThread::start(open.journal, open.durable, waker)?,
             durable: open.durable,
@@ -49,8 +59,14 @@ impl Keeping {
             bytes_since_snapshot: open.batch_bytes,
             is_copying: false,
             paused: BTreeSet::new(),
+            done: VecDeque::new(),
         };
-        Ok((open.state, Some(keeping)))
+        Ok((open.state, sessions, Some(keeping)))
+    }
+
+    /// Has the peer of a client told that this request is done, once the position is durable.
+    pub(super) fn tell_later(&mut self, position: u64, token: Token, request: u32) {
+        self.done.push_back((position, token, request));
     }
 
     /// Whether a snapshot for the journal is being copied, so that none of observers can start.
@@ -84,6 +100,13 @@ impl EventLoop {
         self.state.batch_appended();
         self.connections.release(durable);
         self.observed.release(durable);
+        while let Some(keeping) = &mut self.keeping
+            && let Some((position, token, request)) = keeping.done.front().copied()
+            && position <= durable
+        {
+            keeping.done.pop_front();
+            self.say_done(token, request);
+        }
         Ok(())
     }
 
@@ -101,6 +124,12 @@ impl EventLoop {
                 keeping.bytes_since_snapshot = 0;
                 keeping.is_copying = true;
                 keeping.thread.step(SnapshotStep::Begin { position });
+                let mut sessions = BatchWriter::default();
+                self.sessions.carried.write(&mut sessions);
+                if !sessions.is_empty() {
+                    let chunk = sessions.finish(position, Vec::new());
+                    keeping.thread.step(SnapshotStep::Chunk(chunk));
+                }
                 self.state.start_chunks(position);
             }
             self.connections.set_full(false);

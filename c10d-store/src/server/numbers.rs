@@ -1,0 +1,149 @@
+//! The numbers of a client's requests, in a session that survives the server (docs/wire-extensions.md, SESSION 13 and 14). Pure.
+
+/// The peer is told that requests without a reply are done after as many of them, or as many bytes.
+const UNDONE_REQUESTS_MAX: u32 = 1024;
+const UNDONE_BYTES_MAX: usize = 64 << 10;
+
+/// Requests count from 1, in the order in which they arrive.
+#[derive(Debug, Default)]
+pub(super) struct Numbers {
+    /// The last request.
+    requests: u32,
+    /// The last request that can wait.
+    wait_request: u32,
+    /// The last request with a reply. One without a reply is sent again until a later one has its.
+    replied: u32,
+    /// Up to this request the peer has its replies, and sends none again.
+    answered: u32,
+    /// With the reply to this request, the stream had this length.
+    handed: Option<(u32, u64)>,
+    /// Since the peer was last told that requests are done, by a reply or by DONE.
+    undone_bytes: usize,
+    undone_requests: u32,
+}
+
+impl Numbers {
+    /// The next request, which can wait or not.
+    pub(super) const fn next(&mut self, can_wait: bool) -> u32 {
+        self.requests = self.requests.wrapping_add(1);
+        self.undone_requests += 1;
+        if can_wait {
+            self.wait_request = self.requests;
+        }
+        self.requests
+    }
+
+    /// The next request has this number. `false` if others were sent before.
+    pub(super) const fn resume(&mut self, request: u32) -> bool {
+        let is_first = self.requests == 0;
+        self.requests = request.wrapping_sub(1);
+        is_first && request > 0
+    }
+
+    /// A request has its reply.
+    pub(super) fn replies(&mut self, request: u32) {
+        self.replied = self.replied.max(request);
+    }
+
+    /// The request that waits, if one does.
+    pub(super) const fn wait_request(&self) -> u32 {
+        self.wait_request
+    }
+
+    /// Up to this request the peer has its replies, given how many bytes of the stream it has.
+    pub(super) fn answered(&mut self, acknowledged: u64) -> u32 {
+        if let Some((request, length)) = self.handed
+            && length <= acknowledged
+        {
+            self.answered = request;
+            self.handed = None;
+        }
+        self.answered
+    }
+
+    /// All replies so far are in the stream, which has this length.
+    pub(super) fn all_handed(&mut self, is_waiting: bool, length: u64) {
+        self.hand(self.replied.min(self.settled(is_waiting)), length);
+        self.undone_bytes = 0;
+        self.undone_requests = 0;
+    }
+
+    /// The peer is told that the requests up to this one are done; the stream has this length then.
+    pub(super) fn hand(&mut self, request: u32, length: u64) {
+        if self.handed.is_none() && request > self.answered {
+            self.handed = Some((request, length));
+        }
+    }
+
+    /// Bytes of requests have arrived.
+    pub(super) const fn received(&mut self, bytes: usize) {
+        self.undone_bytes = self.undone_bytes.saturating_add(bytes);
+    }
+
+    /// The request of which the peer should be told that it is done, with those before it.
+    pub(super) fn take_done(&mut self, is_waiting: bool) -> Option<u32> {
+        if self.undone_bytes < UNDONE_BYTES_MAX && self.undone_requests < UNDONE_REQUESTS_MAX {
+            return None;
+        }
+        self.undone_bytes = 0;
+        self.undone_requests = 0;
+        Some(self.settled(is_waiting)).filter(|request| *request > self.answered)
+    }
+
+    /// The last request before one that waits, or of all.
+    const fn settled(&self, is_waiting: bool) -> u32 {
+        if is_waiting {
+            self.wait_request.wrapping_sub(1)
+        } else {
+            self.requests
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_answered_once_the_peer_has_what_followed_it() {
+        let mut numbers = Numbers::default();
+        assert_eq!([numbers.next(false), numbers.next(true)], [1, 2]);
+        numbers.replies(1);
+        numbers.all_handed(true, 100);
+        assert_eq!(numbers.answered(99), 0);
+        assert_eq!(numbers.answered(100), 1, "the second one waits");
+        assert_eq!(numbers.next(false), 3, "without a reply");
+        numbers.replies(2);
+        numbers.all_handed(false, 200);
+        numbers.all_handed(false, 300);
+        assert_eq!(numbers.answered(200), 2, "the third one is sent again");
+        assert_eq!(numbers.next(false), 4);
+        numbers.replies(4);
+        numbers.all_handed(false, 400);
+        assert_eq!(numbers.answered(400), 4);
+    }
+
+    #[test]
+    fn a_client_that_was_open_before_goes_on_with_its_numbers() {
+        let mut numbers = Numbers::default();
+        assert!(!Numbers::default().resume(0));
+        assert!(numbers.resume(7));
+        assert_eq!(numbers.next(false), 7);
+        assert!(!numbers.resume(9), "in the middle");
+    }
+
+    #[test]
+    fn the_peer_is_told_of_many_requests_without_replies() {
+        let mut numbers = Numbers::default();
+        for _ in 1..UNDONE_REQUESTS_MAX {
+            numbers.next(false);
+            assert_eq!(numbers.take_done(false), None);
+        }
+        numbers.next(false);
+        assert_eq!(numbers.take_done(false), Some(UNDONE_REQUESTS_MAX));
+        numbers.next(false);
+        numbers.received(UNDONE_BYTES_MAX);
+        assert_eq!(numbers.take_done(false), Some(UNDONE_REQUESTS_MAX + 1));
+        assert_eq!(numbers.take_done(false), None);
+    }
+}
