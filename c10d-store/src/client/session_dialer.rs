@@ -152,6 +152,11 @@ impl SessionDialer {
         self
     }
 
+    /// The server is elsewhere now.
+    pub fn set_target(&mut self, target: HostPort) {
+        self.target = target;
+    }
+
     /// The server.
     #[must_use]
     pub const fn target(&self) -> &HostPort {

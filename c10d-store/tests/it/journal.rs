@@ -28,7 +28,7 @@ struct Kept {
 
 /// An engine in memory. Clones share what is kept.
 #[derive(Debug, Default, Clone)]
-struct Memory {
+pub(crate) struct Memory {
     kept: Arc<Mutex<Kept>>,
     changed: Arc<Condvar>,
 }
@@ -38,19 +38,19 @@ impl Memory {
         self.kept.lock().expect("no test panics with it")
     }
 
-    fn set_blocked(&self, is_blocked: bool) {
+    pub(crate) fn set_blocked(&self, is_blocked: bool) {
         self.kept().is_blocked = is_blocked;
         self.changed.notify_all();
     }
 
     /// Waits until a batch is being appended, which cannot be durable as the engine is blocked.
     #[track_caller]
-    fn wait_until_appending(&self) {
+    pub(crate) fn wait_until_appending(&self) {
         wait_until("a batch", || self.kept().appending > 0);
     }
 
     /// What a crash at this moment leaves.
-    fn crashed(&self) -> Self {
+    pub(crate) fn crashed(&self) -> Self {
         let mut kept = self.kept().clone();
         kept.unfinished = None;
         kept.is_blocked = false;
@@ -81,7 +81,12 @@ impl Memory {
         contents
     }
 
-    fn serve(&self) -> TcpStoreServer {
+    /// Whether there is a complete snapshot.
+    pub(crate) fn has_snapshot(&self) -> bool {
+        self.kept().snapshot.is_some()
+    }
+
+    pub(crate) fn serve(&self) -> TcpStoreServer {
         let options = ServerOptions::default().with_journal(self.clone());
         TcpStoreServer::bind("127.0.0.1:0", options).expect("a server")
     }
@@ -168,7 +173,7 @@ impl Journal for Memory {
     }
 }
 
-fn client(server: &TcpStoreServer) -> TcpStore {
+pub(crate) fn client(server: &TcpStoreServer) -> TcpStore {
     TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client")
 }
 
@@ -196,13 +201,13 @@ fn get(raw: &mut Raw, key: &str) {
 }
 
 /// A number in a reply.
-fn number(number: i64) -> Vec<u8> {
+pub(crate) fn number(number: i64) -> Vec<u8> {
     let mut bytes = vec![0; 8];
     LE::write_i64(&mut bytes, number);
     bytes
 }
 
-fn value(value: &[u8]) -> Vec<u8> {
+pub(crate) fn value(value: &[u8]) -> Vec<u8> {
     let mut bytes = number(value.len() as i64);
     bytes.extend_from_slice(value);
     bytes

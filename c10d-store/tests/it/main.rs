@@ -4,6 +4,7 @@
 
 mod blocked;
 mod cancel;
+mod carried;
 mod closing;
 mod debug_output;
 #[cfg(feature = "tls")]

@@ -1,0 +1,388 @@
+//! Sessions across a restart of their server (docs/wire-extensions.md, SESSION 12 to 14), by a peer that sends frames
+//! itself.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{ConnectOptions, Deadline, HostPort, SendBuf};
+use c10d_store::unstable::{Frame, FrameReader, RequestBuf, SessionDialer, SessionStream};
+use c10d_store::{Opcode, SessionError, Store, StoreExt, TcpStoreServer};
+
+use crate::journal::{Memory, client, number, value};
+use crate::raw::{LONG, wait_until};
+
+/// A peer with its link.
+struct Peer {
+    dialer: SessionDialer,
+    stream: SessionStream,
+    reader: FrameReader,
+    link: TcpStream,
+    /// What the server has sent, by client, and what it has said to be done.
+    received: Vec<(u32, Vec<u8>)>,
+    done: Vec<(u32, u32)>,
+    is_restarted: bool,
+}
+
+fn dialer(server: &TcpStoreServer) -> SessionDialer {
+    let target = HostPort::new("127.0.0.1", server.local_addr().port());
+    let dialer = SessionDialer::new(target, ConnectOptions::default(), None, LONG);
+    dialer.expect("no credentials")
+}
+
+impl Peer {
+    fn new(server: &TcpStoreServer) -> Self {
+        Self::of(dialer(server).carrying_over())
+    }
+
+    fn of(mut dialer: SessionDialer) -> Self {
+        let link = dialer.connect(0, deadline()).expect("a link");
+        assert!(!link.is_restarted);
+        let mut peer = Self {
+            dialer,
+            stream: SessionStream::default(),
+            reader: FrameReader::default(),
+            link: blocking(link.socket),
+            received: Vec::new(),
+            done: Vec::new(),
+            is_restarted: false,
+        };
+        peer.stream.attach(link.received_by_server).expect("new");
+        peer.take(&link.received);
+        peer
+    }
+
+    /// Connects again, to a server on another port.
+    fn reconnect(&mut self, server: &TcpStoreServer) -> Result<(), SessionError> {
+        self.dialer
+            .set_target(HostPort::new("127.0.0.1", server.local_addr().port()));
+        let link = self.dialer.connect(self.stream.received(), deadline())?;
+        self.is_restarted = link.is_restarted;
+        if link.is_restarted {
+            self.stream = SessionStream::default();
+            self.reader = FrameReader::default();
+            self.received.clear();
+        }
+        self.stream
+            .attach(link.received_by_server)
+            .expect("the same place");
+        self.link = blocking(link.socket);
+        self.take(&link.received);
+        Ok(())
+    }
+
+    fn request<'v>(&mut self, client: u32, build: impl FnOnce(&mut RequestBuf<'v>)) {
+        let mut request = RequestBuf::new();
+        build(&mut request);
+        self.stream.push_data(client, &request.to_bytes());
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        let mut out = SendBuf::new();
+        self.stream.fill(&mut out, usize::MAX);
+        let mut wire = Vec::new();
+        out.flush(&mut wire).expect("memory takes everything");
+        self.link.write_all(&wire).expect("the server reads");
+    }
+
+    /// Acknowledges what has arrived.
+    fn acknowledge(&mut self) {
+        let mut out = SendBuf::new();
+        self.stream.report(&mut out);
+        let mut wire = Vec::new();
+        out.flush(&mut wire).expect("memory takes everything");
+        self.link.write_all(&wire).expect("the server reads");
+    }
+
+    fn read(&mut self) {
+        let mut bytes = [0; 4096];
+        let count = self.link.read(&mut bytes).expect("the server answers");
+        assert!(count > 0, "the server closed the link");
+        self.take(&bytes[..count]);
+    }
+
+    fn take(&mut self, mut link: &[u8]) {
+        while let Some(mut bytes) = self.stream.next_bytes(&mut link).expect("no violation") {
+            while let Some(frame) = self.reader.next(&mut bytes).expect("frames") {
+                match frame {
+                    Frame::Data { client, bytes } => self.add(client, bytes),
+                    Frame::Done { client, request } => self.done.push((client, request)),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn add(&mut self, client: u32, bytes: &[u8]) {
+        let index = self.received.iter().position(|(of, _)| *of == client);
+        let index = index.unwrap_or_else(|| {
+            self.received.push((client, Vec::new()));
+            self.received.len() - 1
+        });
+        self.received[index].1.extend_from_slice(bytes);
+    }
+
+    /// Reads until the client has these bytes, and nothing else.
+    #[track_caller]
+    fn expect(&mut self, client: u32, bytes: &[u8]) {
+        loop {
+            let index = self.received.iter().position(|(of, _)| *of == client);
+            if let Some(index) = index
+                && self.received[index].1.len() >= bytes.len()
+            {
+                let (_, got) = self.received.swap_remove(index);
+                assert_eq!(got, bytes);
+                return;
+            }
+            self.read();
+        }
+    }
+
+    fn open(&mut self, client: u32) {
+        self.stream.push_open(client, 0);
+    }
+}
+
+fn deadline() -> Deadline {
+    Deadline::after(Instant::now(), LONG)
+}
+
+fn blocking(socket: mio::net::TcpStream) -> TcpStream {
+    let socket = TcpStream::from(OwnedFd::from(socket));
+    socket.set_nonblocking(false).expect("a socket option");
+    socket
+        .set_read_timeout(Some(LONG))
+        .expect("a socket option");
+    socket
+}
+
+fn add(request: &mut RequestBuf<'_>, key: &str) {
+    request.opcode(Opcode::Add).user_key(key).i64(1);
+}
+
+/// Every request with an effect is sent again, and is carried out once: with its reply, if the reply was lost.
+#[test]
+fn requests_that_were_carried_out_are_answered_and_not_repeated() {
+    let journal = Memory::default();
+    let server = journal.serve();
+    let mut peer = Peer::new(&server);
+    let store = client(&server);
+    store.queue_push("q", b"element").expect("push");
+    store.set("text", b"old").expect("set");
+    peer.open(0);
+    peer.request(0, |r| add(r, "n"));
+    peer.expect(0, &number(1));
+    let requests: [fn(&mut RequestBuf<'_>); 8] = [
+        |r| add(r, "n"),
+        |r| {
+            r.opcode(Opcode::QueuePop).user_key("q");
+        },
+        |r| {
+            r.opcode(Opcode::Append).user_key("log").value(b"once");
+        },
+        |r| {
+            r.opcode(Opcode::QueuePush).user_key("p").value(b"once");
+        },
+        |r| {
+            let compare = r.opcode(Opcode::CompareSet).user_key("text");
+            compare.value(b"old").value(b"new");
+        },
+        |r| {
+            r.opcode(Opcode::DeleteKey).user_key("text");
+        },
+        |r| {
+            r.opcode(Opcode::Barrier).user_key("b").i64(2);
+        },
+        |r| {
+            r.opcode(Opcode::QueueLen).user_key("p");
+        },
+    ];
+    let replies = [
+        number(2),
+        [number(1), value(b"element")].concat(),
+        value(b"new"),
+        number(1),
+    ]
+    .concat();
+    for request in &requests[..7] {
+        peer.request(0, request);
+    }
+    peer.expect(0, &replies);
+    assert!(!store.check(&["text"]).expect("check"));
+
+    // The replies are lost with the server.
+    let (journal, old) = (journal.crashed(), server);
+    let server = journal.serve();
+    peer.reconnect(&server).expect("a link");
+    assert!(peer.is_restarted);
+    drop(old);
+    peer.open(0);
+    peer.stream.push_resume(0, 2);
+    for request in &requests[..7] {
+        peer.request(0, request);
+    }
+    peer.expect(0, &replies);
+    let store = client(&server);
+    assert_eq!(store.get("log").expect("get"), b"once");
+    assert_eq!(store.queue_len("p").expect("len"), 1);
+    assert_eq!(store.queue_len("q").expect("len"), 0);
+    assert_eq!(store.add("n", 0).expect("add"), 2);
+    // It is counted once at the barrier.
+    store.barrier("b", 2).expect("the second one");
+    peer.expect(0, &[0]);
+    peer.request(0, requests[7]);
+    peer.expect(0, &number(1));
+}
+
+/// What ended a wait is gone after the restart; the wait has ended all the same.
+#[test]
+fn a_wait_that_has_ended_does_not_wait_again() {
+    let journal = Memory::default();
+    let server = journal.serve();
+    let store = client(&server);
+    let mut peer = Peer::new(&server);
+    for number in 0..3 {
+        peer.open(number);
+    }
+    peer.request(0, |r| {
+        r.opcode(Opcode::Wait).count(1).user_key("k");
+    });
+    peer.request(1, |r| {
+        r.opcode(Opcode::QueueTake).user_key("q").u64(1);
+    });
+    wait_until("the waits", || server.waiting_count() == 2);
+    store.set("k", b"").expect("set");
+    store.queue_push("q", b"e").expect("push");
+    // At once.
+    peer.request(2, |r| {
+        r.opcode(Opcode::WaitGet).count(1).user_key("k");
+    });
+    peer.expect(2, &[&[0][..], &value(b"")].concat());
+    store.delete_key("k").expect("delete");
+
+    let journal = journal.crashed();
+    let old = server;
+    let server = journal.serve();
+    drop(old);
+    peer.reconnect(&server).expect("a link");
+    for number in 0..3 {
+        peer.open(number);
+        peer.stream.push_resume(number, 1);
+    }
+    peer.request(0, |r| {
+        r.opcode(Opcode::Wait).count(1).user_key("k");
+    });
+    peer.expect(0, &[0]);
+    peer.request(1, |r| {
+        r.opcode(Opcode::QueueTake).user_key("q").u64(1);
+    });
+    peer.expect(1, &[&[0][..], &number(1), &value(b"e")].concat());
+    peer.request(2, |r| {
+        r.opcode(Opcode::WaitGet).count(1).user_key("k");
+    });
+    peer.expect(2, &[&[0][..], &value(b"")].concat());
+    assert_eq!(client(&server).queue_len("q").expect("len"), 0);
+}
+
+/// The batch of the second request is lost: it is carried out again, and for the first time as far as anyone knows.
+#[test]
+fn a_request_that_was_not_durable_is_carried_out_again() {
+    let journal = Memory::default();
+    let server = journal.serve();
+    let mut peer = Peer::new(&server);
+    peer.open(4);
+    peer.request(4, |r| add(r, "n"));
+    peer.expect(4, &number(1));
+    journal.set_blocked(true);
+    peer.request(4, |r| add(r, "n"));
+    journal.wait_until_appending();
+    let crashed = journal.crashed();
+    let server_again = crashed.serve();
+    peer.reconnect(&server_again).expect("a link");
+    peer.open(4);
+    peer.stream.push_resume(4, 2);
+    peer.request(4, |r| add(r, "n"));
+    peer.expect(4, &number(2));
+    journal.set_blocked(false);
+    drop(server);
+}
+
+#[test]
+fn the_peer_learns_that_requests_without_replies_are_done() {
+    let journal = Memory::default();
+    let server = journal.serve();
+    let mut peer = Peer::new(&server);
+    peer.open(0);
+    let long = vec![7; 40_000];
+    for _ in 0..2 {
+        peer.request(0, |r| {
+            r.opcode(Opcode::Set).user_key("k").value(&long);
+        });
+    }
+    while peer.done.is_empty() {
+        peer.read();
+    }
+    assert_eq!(peer.done, [(0, 2)]);
+}
+
+#[test]
+fn only_sessions_that_can_be_carried_over_are() {
+    let journal = Memory::default();
+    let server = journal.serve();
+    let mut plain = Peer::of(dialer(&server));
+    let mut ended = Peer::new(&server);
+    ended.stream.push_end();
+    ended.flush();
+    let mut byte = [0; 256];
+    while ended.link.read(&mut byte).is_ok_and(|count| count > 0) {}
+    // A later answer says that the end is durable.
+    client(&server).add("n", 1).expect("add");
+    let mut carried = Peer::new(&server);
+    carried.open(7);
+    carried.request(7, |r| add(r, "n"));
+    carried.expect(7, &number(2));
+
+    let journal = journal.crashed();
+    let again = journal.serve();
+    for unknown in [&mut plain, &mut ended] {
+        let error = unknown.reconnect(&again).expect_err("it is not kept");
+        assert!(matches!(error, SessionError::Unknown { .. }), "{error}");
+    }
+    carried.reconnect(&again).expect("a link");
+    // An answer that was lost is given again.
+    let mut late = carried.dialer;
+    late.set_target(HostPort::new("127.0.0.1", server.local_addr().port()));
+    let error = late.connect(0, deadline()).expect_err("an older run");
+    assert!(matches!(error, SessionError::Unknown { .. }), "{error}");
+    drop((server, again));
+}
+
+/// Snapshots have the sessions too.
+#[test]
+fn a_snapshot_keeps_sessions() {
+    let journal = Memory::default();
+    let server = journal.serve();
+    let mut peer = Peer::new(&server);
+    peer.open(0);
+    peer.request(0, |r| add(r, "n"));
+    peer.expect(0, &number(1));
+    peer.acknowledge();
+    let store = client(&server);
+    let long = vec![1; 8 << 20];
+    for _ in 0..9 {
+        store.set("long", &long).expect("set");
+    }
+    wait_until("a snapshot", || journal.has_snapshot());
+    let crashed = journal.crashed();
+    let again = crashed.serve();
+    peer.reconnect(&again).expect("a link");
+    peer.open(0);
+    peer.stream.push_resume(0, 1);
+    peer.request(0, |r| add(r, "n"));
+    peer.expect(0, &number(1));
+    let short = Duration::from_millis(1);
+    peer.link.set_read_timeout(Some(short)).expect("an option");
+    drop(server);
+}
