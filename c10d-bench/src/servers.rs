@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::thread;
 
+use c10d_journal::SqliteJournal;
 use c10d_relay::{Relay, RelayOptions};
 use c10d_socket::{Credentials, HostPort, ListenOptions, Secret, listen};
 use c10d_store::{ServerOptions, TcpStoreServer};
@@ -22,6 +23,10 @@ pub(crate) struct StoreServerArgs {
     /// Also serves clients of the same user without the secret.
     #[arg(long, requires = "secret_file")]
     plain_from_same_user: bool,
+
+    /// The directory of its journal.
+    #[arg(long)]
+    dir: Option<PathBuf>,
 }
 
 impl StoreServerArgs {
@@ -57,6 +62,10 @@ pub(crate) fn serve_store(args: &StoreServerArgs) -> Result<(), Failure> {
             .with_credentials(credentials)
             .with_plain_from_same_user(args.plain_from_same_user),
         None => ServerOptions::default(),
+    };
+    let options = match &args.dir {
+        Some(directory) => options.with_journal(SqliteJournal::open(directory).map_err(failed)?),
+        None => options,
     };
     let server = TcpStoreServer::serve(listeners()?, options).map_err(failed)?;
     announce(server.local_addr()).map_err(Failure::Output)?;

@@ -13,6 +13,7 @@ use super::process::Process;
 use super::report::{Goal, Report};
 use super::servers::StoreServerArgs;
 use super::workload::client::client;
+use super::workload::durable::durable;
 use super::workload::large::large_values;
 use super::workload::ping::ping;
 use super::workload::ranks::{RanksShape, ranks};
@@ -102,11 +103,14 @@ enum Workload {
     /// `set-get`, PING and new connections with a shared secret, beside plain ones to the same server. Starts a server
     /// of its own, so it is left out with --connect.
     Secret,
+    /// ADD, SET and GET of a server with a journal, beside one without, and how soon a million keys are there again after
+    /// the server was killed. Left out with --connect.
+    Durable,
     /// PING with a secret while strangers open 10,000 connections a second. Left out with --connect.
     Strangers,
 }
 
-const ALL: [Workload; 9] = [
+const ALL: [Workload; 10] = [
     Workload::Ping,
     Workload::Client,
     Workload::Add,
@@ -117,6 +121,7 @@ const ALL: [Workload; 9] = [
     Workload::Large,
     Workload::Secret,
     Workload::Strangers,
+    Workload::Durable,
 ];
 
 /// Rounds of the workloads that take longest, so that a whole run takes less than a minute.
@@ -166,7 +171,10 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
         if !args.only.is_empty() && !args.only.contains(&workload) {
             continue;
         }
-        let has_own_server = matches!(workload, Workload::Secret | Workload::Strangers);
+        let has_own_server = matches!(
+            workload,
+            Workload::Secret | Workload::Strangers | Workload::Durable
+        );
         if has_own_server && args.connect.is_some() {
             continue;
         }
@@ -188,6 +196,9 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
             Workload::Strangers => rows.extend(strangers(&setting)?),
             Workload::Secret => {
                 rows.extend(secret(&setting, &set_get_64(args.value_bytes))?);
+            }
+            Workload::Durable => {
+                rows.extend(durable(&setting, &set_get_64(args.value_bytes))?);
             }
             Workload::Ranks => {
                 let shape = RanksShape {

@@ -51,7 +51,7 @@ fn against_plain(
     throughput: &Throughput,
     tls: &TlsClient,
 ) -> Result<Row, BenchError> {
-    let (plain, with_secret) = throughput.measure_both(setting, tls)?;
+    let [with_secret, plain] = throughput.measure_both(setting, tls)?;
     let mut row = Row::new(
         format!("{} secret", throughput.name),
         Unit::OperationsPerSecond,

@@ -79,19 +79,28 @@ impl Throughput {
     }
 
     /// Alternates between connections with a secret and plain ones, to the same server. Returns the requests a second
-    /// of the plain ones, and of those with the secret.
+    /// of those with the secret, and of the plain ones.
     pub(super) fn measure_both(
         &self,
         setting: &Setting,
         tls: &TlsClient,
-    ) -> Result<(Samples, Samples), BenchError> {
+    ) -> Result<[Samples; 2], BenchError> {
+        let sealed = setting.fleet(self.connections, Some(tls))?;
+        let plain = setting.fleet(self.connections, None)?;
+        self.measure_in_turn(setting, [sealed, plain])
+    }
+
+    /// Alternates between two fleets. Returns the requests a second of each.
+    pub(super) fn measure_in_turn(
+        &self,
+        setting: &Setting,
+        mut fleets: [Fleet; 2],
+    ) -> Result<[Samples; 2], BenchError> {
         let batches = self.batches();
-        let mut plain = setting.fleet(self.connections, None)?;
-        let mut sealed = setting.fleet(self.connections, Some(tls))?;
-        let (mut of_plain, mut of_sealed) = (Samples::default(), Samples::default());
+        let mut all = [Samples::default(), Samples::default()];
         for round in 0..=setting.rounds {
-            for (fleet, samples) in [(&mut sealed, &mut of_sealed), (&mut plain, &mut of_plain)] {
-                // Both fleets use the same keys.
+            for (fleet, samples) in fleets.iter_mut().zip(&mut all) {
+                // Both may use the same keys.
                 let mut sent = self.warm_up(fleet)?;
                 let measured = batches.measure(fleet, self.depth, setting, None)?;
                 sent += measured.sent;
@@ -101,7 +110,7 @@ impl Throughput {
                 }
             }
         }
-        Ok((of_plain, of_sealed))
+        Ok(all)
     }
 
     fn key(&self, connection: usize) -> String {
