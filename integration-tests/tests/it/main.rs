@@ -4,6 +4,7 @@
 
 mod debug_servers;
 mod documents;
+mod durable;
 mod faults;
 mod file_store;
 mod groups;
