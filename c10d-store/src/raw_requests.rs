@@ -36,6 +36,14 @@ pub struct RawRequests {
 }
 
 impl RawRequests {
+    /// For a client of a session, which sends no handshake.
+    #[must_use]
+    pub const fn of_session() -> Self {
+        Self {
+            parser: RequestParser::after_handshake(),
+        }
+    }
+
     /// Whether VALIDATE has been received.
     #[must_use]
     pub const fn is_handshake_done(&self) -> bool {

@@ -86,7 +86,7 @@ struct Run {
 
 impl RequestParser {
     /// For a peer whose handshake was with someone else.
-    pub(crate) fn after_handshake() -> Self {
+    pub(crate) const fn after_handshake() -> Self {
         Self {
             handshake_done: true,
             partial: None,

@@ -223,6 +223,7 @@ impl SessionDialer {
                     server,
                     received_by_server,
                     is_restarted,
+                    is_kept: self.carries_over && self.store.has_journal(),
                 })
             }
         }

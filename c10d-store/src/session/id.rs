@@ -11,6 +11,9 @@ pub(super) const ID_BYTES: usize = 16;
 /// Where the number of the run is in the id of a store with a journal.
 const EPOCH_AT: usize = 8;
 
+/// In the last byte of an id: it has no such number, but random bits.
+const WITHOUT_JOURNAL: u8 = 1 << 7;
+
 /// Names a session: 128 random bits. They are not logged, since a process that knows them can take over the session.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SessionId(pub(super) [u8; ID_BYTES]);
@@ -40,9 +43,16 @@ impl StoreId {
     /// Any store: the id that a client sends before it was ever accepted.
     pub(crate) const ANY: Self = Self([0; ID_BYTES]);
 
-    /// A new one.
+    /// A new one, without a journal.
     pub(crate) fn random() -> Self {
-        Self(random_bits())
+        let mut bits = random_bits();
+        bits[ID_BYTES - 1] |= WITHOUT_JOURNAL;
+        Self(bits)
+    }
+
+    /// Whether this is a store with a journal: no other has so small a number there.
+    pub(crate) fn has_journal(self) -> bool {
+        LittleEndian::read_u64(&self.0[EPOCH_AT..]) <= u64::from(u32::MAX)
     }
 
     /// The store of a journal, opened for the `epoch`th time.

@@ -12,12 +12,17 @@
 //! Both ends use them: the server, whose clients are connections without a socket, and callers of
 //! [`SessionDialer::connect`](crate::unstable::SessionDialer::connect).
 //! They do not look into requests, and do not decide when to connect again or to give up.
+//!
+//! [`Outstanding`] keeps the requests of one client that a server with a journal gets again when it was restarted. Only
+//! the client's side uses it. It knows where requests and replies end, but not what they do.
 
 mod credit;
 mod frame;
 mod hello;
 mod id;
 mod link_frame;
+mod outstanding;
+mod passed;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -27,5 +32,6 @@ pub use credit::{CLIENT_WINDOW_BYTES, Credit};
 pub use frame::{Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, Group};
 pub(crate) use hello::{Hello, Welcome};
 pub(crate) use id::{SessionId, StoreId};
+pub use outstanding::{NotCarried, Outstanding, ReplyError};
 pub use stream::{SESSION_WINDOW_BYTES, SessionStream};
 pub use violation::Violation;

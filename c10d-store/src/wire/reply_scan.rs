@@ -102,6 +102,18 @@ impl ReplyScan {
         })
     }
 
+    /// The reply to the same request, of which nothing has arrived.
+    pub(crate) const fn begun_anew(&self) -> Self {
+        match Self::new(self.opcode, self.key_count as usize) {
+            Some(scan) => Self {
+                is_cancelled: self.is_cancelled,
+                ..scan
+            },
+            // There is none such.
+            None => *self,
+        }
+    }
+
     /// The command.
     #[must_use]
     pub const fn opcode(&self) -> Opcode {
