@@ -6,6 +6,9 @@
 //!
 //! Ranks that ask the same in one turn share one frame. The store handles it once for each of them, in order, as if each
 //! had sent it, so no rank can see a difference, and nothing is ever answered from memory.
+//!
+//! When the store was restarted with its journal, [`Hub::restart`] begins both streams anew. The ranks' requests are kept
+//! until the store has acknowledged them, and are sent again then (docs/wire-extensions.md, SESSION 12 to 15).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -17,7 +20,7 @@ use c10d_store::unstable::{
     Violation, WireError,
 };
 
-use crate::rank::{Held, Rank};
+use crate::rank::{Closing, Held, Rank};
 
 /// How long the store has to answer a CANCEL_WAIT. It answers at once if it can be reached; nothing but the end of a
 /// wait depends on it.
@@ -25,9 +28,6 @@ const CANCEL_PATIENCE: Duration = Duration::from_millis(250);
 
 /// How many of the last requests of a turn are compared with another one.
 const COMPARED_MAX: usize = 16;
-
-/// The most bytes of one rank in a frame, so that long requests of several ranks take turns.
-const CLIENT_FRAME_BYTES_MAX: usize = 64 << 10;
 
 /// The memory for replies that ranks have not read, beyond which no more are taken from the store. A rank alone has at most
 /// its window there, so that 128 ranks that do not read delay no other.
@@ -44,6 +44,10 @@ pub(crate) struct Hub {
     touched: Vec<u32>,
     waiting_to_send: VecDeque<u32>,
     is_ended: bool,
+    /// The store was told that the session ends.
+    has_said_end: bool,
+    /// The store keeps the session in its journal.
+    is_kept: bool,
     /// The memory for replies that ranks have not read.
     unread_bytes: usize,
     /// CANCEL_WAITs that the store should have answered by then: the client, and which of its cancels.
@@ -78,12 +82,56 @@ impl Hub {
         &mut self.stream
     }
 
+    /// The store keeps the session in its journal, or does not.
+    pub(crate) const fn set_kept(&mut self, is_kept: bool) {
+        self.is_kept = is_kept;
+    }
+
+    /// The store was restarted with its journal: it gets all requests again that it has not acknowledged. Returns the
+    /// number of ranks whose connections are closed, as that cannot be done for them.
+    pub(crate) fn restart(&mut self) -> usize {
+        self.stream = SessionStream::default();
+        self.reader = FrameReader::default();
+        self.turn = Turn::default();
+        self.waiting_to_send.clear();
+        self.is_kept = true;
+        let mut closed = 0;
+        let clients: Vec<u32> = self.ranks.keys().copied().collect();
+        for client in clients {
+            let Some(rank) = self.ranks.get_mut(&client) else {
+                continue;
+            };
+            rank.last_in_turn = 0;
+            rank.waits_to_send = false;
+            if rank.closing.is_some() {
+                continue;
+            }
+            match rank.restart() {
+                Ok(first) => {
+                    self.stream.push_open(client, rank.port);
+                    self.stream.push_resume(client, first);
+                    self.wait_to_send(client);
+                }
+                Err(reason) => {
+                    rank.closing = Some(Closing::NotCarried(reason));
+                    closed += 1;
+                }
+            }
+            self.touch(client);
+            self.finish(client);
+        }
+        if self.has_said_end {
+            self.stream.push_end();
+        }
+        closed
+    }
+
     /// A rank has connected, from this port. Returns its number; `None` if no number is left.
     pub(crate) fn open(&mut self, port: u16) -> Option<u32> {
         let client = self.next_client;
         self.next_client = client.checked_add(1)?;
         self.stream.push_open(client, port);
-        self.ranks.insert(client, Rank::default());
+        self.ranks.insert(client, Rank::on_port(port));
         Some(client)
     }
 
@@ -119,8 +167,8 @@ impl Hub {
         bytes: &[u8],
         now: Instant,
     ) -> Result<(), WireError> {
-        self.with_requests(client, now, |rank, limits, handle| {
-            rank.receive(bytes, limits, handle)
+        self.with_requests(client, now, |requests, limits, handle| {
+            requests.receive(bytes, limits, handle)
         })
     }
 
@@ -132,18 +180,19 @@ impl Hub {
         let Some(rank) = self.ranks.get_mut(&client) else {
             return Ok(());
         };
-        if !rank.is_paused || rank.must_wait() {
+        if rank.closing.is_some() || !rank.is_paused || rank.must_wait(self.is_kept) {
             return Ok(());
         }
         if let Some(held) = rank.held.take() {
-            if !rank.on_request(held.opcode, held.key_count) {
+            if !rank.on_request(held.opcode, held.key_count, &held.bytes) {
                 rank.held = Some(held);
                 return Ok(());
             }
             self.turn.add(client, rank, &held.bytes, self.stream.room());
+            rank.after_sending(self.is_kept);
         }
-        let resumed = self.with_requests(client, now, |rank, limits, handle| {
-            rank.resume(limits, handle)
+        let resumed = self.with_requests(client, now, |requests, limits, handle| {
+            requests.resume(limits, handle)
         });
         self.finish(client);
         resumed
@@ -158,8 +207,8 @@ impl Hub {
     pub(crate) fn was_read(&mut self, client: u32, bytes: usize) {
         self.recount(client);
         if let Some(rank) = self.ranks.get_mut(&client)
-            && let Some(returned) = rank.credit.used(bytes)
-            && !rank.is_closing
+            && let Some(returned) = rank.was_read(bytes)
+            && rank.closing.is_none()
         {
             self.stream.push_credit(client, returned);
         }
@@ -206,7 +255,13 @@ impl Hub {
                     }
                     Frame::Close { client } => {
                         if let Some(rank) = self.ranks.get_mut(&client) {
-                            rank.is_closing = true;
+                            rank.closing.get_or_insert(Closing::ByStore);
+                        }
+                        client
+                    }
+                    Frame::Done { client, request } => {
+                        if let Some(rank) = self.ranks.get_mut(&client) {
+                            rank.outstanding.done(request);
                         }
                         client
                     }
@@ -214,12 +269,10 @@ impl Hub {
                         self.is_ended = true;
                         continue;
                     }
-                    Frame::Open { .. }
-                    | Frame::Group(_)
-                    | Frame::Resume { .. }
-                    | Frame::Done { .. } => continue,
+                    Frame::Open { .. } | Frame::Group(_) | Frame::Resume { .. } => continue,
                 };
                 self.touch(client);
+                self.finish(client);
             }
         }
         Ok(())
@@ -236,21 +289,19 @@ impl Hub {
                 continue;
             };
             rank.waits_to_send = false;
-            while !rank.up.is_empty() {
-                let count = [
-                    rank.up.unsent_bytes(),
-                    rank.credit.to_send(),
-                    self.stream.room(),
-                    CLIENT_FRAME_BYTES_MAX,
-                ];
-                let count = count.into_iter().min().unwrap_or(0);
-                if count == 0 {
-                    break;
-                }
-                self.stream.push_data_from(client, &mut rank.up, count);
-                rank.credit.sent(count);
+            if rank.closing.is_some() {
+                continue;
             }
-            if !rank.up.is_empty() && rank.credit.to_send() > 0 {
+            let count = [
+                rank.outstanding.unsent_bytes(),
+                rank.credit.to_send(),
+                self.stream.room(),
+            ];
+            let count = count.into_iter().min().unwrap_or(0);
+            rank.outstanding.send(&mut self.stream, client, count);
+            rank.credit.sent(count);
+            rank.after_sending(self.is_kept);
+            if rank.outstanding.unsent_bytes() > 0 && rank.credit.to_send() > 0 {
                 self.wait_to_send(client);
             } else if rank.is_paused {
                 self.touch(client);
@@ -278,6 +329,7 @@ impl Hub {
             return false;
         }
         self.stream.push_end();
+        self.has_said_end = true;
         true
     }
 
@@ -309,10 +361,10 @@ impl Hub {
             return Ok(());
         };
         let mut requests = std::mem::take(&mut rank.requests);
-        let (turn, room) = (&mut self.turn, self.stream.room());
-        let cancels = rank.cancels();
+        let (turn, room, is_kept) = (&mut self.turn, self.stream.room(), self.is_kept);
+        let cancels = rank.outstanding.cancels();
         let outcome = parse(&mut requests, &self.limits, &mut |request| {
-            if !rank.on_request(request.opcode, request.key_count) {
+            if !rank.on_request(request.opcode, request.key_count, request.bytes) {
                 rank.held = Some(Held {
                     opcode: request.opcode,
                     key_count: request.key_count,
@@ -321,12 +373,13 @@ impl Hub {
                 return false;
             }
             turn.add(client, rank, request.bytes, room);
-            !rank.must_wait()
+            rank.after_sending(is_kept);
+            !rank.must_wait(is_kept)
         });
         rank.requests = requests;
         rank.is_paused = outcome == Ok(false);
         if let Some(due) = now.checked_add(CANCEL_PATIENCE) {
-            let new = cancels + 1..=rank.cancels();
+            let new = cancels + 1..=rank.outstanding.cancels();
             self.cancels.extend(new.map(|cancel| (due, client, cancel)));
         }
         self.wait_to_send(client);
@@ -340,32 +393,42 @@ impl Hub {
         rank.credit.received(bytes.len())?;
         let before = rank.down.unsent_bytes();
         if let Err(error) = rank.on_reply(bytes) {
-            log::error!(
-                "the store's replies to a rank make no sense, its connection is closed: {error}"
-            );
-            rank.is_closing = true;
-            self.stream.push_close(client);
+            if rank.closing.is_none() {
+                rank.closing = Some(Closing::Reply(error));
+                self.stream.push_close(client);
+            }
             return Ok(());
         }
         if rank.is_gone {
             // Its replies are counted, since a request of it may wait for one, and dropped.
             rank.down = SendBuf::new();
         }
-        let kept = rank.down.unsent_bytes().saturating_sub(before);
-        self.was_read(client, bytes.len() - kept);
+        let passed_on = rank.down.unsent_bytes().saturating_sub(before);
+        if let Some(returned) = rank.was_received(bytes.len(), passed_on)
+            && rank.closing.is_none()
+        {
+            self.stream.push_credit(client, returned);
+        }
+        self.recount(client);
         Ok(())
     }
 
     /// Tells the store that a rank is gone, once all that it has sent is in the stream.
     fn finish(&mut self, client: u32) {
-        let Some(rank) = self.ranks.get(&client) else {
+        let Some(rank) = self.ranks.get_mut(&client) else {
             return;
         };
-        let is_done = rank.is_closing || (!rank.is_paused && rank.up.is_empty());
-        if !rank.is_gone || !is_done {
+        let has_sent = !rank.is_paused && rank.outstanding.unsent_bytes() == 0;
+        if !rank.is_gone || (rank.closing.is_none() && !has_sent) {
             return;
         }
-        let was_closed = rank.is_closing;
+        if rank.closing.is_none() && rank.must_be_acknowledged(self.is_kept) {
+            if rank.mark() {
+                self.wait_to_send(client);
+            }
+            return;
+        }
+        let was_closed = rank.closing.is_some();
         self.unread_bytes -= rank.counted_bytes;
         self.ranks.remove(&client);
         if !was_closed {
@@ -411,7 +474,8 @@ impl Hub {
     fn wait_to_send(&mut self, client: u32) {
         if let Some(rank) = self.ranks.get_mut(&client)
             && !rank.waits_to_send
-            && !rank.up.is_empty()
+            && rank.closing.is_none()
+            && rank.outstanding.unsent_bytes() > 0
         {
             rank.waits_to_send = true;
             self.waiting_to_send.push_back(client);
@@ -420,17 +484,18 @@ impl Hub {
 }
 
 impl Turn {
-    /// Adds a request of a rank, to one that another rank sends if they are the same. The rank's requests keep their
+    /// Adds a request of a rank that is the last of its unsent ones, to one that another rank sends if they are the same. The rank's requests keep their
     /// order: it joins none that comes before its last one.
     fn add(&mut self, client: u32, rank: &mut Rank, bytes: &[u8], room: usize) {
         let is_short = bytes.len() <= GROUP_BYTES_MAX;
         let has_room =
             bytes.len() <= rank.credit.to_send() && self.bytes.len() + bytes.len() <= room;
-        if !is_short || !has_room || !rank.up.is_empty() {
-            rank.up.push(bytes);
+        let is_next = rank.outstanding.unsent_bytes() == bytes.len();
+        if !is_short || !has_room || !is_next {
             return;
         }
         rank.credit.sent(bytes.len());
+        rank.outstanding.sent(bytes.len());
         let first = rank
             .last_in_turn
             .max(self.requests.len().saturating_sub(COMPARED_MAX));

@@ -1,18 +1,21 @@
-//! One rank's side of the relay: which replies it is owed, and which it has got from the relay already.
-//!
-//! Pure. Does not know what a key or a value is.
+//! One rank's side of the relay. Pure. Does not know what a key or a value is.
 
-use std::collections::VecDeque;
+use std::fmt;
 
 use c10d_socket::SendBuf;
 use c10d_store::Opcode;
-use c10d_store::unstable::{Credit, NotAReply, RawRequests, ReplyScan};
+use c10d_store::unstable::{Credit, NotCarried, Outstanding, RawRequests, ReplyError, RequestBuf};
 
 /// The most replies that a rank may be owed. One that asks for more waits until some have arrived.
 const OWED_MAX: usize = 4096;
 
-/// A rank from which so many bytes wait to be sent is not read.
+/// A rank of which so many bytes wait to be sent is not read.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
+
+/// Nor is one of which so many bytes are kept for a store that may be restarted. The store acknowledges before: it has
+/// carried out all but what there is credit for, and lets 64 KiB of that be unacknowledged (docs/wire-extensions.md,
+/// SESSION 8 and 14).
+const KEPT_BYTES_MAX: usize = (256 + 64) << 10;
 
 /// The reply to a CANCEL_WAIT.
 const WAIT_CANCELED: u8 = 1;
@@ -21,27 +24,28 @@ const WAIT_CANCELED: u8 = 1;
 #[derive(Debug, Default)]
 pub(crate) struct Rank {
     pub(crate) requests: RawRequests,
-    /// Requests that wait for credit, or for room in the session.
-    pub(crate) up: SendBuf,
+    /// Its requests that wait for credit, for room in the session, or for replies; and the replies to come.
+    pub(crate) outstanding: Outstanding,
     /// Replies for the rank.
     pub(crate) down: SendBuf,
+    /// So many bytes in `down` are not of the credit: they are of the relay, or from before a restart of the store, or
+    /// they were withheld and the credit was returned.
+    uncounted_down: usize,
     /// What the hub has counted of its memory.
     pub(crate) counted_bytes: usize,
     pub(crate) credit: Credit,
-    /// The replies to come, in order.
-    owed: VecDeque<Owed>,
-    cancels: u64,
-    /// The rank sends requests while one waits, so that only the rank can tell its replies apart. They are passed on
-    /// without a look at them.
-    is_opaque: bool,
+    /// The port from which it is connected.
+    pub(crate) port: u16,
     /// Requests are kept until something has been received or sent.
     pub(crate) is_paused: bool,
     /// The first of them, if it has to wait for a reply.
     pub(crate) held: Option<Held>,
     /// The rank has closed its connection. What it has sent before still goes to the store.
     pub(crate) is_gone: bool,
-    /// The store has closed the rank's connection. The rank still gets the replies before that.
-    pub(crate) is_closing: bool,
+    /// Its last requests have no reply, so a request of the relay follows them that has one.
+    pub(crate) is_marked: bool,
+    /// The rank's connection is to be closed. The rank still gets the replies before that.
+    pub(crate) closing: Option<Closing>,
     /// In the list of ranks to look at.
     pub(crate) is_touched: bool,
     /// In the list of ranks with requests that wait.
@@ -58,124 +62,109 @@ pub(crate) struct Held {
     pub(crate) bytes: Vec<u8>,
 }
 
-#[derive(Debug)]
-struct Owed {
-    scan: ReplyScan,
-    /// The relay has answered the rank: the reply of the store is dropped.
-    is_answered: bool,
-    /// Which of the rank's CANCEL_WAITs this is, or has cancelled this; 0 for none.
-    cancel: u64,
+/// Why a rank's connection is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Closing {
+    /// The store has closed it.
+    ByStore,
+    /// The store's replies are not those that are due.
+    Reply(ReplyError),
+    /// The store was restarted.
+    NotCarried(NotCarried),
+}
+
+impl fmt::Display for Closing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ByStore => f.write_str("the store has closed it, and its log says why"),
+            Self::Reply(error) => write!(f, "{error}"),
+            Self::NotCarried(reason) => write!(f, "the store was restarted, and {reason}"),
+        }
+    }
 }
 
 impl Rank {
-    /// The rank sends a request with a command and this number of keys. Returns whether it may be passed on; if not, it
-    /// has to wait until the store has answered an earlier one.
-    pub(crate) fn on_request(&mut self, opcode: Opcode, key_count: usize) -> bool {
-        if self.is_opaque {
-            return true;
+    pub(crate) fn on_port(port: u16) -> Self {
+        Self {
+            port,
+            ..Self::default()
         }
-        if self.owed.len() >= OWED_MAX {
-            return false;
-        }
-        if opcode == Opcode::CancelWait {
-            self.on_cancel();
-            return true;
-        }
-        let Some(scan) = ReplyScan::new(opcode, key_count) else {
-            return true;
-        };
-        if self.waits() {
-            // Its replies must be complete before they are no longer looked at.
-            if self.owed.iter().any(|owed| owed.is_answered) {
-                return false;
-            }
-            self.is_opaque = true;
-            self.owed.clear();
-            return true;
-        }
-        self.owe(scan);
-        true
+    }
+
+    /// The rank sends a request. Returns whether it may be passed on; if not, it has to wait until the store has answered
+    /// an earlier one.
+    pub(crate) fn on_request(&mut self, opcode: Opcode, key_count: usize, bytes: &[u8]) -> bool {
+        self.outstanding.owed_replies() < OWED_MAX && self.outstanding.add(opcode, key_count, bytes)
     }
 
     /// Takes bytes that the store has sent to the rank.
-    pub(crate) fn on_reply(&mut self, mut bytes: &[u8]) -> Result<(), NotAReply> {
-        if self.is_opaque {
-            self.down.push(bytes);
-            return Ok(());
+    pub(crate) fn on_reply(&mut self, bytes: &[u8]) -> Result<(), ReplyError> {
+        let down = &mut self.down;
+        self.outstanding.on_reply(bytes, |bytes| down.push(bytes))
+    }
+
+    /// Whether the rank's requests should wait, at a store that keeps sessions or at one that does not.
+    pub(crate) fn must_wait(&self, is_kept: bool) -> bool {
+        self.outstanding.unsent_bytes() >= UNSENT_BYTES_MAX
+            || is_kept
+                && self.outstanding.kept_bytes() >= KEPT_BYTES_MAX
+                && self.outstanding.check_carried().is_ok()
+    }
+
+    /// Some of the rank's requests are in the session now.
+    pub(crate) fn after_sending(&mut self, is_kept: bool) {
+        if self.outstanding.kept_bytes() > KEPT_BYTES_MAX
+            && (!is_kept || self.outstanding.check_carried().is_err())
+        {
+            self.outstanding.forget_beyond(KEPT_BYTES_MAX);
         }
-        while let Some(owed) = self.owed.front_mut() {
-            let before = bytes;
-            let is_complete = owed.scan.advance(&mut bytes)?;
-            if !owed.is_answered {
-                self.down.push(&before[..before.len() - bytes.len()]);
-            }
-            if !is_complete {
-                return Ok(());
-            }
-            self.owed.pop_front();
+    }
+
+    /// Whether a rank that is gone has sent what the store has to acknowledge before it may forget the rank. One that waits
+    /// is told to the store at once, so that it gets nothing that others could have.
+    pub(crate) fn must_be_acknowledged(&self, is_kept: bool) -> bool {
+        let is_marked = self.is_marked && self.outstanding.owed_replies() > 0;
+        is_kept && !self.outstanding.waits() && (is_marked || self.outstanding.ends_without_reply())
+    }
+
+    /// Adds a request that has a reply, once. Returns whether it was added.
+    pub(crate) fn mark(&mut self) -> bool {
+        if self.is_marked {
+            return false;
         }
-        // No reply is due. The rank may know better.
-        self.down.push(bytes);
-        Ok(())
+        let mut request = RequestBuf::new();
+        request.mark();
+        self.is_marked = self.outstanding.add(Opcode::Check, 0, &request.to_bytes());
+        self.is_marked
     }
 
-    /// Whether the rank's requests should wait.
-    pub(crate) fn must_wait(&self) -> bool {
-        self.up.unsent_bytes() >= UNSENT_BYTES_MAX
-    }
-
-    /// Whether the rank waits for a reply that comes later, and has not cancelled that.
-    fn waits(&self) -> bool {
-        let last = self.owed.back().map(|owed| &owed.scan);
-        last.is_some_and(|scan| scan.opcode().is_wait() && !scan.is_cancelled())
-    }
-
-    /// PyTorch's client waits for the answer to CANCEL_WAIT without a limit, so the relay gives it if the store does not
-    /// in time: call this then, with the value of [`cancels`](Self::cancels) after the request. The answer only says that
-    /// the wait is over, so it is not given for the waits with which our clients read.
+    /// Answers a CANCEL_WAIT that the store has not answered in time.
     pub(crate) fn answer_cancel(&mut self, cancel: u64) {
-        let Some(owed) = self.owed.iter_mut().find(|owed| !owed.is_answered) else {
-            return;
-        };
-        let may_drop = matches!(
-            owed.scan.opcode(),
-            Opcode::Wait | Opcode::Barrier | Opcode::CancelWait
-        );
-        if owed.cancel == cancel && may_drop && !owed.scan.has_begun() {
-            owed.is_answered = true;
+        if self.outstanding.answer_cancel(cancel) {
             self.down.push(&[WAIT_CANCELED]);
+            self.uncounted_down += 1;
         }
     }
 
-    /// How many CANCEL_WAITs the rank has sent.
-    pub(crate) const fn cancels(&self) -> u64 {
-        self.cancels
+    /// The rank has read this many bytes. Returns the credit to return to the store now, if any.
+    pub(crate) fn was_read(&mut self, bytes: usize) -> Option<u32> {
+        let uncounted = self.uncounted_down.min(bytes);
+        self.uncounted_down -= uncounted;
+        self.credit.used(bytes - uncounted)
     }
 
-    fn on_cancel(&mut self) {
-        self.cancels += 1;
-        let waits = self.waits();
-        match self.owed.back_mut() {
-            Some(last) if waits => {
-                last.scan.cancel();
-                last.cancel = self.cancels;
-            }
-            _ => {
-                if let Some(scan) = ReplyScan::new(Opcode::CancelWait, 0) {
-                    self.owe(scan);
-                    if let Some(last) = self.owed.back_mut() {
-                        last.cancel = self.cancels;
-                    }
-                }
-            }
-        }
+    /// Of so many received bytes so many, or as many more as were withheld before, are in `down` now. Returns the credit to
+    /// return to the store now, if any.
+    pub(crate) fn was_received(&mut self, bytes: usize, passed_on: usize) -> Option<u32> {
+        self.uncounted_down += passed_on.saturating_sub(bytes);
+        self.credit.used(bytes.saturating_sub(passed_on))
     }
 
-    fn owe(&mut self, scan: ReplyScan) {
-        self.owed.push_back(Owed {
-            scan,
-            is_answered: false,
-            cancel: 0,
-        });
+    /// The store was restarted. Returns the number of the request from which on it gets all again.
+    pub(crate) fn restart(&mut self) -> Result<u32, NotCarried> {
+        let first = self.outstanding.restart()?;
+        self.credit = Credit::default();
+        self.uncounted_down = self.down.unsent_bytes();
+        Ok(first)
     }
 }

@@ -83,7 +83,8 @@ impl Relay {
             options.credentials.as_ref(),
             options.resume_timeout(),
         )?
-        .expecting_sessions();
+        .expecting_sessions()
+        .carrying_over();
         let status = Arc::new(Status::default());
         let event_loop = EventLoop::new(Parts {
             poll,

@@ -26,7 +26,7 @@ impl EventLoop {
         while let Some(connection) = self.connections.get_mut(&client) {
             let is_closing = match self.hub.rank(client) {
                 Some(rank) if rank.is_paused => return,
-                Some(rank) => rank.is_closing,
+                Some(rank) => rank.closing.is_some(),
                 // Also for one that has spoken HTTP.
                 None => true,
             };
@@ -136,7 +136,7 @@ impl EventLoop {
         };
         let unsent = rank.down.unsent_bytes();
         let result = rank.down.flush(&mut connection.stream);
-        let is_closing = rank.is_closing;
+        let closing = rank.closing;
         let read = unsent - rank.down.unsent_bytes();
         self.hub.was_read(client, read);
         match result {
@@ -144,7 +144,10 @@ impl EventLoop {
                 log::debug!("{}: {error}", connection.peer);
                 self.close_rank(client);
             }
-            Ok(is_drained) if is_closing => {
+            Ok(is_drained) => {
+                let Some(reason) = closing else {
+                    return;
+                };
                 // Its input is discarded until it closes, so that the system sends no reset.
                 connection.close_by(Instant::now() + CLOSING_TIMEOUT);
                 if is_drained && !connection.is_shut {
@@ -153,13 +156,10 @@ impl EventLoop {
                     let _ = connection.stream.shutdown(Shutdown::Write);
                     self.ready.insert(client);
                     let peer = connection.peer;
-                    let text = format_args!(
-                        "the store has closed the connection of {peer}: its log says why"
-                    );
+                    let text = format_args!("the connection of {peer} ends: {reason}");
                     self.log_about(peer.ip(), &text);
                 }
             }
-            Ok(_) => {}
         }
     }
 

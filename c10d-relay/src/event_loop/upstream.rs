@@ -47,6 +47,12 @@ impl EventLoop {
             };
             let server = link.server;
             self.store_address = Some(server);
+            let closed = if link.is_restarted {
+                Some(self.hub.restart())
+            } else {
+                self.hub.set_kept(link.is_kept);
+                None
+            };
             if self.hub.stream().attach(link.received_by_server).is_err() {
                 self.fail(SessionError::Unknown {
                     server: self.target.clone(),
@@ -62,12 +68,22 @@ impl EventLoop {
                     continue;
                 }
             };
-            match self.lost_at.take() {
-                Some(at) if self.has_session => log::info!(
-                    "connected to the store at {server} again after {:.1} s; nothing is lost",
-                    at.elapsed().as_secs_f64()
+            let lost_for = self
+                .lost_at
+                .take()
+                .map_or(0.0, |at| at.elapsed().as_secs_f64());
+            match closed {
+                Some(0) => log::info!(
+                    "the store at {server} was restarted with its journal; going on after {lost_for:.1} s, nothing is lost"
                 ),
-                _ => log::info!("connected to the store at {server}"),
+                Some(closed) => log::warn!(
+                    "the store at {server} was restarted with its journal; going on after {lost_for:.1} s, but the \
+                     connections of {closed} ranks are closed"
+                ),
+                None if self.has_session => log::info!(
+                    "connected to the store at {server} again after {lost_for:.1} s; nothing is lost"
+                ),
+                None => log::info!("connected to the store at {server}"),
             }
             self.has_session = true;
             self.link = Some(link);

@@ -1,26 +1,34 @@
 //! The hub between scripted ranks and a scripted store, in virtual time.
 
 use c10d_store::Opcode;
-use c10d_store::unstable::{CLIENT_WINDOW_BYTES, RequestBuf, SESSION_WINDOW_BYTES};
+use c10d_store::unstable::{
+    CLIENT_WINDOW_BYTES, Credit, NotCarried, RequestBuf, SESSION_WINDOW_BYTES,
+};
 
 use super::*;
+
+#[path = "../../../c10d-store/src/session/outstanding/tests/model.rs"]
+mod model;
 
 /// A hub, and the store's end of its session.
 struct Node {
     hub: Hub,
     store: SessionStream,
     reader: FrameReader,
+    /// What the store has used of rank 0.
+    used: Credit,
     now: Instant,
 }
 
 /// The frames that the store receives, in short.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 enum Got {
     Open(u32),
     /// The clients, and the bytes that each of them sends.
     Bytes(Vec<u32>, Vec<u8>),
     Close(u32),
     Credit(u32, u32),
+    Resume(u32, u32),
 }
 
 impl Node {
@@ -30,6 +38,7 @@ impl Node {
             hub: Hub::new(WireLimits::default()),
             store: SessionStream::default(),
             reader: FrameReader::default(),
+            used: Credit::default(),
             now: Instant::now(),
         };
         node.hub.stream().attach(0).expect("a new session");
@@ -74,7 +83,8 @@ impl Node {
                     }
                     Frame::Close { client } => got.push(Got::Close(client)),
                     Frame::Credit { client, bytes } => got.push(Got::Credit(client, bytes)),
-                    Frame::End => {}
+                    Frame::Resume { client, request } => got.push(Got::Resume(client, request)),
+                    Frame::Done { .. } | Frame::End => {}
                 }
             }
         }
@@ -91,6 +101,16 @@ impl Node {
         for client in self.hub.take_touched() {
             self.hub.resume(client, self.now).expect("requests");
         }
+    }
+
+    /// The store is killed, and another one goes on. Returns the number of ranks that cannot.
+    fn restart(&mut self) -> usize {
+        let closed = self.hub.restart();
+        self.store = SessionStream::default();
+        self.reader = FrameReader::default();
+        self.hub.stream().attach(0).expect("a new stream");
+        self.store.attach(0).expect("a new stream");
+        closed
     }
 
     fn reply(&mut self, client: u32, bytes: &[u8]) {
@@ -380,7 +400,13 @@ fn without_a_link_little_is_kept_and_ranks_are_not_read() {
     assert_eq!(node.hub.stream().room(), 0);
     let kept = SESSION_WINDOW_BYTES + 40 * 2 * set.len();
     let waiting: usize = (0..40)
-        .map(|client| node.hub.rank(client).expect("open").up.unsent_bytes())
+        .map(|client| {
+            node.hub
+                .rank(client)
+                .expect("open")
+                .outstanding
+                .unsent_bytes()
+        })
         .sum();
     assert!(waiting < kept);
     assert!(node.hub.rank(39).expect("open").is_paused);
@@ -394,7 +420,7 @@ fn a_refused_rank_reads_what_it_was_sent_before() {
     node.store.push_data(0, &[1, 0, 0, 0, 0, 0, 0, 0]);
     node.store.push_close(0);
     node.deliver();
-    assert!(node.hub.rank(0).expect("open").is_closing);
+    assert!(node.hub.rank(0).expect("open").closing.is_some());
     assert_eq!(node.read(0), [1, 0, 0, 0, 0, 0, 0, 0]);
     node.hub.close(0);
     assert_eq!(node.turn(), [], "the store knows");
@@ -427,4 +453,397 @@ fn ranks_that_do_not_read_stop_the_link_before_they_fill_the_memory() {
         node.hub.close(client);
     }
     assert!(node.hub.unread_bytes < 1 << 20, "{}", node.hub.unread_bytes);
+}
+
+/// The answer of the relay itself is not of the credit that the store gave.
+#[test]
+fn an_answer_of_the_relay_returns_no_credit() {
+    let mut node = Node::with_ranks(1);
+    node.send(0, &[wait("k"), cancel()].concat());
+    node.hub.answer_cancels(node.now + CANCEL_PATIENCE);
+    assert_eq!(node.read(0), [1]);
+    node.turn();
+    node.reply(0, &[1]);
+    let length = CLIENT_WINDOW_BYTES / 2 - 8 - 1;
+    node.send(
+        0,
+        &request(|it| {
+            it.opcode(Opcode::Get).user_key("k");
+        }),
+    );
+    node.turn();
+    let mut reply = vec![0; 8 + length as usize];
+    reply[..3].copy_from_slice(&[0xf7, 0xff, 1]);
+    node.reply(0, &reply);
+    assert_eq!(node.read(0).len(), reply.len());
+    assert_eq!(node.turn(), [Got::Credit(0, CLIENT_WINDOW_BYTES / 2)]);
+}
+
+/// docs/wire-extensions.md, SESSION 13 and 15.
+#[test]
+fn a_restarted_store_gets_what_it_has_not_answered() {
+    let mut node = Node::with_ranks(5);
+    node.hub.set_kept(true);
+    let get = request(|it| {
+        it.opcode(Opcode::Get).user_key("k");
+    });
+    let set = request(|it| {
+        it.opcode(Opcode::Set).user_key("k").value(b"v");
+    });
+    // 0 has a reply of two, 1 nothing, 2 is opaque, 3 has closed its connection, 4 waits for credit.
+    node.send(0, &[add("n"), set.clone(), get.clone()].concat());
+    node.send(2, &[wait("k"), add("n")].concat());
+    node.send(3, &set);
+    let long = vec![7; CLIENT_WINDOW_BYTES as usize];
+    let long = request(|it| {
+        it.opcode(Opcode::Set).user_key("long").value(&long);
+    });
+    node.send(4, &long);
+    node.hub.close(3);
+    node.turn();
+    node.reply(0, &[1, 0, 0, 0, 0, 0, 0, 0, 9]);
+    assert_eq!(node.read(0), [1, 0, 0, 0, 0, 0, 0, 0]);
+    // Of the turn that the old store does not get.
+    node.send(1, &add("n"));
+    assert_eq!(node.restart(), 1);
+    let closing = node.hub.rank(2).expect("open").closing;
+    assert_eq!(closing, Some(Closing::NotCarried(NotCarried::Opaque)));
+    let mark = request(|it| {
+        it.mark();
+    });
+    let opened = |client, first| [Got::Open(client), Got::Resume(client, first)];
+    assert_eq!(
+        node.turn(),
+        [
+            &opened(0, 2)[..],
+            &opened(1, 1),
+            &opened(3, 1),
+            &opened(4, 1),
+            &[
+                bytes(&[0], [set.clone(), get].concat()),
+                bytes(&[1], add("n")),
+                bytes(&[3], [set, mark].concat()),
+                bytes(&[4], long[..CLIENT_WINDOW_BYTES as usize].to_vec()),
+            ],
+        ]
+        .concat()
+    );
+    node.store.push_data(0, &[0; 8]);
+    node.store.push_data(3, &[0]);
+    node.store.push_credit(4, CLIENT_WINDOW_BYTES / 2);
+    node.deliver();
+    assert_eq!(node.read(0), [0; 8]);
+    let rest = long[CLIENT_WINDOW_BYTES as usize..].to_vec();
+    assert_eq!(node.turn(), [Got::Close(3), bytes(&[4], rest)]);
+    node.store.push_done(4, 1);
+    node.deliver();
+    let rank = node.hub.rank(4).expect("open");
+    assert_eq!(rank.outstanding.kept_bytes(), 0);
+}
+
+/// What the rank has not read is not of the credit that the restarted store has given.
+#[test]
+fn replies_from_before_a_restart_return_no_credit() {
+    let mut node = Node::with_ranks(1);
+    let get = request(|it| {
+        it.opcode(Opcode::Get).user_key("k");
+    });
+    node.send(0, &get);
+    node.turn();
+    let mut reply = vec![0; CLIENT_WINDOW_BYTES as usize];
+    reply[..3].copy_from_slice(&[0xf8, 0xff, 3]);
+    node.reply(0, &reply);
+    assert_eq!(node.restart(), 0);
+    node.turn();
+    assert_eq!(node.read(0).len(), reply.len());
+    assert_eq!(node.turn(), []);
+    node.send(0, &get);
+    node.turn();
+    node.reply(0, &reply);
+    assert_eq!(node.read(0).len(), reply.len());
+    assert_eq!(node.turn(), [Got::Credit(0, CLIENT_WINDOW_BYTES)]);
+}
+
+#[test]
+fn a_rank_waits_until_a_store_with_a_journal_has_kept_its_requests() {
+    let value = vec![7; 60_000];
+    let set = request(|it| {
+        it.opcode(Opcode::Set).user_key("k").value(&value);
+    });
+    for is_kept in [false, true] {
+        let mut node = Node::with_ranks(1);
+        node.hub.set_kept(is_kept);
+        for _ in 0..12 {
+            if node.hub.rank(0).expect("open").is_paused {
+                break;
+            }
+            node.send(0, &set);
+            node.turn();
+            // It is carried out at once.
+            if let Some(returned) = node.used.used(set.len()) {
+                node.store.push_credit(0, returned);
+            }
+            node.deliver();
+        }
+        let rank = node.hub.rank(0).expect("open");
+        let kept_max = ((256 + 64) << 10) + set.len();
+        assert!(rank.outstanding.kept_bytes() <= kept_max);
+        assert_eq!(rank.is_paused, is_kept);
+        assert_eq!(rank.outstanding.check_carried().is_ok(), is_kept);
+        if is_kept {
+            node.store.push_done(0, 5);
+            node.deliver();
+            let rank = node.hub.rank(0).expect("open");
+            assert!(!rank.is_paused && rank.outstanding.kept_bytes() < 256 << 10);
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_kept_until_its_last_requests_are_acknowledged() {
+    let mut node = Node::with_ranks(3);
+    node.hub.set_kept(true);
+    let set = request(|it| {
+        it.opcode(Opcode::Set).user_key("k").value(b"v");
+    });
+    let mark = request(|it| {
+        it.mark();
+    });
+    node.send(0, &set);
+    node.send(1, &[set.clone(), wait("k")].concat());
+    node.send(2, &set);
+    for client in 0..3 {
+        node.hub.close(client);
+    }
+    // A wait must not take what another rank could have.
+    let got = node.turn();
+    assert!(got.contains(&Got::Close(1)), "{got:?}");
+    assert!(!got.contains(&Got::Close(0)), "{got:?}");
+    assert!(got.contains(&bytes(&[0], mark.clone())), "{got:?}");
+    node.reply(0, &[0]);
+    assert_eq!(node.turn(), [Got::Close(0)]);
+    node.store.push_done(2, 1);
+    node.deliver();
+    assert_eq!(node.turn(), [], "the request of the relay is on its way");
+    assert!(!node.hub.end());
+    node.reply(2, &[0]);
+    assert_eq!(node.turn(), [Got::Close(2)]);
+    assert!(node.hub.end());
+    // The end is said again, too.
+    node.turn();
+    assert_eq!(node.restart(), 0);
+    assert!(node.hub.stream().has_unsent());
+}
+
+/// A hub with three ranks, and a small server that is killed.
+struct Job {
+    hub: Hub,
+    server: model::Server,
+    /// What is on its way.
+    up: Vec<u8>,
+    down: Vec<u8>,
+    /// By rank: the starts of requests with an effect, the number of requests, and what it has read.
+    ranks: Vec<(Vec<Vec<u8>>, u32, Vec<u8>)>,
+    /// Ranks that have left while they waited for a reply: nobody knows what the store has done.
+    unanswered: Vec<u32>,
+    now: Instant,
+}
+
+impl Job {
+    fn new(done_bytes_min: usize) -> Self {
+        let mut job = Self {
+            hub: Hub::new(WireLimits::default()),
+            server: model::Server::new(done_bytes_min),
+            up: Vec::new(),
+            down: Vec::new(),
+            ranks: vec![(Vec::new(), 0, Vec::new()); 3],
+            unanswered: Vec::new(),
+            now: Instant::now(),
+        };
+        job.hub.set_kept(true);
+        job.cut();
+        for client in 0..3 {
+            assert_eq!(job.hub.open(0), Some(client));
+            let validate = [0, 0xce, 0xf7, 0x85, 0x3c];
+            job.hub
+                .receive(client, &validate, job.now)
+                .expect("VALIDATE");
+        }
+        job
+    }
+
+    fn cut(&mut self) {
+        self.up.clear();
+        self.down.clear();
+        let received = self.hub.stream().received();
+        let by_server = self.server.stream.received();
+        self.hub.stream().attach(by_server).expect("where it is");
+        self.server.stream.attach(received).expect("where it is");
+    }
+
+    fn crash(&mut self) {
+        self.server.crash();
+        assert_eq!(self.hub.restart(), 0, "all can go on");
+        self.cut();
+    }
+
+    fn close(&mut self, client: u32) {
+        if let Some(rank) = self.hub.rank(client)
+            && !rank.must_be_acknowledged(true)
+            && rank.outstanding.kept_bytes() > 0
+        {
+            self.unanswered.push(client);
+        }
+        self.hub.close(client);
+    }
+
+    /// A rank sends a request, unless it is not read at the moment.
+    fn send(&mut self, client: u32, opcode: Opcode, same: bool, length: usize) {
+        let Some(rank) = self.hub.rank(client) else {
+            return;
+        };
+        if rank.is_paused {
+            return;
+        }
+        let waits = rank.outstanding.waits();
+        let opcode = if waits { Opcode::CancelWait } else { opcode };
+        let (effects, requests, _) = &mut self.ranks[client as usize];
+        *requests += 1;
+        // Ranks that ask the same share a frame.
+        let key = if same {
+            "same".to_owned()
+        } else {
+            format!("{client}.{requests}")
+        };
+        let value = vec![7; length];
+        let bytes = request(|it| {
+            let it = it.opcode(opcode);
+            match opcode {
+                Opcode::Set => it.user_key(&key).value(&value),
+                Opcode::Add => it.user_key(&key).i64(1),
+                Opcode::Get => it.user_key(&key),
+                Opcode::Wait | Opcode::WaitGet => it.user_keys(&[&key]),
+                Opcode::Ping => it.u32(*requests),
+                _ => it,
+            };
+        });
+        if matches!(opcode, Opcode::Set | Opcode::Add) {
+            effects.push(bytes[..bytes.len().min(model::START_BYTES)].to_vec());
+        }
+        self.hub
+            .receive(client, &bytes, self.now)
+            .expect("a request");
+    }
+
+    fn turn(&mut self, up: usize, down: usize) {
+        self.hub.end_turn();
+        self.up.extend(wire(self.hub.stream()));
+        let arrived: Vec<u8> = self.up.drain(..up.min(self.up.len())).collect();
+        self.server.receive_link(&arrived);
+        self.down.extend(wire(&mut self.server.stream));
+        let arrived: Vec<u8> = self.down.drain(..down.min(self.down.len())).collect();
+        self.hub.receive_link(&arrived).expect("a good store");
+        for client in self.hub.take_touched() {
+            self.hub.resume(client, self.now).expect("requests");
+            let Some(rank) = self.hub.rank(client) else {
+                continue;
+            };
+            assert_eq!(rank.closing, None);
+            let got = &mut self.ranks[client as usize].2;
+            let before = got.len();
+            rank.down.flush(got).expect("memory takes everything");
+            let read = got.len() - before;
+            self.hub.was_read(client, read);
+        }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..30 {
+            self.turn(usize::MAX, usize::MAX);
+            self.server.commit();
+        }
+        self.turn(usize::MAX, usize::MAX);
+    }
+}
+
+fn wire(stream: &mut SessionStream) -> Vec<u8> {
+    let (mut out, mut wire) = (SendBuf::new(), Vec::new());
+    stream.fill(&mut out, usize::MAX);
+    out.flush(&mut wire).expect("memory takes everything");
+    wire
+}
+
+/// docs/wire-extensions.md, SESSION 13 to 15.
+#[test]
+fn random_histories_with_restarts_lose_and_repeat_nothing() {
+    let first = std::env::var("C10D_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
+    let (first, count) = first.map_or((fastrand::u64(..1 << 40), 100), |seed| (seed, 1));
+    for seed in first..first + count {
+        one_history(seed);
+    }
+}
+
+fn one_history(seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut job = Job::new([1, 200, 64 << 10][random.usize(..3)]);
+    let length = [10, 3000, 300_000][random.usize(..3)];
+    job.server.live.value = std::sync::Arc::new(vec![5; length]);
+    job.server.commit();
+    let opcodes = [
+        Opcode::Set,
+        Opcode::Set,
+        Opcode::Add,
+        Opcode::Add,
+        Opcode::Get,
+        Opcode::Ping,
+        Opcode::Wait,
+        Opcode::WaitGet,
+    ];
+    for _ in 0..random.usize(1..150) {
+        match random.u8(..20) {
+            0..8 => {
+                let length_max = [10, 10, 10, 10_000, 400_000][random.usize(..5)];
+                let opcode = opcodes[random.usize(..opcodes.len())];
+                let (same, length) = (random.bool(), random.usize(..length_max));
+                job.send(random.u32(..3), opcode, same, length);
+            }
+            8..13 => {
+                let count = if random.bool() { 30 } else { 200_000 };
+                job.turn(random.usize(..count), random.usize(..count));
+            }
+            13 => job.turn(usize::MAX, usize::MAX),
+            14 | 15 => job.server.commit(),
+            16 => job.cut(),
+            17 => job.crash(),
+            18 => job.server.set_open(true),
+            _ if random.u8(..8) == 0 => job.close(random.u32(..3)),
+            _ => {}
+        }
+    }
+    job.server.set_open(true);
+    job.settle();
+    for (client, (effects, requests, got)) in job.ranks.iter().enumerate() {
+        let client = client as u32;
+        let executed = job.server.durable.executed.iter();
+        let of_client = executed.filter(|(of, _)| *of == client);
+        let of_client: Vec<&Vec<u8>> = of_client.map(|(_, bytes)| bytes).collect();
+        let expected: Vec<&Vec<u8>> = effects.iter().collect();
+        let what = format!("C10D_SEED={seed}: rank {client}");
+        let is_right = if job.unanswered.contains(&client) {
+            expected.starts_with(&of_client)
+        } else {
+            of_client == expected
+        };
+        assert!(is_right, "{what}: each is carried out once");
+        let replies = job.server.all_replies(client, *requests);
+        let is_open = job.hub.rank(client).is_some();
+        let is_complete = if is_open {
+            *got == replies
+        } else {
+            replies.starts_with(got)
+        };
+        assert!(is_complete, "{what}: each reply arrives once");
+    }
 }
