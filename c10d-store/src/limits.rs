@@ -32,6 +32,17 @@ impl Default for WireLimits {
 }
 
 impl WireLimits {
+    /// Any request that fits into memory.
+    pub(crate) const fn unlimited() -> Self {
+        let bytes_max = isize::MAX as usize;
+        Self {
+            key_bytes_max: bytes_max,
+            value_bytes_max: bytes_max,
+            keys_per_request_max: bytes_max,
+            request_bytes_max: bytes_max,
+        }
+    }
+
     /// The longest key in bytes, including the `/` that clients put before it. Default 8192, as in
     /// PyTorch.
     #[must_use]

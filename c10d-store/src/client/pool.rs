@@ -462,7 +462,8 @@ impl Pool {
         let connect_options = options.connect_options.clone();
         let credentials = options.credentials.as_ref();
         let mut dialer = SessionDialer::new(target.clone(), connect_options, credentials, resume)
-            .map_err(|error| Failure::Protocol(error.to_string()))?;
+            .map_err(|error| Failure::Protocol(error.to_string()))?
+            .carrying_over();
         dialer.set_cancel(cancel.clone());
         self.make_closable(lane, dialer.closer().clone())?;
         let mut backoff = Backoff::new(BackoffOptions::default(), u64::from(std::process::id()));

@@ -1,6 +1,7 @@
 //! A connection that survives the loss of its sockets: a session with one client.
 //!
-//! No thread of its own: a call that finds the link lost makes another one. It does not look into requests.
+//! No thread of its own: a call that finds the link lost makes another one. It knows where requests and replies end, as
+//! those without a reply are sent again to a server that was restarted with its journal.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -12,10 +13,19 @@ use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, SendBuf, sleep};
 use super::link::SessionLink;
 use super::session_dialer::{SessionDialer, SessionError};
 use super::stream::Stream;
-use crate::session::{Credit, Frame, FrameReader, SessionStream, Violation};
+use crate::limits::WireLimits;
+use crate::raw_requests::RawRequests;
+use crate::session::{
+    CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, Outstanding, SessionStream, Violation,
+};
 
 /// The number of the session's only client.
 const CLIENT: u32 = 0;
+
+/// A client of which so many bytes are kept for a server that may be restarted sends no more. The server acknowledges
+/// before: it has carried out all but what there is credit for, and lets 64 KiB of that be unacknowledged
+/// (docs/wire-extensions.md, SESSION 8 and 14).
+const KEPT_BYTES_MAX: usize = CLIENT_WINDOW_BYTES as usize + (64 << 10);
 
 /// What is received from the link at once.
 const WIRE_BYTES: usize = 16 << 10;
@@ -25,6 +35,9 @@ const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The longest delay between two attempts: the end of the store does not end it.
 const DELAY_MAX: Duration = Duration::from_millis(500);
+
+/// The server checks the lengths.
+const ANY_LENGTH: WireLimits = WireLimits::unlimited();
 
 #[derive(Debug)]
 pub(super) struct Resumed {
@@ -40,12 +53,22 @@ pub(super) struct Resumed {
     session: SessionStream,
     reader: FrameReader,
     credit: Credit,
+    /// Splits what the client sends.
+    requests: RawRequests,
+    outstanding: Outstanding,
+    /// The server keeps the session in its journal.
+    is_kept: bool,
     /// What the server has sent to the client, read up to `start`.
     opened: Vec<u8>,
     start: usize,
+    /// So many of the bytes to read are not of the credit: they are from before a restart of the server, or they were
+    /// withheld and the credit was returned.
+    uncounted: usize,
     wire: Box<[u8]>,
     /// The server has closed the client.
     is_closed: bool,
+    /// The port of its first link.
+    port: u16,
 }
 
 impl Resumed {
@@ -57,6 +80,7 @@ impl Resumed {
     ) -> io::Result<Self> {
         let port = link.socket.local_addr().map_or(0, |local| local.port());
         let received_by_server = link.received_by_server;
+        let is_kept = link.is_kept;
         let link = Stream::of_link(link)?;
         let mut resumed = Self {
             link,
@@ -69,10 +93,15 @@ impl Resumed {
             session: SessionStream::default(),
             reader: FrameReader::default(),
             credit: Credit::default(),
+            requests: RawRequests::of_session(),
+            outstanding: Outstanding::default(),
+            is_kept,
             opened: Vec::new(),
             start: 0,
+            uncounted: 0,
             wire: vec![0; WIRE_BYTES].into_boxed_slice(),
             is_closed: false,
+            port,
         };
         resumed.go_on(received_by_server)?;
         resumed.session.push_open(CLIENT, port);
@@ -117,7 +146,9 @@ impl Resumed {
         let count = opened.len().min(buf.len());
         buf[..count].copy_from_slice(&opened[..count]);
         self.start += count;
-        if let Some(returned) = self.credit.used(count) {
+        let uncounted = self.uncounted.min(count);
+        self.uncounted -= uncounted;
+        if let Some(returned) = self.credit.used(count - uncounted) {
             self.session.push_credit(CLIENT, returned);
         }
         Ok(count)
@@ -151,19 +182,16 @@ impl Resumed {
         pieces: &[IoSlice<'_>],
         deadline: Deadline,
     ) -> io::Result<()> {
+        while self.is_full() {
+            self.receive(deadline)?;
+        }
         for piece in pieces {
-            let mut rest = &piece[..];
-            while !rest.is_empty() {
-                let count = rest.len().min(self.credit.to_send());
-                if count == 0 {
-                    self.receive(deadline)?;
-                    continue;
-                }
-                let (now, later) = rest.split_at(count);
-                self.session.push_data(CLIENT, now);
-                self.credit.sent(count);
-                rest = later;
-            }
+            self.add(piece)?;
+        }
+        if let Err(error) = self.send(deadline) {
+            // The rest must not follow when the caller no longer expects it.
+            self.end("a request was sent in part".to_owned());
+            return Err(error);
         }
         self.flush(deadline);
         if self.is_lost {
@@ -171,6 +199,45 @@ impl Resumed {
             self.reconnect(deadline).or_else(only_later)?;
         }
         Ok(())
+    }
+
+    /// Keeps the requests in these bytes, and the start of the next one.
+    fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let outstanding = &mut self.outstanding;
+        let added = self.requests.receive(bytes, &ANY_LENGTH, |request| {
+            // It is false only if the caller had answered for the server.
+            outstanding.add(request.opcode, request.key_count, request.bytes)
+        });
+        match added {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(io::ErrorKind::InvalidInput.into()),
+            Err(error) => Err(io::Error::new(io::ErrorKind::InvalidInput, error)),
+        }
+    }
+
+    /// Whether the server has to acknowledge something before more is kept for it.
+    fn is_full(&mut self) -> bool {
+        let is_carried = self.is_kept && self.outstanding.check_carried().is_ok();
+        if !is_carried {
+            self.outstanding.forget_beyond(KEPT_BYTES_MAX);
+        }
+        is_carried && self.outstanding.kept_bytes() >= KEPT_BYTES_MAX
+    }
+
+    /// Moves the requests into the session, as the server gives credit for them.
+    fn send(&mut self, deadline: Deadline) -> io::Result<()> {
+        self.fill();
+        while self.outstanding.unsent_bytes() > 0 {
+            self.receive(deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Moves as much of the requests into the session as there is credit for.
+    fn fill(&mut self) {
+        let count = self.outstanding.unsent_bytes().min(self.credit.to_send());
+        self.outstanding.send(&mut self.session, CLIENT, count);
+        self.credit.sent(count);
     }
 
     /// Receives once, over another link if need be. What was received may be nothing for the client.
@@ -203,25 +270,42 @@ impl Resumed {
 
     fn take(&mut self, mut link: &[u8]) -> io::Result<()> {
         let result = self.take_frames(&mut link);
-        result.map_err(|violation| self.end(violation.to_string()))
+        result.map_err(|reason| self.end(reason))
     }
 
-    fn take_frames(&mut self, link: &mut &[u8]) -> Result<(), Violation> {
-        while let Some(mut bytes) = self.session.next_bytes(link)? {
-            while let Some(frame) = self.reader.next(&mut bytes)? {
+    fn take_frames(&mut self, link: &mut &[u8]) -> Result<(), String> {
+        let broken = |violation: Violation| violation.to_string();
+        while let Some(mut bytes) = self.session.next_bytes(link).map_err(broken)? {
+            while let Some(frame) = self.reader.next(&mut bytes).map_err(broken)? {
                 match frame {
-                    Frame::Data { bytes, .. } => {
-                        self.credit.received(bytes.len())?;
-                        self.opened.extend_from_slice(bytes);
+                    Frame::Data { bytes, .. } => self.take_reply(bytes)?,
+                    Frame::Credit { bytes, .. } => {
+                        self.credit.returned(bytes).map_err(broken)?;
+                        self.fill();
                     }
-                    Frame::Credit { bytes, .. } => self.credit.returned(bytes)?,
                     Frame::Close { .. } | Frame::End => self.is_closed = true,
-                    Frame::Open { .. }
-                    | Frame::Group(_)
-                    | Frame::Resume { .. }
-                    | Frame::Done { .. } => {}
+                    Frame::Done { request, .. } => self.outstanding.done(request),
+                    Frame::Open { .. } | Frame::Group(_) | Frame::Resume { .. } => {}
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn take_reply(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let received = self.credit.received(bytes.len());
+        received.map_err(|violation| violation.to_string())?;
+        let before = self.opened.len();
+        let opened = &mut self.opened;
+        let result = self
+            .outstanding
+            .on_reply(bytes, |bytes| opened.extend_from_slice(bytes));
+        result.map_err(|error| error.to_string())?;
+        // What is withheld, or has arrived before a restart, counts as used.
+        let passed_on = self.opened.len() - before;
+        self.uncounted += passed_on.saturating_sub(bytes.len());
+        if let Some(returned) = self.credit.used(bytes.len().saturating_sub(passed_on)) {
+            self.session.push_credit(CLIENT, returned);
         }
         Ok(())
     }
@@ -264,10 +348,20 @@ impl Resumed {
             match self.dialer.connect(self.session.received(), attempt) {
                 Ok(link) => {
                     let received_by_server = link.received_by_server;
+                    let is_restarted = link.is_restarted;
+                    self.is_kept = link.is_kept;
+                    if is_restarted {
+                        self.restart()?;
+                    }
                     self.link.replace(link)?;
                     self.go_on(received_by_server)?;
                     log::info!(
-                        "connected to {} again after {:.1} s; nothing is lost",
+                        "{} {} again after {:.1} s; nothing is lost",
+                        if is_restarted {
+                            "the store was restarted with its journal; connected to"
+                        } else {
+                            "connected to"
+                        },
                         self.dialer.target(),
                         lost_at.elapsed().as_secs_f64()
                     );
@@ -293,6 +387,23 @@ impl Resumed {
                     sleep(delay.min(left), [self.dialer.cancel()])?;
                 }
             }
+        }
+    }
+
+    /// The server was restarted with its journal, and gets all requests again that it has not acknowledged.
+    fn restart(&mut self) -> io::Result<()> {
+        self.session = SessionStream::default();
+        self.reader = FrameReader::default();
+        self.credit = Credit::default();
+        self.uncounted = self.opened.len() - self.start;
+        match self.outstanding.restart() {
+            Ok(first) => {
+                self.session.push_open(CLIENT, self.port);
+                self.session.push_resume(CLIENT, first);
+                self.fill();
+                Ok(())
+            }
+            Err(reason) => Err(self.end(format!("the store was restarted, and {reason}"))),
         }
     }
 
