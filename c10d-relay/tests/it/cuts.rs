@@ -16,17 +16,17 @@ const KEYS: [&str; 5] = ["number", "text", "swap", "line", "jobs"];
 
 /// The time of the history: every call and return has its own.
 #[derive(Default)]
-struct Clock(AtomicU64);
+pub(crate) struct Clock(pub(crate) AtomicU64);
 
 impl Clock {
-    fn tick(&self) -> u64 {
+    pub(crate) fn tick(&self) -> u64 {
         self.0.fetch_add(1, Ordering::AcqRel)
     }
 }
 
 /// One client's part of the history, by key.
 #[derive(Default)]
-struct History {
+pub(crate) struct History {
     events: Vec<(usize, Event)>,
     /// Commands without a reply since the last reply.
     unacknowledged: Vec<usize>,
@@ -92,7 +92,7 @@ fn random_operation(store: &dyn Store, random: &mut fastrand::Rng, name: &str) -
     (key, op)
 }
 
-fn run_client(
+pub(crate) fn run_client(
     store: &dyn Store,
     seed: u64,
     name: &str,
@@ -116,7 +116,7 @@ fn run_client(
     history
 }
 
-fn check_all(histories: Vec<History>) -> Result<(), String> {
+pub(crate) fn check_all(histories: Vec<History>) -> Result<(), String> {
     let events: Vec<(usize, Event)> = histories.into_iter().flat_map(|it| it.events).collect();
     for (index, key) in KEYS.iter().enumerate() {
         let of_key = events.iter().filter(|(key, _)| *key == index);

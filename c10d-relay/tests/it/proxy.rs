@@ -16,7 +16,7 @@ pub(crate) struct Proxy {
 }
 
 struct Shared {
-    server: SocketAddr,
+    server: Mutex<SocketAddr>,
     stop: AtomicBool,
     /// New connections are closed at once.
     is_cut: AtomicBool,
@@ -34,7 +34,7 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
         let shared = Arc::new(Shared {
-            server,
+            server: Mutex::new(server),
             stop: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
             connections: Mutex::default(),
@@ -84,6 +84,11 @@ impl Proxy {
         }
     }
 
+    /// Passes new connections on to this server from now on.
+    pub(crate) fn set_server(&self, server: SocketAddr) {
+        *self.shared.server.lock().expect("no panic") = server;
+    }
+
     pub(crate) fn mend(&self) {
         self.shared.is_cut.store(false, Ordering::Release);
     }
@@ -111,7 +116,8 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         if shared.is_cut.load(Ordering::Acquire) {
             continue;
         }
-        let Ok(server) = TcpStream::connect(shared.server) else {
+        let address = shared.server();
+        let Ok(server) = TcpStream::connect(address) else {
             continue;
         };
         let _ = (client.set_nodelay(true), server.set_nodelay(true));
@@ -120,7 +126,12 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let (Ok(up), Ok(down), Ok(kept)) = (pair(), pair(), pair()) else {
             continue;
         };
-        shared.connections.lock().expect("no panic").push(kept);
+        let mut connections = shared.connections.lock().expect("no panic");
+        if shared.is_cut.load(Ordering::Acquire) || shared.server() != address {
+            continue;
+        }
+        connections.push(kept);
+        drop(connections);
         let mut pumps = shared.pumps.lock().expect("no panic");
         let budgets = shared.budgets();
         let (of_up, of_down) = (Arc::clone(shared), Arc::clone(shared));
@@ -132,6 +143,10 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 }
 
 impl Shared {
+    fn server(&self) -> SocketAddr {
+        *self.server.lock().expect("no panic")
+    }
+
     /// After how many bytes a new connection is cut, in each direction.
     fn budgets(&self) -> (u64, u64) {
         match self.budget_max.load(Ordering::Acquire) {

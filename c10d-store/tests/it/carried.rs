@@ -10,7 +10,8 @@ use c10d_socket::{ConnectOptions, Deadline, HostPort, SendBuf};
 use c10d_store::unstable::{Frame, FrameReader, RequestBuf, SessionDialer, SessionStream};
 use c10d_store::{Opcode, SessionError, Store, StoreExt, TcpStoreServer};
 
-use crate::journal::{Memory, client, number, value};
+use crate::journal::{client, number, value};
+use crate::memory_journal::Memory;
 use crate::raw::{LONG, wait_until};
 
 /// A peer with its link.

@@ -14,6 +14,7 @@ mod give_way;
 mod hash_store;
 mod journal;
 mod log_lines;
+mod memory_journal;
 mod memory_limit;
 mod observer;
 mod prefix_store;
