@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use c10d_relay::{Relay, RelayOptions};
-use c10d_store::{TcpStore, TcpStoreOptions, TcpStoreServer};
+use c10d_store::{Store, StoreError, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer};
 
 use crate::basics::{rank_of, relay_to, wait_until};
 use crate::cuts::{Clock, check_all, run_client};
@@ -150,4 +150,77 @@ fn one_history(seed: u64) {
     if let Err(error) = check_all(histories) {
         panic!("C10D_SEED={seed}: {error}");
     }
+}
+
+/// Barriers, reads that wait, elements of queues and waits that end with their timeout.
+#[test]
+fn waits_barriers_and_queues_go_on_over_restarts() {
+    for seed in seeds(3) {
+        let mut job = Job::new();
+        let ranks = job.ranks();
+        let clock = Clock::default();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let rounds = 40;
+        thread::scope(|scope| {
+            let mut clients = Vec::new();
+            for (number, rank) in ranks.iter().enumerate() {
+                let (clock, count) = (&clock, ranks.len());
+                clients.push(scope.spawn(move || {
+                    for round in 0..rounds {
+                        one_round(rank, number, round, count);
+                        clock.tick();
+                    }
+                }));
+            }
+            let mut restarts = 0;
+            while restarts < RESTARTS && !clients.iter().any(|it| it.is_finished()) {
+                let at = clock.0.load(Ordering::Acquire) + random.u64(..16);
+                wait_until("the ranks go on", || {
+                    clock.0.load(Ordering::Acquire) >= at
+                        || clients.iter().any(|it| it.is_finished())
+                });
+                // Later there may be nothing more to append.
+                let is_early = clock.0.load(Ordering::Acquire) < (ranks.len() * rounds / 2) as u64;
+                job.restart(is_early && random.bool());
+                restarts += 1;
+            }
+            assert!(restarts > RESTARTS / 2, "C10D_SEED={seed}: {restarts}");
+            for client in clients {
+                let result = client.join();
+                assert!(result.is_ok(), "C10D_SEED={seed}: a rank sees an error");
+            }
+        });
+        let arrived = (ranks.len() * rounds) as i64;
+        assert_eq!(ranks[0].add("rounds", 0).expect("add"), arrived);
+        assert_eq!(ranks[7].queue_len("shared").expect("queue_len"), 0);
+    }
+}
+
+fn one_round(rank: &TcpStore, number: usize, round: usize, count: usize) {
+    let key = format!("value.{round}");
+    if round % count == number {
+        rank.set(&key, &key).expect("set");
+    }
+    assert_eq!(rank.get(&key).expect("get"), key.as_bytes());
+    rank.barrier(&format!("barrier.{round}"), count)
+        .expect("barrier");
+    rank.add("rounds", 1).expect("add");
+    // Each takes what its neighbour pushes, and one of those that all share.
+    let mine = format!("queue.{}", (number + 1) % count);
+    rank.queue_push(&mine, &key).expect("queue_push");
+    rank.queue_push("shared", &key).expect("queue_push");
+    let taken = rank.queue_pop(&format!("queue.{number}"));
+    assert_eq!(taken.expect("queue_pop"), key.as_bytes());
+    assert!(
+        rank.queue_pop("shared")
+            .expect("queue_pop")
+            .starts_with(b"value.")
+    );
+    let short = Duration::from_millis(1);
+    let error = rank.wait_timeout(&["never"], short).expect_err("a timeout");
+    let is_late = matches!(
+        error,
+        StoreError::Timeout { .. } | StoreError::NoReply { .. }
+    );
+    assert!(is_late, "{error}");
 }
