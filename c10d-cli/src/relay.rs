@@ -44,7 +44,7 @@ pub(crate) struct RelayArgs {
     resume_timeout: Option<Duration>,
 
     /// How long the store's machine may refuse connections, after a loss, until the relay gives its clients up: then the
-    /// store has ended. [default: 30s]
+    /// store has ended. One that goes on with its journal must be back before. [default: 30s]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     refused_timeout: Option<Duration>,
 

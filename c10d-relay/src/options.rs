@@ -66,8 +66,8 @@ impl RelayOptions {
     }
 
     /// How long the store's machine may refuse connections, after a loss, before the relay closes the connections of its
-    /// ranks: nothing listens on the port, so the store has ended, and one that is started again is another one. Default
-    /// 30 s: longer than a firewall or a load balancer in between usually takes to change.
+    /// ranks: nothing listens on the port, so the store has ended. A store with a journal that is to go on must be back
+    /// before that. Default 30 s: longer than a firewall or a load balancer in between usually takes to change.
     #[must_use]
     pub const fn refused_timeout(&self) -> Duration {
         self.refused_timeout

@@ -20,10 +20,10 @@ use crate::status::{Status, Upstream};
 ///
 /// The ranks of a node connect to it on loopback as to an ordinary TCPStore, and it holds one connection to the store
 /// for all of them. It serves only processes of the user that runs it. When the connection to the store breaks, it
-/// connects again and goes on: each request takes effect exactly once, and ranks notice nothing but a pause. If the
-/// store cannot be reached for [`RelayOptions::resume_timeout`], refuses connections for
-/// [`RelayOptions::refused_timeout`], or was restarted, the relay closes the connections of its ranks and logs why; the
-/// next rank that connects begins anew.
+/// connects again and goes on: each request takes effect exactly once, and ranks notice nothing but a pause. So it does
+/// when the store was restarted with its journal (`ServerOptions::with_journal`). If the store cannot be reached for
+/// [`RelayOptions::resume_timeout`], refuses connections for [`RelayOptions::refused_timeout`], or was restarted without a
+/// journal, the relay closes the connections of its ranks and logs why; the next rank that connects begins anew.
 ///
 /// An HTTP request, as of `c10d why`, is redirected to the store; while the store cannot be reached, the answer says so.
 ///

@@ -105,8 +105,8 @@ impl TcpStoreOptions {
 
     /// Survives a lost connection: a call that finds it lost connects again and goes on, and every request takes effect
     /// exactly once. Calls keep their timeouts. A store that cannot connect for `timeout` after the loss was noticed
-    /// fails permanently, as does one whose server was restarted: that is another, empty store. Default: none, and a lost
-    /// connection is final, as in PyTorch.
+    /// fails permanently, as does one whose server was restarted without a journal: that is another, empty store. Default:
+    /// none, and a lost connection is final, as in PyTorch.
     ///
     /// The server forgets a client that has been without a connection for `timeout`, or for its
     /// [`session_timeout`](ServerOptions::session_timeout) if that is shorter: a store that makes no call for so long
