@@ -17,9 +17,11 @@ use mio::event::Event;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
+use super::carrying::Parts;
 use super::connection::{Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of};
 use super::counts::Counts;
 use super::http::InstalledHandler;
+use super::keeping::{GATHERED_BYTES_MAX, Keeping};
 use super::observer::{Observed, StoreObserver};
 use super::options::ServerOptions;
 use super::recover::OpenJournal;
@@ -42,9 +44,6 @@ mod keeping;
 #[cfg(test)]
 mod tests;
 mod watching;
-
-use carrying::Parts;
-use keeping::{GATHERED_BYTES_MAX, Keeping};
 
 const WAKER: Token = Token(usize::MAX);
 

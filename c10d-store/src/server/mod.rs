@@ -2,12 +2,14 @@
 
 mod backlog;
 mod carried;
+mod carrying;
 mod connection;
 mod counts;
 mod event_loop;
 mod held;
 mod http;
 mod journal_thread;
+mod keeping;
 mod memory_limit;
 mod numbers;
 mod observer;
