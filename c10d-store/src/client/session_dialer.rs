@@ -281,7 +281,7 @@ impl SessionDialer {
             }
             Some(Welcome::Unknown { store }) => Err(SessionError::Unknown {
                 server: server(),
-                is_same_store: store == self.store,
+                is_same_store: store.continues(self.store),
             }),
             Some(Welcome::Full { .. }) => Err(SessionError::Full { server: server() }),
             Some(Welcome::Restarted { .. }) | None => {

@@ -62,6 +62,11 @@ impl StoreId {
         Self(id)
     }
 
+    /// Whether this is the store of the other id, or a later run of it.
+    pub(crate) fn continues(self, other: Self) -> bool {
+        self == other || other.is_before(self)
+    }
+
     /// Whether this names an earlier run of the same store.
     pub(crate) fn is_before(self, other: Self) -> bool {
         let epoch = |id: &Self| LittleEndian::read_u64(&id.0[EPOCH_AT..]);
