@@ -124,7 +124,9 @@ impl Rank {
     /// is told to the store at once, so that it gets nothing that others could have.
     pub(crate) fn must_be_acknowledged(&self, is_kept: bool) -> bool {
         let is_marked = self.is_marked && self.outstanding.owed_replies() > 0;
-        is_kept && !self.outstanding.waits() && (is_marked || self.outstanding.ends_without_reply())
+        is_kept
+            && !self.outstanding.is_waiting()
+            && (is_marked || self.outstanding.is_last_without_reply())
     }
 
     /// Adds a request that has a reply, once. Returns whether it was added.

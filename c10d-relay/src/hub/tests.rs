@@ -705,7 +705,7 @@ impl Job {
         if rank.is_paused {
             return;
         }
-        let waits = rank.outstanding.waits();
+        let waits = rank.outstanding.is_waiting();
         let opcode = if waits { Opcode::CancelWait } else { opcode };
         let (effects, requests, _) = &mut self.ranks[client as usize];
         *requests += 1;

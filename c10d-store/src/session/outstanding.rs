@@ -229,7 +229,7 @@ impl Outstanding {
 
     /// Whether the client waits for a reply that comes later, and has not cancelled that.
     #[must_use]
-    pub fn waits(&self) -> bool {
+    pub fn is_waiting(&self) -> bool {
         let last = self.owed.back().map(|owed| &owed.scan);
         last.is_some_and(|scan| scan.opcode().is_wait() && !scan.is_cancelled())
     }
@@ -262,7 +262,7 @@ impl Outstanding {
 
     /// Whether the last requests have no reply that would acknowledge them.
     #[must_use]
-    pub fn ends_without_reply(&self) -> bool {
+    pub fn is_last_without_reply(&self) -> bool {
         let owed = self.owed.back().map_or(0, |owed| owed.last);
         !self.is_opaque && self.last() > self.acknowledged.max(owed)
     }
@@ -317,7 +317,7 @@ impl Outstanding {
             // It has no bytes.
             return true;
         }
-        if self.waits() {
+        if self.is_waiting() {
             // Its replies must be complete before they are no longer looked at.
             if self.owed.iter().any(|owed| owed.is_answered) {
                 return false;
@@ -331,7 +331,7 @@ impl Outstanding {
 
     fn expect_cancel(&mut self, number: u64) {
         self.cancels += 1;
-        let waits = self.waits();
+        let waits = self.is_waiting();
         match self.owed.back_mut() {
             Some(last) if waits => {
                 last.scan.cancel();

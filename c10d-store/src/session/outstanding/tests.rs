@@ -292,7 +292,7 @@ fn random_histories_with_crashes_lose_and_repeat_nothing() {
         for _ in 0..random.usize(1..120) {
             match random.u8(..20) {
                 0..7 => {
-                    let waits = pair.outstanding.waits();
+                    let waits = pair.outstanding.is_waiting();
                     let request = Request::random(&mut random, waits);
                     // Whether it was cancelled in time is another value of what is read.
                     if overwrites || !request.waits() || !pair.server.live.is_open {
@@ -446,7 +446,7 @@ fn what_has_no_reply_is_kept_until_it_is_done() {
     for opcode in [Opcode::Set, Opcode::Get, Opcode::Set, Opcode::Set] {
         add(&mut outstanding, opcode);
     }
-    assert!(outstanding.ends_without_reply());
+    assert!(outstanding.is_last_without_reply());
     outstanding.done(3);
     assert_eq!(outstanding.kept_bytes(), 15, "the GET has no reply yet");
     let reply = [0; 8];
@@ -455,7 +455,7 @@ fn what_has_no_reply_is_kept_until_it_is_done() {
     outstanding.done(9);
     assert_eq!(outstanding.kept_bytes(), 0, "more than there are");
     assert_eq!(outstanding.restart(), Ok(5));
-    assert!(!outstanding.ends_without_reply());
+    assert!(!outstanding.is_last_without_reply());
 }
 
 #[test]
