@@ -387,3 +387,66 @@ fn a_snapshot_keeps_sessions() {
     peer.link.set_read_timeout(Some(short)).expect("an option");
     drop(server);
 }
+
+/// A reply waits for credit, while as many requests follow it as the peer is usually told of. It is not done, nor are they.
+#[test]
+fn a_request_whose_reply_waits_for_credit_is_not_done() {
+    const SETS: usize = 1100;
+    let journal = Memory::default();
+    let server = journal.serve();
+    let store = client(&server);
+    let long = vec![7; 300_000];
+    store.set("long", &long).expect("set");
+    let mut peer = Peer::new(&server);
+    peer.open(0);
+    let set = |peer: &mut Peer, number: usize| {
+        peer.request(0, |r| {
+            let key = format!("set {number}");
+            r.opcode(Opcode::Set).user_key(&key).value(b"1");
+        });
+    };
+    let first = |peer: &mut Peer| {
+        peer.request(0, |r| {
+            r.opcode(Opcode::Get).user_key("long");
+        });
+        peer.request(0, |r| add(r, "n"));
+    };
+    first(&mut peer);
+    for number in 0..SETS {
+        set(&mut peer, number);
+    }
+    store.wait(&[&format!("set {}", SETS - 1)]).expect("wait");
+    while peer
+        .received
+        .iter()
+        .map(|(_, bytes)| bytes.len())
+        .sum::<usize>()
+        < 256 << 10
+    {
+        peer.read();
+    }
+    peer.acknowledge();
+    set(&mut peer, SETS);
+    store.wait(&[&format!("set {SETS}")]).expect("wait");
+    assert_eq!(peer.done, []);
+
+    let crashed = journal.crashed();
+    let again = crashed.serve();
+    peer.reconnect(&again).expect("a link");
+    peer.open(0);
+    peer.stream.push_resume(0, 1);
+    first(&mut peer);
+    while peer
+        .received
+        .iter()
+        .map(|(_, bytes)| bytes.len())
+        .sum::<usize>()
+        < 256 << 10
+    {
+        peer.read();
+    }
+    peer.stream.push_credit(0, 200_000);
+    peer.flush();
+    peer.expect(0, &[value(&long), number(1)].concat());
+    drop(server);
+}

@@ -107,11 +107,18 @@ impl EventLoop {
     pub(super) fn tell_done(&mut self, token: Token, received: usize) {
         let is_waiting = self.state.is_waiting(conn_id_of(token));
         let position = self.newest_undurable();
-        let connection = self.connections.get_mut(token);
-        let Some(numbers) = connection.and_then(|it| it.client()?.numbers.as_mut()) else {
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        let has_unsent = connection.has_unsent();
+        let Some(numbers) = connection.client().and_then(|it| it.numbers.as_mut()) else {
             return;
         };
         numbers.received(received);
+        // A request whose reply is on its way is sent again, so it is not done.
+        if has_unsent {
+            return;
+        }
         let Some(request) = numbers.take_done(is_waiting) else {
             return;
         };
