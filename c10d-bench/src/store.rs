@@ -67,6 +67,10 @@ pub(crate) struct StoreBenchArgs {
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 16], value_parser = at_least_one)]
     depth: Vec<usize>,
 
+    /// The number of keys that `durable` finds again.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
+    reopened_keys: usize,
+
     /// The length of the values of `set-get`.
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     value_bytes: usize,
@@ -103,7 +107,7 @@ enum Workload {
     /// `set-get`, PING and new connections with a shared secret, beside plain ones to the same server. Starts a server
     /// of its own, so it is left out with --connect.
     Secret,
-    /// ADD, SET and GET of a server with a journal, beside one without, and how soon a million keys are there again after
+    /// ADD, SET and GET of a server with a journal, beside one without, and how soon its keys are there again after
     /// the server was killed. Left out with --connect.
     Durable,
     /// PING with a secret while strangers open 10,000 connections a second. Left out with --connect.
@@ -198,7 +202,8 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
                 rows.extend(secret(&setting, &set_get_64(args.value_bytes))?);
             }
             Workload::Durable => {
-                rows.extend(durable(&setting, &set_get_64(args.value_bytes))?);
+                let set_get = set_get_64(args.value_bytes);
+                rows.extend(durable(&setting, &set_get, args.reopened_keys)?);
             }
             Workload::Ranks => {
                 let shape = RanksShape {

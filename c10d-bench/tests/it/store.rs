@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::process::{Server, names, run};
 
-const SMALL: [&str; 9] = [
+const SMALL: [&str; 10] = [
     "store",
     "--no-pin",
     "--rounds=2",
@@ -17,6 +17,7 @@ const SMALL: [&str; 9] = [
     "--connect-window=8",
     "--connections=1,3",
     "--depth=2",
+    "--reopened-keys=2500",
     "--json",
 ];
 
@@ -58,6 +59,11 @@ fn a_small_run_of_everything() {
         "ping p50 flooded",
         "ping p99 flooded",
         "refused",
+        "add 256 durable",
+        "set-get durable",
+        "add p50 durable",
+        "get p50 beside writes",
+        "reopen 2500 keys",
     ]);
     assert_eq!(names(&report), expected);
     for row in report["rows"].as_array().unwrap() {
