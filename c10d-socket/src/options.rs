@@ -145,7 +145,7 @@ impl Default for KeepAlive {
 /// let listeners = listen(&ListenOptions::default().with_host("127.0.0.1"))?;
 /// let listener = &listeners[0];
 /// let _client = TcpStream::connect(listener.local_addr()?)?;
-/// c10d_socket::wait_for_input(listener, None)?;
+/// c10d_socket::wait_for_input(listener, None, &c10d_socket::Cancel::NEVER)?;
 /// let (accepted, _) = listener.accept()?;
 /// configure_accepted(&accepted, &SocketOptions::default())?;
 /// assert!(accepted.nodelay()?);

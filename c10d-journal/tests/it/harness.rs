@@ -100,7 +100,7 @@ pub(crate) fn contents_of(
 /// This program again, to run one test function as a child.
 pub(crate) fn child(test: &str) -> Command {
     let mut command = Command::new(env::current_exe().expect("a path"));
-    command.args(["--exact", test, "--nocapture", "--ignored"]);
+    command.args(["--exact", test, "--nocapture"]);
     command.stdin(Stdio::null());
     command
 }

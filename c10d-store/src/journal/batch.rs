@@ -256,7 +256,11 @@ impl<'a> Effects<'a> {
                 client: self.number()?,
                 request: self.number()?,
                 answered: self.number()?,
-                waits: self.byte()? != 0,
+                waits: match self.byte()? {
+                    0 => false,
+                    1 => true,
+                    _ => return None,
+                },
                 reply: self.blob()?,
             },
             kind::END_CLIENT => Effect::EndClient {

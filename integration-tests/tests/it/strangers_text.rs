@@ -45,7 +45,7 @@ fn is_production(file: &Path) -> bool {
     let is_test = file.components().any(|part| {
         matches!(
             part.as_os_str().to_str(),
-            Some("tests" | "sim" | "tests.rs" | "integration-tests" | "fuzz")
+            Some("tests" | "sim" | "tests.rs" | "integration-tests" | "fuzz" | "target")
         )
     });
     is_source && !is_test
