@@ -28,7 +28,7 @@ def train(store, rank, world, may_stop, name):
         optimizer.step()
         losses.append(loss.item())
 
-        # Each rank counts once, and none goes on before all have.
+        # Each rank counts once.
         store.add(f"{name} {step}", 1)
         store.set(f"{name} {step} of {rank}", str(step))
         neighbour = store.get(f"{name} {step} of {(rank + 1) % world}")
@@ -45,6 +45,8 @@ def train(store, rank, world, may_stop, name):
             stop[0] = may_stop(step)
         dist.broadcast(stop, 0)
         if stop.item():
+            # Others may not have counted when rank 0 stops.
+            dist.barrier()
             assert store.add(f"{name} {step}", 0) == world
             return losses
 
