@@ -622,6 +622,25 @@ pub fn python() -> Command {
     command
 }
 
+/// Starts a rank that runs a script and reaches its store on this port of 127.0.0.1, as under a launcher.
+///
+/// # Panics
+/// As [`python`], and when it cannot be started.
+#[must_use]
+pub fn start_rank(name: &str, rank: usize, world_size: usize, port: u16) -> ChildProcess {
+    let mut command = python();
+    command
+        .arg(script(name))
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", world_size.to_string())
+        .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+        .env("TORCHELASTIC_RESTART_COUNT", "0")
+        .env("GLOO_SOCKET_IFNAME", "lo");
+    ChildProcess::start(format!("rank {rank}"), &mut command)
+}
+
 /// The path of a script in `python/`.
 #[must_use]
 pub fn script(name: &str) -> PathBuf {

@@ -25,6 +25,9 @@ use super::error::DamagedBatch;
 /// The version of the format that this program writes, and the newest that it reads.
 pub const FORMAT_VERSION: u8 = 1;
 
+/// The bytes after which a chunk of a snapshot ends.
+pub(crate) const CHUNK_BYTES: usize = 256 << 10;
+
 const CHECKSUM_BYTES: usize = 8;
 
 /// A change of the store.

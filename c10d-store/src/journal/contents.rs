@@ -2,10 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::batch::{BatchWriter, Effect};
-
-/// The bytes of a chunk of a snapshot after which the next one starts.
-const CHUNK_BYTES: usize = 256 << 10;
+use super::batch::{BatchWriter, CHUNK_BYTES, Effect};
 
 /// Keys with their values and queues, in order.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

@@ -63,7 +63,7 @@ impl Parts<'_> {
         match (again, &request) {
             (Some(Again::Reply(reply)), _) => {
                 if !reply.is_empty() {
-                    self.connections.answer_again(client.token, reply);
+                    self.connections.send_after(client.token, 0, reply);
                     self.replies(client, number);
                 }
                 return Ok(());

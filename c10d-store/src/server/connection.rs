@@ -254,7 +254,6 @@ impl Connection {
     }
 
     /// Where a reply goes that depends on this position, and whether the connection is to be released at it.
-    #[cold]
     fn hold(&mut self, position: u64) -> (&mut SendBuf, bool) {
         if matches!(self.carrier, Carrier::Session(_)) {
             // Its memory is counted there.
@@ -394,9 +393,7 @@ impl Connections {
     }
 
     pub(super) fn get_mut(&mut self, token: Token) -> Option<&mut Connection> {
-        self.slots
-            .get_mut(token.0 & SLOT_MASK)
-            .filter(|connection| connection.generation as usize == token.0 >> SLOT_BITS)
+        find(&mut self.slots, token)
     }
 
     pub(super) fn remove(&mut self, token: Token) -> Option<Connection> {
@@ -425,11 +422,7 @@ impl Connections {
     /// more than a connection may.
     pub(super) fn recount(&mut self, token: Token) {
         let unsent_bytes_max = self.unsent_bytes_max;
-        let Some(connection) = self
-            .slots
-            .get_mut(token.0 & SLOT_MASK)
-            .filter(|connection| connection.generation as usize == token.0 >> SLOT_BITS)
-        else {
+        let Some(connection) = find(&mut self.slots, token) else {
             return;
         };
         let held_bytes = connection.held.as_ref().map_or(0, |it| it.memory_bytes());
@@ -479,46 +472,36 @@ impl Connections {
 
     /// Has a connection wait until this position is durable before it ends, as for a reply without bytes.
     pub(super) fn hold_end(&mut self, token: Token, position: u64) {
-        if position == 0 {
-            return;
-        }
-        if let Some(connection) = self.get_mut(token) {
-            let (_, is_new) = connection.hold(position);
-            if is_new {
-                self.held.entry(position).or_default().push(token);
-            }
+        if position > 0 {
+            self.put(token, position, |_| ());
         }
     }
 
-    /// Answers a request that was carried out before the server was restarted.
-    pub(super) fn answer_again(&mut self, token: Token, reply: &[u8]) {
-        if let Some(connection) = self.get_mut(token) {
-            let out = if connection.is_held() {
-                connection.hold(0).0
-            } else {
-                connection.out_mut()
-            };
-            out.push(reply);
-            self.touch(token);
-            self.recount(token);
-        }
-    }
-
-    /// Sends bytes once this position is durable.
+    /// Sends bytes once this position is durable; 0 for at once.
     pub(super) fn send_after(&mut self, token: Token, position: u64, bytes: &[u8]) {
-        let Some(connection) = self.get_mut(token) else {
+        self.put(token, position, |out| out.push(bytes));
+        self.touch(token);
+        self.recount(token);
+    }
+
+    /// Puts something behind what a connection has to send, where it waits until this position is durable.
+    fn put(&mut self, token: Token, position: u64, write: impl FnOnce(&mut SendBuf)) {
+        let unsent_bytes_max = self.unsent_bytes_max;
+        let Some(connection) = find(&mut self.slots, token) else {
             return;
         };
         if position == 0 && !connection.is_held() {
-            connection.out_mut().push(bytes);
-        } else {
-            let (out, is_new) = connection.hold(position);
-            out.push(bytes);
-            if is_new {
-                self.held.entry(position).or_default().push(token);
-            }
+            let out = connection.out_mut();
+            write(out);
+            connection.overflowed = out.copied_bytes() > unsent_bytes_max;
+            return;
         }
-        self.touch(token);
+        let (out, is_new) = connection.hold(position);
+        write(out);
+        connection.overflowed = connection.copied_bytes() > unsent_bytes_max;
+        if is_new {
+            self.held.entry(position).or_default().push(token);
+        }
     }
 
     /// Takes what the current request has replied to this client, whose session the journal keeps.
@@ -604,16 +587,16 @@ impl Connections {
     }
 }
 
+fn find(slots: &mut Slab<Connection>, token: Token) -> Option<&mut Connection> {
+    slots
+        .get_mut(token.0 & SLOT_MASK)
+        .filter(|connection| connection.generation as usize == token.0 >> SLOT_BITS)
+}
+
 impl Replies for Connections {
     fn reply(&mut self, conn: ConnId, reply: Reply<'_>) {
         let token = token_of(conn);
-        let unsent_bytes_max = self.unsent_bytes_max;
-        let dependency = self.dependency;
-        let Some(connection) = self
-            .slots
-            .get_mut(token.0 & SLOT_MASK)
-            .filter(|connection| connection.generation as usize == token.0 >> SLOT_BITS)
-        else {
+        let Some(connection) = find(&mut self.slots, token) else {
             return;
         };
         if connection.overflowed {
@@ -636,18 +619,7 @@ impl Replies for Connections {
             });
             encode_reply(reply, &mut self.captured[index].1);
         }
-        if dependency == 0 && !connection.is_held() {
-            let out = connection.out_mut();
-            encode_reply(reply, out);
-            connection.overflowed = out.copied_bytes() > unsent_bytes_max;
-        } else {
-            let (out, is_new) = connection.hold(dependency);
-            encode_reply(reply, out);
-            connection.overflowed = connection.copied_bytes() > unsent_bytes_max;
-            if is_new {
-                self.held.entry(dependency).or_default().push(token);
-            }
-        }
+        self.put(token, self.dependency, |out| encode_reply(reply, out));
         self.touch(token);
         if is_client {
             self.recount(token);

@@ -153,7 +153,7 @@ impl Shared {
     /// Dropping `_ending` says that the thread has ended.
     fn run(&self, mut journal: Box<dyn Journal>, waker: &Waker, _ending: SyncSender<()>) {
         let result = self.work_until_the_end(&mut *journal, waker);
-        // Whoever waits for the end may open the journal again.
+        // After the end the caller may open the journal again.
         drop(journal);
         if let Err(error) = result {
             let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);

@@ -514,7 +514,7 @@ impl World {
     fn has_order(&self) -> bool {
         (0..KEYS.len()).all(|key| {
             let of_key = self.events.iter().filter(|event| event.key == key);
-            // A wait that was not answered has no effect, and one that waits for ever no order.
+            // A read or wait that was not answered has no effect.
             let of_key = of_key.filter(|event| event.answer.is_some() || event.op.is_write());
             has_order(&of_key.cloned().collect::<Vec<_>>())
         })

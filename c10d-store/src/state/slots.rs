@@ -14,7 +14,7 @@ use super::recorder::Recorder;
 use super::stored::{Stored, Writer, Written};
 use super::waiters::ListId;
 use crate::decimal::{parse_decimal, write_decimal};
-use crate::journal::batch::{BatchWriter, Effect};
+use crate::journal::batch::{BatchWriter, CHUNK_BYTES, Effect};
 use crate::message::Payload;
 use crate::stored_value::Value;
 
@@ -23,9 +23,6 @@ const LENGTH_BYTES: usize = 8;
 
 /// A map with room for at most this many names keeps its memory.
 const KEPT_NAMES: usize = 1024;
-
-/// Of a snapshot for the journal: the bytes after which a chunk ends.
-const CHUNK_BYTES: usize = 256 << 10;
 
 /// Copying this many bytes of a snapshot counts as much as visiting a slot.
 const BYTES_PER_VISIT: usize = 1024;

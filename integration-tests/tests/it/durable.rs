@@ -10,7 +10,7 @@ use c10d_relay::{Deadline, HostPort, Relay, RelayOptions};
 use c10d_store::{Secret, StoreExt, TcpStore, TcpStoreOptions};
 use integration_tests::launcher::c10d;
 use integration_tests::process::ChildProcess;
-use integration_tests::torch::{python, script};
+use integration_tests::torch;
 use integration_tests::watchdog::Watchdog;
 
 const LIMIT: Duration = Duration::from_secs(400);
@@ -39,18 +39,8 @@ fn serve(folder: &Path, secret: &Path, port: u16) -> (ChildProcess, SocketAddr) 
 }
 
 fn start_rank(rank: usize, relay: &Relay) -> ChildProcess {
-    let mut command = python();
-    command
-        .arg(script("durable_rank.py"))
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", relay.local_addrs()[0].port().to_string())
-        .env("RANK", rank.to_string())
-        .env("WORLD_SIZE", WORLD_SIZE.to_string())
-        .env("TORCHELASTIC_USE_AGENT_STORE", "True")
-        .env("TORCHELASTIC_RESTART_COUNT", "0")
-        .env("OMP_NUM_THREADS", "1")
-        .env("GLOO_SOCKET_IFNAME", "lo");
-    ChildProcess::start(format!("rank {rank}"), &mut command)
+    let port = relay.local_addrs()[0].port();
+    torch::start_rank("durable_rank.py", rank, WORLD_SIZE, port)
 }
 
 /// Four nodes with two ranks each, that train with DDP. The losses are those of a run in which nothing was killed.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use c10d_relay::{Deadline, HostPort, Relay, RelayOptions};
 use c10d_store::{Secret, ServerOptions, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer};
 use integration_tests::process::ChildProcess;
-use integration_tests::torch::{python, script};
+use integration_tests::torch::{self, python};
 use integration_tests::watchdog::Watchdog;
 
 use crate::proxy::Proxy;
@@ -31,18 +31,8 @@ fn outage(cut: usize, random: &mut fastrand::Rng) -> Duration {
 }
 
 fn start_rank(rank: usize, relay: &Relay) -> ChildProcess {
-    let mut command = python();
-    command
-        .arg(script("relayed_rank.py"))
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", relay.local_addrs()[0].port().to_string())
-        .env("RANK", rank.to_string())
-        .env("WORLD_SIZE", WORLD_SIZE.to_string())
-        .env("TORCHELASTIC_USE_AGENT_STORE", "True")
-        .env("TORCHELASTIC_RESTART_COUNT", "0")
-        .env("OMP_NUM_THREADS", "1")
-        .env("GLOO_SOCKET_IFNAME", "lo");
-    ChildProcess::start(format!("rank {rank}"), &mut command)
+    let port = relay.local_addrs()[0].port();
+    torch::start_rank("relayed_rank.py", rank, WORLD_SIZE, port)
 }
 
 /// Four nodes with two ranks each, and a store with a secret that PyTorch knows nothing of.
