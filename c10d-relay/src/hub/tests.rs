@@ -775,12 +775,16 @@ fn wire(stream: &mut SessionStream) -> Vec<u8> {
 
 /// docs/wire-extensions.md, SESSION 13 to 15.
 #[test]
+#[expect(clippy::print_stdout, reason = "the seed repeats a failure")]
 fn random_histories_with_restarts_lose_and_repeat_nothing() {
     let first = std::env::var("C10D_SEED")
         .ok()
         .and_then(|seed| seed.parse().ok());
     let (first, count) = first.map_or((fastrand::u64(..1 << 40), 100), |seed| (seed, 1));
-    for seed in first..first + count {
+    // Some requests are done before the reply to an earlier one arrives, and are sent again only in part.
+    let known = (count > 1).then_some(349_069_586_101);
+    for seed in known.into_iter().chain(first..first + count) {
+        println!("C10D_SEED={seed}");
         one_history(seed);
     }
 }

@@ -172,6 +172,8 @@ impl Outstanding {
         self.sent += count.min(self.unsent_bytes());
         if self.is_opaque {
             self.drop_bytes(self.sent);
+        } else if self.acknowledged < self.done {
+            self.acknowledge(self.done);
         }
     }
 
@@ -371,8 +373,10 @@ impl Outstanding {
     /// Drops the requests up to this one, as far as no earlier reply is owed.
     fn acknowledge(&mut self, until: u64) {
         let first_owed = self.owed.front().map_or(u64::MAX, |owed| owed.first);
-        self.acknowledged = self.acknowledged.max(until.min(first_owed - 1));
-        while self.dropped < self.acknowledged && self.drop_first() {}
+        let until = until.min(first_owed - 1);
+        while self.dropped < until && self.drop_first() {}
+        // One that is here is sent again to a restarted server, under its own number.
+        self.acknowledged = self.acknowledged.max(until.min(self.dropped));
     }
 
     /// Drops the first request, if it is sent.
