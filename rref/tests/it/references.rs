@@ -542,7 +542,8 @@ fn the_value_outlives_every_user_and_is_dropped_once() {
     let rrefs = &workers[0].rrefs;
     let value: RRef<Counted> = rrefs.call("worker1", "counted").remote(()).unwrap();
     rrefs.call("worker2", "hold").run::<_, ()>(&value).unwrap();
-    assert_eq!(alive.load(Ordering::SeqCst), 1);
+    // `remote` and `hold` do not wait for the function that makes the value.
+    until("the value is made", || alive.load(Ordering::SeqCst) == 1);
     drop(value);
     until("the user of the creator is deleted", || {
         workers[1].rrefs.sizes().unwrap().forks == 1
