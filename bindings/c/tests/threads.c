@@ -1,4 +1,5 @@
-/* 32 threads share one handle; waits of some and openings are cancelled, and a close ends all. */
+/* 32 threads share one handle; waits of some and openings are cancelled, and a close ends all. A wait costs no CPU. */
+#define _GNU_SOURCE
 #include "check.h"
 
 #include <arpa/inet.h>
@@ -7,6 +8,7 @@
 #include <stdatomic.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -18,6 +20,7 @@ struct worker {
     c10d_cancel *cancel;
     int number;
     atomic_int *begun;
+    long thread;
     c10d_status status;
     bool names_its_key;
     bool has_queues;
@@ -70,6 +73,7 @@ static void *wait_long(void *argument) {
     c10d_bytes key = bytes_of("never");
     c10d_buffer value;
     c10d_buffer_list values;
+    worker->thread = syscall(SYS_gettid);
     atomic_fetch_add(worker->begun, 1);
     switch (worker->number % (worker->has_queues ? 6 : 5)) {
     case 0:
@@ -110,6 +114,32 @@ static void start_waits(c10d_store *store, bool has_queues, c10d_cancel *cancel,
     while (atomic_load(begun) < count) pause_ms(1);
 }
 
+/* How often a thread of this process has gone to sleep. */
+static long sleeps(long thread) {
+    char line[256];
+    long count = -1;
+    snprintf(line, sizeof line, "/proc/self/task/%ld/status", thread);
+    FILE *status = fopen(line, "r");
+    CHECK(status != NULL);
+    while (count < 0 && fgets(line, sizeof line, status) != NULL) sscanf(line, "voluntary_ctxt_switches: %ld", &count);
+    fclose(status);
+    CHECK(count >= 0);
+    return count;
+}
+
+/* Returns once the system has run none of the threads for a while, which ends the test if it does not happen. */
+static void expect_no_thread_to_run(const struct worker *workers, int count) {
+    for (int round = 0; round < 60; round++) {
+        long before = 0, after = 0;
+        for (int i = 0; i < count; i++) before += sleeps(workers[i].thread);
+        /* Longer than any interval at which one of them has ever asked. */
+        for (int i = 0; i < 12; i++) pause_ms(100);
+        for (int i = 0; i < count; i++) after += sleeps(workers[i].thread);
+        if (after == before) return;
+    }
+    FAIL("threads that wait are run");
+}
+
 static void cancel_half_and_close(c10d_store *store, bool has_queues) {
     enum { COUNT = 12 };
     pthread_t threads[COUNT];
@@ -120,6 +150,8 @@ static void cancel_half_and_close(c10d_store *store, bool has_queues) {
     OK(c10d_cancel_new(&cancel));
     OK(c10d_store_add(store, S("sum"), 1, NULL));
     start_waits(store, has_queues, cancel, COUNT, threads, workers, &begun);
+    /* Other processes change a file, which its store has to look at. */
+    if (has_queues) expect_no_thread_to_run(workers, COUNT);
     OK(c10d_cancel_now(cancel));
     OK(c10d_cancel_now(cancel));
     for (int i = 0; i < COUNT / 2; i++) {
