@@ -40,6 +40,8 @@ pub enum Operation {
     Ping,
     Close,
     Announce,
+    SetEphemeral,
+    KeepAlive,
 }
 
 impl Operation {
@@ -83,6 +85,8 @@ impl fmt::Display for Operation {
             Self::Ping => "ping",
             Self::Close => "close",
             Self::Announce => "announce",
+            Self::SetEphemeral => "set_ephemeral",
+            Self::KeepAlive => "keep_alive",
         })
     }
 }
@@ -311,7 +315,10 @@ pub enum StoreError {
     },
 
     /// The store does not support the operation. Nothing changed.
-    #[error("{context}: not supported by this store")]
+    #[error(
+        "{context}: not supported by this store{}",
+        what_is_needed(context.operation)
+    )]
     Unsupported {
         /// The failed call.
         context: ErrorContext,
@@ -441,6 +448,16 @@ const fn what_is_missing(operation: Operation) -> &'static str {
         Operation::Wait | Operation::MultiGet => ": not all keys exist",
         Operation::WaitChange => ": no new value",
         Operation::QueuePop | Operation::QueueTake => ": the queue is empty",
+        _ => "",
+    }
+}
+
+/// The capability that a server of this crate has for an operation, and PyTorch's has not.
+const fn what_is_needed(operation: Operation) -> &'static str {
+    match operation {
+        Operation::SetEphemeral | Operation::KeepAlive => {
+            ", only by a TCP store whose server has the capability EPHEMERAL: one of c10d"
+        }
         _ => "",
     }
 }

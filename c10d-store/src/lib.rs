@@ -3,7 +3,7 @@
 //! # The items by purpose
 //!
 //! - **Use a store**: [`StoreExt`], with [`CompareSet`], [`Known`] and [`DEFAULT_TIMEOUT`]; its handle, [`StoreHandle`].
-//!   **Make one**: [`Store`], [`Queues`] and [`Watch`]. Stores: [`TcpStore`] with
+//!   **Make one**: [`Store`], [`Queues`], [`Watch`] and [`Ephemeral`]. Stores: [`TcpStore`] with
 //!   [`TcpStoreOptions`], [`FileStore`] with [`FileStoreOptions`], [`HashStore`], and [`PrefixStore`] around any of them.
 //!   [`rendezvous()`] opens one by URL, with [`RendezvousOptions`].
 //! - **Errors**: [`StoreError`], with [`ErrorContext`], [`Operation`] and [`Outcome`]; [`UrlError`] of URLs.
@@ -25,6 +25,7 @@ mod barrier;
 mod client;
 mod compare_set;
 mod decimal;
+mod ephemeral;
 mod error;
 mod file_store;
 #[cfg(fuzzing)]
@@ -65,6 +66,7 @@ pub use c10d_socket::{
 pub use c10d_socket::{CertificateFiles, Secret};
 pub use client::{ListenOn, SessionError, TcpStore, TcpStoreOptions};
 pub use compare_set::CompareSet;
+pub use ephemeral::Ephemeral;
 pub use error::{ErrorContext, Operation, Outcome, StoreError};
 pub use file_store::{FileStore, FileStoreOptions};
 pub use hash_store::HashStore;

@@ -217,6 +217,19 @@ pub(crate) enum Request<'a> {
     },
     /// Extension: docs/wire-extensions.md, section 9.9. For the event loop.
     Session(Hello),
+    /// Extension: docs/wire-extensions.md, section 9.10.
+    SetEphemeral {
+        key: &'a [u8],
+        value: &'a [u8],
+        /// Empty for no will.
+        will_key: &'a [u8],
+        will_value: &'a [u8],
+    },
+    /// Extension: docs/wire-extensions.md, section 9.10.
+    KeepAlive {
+        /// The longest silence; 0 for any.
+        millis: u32,
+    },
 }
 
 /// What a record of a request keeps, besides the time.
@@ -302,6 +315,8 @@ impl<'a> Request<'a> {
             Self::Announce { .. } => of_none(Opcode::Announce),
             Self::QueueTake { key, .. } => of_key(Opcode::QueueTake, key),
             Self::Session(_) => of_none(Opcode::Session),
+            Self::SetEphemeral { key, .. } => of_key(Opcode::SetEphemeral, key),
+            Self::KeepAlive { .. } => of_none(Opcode::KeepAlive),
         }
     }
 }
@@ -326,6 +341,14 @@ pub(crate) enum Reply<'a> {
     Added(i64),
     /// TRY_ADD: the value is not a number. Its first bytes, and its length in bytes.
     NotANumber { head: &'a [u8], length: usize },
+    /// SET_EPHEMERAL: the connection owns the key.
+    Owned,
+    /// SET_EPHEMERAL: the key has a value that is not the connection's. It follows.
+    NotOwned,
+    /// SET_EPHEMERAL: the connection owns as many keys as it may.
+    TooManyOwned,
+    /// KEEP_ALIVE: whether no key of the connection has ended by its silence.
+    KeptAlive(bool),
     /// A value; a missing one is encoded as an empty one.
     Value(Option<&'a Value>),
     /// Bytes that are not a stored value: a key of a listing, or an expected value sent back.

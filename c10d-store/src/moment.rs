@@ -1,5 +1,6 @@
 //! Times within a server's life.
 
+use std::ops::Add;
 use std::time::Duration;
 
 /// A time since the server's start, in nanoseconds. Half the size of a `Duration`: every connection and every
@@ -11,6 +12,14 @@ impl Moment {
     /// The time since the server's start.
     pub(crate) const fn since_start(self) -> Duration {
         Duration::from_nanos(self.0)
+    }
+}
+
+impl Add<Duration> for Moment {
+    type Output = Self;
+
+    fn add(self, duration: Duration) -> Self {
+        Self::from(self.since_start().saturating_add(duration))
     }
 }
 

@@ -7,6 +7,7 @@ use c10d_socket::Cancel;
 
 use crate::barrier::meet_by_keys;
 use crate::compare_set::CompareSet;
+use crate::ephemeral::Ephemeral;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::known::Known;
 use crate::queues::Queues;
@@ -204,6 +205,10 @@ impl Store for PrefixStore {
     fn watch(&self) -> Option<&dyn Watch> {
         self.underlying.watch().map(|_| self as &dyn Watch)
     }
+
+    fn ephemeral(&self) -> Option<&dyn Ephemeral> {
+        self.underlying.ephemeral().map(|_| self as &dyn Ephemeral)
+    }
 }
 
 impl Queues for PrefixStore {
@@ -246,6 +251,23 @@ impl Watch for PrefixStore {
 
     fn is_prompt(&self) -> bool {
         self.underlying.has_prompt_watch()
+    }
+}
+
+impl Ephemeral for PrefixStore {
+    fn set_ephemeral(
+        &self,
+        key: &str,
+        value: &[u8],
+        will: Option<(&str, &[u8])>,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let will = will.map(|(key, value)| (self.join(key), value));
+        let will = will.as_ref().map(|(key, value)| (&**key, *value));
+        self.underlying.set_ephemeral(&self.join(key), value, will)
+    }
+
+    fn keep_alive(&self, silence_max: Option<Duration>) -> Result<bool, StoreError> {
+        StoreExt::keep_alive(&*self.underlying, silence_max)
     }
 }
 

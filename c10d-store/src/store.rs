@@ -7,6 +7,7 @@ use std::time::Duration;
 use c10d_socket::Cancel;
 
 use crate::compare_set::CompareSet;
+use crate::ephemeral::Ephemeral;
 use crate::error::StoreError;
 use crate::queues::Queues;
 use crate::watch::Watch;
@@ -90,6 +91,11 @@ pub trait Store: StoreHandle {
 
     /// The store's way to wait for a change, if it has one.
     fn watch(&self) -> Option<&dyn Watch> {
+        None
+    }
+
+    /// The store's keys that end with their owner, if it has any.
+    fn ephemeral(&self) -> Option<&dyn Ephemeral> {
         None
     }
 }

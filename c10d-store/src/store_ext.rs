@@ -294,6 +294,66 @@ pub trait StoreExt: Store {
         queues_of(self, Operation::QueueLen, key)?.len(key)
     }
 
+    /// Writes the value of `key` and owns it, or returns the value that is there and not this handle's: a lock, the
+    /// election of a leader, or a record that is written once. The key lives as long as its owner. When the process ends,
+    /// the store is closed or dropped, or its connection breaks, the server deletes the key at once. If there is a `will`,
+    /// a key and a value, it writes that too; its key may be the same one, whose value then stays. Calls that wait for it
+    /// return. All keys of an owner end in one step.
+    ///
+    /// The owner may set its keys again, with another value and another will. [`Store::delete_key`] by any client ends a
+    /// key without its will; other writes change its value only. A store owns at most 1024 keys. Its clones own others.
+    ///
+    /// A TCP store opens one connection more for its first key. If an owner survives the loss of its connection,
+    /// because a call failed with an unknown outcome, its keys may have ended, and it has to set them again.
+    ///
+    /// ```
+    /// use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
+    ///
+    /// # fn main() -> Result<(), c10d_store::StoreError> {
+    /// let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default())?;
+    /// let port = server.local_addr().port();
+    /// let [first, second] = [(); 2].map(|()| TcpStore::connect("127.0.0.1", port));
+    /// let (first, second) = (first?, second?);
+    /// assert_eq!(first.set_ephemeral("leader", "1", Some(("left", b"1")))?, None);
+    /// assert_eq!(second.set_ephemeral("leader", "2", None)?, Some(b"1".to_vec()));
+    /// drop(first);
+    /// assert_eq!(second.get("left")?, b"1"); // returns when the first one has ended
+    /// assert_eq!(second.set_ephemeral("leader", "2", None)?, None);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate,
+    /// [`StoreError::LimitExceeded`] for more than 1024 keys.
+    fn set_ephemeral(
+        &self,
+        key: &str,
+        value: impl AsRef<[u8]>,
+        will: Option<(&str, &[u8])>,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        match Store::ephemeral(self) {
+            Some(ephemeral) => ephemeral.set_ephemeral(key, value.as_ref(), will),
+            None => Err(unsupported(self, Operation::SetEphemeral, key)),
+        }
+    }
+
+    /// Says that this process is alive. From now on its [ephemeral keys](Self::set_ephemeral) also end when it sets no
+    /// such key and says nothing for `silence_max`, which the server notices within 250 ms; `None` for no such end.
+    /// So call it at least three times as often. Returns `false` if its keys have ended by silence, or with their
+    /// connection, since it last said so: then set them again.
+    ///
+    /// # Errors
+    /// As [`set_ephemeral`](Self::set_ephemeral).
+    fn keep_alive(&self, silence_max: impl Into<Option<Duration>>) -> Result<bool, StoreError> {
+        match Store::ephemeral(self) {
+            Some(ephemeral) => ephemeral.keep_alive(silence_max.into()),
+            None => Err(StoreError::Unsupported {
+                context: ErrorContext::new(Operation::KeepAlive, [], self.label(), Duration::ZERO),
+            }),
+        }
+    }
+
     /// Waits until `world_size` workers have arrived at the barrier `key`.
     ///
     /// A key works once: a completed barrier stays open. An arrival that timed out stays counted.

@@ -3,7 +3,7 @@
 use std::thread;
 
 use c10d_relay::RelayOptions;
-use c10d_store::{StoreExt, TcpStore};
+use c10d_store::{Store, StoreExt, TcpStore};
 
 use crate::basics::{rank_of, relay_to, server, wait_until};
 use crate::proxy::Proxy;
@@ -47,4 +47,29 @@ fn the_ranks_of_a_lost_relay_take_no_elements_from_others() {
     let taken = taking.join().expect("no panic").expect("queue_take");
     assert_eq!(taken, [b"two"]);
     assert_eq!(away(&server), 0);
+}
+
+/// docs/wire-extensions.md, EPHEMERAL 3: the end of a rank ends its keys, and so does the end of its relay.
+#[test]
+fn the_keys_of_a_rank_end_with_it_or_with_its_relay() {
+    let server = server();
+    let relay = relay_to(server.local_addr().port(), RelayOptions::default());
+    let other = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
+    let [first, second] = [(); 2].map(|()| rank_of(&relay));
+    for (rank, key) in [(&first, "first"), (&second, "second")] {
+        let will = format!("{key} has left");
+        let claimed = rank.set_ephemeral(key, b"here", Some((&will, b"1")));
+        assert_eq!(claimed.expect("claimed"), None);
+        assert!(
+            rank.keep_alive(std::time::Duration::from_secs(60))
+                .expect("kept")
+        );
+    }
+    let taken = first.set_ephemeral("second", b"", None);
+    assert_eq!(taken.expect("an answer"), Some(b"here".to_vec()));
+    drop(first);
+    assert_eq!(other.get("first has left").expect("get"), b"1");
+    assert!(!other.check(&["first"]).expect("check") && other.check(&["second"]).expect("check"));
+    relay.shutdown();
+    assert_eq!(other.get("second has left").expect("get"), b"1");
 }

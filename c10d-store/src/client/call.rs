@@ -50,6 +50,14 @@ impl<'c> Call<'c> {
         }
     }
 
+    /// The same call over other connections.
+    pub(super) fn over<'o>(&self, transport: &'o Transport) -> Call<'o>
+    where
+        'c: 'o,
+    {
+        Call { transport, ..*self }
+    }
+
     pub(super) fn context(&self) -> ErrorContext {
         ErrorContext::new(
             self.operation,
@@ -384,6 +392,22 @@ impl<'c> Call<'c> {
         lease
             .exchange(|connection| connection.ask(build, read, deadline))
             .ok()
+    }
+
+    /// Waits until the server has carried out what was sent on this lane.
+    pub(super) fn acknowledge_on(&self, lease: &mut Lease<'_>) -> Result<(), StoreError> {
+        let timeout = self.answer_timeout();
+        let deadline = self.deadline(timeout);
+        lease
+            .exchange(|connection| connection.acknowledge(deadline))
+            .map_err(|error| self.explain(error, timeout))
+    }
+
+    /// The server lacks the extension.
+    pub(super) fn unsupported(&self) -> StoreError {
+        StoreError::Unsupported {
+            context: self.context(),
+        }
     }
 
     pub(super) fn protocol_error(&self, detail: String) -> StoreError {

@@ -13,9 +13,10 @@ use c10d_socket::{Cancel, Deadline};
 use super::channel::Channel;
 use super::stream::is_closed_by_peer;
 use crate::wire::{
-    CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_MASK, CAPABILITY_NONCE,
-    CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET,
-    CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
+    CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_EPHEMERAL, CAPABILITY_MASK,
+    CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE,
+    CAPABILITY_WAIT_GET, CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64,
+    read_u32, read_u64,
 };
 
 /// The size of the read buffer. Short replies then cost one receive; long ones bypass the buffer.
@@ -206,6 +207,11 @@ impl Connection {
     /// Whether the server has QUEUE_TAKE.
     pub(super) const fn has_queue_take(&self) -> bool {
         self.capabilities & CAPABILITY_QUEUE_TAKE != 0
+    }
+
+    /// Whether the server has SET_EPHEMERAL and KEEP_ALIVE.
+    pub(super) const fn has_ephemeral(&self) -> bool {
+        self.capabilities & CAPABILITY_EPHEMERAL != 0
     }
 
     /// Whether a reply has acknowledged everything sent.

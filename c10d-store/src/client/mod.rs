@@ -7,6 +7,7 @@ mod channel;
 mod close_reason;
 mod closer;
 mod connection;
+mod ephemeral;
 mod explain;
 mod lanes;
 mod link;
@@ -21,7 +22,7 @@ mod stream;
 mod transport;
 mod waiting;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, ConnectOptions, Credentials, Deadline, HostPort, Protocol, sleep};
@@ -94,8 +95,18 @@ struct Handle {
     credentials: Option<Credentials>,
     reply_bytes_max: usize,
     resume: Option<Duration>,
+    /// Of ephemeral keys.
+    owner: Mutex<Owner>,
     /// Declared last: the client's connections close before the server ends.
     server: Option<Arc<TcpStoreServer>>,
+}
+
+/// The store whose first connection owns the ephemeral keys of another one.
+#[derive(Debug, Default)]
+struct Owner {
+    store: Option<TcpStore>,
+    /// Its keys have ended with its connection since the last sign that this process is alive.
+    was_lost: bool,
 }
 
 impl TcpStore {
@@ -232,6 +243,9 @@ impl TcpStore {
     /// the store is dropped. Does not block.
     pub fn close(&self) {
         self.handle.transport.pool.close();
+        if let Some(owner) = self.known_owner() {
+            owner.close();
+        }
     }
 
     /// Starts a call with these keys and values, after checking the limits.
@@ -290,6 +304,7 @@ impl TcpStore {
                 credentials: options.credentials.clone(),
                 reply_bytes_max: options.reply_bytes_max,
                 resume: options.resume,
+                owner: Mutex::default(),
                 server,
             }),
             cancel: options.cancel.clone(),

@@ -14,6 +14,7 @@ use super::pool::PoolError;
 use super::queue_take::{LOST_RACE_PAUSE, take_one_by_one};
 use super::waiting::{Repeat, Wait};
 use crate::compare_set::CompareSet;
+use crate::ephemeral::Ephemeral;
 use crate::error::{Operation, StoreError};
 use crate::key::key_from_bytes;
 use crate::known::Known;
@@ -224,6 +225,10 @@ impl Store for TcpStore {
     fn watch(&self) -> Option<&dyn Watch> {
         Some(self)
     }
+
+    fn ephemeral(&self) -> Option<&dyn Ephemeral> {
+        Some(self)
+    }
 }
 
 impl StoreHandle for TcpStore {
@@ -243,6 +248,24 @@ impl StoreHandle for TcpStore {
     /// server running.
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
         self.check_not_closed()?;
+        let timeout = at_least_an_answer(self.timeout());
+        Ok(Arc::new(
+            self.clone_by(Deadline::after(Instant::now(), timeout))?,
+        ))
+    }
+
+    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
+        Arc::new(Self::with_cancel(self, cancel))
+    }
+
+    fn close(&self) {
+        Self::close(self);
+    }
+}
+
+impl TcpStore {
+    /// As [`clone_store`](StoreHandle::clone_store), connected by this deadline.
+    pub(super) fn clone_by(&self, deadline: Deadline) -> Result<Self, StoreError> {
         let timeout = self.timeout();
         let mut options = TcpStoreOptions::default()
             .with_timeout(timeout)
@@ -252,24 +275,14 @@ impl StoreHandle for TcpStore {
             .with_cancel(self.cancel.clone());
         options.credentials.clone_from(&self.handle.credentials);
         options.resume = self.handle.resume;
-        let deadline = Deadline::after(Instant::now(), at_least_an_answer(timeout));
         let address = self.handle.transport.pool.target().clone();
-        let clone = Self::connect_to(
+        Self::connect_to(
             self.handle.server_name.clone(),
             address,
             &options,
             deadline,
             None,
-        )?;
-        Ok(Arc::new(clone))
-    }
-
-    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
-        Arc::new(Self::with_cancel(self, cancel))
-    }
-
-    fn close(&self) {
-        Self::close(self);
+        )
     }
 }
 

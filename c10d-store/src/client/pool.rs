@@ -624,6 +624,13 @@ impl Lease<'_> {
             .is_some_and(Connection::has_queue_take)
     }
 
+    /// Whether the server has SET_EPHEMERAL and KEEP_ALIVE.
+    pub(super) fn has_ephemeral(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_ephemeral)
+    }
+
     /// Whether the connection is ready for another exchange.
     pub(super) fn is_in_step(&self) -> bool {
         self.connection.as_ref().is_some_and(Connection::is_in_step)

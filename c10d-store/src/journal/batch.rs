@@ -6,10 +6,13 @@
 //!     1 put, 3 append, 4 push   length, 4 bytes; the value, addition or element
 //!     2 delete                  nothing
 //!     5 pop                     number of elements, 4 bytes
+//!     6 own                     of the owner: length, 4 bytes; the session's id, or nothing; client, 4 bytes. Of the
+//!                               will: length, 4 bytes; its key; length, 4 bytes; its value
 //!    16 begin a session         how long it lasts without a link, in ms, 4 bytes; here the key is the session's id
 //!    17 end a session           nothing
 //!    18 executed                client, request, answered, 4 bytes each; whether it waits, 1 byte; length, 4 bytes; reply
 //!    19 end a client            client, 4 bytes
+//!    20 silence                 client, 4 bytes; the longest silence in ms, 4 bytes; whether it was silent, 1 byte
 //! checksum, 8 bytes: SipHash-1-3 with a zero key of all before it, then the position, 8 bytes
 //! ```
 //!
@@ -48,6 +51,15 @@ pub enum Effect<'a> {
     Push { key: &'a [u8], element: &'a [u8] },
     /// The key's queue has lost this number of its first elements.
     Pop { key: &'a [u8], count: u32 },
+    /// The key, which has a value, ends with its owner: a client of a session, or (with an empty id) a connection, which
+    /// has ended with the server. Then the will is written, unless its key is empty.
+    Own {
+        key: &'a [u8],
+        session: &'a [u8],
+        client: u32,
+        will_key: &'a [u8],
+        will_value: &'a [u8],
+    },
     /// A session begins whose peer can send requests again (docs/wire-extensions.md, SESSION 12).
     BeginSession { session: &'a [u8], keep_millis: u32 },
     /// It ends with its clients.
@@ -67,6 +79,14 @@ pub enum Effect<'a> {
     },
     /// A client of a session has gone.
     EndClient { session: &'a [u8], client: u32 },
+    /// The keys of a client end after a silence of so many milliseconds; 0 for any. They may have ended by one, of which
+    /// the client has not heard.
+    Silence {
+        session: &'a [u8],
+        client: u32,
+        millis: u32,
+        was_silent: bool,
+    },
 }
 
 mod kind {
@@ -75,10 +95,12 @@ mod kind {
     pub(super) const APPEND: u8 = 3;
     pub(super) const PUSH: u8 = 4;
     pub(super) const POP: u8 = 5;
+    pub(super) const OWN: u8 = 6;
     pub(super) const BEGIN_SESSION: u8 = 16;
     pub(super) const END_SESSION: u8 = 17;
     pub(super) const EXECUTED: u8 = 18;
     pub(super) const END_CLIENT: u8 = 19;
+    pub(super) const SILENCE: u8 = 20;
 }
 
 /// Collects effects into a batch.
@@ -99,6 +121,18 @@ impl BatchWriter {
             Effect::Pop { key, count } => {
                 self.with_key(kind::POP, key);
                 self.with_u32(count);
+            }
+            Effect::Own {
+                key,
+                session,
+                client,
+                will_key,
+                will_value,
+            } => {
+                self.with_bytes(kind::OWN, key, session);
+                self.with_u32(client);
+                self.with_length(will_key);
+                self.with_length(will_value);
             }
             Effect::BeginSession {
                 session,
@@ -126,6 +160,17 @@ impl BatchWriter {
             Effect::EndClient { session, client } => {
                 self.with_key(kind::END_CLIENT, session);
                 self.with_u32(client);
+            }
+            Effect::Silence {
+                session,
+                client,
+                millis,
+                was_silent,
+            } => {
+                self.with_key(kind::SILENCE, session);
+                self.with_u32(client);
+                self.with_u32(millis);
+                self.bytes.push(u8::from(was_silent));
             }
         }
     }
@@ -249,6 +294,13 @@ impl<'a> Effects<'a> {
                 key,
                 count: self.number()?,
             },
+            kind::OWN => Effect::Own {
+                key,
+                session: self.blob()?,
+                client: self.number()?,
+                will_key: self.blob()?,
+                will_value: self.blob()?,
+            },
             kind::BEGIN_SESSION => Effect::BeginSession {
                 session: key,
                 keep_millis: self.number()?,
@@ -259,16 +311,18 @@ impl<'a> Effects<'a> {
                 client: self.number()?,
                 request: self.number()?,
                 answered: self.number()?,
-                waits: match self.byte()? {
-                    0 => false,
-                    1 => true,
-                    _ => return None,
-                },
+                waits: self.flag()?,
                 reply: self.blob()?,
             },
             kind::END_CLIENT => Effect::EndClient {
                 session: key,
                 client: self.number()?,
+            },
+            kind::SILENCE => Effect::Silence {
+                session: key,
+                client: self.number()?,
+                millis: self.number()?,
+                was_silent: self.flag()?,
             },
             _ => return None,
         })
@@ -285,6 +339,14 @@ impl<'a> Effects<'a> {
         let (&byte, rest) = self.body.split_first()?;
         self.body = rest;
         Some(byte)
+    }
+
+    fn flag(&mut self) -> Option<bool> {
+        match self.byte()? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
     }
 
     fn number(&mut self) -> Option<u32> {
@@ -347,6 +409,19 @@ mod tests {
                 client: 2,
             },
             Effect::EndSession { session: &[1; 16] },
+            Effect::Own {
+                key: b"a",
+                session: &[1; 16],
+                client: 2,
+                will_key: b"w",
+                will_value: b"gone",
+            },
+            Effect::Silence {
+                session: &[1; 16],
+                client: 2,
+                millis: 500,
+                was_silent: true,
+            },
         ]
     }
 

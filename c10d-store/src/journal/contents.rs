@@ -1,4 +1,4 @@
-//! What a journal says is in its store, for tools: the server applies the effects to its own state. Without sessions.
+//! What a journal says is in its store, for tools: the server applies the effects to its own state. Without sessions and owners.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -47,8 +47,10 @@ impl Contents {
                 entry.queue.drain(..count);
                 self.drop_if_empty(key);
             }
-            // Of sessions, which are no contents.
-            Effect::BeginSession { .. }
+            // Of sessions and owners, which are no contents.
+            Effect::Own { .. }
+            | Effect::Silence { .. }
+            | Effect::BeginSession { .. }
             | Effect::EndSession { .. }
             | Effect::Executed { .. }
             | Effect::EndClient { .. } => {}

@@ -9,7 +9,7 @@ use super::sessions::Sessions;
 use crate::journal::batch::Effect;
 use crate::message::Request;
 use crate::session::SessionId;
-use crate::state::{Refusal, StoreState};
+use crate::state::{KeptClient, Refusal, StoreState};
 
 /// A client of such a session.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +18,15 @@ pub(super) struct CarriedClient {
     slot: usize,
     session: SessionId,
     number: u32,
+}
+
+impl CarriedClient {
+    const fn kept(&self) -> KeptClient {
+        KeptClient {
+            session: self.session,
+            number: self.number,
+        }
+    }
 }
 
 /// The parts that a request changes.
@@ -75,6 +84,12 @@ impl Parts<'_> {
                     .wait_at_barrier(conn, key, world_size, connections);
             }
             (Some(Again::Waits) | None, _) => {
+                if matches!(
+                    request,
+                    Request::SetEphemeral { .. } | Request::KeepAlive { .. }
+                ) {
+                    self.state.name_client(conn, client.kept());
+                }
                 handled = self.state.handle(conn, request, self.connections);
             }
         }

@@ -196,7 +196,12 @@ impl EventLoop {
             .due()
             .map(|at| at.saturating_duration_since(Instant::now()));
         let session = self.sessions.time_left(Instant::now);
-        [timer, accept, report, session].into_iter().flatten().min()
+        let silence = self.state.next_silence().map(|at| {
+            let at = self.started + at.since_start();
+            at.saturating_duration_since(Instant::now())
+        });
+        let all = [timer, accept, report, session, silence];
+        all.into_iter().flatten().min()
     }
 
     fn handle_events(&mut self, events: &Events) {
@@ -221,6 +226,7 @@ impl EventLoop {
         self.serve_ready(left_over);
         self.expire();
         self.expire_sessions(now);
+        self.end_silent();
         self.turn.start_turn();
         self.flush_touched();
         self.keep_gathered();

@@ -50,6 +50,7 @@ impl OpenJournal {
             Ok(())
         })?;
         state.start_recording(durable);
+        state.end_recovered();
         log::info!(
             "the store continues with {} keys of the journal {place}, opened for the {}. time",
             state.counters().keys,

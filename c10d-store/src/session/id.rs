@@ -29,6 +29,12 @@ impl SessionId {
         Self(random_bits())
     }
 
+    /// One that is not random.
+    #[cfg(test)]
+    pub(crate) const fn nth(number: u8) -> Self {
+        Self([number; ID_BYTES])
+    }
+
     /// As a journal has kept it; `None` if it has another length.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)

@@ -80,6 +80,14 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
                 // The order of a listing is not fixed.
                 request.opcode(Opcode::GetNumKeys);
             }
+            Opcode::SetEphemeral => {
+                let (will_key, will_value) = &pairs[pairs.len() - 1];
+                request.opcode(opcode).raw_key(key).value(value);
+                request.raw_key(will_key).value(will_value);
+            }
+            Opcode::KeepAlive => {
+                request.opcode(opcode).u32(number as u32 % 3);
+            }
             // The event loop's.
             Opcode::Validate | Opcode::Session | Opcode::Ping => {
                 request.opcode(Opcode::Ping).u32(number as u32 & 0xffff);

@@ -90,6 +90,11 @@ impl Activity {
         self.last.id
     }
 
+    /// When the last request arrived, or else the connection was opened. A PING does not count.
+    pub(super) const fn last_request(&self) -> Moment {
+        self.last.at
+    }
+
     pub(super) const fn peer(&self) -> SocketAddr {
         self.origin.peer
     }

@@ -9,7 +9,7 @@ use std::collections::{HashSet, VecDeque};
 
 use super::StoreState;
 use super::tests::{OwnedReply, Recorder};
-use crate::journal::batch::effects;
+use crate::journal::batch::{Effect, effects};
 use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
 use crate::snapshot::CloseReason;
 
@@ -31,11 +31,18 @@ enum Op {
     Take,
     Len,
     Wait,
+    /// An ephemeral key whose will is the key itself, or nothing.
+    Claim(u64, Vec<u8>, bool),
+    /// The connection has ended.
+    End(u64),
 }
 
 impl Op {
     const fn has_reply(&self) -> bool {
-        !matches!(self, Self::Set(_) | Self::Append(_) | Self::Push(_))
+        !matches!(
+            self,
+            Self::Set(_) | Self::Append(_) | Self::Push(_) | Self::End(_)
+        )
     }
 
     const fn is_write(&self) -> bool {
@@ -48,11 +55,14 @@ impl Op {
             (Self::CompareSet(..), [OwnedReply::Exchanged(wrote), rest @ ..]) => {
                 *wrote || !rest.is_empty()
             }
+            (Self::Claim(..), [first, rest @ ..]) => {
+                *first == OwnedReply::Owned || !rest.is_empty()
+            }
             (Self::Pop, [OwnedReply::Integer(length), rest @ ..]) => {
                 *length == 0 || !rest.is_empty()
             }
             (Self::Take, [_, OwnedReply::Integer(count), rest @ ..]) => rest.len() as i64 == *count,
-            (Self::Take | Self::CompareSet(..) | Self::Pop, _) => false,
+            (Self::Take | Self::CompareSet(..) | Self::Claim(..) | Self::Pop, _) => false,
             (_, pieces) => !pieces.is_empty(),
         }
     }
@@ -63,6 +73,8 @@ impl Op {
 struct Model {
     value: Option<Vec<u8>>,
     queue: VecDeque<Vec<u8>>,
+    /// The owner of the value, and its will.
+    owner: Option<(u64, Option<Vec<u8>>)>,
 }
 
 impl Model {
@@ -97,7 +109,27 @@ impl Model {
                 vec![OwnedReply::Exchanged(false), OwnedReply::Bytes(current)]
             }
             Op::Get => vec![OwnedReply::Bytes(value)],
-            Op::Delete => vec![OwnedReply::Integer(i64::from(self.value.take().is_some()))],
+            Op::Delete => {
+                self.owner = None;
+                vec![OwnedReply::Integer(i64::from(self.value.take().is_some()))]
+            }
+            Op::Claim(conn, new, has_will) => {
+                let owner = self.owner.as_ref().map(|(owner, _)| *owner);
+                if self.value.is_none() || owner == Some(*conn) {
+                    self.value = Some(new.clone());
+                    let will = has_will.then(|| [&b"will of "[..], new].concat());
+                    self.owner = Some((*conn, will));
+                    vec![OwnedReply::Owned]
+                } else {
+                    vec![OwnedReply::NotOwned, OwnedReply::Bytes(value)]
+                }
+            }
+            Op::End(conn) => {
+                if let Some((_, will)) = self.owner.take_if(|(owner, _)| owner == conn) {
+                    self.value = will;
+                }
+                return true;
+            }
             Op::Len => vec![OwnedReply::Integer(self.queue.len() as i64)],
             Op::Pop => {
                 let length = OwnedReply::Integer(self.queue.len() as i64);
@@ -176,6 +208,8 @@ enum Mutant {
     BatchLost,
     BatchTwice,
     SnapshotOfLater,
+    OwnersLiveOn,
+    WillsLost,
 }
 
 /// Replies with what they depend on.
@@ -220,6 +254,8 @@ struct World {
     now: u64,
     state: StoreState,
     clients: Vec<Client>,
+    /// The connections that have ended since the last crash.
+    ended: Vec<(u64, usize)>,
     conns: u64,
     events: Vec<Event>,
     kept: Kept,
@@ -238,6 +274,7 @@ impl World {
             now: 0,
             state: StoreState::new(),
             clients: Vec::new(),
+            ended: Vec::new(),
             conns: 0,
             events: Vec::new(),
             kept: Kept::default(),
@@ -277,6 +314,7 @@ impl World {
             (0, 1) => Op::Delete,
             (0, 2) => Op::Wait,
             (0, _) => Op::Add(self.random.i64(1..4)),
+            (1, 0) if self.random.bool() => Op::Claim(0, unique, self.random.bool()),
             (1, 0) => Op::Get,
             (1, 1) => Op::Delete,
             (1, 2) => Op::Append(unique),
@@ -307,7 +345,10 @@ impl World {
             return;
         }
         let called = self.tick();
-        let (key, op) = self.random_op();
+        let (key, mut op) = self.random_op();
+        if let Op::Claim(conn, ..) = &mut op {
+            *conn = self.clients[index].conn;
+        }
         self.clients[index].pending.push(self.events.len());
         self.events.push(Event {
             key,
@@ -319,6 +360,7 @@ impl World {
         let conn = self.clients[index].conn;
         let key = KEYS[key];
         let keys = [key];
+        let will;
         let request = match &op {
             Op::Add(delta) => Request::Add { key, delta: *delta },
             Op::Set(value) => Request::Set {
@@ -335,6 +377,16 @@ impl World {
                 desired: Payload::Borrowed(desired),
                 reports_outcome: true,
             },
+            Op::Claim(_, value, has_will) => {
+                will = [&b"will of "[..], value].concat();
+                Request::SetEphemeral {
+                    key,
+                    value,
+                    will_key: if *has_will { key } else { b"" },
+                    will_value: &will,
+                }
+            }
+            Op::End(_) => unreachable!("no request"),
             Op::Get => Request::Get { key },
             Op::Delete => Request::DeleteKey { key },
             Op::Push(value) => Request::QueuePush {
@@ -450,6 +502,22 @@ impl World {
                 self.events[*event].returned = now;
             }
         }
+        // What direct connections own ends, whenever they have ended before.
+        let left = self.ended.iter().map(|(conn, _)| *conn);
+        let ended: Vec<u64> = left.chain(self.clients.iter().map(|it| it.conn)).collect();
+        for (_, event) in self.ended.drain(..) {
+            self.events[event].returned = now;
+        }
+        for conn in ended {
+            self.events.push(Event {
+                key: 1,
+                op: Op::End(conn),
+                called: now,
+                returned: now + 1,
+                answer: Some(Vec::new()),
+            });
+        }
+        self.now += 1;
         let batches = &mut self.kept.batches;
         if !batches.is_empty() {
             let index = self.random.usize(..batches.len());
@@ -477,11 +545,20 @@ impl World {
             // That of a mutant does not match its checksum.
             let read = effects(position, bytes).or_else(|_| effects(position - 1, bytes));
             for effect in read.expect("intact") {
+                let mut effect = effect.expect("intact");
+                if self.mutant == Mutant::WillsLost
+                    && let Effect::Own { will_key, .. } = &mut effect
+                {
+                    *will_key = b"";
+                }
                 // A mutant may take what is not there.
-                let _ = self.state.recover(effect.expect("intact"));
+                let _ = self.state.recover(effect);
             }
         }
         self.state.start_recording(self.durable);
+        if self.mutant != Mutant::OwnersLiveOn {
+            self.state.end_recovered();
+        }
     }
 
     fn step(&mut self) {
@@ -499,6 +576,16 @@ impl World {
     fn leave(&mut self) {
         let index = self.random.usize(..self.clients.len());
         let conn = ConnId(self.clients[index].conn);
+        let now = self.tick();
+        // It may be durable before the next crash.
+        self.events.push(Event {
+            key: 1,
+            op: Op::End(conn.0),
+            called: now,
+            returned: u64::MAX,
+            answer: None,
+        });
+        self.ended.push((conn.0, self.events.len() - 1));
         let mut sink = Sink::default();
         self.state.disconnect(conn, CloseReason::Peer, &mut sink);
         self.route(sink, None);
@@ -557,6 +644,8 @@ fn each_way_to_say_or_keep_too_much_or_little_is_found() {
         Mutant::BatchLost,
         Mutant::BatchTwice,
         Mutant::SnapshotOfLater,
+        Mutant::OwnersLiveOn,
+        Mutant::WillsLost,
     ] {
         let found = (0..300).find(|seed| !run(*seed, mutant).has_order());
         assert!(found.is_some(), "{mutant:?} was not found");

@@ -107,6 +107,13 @@ impl Directory {
         (entry.generation == conn.generation()).then(|| entry.activity.peer())
     }
 
+    /// The id of an open connection, and when its last request arrived, or it was opened.
+    pub(super) fn last_request(&self, conn: ConnId) -> Option<(ConnectionId, Moment)> {
+        let entry = self.entries.get(conn.slot() as usize)?;
+        let activity = &entry.activity;
+        (entry.generation == conn.generation()).then(|| (activity.id(), activity.last_request()))
+    }
+
     /// Records that a value was sent to a connection. [`keep`](Self::keep) must have been called.
     #[inline]
     pub(super) fn note_read(&mut self, conn: ConnId, version: u64) {

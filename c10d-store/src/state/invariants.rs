@@ -22,6 +22,7 @@ impl StoreState {
         let mut bytes = 0;
         let mut queued = 0;
         let mut lists = 0;
+        let mut owned = 0;
         for (index, (key, slot)) in self.slots.iter().enumerate() {
             let is_listed = index < self.slots.value_count();
             assert_eq!(slot.stored.is_some(), is_listed, "values come first");
@@ -39,10 +40,18 @@ impl StoreState {
                 queued += key.len() + elements.sum::<usize>();
             }
             lists += usize::from(slot.waiters.is_some());
+            owned += usize::from(slot.ownership.is_some());
+            assert!(
+                slot.ownership.is_none() || slot.stored.is_some(),
+                "what is owned is a value"
+            );
         }
         assert_eq!(values, self.slots.value_count(), "the values are counted");
         assert_eq!(bytes, self.slots.stored_bytes(), "the bytes are counted");
         assert_eq!(queued, self.slots.queued_bytes(), "elements are counted");
+        let owner_of = |key: &[u8]| Some(self.slots.get(key)?.ownership.as_ref()?.owner);
+        let listed = self.owners.check_invariants(owner_of);
+        assert_eq!(owned, listed, "an owner knows its keys");
         self.directory.check_invariants();
         assert!(self.woken.is_empty() && self.emptied.is_empty());
 

@@ -1,8 +1,8 @@
 //! The memory of the store's data, and the limit on it.
 
-use super::slots::{ELEMENT_BYTES, Slot};
+use super::slots::{ELEMENT_BYTES, OWNERSHIP_BYTES, Slot};
 use super::{Refusal, StoreState};
-use crate::message::{Keys, Request};
+use crate::message::{ConnId, Keys, Request};
 use crate::stored_value::Value;
 
 /// The memory of a name besides its bytes and those of its value: a slot of the map, of which a third may be unused, and
@@ -23,6 +23,7 @@ impl StoreState {
     pub(crate) fn memory(&self) -> usize {
         self.slots.stored_bytes()
             + self.slots.queued_bytes()
+            + self.slots.owned_bytes()
             + self.slots.len() * NAME_BYTES
             + self.waiters.len() * WAIT_BYTES
             + self.waiters.name_bytes()
@@ -33,15 +34,20 @@ impl StoreState {
     /// # Errors
     /// [`Refusal::MemoryFull`].
     #[inline]
-    pub(super) fn check_memory(&self, request: &Request<'_>) -> Result<(), Refusal> {
+    pub(super) fn check_memory(&self, conn: ConnId, request: &Request<'_>) -> Result<(), Refusal> {
         match self.memory_max {
             None => Ok(()),
             Some(limit) if self.memory() + most_growth(request) <= limit => Ok(()),
-            Some(limit) => self.check_growth(request, limit),
+            Some(limit) => self.check_growth(conn, request, limit),
         }
     }
 
-    fn check_growth(&self, request: &Request<'_>, limit: usize) -> Result<(), Refusal> {
+    fn check_growth(
+        &self,
+        conn: ConnId,
+        request: &Request<'_>,
+        limit: usize,
+    ) -> Result<(), Refusal> {
         let used = self.memory();
         let (growth, room) = match request {
             Request::Wait { keys } | Request::WaitGet { keys } => {
@@ -51,6 +57,16 @@ impl StoreState {
                 let keys: &[&[u8]] = &[*key];
                 let of_wait = self.growth_of_wait(Keys::from(keys));
                 (of_wait + known.as_bytes().len(), limit + limit / 8)
+            }
+            Request::SetEphemeral {
+                key,
+                value,
+                will_key,
+                will_value,
+            } => {
+                let growth = self.growth_of_claim(conn, key, value);
+                let will = will_key.len() + will_value.len();
+                (growth.map_or(0, |growth| growth + will), limit)
             }
             _ => (self.growth_of_write(request), limit),
         };
@@ -96,6 +112,17 @@ impl StoreState {
         }
     }
 
+    /// Without the will; `None` if nothing changes.
+    fn growth_of_claim(&self, conn: ConnId, key: &[u8], value: &[u8]) -> Option<usize> {
+        let of_value = self.growth_of_set(key, value);
+        let slot = self.slots.get(key).filter(|slot| slot.stored.is_some());
+        let Some(slot) = slot else {
+            return Some(of_value + OWNERSHIP_BYTES);
+        };
+        let owner = slot.ownership.as_ref().map(|it| it.owner);
+        (owner.is_some() && owner == self.owners.of(conn)).then_some(of_value)
+    }
+
     fn growth_of_set(&self, key: &[u8], value: &[u8]) -> usize {
         match self.slots.get(key).and_then(Slot::value) {
             Some(old) => value.len().saturating_sub(Value::as_bytes(old).len()),
@@ -129,7 +156,8 @@ fn most_growth(request: &Request<'_>) -> usize {
         Request::Wait { .. }
         | Request::WaitGet { .. }
         | Request::WaitChange { .. }
-        | Request::MultiSet { .. } => usize::MAX / 2,
+        | Request::MultiSet { .. }
+        | Request::SetEphemeral { .. } => usize::MAX / 2,
         _ => 0,
     }
 }

@@ -13,6 +13,9 @@ mod conn_hash;
 #[cfg(test)]
 mod crash_tests;
 mod directory;
+mod ephemeral;
+#[cfg(test)]
+mod ephemeral_tests;
 mod image;
 #[cfg(any(test, debug_assertions))]
 mod invariants;
@@ -21,6 +24,7 @@ mod known_value;
 mod memory;
 #[cfg(test)]
 mod model_tests;
+mod owners;
 mod peak;
 mod recorder;
 mod recovery;
@@ -51,6 +55,8 @@ use directory::Directory;
 pub(crate) use image::Image;
 use image::{ConnectionsImage, KeysImage};
 use known_value::KnownValue;
+pub(crate) use owners::KeptClient;
+use owners::{Owners, silence_max};
 use slots::{NotANumber, Slot, Slots};
 use stored::Writer;
 pub(crate) use waiters::WaitSummary;
@@ -105,6 +111,7 @@ pub(crate) struct StoreState {
     waiters: Waiters,
     directory: Directory,
     announcements: Announcements,
+    owners: Owners,
     /// The current time, as last set by the server.
     now: Moment,
     /// The connection whose request is being handled.
@@ -164,7 +171,7 @@ impl StoreState {
             recorder.begin(conn);
             recorder.look_for(&request);
         }
-        self.check_memory(&request)?;
+        self.check_memory(conn, &request)?;
         if !self.pledges.is_empty() {
             self.settle_pledge(conn, Some(&request), replies);
         }
@@ -236,7 +243,7 @@ impl StoreState {
                 );
             }
             Request::DeleteKey { key } => {
-                let deleted = self.slots.delete(key);
+                let deleted = self.delete(key);
                 self.reply(replies, conn, Reply::Integer(i64::from(deleted)));
             }
             Request::Append { key, value } => {
@@ -264,6 +271,13 @@ impl StoreState {
                     self.reply(replies, conn, Reply::Bytes(key));
                 }
             }
+            Request::SetEphemeral {
+                key,
+                value,
+                will_key,
+                will_value,
+            } => self.set_ephemeral(conn, key, value, (will_key, will_value), replies),
+            Request::KeepAlive { millis } => self.keep_alive(conn, silence_max(millis), replies),
             // The event loop does it: nothing in the store changes.
             Request::Session(_) => {}
             Request::Announce { bytes } => {
@@ -283,7 +297,7 @@ impl StoreState {
         self.directory.connect(conn, peer, self.now);
     }
 
-    /// Removes a closed connection: its pending wait, and a wakeup that it has not used. Its record is kept,
+    /// Removes a closed connection: its pending wait, a wakeup that it has not used, and its keys. Its record is kept,
     /// until 16,384 others have closed. A second call has no effect.
     pub(crate) fn disconnect(
         &mut self,
@@ -302,11 +316,13 @@ impl StoreState {
         if let Some(closed) = closed {
             self.announcements.close(closed);
         }
+        self.requester = closed.unwrap_or_default();
         self.cancel(conn);
         self.waiters.set_away(conn, None);
         if !self.pledges.is_empty() {
             self.settle_pledge(conn, None, replies);
         }
+        self.end_owner(conn, replies);
     }
 
     /// The session of a connection has lost its link, or has another one (docs/wire-extensions.md, SESSION 11). A connection
@@ -473,6 +489,17 @@ impl StoreState {
             command,
             since: self.now,
         }
+    }
+
+    /// Removes a value, and ends its ownership; `false` if there is none.
+    fn delete(&mut self, key: &[u8]) -> bool {
+        let Some(deleted) = self.slots.delete(key) else {
+            return false;
+        };
+        if let Some(ownership) = deleted.ownership {
+            self.owners.remove_key(ownership.owner, key);
+        }
+        true
     }
 
     fn set(&mut self, key: &[u8], new: Payload<'_>, replies: &mut impl Replies) {

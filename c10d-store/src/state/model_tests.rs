@@ -36,6 +36,7 @@ enum Operation {
     Take(u8, usize),
     Len(u8),
     Barrier(u8, i64),
+    Claim(u8, Vec<u8>, Option<(u8, Vec<u8>)>),
     Ping,
     Disconnect,
     Away,
@@ -119,6 +120,8 @@ fn operation() -> impl Strategy<Value = Operation> {
         5 => (key(), 1..4_usize).prop_map(|(k, max)| Operation::Take(k, max)),
         1 => key().prop_map(Operation::Len),
         4 => (key(), 0..5_i64).prop_map(|(k, n)| Operation::Barrier(k, n)),
+        5 => (key(), value(), prop::option::of((key(), value())))
+            .prop_map(|(k, v, will)| Operation::Claim(k, v, will)),
         1 => Just(Operation::Ping),
         2 => Just(Operation::Disconnect),
         4 => Just(Operation::Away),
@@ -144,6 +147,13 @@ struct Pending {
     wanted: Vec<u8>,
 }
 
+#[derive(Debug)]
+struct Owned {
+    key: u8,
+    conn: u64,
+    will: Option<(u8, Vec<u8>)>,
+}
+
 /// A slow and simple implementation of docs/wire.md.
 #[derive(Debug, Default)]
 struct Model {
@@ -152,6 +162,8 @@ struct Model {
     pending: Vec<Pending>,
     /// The connections that a push has woken and that have not used the wakeup, each with its queue.
     pledges: BTreeMap<u64, u8>,
+    /// The owners of keys, each with its will. In the order in which the keys were first set.
+    owned: Vec<Owned>,
     /// The connections whose sessions have no link.
     away: BTreeSet<u64>,
     clock: u64,
@@ -286,6 +298,23 @@ impl Model {
     fn write(&mut self, key: u8, value: Vec<u8>) {
         self.values.insert(key, value);
         self.wake(key);
+    }
+
+    fn end_keys(&mut self, conn: u64) {
+        let owned = std::mem::take(&mut self.owned);
+        let (ended, others) = owned.into_iter().partition(|owned| owned.conn == conn);
+        self.owned = others;
+        let ended: Vec<Owned> = ended;
+        for owned in &ended {
+            self.values.remove(&owned.key);
+        }
+        let wills: Vec<(u8, Vec<u8>)> = ended.into_iter().filter_map(|owned| owned.will).collect();
+        for (key, value) in &wills {
+            self.values.insert(*key, value.clone());
+        }
+        for (key, _) in wills {
+            self.wake(key);
+        }
     }
 
     fn cancel(&mut self, conn: u64) {
@@ -433,6 +462,7 @@ impl Model {
             Operation::NumKeys => self.reply(conn, OwnedReply::Integer(self.values.len() as i64)),
             Operation::Delete(key) => {
                 let deleted = self.values.remove(&key).is_some();
+                self.owned.retain(|owned| owned.key != key);
                 self.reply(conn, OwnedReply::Integer(i64::from(deleted)));
             }
             Operation::Append(key, more) => {
@@ -491,10 +521,28 @@ impl Model {
                 }
                 None => return false,
             },
+            Operation::Claim(key, value, will) => {
+                let owned = self.owned.iter_mut().find(|owned| owned.key == key);
+                match owned {
+                    Some(owned) if owned.conn == conn => owned.will = will,
+                    None if !self.values.contains_key(&key) => {
+                        self.owned.push(Owned { key, conn, will });
+                    }
+                    _ => {
+                        self.reply(conn, OwnedReply::NotOwned);
+                        let value = self.value(key);
+                        self.reply(conn, value);
+                        return true;
+                    }
+                }
+                self.write(key, value);
+                self.reply(conn, OwnedReply::Owned);
+            }
             Operation::Ping => self.reply(conn, OwnedReply::Nonce(3)),
             Operation::Disconnect => {
                 self.cancel(conn);
                 self.away.remove(&conn);
+                self.end_keys(conn);
             }
             Operation::Away => {}
             Operation::Back => {
@@ -588,6 +636,19 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
             key: &one(key),
             world_size: *world_size
         }),
+        Operation::Claim(key, value, will) => {
+            let will = will.as_ref().map(|(key, value)| ([*key], &value[..]));
+            let (will_key, will_value) = match &will {
+                Some((key, value)) => (&key[..], *value),
+                None => (&[][..], &[][..]),
+            };
+            handle!(Request::SetEphemeral {
+                key: &one(key),
+                value,
+                will_key,
+                will_value,
+            })
+        }
         Operation::Ping => handle!(Request::Ping { nonce: 3 }),
         Operation::Disconnect => {
             state.disconnect(conn, CloseReason::Peer, out);

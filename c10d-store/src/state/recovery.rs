@@ -1,13 +1,15 @@
 //! A store with a journal: what it records, what it recovers, and its snapshots.
 
 use super::StoreState;
+use super::owners::KeptClient;
 use super::recorder::Recorder;
 use super::slots::Slot;
 use super::stored::Writer;
 use crate::decimal::parse_decimal;
-use crate::journal::batch::Effect;
+use crate::journal::batch::{BatchWriter, Effect};
 use crate::message::{ConnId, Payload, Replies, Reply, Request};
 use crate::moment::Moment;
+use crate::session::SessionId;
 use crate::snapshot::ConnectionId;
 use crate::stored_value::Value;
 
@@ -28,7 +30,7 @@ impl StoreState {
                 self.slots.append(key, Payload::Borrowed(bytes), nobody);
             }
             Effect::Delete { key } => {
-                self.slots.delete(key);
+                self.delete(key);
             }
             Effect::Push { key, element } => {
                 self.slots.push(key, Value::from(element));
@@ -37,11 +39,43 @@ impl StoreState {
                 let count = count as usize;
                 return self.slots.take(key, count, usize::MAX).len() == count;
             }
+            Effect::Own {
+                key,
+                session,
+                client,
+                will_key,
+                will_value,
+            } => {
+                let client = match session {
+                    [] => None,
+                    session => match kept_client(session, client) {
+                        None => return false,
+                        client => client,
+                    },
+                };
+                return self.recover_ownership(key, client, (will_key, will_value));
+            }
+            Effect::Silence {
+                session,
+                client,
+                millis,
+                was_silent,
+            } => {
+                let Some(client) = kept_client(session, client) else {
+                    return false;
+                };
+                self.recover_silence(client, millis, was_silent);
+            }
+            Effect::EndClient { session, client } => {
+                let ended = kept_client(session, client);
+                self.recover_end(|it| ended == Some(*it));
+            }
+            Effect::EndSession { session } => {
+                let ended = SessionId::from_bytes(session);
+                self.recover_end(|it| ended == Some(it.session));
+            }
             // Of sessions, which the server carries over.
-            Effect::BeginSession { .. }
-            | Effect::EndSession { .. }
-            | Effect::Executed { .. }
-            | Effect::EndClient { .. } => {}
+            Effect::BeginSession { .. } | Effect::Executed { .. } => {}
         }
         true
     }
@@ -124,7 +158,9 @@ impl StoreState {
     /// Starts a snapshot for the journal, of everything up to this position, which must be
     /// the [newest](Self::newest_position). One of observers must not be in progress.
     pub(crate) fn start_chunks(&mut self, position: u64) {
-        self.slots.start_chunks(position);
+        let mut writer = BatchWriter::default();
+        self.write_silences(&mut writer);
+        self.slots.start_chunks(position, writer);
     }
 
     /// Copies about as many names. Returns the chunks that are finished, and whether they are the last.
@@ -145,6 +181,11 @@ impl StoreState {
     }
 }
 
+fn kept_client(session: &[u8], number: u32) -> Option<KeptClient> {
+    let session = SessionId::from_bytes(session)?;
+    Some(KeptClient { session, number })
+}
+
 impl Recorder {
     /// The request looks at the names that decide about its reply.
     pub(super) fn look_for(&mut self, request: &Request<'_>) {
@@ -159,6 +200,7 @@ impl Recorder {
             | Request::Barrier { key, .. }
             | Request::TryAdd { key, .. }
             | Request::WaitChange { key, .. }
+            | Request::SetEphemeral { key, .. }
             | Request::QueueTake { key, .. } => self.look(key),
             Request::Check { keys }
             | Request::Wait { keys }
@@ -177,6 +219,7 @@ impl Recorder {
             | Request::Ping { .. }
             | Request::Validate { .. }
             | Request::Announce { .. }
+            | Request::KeepAlive { .. }
             | Request::Session(_) => {}
         }
     }

@@ -10,6 +10,7 @@ use indexmap::IndexMap;
 
 use super::image::KeysImage;
 use super::key_hash::KeyHash;
+use super::owners::Ownership;
 use super::recorder::Recorder;
 use super::stored::{Stored, Writer, Written};
 use super::waiters::ListId;
@@ -30,6 +31,9 @@ const BYTES_PER_VISIT: usize = 1024;
 /// The memory of an element of a queue besides its bytes, with what the allocator adds.
 pub(super) const ELEMENT_BYTES: usize = 48;
 
+/// The memory of the ownership of a key besides its name and will, which are kept at the owner too.
+pub(super) const OWNERSHIP_BYTES: usize = 256;
+
 /// The value is not a number, so nothing was added.
 #[derive(Debug)]
 pub(super) struct NotANumber;
@@ -45,6 +49,8 @@ pub(super) struct Slot {
     )]
     pub(super) queue: Option<Box<VecDeque<Value>>>,
     pub(super) waiters: Option<ListId>,
+    /// Invariant: `None` without a value.
+    pub(super) ownership: Option<Box<Ownership>>,
     /// The last snapshot that has copied this slot, or need not.
     copied_in: u32,
 }
@@ -83,6 +89,8 @@ pub(super) struct Slots {
     stored_bytes: usize,
     /// The bytes of the queues' elements and names, with [`ELEMENT_BYTES`] more for each element.
     queued_bytes: usize,
+    /// The bytes of wills, with [`OWNERSHIP_BYTES`] more for each owned key.
+    owned_bytes: usize,
     /// The number of writes so far.
     writes: u64,
     /// The number of snapshots started so far.
@@ -90,6 +98,12 @@ pub(super) struct Slots {
     copy: Option<Box<Copying>>,
     /// Of a store with a journal.
     pub(super) recorder: Option<Box<Recorder>>,
+}
+
+/// A value that was removed.
+#[derive(Debug)]
+pub(super) struct Deleted {
+    pub(super) ownership: Option<Box<Ownership>>,
 }
 
 /// A snapshot in progress.
@@ -156,10 +170,11 @@ impl Chunks {
     fn copy(&mut self, key: &[u8], slot: &Slot) {
         let value = slot.value().map(Value::as_bytes);
         let value = value.map(|value| Effect::Put { key, value });
+        let ownership = slot.ownership.as_ref().map(|it| it.effect(key));
         let elements = slot.queue.iter().flat_map(|queue| queue.iter());
         let elements = elements.map(Value::as_bytes);
         let elements = elements.map(|element| Effect::Push { key, element });
-        for effect in value.into_iter().chain(elements) {
+        for effect in value.into_iter().chain(ownership).chain(elements) {
             self.writer.push(effect);
             if self.writer.len() >= CHUNK_BYTES {
                 self.finish_chunk();
@@ -210,6 +225,10 @@ impl Slots {
 
     pub(super) const fn queued_bytes(&self) -> usize {
         self.queued_bytes
+    }
+
+    pub(super) const fn owned_bytes(&self) -> usize {
+        self.owned_bytes
     }
 
     /// Writes a value. Returns the waiters of the name.
@@ -318,15 +337,30 @@ impl Slots {
         }
     }
 
-    /// Removes a value; `false` if there is none.
-    pub(super) fn delete(&mut self, key: &[u8]) -> bool {
+    /// Gives the value of a name, which has one, an owner. Returns the name.
+    pub(super) fn own(&mut self, key: &[u8], ownership: Ownership) -> Arc<[u8]> {
+        let (index, slot) = find_or_insert(&mut self.map, &mut self.copy, self.snapshots, key);
+        debug_assert!(slot.stored.is_some(), "only a value has an owner");
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(key, ownership.effect(key));
+        }
+        self.owned_bytes += ownership_bytes(&ownership);
+        if let Some(before) = slot.ownership.replace(Box::new(ownership)) {
+            self.owned_bytes -= ownership_bytes(&before);
+        }
+        let (name, _) = self.map.get_index(index).expect("found above");
+        Arc::clone(name)
+    }
+
+    /// Removes a value; `None` if there is none.
+    pub(super) fn delete(&mut self, key: &[u8]) -> Option<Deleted> {
         let found = find(&mut self.map, &mut self.copy, self.snapshots, key);
-        let Some((index, slot)) = found else {
-            return false;
-        };
-        let Some(deleted) = slot.stored.take() else {
-            return false;
-        };
+        let (index, slot) = found?;
+        let deleted = slot.stored.take()?;
+        let ownership = slot.ownership.take();
+        if let Some(ownership) = &ownership {
+            self.owned_bytes -= ownership_bytes(ownership);
+        }
         if let Some(recorder) = &mut self.recorder {
             recorder.record(key, Effect::Delete { key });
         }
@@ -339,7 +373,7 @@ impl Slots {
             self.map.swap_remove_index(last);
             self.release_memory();
         }
-        true
+        Some(Deleted { ownership })
     }
 
     /// Returns memory of removed names to the allocator, once most of the map is unused.
@@ -481,12 +515,12 @@ impl Slots {
         });
     }
 
-    /// Starts a snapshot of the current moment for the journal, which has this position. A snapshot in progress is
+    /// Starts a snapshot of the current moment for the journal, which has this position, after what is written already. A snapshot in progress is
     /// dropped.
-    pub(super) fn start_chunks(&mut self, position: u64) {
+    pub(super) fn start_chunks(&mut self, position: u64, writer: BatchWriter) {
         self.start_copy_for(Target::Chunks(Chunks {
             position,
-            writer: BatchWriter::default(),
+            writer,
             finished: Vec::new(),
         }));
     }
@@ -557,6 +591,11 @@ impl Slots {
         self.writes += 1;
         Written::new(self.writes, writer)
     }
+}
+
+/// The memory that ownership takes.
+const fn ownership_bytes(ownership: &Ownership) -> usize {
+    OWNERSHIP_BYTES + ownership.will_bytes()
 }
 
 /// The slot of a name with its index, for a change: a snapshot in progress copies it first.

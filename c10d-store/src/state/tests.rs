@@ -20,6 +20,10 @@ pub(super) enum OwnedReply {
     Bytes(Vec<u8>),
     Added(i64),
     NotANumber(Vec<u8>, usize),
+    Owned,
+    NotOwned,
+    TooManyOwned,
+    KeptAlive(bool),
 }
 
 /// Collects replies in order.
@@ -37,6 +41,10 @@ impl Replies for Recorder {
             Reply::Exchanged(exchanged) => OwnedReply::Exchanged(exchanged),
             Reply::Added(sum) => OwnedReply::Added(sum),
             Reply::NotANumber { head, length } => OwnedReply::NotANumber(head.to_vec(), length),
+            Reply::Owned => OwnedReply::Owned,
+            Reply::NotOwned => OwnedReply::NotOwned,
+            Reply::TooManyOwned => OwnedReply::TooManyOwned,
+            Reply::KeptAlive(kept) => OwnedReply::KeptAlive(kept),
             Reply::Value(None) => OwnedReply::Bytes(Vec::new()),
             Reply::Value(Some(value)) => OwnedReply::Bytes(value.as_bytes().to_vec()),
             Reply::Bytes(bytes) => OwnedReply::Bytes(bytes.to_vec()),
@@ -851,7 +859,7 @@ fn a_disconnect_removes_the_wait() {
 fn a_ping_returns_capabilities_for_their_nonce_and_echoes_others() {
     let mut store = Store::default();
     let mut ping = |nonce| store.on(A, Request::Ping { nonce });
-    assert_eq!(ping(0xC10D_0000), [(A, OwnedReply::Nonce(0xC10D_007F))]);
+    assert_eq!(ping(0xC10D_0000), [(A, OwnedReply::Nonce(0xC10D_00FF))]);
     for nonce in [0, 1, 0xC10D_0001, 0xC10D_FFFF, u32::MAX] {
         assert_eq!(ping(nonce), [(A, OwnedReply::Nonce(nonce))]);
     }

@@ -361,6 +361,15 @@ impl<'a> Frame<'a> {
                 key: self.arg(0),
                 max: read_position(self.arg(1)),
             },
+            Opcode::SetEphemeral => Request::SetEphemeral {
+                key: self.arg(0),
+                value: self.arg(1),
+                will_key: self.arg(2),
+                will_value: self.arg(3),
+            },
+            Opcode::KeepAlive => Request::KeepAlive {
+                millis: LittleEndian::read_u32(self.arg(0)),
+            },
             Opcode::Session => {
                 let mut hello = [0; Hello::BYTES];
                 hello.copy_from_slice(self.arg(0));

@@ -32,6 +32,9 @@ pub const CAPABILITY_QUEUE_TAKE: u32 = 1 << 5;
 /// The server supports SESSION (0x86).
 pub const CAPABILITY_SESSION: u32 = 1 << 6;
 
+/// The server supports SET_EPHEMERAL (0x87) and KEEP_ALIVE (0x88).
+pub const CAPABILITY_EPHEMERAL: u32 = 1 << 7;
+
 /// The capabilities of this crate's server.
 pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_WAIT_CHANGE
@@ -39,7 +42,8 @@ pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_COMPARE_EXCHANGE
     | CAPABILITY_ANNOUNCE
     | CAPABILITY_QUEUE_TAKE
-    | CAPABILITY_SESSION;
+    | CAPABILITY_SESSION
+    | CAPABILITY_EPHEMERAL;
 
 /// The reply of this crate's server to a PING.
 pub(crate) const fn reply_to_ping(nonce: u32) -> u32 {

@@ -31,6 +31,8 @@ pub enum Opcode {
     Announce = 0x84,
     QueueTake = 0x85,
     Session = 0x86,
+    SetEphemeral = 0x87,
+    KeepAlive = 0x88,
 }
 
 /// One argument of a request.
@@ -60,7 +62,7 @@ const EXTENSIONS_START: u8 = 0x80;
 
 impl Opcode {
     /// The number of commands.
-    pub(crate) const COUNT: usize = 26;
+    pub(crate) const COUNT: usize = 28;
 
     /// The position among all commands, in the order of their bytes; less than [`COUNT`](Self::COUNT).
     pub(crate) const fn index(self) -> usize {
@@ -98,6 +100,8 @@ impl Opcode {
         Self::Announce,
         Self::QueueTake,
         Self::Session,
+        Self::SetEphemeral,
+        Self::KeepAlive,
     ];
 
     /// The command of a byte; `None` for an unknown one.
@@ -130,6 +134,8 @@ impl Opcode {
             0x84 => Self::Announce,
             0x85 => Self::QueueTake,
             0x86 => Self::Session,
+            0x87 => Self::SetEphemeral,
+            0x88 => Self::KeepAlive,
             _ => return None,
         })
     }
@@ -147,7 +153,7 @@ impl Opcode {
     pub(super) const fn fields(self) -> &'static [Field] {
         use Field::{Hello, I64, Key, Keys, Pairs, U32, U64, Value};
         match self {
-            Self::Validate | Self::Ping => &[U32],
+            Self::Validate | Self::Ping | Self::KeepAlive => &[U32],
             Self::Set | Self::Append | Self::QueuePush => &[Key, Value],
             Self::CompareSet | Self::CompareExchange => &[Key, Value, Value],
             Self::Get | Self::DeleteKey | Self::QueuePop | Self::QueueLen => &[Key],
@@ -158,6 +164,7 @@ impl Opcode {
             Self::Announce => &[Value],
             Self::QueueTake => &[Key, U64],
             Self::Session => &[Hello],
+            Self::SetEphemeral => &[Key, Value, Key, Value],
             Self::GetNumKeys | Self::CancelWait | Self::ListKeys => &[],
         }
     }

@@ -23,6 +23,17 @@ pub(crate) const NOT_EXCHANGED: u8 = 0;
 /// COMPARE_EXCHANGE: the desired value was written; it follows.
 pub(crate) const EXCHANGED: u8 = 1;
 
+/// SET_EPHEMERAL: the connection owns the key.
+pub(crate) const OWNED: u8 = 0;
+/// SET_EPHEMERAL: it does not; the value follows.
+pub(crate) const NOT_OWNED: u8 = 1;
+/// SET_EPHEMERAL: it owns as many keys as it may.
+pub(crate) const TOO_MANY_OWNED: u8 = 2;
+/// KEEP_ALIVE: no key has ended by silence.
+pub(crate) const KEPT_ALIVE: u8 = 0;
+/// KEEP_ALIVE: the keys have ended by silence.
+pub(crate) const ENDED_BY_SILENCE: u8 = 1;
+
 /// Appends a piece of a reply to the send buffer of a connection.
 #[inline]
 pub(crate) fn encode_reply(reply: Reply<'_>, out: &mut SendBuf) {
@@ -54,6 +65,11 @@ pub(crate) fn encode_reply(reply: Reply<'_>, out: &mut SendBuf) {
             push_length(length, out);
             push_blob(head, out);
         }
+        Reply::Owned => out.push(&[OWNED]),
+        Reply::NotOwned => out.push(&[NOT_OWNED]),
+        Reply::TooManyOwned => out.push(&[TOO_MANY_OWNED]),
+        Reply::KeptAlive(true) => out.push(&[KEPT_ALIVE]),
+        Reply::KeptAlive(false) => out.push(&[ENDED_BY_SILENCE]),
         Reply::Value(None) => push_length(0, out),
         Reply::Value(Some(value)) => push_value(value, out),
         Reply::Bytes(bytes) => push_blob(bytes, out),

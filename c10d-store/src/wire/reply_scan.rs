@@ -3,7 +3,10 @@
 use byteorder::{ByteOrder, LittleEndian};
 
 use super::opcode::Opcode;
-use super::reply::{ADDED, EXCHANGED, NOT_A_NUMBER, NOT_EXCHANGED, STOP_WAITING, WAIT_CANCELED};
+use super::reply::{
+    ADDED, EXCHANGED, NOT_A_NUMBER, NOT_EXCHANGED, NOT_OWNED, OWNED, STOP_WAITING, TOO_MANY_OWNED,
+    WAIT_CANCELED,
+};
 
 /// The length of a count, a length or a number.
 const WORD_BYTES: usize = 8;
@@ -78,7 +81,7 @@ impl ReplyScan {
             Opcode::Add | Opcode::GetNumKeys | Opcode::DeleteKey | Opcode::QueueLen => {
                 fixed(WORD_BYTES as u64)
             }
-            Opcode::Check | Opcode::CancelWait => fixed(1),
+            Opcode::Check | Opcode::CancelWait | Opcode::KeepAlive => fixed(1),
             Opcode::Ping => fixed(4),
             Opcode::QueuePop => State::QueueLength,
             Opcode::ListKeys => State::Count,
@@ -88,7 +91,8 @@ impl ReplyScan {
             | Opcode::WaitChange
             | Opcode::TryAdd
             | Opcode::CompareExchange
-            | Opcode::QueueTake => State::Status,
+            | Opcode::QueueTake
+            | Opcode::SetEphemeral => State::Status,
         };
         Some(Self {
             opcode,
@@ -207,6 +211,8 @@ impl ReplyScan {
             },
             (Opcode::CompareExchange, EXCHANGED) => fixed(0),
             (Opcode::CompareExchange, NOT_EXCHANGED) => State::Length { blobs: 1 },
+            (Opcode::SetEphemeral, OWNED | TOO_MANY_OWNED) => fixed(0),
+            (Opcode::SetEphemeral, NOT_OWNED) => State::Length { blobs: 1 },
             (Opcode::Wait | Opcode::Barrier, STOP_WAITING) => fixed(0),
             (Opcode::WaitGet, STOP_WAITING) => State::Length {
                 blobs: self.key_count,
@@ -272,7 +278,16 @@ mod tests {
     /// docs/wire-extensions.md, WAIT_GET 5.
     #[test]
     fn replies_of_extensions_and_of_cancelled_waits_end_where_they_should() {
-        let cases: [(Opcode, usize, bool, Vec<u8>); 14] = [
+        let cases: [(Opcode, usize, bool, Vec<u8>); 18] = [
+            (Opcode::SetEphemeral, 0, false, vec![0]),
+            (
+                Opcode::SetEphemeral,
+                0,
+                false,
+                [vec![1], blob(b"other")].concat(),
+            ),
+            (Opcode::SetEphemeral, 0, false, vec![2]),
+            (Opcode::KeepAlive, 0, false, vec![1]),
             (
                 Opcode::WaitGet,
                 2,

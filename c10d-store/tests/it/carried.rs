@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{ConnectOptions, Deadline, HostPort, SendBuf};
 use c10d_store::unstable::{Frame, FrameReader, RequestBuf, SessionDialer, SessionStream};
-use c10d_store::{Opcode, SessionError, Store, StoreExt, TcpStoreServer};
+use c10d_store::{Opcode, ServerOptions, SessionError, Store, StoreExt, TcpStoreServer};
 
 use crate::journal::{client, number, value};
 use crate::memory_journal::Memory;
@@ -449,4 +449,71 @@ fn a_request_whose_reply_waits_for_credit_is_not_done() {
     peer.flush();
     peer.expect(0, &[value(&long), number(1)].concat());
     drop(server);
+}
+
+/// docs/wire-extensions.md, EPHEMERAL 3 and 8: a client of a session that is kept owns its key beyond a restart, until it
+/// ends, is passed over, or its session ends.
+#[test]
+fn the_keys_of_kept_clients_outlive_a_restart_and_end_with_them() {
+    let journal = Memory::default();
+    let server = journal.serve();
+    let mut peer = Peer::new(&server);
+    for number in 0..4 {
+        peer.open(number);
+        peer.request(number, |r| claim(r, number));
+        peer.expect(number, &[0]);
+    }
+    let store = client(&server);
+    peer.stream.push_close(0);
+    peer.flush();
+    assert_eq!(store.get("w0").expect("get"), b"0");
+    // Asked again, and it has not been answered.
+    peer.request(1, |r| claim(r, 1));
+    peer.expect(1, &[0]);
+
+    let (journal, old) = (journal.crashed(), server);
+    let server = journal.serve();
+    peer.reconnect(&server).expect("a link");
+    drop(old);
+    let store = client(&server);
+    let owned = |store: &dyn Store| {
+        let keys = ["k0", "k1", "k2", "k3"].into_iter();
+        let keys = keys.filter(|key| store.check(&[key]).expect("check"));
+        keys.collect::<Vec<_>>()
+    };
+    assert_eq!(owned(&store), ["k1", "k2", "k3"]);
+    peer.open(1);
+    peer.stream.push_resume(1, 2);
+    peer.request(1, |r| claim(r, 1));
+    peer.expect(1, &[0]);
+    peer.request(1, |r| claim(r, 1));
+    peer.expect(1, &[0]);
+    // The client before it has not come back.
+    peer.open(3);
+    peer.stream.push_resume(3, 2);
+    peer.flush();
+    assert_eq!(store.get("w2").expect("get"), b"2");
+    assert_eq!(owned(&store), ["k1", "k3"]);
+    peer.stream.push_close(3);
+    peer.flush();
+    assert_eq!(store.get("w3").expect("get"), b"3");
+
+    // A session whose time is over ends with what its clients own, though none of them has come back.
+    let (journal, old) = (journal.crashed(), server);
+    let options = ServerOptions::default().with_session_timeout(Duration::from_millis(50));
+    let server = journal.serve_with(options);
+    drop(old);
+    let store = client(&server);
+    assert_eq!(store.get("w1").expect("get"), b"1");
+    assert_eq!(owned(&store), [""; 0]);
+}
+
+fn claim(request: &mut RequestBuf<'_>, number: u32) {
+    let [key, will] = ["k", "w"].map(|name| format!("{name}{number}"));
+    request
+        .opcode(Opcode::SetEphemeral)
+        .user_key(&key)
+        .value(b"v");
+    const VALUES: [&[u8]; 4] = [b"0", b"1", b"2", b"3"];
+    request.user_key(&will).value(VALUES[number as usize]);
 }

@@ -7,6 +7,7 @@ mod cancel;
 mod carried;
 mod closing;
 mod debug_output;
+mod ephemeral;
 #[cfg(feature = "tls")]
 mod few_descriptors;
 mod file_store;

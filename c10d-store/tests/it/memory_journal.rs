@@ -91,7 +91,11 @@ impl Memory {
     }
 
     pub(crate) fn serve(&self) -> TcpStoreServer {
-        let options = ServerOptions::default().with_journal(self.clone());
+        self.serve_with(ServerOptions::default())
+    }
+
+    pub(crate) fn serve_with(&self, options: ServerOptions) -> TcpStoreServer {
+        let options = options.with_journal(self.clone());
         TcpStoreServer::bind("127.0.0.1:0", options).expect("a server")
     }
 

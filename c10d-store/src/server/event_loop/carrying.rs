@@ -7,6 +7,7 @@ use crate::journal::batch::Effect;
 use crate::server::carrying::Parts;
 use crate::server::connection::{Connection, conn_id_of};
 use crate::session::{Hello, Violation};
+use crate::state::KeptClient;
 
 impl EventLoop {
     pub(super) const fn parts(&mut self) -> Parts<'_> {
@@ -44,6 +45,12 @@ impl EventLoop {
         };
         let (id, from) = (session.id(), session.next_client());
         for client in self.sessions.carried.clients(id, from, before) {
+            let kept = KeptClient {
+                session: id,
+                number: client,
+            };
+            self.state.end_client(kept, &mut self.connections);
+            self.parts().record_woken();
             self.parts().happens(Effect::EndClient {
                 session: id.as_bytes(),
                 client,
@@ -77,6 +84,8 @@ impl EventLoop {
     /// The journal forgets the sessions that have ended.
     pub(super) fn end_carried_sessions(&mut self) {
         while let Some(id) = self.sessions.ended.pop() {
+            self.state.end_clients_of(id, &mut self.connections);
+            self.parts().record_woken();
             self.parts().happens(Effect::EndSession {
                 session: id.as_bytes(),
             });

@@ -13,6 +13,7 @@ use crate::server::connection::{Carrier, Client, Connection, Phase, conn_id_of};
 use crate::server::sessions::{Attached, Candidate};
 use crate::session::{Frame, Group, Hello, Violation};
 use crate::snapshot::CloseReason;
+use crate::state::KeptClient;
 
 /// The most bytes of one client in a frame, so that the replies of several take turns.
 const CLIENT_FRAME_BYTES_MAX: usize = 64 << 10;
@@ -279,7 +280,9 @@ impl EventLoop {
             client.numbers = session.is_carried.then(Box::default);
             let token = self.connections.insert_client(client);
             session.open(number, token);
-            self.state.connect(conn_id_of(token), peer);
+            let (session, conn) = (session.id(), conn_id_of(token));
+            self.state.connect(conn, peer);
+            self.state.adopt(conn, KeptClient { session, number });
             self.publish_count();
             return Ok(());
         };

@@ -176,7 +176,13 @@ impl EventLoop {
             .store(self.connections.len(), Ordering::Release);
     }
 
-    /// Removes a connection from the store: its wait, and a wakeup that another connection can use. The
+    /// Ends the keys of connections that were silent for too long.
+    pub(super) fn end_silent(&mut self) {
+        self.state.end_silent(&mut self.connections);
+        self.parts().record_woken();
+    }
+
+    /// Removes a connection from the store: its wait, its keys, and a wakeup that another connection can use. The
     /// next [`flush_touched`](Self::flush_touched) sends to that connection; sending from here would
     /// recurse once for each of thousands of dead peers that wait for one queue.
     pub(super) fn forget(&mut self, token: Token, reason: CloseReason) {

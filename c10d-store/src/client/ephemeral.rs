@@ -1,0 +1,165 @@
+//! Keys that end with their owner: a connection of their own, so that no call that waits delays a sign that this process
+//! is alive, and the connection is never closed for being unused.
+
+use std::mem;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use super::TcpStore;
+use super::call::{Call, at_least_an_answer};
+use super::connection::Connection;
+use crate::ephemeral::Ephemeral;
+use crate::error::{Operation, StoreError};
+use crate::store::StoreHandle;
+use crate::wire::{
+    ENDED_BY_SILENCE, KEPT_ALIVE, NOT_OWNED, OWNED, Opcode, RequestBuf, TOO_MANY_OWNED,
+};
+
+/// The most keys of an owner (docs/wire-extensions.md, EPHEMERAL 6).
+const OWNED_KEYS_MAX: usize = 1024;
+
+/// The reply to SET_EPHEMERAL.
+enum Claim {
+    Owned,
+    /// The value that is there.
+    NotOwned(Vec<u8>),
+    TooMany,
+}
+
+impl Ephemeral for TcpStore {
+    fn set_ephemeral(
+        &self,
+        key: &str,
+        value: &[u8],
+        will: Option<(&str, &[u8])>,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let (keys, values) = match &will {
+            Some((will_key, will_value)) => ([key, will_key], [value, will_value]),
+            None => ([key, key], [value, value]),
+        };
+        let count = 1 + usize::from(will.is_some());
+        let call = self.call(Operation::SetEphemeral, &keys[..count], &values[..count])?;
+        let (owner, _) = self.owner(&call, true)?;
+        let call = call.over(&owner.handle.transport);
+        let claim = call.ask(
+            |request| {
+                request.opcode(Opcode::SetEphemeral).user_key(key);
+                request.value(value);
+                match will {
+                    Some((key, value)) => request.user_key(key).value(value),
+                    None => request.raw_key(b"").value(b""),
+                };
+            },
+            |connection, deadline| {
+                Ok(match connection.read_u8(deadline)? {
+                    OWNED => Ok(Claim::Owned),
+                    NOT_OWNED => Ok(Claim::NotOwned(connection.read_blob(deadline)?)),
+                    TOO_MANY_OWNED => Ok(Claim::TooMany),
+                    other => Err(other),
+                })
+            },
+        );
+        let claim = claim.inspect_err(|error| self.forget_owner(&owner, error))?;
+        match claim {
+            Ok(Claim::Owned) => Ok(None),
+            Ok(Claim::NotOwned(value)) => Ok(Some(value)),
+            Ok(Claim::TooMany) => {
+                let actual = OWNED_KEYS_MAX + 1;
+                Err(call.limit_exceeded("ephemeral keys of one store", actual, OWNED_KEYS_MAX))
+            }
+            Err(other) => {
+                Err(call.protocol_error(format!("the reply to SET_EPHEMERAL was 0x{other:02x}")))
+            }
+        }
+    }
+
+    fn keep_alive(&self, silence_max: Option<Duration>) -> Result<bool, StoreError> {
+        let call = self.call_of(Operation::KeepAlive);
+        let (owner, was_lost) = self.owner(&call, false)?;
+        let call = call.over(&owner.handle.transport);
+        // At least 1 ms: 0 is any time.
+        let millis = silence_max.map_or(0, |it| it.as_millis().max(1));
+        let millis = u32::try_from(millis).unwrap_or(u32::MAX);
+        let answer = call.ask(
+            |request: &mut RequestBuf<'_>| {
+                request.opcode(Opcode::KeepAlive).u32(millis);
+            },
+            Connection::read_u8,
+        );
+        let answer = answer.inspect_err(|error| self.forget_owner(&owner, error))?;
+        match answer {
+            KEPT_ALIVE => Ok(!was_lost),
+            ENDED_BY_SILENCE => Ok(false),
+            other => Err(call.protocol_error(format!("the reply to KEEP_ALIVE was 0x{other:02x}"))),
+        }
+    }
+}
+
+impl TcpStore {
+    /// The owner of this store's ephemeral keys, and whether another one was lost. If the request shows what was written
+    /// before, that is acknowledged first.
+    fn owner(&self, call: &Call<'_>, shows_writes: bool) -> Result<(Self, bool), StoreError> {
+        let timeout = self.timeout();
+        let known = self.known_owner();
+        if known.is_none() || shows_writes {
+            let mut lease = call.lease(timeout)?;
+            if !lease.has_ephemeral() {
+                return Err(call.unsupported());
+            }
+            call.acknowledge_on(&mut lease)?;
+        }
+        let opened = match known {
+            Some(_) => None,
+            None => {
+                let deadline = call.deadline(at_least_an_answer(timeout));
+                Some(self.clone_by(deadline)?)
+            }
+        };
+        let (owner, was_lost) = {
+            let owner = self.handle.owner.lock();
+            let mut owner = owner.unwrap_or_else(PoisonError::into_inner);
+            // One that another thread has opened meanwhile is as good.
+            let store = owner.store.take().or(known).or(opened);
+            owner.store = store.as_ref().map(Self::share);
+            (store, !shows_writes && mem::take(&mut owner.was_lost))
+        };
+        let Some(owner) = owner else {
+            return Err(call.unsupported());
+        };
+        owner.set_timeout(timeout);
+        // It may have been closed meanwhile.
+        if let Err(error) = self.check_not_closed() {
+            owner.close();
+            return Err(error);
+        }
+        Ok((owner.with_cancel(&self.cancel), was_lost))
+    }
+
+    /// The owner, if there is one.
+    pub(super) fn known_owner(&self) -> Option<Self> {
+        let owner = self.handle.owner.lock();
+        let owner = owner.unwrap_or_else(PoisonError::into_inner);
+        owner.store.as_ref().map(Self::share)
+    }
+
+    /// The same handle.
+    fn share(&self) -> Self {
+        self.with_cancel(&self.cancel)
+    }
+
+    /// A call without an answer has cost the owner its connection, and thus its keys. (After the loss of the connection
+    /// all calls fail.)
+    fn forget_owner(&self, lost: &Self, error: &StoreError) {
+        let is_connected = !error.has_unknown_outcome();
+        if is_connected || matches!(error, StoreError::ConnectionLost { .. }) {
+            return;
+        }
+        lost.close();
+        let owner = self.handle.owner.lock();
+        let mut owner = owner.unwrap_or_else(PoisonError::into_inner);
+        let is_it = |store: &mut Self| Arc::ptr_eq(&store.handle, &lost.handle);
+        if owner.store.take_if(is_it).is_some() {
+            owner.was_lost = true;
+        }
+    }
+}

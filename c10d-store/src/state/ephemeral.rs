@@ -1,0 +1,272 @@
+//! Keys that end with the connection that set them, or when it is silent (docs/wire-extensions.md, EPHEMERAL).
+
+use std::mem;
+use std::sync::Arc;
+use std::time::Duration;
+
+use indexmap::IndexSet;
+
+use super::StoreState;
+use super::key_hash::KeyHash;
+use super::owners::{KeptClient, OWNED_KEYS_MAX, OwnerId, Ownership, silence_max};
+use crate::journal::batch::BatchWriter;
+use crate::message::{ConnId, Payload, Replies, Reply};
+use crate::moment::Moment;
+use crate::session::SessionId;
+
+/// There is no connection that a reply could go to.
+struct Nobody;
+
+impl Replies for Nobody {
+    fn reply(&mut self, _conn: ConnId, _reply: Reply<'_>) {}
+}
+
+impl StoreState {
+    /// The connection is this client of a session that the journal keeps.
+    pub(crate) fn name_client(&mut self, conn: ConnId, client: KeptClient) {
+        self.owners.claim(conn, Some(client));
+    }
+
+    /// A client of a session that the journal keeps is opened. If it was an owner before the server was restarted, it is
+    /// one again.
+    pub(crate) fn adopt(&mut self, conn: ConnId, client: KeptClient) {
+        let Some(id) = self.owners.by_client.get(&client).copied() else {
+            return;
+        };
+        if let Some(owner) = self.owners.owners.get_mut(&id) {
+            owner.conn = Some(conn);
+            owner.heard = self.now;
+            self.owners.by_conn.insert(conn, id);
+            self.owners.watch(id, self.now);
+        }
+    }
+
+    /// docs/wire-extensions.md, EPHEMERAL 1.
+    pub(super) fn set_ephemeral(
+        &mut self,
+        conn: ConnId,
+        key: &[u8],
+        value: &[u8],
+        will: (&[u8], &[u8]),
+        replies: &mut impl Replies,
+    ) {
+        let owner = self.owners.of(conn);
+        let is_owned = match self.slots.get(key) {
+            Some(slot) if slot.stored.is_some() => {
+                let of_key = slot.ownership.as_ref().map(|it| it.owner);
+                if of_key.is_none() || of_key != owner {
+                    self.reply(replies, conn, Reply::NotOwned);
+                    self.reply_value(conn, key, replies);
+                    return;
+                }
+                true
+            }
+            _ => false,
+        };
+        let id = self.owners.claim(conn, None);
+        let owner = &self.owners.owners[&id];
+        if !is_owned && owner.keys.len() >= OWNED_KEYS_MAX {
+            self.reply(replies, conn, Reply::TooManyOwned);
+            return;
+        }
+        let client = owner.client;
+        self.work += super::work_of(value) + super::work_of(will.1);
+        let waiters = self
+            .slots
+            .write(key, Payload::Borrowed(value), self.writer());
+        let name = self
+            .slots
+            .own(key, Ownership::new(id, client, will.0, will.1));
+        self.owners.add_key(id, name);
+        self.owners.watch(id, self.now);
+        self.wake_for_value(waiters, replies);
+        self.reply(replies, conn, Reply::Owned);
+    }
+
+    /// docs/wire-extensions.md, EPHEMERAL 5.
+    pub(super) fn keep_alive(
+        &mut self,
+        conn: ConnId,
+        silence_max: Option<Duration>,
+        replies: &mut impl Replies,
+    ) {
+        let known = self.owners.of(conn);
+        if known.is_none() && silence_max.is_none() {
+            self.reply(replies, conn, Reply::KeptAlive(true));
+            return;
+        }
+        let id = self.owners.claim(conn, None);
+        let Some(owner) = self.owners.owners.get_mut(&id) else {
+            return;
+        };
+        let changes = owner.silence_max != silence_max || owner.has_been_silent;
+        owner.silence_max = silence_max;
+        owner.heard = self.now;
+        let was_silent = mem::take(&mut owner.has_been_silent);
+        self.owners.watch(id, self.now);
+        if was_silent && let Some(recorder) = &mut self.slots.recorder {
+            // It says that keys have ended.
+            recorder.look_at_all();
+        }
+        if changes {
+            self.record_silence(id);
+        }
+        self.reply(replies, conn, Reply::KeptAlive(!was_silent));
+    }
+
+    /// When [`end_silent`](Self::end_silent) has something to do.
+    pub(crate) fn next_silence(&self) -> Option<Moment> {
+        self.owners.checks.first().map(|(at, _)| *at)
+    }
+
+    /// Ends the keys of owners that were silent for too long.
+    pub(crate) fn end_silent(&mut self, replies: &mut impl Replies) {
+        while let Some(id) = self.owners.next_check(self.now) {
+            let conn = self.owners.owners.get(&id).and_then(|owner| owner.conn);
+            let last = conn.and_then(|conn| self.directory.last_request(conn));
+            let (connection, last) = last.unwrap_or_default();
+            if self.owners.is_silent(id, last, self.now)
+                && let Some(owner) = self.owners.owners.get_mut(&id)
+            {
+                owner.has_been_silent = true;
+                let keys = mem::take(&mut owner.keys);
+                self.look_at_all();
+                self.requester = connection;
+                self.end_keys(keys, replies);
+                self.record_silence(id);
+            }
+        }
+    }
+
+    /// A connection has ended, and so do its keys. [`look_at_all`](Self::look_at_all) has been called.
+    pub(super) fn end_owner(&mut self, conn: ConnId, replies: &mut impl Replies) {
+        if let Some(id) = self.owners.of(conn) {
+            let keys = self.owners.remove(id);
+            self.end_keys(keys, replies);
+        }
+    }
+
+    /// A client that has not come back after the server was restarted has ended.
+    pub(crate) fn end_client(&mut self, client: KeptClient, replies: &mut impl Replies) {
+        if let Some(id) = self.owners.by_client.get(&client).copied() {
+            self.end_absent(id, replies);
+        }
+    }
+
+    /// A session that the journal keeps has ended, and so have its clients that have not come back.
+    pub(crate) fn end_clients_of(&mut self, session: SessionId, replies: &mut impl Replies) {
+        let of_session = |(client, id): (&KeptClient, &OwnerId)| {
+            (client.session == session).then_some((client.number, *id))
+        };
+        let clients = self.owners.by_client.iter();
+        let mut owners: Vec<_> = clients.filter_map(of_session).collect();
+        owners.sort_unstable();
+        for (_, id) in owners {
+            self.end_absent(id, replies);
+        }
+    }
+
+    /// The owners of a recovered journal that ended with the server end. Effects are recorded already.
+    pub(crate) fn end_recovered(&mut self) {
+        if let Some(id) = self.owners.ended.take() {
+            self.end_absent(id, &mut Nobody);
+        }
+        for id in self.owners.by_client.values().copied().collect::<Vec<_>>() {
+            if self.owners.owners[&id].is_idle() {
+                self.owners.remove(id);
+            } else {
+                self.owners.watch(id, self.now);
+            }
+        }
+    }
+
+    /// Carries out `Effect::Own`. `false` if the key has no value.
+    pub(super) fn recover_ownership(
+        &mut self,
+        key: &[u8],
+        client: Option<KeptClient>,
+        will: (&[u8], &[u8]),
+    ) -> bool {
+        let slot = self.slots.get(key);
+        let Some(slot) = slot.filter(|slot| slot.stored.is_some()) else {
+            return false;
+        };
+        if let Some(before) = slot.ownership.as_ref().map(|it| it.owner) {
+            self.owners.remove_key(before, key);
+        }
+        let id = self.owners.recovered(client);
+        let name = self
+            .slots
+            .own(key, Ownership::new(id, client, will.0, will.1));
+        self.owners.add_key(id, name);
+        true
+    }
+
+    /// Carries out `Effect::Silence`.
+    pub(super) fn recover_silence(&mut self, client: KeptClient, millis: u32, was_silent: bool) {
+        let id = self.owners.recovered(Some(client));
+        if let Some(owner) = self.owners.owners.get_mut(&id) {
+            owner.silence_max = silence_max(millis);
+            owner.has_been_silent = was_silent;
+        }
+    }
+
+    /// A client has ended, which does not do anything any more. Its keys end by other effects.
+    pub(super) fn recover_end(&mut self, ended: impl Fn(&KeptClient) -> bool) {
+        for owner in self.owners.owners.values_mut() {
+            if owner.client.as_ref().is_some_and(&ended) {
+                owner.silence_max = None;
+                owner.has_been_silent = false;
+            }
+        }
+    }
+
+    /// What of owners is not in the slots, for a snapshot of the journal.
+    pub(super) fn write_silences(&self, writer: &mut BatchWriter) {
+        for owner in self.owners.owners.values() {
+            if let Some(client) = &owner.client {
+                writer.push(owner.silence_of(client));
+            }
+        }
+    }
+
+    fn end_absent(&mut self, id: OwnerId, replies: &mut impl Replies) {
+        self.look_at_all();
+        self.requester = crate::snapshot::ConnectionId::default();
+        let keys = self.owners.remove(id);
+        self.end_keys(keys, replies);
+    }
+
+    fn record_silence(&mut self, id: OwnerId) {
+        if let Some(owner) = self.owners.owners.get(&id)
+            && let Some(recorder) = &mut self.slots.recorder
+            && let Some(client) = owner.client
+        {
+            recorder.record(client.session.as_bytes(), owner.silence_of(&client));
+        }
+    }
+
+    /// Deletes keys, whose owner has ended, then writes their wills, then wakes: no request comes between.
+    fn end_keys(&mut self, keys: IndexSet<Arc<[u8]>, KeyHash>, replies: &mut impl Replies) {
+        let mut wills = Vec::new();
+        for key in keys {
+            self.work += 1;
+            let deleted = self.slots.delete(&key);
+            if let Some(ownership) = deleted.and_then(|deleted| deleted.ownership)
+                && !ownership.will_key.is_empty()
+            {
+                wills.push(ownership);
+            }
+        }
+        let writer = self.writer();
+        for will in &wills {
+            let value = Payload::Borrowed(&will.will_value);
+            self.work += super::work_of(&will.will_value);
+            self.slots.write(&will.will_key, value, writer);
+        }
+        for will in &wills {
+            let waiters = self.slots.get(&will.will_key).and_then(|it| it.waiters);
+            self.wake_for_value(waiters, replies);
+        }
+    }
+}

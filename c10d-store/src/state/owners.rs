@@ -1,0 +1,311 @@
+//! The owners of keys that end with them (docs/wire-extensions.md, EPHEMERAL), with the keys of each, and when it must be
+//! heard of. A slot knows the owner of its key and the will.
+//!
+//! A client of a session that the journal keeps is an owner beyond the end of the server. Any other owner of a journal
+//! ended with the server.
+
+use std::collections::{BTreeSet, HashMap};
+use std::mem;
+use std::sync::Arc;
+use std::time::Duration;
+
+use indexmap::IndexSet;
+
+use super::conn_hash::ConnHash;
+use super::key_hash::KeyHash;
+use crate::journal::batch::Effect;
+use crate::message::ConnId;
+use crate::moment::Moment;
+use crate::session::SessionId;
+
+/// The most keys of an owner: its end is one step.
+pub(super) const OWNED_KEYS_MAX: usize = 1024;
+
+/// How long an owner that seems silent has for a request that has arrived already: the server may have been busy, or
+/// stopped.
+const SUSPICION: Duration = Duration::from_millis(100);
+
+/// An owner of keys. Never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(super) struct OwnerId(u64);
+
+/// A client of a session that the journal keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct KeptClient {
+    pub(crate) session: SessionId,
+    pub(crate) number: u32,
+}
+
+/// Of a slot: its key ends with the owner.
+#[derive(Debug)]
+pub(super) struct Ownership {
+    pub(super) owner: OwnerId,
+    pub(super) client: Option<KeptClient>,
+    /// Empty for none.
+    pub(super) will_key: Box<[u8]>,
+    pub(super) will_value: Box<[u8]>,
+}
+
+impl Ownership {
+    pub(super) fn new(
+        owner: OwnerId,
+        client: Option<KeptClient>,
+        will_key: &[u8],
+        will_value: &[u8],
+    ) -> Self {
+        Self {
+            owner,
+            client,
+            will_key: will_key.into(),
+            will_value: will_value.into(),
+        }
+    }
+
+    pub(super) const fn will_bytes(&self) -> usize {
+        self.will_key.len() + self.will_value.len()
+    }
+
+    /// As the journal keeps it.
+    pub(super) fn effect<'a>(&'a self, key: &'a [u8]) -> Effect<'a> {
+        let client = self.client.as_ref();
+        Effect::Own {
+            key,
+            session: client.map_or(&[], |client| client.session.as_bytes()),
+            client: client.map_or(0, |client| client.number),
+            will_key: &self.will_key,
+            will_value: &self.will_value,
+        }
+    }
+}
+
+/// An owner, and its keys.
+#[derive(Debug, Default)]
+pub(super) struct Owner {
+    /// `None` until a client of a kept session is here again.
+    pub(super) conn: Option<ConnId>,
+    pub(super) client: Option<KeptClient>,
+    pub(super) keys: IndexSet<Arc<[u8]>, KeyHash>,
+    /// The longest silence; `None` for any.
+    pub(super) silence_max: Option<Duration>,
+    /// When that was said, or the client came back.
+    pub(super) heard: Moment,
+    /// Its keys have ended by silence since its last KEEP_ALIVE.
+    pub(super) has_been_silent: bool,
+    /// When it is looked at.
+    check: Option<Moment>,
+    /// The last request at that time, if it seemed silent.
+    suspected: Option<Moment>,
+}
+
+impl Owner {
+    /// Whether it owns nothing, and nothing is known of it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.keys.is_empty() && self.silence_max.is_none() && !self.has_been_silent
+    }
+
+    /// What the journal keeps of its silence.
+    pub(super) fn silence_of<'a>(&self, client: &'a KeptClient) -> Effect<'a> {
+        let millis = self.silence_max.map_or(0, |it| it.as_millis());
+        Effect::Silence {
+            session: client.session.as_bytes(),
+            client: client.number,
+            // It came as one.
+            millis: u32::try_from(millis).unwrap_or(u32::MAX),
+            was_silent: self.has_been_silent,
+        }
+    }
+}
+
+/// The longest silence; 0 is any.
+pub(super) fn silence_max(millis: u32) -> Option<Duration> {
+    (millis > 0).then(|| Duration::from_millis(u64::from(millis)))
+}
+
+/// The owners of keys, and those that have asked for the end of their keys after a silence.
+#[derive(Debug, Default)]
+pub(super) struct Owners {
+    pub(super) owners: HashMap<OwnerId, Owner>,
+    last: u64,
+    pub(super) by_conn: HashMap<ConnId, OwnerId, ConnHash>,
+    pub(super) by_client: HashMap<KeptClient, OwnerId>,
+    pub(super) checks: BTreeSet<(Moment, OwnerId)>,
+    /// The owner of a recovered journal's keys whose owners ended with the server.
+    pub(super) ended: Option<OwnerId>,
+}
+
+impl Owners {
+    /// The owner that a connection is; `None` if it never was one.
+    pub(super) fn of(&self, conn: ConnId) -> Option<OwnerId> {
+        if self.by_conn.is_empty() {
+            return None;
+        }
+        self.by_conn.get(&conn).copied()
+    }
+
+    fn insert(&mut self, owner: Owner) -> OwnerId {
+        self.last += 1;
+        let id = OwnerId(self.last);
+        if let Some(conn) = owner.conn {
+            self.by_conn.insert(conn, id);
+        }
+        if let Some(client) = owner.client {
+            self.by_client.insert(client, id);
+        }
+        self.owners.insert(id, owner);
+        id
+    }
+
+    /// The owner that a connection is from now on.
+    pub(super) fn claim(&mut self, conn: ConnId, client: Option<KeptClient>) -> OwnerId {
+        self.of(conn).unwrap_or_else(|| {
+            self.insert(Owner {
+                conn: Some(conn),
+                client,
+                ..Owner::default()
+            })
+        })
+    }
+
+    /// The owner in a journal; without a client, that of all keys whose owners have ended.
+    pub(super) fn recovered(&mut self, client: Option<KeptClient>) -> OwnerId {
+        let known = match &client {
+            Some(client) => self.by_client.get(client).copied(),
+            None => self.ended,
+        };
+        let id = known.unwrap_or_else(|| {
+            self.insert(Owner {
+                client,
+                ..Owner::default()
+            })
+        });
+        if client.is_none() {
+            self.ended = Some(id);
+        }
+        id
+    }
+
+    pub(super) fn add_key(&mut self, id: OwnerId, key: Arc<[u8]>) {
+        if let Some(owner) = self.owners.get_mut(&id) {
+            owner.keys.insert(key);
+        }
+    }
+
+    /// A key no longer has its owner.
+    pub(super) fn remove_key(&mut self, id: OwnerId, key: &[u8]) {
+        if let Some(owner) = self.owners.get_mut(&id) {
+            owner.keys.swap_remove(key);
+        }
+    }
+
+    /// Removes an owner. Returns its keys.
+    pub(super) fn remove(&mut self, id: OwnerId) -> IndexSet<Arc<[u8]>, KeyHash> {
+        self.set_check(id, None);
+        let Some(owner) = self.owners.remove(&id) else {
+            return IndexSet::default();
+        };
+        if let Some(conn) = owner.conn {
+            self.by_conn.remove(&conn);
+        }
+        if let Some(client) = owner.client {
+            self.by_client.remove(&client);
+        }
+        if self.owners.is_empty() {
+            *self = Self {
+                last: self.last,
+                ..Self::default()
+            };
+        }
+        owner.keys
+    }
+
+    fn set_check(&mut self, id: OwnerId, at: Option<Moment>) {
+        let Some(owner) = self.owners.get_mut(&id) else {
+            return;
+        };
+        if let Some(before) = mem::replace(&mut owner.check, at) {
+            self.checks.remove(&(before, id));
+        }
+        if let Some(at) = at {
+            self.checks.insert((at, id));
+        }
+    }
+
+    /// Has an owner looked at in time, if its silence matters.
+    pub(super) fn watch(&mut self, id: OwnerId, now: Moment) {
+        let Some(owner) = self.owners.get(&id) else {
+            return;
+        };
+        let by = match owner.silence_max {
+            Some(silence_max) if !owner.keys.is_empty() => Some(now + silence_max),
+            _ => None,
+        };
+        // One that is too early asks again then.
+        if by.is_none() || owner.check.is_none_or(|at| by.is_some_and(|by| by < at)) {
+            self.set_check(id, by);
+        }
+    }
+
+    /// An owner that may be silent, with its connection and since when it is known to be one.
+    pub(super) fn next_check(&mut self, now: Moment) -> Option<OwnerId> {
+        let (at, id) = *self.checks.first()?;
+        if at > now {
+            return None;
+        }
+        self.set_check(id, None);
+        Some(id)
+    }
+
+    /// Decides about an owner whose last request came at this time. Returns whether it is silent.
+    pub(super) fn is_silent(&mut self, id: OwnerId, last: Moment, now: Moment) -> bool {
+        let Some(owner) = self.owners.get_mut(&id) else {
+            return false;
+        };
+        let Some(silence_max) = owner.silence_max else {
+            return false;
+        };
+        let last = last.max(owner.heard);
+        let end = last + silence_max;
+        if end <= now && owner.suspected == Some(last) {
+            owner.suspected = None;
+            return true;
+        }
+        let next = if end <= now {
+            owner.suspected = Some(last);
+            now + SUSPICION
+        } else {
+            owner.suspected = None;
+            end
+        };
+        self.set_check(id, Some(next));
+        false
+    }
+
+    /// Panics if an invariant is violated, which is a bug in this module. Returns the number of keys.
+    #[cfg(any(test, debug_assertions))]
+    pub(super) fn check_invariants(
+        &self,
+        mut owner_of: impl FnMut(&[u8]) -> Option<OwnerId>,
+    ) -> usize {
+        let mut keys = 0;
+        let mut checks = 0;
+        for (id, owner) in &self.owners {
+            for key in &owner.keys {
+                assert_eq!(owner_of(key), Some(*id), "a key knows its owner");
+            }
+            keys += owner.keys.len();
+            checks += usize::from(owner.check.is_some());
+            assert!(
+                owner
+                    .check
+                    .is_none_or(|at| self.checks.contains(&(at, *id)))
+            );
+            assert!(
+                owner
+                    .conn
+                    .is_none_or(|conn| self.by_conn.get(&conn) == Some(id))
+            );
+        }
+        assert_eq!(checks, self.checks.len(), "no check is of no owner");
+        keys
+    }
+}
