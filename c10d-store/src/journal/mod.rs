@@ -9,10 +9,12 @@
 pub(crate) mod batch;
 pub(crate) mod contents;
 mod error;
+mod source;
 
 use std::fmt;
 
 pub use error::{DamagedBatch, JournalError};
+pub use source::{JournalFailed, JournalSource, OpenJournal};
 
 /// An engine that keeps batches of effects, each under its position: 1, 2, 3, ...
 ///

@@ -160,7 +160,11 @@ impl EventLoop {
             if let Err(error) = self.release_durable() {
                 log::error!("the store server stops, as it can keep nothing more: {error}");
                 // The only failure.
-                let _ = self.counts.journal_failure.set(error);
+                let error = self.counts.journal_failure.get_or_init(|| error);
+                let source = self.options.journal.as_ref();
+                if let Some(notify) = source.and_then(|source| source.on_failure.as_ref()) {
+                    notify(error);
+                }
                 return;
             }
             self.handle_events(&events);

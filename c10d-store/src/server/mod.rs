@@ -118,15 +118,9 @@ impl TcpStoreServer {
         }
         let tls = credentials.map(|credentials| credentials.server(Protocol::Store));
         let tls = tls.transpose()?;
-        let journal = match options.take_journal() {
-            None => None,
-            Some(None) => {
-                return Err(server_error(io::Error::other(
-                    "another server has taken the journal of these options",
-                )));
-            }
-            Some(Some(journal)) => Some(OpenJournal::recover(journal)?),
-        };
+        let journal = options.journal.as_ref();
+        let journal = journal.map(|source| OpenJournal::recover((source.open)()?));
+        let journal = journal.transpose()?;
         Self::start(listeners, options, tls, journal).map_err(server_error)
     }
 

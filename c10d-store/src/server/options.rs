@@ -1,11 +1,10 @@
 //! Limits and timeouts of a server.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use c10d_socket::Credentials;
 
-use crate::journal::Journal;
+use crate::journal::JournalSource;
 use crate::limits::WireLimits;
 
 /// Limits and timeouts of a [`TcpStoreServer`](super::TcpStoreServer). The defaults are far above what
@@ -32,11 +31,8 @@ pub struct ServerOptions {
     session_timeout: Duration,
     pub(crate) credentials: Option<Credentials>,
     pub(super) plain_from_same_user: bool,
-    journal: Option<SharedJournal>,
+    pub(super) journal: Option<JournalSource>,
 }
-
-/// A journal until a server takes it; `None` from then on. Options are cloned, a journal is not.
-type SharedJournal = Arc<Mutex<Option<Box<dyn Journal>>>>;
 
 impl Default for ServerOptions {
     fn default() -> Self {
@@ -151,19 +147,12 @@ impl ServerOptions {
     }
 
     /// The server's store is the one that this journal has kept, and survives the server: see [`journal`](crate::journal).
-    /// For one server: another one with a clone of these options is refused.
+    /// An open journal is for one server: another one with a clone of these options is refused. A [`JournalSource`] opens
+    /// it when the server listens.
     #[must_use]
-    pub fn with_journal(mut self, journal: impl Journal + 'static) -> Self {
-        let journal: Box<dyn Journal> = Box::new(journal);
-        self.journal = Some(Arc::new(Mutex::new(Some(journal))));
+    pub fn with_journal(mut self, journal: impl Into<JournalSource>) -> Self {
+        self.journal = Some(journal.into());
         self
-    }
-
-    /// The journal, for a server. `Some(None)` if another server has it.
-    pub(super) fn take_journal(&self) -> Option<Option<Box<dyn Journal>>> {
-        let journal = self.journal.as_ref()?;
-        let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(journal.take())
     }
 
     /// Sets [`world_size`](Self::world_size).

@@ -1,0 +1,61 @@
+//! Where a server gets its journal once it listens, and who learns that it failed.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Journal, JournalError};
+
+/// Opens a journal. It may block as long as reading one does.
+pub type OpenJournal = dyn Fn() -> Result<Box<dyn Journal>, JournalError> + Send + Sync;
+
+/// Learns why a server has stopped by itself.
+pub type JournalFailed = dyn Fn(&JournalError) + Send + Sync;
+
+/// Opens the journal of a server that listens. An open [`Journal`] is a source, too, for one server.
+///
+/// Launchers do not know beforehand which of them serves: those that do not leave the journal alone.
+#[derive(Clone)]
+pub struct JournalSource {
+    /// Called for each server.
+    pub open: Arc<OpenJournal>,
+    /// Called on the server's thread when its journal has failed, before it closes its connections. It must not block.
+    pub on_failure: Option<Arc<JournalFailed>>,
+}
+
+impl<J: Journal + 'static> From<J> for JournalSource {
+    fn from(journal: J) -> Self {
+        let place = journal.place();
+        let journal = Mutex::new(Some(journal));
+        let open = move || {
+            let journal = journal
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            let journal = journal.ok_or_else(|| JournalError::Engine {
+                operation: "open",
+                place: place.clone(),
+                source: "another server has taken the journal of these options".into(),
+            })?;
+            Ok(Box::new(journal) as Box<dyn Journal>)
+        };
+        Self {
+            open: Arc::new(open),
+            on_failure: None,
+        }
+    }
+}
+
+/// Sources that open alike are equal.
+impl PartialEq for JournalSource {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.open, &other.open)
+    }
+}
+
+impl Eq for JournalSource {}
+
+impl fmt::Debug for JournalSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JournalSource").finish_non_exhaustive()
+    }
+}
