@@ -14,6 +14,7 @@ use c10d_store::{
 };
 
 use crate::shell::handler::{BootstrapInfo, RendezvousInfo};
+use crate::shell::workers_keys::{is_kept, state_key};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
 use crate::values::server_hook::ServerHook;
@@ -83,6 +84,8 @@ pub(crate) struct Bootstrap {
     /// The server of this node, started when it is first needed.
     own: Option<Arc<TcpStore>>,
     protection: Protection,
+    /// The rendezvous' store, if it is also the workers'.
+    shared: Option<HostPort>,
     /// The address in the last round that had one.
     master: Option<HostPort>,
     /// The node with rank 0 of the last round; `None` if that round had no address.
@@ -207,9 +210,11 @@ impl Round<'_> {
 }
 
 impl Bootstrap {
-    pub(crate) fn new(protection: Protection) -> Self {
+    /// `shared` is the address of the rendezvous' store, if it is to be the workers' too.
+    pub(crate) fn new(protection: Protection, shared: Option<HostPort>) -> Self {
         Self {
             protection,
+            shared,
             ..Self::default()
         }
     }
@@ -242,7 +247,8 @@ impl Bootstrap {
         self.first = Some(round.first.clone());
         let own = self.own.as_ref().filter(|it| own(it, round) == master);
         let info = BootstrapInfo::new(master, true, true)
-            .with_credentials(self.protection.of_clients().cloned());
+            .with_credentials(self.protection.of_clients().cloned())
+            .with_state_key(state_key(round.run_id));
         Ok(match own {
             Some(own) => info.with_served_here(own),
             None => info,
@@ -268,9 +274,12 @@ impl Bootstrap {
         Ok(BootstrapInfo::new(master, false, false))
     }
 
-    /// Rank 0's choice: the previous address if its server still answers, because members may have cached
+    /// Rank 0's choice: the rendezvous' store, if it is shared; or else the previous address if its server still answers, because members may have cached
     /// it; otherwise our own.
     fn choose(&mut self, round: &Round<'_>) -> Result<HostPort, RendezvousError> {
+        if let Some(shared) = &self.shared {
+            return Ok(shared.clone());
+        }
         let before = match &self.master {
             None if round.number > 0 => round.published_earlier()?,
             master => master.clone(),
@@ -296,7 +305,10 @@ impl Bootstrap {
         let options = client_options(self.protection.of_clients(), SERVE_TIMEOUT)
             .with_master(true)
             .with_multi_tenant(true)
-            .with_server_options(server_options(self.protection.of_server()))
+            .with_server_options(protected(
+                ServerOptions::default(),
+                self.protection.of_server(),
+            ))
             .with_listen_on(ListenOn::Host);
         let store =
             TcpStore::open(round.own_host, 0, options).map_err(|error| round.failed(error))?;
@@ -339,7 +351,8 @@ impl Bootstrap {
     }
 }
 
-/// Removes all keys of the workers' store, which would mislead workers after a restart.
+/// Removes the workers' keys from their store, which would mislead workers after a restart: all keys, but for those of
+/// the rendezvous in its own store.
 ///
 /// Does nothing if the store also holds other data. Call it when all workers of the last round have ended
 /// and none of the next can have started: before this node takes part in the exchange of ranks. A failure
@@ -357,10 +370,17 @@ pub fn clear_workers_store(bootstrap: &BootstrapInfo) {
             None => Arc::new(open(&bootstrap.master, credentials, PROBE_TIMEOUT)?),
         };
         let keys = store.list_keys()?;
-        for key in &keys {
+        let is_shared = bootstrap
+            .state_key
+            .as_ref()
+            .is_some_and(|state| keys.contains(state));
+        let old = keys.iter().filter(|key| !is_shared || !is_kept(key));
+        let mut count = 0;
+        for key in old {
             store.delete_key(key)?;
+            count += 1;
         }
-        Ok(keys.len())
+        Ok(count)
     };
     match cleared() {
         Ok(0) => {}
@@ -388,10 +408,12 @@ fn own(store: &TcpStore, round: &Round<'_>) -> HostPort {
     HostPort::new(round.own_host, store.port())
 }
 
-/// The options of the workers' server. With credentials, it serves only clients that have them, and processes of its
+/// Options of a server for workers. With credentials, it serves only clients that have them, and processes of its
 /// own user on its own machine.
-pub(crate) fn server_options(credentials: Option<&Credentials>) -> ServerOptions {
-    let options = ServerOptions::default();
+pub(crate) fn protected(
+    options: ServerOptions,
+    credentials: Option<&Credentials>,
+) -> ServerOptions {
     match credentials {
         Some(credentials) => options
             .with_credentials(credentials.clone())

@@ -4,15 +4,18 @@ use std::sync::Arc;
 
 use crate::shell::c10d_backend::{C10D_BACKEND, C10dBackend};
 use crate::shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
-use crate::shell::open_store::open_store;
+use crate::shell::open_store::{OpenStore, open_store};
 use crate::shell::registry::{RendezvousCreator, RendezvousRegistry};
 use crate::shell::static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
+use crate::shell::workers_claim::claim;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
+use crate::values::parameters_error::ParametersError;
 use crate::values::settings::RendezvousSettings;
 
 /// The settings that a `c10d` rendezvous reads: all of PyTorch's, `share_store`
-/// ([`DynamicRendezvousOptions::with_shared_store`]) and `spare_wait` ([`RendezvousSettings::with_spare_wait`]).
+/// ([`DynamicRendezvousOptions::with_shared_store`]), `spare_wait` ([`RendezvousSettings::with_spare_wait`]) and
+/// `workers_store` ([`RendezvousParameters::shares_store`]).
 pub const C10D_SETTINGS: &[&str] = &[
     "store_type",
     "read_timeout",
@@ -26,6 +29,7 @@ pub const C10D_SETTINGS: &[&str] = &[
     "cas_backoff_max_seconds",
     "share_store",
     "spare_wait",
+    "workers_store",
     // The launcher always sets it; only the static rendezvous reads it.
     "timeout",
 ];
@@ -46,10 +50,26 @@ pub fn create_c10d(
     for key in parameters.unknown_keys(C10D_SETTINGS) {
         log::warn!("ignoring the unknown rendezvous setting {key:?}");
     }
-    let (store, hosted, workers_host) = open_store(parameters, &settings)?;
+    let is_shared = parameters.shares_store()?;
+    let has_agent_store = parameters.get_as_bool("share_store")?.unwrap_or(true);
+    let OpenStore {
+        store,
+        address,
+        hosted,
+        workers_host,
+    } = open_store(parameters, &settings)?;
+    let address = address.filter(|_| is_shared);
     let backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
-    let shares_store = parameters.get_as_bool("share_store")?.unwrap_or(true);
-    let mut options = DynamicRendezvousOptions::new().with_shared_store(shares_store);
+    let mut options = DynamicRendezvousOptions::new().with_shared_store(has_agent_store);
+    let needs_relays = settings.max_nodes > 1 || hosted.is_none();
+    if let Some(address) = &address {
+        if parameters.credentials().is_some() && !parameters.has_relays() && needs_relays {
+            let nodes = settings.max_nodes;
+            return Err(ParametersError::SecretForWorkers { nodes }.into());
+        }
+        claim(&store, &settings.run_id, hosted.is_some())?;
+        options = options.with_workers_at(address.clone());
+    }
     if let Some(hook) = parameters.server_hook() {
         if let Some(server) = hosted.as_ref().and_then(|store| store.server()) {
             hook.call(server);
@@ -62,10 +82,10 @@ pub fn create_c10d(
         options = options.with_workers_host(host);
     }
     if let Some(credentials) = parameters.credentials() {
-        if settings.max_nodes == 1 {
-            options = options.with_own_user_only(credentials.clone());
-        } else if parameters.has_relays() {
+        if parameters.has_relays() && (settings.max_nodes > 1 || address.is_some()) {
             options = options.with_workers_credentials(credentials.clone());
+        } else if settings.max_nodes == 1 {
+            options = options.with_own_user_only(credentials.clone());
         } else {
             log::warn!(
                 "the secret protects the rendezvous, not the workers' store, which is open to everyone that reaches \

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use c10d_socket::Deadline;
+use c10d_socket::{Deadline, HostPort};
 use c10d_store::{Credentials, Store, StoreError, StoreExt, TcpStore};
 
 use crate::engine::Engine;
@@ -97,6 +97,7 @@ pub struct DynamicRendezvousOptions {
     shares_store: bool,
     server_hook: Option<ServerHook>,
     protection: Protection,
+    workers_at: Option<HostPort>,
 }
 
 impl Default for DynamicRendezvousOptions {
@@ -115,6 +116,7 @@ impl DynamicRendezvousOptions {
             shares_store: true,
             server_hook: None,
             protection: Protection::Open,
+            workers_at: None,
         }
     }
 
@@ -155,6 +157,12 @@ impl DynamicRendezvousOptions {
     #[must_use]
     pub fn with_workers_credentials(mut self, credentials: Credentials) -> Self {
         self.protection = Protection::Job(credentials);
+        self
+    }
+
+    /// If this node has rank 0, the workers use the rendezvous' store, at this address.
+    pub(crate) fn with_workers_at(mut self, address: HostPort) -> Self {
+        self.workers_at = Some(address);
         self
     }
 
@@ -225,7 +233,10 @@ impl DynamicRendezvous {
             backend,
             store,
             settings,
-            bootstrap: Mutex::new(Bootstrap::new(options.protection.clone())),
+            bootstrap: Mutex::new(Bootstrap::new(
+                options.protection.clone(),
+                options.workers_at.clone(),
+            )),
             options,
             node,
             shared,

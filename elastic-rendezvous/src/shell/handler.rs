@@ -241,11 +241,14 @@ pub struct BootstrapInfo {
     pub master: HostPort,
     /// Whether an agent already serves the store; otherwise the worker with rank 0 will.
     pub is_agent_store: bool,
-    /// Whether the store holds only data of workers, so that it can be emptied before they restart.
+    /// Whether the store holds only data of workers and of the rendezvous, so that the workers' can be removed before
+    /// they restart.
     pub is_workers_own: bool,
     /// What clients of the store must have, unless they are processes of its user on its machine; `None` for a store
     /// without protection.
     pub credentials: Option<Credentials>,
+    /// The key of the rendezvous' state, by which its store is told from one of the workers' own.
+    pub(crate) state_key: Option<String>,
     pub(crate) served_here: ServedHere,
 }
 
@@ -277,6 +280,7 @@ impl BootstrapInfo {
             is_agent_store,
             is_workers_own,
             credentials: None,
+            state_key: None,
             served_here: ServedHere::default(),
         }
     }
@@ -284,6 +288,11 @@ impl BootstrapInfo {
     /// This process serves the store, so it needs no connection of its own.
     pub(crate) fn with_served_here(mut self, store: &Arc<TcpStore>) -> Self {
         self.served_here = ServedHere(Arc::downgrade(store));
+        self
+    }
+
+    pub(crate) fn with_state_key(mut self, key: String) -> Self {
+        self.state_key = Some(key);
         self
     }
 

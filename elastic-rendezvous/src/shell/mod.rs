@@ -21,4 +21,6 @@ mod shared;
 pub(crate) mod static_rendezvous;
 mod stored_state;
 pub mod this_host;
+mod workers_claim;
+mod workers_keys;
 pub(crate) mod write_lease;

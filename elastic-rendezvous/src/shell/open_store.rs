@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, Deadline, DialStage, HostPort, is_loopback_name, resolve_local};
 use c10d_store::{FileStore, Store, StoreError, StoreHandle, TcpStore, TcpStoreOptions};
 
+use crate::shell::bootstrap::protected;
 use crate::shell::this_host::{self, SystemResolver, is_this_host};
 use crate::values::endpoint::Endpoint;
 use crate::values::error::RendezvousError;
@@ -33,9 +34,17 @@ const CONNECT_LOG_INTERVAL: Duration = Duration::from_secs(30);
 /// How many random names of 64 bits are tried for a temporary file.
 const TEMPORARY_NAMES_TRIED: usize = 16;
 
-/// The store; the same if this process serves it; and the host under which other nodes reach this one, unless
-/// that is its own name.
-pub(crate) type OpenStore = (Arc<dyn Store>, Option<Arc<TcpStore>>, Option<String>);
+/// The store of a rendezvous.
+#[derive(Debug)]
+pub(crate) struct OpenStore {
+    pub(crate) store: Arc<dyn Store>,
+    /// Where all nodes reach it; `None` for a file.
+    pub(crate) address: Option<HostPort>,
+    /// The same store, if this process serves it.
+    pub(crate) hosted: Option<Arc<TcpStore>>,
+    /// The host under which other nodes reach this one, unless that is its own name.
+    pub(crate) workers_host: Option<String>,
+}
 
 /// Opens or serves the store that `parameters` name. Blocks for at most the join timeout and some seconds of name lookups.
 pub(crate) fn open_store(
@@ -49,7 +58,12 @@ pub(crate) fn open_store(
             if parameters.credentials().is_some() {
                 log::warn!("a secret does not protect a store in a file: its permissions do");
             }
-            Ok((open_file(parameters)?, None, None))
+            Ok(OpenStore {
+                store: open_file(parameters)?,
+                address: None,
+                hosted: None,
+                workers_host: None,
+            })
         }
         _ => Err(RendezvousError::Parameters(ParametersError::Setting {
             key: "store_type".to_owned(),
@@ -120,11 +134,12 @@ fn open_tcp(
     let store = match is_given {
         Some(true) => serve(parameters, &target, host_patience),
         None if is_host => serve(parameters, &target, host_patience).or_else(|error| {
-            log::debug!("cannot serve the rendezvous store, connecting to it instead: {error}");
             let mode = match &error {
+                StoreError::Journal(_) => return Err(error),
                 StoreError::Listen(error) if error.is_address_in_use() => Mode::ConnectOrServe,
                 _ => Mode::Connect,
             };
+            log::debug!("cannot serve the rendezvous store, connecting to it instead: {error}");
             connect(parameters, &target, host_patience, mode)
         }),
         _ => connect(parameters, &target, settings.join_timeout, Mode::Connect),
@@ -139,8 +154,12 @@ fn open_tcp(
         other_host(&target, lookup())
     };
     let store = Arc::new(store);
-    let hosted = store.server().is_some().then(|| Arc::clone(&store));
-    Ok((store, hosted, workers_host))
+    Ok(OpenStore {
+        address: Some(HostPort::new(target.host(), store.port())),
+        hosted: store.server().is_some().then(|| Arc::clone(&store)),
+        store,
+        workers_host,
+    })
 }
 
 /// The options of a client, with the credentials.
@@ -157,9 +176,14 @@ fn serve(
     target: &HostPort,
     timeout: Duration,
 ) -> Result<TcpStore, StoreError> {
+    let mut server_options = parameters.server_options();
+    if parameters.shares_store().unwrap_or(false) {
+        server_options = protected(server_options, parameters.credentials());
+    }
     let options = client_options(parameters)
         .with_master(true)
         .with_multi_tenant(true)
+        .with_server_options(server_options)
         .with_timeout(timeout);
     let store = TcpStore::open(target.host(), target.port(), options)?;
     log::debug!(
@@ -208,6 +232,7 @@ fn connect(
                 if mode == Mode::ConnectOrServe {
                     match serve(parameters, target, left - slice) {
                         Ok(store) => return Ok(store),
+                        Err(error @ StoreError::Journal(_)) => return Err(error),
                         Err(error) => serving = format!("; nor can this node serve it: {error}"),
                     }
                 }

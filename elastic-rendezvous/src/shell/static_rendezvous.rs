@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline, HostPort, sleep};
 use c10d_store::{
-    Credentials, ErrorContext, Operation, PrefixStore, Store, StoreError, StoreExt, StoreHandle,
-    TcpStore, TcpStoreOptions,
+    Credentials, ErrorContext, Operation, PrefixStore, ServerOptions, Store, StoreError, StoreExt,
+    StoreHandle, TcpStore, TcpStoreOptions,
 };
 
-use crate::shell::bootstrap::server_options;
+use crate::shell::bootstrap::protected;
 use crate::shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
@@ -72,6 +72,7 @@ pub struct StaticRendezvous {
     timeout: Duration,
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
+    server_options: ServerOptions,
     store: Mutex<Option<Arc<TcpStore>>>,
     /// Of this and all later joins.
     cancel: Cancel,
@@ -129,6 +130,7 @@ struct Meeting {
     timeout: Duration,
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
+    server_options: ServerOptions,
     cancel: Cancel,
     named: BTreeMap<usize, NodeId>,
     /// The rank whose name is asked next.
@@ -151,12 +153,12 @@ impl Meeting {
     fn meet(&mut self) -> Result<Option<TcpStore>, StoreError> {
         let mut options = TcpStoreOptions::default();
         if let Some(credentials) = &self.credentials {
-            options = options
-                .with_credentials(credentials.clone())
-                // The workers use the same store.
-                .with_server_options(server_options(Some(credentials)));
+            options = options.with_credentials(credentials.clone());
         }
+        // The workers use the same store.
+        let server_options = protected(self.server_options.clone(), self.credentials.as_ref());
         let options = options
+            .with_server_options(server_options)
             .with_master(self.rank == 0)
             .with_multi_tenant(true)
             .with_timeout(self.timeout)
@@ -274,6 +276,7 @@ impl StaticRendezvous {
             timeout: parameters.get_as_duration("timeout", TIMEOUT)?,
             server_hook: parameters.server_hook().cloned(),
             credentials: parameters.credentials().cloned(),
+            server_options: parameters.server_options(),
             store: Mutex::default(),
             cancel: Cancel::new(),
             listeners: Mutex::default(),
@@ -305,6 +308,7 @@ impl StaticRendezvous {
             timeout: self.timeout,
             server_hook: self.server_hook.clone(),
             credentials: self.credentials.clone(),
+            server_options: self.server_options.clone(),
             cancel: self.cancel.clone(),
             named: BTreeMap::new(),
             next_name: 0,

@@ -147,6 +147,20 @@ pub enum RendezvousError {
         value: String,
     },
 
+    /// The workers are to use the rendezvous' store, which those of another job use.
+    #[error(
+        "the workers of run {run_id:?} cannot use the {store}: those of run \"{owner}\" do, which has not ended; give each \
+         job a store of its own, or use --workers-store agent"
+    )]
+    WorkersOfAnotherJob {
+        /// The job's name, the same on all nodes.
+        run_id: String,
+        /// The label of the store.
+        store: String,
+        /// The name of the other job.
+        owner: String,
+    },
+
     /// A parameter or setting is invalid.
     #[error(transparent)]
     Parameters(#[from] ParametersError),

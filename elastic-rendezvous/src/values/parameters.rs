@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use c10d_socket::Cancel;
-use c10d_store::Credentials;
+use c10d_store::journal::JournalSource;
+use c10d_store::{Credentials, ServerOptions};
 
 use crate::values::parameters_error::ParametersError;
 use crate::values::server_hook::ServerHook;
@@ -40,6 +41,7 @@ pub struct RendezvousParameters {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     has_relays: bool,
+    journal: Option<JournalSource>,
     cancel: Cancel,
 }
 
@@ -73,6 +75,7 @@ impl RendezvousParameters {
             server_hook: None,
             credentials: None,
             has_relays: false,
+            journal: None,
             cancel: Cancel::NEVER,
         })
     }
@@ -96,6 +99,55 @@ impl RendezvousParameters {
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);
         self
+    }
+
+    /// The journal of the rendezvous' store, opened if this process serves it: the store survives the process. Default:
+    /// none.
+    #[must_use]
+    pub fn with_journal(mut self, journal: JournalSource) -> Self {
+        self.journal = Some(journal);
+        self
+    }
+
+    /// The journal of the rendezvous' store, if this process serves it.
+    #[must_use]
+    pub const fn journal(&self) -> Option<&JournalSource> {
+        self.journal.as_ref()
+    }
+
+    /// Whether the setting `workers_store` is `rendezvous`, instead of `agent`, the default: if this node has rank 0, the
+    /// workers use the store of the rendezvous, which has no other use then than this job. Otherwise the node with rank 0
+    /// serves another one.
+    ///
+    /// # Errors
+    /// [`ParametersError::Setting`] for any other text, or if the store is a file or `share_store` is off.
+    pub fn shares_store(&self) -> Result<bool, ParametersError> {
+        let is_shared = self.read("workers_store", "rendezvous or agent", |text| match text {
+            "rendezvous" => Some(true),
+            "agent" => Some(false),
+            _ => None,
+        })?;
+        let is_shared = is_shared.unwrap_or(false);
+        let is_file = self
+            .get("store_type")
+            .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("file"));
+        if is_shared && (is_file || self.get_as_bool("share_store")? == Some(false)) {
+            return Err(ParametersError::Setting {
+                key: "workers_store".to_owned(),
+                value: "rendezvous".to_owned(),
+                expected: "agent, which store_type=file and share_store=0 need",
+            });
+        }
+        Ok(is_shared)
+    }
+
+    /// The options of a server of the rendezvous' store.
+    pub(crate) fn server_options(&self) -> ServerOptions {
+        let options = ServerOptions::default();
+        match &self.journal {
+            Some(journal) => options.with_journal(journal.clone()),
+            None => options,
+        }
     }
 
     /// Ends the opening of the rendezvous' store. Default [`Cancel::NEVER`].

@@ -68,10 +68,11 @@ pub enum ParametersError {
         endpoint: String,
     },
 
-    /// A static rendezvous of several nodes with a secret, without relays: its store is the workers' store too.
+    /// The rendezvous' store is the workers' store too and has a secret, without relays.
     #[error(
-        "a static rendezvous of {nodes} nodes cannot have a secret without a relay on each node: its store is also \
-         that of the workers, and PyTorch's clients cannot use one; use relays (--relay) or the c10d backend"
+        "a rendezvous of {nodes} nodes whose store is also that of the workers cannot have a secret without a relay on \
+         each node, as PyTorch's clients cannot use one; use relays (--relay), or the c10d backend with \
+         --workers-store agent"
     )]
     SecretForWorkers {
         /// The number of nodes.

@@ -1,0 +1,34 @@
+//! Which keys are the workers', where they use the rendezvous' store. Pure.
+
+/// Ours: the run id of the job whose workers use the store.
+pub(crate) const OWNER_KEY: &str = "c10d/workers_of";
+
+const RENDEZVOUS_PREFIX: &str = "torch.rendezvous.";
+
+/// The key of the state of a rendezvous.
+pub(crate) fn state_key(run_id: &str) -> String {
+    format!("{RENDEZVOUS_PREFIX}{run_id}")
+}
+
+/// Whether a key stays when those of the workers are removed.
+pub(crate) fn is_kept(key: &str) -> bool {
+    key.starts_with(RENDEZVOUS_PREFIX) || key == OWNER_KEY
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_every_rendezvous_are_kept() {
+        for (key, kept) in [
+            ("torch.rendezvous.job", true),
+            ("torch.rendezvous.other.3/MASTER_ADDR", true),
+            ("c10d/workers_of", true),
+            ("default_pg/0//cpu//0/1", false),
+            ("", false),
+        ] {
+            assert_eq!(is_kept(key), kept, "{key}");
+        }
+    }
+}
