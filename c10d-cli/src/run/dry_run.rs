@@ -81,6 +81,12 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
         let modules = preload.modules().join(",");
         lines.add("preload", format!("{modules}{how}"), None);
     }
+    if let Some(directory) = &plan.store_dir {
+        lines.add("store dir", directory.display().to_string(), None);
+    }
+    if parameters.shares_store().unwrap_or(false) {
+        lines.add("workers' store", "that of the rendezvous", None);
+    }
     if parameters.has_relays() {
         lines.add("relay", "yes", None);
     }
@@ -132,6 +138,8 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "health_check": agent.health_check().map(|it| it.command().to_string_lossy()),
         "restart_rules": restart_rules(plan).into_iter().map(|(name, rule)| (name.replace(' ', "_"), rule.into()))
             .collect::<serde_json::Map<String, Value>>(),
+        "store_dir": plan.store_dir,
+        "workers_store": if parameters.shares_store().unwrap_or(false) { "rendezvous" } else { "agent" },
         "relay": parameters.has_relays(),
         "environment": environment(plan).into_iter().map(|(name, value)| (name.to_owned(), value.into()))
             .collect::<serde_json::Map<String, Value>>(),

@@ -41,4 +41,5 @@ Exit codes:
   1    workers failed or could not start, the rendezvous failed, or a signal stopped the workers
   2    invalid options: nothing was started
   3    a system call failed that concerns neither workers nor rendezvous
+  5    the directory of --store-dir is in use, damaged, or cannot be read or written
   128+N  signal N arrived before workers were started";

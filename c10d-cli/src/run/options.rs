@@ -16,6 +16,7 @@ mod restarts;
 mod script;
 mod security;
 mod stopping;
+mod stores;
 mod values;
 
 use std::collections::BTreeMap;
@@ -57,6 +58,9 @@ const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 pub(crate) struct RunOptions {
     #[command(flatten)]
     nodes: nodes::NodeArgs,
+
+    #[command(flatten)]
+    stores: stores::StoreArgs,
 
     #[command(flatten)]
     how: script::ScriptArgs,
@@ -104,6 +108,8 @@ pub(crate) struct RunPlan {
     pub(crate) origins: Vec<Origin>,
     /// The rank of this node, if it is known before the nodes meet.
     pub(crate) node_rank: Option<usize>,
+    /// Where the rendezvous' store is kept, if this node serves it.
+    pub(crate) store_dir: Option<PathBuf>,
     /// Variables that workers get in addition to this command's own environment.
     pub(crate) environment: Vec<(&'static str, String)>,
     /// The time between SIGTERM and SIGKILL, if it is limited.
@@ -182,7 +188,8 @@ impl RunOptions {
         if let Some(template) = self.output.line_prefix_template(surroundings)? {
             agent = agent.with_line_prefix_template(template);
         }
-        let mut rendezvous = chosen.parameters.with_relays(self.security.relay);
+        let rendezvous = self.stores.apply(chosen.parameters, &mut warnings)?;
+        let mut rendezvous = rendezvous.with_relays(self.security.relay);
         if let Some(credentials) = &surroundings.credentials {
             rendezvous = rendezvous.with_credentials(credentials.clone());
         }
@@ -202,6 +209,7 @@ impl RunOptions {
             scheduler: found.map(|found| found.scheduler),
             origins,
             node_rank: chosen.node_rank,
+            store_dir: self.stores.directory()?,
             environment,
             grace_period: limits.grace.map(|(grace, _)| grace),
             dry_run: self.nodes.dry_run,

@@ -22,6 +22,8 @@ mod run_health_port;
 mod run_options;
 mod run_restarts;
 mod run_spares;
+#[cfg(feature = "journal")]
+mod run_store_dir;
 #[cfg(target_os = "linux")]
 mod run_terminal;
 mod secret;

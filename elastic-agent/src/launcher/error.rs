@@ -2,6 +2,8 @@
 
 use std::io;
 
+use c10d_store::StoreError;
+use c10d_store::journal::JournalError;
 use elastic_rendezvous::RendezvousError;
 
 use crate::round::AgentError;
@@ -17,6 +19,11 @@ pub enum LauncherError {
     /// The program, the script or the directory for logs cannot be used on this node. It has not joined the others.
     #[error("{0}")]
     NotReady(String),
+
+    /// The journal of the store that this launcher serves cannot be opened, or has failed. No worker is running, and
+    /// nothing is lost that the store has confirmed.
+    #[error("{0}")]
+    Journal(String),
 
     /// The rendezvous cannot be opened. No worker has started.
     #[error(transparent)]
@@ -55,8 +62,34 @@ impl LauncherError {
             RendezvousError::Parameters(_) | RendezvousError::UnknownBackend { .. } => {
                 Self::Invalid(error.to_string())
             }
-            error => Self::Rendezvous(error),
+            error => match journal_error(&error) {
+                Some(error) => Self::Journal(error.to_string()),
+                None => Self::Rendezvous(error),
+            },
         }
+    }
+
+    /// An error of the agent.
+    pub(super) fn of_agent(source: AgentError, hint: Option<String>) -> Self {
+        if let AgentError::Rendezvous(error) = &source
+            && let Some(error) = journal_error(error)
+        {
+            return Self::Journal(error.to_string());
+        }
+        Self::Agent {
+            source: Box::new(source),
+            hint,
+        }
+    }
+}
+
+fn journal_error(error: &RendezvousError) -> Option<&JournalError> {
+    match error {
+        RendezvousError::Connection { source, .. } => match &**source {
+            StoreError::Journal(error) => Some(error),
+            _ => None,
+        },
+        _ => None,
     }
 }
 

@@ -88,6 +88,7 @@ struct Making<'l> {
 /// The features of one job.
 pub(super) struct Features {
     all: Vec<Box<dyn Feature>>,
+    hosted: Arc<Hosted>,
     /// What the agent has with them.
     pub(super) agent: AgentOptions,
     /// What the rendezvous has with them.
@@ -99,7 +100,10 @@ impl Features {
     /// The first feature that cannot be made.
     pub(super) fn make(options: &LauncherOptions) -> Result<Self, LauncherError> {
         let hosted = hosted(options);
-        let rendezvous = options.rendezvous.clone().with_server_hook(hosted.hook());
+        let mut rendezvous = options.rendezvous.clone().with_server_hook(hosted.hook());
+        if let Some(journal) = options.rendezvous.journal() {
+            rendezvous = rendezvous.with_journal(hosted.watched(journal));
+        }
         let mut making = Making {
             options,
             agent: options.agent.clone(),
@@ -116,6 +120,7 @@ impl Features {
         }
         Ok(Self {
             all,
+            hosted: making.hosted,
             agent: making.agent,
             rendezvous,
         })
@@ -138,6 +143,12 @@ impl Features {
             }
             feature.watch(&agent.handle());
         }
+        self.hosted.end_with_journal(agent.handle());
+    }
+
+    /// Why a store that this process serves can keep nothing more.
+    pub(super) fn journal_failure(&self) -> Option<String> {
+        self.hosted.journal_failure()
     }
 
     pub(super) fn workers_ended(&mut self, end: &mut JobEnd) {
@@ -395,6 +406,7 @@ mod tests {
                 Box::new(Probe("first", Arc::clone(&noted))),
                 Box::new(Probe("second", Arc::clone(&noted))),
             ],
+            hosted: Hosted::new(None, None, None),
             agent: agent.clone(),
             rendezvous: parameters,
         };

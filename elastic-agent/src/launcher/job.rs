@@ -43,15 +43,29 @@ fn run_agent(
         stuck_max: stop.stuck_max(),
     };
     features.workers_ended(&mut end);
-    let hint = ending::conclude(options, &agent, &handler, &end);
-    features.job_ended(&end);
+    let ended_well = matches!(
+        end.result,
+        Ok(AgentOutcome::Succeeded | AgentOutcome::NotNeeded)
+    );
+    let failure = features.journal_failure().filter(|_| !ended_well);
+    let result = match failure {
+        Some(error) => {
+            let error = LauncherError::Journal(error);
+            ending::leave_reason(options, &error);
+            features.job_ended(&end);
+            Err(error)
+        }
+        None => {
+            let hint = ending::conclude(options, &agent, &handler, &end);
+            features.job_ended(&end);
+            end.result
+                .map_err(|source| LauncherError::of_agent(source, hint))
+        }
+    };
     Ok(LauncherReport {
         why: end.why,
         log_directory: agent.log_directory(),
-        ..LauncherReport::of(end.result.map_err(|source| LauncherError::Agent {
-            source: Box::new(source),
-            hint,
-        }))
+        ..LauncherReport::of(result)
     })
 }
 

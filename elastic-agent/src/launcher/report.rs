@@ -55,7 +55,8 @@ impl LauncherReport {
     }
 
     /// An exit code for this process: 0 if the workers succeeded or were not needed, 128 and the number of the signal if
-    /// one came before workers were started, 2 for options that cannot be used, 3 for a refusal of the system, and else 1.
+    /// one came before workers were started, 2 for options that cannot be used, 3 for a refusal of the system, 5 for a
+    /// failure of the store's journal, and else 1.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match &self.result {
@@ -66,6 +67,7 @@ impl LauncherReport {
             }) => u8::try_from(*signal).map_or(1, |signal| signal.saturating_add(128)),
             Err(LauncherError::Invalid(_)) => 2,
             Err(LauncherError::System { .. }) => 3,
+            Err(LauncherError::Journal(_)) => 5,
             _ => 1,
         }
     }

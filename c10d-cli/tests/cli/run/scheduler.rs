@@ -96,6 +96,8 @@ fn a_dry_run_prints_the_plan_as_json() {
         "health_check": null,
         "restart_rules": {},
         "preload": [],
+        "store_dir": null,
+        "workers_store": "agent",
         "relay": false,
         "environment": {
             "LOCAL_WORLD_SIZE": "2",

@@ -1,16 +1,19 @@
 //! The store servers that this process hosts: observed, with a status page on their port and a limit of their memory.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
 use std::time::Duration;
 
 use c10d_inspect::http::{
     Counter, EventKind, Gauge, LauncherMetrics, StatusOptions, StatusServer, StatusSource,
 };
 use c10d_inspect::{ExplainOptions, Report, explain};
+use c10d_store::journal::{JournalError, JournalSource};
 use c10d_store::{Counters, Snapshot, SnapshotError, StoreObserver, TcpStoreServer};
 use elastic_rendezvous::ServerHook;
+use signal_hook::consts::SIGTERM;
 
+use crate::agent::AgentHandle;
 use crate::launcher::announce::Flusher;
 
 /// How long an answer waits for a look at this node's own workers.
@@ -28,6 +31,17 @@ pub(in crate::launcher) struct Hosted {
     servers: Mutex<Vec<HostedServer>>,
     /// Announces this node's workers, once it runs.
     announcements: Arc<OnceLock<Flusher>>,
+    journal: Journal,
+}
+
+/// What follows when a server's journal fails.
+#[derive(Debug)]
+struct Journal {
+    /// Why it failed.
+    failure: OnceLock<String>,
+    /// The agent that it stops, once there is one.
+    agent: OnceLock<AgentHandle>,
+    stop: Once,
 }
 
 /// One server.
@@ -107,6 +121,11 @@ impl Hosted {
             memory_max,
             servers: Mutex::default(),
             announcements: Arc::default(),
+            journal: Journal {
+                failure: OnceLock::new(),
+                agent: OnceLock::new(),
+                stop: Once::new(),
+            },
         })
     }
 
@@ -124,6 +143,42 @@ impl Hosted {
                 hosted.observe(server);
             }
         })
+    }
+
+    /// A journal whose failure stops the agent.
+    pub(in crate::launcher) fn watched(self: &Arc<Self>, journal: &JournalSource) -> JournalSource {
+        let hosted = Arc::downgrade(self);
+        let on_failure = move |error: &JournalError| {
+            if let Some(hosted) = hosted.upgrade() {
+                let text = format!("the store that this launcher serves has ended: {error}");
+                // It fails once.
+                let _ = hosted.journal.failure.set(text);
+                hosted.stop_if_failed();
+            }
+        };
+        JournalSource {
+            open: Arc::clone(&journal.open),
+            on_failure: Some(Arc::new(on_failure)),
+        }
+    }
+
+    /// From now on the failure of a server's journal stops this agent, also one that has happened.
+    pub(in crate::launcher) fn end_with_journal(&self, agent: AgentHandle) {
+        // There is one agent.
+        let _ = self.journal.agent.set(agent);
+        self.stop_if_failed();
+    }
+
+    /// Why a server that this process hosts can keep nothing more; `None` if all can.
+    pub(in crate::launcher) fn journal_failure(&self) -> Option<String> {
+        self.journal.failure.get().cloned()
+    }
+
+    fn stop_if_failed(&self) {
+        if let (Some(_), Some(agent)) = (self.journal.failure.get(), self.journal.agent.get()) {
+            // A second signal would kill the workers at once.
+            self.journal.stop.call_once(|| agent.stop(SIGTERM));
+        }
     }
 
     /// The password of the pages of this job's servers, on other nodes too.

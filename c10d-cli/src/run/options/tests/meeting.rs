@@ -154,3 +154,50 @@ fn the_precedence_of_members_over_spares_is_a_setting_of_the_rendezvous() {
         ["--spare-wait is \"1s\", which has no effect: the static backend has no spares"]
     );
 }
+
+#[test]
+fn a_store_that_is_kept_is_the_workers_too() {
+    let shared = "1:1 c10d \"localhost:0\" random timeout=900,workers_store=rendezvous";
+    let own = "1:1 c10d \"localhost:0\" random timeout=900";
+    for (line, variables, expected) in [
+        ("--workers-store=rendezvous s.py", &[][..], shared),
+        ("s.py", &[("PET_WORKERS_STORE", "rendezvous")], shared),
+        #[cfg(feature = "journal")]
+        ("--store-dir=d s.py", &[], shared),
+        #[cfg(feature = "journal")]
+        ("s.py", &[("PET_STORE_DIR", "d")], shared),
+        ("s.py", &[("PET_STORE_DIR", "")], own),
+        #[cfg(feature = "journal")]
+        (
+            "--store-dir=d --workers-store=agent s.py",
+            &[],
+            "1:1 c10d \"localhost:0\" random timeout=900,workers_store=agent",
+        ),
+        #[cfg(feature = "journal")]
+        (
+            "--store-dir=d s.py",
+            &[("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")],
+            "1:1 c10d \"localhost:0\" random share_store=0,timeout=900",
+        ),
+    ] {
+        assert_eq!(rendezvous(line, variables), expected, "{line}");
+    }
+    let line = "--nnodes=2 --rdzv-endpoint=a:1 --workers-store=agent s.py";
+    let warnings = plan(line, &[]).warnings;
+    let why = "the workers use the store of a static rendezvous";
+    assert!(warnings.iter().any(|it| it.contains(why)), "{warnings:?}");
+}
+
+#[cfg(feature = "journal")]
+#[test]
+fn a_directory_has_the_store_of_the_rendezvous() {
+    let kept = |line| {
+        let plan = plan(line, &[]);
+        (
+            plan.store_dir,
+            plan.launcher.rendezvous().journal().is_some(),
+        )
+    };
+    assert_eq!(kept("--store-dir=d s.py"), (Some("d".into()), true));
+    assert_eq!(kept("s.py"), (None, false));
+}

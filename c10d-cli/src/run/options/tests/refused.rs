@@ -84,6 +84,14 @@ fn an_invalid_value_is_named_with_its_option() {
             "--store-memory-max=8GB s.py",
             "--store-memory-max is \"8GB\", which is not a number of bytes, as in 8GiB",
         ),
+        (
+            "--workers-store=worker s.py",
+            "--workers-store is \"worker\", which is not agent or rendezvous",
+        ),
+        (
+            "--workers-store=rendezvous --rdzv-conf=share_store=0 s.py",
+            "--workers-store: the rendezvous setting workers_store is \"rendezvous\", which is not agent, ",
+        ),
         ("--start-method=x s.py", "--start-method is \"x\""),
         (
             "-m --no-python x",

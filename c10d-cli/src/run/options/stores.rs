@@ -1,0 +1,112 @@
+//! The options about the stores of the job: where they are kept, and which one the workers use.
+
+use std::path::PathBuf;
+#[cfg(feature = "journal")]
+use std::sync::Arc;
+
+#[cfg(feature = "journal")]
+use c10d_journal::SqliteJournal;
+#[cfg(feature = "journal")]
+use c10d_store::journal::JournalSource;
+use clap::Args;
+use elastic_rendezvous::{RendezvousParameters, STATIC_BACKEND};
+
+use super::error::{Refusal, UsageError};
+use super::given::{Parsed, Read};
+#[cfg(feature = "journal")]
+use super::values::path;
+use crate::run::headings::NODES;
+
+/// The setting of the rendezvous that chooses the workers' store.
+const WORKERS_STORE: &str = "workers_store";
+const RENDEZVOUS: &str = "rendezvous";
+const AGENT: &str = "agent";
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = NODES)]
+pub(super) struct StoreArgs {
+    /// Keeps the store of the rendezvous, if this node serves it, in this directory: a launcher that is killed and started
+    /// again continues with it. Made if it is missing. Give it to all nodes: it implies --workers-store rendezvous.
+    #[cfg(feature = "journal")]
+    #[arg(hide_short_help = true, long, value_name = "DIR", default_value = "", value_parser = Read(path))]
+    store_dir: Parsed<Option<PathBuf>>,
+
+    /// The store that the workers use: one that the agent with rank 0 serves (agent), or that of the rendezvous, which
+    /// then has no other use than this job. All nodes need the same. [default: agent, or rendezvous with --store-dir]
+    #[arg(hide_short_help = true, long, value_name = "agent|rendezvous", value_parser = Read(workers_store))]
+    workers_store: Option<Parsed<&'static str>>,
+}
+
+impl StoreArgs {
+    /// The directory in which the rendezvous' store is kept; `None` for none.
+    #[cfg(feature = "journal")]
+    pub(super) fn directory(&self) -> Result<Option<PathBuf>, UsageError> {
+        self.store_dir.value()
+    }
+
+    #[cfg(not(feature = "journal"))]
+    #[expect(clippy::unnecessary_wraps, reason = "as with the feature")]
+    #[expect(clippy::unused_self, reason = "the same")]
+    pub(super) fn directory(&self) -> Result<Option<PathBuf>, UsageError> {
+        Ok(None)
+    }
+
+    /// The rendezvous with these stores.
+    pub(super) fn apply(
+        &self,
+        parameters: RendezvousParameters,
+        warnings: &mut Vec<String>,
+    ) -> Result<RendezvousParameters, UsageError> {
+        let directory = self.directory()?;
+        let parameters = match (&self.workers_store, &directory) {
+            (Some(option), _) if parameters.backend() == STATIC_BACKEND => {
+                let why = "the workers use the store of a static rendezvous";
+                warnings.push(option.given.has_no_effect(why));
+                parameters
+            }
+            (Some(option), _) => {
+                let chosen = with_workers_store(&parameters, option.value()?);
+                let checked = chosen.shares_store();
+                checked.map_err(|error| option.given.refused(Refusal::because(error)))?;
+                chosen
+            }
+            (None, Some(_))
+                if parameters.backend() != STATIC_BACKEND
+                    && parameters.get(WORKERS_STORE).is_none() =>
+            {
+                let implied = with_workers_store(&parameters, RENDEZVOUS);
+                if implied.shares_store().is_ok() {
+                    implied
+                } else {
+                    parameters
+                }
+            }
+            _ => parameters,
+        };
+        Ok(match directory {
+            #[cfg(feature = "journal")]
+            Some(directory) => {
+                let open = move || Ok(Box::new(SqliteJournal::open(&directory)?) as _);
+                parameters.with_journal(JournalSource {
+                    open: Arc::new(open),
+                    on_failure: None,
+                })
+            }
+            _ => parameters,
+        })
+    }
+}
+
+fn with_workers_store(parameters: &RendezvousParameters, choice: &str) -> RendezvousParameters {
+    let mut config = parameters.config().clone();
+    config.insert(WORKERS_STORE.to_owned(), choice.to_owned());
+    parameters.clone().with_config(config)
+}
+
+fn workers_store(text: &str) -> Result<&'static str, Refusal> {
+    match text.trim() {
+        RENDEZVOUS => Ok(RENDEZVOUS),
+        AGENT => Ok(AGENT),
+        _ => Err(Refusal::IsNot("agent or rendezvous")),
+    }
+}

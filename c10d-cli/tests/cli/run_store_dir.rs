@@ -1,0 +1,165 @@
+//! `c10d run --store-dir` and `--workers-store`: stores that outlive their launcher.
+
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::process::{Running, Server, command, free_port, prepared, run, until};
+
+/// Nodes of two that meet at this port, with one worker each.
+fn node(port: u16, options: &[&str], script: &str) -> Command {
+    let endpoint = format!("--rdzv-endpoint=127.0.0.1:{port}");
+    let own = [
+        "run",
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=job",
+        "--local-addr=127.0.0.1",
+        &endpoint,
+    ];
+    let worker = ["--no-python", "sh", "-c", script];
+    let mut command = command(own.iter().chain(options).chain(&worker));
+    command.env("C10D", env!("CARGO_BIN_EXE_c10d"));
+    command
+}
+
+fn in_directory(directory: &Path) -> String {
+    format!("--store-dir={}", directory.display())
+}
+
+fn store(port: u16, words: &[&str]) -> crate::process::Ended {
+    let connect = format!("--connect=127.0.0.1:{port}");
+    run(["store"].iter().chain(words).chain(&[connect.as_str()]))
+}
+
+/// Sets a key and waits until it is killed.
+const STAY: &str = "$C10D store set rank-$RANK here; echo started; exec sleep 1000";
+
+#[test]
+fn a_launcher_that_is_killed_continues_with_its_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let (directory, port) = (in_directory(folder.path()), free_port());
+    let options = ["--rdzv-conf=is_host=1", &directory];
+    let host = Running::start(node(port, &options, STAY));
+    let other = Running::start(node(port, &["--rdzv-conf=is_host=0", &directory], STAY));
+    let has_keys = || {
+        ["rank-0", "rank-1"]
+            .iter()
+            .all(|key| store(port, &["get", key, "--timeout=0s"]).code == Some(0))
+    };
+    until("both workers run", has_keys);
+
+    // Neither its port nor another one is a way into the directory.
+    let second = node(free_port(), &options, STAY);
+    let ended = Running::start(second).end();
+    assert_eq!(ended.code, Some(5), "{ended:?}");
+    let owner = format!("is in use by process {} on ", host.id());
+    assert!(ended.stderr.contains(&owner), "{ended:?}");
+
+    host.signal(Signal::KILL);
+    host.end();
+    let exported = run(["store", "export", folder.path().to_str().unwrap()]);
+    assert!(exported.stdout_text().contains("/rank-1"), "{exported:?}");
+    let host = Running::start(node(port, &options, STAY));
+    // The round of the killed node lasts until it counts as lost, and with it the keys of its workers.
+    until("the store is served again", || {
+        store(port, &["get", "rank-1", "--timeout=0s"]).code == Some(0)
+    });
+    assert!(has_keys());
+    drop((host, other));
+}
+
+#[test]
+fn a_job_whose_journal_fails_ends_with_code_5() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = in_directory(folder.path());
+    let launcher = command([
+        "run",
+        "--standalone",
+        &directory,
+        "--no-python",
+        "sh",
+        "-c",
+        "while $C10D store add sum 1 > /dev/null; do :; done; exec sleep 1000",
+    ]);
+    let mut limited = Command::new("sh");
+    limited
+        .args(["-c", "trap '' XFSZ; ulimit -f 400; exec \"$0\" \"$@\""])
+        .arg(launcher.get_program())
+        .args(launcher.get_args())
+        .env("C10D", env!("CARGO_BIN_EXE_c10d"));
+    let ended = Running::start(prepared(limited)).end();
+    assert_eq!(ended.code, Some(5), "{ended:?}");
+    let why = "the store that this launcher serves has ended: cannot append to the journal";
+    assert!(ended.stderr.contains(why), "{ended:?}");
+    let exported = run(["store", "export", folder.path().to_str().unwrap()]);
+    let lines = exported.stdout_text().lines();
+    let mut lines = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let sum = lines.find(|line| line["key"].as_str().is_some_and(|key| key.ends_with("sum")));
+    let sum: u64 = sum.expect("the sum")["value"]
+        .as_str()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert!(sum > 10, "{sum}");
+}
+
+/// The rendezvous' own keys stay when those of an earlier round's workers are removed.
+#[test]
+fn workers_use_an_external_store_for_each_round_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start();
+    let port = server.address.port();
+    let script = "
+        set -e
+        test $MASTER_PORT = $STORE_PORT
+        if mkdir $FOLDER/$RANK; then
+            $C10D store set old-$RANK 1
+            $C10D store wait old-0 old-1 --timeout 60s
+            exit 3
+        fi
+        ! $C10D store get old-$RANK --timeout 0s
+        $C10D store set new-$RANK 1
+        $C10D store wait new-0 new-1 --timeout 60s";
+    let options = [
+        "--rdzv-conf=is_host=0",
+        "--workers-store=rendezvous",
+        "--max-restarts=3",
+    ];
+    let start = || {
+        let mut node = node(port, &options, script);
+        node.env("STORE_PORT", port.to_string());
+        node.env("FOLDER", folder.path());
+        Running::start(node)
+    };
+    let nodes = [start(), start()];
+    for node in nodes {
+        let ended = node.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    let keys = server.store(&["keys"]);
+    assert!(
+        keys.stdout_text().contains("torch.rendezvous.job\n"),
+        "{keys:?}"
+    );
+
+    // The job has ended, so that another one may use the store; while it runs, a third may not.
+    let other = |id| {
+        let mut options = options.to_vec();
+        options.extend(["--nnodes=1", id]);
+        node(port, &options, "$C10D store set second 1; exec sleep 1000")
+    };
+    let second = Running::start(other("--rdzv-id=second"));
+    until("the second job runs", || {
+        store(port, &["get", "second", "--timeout=0s"]).code == Some(0)
+    });
+    let ended = Running::start(other("--rdzv-id=third")).end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(
+        ended.stderr.contains("those of run \"second\" do"),
+        "{ended:?}"
+    );
+    drop(second);
+}
