@@ -133,6 +133,21 @@ impl Job {
         self.start_script(Kind::C10d, mode, options, arguments, variables)
     }
 
+    /// Starts `c10d run` with workers that run this script of `python/`.
+    ///
+    /// # Panics
+    /// When the launcher cannot be started.
+    #[must_use]
+    pub fn start_ranks<O: AsRef<OsStr>>(
+        &self,
+        name: &str,
+        script_name: &str,
+        options: impl IntoIterator<Item = O>,
+    ) -> Launcher {
+        let arguments = vec![script(script_name).into_os_string()];
+        self.start_script(Kind::C10d, name, options, arguments, &[])
+    }
+
     /// `arguments` are the script and its arguments.
     fn start_script<O: AsRef<OsStr>>(
         &self,

@@ -1,22 +1,20 @@
 //! PyTorch ranks behind relays, whose store is killed and started again with its directory.
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use c10d_relay::{Deadline, HostPort, Relay, RelayOptions};
 use c10d_store::{Secret, StoreExt, TcpStore, TcpStoreOptions};
-use integration_tests::launcher::c10d;
+use integration_tests::eventually::eventually;
+use integration_tests::launcher::{Job, Launcher, c10d};
 use integration_tests::process::ChildProcess;
-use integration_tests::torch;
 use integration_tests::watchdog::Watchdog;
 
 const LIMIT: Duration = Duration::from_secs(400);
 const NODES: usize = 4;
 const RANKS_PER_NODE: usize = 2;
-const WORLD_SIZE: usize = NODES * RANKS_PER_NODE;
 const KILLS: usize = 20;
 
 /// Longer than Python starts and a group forms on a busy machine.
@@ -38,12 +36,24 @@ fn serve(folder: &Path, secret: &Path, port: u16) -> (ChildProcess, SocketAddr) 
     (server, address)
 }
 
-fn start_rank(rank: usize, relay: &Relay) -> ChildProcess {
-    let port = relay.local_addrs()[0].port();
-    torch::start_rank("durable_rank.py", rank, WORLD_SIZE, port)
+/// A launcher of four, with two ranks behind its relay.
+fn start_launcher(job: &Job, node: usize, secret: &Path, port: u16) -> Launcher {
+    let name = format!("node {node}");
+    let options = [
+        format!("--nnodes={NODES}"),
+        format!("--nproc-per-node={RANKS_PER_NODE}"),
+        "--rdzv-backend=c10d".to_owned(),
+        format!("--rdzv-endpoint=127.0.0.1:{port}"),
+        "--rdzv-id=durable".to_owned(),
+        "--rdzv-conf=is_host=0".to_owned(),
+        "--workers-store=rendezvous".to_owned(),
+        "--relay".to_owned(),
+        format!("--secret-file={}", secret.display()),
+    ];
+    job.start_ranks(&name, "durable_rank.py", options)
 }
 
-/// Four nodes with two ranks each, that train with DDP. The losses are those of a run in which nothing was killed.
+/// Four launchers with two ranks each, that train with DDP; the store is that of their rendezvous, too. The losses are those of a run in which nothing was killed.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 #[expect(clippy::print_stderr, reason = "the seed repeats the kills")]
@@ -61,22 +71,21 @@ fn no_rank_notices_twenty_kills_of_the_store() {
     write_secret(&secret_file, &secret);
     let store_folder = folder.path().join("store");
     let (mut server, address) = serve(&store_folder, &secret_file, 0);
-    let relays: Vec<Relay> = (0..NODES)
-        .map(|_| {
-            let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-            let options = RelayOptions::default().with_secret(secret.clone());
-            let store = HostPort::new("127.0.0.1", address.port());
-            let relay = Relay::start(store, vec![listener], options).expect("a relay");
-            let soon = Deadline::after(Instant::now(), END_LIMIT);
-            relay
-                .wait_until_connected(soon, &c10d_socket::Cancel::NEVER)
-                .expect("a session");
-            relay
-        })
+    let job = Job::new(folder.path());
+    let mut launchers: Vec<Launcher> = (0..NODES)
+        .map(|node| start_launcher(&job, node, &secret_file, address.port()))
         .collect();
-    let mut ranks: Vec<ChildProcess> = (0..WORLD_SIZE)
-        .map(|rank| start_rank(rank, &relays[rank / RANKS_PER_NODE]))
-        .collect();
+    let client = || {
+        let options = TcpStoreOptions::default().with_secret(secret.clone());
+        TcpStore::open("127.0.0.1", address.port(), options).expect("a client")
+    };
+    // A store that is lost while nodes meet ends their launchers.
+    for launcher in &mut launchers {
+        let process = launcher.process();
+        eventually("the nodes meet", || {
+            process.stderr().contains("started ranks")
+        });
+    }
 
     // The first while Python starts and the group forms.
     for kill in 0..KILLS {
@@ -87,21 +96,25 @@ fn no_rank_notices_twenty_kills_of_the_store() {
         }
         server = serve(&store_folder, &secret_file, address.port()).0;
         if kill == KILLS / 4 {
-            for rank in &mut ranks {
-                rank.read_json();
+            for launcher in &mut launchers {
+                for _ in 0..RANKS_PER_NODE {
+                    let joined = launcher.process().read_json();
+                    assert!(joined["joined"].is_u64(), "{joined}");
+                }
             }
         }
     }
-    let options = TcpStoreOptions::default().with_secret(secret);
-    let store = TcpStore::open("127.0.0.1", address.port(), options).expect("a client");
-    store.set("stop", b"1").expect("set");
+    client().set("stop", b"1").expect("set");
     let mut steps = Vec::new();
-    for (rank, process) in ranks.iter_mut().enumerate() {
-        let result = process.read_json();
-        assert_eq!(result["same"], true, "rank {rank}: {result}");
-        steps.push(result["steps"].as_u64().unwrap_or_default());
-        let status = process.wait(END_LIMIT);
-        assert!(status.success(), "rank {rank}: {}", process.stderr());
+    for launcher in &mut launchers {
+        for _ in 0..RANKS_PER_NODE {
+            // A rank that was started again would join first.
+            let result = launcher.process().read_json();
+            assert_eq!(result["same"], true, "{result}");
+            steps.push(result["steps"].as_u64().unwrap_or_default());
+        }
+        let code = launcher.wait(END_LIMIT);
+        assert_eq!(code, Some(0), "{}", launcher.process().stderr());
     }
     assert!(
         steps[0] > 0 && steps.iter().all(|it| *it == steps[0]),
