@@ -42,6 +42,7 @@ pub enum Operation {
     Announce,
     SetEphemeral,
     KeepAlive,
+    EndWaits,
 }
 
 impl Operation {
@@ -87,6 +88,7 @@ impl fmt::Display for Operation {
             Self::Announce => "announce",
             Self::SetEphemeral => "set_ephemeral",
             Self::KeepAlive => "keep_alive",
+            Self::EndWaits => "end_waits",
         })
     }
 }
@@ -212,6 +214,14 @@ pub enum StoreError {
         world_size: usize,
         /// The number of arrivals, including retries; `None` if the store did not report it.
         arrived: Option<i64>,
+    },
+
+    /// Another client, or this process, has ended the wait with [`end_waits`](crate::StoreExt::end_waits). Nothing changed,
+    /// except that an arrival at a barrier stays counted. The store stays usable.
+    #[error("{context}: the wait was ended by end_waits, perhaps of another process")]
+    WaitEnded {
+        /// The failed call.
+        context: ErrorContext,
     },
 
     /// The store's server could not be reached. Nothing was sent.
@@ -425,6 +435,7 @@ impl StoreError {
             | Self::File { .. }
             | Self::WorkersMissing { .. } => true,
             Self::Timeout { .. }
+            | Self::WaitEnded { .. }
             | Self::Connect { .. }
             | Self::Listen(_)
             | Self::Server { .. }
@@ -457,6 +468,9 @@ const fn what_is_needed(operation: Operation) -> &'static str {
     match operation {
         Operation::SetEphemeral | Operation::KeepAlive => {
             ", only by a TCP store whose server has the capability EPHEMERAL: one of c10d"
+        }
+        Operation::EndWaits => {
+            ", only by a TCP store whose server has the capability END_WAITS: one of c10d"
         }
         _ => "",
     }

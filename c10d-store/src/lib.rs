@@ -3,7 +3,8 @@
 //! # The items by purpose
 //!
 //! - **Use a store**: [`StoreExt`], with [`CompareSet`], [`Known`] and [`DEFAULT_TIMEOUT`]; its handle, [`StoreHandle`].
-//!   **Make one**: [`Store`], [`Queues`], [`Watch`] and [`Ephemeral`]. Stores: [`TcpStore`] with
+//!   **Make one**: [`Store`], [`Queues`], [`Watch`], [`Ephemeral`] and
+//!   [`Prefixes`]. Stores: [`TcpStore`] with
 //!   [`TcpStoreOptions`], [`FileStore`] with [`FileStoreOptions`], [`HashStore`], and [`PrefixStore`] around any of them.
 //!   [`rendezvous()`] opens one by URL, with [`RendezvousOptions`].
 //! - **Errors**: [`StoreError`], with [`ErrorContext`], [`Operation`] and [`Outcome`]; [`UrlError`] of URLs.
@@ -39,6 +40,7 @@ mod limits;
 mod message;
 mod moment;
 mod prefix_store;
+mod prefixes;
 mod queues;
 mod raw_requests;
 mod rendezvous;
@@ -74,6 +76,7 @@ pub use key::{key_from_bytes, key_to_bytes};
 pub use known::Known;
 pub use limits::WireLimits;
 pub use prefix_store::PrefixStore;
+pub use prefixes::Prefixes;
 pub use queues::Queues;
 pub use rendezvous::{Rendezvous, RendezvousOptions, UrlError, rendezvous};
 pub use server::{

@@ -225,6 +225,10 @@ pub(crate) enum Request<'a> {
         will_key: &'a [u8],
         will_value: &'a [u8],
     },
+    /// Extension: docs/wire-extensions.md, section 9.11.
+    EndWaits {
+        prefix: &'a [u8],
+    },
     /// Extension: docs/wire-extensions.md, section 9.10.
     KeepAlive {
         /// The longest silence; 0 for any.
@@ -317,6 +321,7 @@ impl<'a> Request<'a> {
             Self::Session(_) => of_none(Opcode::Session),
             Self::SetEphemeral { key, .. } => of_key(Opcode::SetEphemeral, key),
             Self::KeepAlive { .. } => of_none(Opcode::KeepAlive),
+            Self::EndWaits { prefix } => of_key(Opcode::EndWaits, prefix),
         }
     }
 }

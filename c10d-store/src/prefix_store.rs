@@ -10,6 +10,7 @@ use crate::compare_set::CompareSet;
 use crate::ephemeral::Ephemeral;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::known::Known;
+use crate::prefixes::Prefixes;
 use crate::queues::Queues;
 use crate::store::{Store, StoreHandle};
 use crate::store_ext::StoreExt;
@@ -206,6 +207,10 @@ impl Store for PrefixStore {
         self.underlying.watch().map(|_| self as &dyn Watch)
     }
 
+    fn prefixes(&self) -> Option<&dyn Prefixes> {
+        self.underlying.prefixes().map(|_| self as &dyn Prefixes)
+    }
+
     fn ephemeral(&self) -> Option<&dyn Ephemeral> {
         self.underlying.ephemeral().map(|_| self as &dyn Ephemeral)
     }
@@ -268,6 +273,12 @@ impl Ephemeral for PrefixStore {
 
     fn keep_alive(&self, silence_max: Option<Duration>) -> Result<bool, StoreError> {
         StoreExt::keep_alive(&*self.underlying, silence_max)
+    }
+}
+
+impl Prefixes for PrefixStore {
+    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
+        self.underlying.end_waits(&self.join(prefix))
     }
 }
 

@@ -9,6 +9,7 @@ use c10d_socket::Cancel;
 use crate::compare_set::CompareSet;
 use crate::ephemeral::Ephemeral;
 use crate::error::StoreError;
+use crate::prefixes::Prefixes;
 use crate::queues::Queues;
 use crate::watch::Watch;
 
@@ -91,6 +92,11 @@ pub trait Store: StoreHandle {
 
     /// The store's way to wait for a change, if it has one.
     fn watch(&self) -> Option<&dyn Watch> {
+        None
+    }
+
+    /// The store's operations on all names with a prefix, if it has any.
+    fn prefixes(&self) -> Option<&dyn Prefixes> {
         None
     }
 

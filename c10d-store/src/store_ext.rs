@@ -294,6 +294,22 @@ pub trait StoreExt: Store {
         queues_of(self, Operation::QueueLen, key)?.len(key)
     }
 
+    /// Ends all calls, of all clients, that wait for a key, a barrier or a queue whose name begins with `prefix`: they fail
+    /// at once with [`StoreError::WaitEnded`], and those of PyTorch's clients with a `DistStoreError`. Returns how many. The
+    /// stores stay usable. An arrival at a barrier stays counted.
+    ///
+    /// A call that starts later waits. So does one that gives way to other calls of its process at that moment, or waits
+    /// on a server without this operation: change a value that it reads, too, if it must not miss the end.
+    ///
+    /// # Errors
+    /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate.
+    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
+        match Store::prefixes(self) {
+            Some(prefixes) => prefixes.end_waits(prefix),
+            None => Err(unsupported(self, Operation::EndWaits, prefix)),
+        }
+    }
+
     /// Writes the value of `key` and owns it, or returns the value that is there and not this handle's: a lock, the
     /// election of a leader, or a record that is written once. The key lives as long as its owner. When the process ends,
     /// the store is closed or dropped, or its connection breaks, the server deletes the key at once. If there is a `will`,

@@ -13,10 +13,10 @@ use c10d_socket::{Cancel, Deadline};
 use super::channel::Channel;
 use super::stream::is_closed_by_peer;
 use crate::wire::{
-    CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_EPHEMERAL, CAPABILITY_MASK,
-    CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE,
-    CAPABILITY_WAIT_GET, CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64,
-    read_u32, read_u64,
+    CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL,
+    CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD,
+    CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, CHECK_READY, Opcode, RequestBuf, STOP_WAITING,
+    WAIT_CANCELED, read_i64, read_u32, read_u64,
 };
 
 /// The size of the read buffer. Short replies then cost one receive; long ones bypass the buffer.
@@ -119,6 +119,8 @@ pub(super) struct Connection {
     /// A request without a reply was sent since the server's last reply.
     unacknowledged: bool,
     pending: Option<Pending>,
+    /// The last wait has ended by END_WAITS, before it was cancelled.
+    wait_ended: bool,
     reply_bytes_max: usize,
     /// The allocation of the last request, for reuse.
     request_memory: Vec<u8>,
@@ -141,6 +143,7 @@ impl Connection {
             capabilities: 0,
             unacknowledged: false,
             pending: None,
+            wait_ended: false,
             reply_bytes_max,
             request_memory: Vec::new(),
         };
@@ -212,6 +215,16 @@ impl Connection {
     /// Whether the server has SET_EPHEMERAL and KEEP_ALIVE.
     pub(super) const fn has_ephemeral(&self) -> bool {
         self.capabilities & CAPABILITY_EPHEMERAL != 0
+    }
+
+    /// Whether the server has END_WAITS.
+    pub(super) const fn has_end_waits(&self) -> bool {
+        self.capabilities & CAPABILITY_END_WAITS != 0
+    }
+
+    /// Whether END_WAITS has ended the last wait. True once.
+    pub(super) const fn take_wait_ended(&mut self) -> bool {
+        std::mem::replace(&mut self.wait_ended, false)
     }
 
     /// Whether a reply has acknowledged everything sent.
@@ -392,6 +405,11 @@ impl Connection {
                 Waited::Done(values)
             }
             WAIT_CANCELED if cancelled => Waited::TimedOut,
+            // docs/wire-extensions.md, END_WAITS 1.
+            WAIT_CANCELED if self.has_end_waits() => {
+                self.wait_ended = true;
+                Waited::TimedOut
+            }
             other => {
                 return Err(Failure::Protocol(format!(
                     "the reply to a wait was 0x{other:02x}"

@@ -32,6 +32,7 @@ pub(super) fn explain(
             };
         }
         PoolError::Interrupted => return StoreError::interrupted(context, Outcome::NotSent),
+        PoolError::WaitEnded => return StoreError::WaitEnded { context },
         PoolError::TimedOut => return StoreError::Timeout { context, timeout },
         PoolError::Failure(failure) => failure,
     };

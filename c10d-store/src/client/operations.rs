@@ -18,6 +18,7 @@ use crate::ephemeral::Ephemeral;
 use crate::error::{Operation, StoreError};
 use crate::key::key_from_bytes;
 use crate::known::Known;
+use crate::prefixes::Prefixes;
 use crate::queues::{Queues, check_take_max};
 use crate::store::{Store, StoreHandle};
 use crate::watch::Watch;
@@ -226,6 +227,10 @@ impl Store for TcpStore {
         Some(self)
     }
 
+    fn prefixes(&self) -> Option<&dyn Prefixes> {
+        Some(self)
+    }
+
     fn ephemeral(&self) -> Option<&dyn Ephemeral> {
         Some(self)
     }
@@ -371,6 +376,25 @@ impl Queues for TcpStore {
             Connection::read_i64,
         )?;
         call.as_count(length)
+    }
+}
+
+impl Prefixes for TcpStore {
+    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
+        let keys = [prefix];
+        let call = self.call(Operation::EndWaits, &keys, &[])?;
+        let mut lease = call.lease(self.timeout())?;
+        if !lease.has_end_waits() {
+            return Err(call.unsupported());
+        }
+        let count = call.ask_on(
+            &mut lease,
+            |request| {
+                request.opcode(Opcode::EndWaits).user_key(prefix);
+            },
+            Connection::read_i64,
+        )?;
+        call.as_count(count)
     }
 }
 

@@ -88,6 +88,8 @@ pub(super) enum PoolError {
     TimedOut,
     /// The call was cancelled, and had no effect.
     Interrupted,
+    /// END_WAITS has ended the wait.
+    WaitEnded,
 }
 
 /// Why a lane is not opened as a session.
@@ -629,6 +631,19 @@ impl Lease<'_> {
         self.connection
             .as_ref()
             .is_some_and(Connection::has_ephemeral)
+    }
+
+    /// Whether the server has END_WAITS.
+    pub(super) fn has_end_waits(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_end_waits)
+    }
+
+    /// Whether END_WAITS has ended the last wait. True once.
+    pub(super) fn take_wait_ended(&mut self) -> bool {
+        let connection = self.connection.as_mut();
+        connection.is_some_and(Connection::take_wait_ended)
     }
 
     /// Whether the connection is ready for another exchange.

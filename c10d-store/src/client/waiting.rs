@@ -85,6 +85,9 @@ impl Lease<'_> {
             if let Some(Waited::Done(values)) = waited {
                 return Ok(Waited::Done(values));
             }
+            if self.take_wait_ended() {
+                return Err(PoolError::WaitEnded);
+            }
             if waited.is_none() && matches!(wait.repeat, Repeat::Confirmed(_)) {
                 return Err(self.fail(match called {
                     Some(Called::Cancelled) => Failure::Interrupted,

@@ -10,6 +10,7 @@ use crate::journal::batch::Effect;
 use crate::message::Request;
 use crate::session::SessionId;
 use crate::state::{KeptClient, Refusal, StoreState};
+use crate::wire::WAIT_CANCELED;
 
 /// A client of such a session.
 #[derive(Debug, Clone, Copy)]
@@ -60,6 +61,7 @@ impl Parts<'_> {
         let conn = conn_id_of(client.token);
         let can_wait = request.outline().command.is_wait();
         let is_barrier = matches!(request, Request::Barrier { .. });
+        let ends_waits = matches!(request, Request::EndWaits { .. });
         let Some(number) = self.next_number(client, can_wait) else {
             return Ok(());
         };
@@ -71,6 +73,8 @@ impl Parts<'_> {
             .again(client.session, client.number, number);
         match (again, &request) {
             (Some(Again::Reply(reply)), _) => {
+                let was_ended = can_wait && reply == [WAIT_CANCELED];
+                self.state.set_wait_ended(conn, was_ended);
                 if !reply.is_empty() {
                     self.connections.send_after(client.token, 0, reply);
                     self.replies(client, number);
@@ -102,7 +106,7 @@ impl Parts<'_> {
             // Others may change what it saw before the reply arrives.
             is_barrier || reply.is_some()
         } else {
-            self.state.changes() != changes
+            ends_waits || self.state.changes() != changes
         };
         if must_record {
             let waits = can_wait && reply.is_none();

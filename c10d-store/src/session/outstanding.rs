@@ -70,6 +70,10 @@ pub struct Outstanding {
     /// What of that has arrived again.
     repeated: Passed,
     cancels: u64,
+    /// The last request, if that is a wait that END_WAITS has ended.
+    ended_wait: Option<u64>,
+    /// The CANCEL_WAIT after such a wait: the server does not answer it.
+    vain_cancel: Option<u64>,
     /// The client sends requests while one waits, so that only the client can tell its replies apart. They are passed on
     /// without a look at them.
     is_opaque: bool,
@@ -124,6 +128,7 @@ impl Outstanding {
     /// If that is impossible.
     pub fn restart(&mut self) -> Result<u32, NotCarried> {
         self.check_carried()?;
+        self.drop_vain_cancel();
         let first = u32::try_from(self.acknowledged + 1).map_err(|_| NotCarried::TooMany)?;
         self.sent = 0;
         self.withheld = Vec::new();
@@ -202,6 +207,7 @@ impl Outstanding {
             let is_complete = owed.scan.advance(&mut bytes)?;
             let part = &before[..before.len() - bytes.len()];
             let last = owed.last;
+            let was_ended = owed.scan.was_ended();
             if !owed.is_answered {
                 let new = self.new_part(part)?;
                 if is_complete || !self.withhold(new) {
@@ -218,6 +224,7 @@ impl Outstanding {
                 return Err(ReplyError::Changed);
             }
             self.owed.pop_front();
+            self.ended_wait = Some(last).filter(|last| was_ended && *last == self.last());
             self.passed = Passed::default();
             self.repeated = Passed::default();
             self.acknowledge(self.done.max(last));
@@ -308,6 +315,11 @@ impl Outstanding {
     /// Expects the reply to the next request. Returns whether it may be sent.
     fn expect(&mut self, opcode: Opcode, key_count: usize) -> bool {
         let number = self.last() + 1;
+        let ended_wait = self.ended_wait.take();
+        if opcode == Opcode::CancelWait && ended_wait.is_some() {
+            self.vain_cancel = Some(number);
+            return true;
+        }
         if opcode == Opcode::CancelWait {
             self.expect_cancel(number);
             return true;
@@ -363,6 +375,18 @@ impl Outstanding {
         self.owed.clear();
         self.lengths.clear();
         self.drop_bytes(self.sent);
+    }
+
+    /// A CANCEL_WAIT that has no answer changes nothing, and a restarted server would answer it.
+    fn drop_vain_cancel(&mut self) {
+        if self.vain_cancel == Some(self.dropped + 1)
+            && let Some(length) = self.lengths.pop_front()
+        {
+            self.bytes.drain(..length);
+            self.sent = self.sent.saturating_sub(length);
+            self.dropped += 1;
+            self.acknowledged = self.acknowledged.max(self.dropped);
+        }
     }
 
     /// The number of the last request.

@@ -1,6 +1,8 @@
 //! The server without sockets, for tests: parsers and state in memory.
 
 #[cfg(test)]
+mod ended_waits;
+#[cfg(test)]
 mod handshake;
 #[cfg(test)]
 mod splits;
@@ -94,7 +96,7 @@ impl SimServer {
         let mut hello = RequestBuf::new();
         hello.hello();
         self.send(conn, &hello.to_bytes());
-        assert_eq!(self.take(conn), [0xff, 0, 0x0d, 0xc1], "the capabilities");
+        assert_eq!(self.take(conn), [0xff, 2, 0x0d, 0xc1], "the capabilities");
     }
 
     /// The bytes that the server has sent to a connection since the last call.

@@ -29,7 +29,7 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
     let opcode = (0..Opcode::COUNT as u8).prop_map(|n| if n < 19 { n } else { n - 19 + 0x80 });
     (opcode, vec((key(), value()), 1..5), any::<i64>()).prop_map(|(byte, pairs, number)| {
         let mut request = RequestBuf::new();
-        let opcode = Opcode::from_byte(byte).unwrap_or(Opcode::Ping);
+        let opcode = Opcode::from_byte(byte).unwrap_or(Opcode::EndWaits);
         let (key, value) = &pairs[0];
         match opcode {
             Opcode::Set | Opcode::Append | Opcode::QueuePush => {
@@ -43,7 +43,11 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
                     .value(expected)
                     .value(value);
             }
-            Opcode::Get | Opcode::DeleteKey | Opcode::QueuePop | Opcode::QueueLen => {
+            Opcode::Get
+            | Opcode::DeleteKey
+            | Opcode::QueuePop
+            | Opcode::QueueLen
+            | Opcode::EndWaits => {
                 request.opcode(opcode).raw_key(key);
             }
             Opcode::Add | Opcode::Barrier | Opcode::TryAdd => {

@@ -39,7 +39,7 @@ mod wanted;
 #[cfg(test)]
 mod work_tests;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -51,6 +51,7 @@ use crate::snapshot::{CloseReason, Closed, ConnectionId, Counters};
 use crate::stored_value::Value;
 use crate::wire::{Opcode, WORKER_COUNT_KEY, reply_to_ping};
 use announcements::Announcements;
+use conn_hash::ConnHash;
 use directory::Directory;
 pub(crate) use image::Image;
 use image::{ConnectionsImage, KeysImage};
@@ -126,6 +127,8 @@ pub(crate) struct StoreState {
     /// name. If that request is not a pop or take, the wakeup passes to the next waiter, so that no wait continues
     /// while the queue has an element.
     pledges: HashMap<ConnId, Box<[u8]>>,
+    /// Connections whose wait END_WAITS has ended, and that have not sent their next request.
+    ended_waits: HashSet<ConnId, ConnHash>,
     snapshot: Option<Box<SnapshotInProgress>>,
     /// Scratch space, empty between calls.
     woken: Vec<Woken>,
@@ -175,6 +178,7 @@ impl StoreState {
         if !self.pledges.is_empty() {
             self.settle_pledge(conn, Some(&request), replies);
         }
+        let was_ended = !self.ended_waits.is_empty() && self.ended_waits.remove(&conn);
         match request {
             Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
             Request::Ping { nonce } => {
@@ -228,6 +232,8 @@ impl StoreState {
                 self.cancel(conn);
                 self.wait_change(conn, key, offset, length, known, replies);
             }
+            // docs/wire-extensions.md, END_WAITS 2.
+            Request::CancelWait if was_ended => {}
             Request::CancelWait => {
                 self.waits_cancelled += u64::from(self.cancel(conn));
                 self.reply(replies, conn, Reply::WaitCanceled);
@@ -277,6 +283,7 @@ impl StoreState {
                 will_key,
                 will_value,
             } => self.set_ephemeral(conn, key, value, (will_key, will_value), replies),
+            Request::EndWaits { prefix } => self.end_waits(conn, prefix, replies),
             Request::KeepAlive { millis } => self.keep_alive(conn, silence_max(millis), replies),
             // The event loop does it: nothing in the store changes.
             Request::Session(_) => {}
@@ -322,7 +329,17 @@ impl StoreState {
         if !self.pledges.is_empty() {
             self.settle_pledge(conn, None, replies);
         }
+        self.ended_waits.remove(&conn);
         self.end_owner(conn, replies);
+    }
+
+    /// Whether the last request of a connection was a wait that END_WAITS has ended, as a journal has kept it.
+    pub(crate) fn set_wait_ended(&mut self, conn: ConnId, was_ended: bool) {
+        if was_ended {
+            self.ended_waits.insert(conn);
+        } else if !self.ended_waits.is_empty() {
+            self.ended_waits.remove(&conn);
+        }
     }
 
     /// The session of a connection has lost its link, or has another one (docs/wire-extensions.md, SESSION 11). A connection
@@ -870,6 +887,20 @@ impl StoreState {
             }
             _ => self.offer_element(&queue, replies),
         }
+    }
+
+    /// docs/wire-extensions.md, END_WAITS 1.
+    fn end_waits(&mut self, conn: ConnId, prefix: &[u8], replies: &mut impl Replies) {
+        let waiting = self.waiters.waiting_for_prefix(prefix);
+        self.work += waiting.len() as u64;
+        for waiting in &waiting {
+            self.directory.keep(*waiting, &self.waiters);
+            self.cancel(*waiting);
+            self.ended_waits.insert(*waiting);
+            self.reply(replies, *waiting, Reply::WaitCanceled);
+        }
+        self.waits_cancelled += waiting.len() as u64;
+        self.reply(replies, conn, Reply::Integer(count(waiting.len())));
     }
 
     /// Removes the wait of a connection; `false` if it has none.

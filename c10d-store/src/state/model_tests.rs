@@ -36,6 +36,7 @@ enum Operation {
     Take(u8, usize),
     Len(u8),
     Barrier(u8, i64),
+    EndWaits(Option<u8>),
     Claim(u8, Vec<u8>, Option<(u8, Vec<u8>)>),
     Ping,
     Disconnect,
@@ -120,6 +121,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         5 => (key(), 1..4_usize).prop_map(|(k, max)| Operation::Take(k, max)),
         1 => key().prop_map(Operation::Len),
         4 => (key(), 0..5_i64).prop_map(|(k, n)| Operation::Barrier(k, n)),
+        3 => prop::option::of(key()).prop_map(Operation::EndWaits),
         5 => (key(), value(), prop::option::of((key(), value())))
             .prop_map(|(k, v, will)| Operation::Claim(k, v, will)),
         1 => Just(Operation::Ping),
@@ -164,6 +166,8 @@ struct Model {
     pledges: BTreeMap<u64, u8>,
     /// The owners of keys, each with its will. In the order in which the keys were first set.
     owned: Vec<Owned>,
+    /// The connections whose waits were ended by their last request.
+    ended: BTreeSet<u64>,
     /// The connections whose sessions have no link.
     away: BTreeSet<u64>,
     clock: u64,
@@ -391,7 +395,24 @@ impl Model {
             }
             self.offer_element(queue);
         }
+        let was_ended =
+            !matches!(operation, Operation::Away | Operation::Back) && self.ended.remove(&conn);
         match operation.clone() {
+            Operation::EndWaits(prefix) => {
+                let is_meant = |pending: &Pending| {
+                    let mut missing = pending.missing.iter();
+                    missing.any(|(key, _)| prefix.is_none_or(|prefix| prefix == *key))
+                };
+                let meant = self.pending.iter().filter(|pending| is_meant(pending));
+                let conns: BTreeSet<u64> = meant.map(|pending| pending.conn).collect();
+                for conn in &conns {
+                    self.cancel(*conn);
+                    self.ended.insert(*conn);
+                    self.reply(*conn, OwnedReply::Canceled);
+                }
+                self.reply(conn, OwnedReply::Integer(conns.len() as i64));
+            }
+            Operation::Cancel if was_ended => {}
             Operation::Set(key, value) => self.write(key, value),
             Operation::CompareSet(key, expected, desired, reports_outcome) => {
                 let current = self.values.get(&key).cloned();
@@ -647,6 +668,12 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
                 value,
                 will_key,
                 will_value,
+            })
+        }
+        Operation::EndWaits(prefix) => {
+            let prefix = prefix.as_ref().map(one);
+            handle!(Request::EndWaits {
+                prefix: prefix.as_ref().map_or(&[], |prefix| prefix),
             })
         }
         Operation::Ping => handle!(Request::Ping { nonce: 3 }),

@@ -220,6 +220,7 @@ impl Recorder {
             | Request::Validate { .. }
             | Request::Announce { .. }
             | Request::KeepAlive { .. }
+            | Request::EndWaits { .. }
             | Request::Session(_) => {}
         }
     }

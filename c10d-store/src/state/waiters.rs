@@ -424,6 +424,18 @@ impl Waiters {
         self.drop_if_empty(list)
     }
 
+    /// The connections that wait for names with this prefix, each once, in the order of their numbers.
+    pub(super) fn waiting_for_prefix(&mut self, prefix: &[u8]) -> Vec<ConnId> {
+        self.visits += self.lists.len() as u64;
+        let lists = self.lists.iter();
+        let lists = lists.filter(|(_, list)| list.name.starts_with(prefix));
+        let conns = lists.flat_map(|(id, _)| self.connections_of(ListId(index(id))));
+        let mut conns: Vec<ConnId> = conns.collect();
+        conns.sort_unstable();
+        conns.dedup();
+        conns
+    }
+
     /// Removes the wait of a connection; `false` if it has none. Appends the names whose lists became empty
     /// and were removed to `emptied`. Costs the entries of this wait only.
     pub(super) fn cancel(&mut self, conn: ConnId, emptied: &mut Vec<Arc<[u8]>>) -> bool {

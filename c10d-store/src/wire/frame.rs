@@ -370,6 +370,9 @@ impl<'a> Frame<'a> {
             Opcode::KeepAlive => Request::KeepAlive {
                 millis: LittleEndian::read_u32(self.arg(0)),
             },
+            Opcode::EndWaits => Request::EndWaits {
+                prefix: self.arg(0),
+            },
             Opcode::Session => {
                 let mut hello = [0; Hello::BYTES];
                 hello.copy_from_slice(self.arg(0));

@@ -33,6 +33,7 @@ pub enum Opcode {
     Session = 0x86,
     SetEphemeral = 0x87,
     KeepAlive = 0x88,
+    EndWaits = 0x8a,
 }
 
 /// One argument of a request.
@@ -62,11 +63,13 @@ const EXTENSIONS_START: u8 = 0x80;
 
 impl Opcode {
     /// The number of commands.
-    pub(crate) const COUNT: usize = 28;
+    pub(crate) const COUNT: usize = 29;
 
     /// The position among all commands, in the order of their bytes; less than [`COUNT`](Self::COUNT).
     pub(crate) const fn index(self) -> usize {
         match self as u8 {
+            // 0x89 is not assigned.
+            0x8a.. => Self::COUNT - 1,
             byte @ EXTENSIONS_START.. => (byte - EXTENSIONS_START + PYTORCH_COMMANDS) as usize,
             byte => byte as usize,
         }
@@ -102,6 +105,7 @@ impl Opcode {
         Self::Session,
         Self::SetEphemeral,
         Self::KeepAlive,
+        Self::EndWaits,
     ];
 
     /// The command of a byte; `None` for an unknown one.
@@ -136,6 +140,7 @@ impl Opcode {
             0x86 => Self::Session,
             0x87 => Self::SetEphemeral,
             0x88 => Self::KeepAlive,
+            0x8a => Self::EndWaits,
             _ => return None,
         })
     }
@@ -156,7 +161,9 @@ impl Opcode {
             Self::Validate | Self::Ping | Self::KeepAlive => &[U32],
             Self::Set | Self::Append | Self::QueuePush => &[Key, Value],
             Self::CompareSet | Self::CompareExchange => &[Key, Value, Value],
-            Self::Get | Self::DeleteKey | Self::QueuePop | Self::QueueLen => &[Key],
+            Self::Get | Self::DeleteKey | Self::QueuePop | Self::QueueLen | Self::EndWaits => {
+                &[Key]
+            }
             Self::Add | Self::Barrier | Self::TryAdd => &[Key, I64],
             Self::Check | Self::Wait | Self::MultiGet | Self::WaitGet => &[Keys],
             Self::MultiSet => &[Pairs],

@@ -47,6 +47,8 @@ pub struct ReplyScan {
     is_cancelled: bool,
     /// The answer to a CANCEL_WAIT that the reply has crossed comes last.
     has_tail: bool,
+    /// The wait was ended by END_WAITS, and not cancelled before the client was told.
+    was_ended: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,9 +80,11 @@ impl ReplyScan {
             | Opcode::Session => return None,
             Opcode::CompareSet | Opcode::Get => State::Length { blobs: 1 },
             Opcode::MultiGet => State::Length { blobs: key_count },
-            Opcode::Add | Opcode::GetNumKeys | Opcode::DeleteKey | Opcode::QueueLen => {
-                fixed(WORD_BYTES as u64)
-            }
+            Opcode::Add
+            | Opcode::GetNumKeys
+            | Opcode::DeleteKey
+            | Opcode::QueueLen
+            | Opcode::EndWaits => fixed(WORD_BYTES as u64),
             Opcode::Check | Opcode::CancelWait | Opcode::KeepAlive => fixed(1),
             Opcode::Ping => fixed(4),
             Opcode::QueuePop => State::QueueLength,
@@ -103,6 +107,7 @@ impl ReplyScan {
             has_begun: false,
             is_cancelled: false,
             has_tail: false,
+            was_ended: false,
         })
     }
 
@@ -134,6 +139,12 @@ impl ReplyScan {
     #[must_use]
     pub const fn is_cancelled(&self) -> bool {
         self.is_cancelled
+    }
+
+    /// Whether END_WAITS has ended this wait: a CANCEL_WAIT that follows as the next request has no answer of its own
+    /// (docs/wire-extensions.md, END_WAITS 2).
+    pub(crate) const fn was_ended(&self) -> bool {
+        self.was_ended
     }
 
     /// The client has sent a CANCEL_WAIT after this wait.
@@ -203,6 +214,7 @@ impl ReplyScan {
     fn after_status(&mut self, status: u8) -> Result<State, NotAReply> {
         let waits = self.opcode.is_wait();
         self.has_tail = waits && self.is_cancelled && status == STOP_WAITING;
+        self.was_ended = waits && !self.is_cancelled && status == WAIT_CANCELED;
         Ok(match (self.opcode, status) {
             (Opcode::TryAdd, ADDED) => fixed(WORD_BYTES as u64),
             (Opcode::TryAdd, NOT_A_NUMBER) => State::Bytes {
@@ -219,7 +231,7 @@ impl ReplyScan {
             },
             (Opcode::WaitChange, STOP_WAITING) => State::Length { blobs: 1 },
             (Opcode::QueueTake, STOP_WAITING) => State::Count,
-            (_, WAIT_CANCELED) if self.is_cancelled && waits => fixed(0),
+            (_, WAIT_CANCELED) if waits => fixed(0),
             (opcode, byte) => return Err(NotAReply { opcode, byte }),
         })
     }
@@ -275,10 +287,10 @@ mod tests {
         lengths[0]
     }
 
-    /// docs/wire-extensions.md, WAIT_GET 5.
+    /// docs/wire-extensions.md, WAIT_GET 5 and END_WAITS 1.
     #[test]
     fn replies_of_extensions_and_of_cancelled_waits_end_where_they_should() {
-        let cases: [(Opcode, usize, bool, Vec<u8>); 18] = [
+        let cases: [(Opcode, usize, bool, Vec<u8>); 21] = [
             (Opcode::SetEphemeral, 0, false, vec![0]),
             (
                 Opcode::SetEphemeral,
@@ -310,6 +322,9 @@ mod tests {
             ),
             (Opcode::Wait, 1, true, vec![0, 1]),
             (Opcode::Wait, 1, true, vec![1]),
+            (Opcode::Wait, 1, false, vec![1]),
+            (Opcode::QueueTake, 0, false, vec![1]),
+            (Opcode::EndWaits, 0, false, vec![0; 8]),
             (Opcode::Barrier, 0, false, vec![0]),
             (
                 Opcode::QueueTake,
@@ -355,7 +370,7 @@ mod tests {
     #[test]
     fn what_is_no_reply_is_an_error() {
         let mut scan = ReplyScan::new(Opcode::Wait, 1).expect("it has a reply");
-        assert!(scan.advance(&mut &[1][..]).is_err(), "not cancelled");
+        assert!(scan.advance(&mut &[2][..]).is_err());
         let mut scan = ReplyScan::new(Opcode::TryAdd, 0).expect("it has a reply");
         assert!(scan.advance(&mut &[2][..]).is_err());
         assert!(ReplyScan::new(Opcode::Set, 0).is_none());

@@ -517,3 +517,50 @@ fn claim(request: &mut RequestBuf<'_>, number: u32) {
     const VALUES: [&[u8]; 4] = [b"0", b"1", b"2", b"3"];
     request.user_key(&will).value(VALUES[number as usize]);
 }
+
+/// docs/wire-extensions.md, END_WAITS 2 and 3: a wait that was ended stays ended over a restart, and so does the cancel that
+/// has crossed it.
+#[test]
+fn a_wait_that_was_ended_is_ended_after_a_restart() {
+    let journal = Memory::default();
+    let server = journal.serve();
+    let mut peer = Peer::new(&server);
+    let wait = |r: &mut RequestBuf<'_>| {
+        r.opcode(Opcode::Wait).count(1).user_key("k");
+    };
+    let cancel = |r: &mut RequestBuf<'_>| {
+        r.opcode(Opcode::CancelWait);
+    };
+    let end = |r: &mut RequestBuf<'_>| {
+        r.opcode(Opcode::EndWaits).user_key("k");
+    };
+    peer.open(0);
+    peer.open(1);
+    peer.request(0, wait);
+    wait_until("it waits", || server.waiting_count() == 1);
+    peer.request(1, end);
+    peer.expect(1, &number(1));
+    peer.expect(0, &[1]);
+
+    let (journal, old) = (journal.crashed(), server);
+    let server = journal.serve();
+    peer.reconnect(&server).expect("a link");
+    drop(old);
+    for client in [0, 1] {
+        peer.open(client);
+        peer.stream.push_resume(client, 1);
+    }
+    peer.request(0, wait);
+    peer.expect(0, &[1]);
+    peer.request(0, cancel);
+    peer.request(0, |r| add(r, "n"));
+    peer.expect(0, &number(1));
+    // It ends no wait of now.
+    peer.request(0, wait);
+    wait_until("it waits", || server.waiting_count() == 1);
+    peer.request(1, end);
+    peer.expect(1, &number(1));
+    assert_eq!(server.waiting_count(), 1);
+    peer.request(0, cancel);
+    peer.expect(0, &[1]);
+}

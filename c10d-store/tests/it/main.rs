@@ -7,6 +7,7 @@ mod cancel;
 mod carried;
 mod closing;
 mod debug_output;
+mod end_waits;
 mod ephemeral;
 #[cfg(feature = "tls")]
 mod few_descriptors;

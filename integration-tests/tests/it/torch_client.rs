@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{ServerOptions, TcpStoreServer};
+use c10d_store::{Opcode, ServerOptions, StoreExt, TcpStore, TcpStoreServer};
 use integration_tests::contract::{self, TCP, Traits};
 use integration_tests::eventually::eventually;
 use integration_tests::peer::{Failure, Peer};
@@ -602,4 +602,69 @@ fn a_client_connects_over_ipv6() {
     let client = Torch::shared().tcp_client(server.local_addr());
     client.set("k", b"v").expect("set");
     assert_eq!(client.get("k").expect("get"), b"v");
+}
+
+fn ender(server: &TcpStoreServer) -> TcpStore {
+    TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client")
+}
+
+/// docs/wire-extensions.md, END_WAITS 1: a rank that waits raises at once, and its store stays usable.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_wait_that_is_ended_raises_at_once() {
+    let _watchdog = Watchdog::start("a_wait_that_is_ended_raises_at_once", LIMIT);
+    let (server, client) = pair();
+    let ender = ender(&server);
+    for round in 1..=20 {
+        for (call, arguments) in [
+            ("wait", json!({"keys": ["reconfigure/1", "other"]})),
+            ("get", json!({"key": "reconfigure/1"})),
+        ] {
+            let waiting = client.begin(call, arguments);
+            eventually("it waits", || server.waiting_count() == 1);
+            assert!(waiting.is_pending());
+            assert_eq!(ender.end_waits("none").expect("a number"), 0);
+            assert_eq!(ender.end_waits("reconfigure/").expect("a number"), 1);
+            let error = waiting.wait().result.expect_err("the wait has ended");
+            assert_eq!(error.class, "DistStoreError", "{error}");
+            let text = &error.message;
+            assert!(text.contains("Stop_waiting response is expected"), "{text}");
+        }
+        assert_eq!(client.add("rounds", 1).expect("add"), round);
+    }
+}
+
+/// docs/wire-extensions.md, END_WAITS 2: the end of the wait crosses the cancel of a client whose timeout has passed.
+#[test]
+#[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn an_end_that_crosses_the_cancel_leaves_the_client_in_step() {
+    let _watchdog = Watchdog::start("an_end_that_crosses_the_cancel", LIMIT);
+    let server = serve();
+    let relay = Relay::start(server.local_addr()).expect("a relay");
+    let client = Torch::shared().tcp_client(relay.address());
+    let ender = ender(&server);
+    let within = Duration::from_secs(30);
+    for round in 1..=20 {
+        relay.hold();
+        let waiting = client.begin("wait", json!({"keys": ["k"], "timeout_ms": 100}));
+        relay.wait_requested(within);
+        eventually("it waits", || server.waiting_count() == 1);
+        assert_eq!(ender.end_waits("k").expect("a number"), 1);
+        // The relay holds the end, and the cancel has no reply.
+        relay.pass_cancel();
+        eventually("the cancel has arrived", || {
+            let snapshot = server.observer().snapshot(within).expect("a snapshot");
+            let mut last = snapshot
+                .connections
+                .iter()
+                .filter_map(|it| it.last.as_ref());
+            last.any(|last| last.command == Opcode::CancelWait)
+        });
+        relay.wait_held(1, within);
+        let held = relay.release().expect("the client is connected");
+        assert_eq!(held, [CANCELLED]);
+        let error = waiting.wait().result.expect_err("the wait timed out");
+        assert!(error.message.contains(&timed_out_after(100)), "{error}");
+        assert_eq!(client.add("rounds", 1).expect("add"), round);
+    }
 }

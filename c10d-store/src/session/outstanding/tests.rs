@@ -490,3 +490,47 @@ fn clients_that_cannot_go_on_say_why() {
     outstanding.on_reply(&[0; 8], |_| {}).expect("a reply");
     assert_eq!(outstanding.kept_bytes(), 0);
 }
+
+/// docs/wire-extensions.md, END_WAITS 2, through a relay: a CANCEL_WAIT that crosses the end of a wait has no answer, neither
+/// of the server nor of one that was restarted, which never knew of the wait.
+#[test]
+fn a_cancel_after_the_end_of_a_wait_is_not_owed_an_answer() {
+    for is_sent in [false, true] {
+        for restarts in [false, true] {
+            let mut outstanding = Outstanding::default();
+            let mut stream = SessionStream::default();
+            let wait = Request::Wait.bytes(0);
+            assert!(outstanding.add(Opcode::Wait, 1, &wait));
+            outstanding.sent(wait.len());
+            let mut passed = Vec::new();
+            let mut reply = |outstanding: &mut Outstanding, bytes: &[u8]| {
+                let result = outstanding.on_reply(bytes, |bytes| passed.extend_from_slice(bytes));
+                result.expect("what is due");
+                std::mem::take(&mut passed)
+            };
+            assert_eq!(reply(&mut outstanding, &[1]), [1]);
+            let cancel = Request::Cancel.bytes(1);
+            assert!(outstanding.add(Opcode::CancelWait, 0, &cancel));
+            if is_sent {
+                outstanding.send(&mut stream, CLIENT, usize::MAX);
+            }
+            assert_eq!(outstanding.owed_replies(), 0);
+            if restarts {
+                let first = outstanding.restart().expect("it can be carried over");
+                assert_eq!(first, 3, "the cancel is done");
+                assert_eq!(outstanding.unsent_bytes(), 0);
+            }
+            // The next one has an answer.
+            assert!(outstanding.add(Opcode::CancelWait, 0, &cancel));
+            outstanding.send(&mut stream, CLIENT, usize::MAX);
+            assert_eq!(outstanding.owed_replies(), 1);
+            assert_eq!(reply(&mut outstanding, &[1]), [1]);
+            // One that arrives before the end is answered by it.
+            assert!(outstanding.add(Opcode::Wait, 1, &wait));
+            assert!(outstanding.add(Opcode::CancelWait, 0, &cancel));
+            assert_eq!(outstanding.owed_replies(), 1);
+            assert_eq!(reply(&mut outstanding, &[1]), [1]);
+            assert_eq!(outstanding.owed_replies(), 0);
+        }
+    }
+}
