@@ -163,3 +163,61 @@ fn workers_use_an_external_store_for_each_round_anew() {
     );
     drop(second);
 }
+
+/// A launcher that serves and has no workers in the round, as a spare or one whose health check fails.
+#[test]
+fn workers_behind_relays_outlive_the_launcher_that_serves_their_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let (directory, port) = (in_directory(folder.path()), free_port());
+    let host_options = [
+        "--rdzv-conf=is_host=1",
+        "--health-check=false",
+        "--relay",
+        &directory,
+    ];
+    let start_host = || Running::start(node(port, &host_options, "false"));
+    let host = start_host();
+    let script = "
+        set -e
+        $C10D store set rank-$RANK $$
+        $C10D store wait go --timeout 300s
+        echo $RANK $$ $($C10D store add after 1)";
+    let options = ["--rdzv-conf=is_host=0", "--relay", &directory];
+    let nodes = [0, 1].map(|_| Running::start(node(port, &options, script)));
+    let pid_of = |rank: usize| {
+        let key = format!("rank-{rank}");
+        let ended = store(port, &["get", &key, "--timeout=0s"]);
+        (ended.code == Some(0)).then(|| ended.stdout_text().to_owned())
+    };
+    until("both workers run", || {
+        pid_of(0).is_some() && pid_of(1).is_some()
+    });
+    let pids = [pid_of(0), pid_of(1)];
+
+    host.signal(Signal::KILL);
+    host.end();
+    let host = start_host();
+    until("the store is served again", || pid_of(0).is_some());
+    assert_eq!([pid_of(0), pid_of(1)], pids);
+    store(port, &["set", "go", "1"]).assert_prints("");
+    let mut lines = Vec::new();
+    for node in nodes {
+        let ended = node.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        lines.push(ended.stdout_text().trim().to_owned());
+    }
+    lines.sort();
+    let mut sums = Vec::new();
+    for (rank, line) in lines.iter().enumerate() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [number, pid, sum] = words[..] else {
+            panic!("{lines:?}");
+        };
+        assert_eq!(number, rank.to_string(), "{lines:?}");
+        assert_eq!(Some(pid), pids[rank].as_deref(), "{lines:?}");
+        sums.push(sum);
+    }
+    sums.sort_unstable();
+    assert_eq!(sums, ["1", "2"]);
+    drop(host);
+}
