@@ -109,6 +109,8 @@ typedef enum c10d_status {
     C10D_ERROR_OUT_OF_STEP = 21,
     // A forked child used a handle of its parent, which is unharmed. Nothing was sent: open another one in the child.
     C10D_ERROR_FORKED = 22,
+    // The directory of a server is in use, damaged, of a newer version, or cannot be read or written.
+    C10D_ERROR_JOURNAL = 23,
     // A failure that this version of the interface has no number for; see its text.
     C10D_ERROR_OTHER = 98,
     // A bug of the library: it panicked. The handles of the call can still be freed.
@@ -250,6 +252,13 @@ enum c10d_status c10d_options_set_value_bytes_max(struct c10d_options *options, 
 
 // The most connections of a server at a time; it closes further ones. 262,144 by default.
 enum c10d_status c10d_options_set_connections_max(struct c10d_options *options, size_t connections);
+
+// Keeps the store of a server or a master in this directory, and continues with what it has. It is made if it is
+// missing, for this user only, and has one server at a time. What a server has confirmed survives its process. Null, the
+// default: the data is lost when the server stops. If it cannot write, it closes all connections and stops, and
+// `c10d_server_check` says why. `C10D_ERROR_UNSUPPORTED` if the library was built without the feature `journal`.
+enum c10d_status c10d_options_set_directory(struct c10d_options *options,
+                                            const char *path);
 
 // Lets `cancel` end the calls that open a store or join a group with these options; later calls on it take a handle of
 // their own. Null, the default: only the timeout ends them. The handle may be freed before the options.
@@ -503,8 +512,12 @@ enum c10d_status c10d_server_port(const struct c10d_server *server, uint16_t *po
 // The number of connections. A host can wait until its clients have left before it stops the server.
 enum c10d_status c10d_server_connection_count(const struct c10d_server *server, size_t *count);
 
-// Closes all connections and joins the server's thread, which takes microseconds. The data is lost. Stopping it again
-// changes nothing.
+// Whether the server still serves. `C10D_ERROR_JOURNAL` if its directory could not be written: then it has stopped by
+// itself and closed all connections, and the directory has all that it has confirmed. `C10D_ERROR_CLOSED` after a stop.
+enum c10d_status c10d_server_check(const struct c10d_server *server);
+
+// Closes all connections and joins the server's thread, which takes microseconds. Without a directory the data is lost.
+// Stopping it again changes nothing.
 enum c10d_status c10d_server_stop(const struct c10d_server *server);
 
 // Stops the server if it runs, and frees it. No call on it may be in progress. Null is left alone. In a forked child

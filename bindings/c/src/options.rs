@@ -10,6 +10,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use c10d::GroupOptions;
+use c10d_store::journal::JournalSource;
 use c10d_store::{
     Credentials, FileStoreOptions, ListenOn, ServerOptions, TcpStoreOptions, WireLimits,
 };
@@ -33,6 +34,7 @@ pub struct Options {
     credentials: Option<Credentials>,
     limits: WireLimits,
     connections_max: Option<usize>,
+    journal: Option<JournalSource>,
     cancel: Option<CancelHandle>,
 }
 
@@ -48,6 +50,7 @@ impl Default for Options {
             credentials: None,
             limits: WireLimits::default(),
             connections_max: None,
+            journal: None,
             cancel: None,
         }
     }
@@ -90,6 +93,9 @@ impl Options {
         }
         if let Some(credentials) = &self.credentials {
             options = options.with_credentials(credentials.clone());
+        }
+        if let Some(journal) = &self.journal {
+            options = options.with_journal(journal.clone());
         }
         options
     }
@@ -307,6 +313,37 @@ pub extern "C" fn c10d_options_set_connections_max(
         options.connections_max = Some(connections);
         Ok(())
     })
+}
+
+/// Keeps the store of a server or a master in this directory, and continues with what it has. It is made if it is
+/// missing, for this user only, and has one server at a time. What a server has confirmed survives its process. Null, the
+/// default: the data is lost when the server stops. If it cannot write, it closes all connections and stops, and
+/// `c10d_server_check` says why. `C10D_ERROR_UNSUPPORTED` if the library was built without the feature `journal`.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_options_set_directory(options: Option<&mut Options>, path: CText) -> Status {
+    change(options, |options| {
+        options.journal = path.optional("path")?.map(journal_in).transpose()?;
+        Ok(())
+    })
+}
+
+#[cfg(feature = "journal")]
+#[expect(clippy::unnecessary_wraps, reason = "fails without the feature")]
+fn journal_in(path: &str) -> Result<JournalSource, Failure> {
+    let path = std::path::PathBuf::from(path);
+    let open = move || Ok(Box::new(c10d_journal::SqliteJournal::open(&path)?) as _);
+    Ok(JournalSource {
+        open: std::sync::Arc::new(open),
+        on_failure: None,
+    })
+}
+
+#[cfg(not(feature = "journal"))]
+fn journal_in(path: &str) -> Result<JournalSource, Failure> {
+    Err(Failure::new(
+        Status::C10D_ERROR_UNSUPPORTED,
+        format!("cannot keep a store in {path}: the library was built without the feature journal"),
+    ))
 }
 
 /// Lets `cancel` end the calls that open a store or join a group with these options; later calls on it take a handle of

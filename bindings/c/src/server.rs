@@ -39,6 +39,11 @@ impl Server {
     fn running(&self) -> MutexGuard<'_, Option<TcpStoreServer>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn stopped(&self) -> Failure {
+        let text = format!("the server of port {} was stopped", self.port);
+        Failure::new(Status::C10D_ERROR_CLOSED, text)
+    }
 }
 
 /// Starts a server. It listens on `host`: an address, a name, which means all of its addresses that this machine has,
@@ -94,16 +99,36 @@ pub extern "C" fn c10d_server_connection_count(
         let server = ServerHandle::used(server)?;
         let running = server.running();
         let Some(running) = running.as_ref() else {
-            let text = format!("the server of port {} was stopped", server.port);
-            return Err(Failure::new(Status::C10D_ERROR_CLOSED, text));
+            return Err(server.stopped());
         };
         *count = running.connection_count();
         Ok(())
     })
 }
 
-/// Closes all connections and joins the server's thread, which takes microseconds. The data is lost. Stopping it again
-/// changes nothing.
+/// Whether the server still serves. `C10D_ERROR_JOURNAL` if its directory could not be written: then it has stopped by
+/// itself and closed all connections, and the directory has all that it has confirmed. `C10D_ERROR_CLOSED` after a stop.
+#[unsafe(no_mangle)]
+pub extern "C" fn c10d_server_check(server: Option<&ServerHandle>) -> Status {
+    call(|| {
+        let server = ServerHandle::used(server)?;
+        let running = server.running();
+        let Some(running) = running.as_ref() else {
+            return Err(server.stopped());
+        };
+        if let Some(error) = running.journal_failure() {
+            return Err(Failure::new(Status::C10D_ERROR_JOURNAL, error.to_string()));
+        }
+        if !running.is_running() {
+            let text = format!("the server of port {} has ended by itself", server.port);
+            return Err(Failure::new(Status::C10D_ERROR_SERVER, text));
+        }
+        Ok(())
+    })
+}
+
+/// Closes all connections and joins the server's thread, which takes microseconds. Without a directory the data is lost.
+/// Stopping it again changes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_server_stop(server: Option<&ServerHandle>) -> Status {
     call(|| {

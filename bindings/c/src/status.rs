@@ -63,6 +63,8 @@ pub enum Status {
     C10D_ERROR_OUT_OF_STEP = 21,
     /// A forked child used a handle of its parent, which is unharmed. Nothing was sent: open another one in the child.
     C10D_ERROR_FORKED = 22,
+    /// The directory of a server is in use, damaged, of a newer version, or cannot be read or written.
+    C10D_ERROR_JOURNAL = 23,
     /// A failure that this version of the interface has no number for; see its text.
     C10D_ERROR_OTHER = 98,
     /// A bug of the library: it panicked. The handles of the call can still be freed.
@@ -96,6 +98,7 @@ impl Status {
             20 => c"C10D_ERROR_TAKEN",
             21 => c"C10D_ERROR_OUT_OF_STEP",
             22 => c"C10D_ERROR_FORKED",
+            23 => c"C10D_ERROR_JOURNAL",
             98 => c"C10D_ERROR_OTHER",
             99 => c"C10D_ERROR_PANIC",
             _ => c"unknown",
@@ -123,6 +126,7 @@ impl Status {
             StoreError::File { .. } => Self::C10D_ERROR_FILE,
             StoreError::CorruptFile { .. } => Self::C10D_ERROR_CORRUPT_FILE,
             StoreError::WorkersMissing { .. } => Self::C10D_ERROR_MISSING_RANKS,
+            StoreError::Journal(_) => Self::C10D_ERROR_JOURNAL,
             _ => Self::C10D_ERROR_OTHER,
         }
     }
@@ -189,6 +193,6 @@ mod tests {
             assert_eq!(Status::name(number).to_str(), Ok(name));
             named += 1;
         }
-        assert_eq!(named, 25);
+        assert_eq!(named, 26);
     }
 }

@@ -1,6 +1,8 @@
 /* A server without a client, its options, and what its clients see when it stops. */
 #include "check.h"
 
+#include <signal.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -39,6 +41,63 @@ static void log_lines(void) {
     RETURNS(C10D_ERROR_INVALID_ARGUMENT, c10d_log_to_stderr(7));
     SAYS("log level of 7");
     OK(c10d_log_to_stderr(C10D_LOG_NOTHING));
+}
+
+/* A store in a directory: it outlives its server, has one, and says why it has ended. */
+static void directories(void) {
+    char path[] = "/tmp/c10d-servers-XXXXXX";
+    c10d_options *options;
+    c10d_server *server;
+    c10d_server *second;
+    c10d_store *store;
+    c10d_buffer value;
+    uint16_t port = 0;
+    CHECK(mkdtemp(path) != NULL);
+    OK(c10d_options_new(&options));
+    OK(c10d_options_set_directory(options, path));
+    OK(c10d_server_start("127.0.0.1", 0, options, &server));
+    OK(c10d_server_port(server, &port));
+    OK(c10d_server_check(server));
+    OK(c10d_store_connect("127.0.0.1", port, NULL, &store));
+    OK(c10d_store_add(store, S("n"), 5, NULL));
+    RETURNS(C10D_ERROR_JOURNAL, c10d_server_start("127.0.0.1", 0, options, &second));
+    SAYS("is in use by process ");
+    c10d_store_free(store);
+    OK(c10d_server_stop(server));
+    RETURNS(C10D_ERROR_CLOSED, c10d_server_check(server));
+    c10d_server_free(server);
+
+    OK(c10d_server_start("127.0.0.1", 0, options, &server));
+    OK(c10d_server_port(server, &port));
+    OK(c10d_store_connect("127.0.0.1", port, NULL, &store));
+    OK(c10d_store_get(store, S("n"), 1000, NULL, &value));
+    HOLDS(value, "5");
+
+    /* A file that may not grow, as on a full disk. This process goes on. */
+    struct rlimit before;
+    struct rlimit full = {4096, RLIM_INFINITY};
+    CHECK(signal(SIGXFSZ, SIG_IGN) != SIG_ERR && getrlimit(RLIMIT_FSIZE, &before) == 0);
+    full.rlim_max = before.rlim_max;
+    CHECK(setrlimit(RLIMIT_FSIZE, &full) == 0);
+    c10d_status added = C10D_OK;
+    for (int i = 0; i < 1000 && added == C10D_OK; i++) added = c10d_store_add(store, S("n"), 1, NULL);
+    CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+    CHECK(added == C10D_ERROR_CONNECTION_LOST && c10d_last_outcome() == C10D_OUTCOME_UNKNOWN);
+    RETURNS(C10D_ERROR_JOURNAL, c10d_server_check(server));
+    SAYS("cannot append to the journal");
+    c10d_store_free(store);
+    c10d_server_free(server);
+    OK(c10d_server_start("127.0.0.1", 0, options, &server));
+    OK(c10d_server_check(server));
+    c10d_server_free(server);
+    c10d_options_free(options);
+    const char *names[] = {"journal.db", "journal.db-wal", "owner"};
+    for (size_t i = 0; i < 3; i++) {
+        char file[64];
+        snprintf(file, sizeof file, "%s/%s", path, names[i]);
+        unlink(file);
+    }
+    CHECK(rmdir(path) == 0);
 }
 
 int main(int argc, char **argv) {
@@ -133,6 +192,7 @@ int main(int argc, char **argv) {
     c10d_store_free(other);
     c10d_options_free(options);
     log_lines();
+    directories();
     printf("servers: ok\n");
     return 0;
 }

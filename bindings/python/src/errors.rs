@@ -40,6 +40,7 @@ const fn class_name(error: &StoreError) -> &'static str {
         | StoreError::InvalidArgument { .. }
         | StoreError::NotANumber { .. } => "StoreValueError",
         StoreError::Unsupported { .. } => "StoreUnsupportedError",
+        StoreError::Journal(_) => "StoreJournalError",
         _ => "DistStoreError",
     }
 }

@@ -1,7 +1,10 @@
 //! `StoreServer`: the server of a TCP store, without a client.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use c10d_journal::SqliteJournal;
+use c10d_store::journal::JournalSource;
 use c10d_store::{ServerOptions, TcpStoreServer};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -13,7 +16,8 @@ use crate::secret::read_secret_file;
 
 /// Serves a store over TCP from one thread, until it is closed. For port 0 the system chooses a port. A host of "" is
 /// all interfaces. Every process that reaches the port can read and change the store, or with a secret_file every process
-/// that has the secret.
+/// that has the secret. With a dir the store is kept in this directory, and continues with what that has: see
+/// docs/durable.md.
 #[pyclass(frozen, module = "c10d_rs")]
 #[derive(Debug)]
 pub(crate) struct StoreServer {
@@ -25,11 +29,24 @@ pub(crate) struct StoreServer {
 #[pymethods]
 impl StoreServer {
     #[new]
-    #[pyo3(signature = (host="127.0.0.1", port=0, *, secret_file=None))]
-    fn new(py: Python<'_>, host: &str, port: u16, secret_file: Option<PathBuf>) -> PyResult<Self> {
+    #[pyo3(signature = (host="127.0.0.1", port=0, *, secret_file=None, dir=None))]
+    fn new(
+        py: Python<'_>,
+        host: &str,
+        port: u16,
+        secret_file: Option<PathBuf>,
+        dir: Option<PathBuf>,
+    ) -> PyResult<Self> {
         let mut options = ServerOptions::default();
         if let Some(path) = secret_file {
             options = options.with_credentials(read_secret_file(py, &path)?);
+        }
+        if let Some(dir) = dir {
+            let open = move || Ok(Box::new(SqliteJournal::open(&dir)?) as _);
+            options = options.with_journal(JournalSource {
+                open: Arc::new(open),
+                on_failure: None,
+            });
         }
         let address = (if host.is_empty() { "::" } else { host }, port);
         let server = run(py, || TcpStoreServer::bind(address, options))?;
@@ -61,7 +78,15 @@ impl StoreServer {
             .unwrap_or(0)
     }
 
-    /// Stops the server. Its data is lost, and its clients lose their connections.
+    /// Why the server has stopped by itself, as text: its directory could not be written. What it has confirmed is in
+    /// the directory. None while it serves, after close, and without a dir.
+    #[getter]
+    fn journal_failure(&self) -> Option<String> {
+        let failure = |server: &TcpStoreServer| server.journal_failure().map(ToString::to_string);
+        self.server.read(failure).flatten()
+    }
+
+    /// Stops the server, and its clients lose their connections. Without a dir its data is lost.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let server = self.server.take()?;
         py.detach(|| drop(server));

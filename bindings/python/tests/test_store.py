@@ -1,6 +1,8 @@
 """Every kind of store keeps the contract, on our server and on PyTorch's, and opens and closes as PyTorch's does."""
 
 import pickle
+import resource
+import signal
 import socket
 import sys
 import tempfile
@@ -21,6 +23,7 @@ from c10d_rs import (
     HashStore,
     PrefixStore,
     Store,
+    StoreJournalError,
     StoreServer,
     StoreTimeoutError,
     TCPStore,
@@ -86,6 +89,56 @@ class TestTCPStoreWithSecret(TestTCPStore):
             StoreServer(secret_file=str(self.secret))
         with self.assertRaisesRegex(DistStoreError, "missing"):
             TCPStore("127.0.0.1", self.port, secret_file="missing")
+
+
+class TestStoreInDirectory(TestTCPStore):
+    def serve(self) -> int:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.dir = Path(folder.name) / "store"
+        self.server = StoreServer(dir=self.dir)
+        # The test may have replaced it.
+        self.addCleanup(lambda: self.server.close())
+        return self.server.port
+
+    def test_a_store_outlives_its_server(self) -> None:
+        self.store.set("key", "value")
+        self.assertEqual(self.store.add("sum", 5), 5)
+        self.server.close()
+        self.server = StoreServer(dir=str(self.dir))
+        with TCPStore("127.0.0.1", self.server.port) as store:
+            self.assertEqual(store.get("key"), b"value")
+            self.assertEqual(store.add("sum", 2), 7)
+        self.assertIsNone(self.server.journal_failure)
+
+    def test_directories_that_cannot_be_served(self) -> None:
+        with self.assertRaisesRegex(StoreJournalError, "is in use by process "):
+            StoreServer(dir=self.dir)
+        self.server.close()
+        (self.dir / "journal.db").write_bytes(b"no database")
+        with self.assertRaises(StoreJournalError):
+            StoreServer(dir=self.dir)
+        with self.assertRaises(OSError):
+            StoreServer(dir="/proc/missing/store")
+
+    def test_a_failed_write_ends_the_server_and_not_the_process(self) -> None:
+        ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        self.addCleanup(signal.signal, signal.SIGXFSZ, ignored)
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        total = 0
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))
+        try:
+            with self.assertRaises(DistNetworkError):
+                for _ in range(1000):
+                    total = self.store.add("sum", 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        self.assertRegex(self.server.journal_failure or "", "cannot append to the journal")
+        self.server.close()
+        self.server = StoreServer(dir=self.dir)
+        with TCPStore("127.0.0.1", self.server.port) as store:
+            self.assertIn(store.add("sum", 0), (total, total + 1))
 
 
 @needs_torch

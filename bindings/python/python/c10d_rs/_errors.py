@@ -46,6 +46,12 @@ class StoreUnsupportedError(DistStoreError, NotImplementedError):
     __module__ = "c10d_rs"
 
 
+class StoreJournalError(DistStoreError, OSError):
+    """The directory of a server is in use, damaged, of a newer version, or cannot be read or written."""
+
+    __module__ = "c10d_rs"
+
+
 class GroupError(DistError):
     """A group could not form, or a call of it failed."""
 
@@ -94,6 +100,7 @@ _TORCH = {
     "StoreTimeoutError": ("DistStoreError", "DistError"),
     "StoreValueError": ("DistStoreError", "DistError"),
     "StoreUnsupportedError": ("DistStoreError", "DistError"),
+    "StoreJournalError": ("DistStoreError", "DistError"),
     "GroupError": ("DistError",),
     "MissingRanksError": ("DistError",),
 }
