@@ -20,6 +20,8 @@ struct Shared {
     stop: AtomicBool,
     /// New connections are closed at once.
     is_cut: AtomicBool,
+    /// What it receives is not passed on, as by a network that drops packets.
+    is_silent: AtomicBool,
     connections: Mutex<Vec<(TcpStream, TcpStream)>>,
     accepted: AtomicUsize,
     cuts: AtomicUsize,
@@ -37,6 +39,7 @@ impl Proxy {
             server: Mutex::new(server),
             stop: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
+            is_silent: AtomicBool::new(false),
             connections: Mutex::default(),
             accepted: AtomicUsize::new(0),
             cuts: AtomicUsize::new(0),
@@ -89,8 +92,18 @@ impl Proxy {
         *self.shared.server.lock().expect("no panic") = server;
     }
 
+    /// Passes nothing on any more, over present and new connections, until [`mend`](Self::mend); what arrives until
+    /// then is lost.
+    pub(crate) fn be_silent(&self) {
+        self.shared.is_silent.store(true, Ordering::Release);
+    }
+
+    /// Passes new connections on again. Those from before a silence are cut, as bytes are missing.
     pub(crate) fn mend(&self) {
         self.shared.is_cut.store(false, Ordering::Release);
+        if self.shared.is_silent.swap(false, Ordering::AcqRel) {
+            self.cut(false);
+        }
     }
 }
 
@@ -161,6 +174,9 @@ impl Shared {
     fn pump(&self, mut from: TcpStream, mut to: TcpStream, mut budget: u64) {
         let mut buffer = [0; 16 << 10];
         while let Ok(count) = from.read(&mut buffer) {
+            if count > 0 && self.is_silent.load(Ordering::Acquire) {
+                continue;
+            }
             let passes = count.min(usize::try_from(budget).unwrap_or(usize::MAX));
             if count == 0 || to.write_all(&buffer[..passes]).is_err() {
                 break;

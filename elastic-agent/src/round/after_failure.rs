@@ -60,7 +60,9 @@ impl Round {
                 };
                 return finish(Ok(outcome), out);
             }
-            End::MembersChanged(why) => return self.after_change(why, stopped, now, out),
+            End::MembersChanged(why) | End::Evicted(why) => {
+                return self.after_change(why, stopped, now, out);
+            }
             End::Failed => None,
             End::Stuck(stall) => Some(stall),
         };

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use c10d_store::StoreError;
 use elastic_rendezvous::RendezvousError;
 use log::Level;
 
@@ -19,7 +20,7 @@ use crate::worker::StartError;
 
 impl Round {
     pub(super) fn not_started(
-        &self,
+        &mut self,
         error: Box<AgentError>,
         signal: Option<i32>,
         failures: Option<Failures>,
@@ -35,7 +36,12 @@ impl Round {
                 out.push(Effect::ReadMembership);
                 Phase::NotStarted { error, failures }
             }
-            Kind::Cut | Kind::Interrupted => finish(
+            Kind::Outage if signal.is_none() => {
+                let why = format!("the store of the rendezvous was out of reach: {error}");
+                out.push(log(Level::Warn, format!("joining another round: {why}")));
+                self.join_again(RoundCause::MembersChanged(why), failures, now, out)
+            }
+            Kind::Cut | Kind::Outage | Kind::Interrupted => finish(
                 Ok(AgentOutcome::Signalled {
                     signal: signal.unwrap_or_default(),
                     had_workers: self.has_had_workers,
@@ -82,6 +88,8 @@ enum Kind {
     NotNeeded,
     /// A wait for the other nodes of a complete round was cut short.
     Cut,
+    /// The store did not answer in time. What this node has written in the round is unknown, so it joins another one.
+    Outage,
     /// A signal ended a wait for anything else.
     Interrupted,
     Closed,
@@ -93,11 +101,24 @@ fn kind_of(error: &AgentError) -> Kind {
         AgentError::Rendezvous(RendezvousError::GracefulExit { .. }) => Kind::NotNeeded,
         AgentError::Ranks(RanksError::Interrupted)
         | AgentError::Relay(NodeRelayError::Interrupted) => Kind::Cut,
+        AgentError::Ranks(RanksError::Store(error))
+        | AgentError::Relay(NodeRelayError::Store(error))
+            if is_outage(error) =>
+        {
+            Kind::Outage
+        }
         AgentError::Rendezvous(RendezvousError::Interrupted { .. })
         | AgentError::Start(StartError::Interrupted) => Kind::Interrupted,
         AgentError::Rendezvous(RendezvousError::Closed { .. }) => Kind::Closed,
         _ => Kind::Other,
     }
+}
+
+const fn is_outage(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::Connect { .. } | StoreError::ConnectionLost { .. } | StoreError::NoReply { .. }
+    )
 }
 
 /// Adds the failures that made a restart necessary to the error that prevented it.

@@ -75,6 +75,8 @@ pub(super) enum End {
     Failed,
     Stuck(Stall),
     MembersChanged(String),
+    /// The others have removed this node, or it must assume that: another world may exist.
+    Evicted(String),
     JobEnded(String),
     Signalled(i32),
 }

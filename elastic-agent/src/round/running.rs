@@ -102,20 +102,21 @@ impl Round {
     fn stop(&mut self, nodes: usize, end: End, now: Duration, out: &mut Effects) -> Phase {
         self.clock.end(now, |phases| &mut phases.run);
         let is_restart_likely = match &end {
-            End::MembersChanged(_) => true,
+            End::MembersChanged(_) | End::Evicted(_) => true,
             End::Failed | End::Stuck(_) => self.policy.left(now) > 0,
             _ => false,
         };
         if is_restart_likely {
             out.push(Effect::ForkAhead);
         }
-        if let End::MembersChanged(why) = &end {
+        if let End::MembersChanged(why) | End::Evicted(why) = &end {
             out.push(log(Level::Info, format!("restarting the workers: {why}")));
             out.push(Effect::TellRestarting(why.clone()));
         }
         out.push(Effect::Stop(match end {
             End::Signalled(signal) => Stop::BySignal(signal),
-            End::Stuck(_) => Stop::With(Signal::TERM, STUCK_GRACE),
+            // Workers of a world that no longer exists must not write to what those of the next one use.
+            End::Stuck(_) | End::Evicted(_) => Stop::With(Signal::TERM, STUCK_GRACE),
             // After a success, this ends the processes that workers left behind.
             _ => Stop::With(Signal::TERM, STOP_GRACE),
         }));
@@ -141,6 +142,7 @@ impl Running {
         }
         match MembersChange::of(membership) {
             MembersChange::None => None,
+            MembersChange::Certain(why) if membership.is_evicted => Some(End::Evicted(why)),
             MembersChange::Certain(why) => Some(End::MembersChanged(why)),
             MembersChange::UnlessFinished { why, departed } => {
                 out.push(Effect::ReadFinished);

@@ -181,11 +181,9 @@ impl Executor {
         let pause = CONFLICT_PAUSE_MIN
             .saturating_mul(1 << doublings.min(16))
             .min(CONFLICT_PAUSE_MAX);
-        let Some(due_at) = self.heartbeat_due_at() else {
+        let Some(dead_at) = self.is_kept_until() else {
             return Some(pause);
         };
-        let written_at = due_at.saturating_sub(self.settings.keep_alive_interval);
-        let dead_at = written_at.saturating_add(self.settings.dead_after());
         let left = dead_at.saturating_sub(now.monotonic);
         Some(
             pause
@@ -262,6 +260,20 @@ impl Executor {
             };
             return Need::Done(done);
         }
+    }
+
+    /// A request has failed: whether the state has changed is unknown, and the others may have been unable to write.
+    pub(crate) fn on_outage(&mut self) {
+        self.is_dirty = false;
+        self.phase = Phase::Sync;
+        self.observations.on_outage();
+    }
+
+    /// Until when the others keep this node in its round if it writes nothing more.
+    pub(crate) fn is_kept_until(&self) -> Option<Duration> {
+        let due_at = self.heartbeat_due_at()?;
+        let written_at = due_at.saturating_sub(self.settings.keep_alive_interval);
+        Some(written_at.saturating_add(self.settings.dead_after()))
     }
 
     /// Makes the next step begin with a read.

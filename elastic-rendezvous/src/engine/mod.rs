@@ -45,6 +45,12 @@ pub(crate) trait Engine: Debug + Send {
     /// The last request has failed, and the operation with it. A member goes on.
     fn on_failure(&mut self, error: &RendezvousError, now: Now);
 
+    /// The last request has failed; whether it has taken effect is unknown. The operation goes on after a pause.
+    fn on_outage(&mut self, now: Now);
+
+    /// Until when the other nodes keep this one in its round if they hear no more of it; `None` in no round.
+    fn is_kept_until(&self) -> Option<Duration>;
+
     /// Whether a member is in the midst of something that ends before the next operation begins.
     fn is_busy(&self) -> bool {
         false
@@ -96,6 +102,8 @@ pub(crate) enum Ask {
     Group(GroupAsk),
     /// Nothing until this time or a message: [`Reply::Nothing`].
     Pause { until: Duration },
+    /// Another engine, in no round: the store has lost what this one knows.
+    StartAnew,
     /// Nothing: the operation is over.
     Done(Result<Answer, OperationError>),
 }

@@ -28,6 +28,10 @@ pub(crate) struct Observations {
     stored_round: RoundTimes,
     /// When the state was last read.
     read_at: Option<Duration>,
+    /// The store was out of reach since the last read: perhaps the others could not write either.
+    had_outage: bool,
+    /// When the state was read first after that: earlier silence does not count.
+    silence_counts_from: Duration,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -66,7 +70,14 @@ impl Observations {
             round: RoundTimes::default(),
             stored_round: RoundTimes::default(),
             read_at: None,
+            had_outage: false,
+            silence_counts_from: Duration::ZERO,
         }
+    }
+
+    /// The store is out of reach.
+    pub(crate) const fn on_outage(&mut self) {
+        self.had_outage = true;
     }
 
     /// Adopts a state that was just read or written.
@@ -83,6 +94,9 @@ impl Observations {
             .read_at
             .is_none_or(|at| now.monotonic.saturating_sub(at) > dead_after);
         self.read_at = Some(now.monotonic);
+        if std::mem::take(&mut self.had_outage) {
+            self.silence_counts_from = now.monotonic;
+        }
         self.round = self.stored_round;
         self.peers
             .retain(|node, _| state.last_heartbeats.contains_key(node));
@@ -129,12 +143,13 @@ impl Observations {
         // A live member must see the complete round before a silent one is dropped. After this time it has
         // read the state, and so written a heartbeat, or it is silent itself.
         for (node, sighting) in &mut self.peers {
-            sighting.silent_since = match self.round.complete {
+            let silent_since = match self.round.complete {
                 Some((_, since)) if state.participants.contains_key(node) => {
                     sighting.seen_at.max(since)
                 }
                 _ => sighting.seen_at,
             };
+            sighting.silent_since = silent_since.max(self.silence_counts_from);
         }
         match (state.deadline, self.round.deadline) {
             (None, _) => self.round.deadline = None,
@@ -167,10 +182,14 @@ impl Observations {
         silent
     }
 
-    /// For how long `node` has written no new heartbeat; `None` if it was not listed.
+    /// For how long `node` has written no new heartbeat, although it could; `None` if it was not listed.
     pub(crate) fn silence_of(&self, node: &NodeId, moment: Duration) -> Option<Duration> {
         let sighting = self.peers.get(node)?;
-        Some(moment.saturating_sub(sighting.seen_at))
+        if self.had_outage {
+            return Some(Duration::ZERO);
+        }
+        let since = sighting.seen_at.max(self.silence_counts_from);
+        Some(moment.saturating_sub(since))
     }
 
     /// The participants found at the first read with a heartbeat so old that they are dead or have a slow
@@ -317,6 +336,24 @@ mod tests {
             let heartbeat = start().wall.before(SECOND * (3600 + step));
             observations.observe(&state_of(&[(&peer, heartbeat)]), &settings(), now);
             assert_eq!(observations.silent(&me, &settings(), now.monotonic), []);
+        }
+    }
+
+    /// docs/rendezvous.md, OUTAGE 4.
+    #[test]
+    fn after_an_outage_silence_counts_from_the_first_read() {
+        let (me, peer) = (node("me"), node("peer"));
+        let mut observations = Observations::new(start());
+        let state = state_of(&[(&peer, start().wall), (&me, start().wall)]);
+        observations.observe(&state, &settings(), start());
+        observations.on_outage();
+        let back = start().after(SECOND * 100);
+        observations.observe(&state, &settings(), back);
+        for (seconds, is_silent) in [(0, false), (15, false), (16, true)] {
+            let now = back.after(SECOND * seconds);
+            observations.observe(&state, &settings(), now);
+            let silent = observations.silent(&me, &settings(), now.monotonic);
+            assert_eq!(silent.len(), usize::from(is_silent), "after {seconds} s");
         }
     }
 

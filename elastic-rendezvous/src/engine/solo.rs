@@ -278,11 +278,34 @@ impl Engine for Solo {
 
     fn on_failure(&mut self, error: &RendezvousError, now: Now) {
         self.waits_until = None;
-        if self.operation.take() == Some(Operation::KeepAlive) {
-            self.steps.push(step_of_keep_alive(Err(error)));
-            let interval = self.executor.settings().keep_alive_interval;
-            self.rests_until = now.monotonic.saturating_add(interval.min(RETRY_PAUSE));
+        if error.is_outage() {
+            self.executor.on_outage();
         }
+        let operation = self.operation.take();
+        let interval = self.executor.settings().keep_alive_interval;
+        let retry_at = now.monotonic.saturating_add(interval.min(RETRY_PAUSE));
+        match operation {
+            Some(Operation::KeepAlive) => {
+                self.steps.push(step_of_keep_alive(Err(error)));
+                self.rests_until = retry_at;
+            }
+            // The next wait would fail at once.
+            None => {
+                self.paused_until = Some(retry_at);
+                self.rests_until = retry_at;
+            }
+            Some(_) => {}
+        }
+    }
+
+    fn on_outage(&mut self, now: Now) {
+        self.waits_until = None;
+        self.executor.on_outage();
+        self.paused_until = Some(now.monotonic.saturating_add(RETRY_PAUSE));
+    }
+
+    fn is_kept_until(&self) -> Option<Duration> {
+        self.round.and(self.executor.is_kept_until())
     }
 
     fn is_busy(&self) -> bool {

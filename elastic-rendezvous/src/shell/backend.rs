@@ -49,6 +49,19 @@ pub trait RendezvousBackend: Debug + Send + Sync {
         Ok(stored.as_ref().map(|stored| &stored.token) == token)
     }
 
+    /// Whether a request that found the store out of reach may succeed later. Otherwise its operation fails at once.
+    fn is_reconnecting(&self) -> bool {
+        false
+    }
+
+    /// Begins again after [`RendezvousError::StateLost`]: there is no state.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Connection`] when the store fails.
+    fn start_anew(&self) -> Result<(), RendezvousError> {
+        Ok(())
+    }
+
     /// Opens a second handle that waits for changes; `None` if this backend can only be polled.
     ///
     /// # Errors

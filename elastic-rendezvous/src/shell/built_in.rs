@@ -1,16 +1,22 @@
 //! Creates the handlers of the built-in backends, `c10d` and `static`, from parameters.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use c10d_socket::Cancel;
+use c10d_store::{ConnectOptions, Store, StoreError, TcpStore, TcpStoreOptions};
 
 use crate::shell::c10d_backend::{C10D_BACKEND, C10dBackend};
 use crate::shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
-use crate::shell::open_store::{OpenStore, open_store};
+use crate::shell::open_store::{OpenStore, is_tcp, open_store};
+use crate::shell::reconnecting::ReconnectingStore;
 use crate::shell::registry::{RendezvousCreator, RendezvousRegistry};
 use crate::shell::static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
 use crate::shell::workers_claim::claim;
+use crate::values::endpoint::Endpoint;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
-use crate::values::parameters_error::ParametersError;
+use crate::values::parameters_error::{DEFAULT_PORT, ParametersError};
 use crate::values::settings::RendezvousSettings;
 
 /// The settings that a `c10d` rendezvous reads: all of PyTorch's, `share_store`
@@ -59,7 +65,16 @@ pub fn create_c10d(
         workers_host,
     } = open_store(parameters, &settings)?;
     let address = address.filter(|_| is_shared);
-    let backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
+    let (store, backend) = if is_tcp(parameters) {
+        let store = keep_connected(store, hosted.as_deref(), parameters, &settings)?;
+        let for_rounds = Arc::new(store.without_repeats());
+        let backend = C10dBackend::new(for_rounds, &settings.run_id)?;
+        let store: Arc<dyn Store> = Arc::new(store);
+        (store, backend.with_reconnecting_store())
+    } else {
+        let backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
+        (store, backend)
+    };
     let mut options = DynamicRendezvousOptions::new().with_shared_store(has_agent_store);
     let needs_relays = settings.max_nodes > 1 || hosted.is_none();
     if let Some(address) = &address {
@@ -98,6 +113,42 @@ pub fn create_c10d(
         Some(hosted) => node.with_hosted_store(hosted),
         None => node,
     })
+}
+
+/// The same store, which connects again when its connection is lost.
+fn keep_connected(
+    store: Arc<dyn Store>,
+    hosted: Option<&TcpStore>,
+    parameters: &RendezvousParameters,
+    settings: &RendezvousSettings,
+) -> Result<ReconnectingStore, RendezvousError> {
+    let endpoint = parameters.endpoint().parse::<Endpoint>();
+    let target = endpoint.map_err(ParametersError::from)?;
+    let target = target.with_default_port(DEFAULT_PORT);
+    let port = hosted.map_or(target.port(), TcpStore::port);
+    let credentials = parameters.credentials().cloned();
+    let connect = move |timeout: Duration, cancel: &Cancel| -> Result<Arc<dyn Store>, StoreError> {
+        let mut options = TcpStoreOptions::default()
+            // The caller pauses between two attempts.
+            .with_connect_options(ConnectOptions::default().with_rounds_max(1))
+            .with_timeout(timeout)
+            .with_cancel(cancel.clone());
+        if let Some(credentials) = &credentials {
+            options = options.with_credentials(credentials.clone());
+        }
+        let store = TcpStore::open(target.host(), port, options)?;
+        Ok(Arc::new(store.with_cancel(&Cancel::NEVER)))
+    };
+    let patience = settings.dead_after();
+    // Three in the time after which the others drop this node: one finds the connection lost, one is for another.
+    let attempt = patience / 3;
+    let attempt = store.timeout().map_or(attempt, |it| it.min(attempt));
+    Ok(ReconnectingStore::new(
+        store,
+        Arc::new(connect),
+        attempt,
+        patience,
+    ))
 }
 
 /// With `c10d` and `static`.

@@ -31,6 +31,7 @@ pub struct C10dBackend {
     key: String,
     limits: CodecLimits,
     traffic: Arc<Traffic>,
+    is_reconnecting: bool,
 }
 
 /// Counters of a backend.
@@ -75,16 +76,23 @@ impl C10dBackend {
     pub fn new(store: Arc<dyn Store>, run_id: &str) -> Result<Self, RendezvousError> {
         ParametersError::check_run_id(run_id)?;
         let key = format!("torch.rendezvous.{run_id}");
-        let failed = |error| RendezvousError::connection(run_id, error);
-        // A GET would block while the key is missing.
-        store.compare_set(&key, b"", SENTINEL).map_err(failed)?;
-        Ok(Self {
+        let backend = Self {
             store,
             run_id: run_id.to_owned(),
             key,
             limits: CodecLimits::default(),
             traffic: Arc::default(),
-        })
+            is_reconnecting: false,
+        };
+        backend.start_anew()?;
+        Ok(backend)
+    }
+
+    /// The store connects again by itself.
+    #[must_use]
+    pub(crate) const fn with_reconnecting_store(mut self) -> Self {
+        self.is_reconnecting = true;
+        self
     }
 
     /// The counters of this backend, which keep counting.
@@ -163,6 +171,16 @@ impl RendezvousBackend for C10dBackend {
             stored,
             is_ours: false,
         }))
+    }
+
+    fn is_reconnecting(&self) -> bool {
+        self.is_reconnecting
+    }
+
+    fn start_anew(&self) -> Result<(), RendezvousError> {
+        // A GET would block while the key is missing.
+        let created = self.store.compare_set(&self.key, b"", SENTINEL);
+        created.map(drop).map_err(|error| self.failed(error))
     }
 
     fn watch(&self) -> Result<Option<Arc<dyn StateWatch>>, RendezvousError> {

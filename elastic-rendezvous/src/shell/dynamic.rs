@@ -200,15 +200,16 @@ impl DynamicRendezvous {
         let notices = Notices::new(Arc::clone(&store), &settings.run_id);
         let shared = Shared::new(notices);
         let access = Access::open(&*backend, &settings)?;
-        let (me, seed, now) = (node.clone(), fastrand::u64(..), clock.now());
-        let (engine, lease): (Box<dyn Engine>, _) = match &access {
-            Access::Group(_, index) => {
-                let engine = GroupEngine::new(me, *index, settings.clone(), seed, now);
-                (Box::new(engine), None)
-            }
-            Access::Own { lease, .. } => {
-                let engine = Solo::new(me, settings.clone(), seed, now);
-                (Box::new(engine), lease.clone())
+        let lease = match &access {
+            Access::Group(..) => None,
+            Access::Own { lease, .. } => lease.clone(),
+        };
+        let of_engine = (node.clone(), settings.clone());
+        let new_engine = move |index: Option<u32>, now| -> Box<dyn Engine> {
+            let ((me, settings), seed) = (of_engine.clone(), fastrand::u64(..));
+            match index {
+                Some(index) => Box::new(GroupEngine::new(me, index, settings, seed, now)),
+                None => Box::new(Solo::new(me, settings, seed, now)),
             }
         };
         let (to_loop, inbox) = open_mailbox();
@@ -216,7 +217,7 @@ impl DynamicRendezvous {
             clock,
             me: node.clone(),
             settings: settings.clone(),
-            engine,
+            new_engine: Box::new(new_engine),
             access,
             backend: Arc::clone(&backend),
             shared: Arc::clone(&shared),
@@ -272,6 +273,8 @@ impl DynamicRendezvous {
     /// rendezvous before they exit, and 2.9 fails if the store is missing then.
     fn await_disconnects(&self) {
         let Some(hosted) = &self.hosted else { return };
+        // It may use another connection.
+        self.store.close();
         hosted.close();
         let deadline = Deadline::after(Instant::now(), DISCONNECT_TIMEOUT);
         let is_in_use = || {
@@ -416,6 +419,10 @@ impl RendezvousHandler for DynamicRendezvous {
             match settled {
                 Err(RendezvousError::Interrupted { .. }) if !self.is_interrupted() => log::info!(
                     "round {} has lost a member before it had a workers' store: joining another round",
+                    answer.round,
+                ),
+                Err(error) if error.is_outage() && self.backend.is_reconnecting() => log::warn!(
+                    "round {} has no workers' store: joining another round: {error}",
                     answer.round,
                 ),
                 settled => return settled,

@@ -108,7 +108,7 @@ impl GroupNode {
                 },
                 None => Need::Failed,
             },
-            Ask::Done(Err(_)) => Need::Failed,
+            Ask::Done(Err(_)) | Ask::StartAnew => Need::Failed,
             _ => Need::Perform,
         }
     }

@@ -16,6 +16,7 @@ mod mailbox;
 mod notices;
 mod old_rounds;
 mod open_store;
+mod reconnecting;
 pub(crate) mod registry;
 mod shared;
 pub(crate) mod static_rendezvous;

@@ -46,6 +46,12 @@ pub(crate) struct OpenStore {
     pub(crate) workers_host: Option<String>,
 }
 
+/// Whether the store has a server, and no file.
+pub(crate) fn is_tcp(parameters: &RendezvousParameters) -> bool {
+    let store_type = parameters.get("store_type").unwrap_or("tcp").trim();
+    store_type.eq_ignore_ascii_case("tcp")
+}
+
 /// Opens or serves the store that `parameters` name. Blocks for at most the join timeout and some seconds of name lookups.
 pub(crate) fn open_store(
     parameters: &RendezvousParameters,

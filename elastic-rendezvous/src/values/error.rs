@@ -193,6 +193,14 @@ pub enum RendezvousError {
     },
 }
 
+/// Whether the store did not answer, and another connection may help.
+pub(crate) const fn is_outage(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::Connect { .. } | StoreError::ConnectionLost { .. } | StoreError::NoReply { .. }
+    )
+}
+
 /// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
 impl std::fmt::Debug for RendezvousError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -201,6 +209,11 @@ impl std::fmt::Debug for RendezvousError {
 }
 
 impl RendezvousError {
+    /// Whether the store did not answer: a later request may succeed.
+    pub(crate) fn is_outage(&self) -> bool {
+        matches!(self, Self::Connection { source, .. } if is_outage(source))
+    }
+
     pub(crate) fn connection(run_id: &str, source: StoreError) -> Self {
         Self::Connection {
             run_id: run_id.to_owned(),

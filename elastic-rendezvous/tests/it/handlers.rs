@@ -355,9 +355,8 @@ impl RendezvousBackend for FailsUnderFirstLease {
 }
 
 fn failure() -> RendezvousError {
-    RendezvousError::StateLost {
-        run_id: "job".to_owned(),
-        store: "store that fails".to_owned(),
+    RendezvousError::ShutDown {
+        run_id: "a store that fails".to_owned(),
     }
 }
 
@@ -374,10 +373,7 @@ fn the_write_lease_is_released_when_the_store_fails_under_it() {
     let settings = settings(1, 3).with_last_call_timeout(Duration::from_millis(100));
     let node = node_with_backend(Arc::new(backend), &store, settings);
     let error = node.next_rendezvous().expect_err("the store has failed");
-    assert!(
-        matches!(error, RendezvousError::StateLost { .. }),
-        "{error}"
-    );
+    assert!(matches!(error, RendezvousError::ShutDown { .. }), "{error}");
     // The next node gets the lease at once.
     let leases = store.queue_len(TURN);
     assert_eq!(leases.expect("a length"), 1);
@@ -386,7 +382,7 @@ fn the_write_lease_is_released_when_the_store_fails_under_it() {
 
 /// docs/rendezvous.md, BACKEND 5.
 #[test]
-fn a_lost_state_ends_the_calls_of_a_member_without_waiting_for_it() {
+fn a_member_whose_state_is_lost_begins_another_round() {
     let (_host, store) = tcp();
     let settings = settings(1, 1).with_keep_alive(Duration::from_millis(100), 3);
     let node = node_with(&store, settings);
@@ -396,20 +392,14 @@ fn a_lost_state_ends_the_calls_of_a_member_without_waiting_for_it() {
     let key = "torch.rendezvous.job";
     assert!(store.delete_key(key).expect("a deletion"));
 
-    eventually("the heartbeats fail", || node.membership().is_err());
-    for result in [
-        node.is_closed().map(|_| ()),
-        node.set_closed(),
-        node.leave(),
-        node.next_rendezvous().map(|_| ()),
-    ] {
-        let error = result.expect_err("the state is lost");
-        assert!(
-            matches!(error, RendezvousError::StateLost { .. }),
-            "{error}"
-        );
-    }
-    assert!(!store.check(&[key]).expect("an answer"));
+    eventually("its round is over", || membership(&node).is_evicted);
+    assert!(!node.is_closed().expect("a new state"));
+    assert_eq!(joined(join(&node)).world_size, 1);
+    assert_eq!(membership(&node), Membership::default());
+    assert!(store.delete_key(key).expect("a deletion"));
+    node.set_closed().expect("a new state");
+    let error = node.next_rendezvous().expect_err("closed");
+    assert!(matches!(error, RendezvousError::Closed { .. }), "{error}");
 }
 
 /// A backend whose watch always fails at once.

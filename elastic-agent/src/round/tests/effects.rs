@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use c10d_store::{ErrorContext, Operation, Outcome, StoreError};
 use elastic_rendezvous::{LostNode, Membership, NodeId};
 use rustix::process::Signal;
 
 use super::super::Round;
+use super::super::error::AgentError;
 use super::super::input::{Effect, Facts, Input, Stop, Stopped};
 use super::super::outcome::AgentOutcome;
 use super::super::stuck::StuckWorkers;
@@ -13,6 +15,7 @@ use super::workers::failure;
 use super::world::{FINAL, settings};
 use crate::failure::Failures;
 use crate::progress::ProgressSeen;
+use crate::ranks::RanksError;
 use crate::worker::{ExitKind, WorkerExit};
 
 const NOW: Duration = Duration::ZERO;
@@ -74,12 +77,14 @@ fn a_final_exit_code_ends_the_job_elsewhere_before_the_workers_of_this_node_are_
 }
 
 #[test]
-fn workers_have_30_s_to_stop_or_5_if_they_are_stuck() {
+fn workers_have_30_s_to_stop_or_5_if_they_are_stuck_or_their_node_is_removed() {
     let mut lost = Membership::default();
     let node = NodeId::new("node1", 1, 0);
     lost.lost = vec![LostNode::new(node, Duration::from_secs(15))];
     let mut closed = Membership::default();
     closed.is_closed = true;
+    let mut evicted = Membership::default();
+    evicted.is_evicted = true;
     let ended = Input::JobEnd(Some("node1 ended the job: why".to_owned()));
     let slow = Stop::With(Signal::TERM, Duration::from_secs(30));
     let quick = Stop::With(Signal::TERM, Duration::from_secs(5));
@@ -91,6 +96,7 @@ fn workers_have_30_s_to_stop_or_5_if_they_are_stuck() {
         (vec![exit(0, 0), exit(1, 1)], slow),
         (vec![membership(lost), Input::Finished(Some(0))], slow),
         (vec![membership(closed), ended], slow),
+        (vec![membership(evicted)], quick),
         (vec![stuck(), Input::IsFirstStuck(true)], quick),
         (vec![stuck(), Input::IsFirstStuck(false)], quick),
         (vec![Input::Signal(2)], Stop::BySignal(2)),
@@ -102,6 +108,28 @@ fn workers_have_30_s_to_stop_or_5_if_they_are_stuck() {
         };
         assert_eq!(*stop, expected, "{what}");
     }
+}
+
+/// docs/rendezvous.md, section 7.2.
+#[test]
+fn a_node_that_cannot_exchange_ranks_in_an_outage_joins_another_round() {
+    let (mut round, _) = Round::begin(settings(0, 2), NOW);
+    let lost = || StoreError::ConnectionLost {
+        context: ErrorContext::new(Operation::Add, ["key"], "store", NOW),
+        outcome: Outcome::Unknown,
+        source: std::io::ErrorKind::ConnectionReset.into(),
+    };
+    let not_started = |signal| Input::NotStarted {
+        error: Box::new(AgentError::Ranks(RanksError::Store(lost()))),
+        signal,
+    };
+    let joined = effects(&mut round, [Input::Joined { nodes: 2 }, not_started(None)]);
+    assert!(matches!(joined.last(), Some(Effect::Join)), "{joined:?}");
+    let ended = effects(
+        &mut round,
+        [Input::Joined { nodes: 2 }, not_started(Some(15))],
+    );
+    assert!(matches!(ended.last(), Some(Effect::Finish(_))), "{ended:?}");
 }
 
 #[test]

@@ -217,6 +217,9 @@ impl Engine for GroupEngine {
     }
 
     fn step(&mut self, now: Now) -> Ask {
+        if self.station.has_lost_state() {
+            return Ask::StartAnew;
+        }
         if let Some(ask) = self.step_alone(now) {
             return ask;
         }
@@ -293,6 +296,18 @@ impl Engine for GroupEngine {
         self.operation = None;
         self.closing = Closing::No;
         self.paused_until = Some(now.monotonic.saturating_add(RETRY_PAUSE));
+    }
+
+    fn on_outage(&mut self, now: Now) {
+        self.station.on_failure(now);
+        if let Some(alone) = &mut self.alone {
+            alone.on_outage(now);
+        }
+        self.paused_until = Some(now.monotonic.saturating_add(RETRY_PAUSE));
+    }
+
+    fn is_kept_until(&self) -> Option<Duration> {
+        self.round.map(|_| self.station.is_kept_until())
     }
 
     fn to_write(&self) -> Option<(&RendezvousState, Option<&Token>)> {

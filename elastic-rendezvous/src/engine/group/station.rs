@@ -17,7 +17,7 @@ use crate::values::node::NodeId;
 use crate::values::settings::{ROLLBACK_WINDOW, RendezvousSettings};
 use crate::values::state::RendezvousState;
 use crate::values::step::Step;
-use crate::values::stored::Token;
+use crate::values::stored::{Token, Written};
 
 /// For each node that may take part, the interval of those that wait for an answer is longer by this: whatever their
 /// number, one of them polls each millisecond.
@@ -53,8 +53,11 @@ pub(crate) struct Station {
     membership: Option<Membership>,
     role: Role,
     timers: Timers<Timer>,
-    /// The operation in progress.
+    /// The operation in progress, and when it began.
     asked: Ask,
+    asked_at: Duration,
+    /// When the last operation began that showed the others that this node lives.
+    heard_at: Duration,
     /// The number of the last request.
     number: u32,
     heartbeats: u64,
@@ -64,6 +67,9 @@ pub(crate) struct Station {
     summary: Summary,
     /// Requests to a later holder that this node took while it believed to be the holder.
     misdirected: Vec<Vec<u8>>,
+    /// The highest epoch of a lease that was read.
+    epoch_seen: u64,
+    has_lost_state: bool,
 }
 
 /// What the node waits for.
@@ -196,13 +202,28 @@ impl Station {
             role: Role::Follower(LeaseView::Unknown),
             timers: [(Timer::Heartbeat, now.monotonic)].into(),
             asked: Ask::Idle,
+            asked_at: now.monotonic,
+            heard_at: now.monotonic,
             number: 0,
             heartbeats: 0,
             answer: Vec::new(),
             summary_text: Vec::new(),
             summary: Summary::default(),
             misdirected: Vec::new(),
+            epoch_seen: 0,
+            has_lost_state: false,
         }
+    }
+
+    /// Whether the lease is missing or older than before: the store has lost its data, and another node may have this
+    /// one's index.
+    pub(crate) const fn has_lost_state(&self) -> bool {
+        self.has_lost_state
+    }
+
+    /// Until when the others keep this node in its round if they hear no more of it.
+    pub(crate) fn is_kept_until(&self) -> Duration {
+        self.heard_at.saturating_add(self.settings.dead_after())
     }
 
     pub(crate) const fn me(&self) -> &NodeId {
@@ -323,6 +344,7 @@ impl Station {
     pub(crate) fn step(&mut self, now: Now) -> Ask {
         let ask = self.next(now);
         self.asked = ask.clone();
+        self.asked_at = now.monotonic;
         ask
     }
 
@@ -519,6 +541,15 @@ impl Station {
     /// Takes the result of the last operation.
     pub(crate) fn on_reply(&mut self, reply: Reply, now: Now) {
         let asked = std::mem::replace(&mut self.asked, Ask::Idle);
+        // A holder writes its heartbeat into the state.
+        let is_heard = matches!(
+            (&asked, &reply),
+            (Ask::WriteHeartbeat(_), Reply::Done)
+                | (Ask::WriteState, Reply::Written(Written::Ours(_)))
+        );
+        if is_heard {
+            self.heard_at = self.asked_at;
+        }
         match (asked, reply) {
             (Ask::ReadLease, Reply::Value(lease)) => self.on_lease(lease.unwrap_or_default(), now),
             (Ask::Claim { lease, .. }, Reply::Value(current)) => {
@@ -543,6 +574,9 @@ impl Station {
 
     fn on_lease(&mut self, current: Vec<u8>, now: Now) {
         let at = now.monotonic;
+        let epoch = Lease::from_text(&current).map_or(0, |lease| lease.epoch);
+        self.has_lost_state |= epoch < self.epoch_seen;
+        self.epoch_seen = self.epoch_seen.max(epoch);
         let timeout = self.lease_timeout();
         let Role::Follower(view) = &mut self.role else {
             return;

@@ -22,8 +22,10 @@ use crate::shell::notices::NoticeBoard;
 use crate::shell::shared::{LOG_INTERVAL, Shared, error_of, log_wait};
 use crate::shell::stored_state::StoredState;
 use crate::shell::write_lease::WriteLease;
+use crate::values::clock::Now;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Operation, OperationError};
+use crate::values::membership::Membership;
 use crate::values::node::NodeId;
 use crate::values::recorded_event::{step_of_result, step_of_start};
 use crate::values::report::WaitReport;
@@ -34,25 +36,27 @@ use crate::values::step::Step;
 /// A join that ends earlier does not read the notices for its report.
 const NOTICES_AFTER: Duration = Duration::from_millis(500);
 
+/// Makes the engine of this node while it is in no round, with its index in the group, if it is in one.
+pub(crate) type NewEngine = Box<dyn Fn(Option<u32>, Now) -> Box<dyn Engine> + Send>;
+
 /// What the loop of a handler is made of.
-#[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) clock: Clock,
     pub(crate) me: NodeId,
     pub(crate) settings: RendezvousSettings,
-    pub(crate) engine: Box<dyn Engine>,
+    pub(crate) new_engine: NewEngine,
     pub(crate) access: Access,
     pub(crate) backend: Arc<dyn RendezvousBackend>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) inbox: Inbox,
 }
 
-#[derive(Debug)]
 pub(crate) struct HandlerLoop {
     clock: Clock,
     me: NodeId,
     settings: RendezvousSettings,
     engine: Box<dyn Engine>,
+    new_engine: NewEngine,
     states: StoredState,
     /// The keys of the group, and the node's index in it.
     group: Option<(GroupStore, u32)>,
@@ -65,7 +69,10 @@ pub(crate) struct HandlerLoop {
     /// The operation in progress; [`Operation::KeepAlive`] between two.
     operation: Operation,
     began_at: Duration,
+    deadline: Duration,
     logged_at: Duration,
+    /// Since when the store has not answered.
+    outage_since: Option<Duration>,
     is_member: bool,
     /// The last request has failed, so what the engine knows may be outdated.
     is_unknown: bool,
@@ -81,13 +88,15 @@ impl HandlerLoop {
             Access::Group(group, index) => (Some((group, index)), None, None),
             Access::Own { lease, watch } => (None, lease, watch),
         };
+        let index = group.as_ref().map(|(_, index)| *index);
         Self {
             states: StoredState::new(parts.backend, &parts.settings.run_id),
             notices: NoticeBoard::new(parts.shared.notices.clone()),
             clock: parts.clock,
             me: parts.me,
             settings: parts.settings,
-            engine: parts.engine,
+            engine: (parts.new_engine)(index, parts.clock.now()),
+            new_engine: parts.new_engine,
             group,
             lease,
             watch,
@@ -96,6 +105,8 @@ impl HandlerLoop {
             jobs: VecDeque::new(),
             operation: Operation::KeepAlive,
             began_at: Duration::ZERO,
+            deadline: Duration::ZERO,
+            outage_since: None,
             logged_at: Duration::ZERO,
             is_member: false,
             is_unknown: false,
@@ -184,8 +195,8 @@ impl HandlerLoop {
         let now = self.clock.now();
         (self.began_at, self.logged_at) = (now.monotonic, now.monotonic);
         self.operation = operation;
-        let deadline = now.monotonic.saturating_add(limit);
-        self.engine.begin(operation, deadline, now);
+        self.deadline = now.monotonic.saturating_add(limit);
+        self.engine.begin(operation, self.deadline, now);
         let result = loop {
             if let Some(result) = self.turn().transpose() {
                 break result;
@@ -205,7 +216,7 @@ impl HandlerLoop {
             Err(error) => {
                 self.release_write_lease();
                 self.is_unknown = true;
-                self.shared.publish_failure(&error);
+                self.publish_unknown(&error);
             }
         }
     }
@@ -229,11 +240,27 @@ impl HandlerLoop {
             Ask::Done(Err(failure)) => Err(self.error_of(failure)),
             ask => self.perform(ask),
         };
+        let replied = match replied {
+            Err(error @ RendezvousError::StateLost { .. }) => self.start_anew(Some(error)),
+            replied => replied,
+        };
         let now = self.clock.now();
         let result = match replied {
             Ok(reply) => {
+                // A pause shows nothing.
+                if !matches!(reply, Reply::Nothing)
+                    && let Some(since) = self.outage_since.take()
+                {
+                    let time = now.monotonic.saturating_sub(since).as_secs_f64();
+                    log::info!("the store of the rendezvous answers again, after {time:.1} s");
+                }
                 self.is_unknown &= matches!(reply, Reply::Nothing);
                 self.engine.on_reply(reply, now);
+                Ok(None)
+            }
+            Err(error) if self.may_go_on(&error, now.monotonic) => {
+                self.release_write_lease();
+                self.engine.on_outage(now);
                 Ok(None)
             }
             Err(error) => {
@@ -267,6 +294,86 @@ impl HandlerLoop {
             Message::Settled => self.is_settling = false,
             Message::Stop => self.is_stopping = true,
         }
+    }
+
+    /// Whether the operation goes on although its request has failed. Notes an outage of the store.
+    fn may_go_on(&mut self, error: &RendezvousError, now: Duration) -> bool {
+        if !error.is_outage() || !self.states.backend().is_reconnecting() {
+            return false;
+        }
+        let is_new = self.outage_since.is_none();
+        let since = *self.outage_since.get_or_insert(now);
+        let until = match self.operation {
+            Operation::KeepAlive => return false,
+            Operation::Join | Operation::Exit => self.deadline,
+            // The store may have ended with the job.
+            Operation::Close | Operation::Leave => {
+                let attempt = self.settings.dead_after() / 3;
+                self.deadline.min(since.saturating_add(attempt))
+            }
+        };
+        if is_new && now < until {
+            let left = until.saturating_sub(now).as_secs_f64();
+            log::warn!(
+                "the store of the rendezvous is out of reach, trying for {left:.0} s: {error}"
+            );
+        }
+        now < until
+    }
+
+    /// Goes on as a node that is in no round: the store has lost what this one knows.
+    fn start_anew(&mut self, lost: Option<RendezvousError>) -> Result<Reply, RendezvousError> {
+        self.states.backend().start_anew()?;
+        if let Some((group, index)) = &mut self.group {
+            let counted = group.count_handler();
+            *index = counted.map_err(|error| self.states.failed(error))?;
+        }
+        match lost {
+            Some(error) => log::warn!("{error}; the nodes that use it begin another round"),
+            None => log::warn!(
+                "the {} has lost the data of the group: was its server restarted? The nodes that use it begin another \
+                 round",
+                self.states.backend().label()
+            ),
+        }
+        let now = self.clock.now();
+        let index = self.group.as_ref().map(|(_, index)| *index);
+        self.engine = (self.new_engine)(index, now);
+        if self.operation != Operation::KeepAlive {
+            self.engine.begin(self.operation, self.deadline, now);
+        }
+        if std::mem::take(&mut self.is_member) {
+            let known = self.shared.membership().and_then(Result::ok);
+            let is_evicted = true;
+            self.shared.publish(Membership {
+                is_evicted,
+                ..known.unwrap_or_default()
+            });
+        }
+        Ok(Reply::Nothing)
+    }
+
+    /// Publishes that a member does not know the state of its round, or that the round is over for it: the others have
+    /// heard nothing of it for so long that they have dropped it, or will.
+    fn publish_unknown(&self, error: &RendezvousError) {
+        let now = self.clock.now().monotonic;
+        let is_kept = self.engine.is_kept_until().is_some_and(|until| now < until);
+        let known = self.engine.membership().unwrap_or_default();
+        if is_kept || known.is_closed {
+            return self.shared.publish_failure(error);
+        }
+        if !matches!(self.shared.membership(), Some(Ok(it)) if it.is_evicted) {
+            log::warn!(
+                "the other nodes have heard nothing of node {} for {:.1} s, so its round is over: {error}",
+                self.me.named(),
+                self.settings.dead_after().as_secs_f64(),
+            );
+        }
+        let is_evicted = true;
+        self.shared.publish(Membership {
+            is_evicted,
+            ..known
+        });
     }
 
     fn publish(&self) {

@@ -42,6 +42,7 @@ impl HandlerLoop {
                 let timeout = self.timeout(until);
                 self.receive(timeout);
             }
+            Ask::StartAnew => return self.start_anew(None),
             Ask::ReadState | Ask::WriteState | Ask::Done(_) => {}
         }
         Ok(Reply::Nothing)
@@ -93,6 +94,7 @@ impl HandlerLoop {
         };
         match found {
             Ok(stored) => Ok(Reply::State(stored)),
+            Err(error) if self.states.backend().is_reconnecting() => Err(error),
             Err(error) => {
                 // The watch would probably fail again at once. If the store itself fails, the next read reports it.
                 log::warn!("cannot watch the rendezvous, polling once a second instead: {error}");

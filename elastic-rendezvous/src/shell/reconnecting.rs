@@ -1,0 +1,445 @@
+//! A store that outlives its connections.
+//!
+//! A request without an answer closes the connection, and the next one makes another. It does not know what the store
+//! holds: a server that was restarted may be empty, which the backend recognises.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, sleep};
+use c10d_store::{
+    CompareSet, ErrorContext, Known, Operation, Queues, Store, StoreError, StoreExt, StoreHandle,
+    Watch,
+};
+
+use crate::values::error::is_outage;
+
+/// The delays between two attempts to connect, while a call repeats its request.
+const FIRST_DELAY: Duration = Duration::from_millis(50);
+const DELAY_MAX: Duration = Duration::from_secs(1);
+
+/// After a wait of this length without a result, the store is asked whether it is still there.
+const CHECKED_AFTER: Duration = Duration::from_millis(500);
+
+/// Makes another connection within this time, or until the call is cancelled.
+pub(crate) type Connect =
+    dyn Fn(Duration, &Cancel) -> Result<Arc<dyn Store>, StoreError> + Send + Sync;
+
+/// A store whose calls go on over another connection if they find theirs lost.
+///
+/// A call that waits asks each [`attempt`](Self::new) whether the server is still there. A request that may have taken
+/// effect is sent again only if that does no harm; otherwise its call fails, and says that the outcome is unknown.
+pub(crate) struct ReconnectingStore {
+    link: Arc<Link>,
+    cancel: Cancel,
+    /// How long a call repeats its request after the first failure of any; zero: the caller does that.
+    patience: Duration,
+}
+
+struct Link {
+    connect: Arc<Connect>,
+    /// The longest time for an answer, and for a connection.
+    attempt: Duration,
+    /// The default timeout of a call.
+    timeout: Mutex<Option<Duration>>,
+    label: String,
+    current: Mutex<Current>,
+}
+
+struct Current {
+    /// `None` between the loss of a connection and the next one.
+    store: Option<Arc<dyn Store>>,
+    /// Since when no request was answered.
+    lost_since: Option<Instant>,
+    has_prompt_watch: bool,
+    is_closed: bool,
+}
+
+/// Whether a request may be sent again although it may have taken effect.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Repeat {
+    Harmless,
+    Never,
+}
+
+impl ReconnectingStore {
+    /// Goes on from `store`. `attempt` is the time for one answer or one connection, `patience` how long calls repeat
+    /// their requests while no request of any call is answered.
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        connect: Arc<Connect>,
+        attempt: Duration,
+        patience: Duration,
+    ) -> Self {
+        let timeout = store.timeout();
+        store.set_timeout(Some(attempt));
+        Self {
+            link: Arc::new(Link {
+                connect,
+                attempt,
+                timeout: Mutex::new(timeout),
+                label: store.label(),
+                current: Mutex::new(Current {
+                    has_prompt_watch: store.has_prompt_watch(),
+                    store: Some(store),
+                    lost_since: None,
+                    is_closed: false,
+                }),
+            }),
+            cancel: Cancel::NEVER,
+            patience,
+        }
+    }
+
+    /// The same connections for a caller that repeats failed requests itself: each call makes one attempt.
+    pub(crate) fn without_repeats(&self) -> Self {
+        Self {
+            link: Arc::clone(&self.link),
+            cancel: self.cancel.clone(),
+            patience: Duration::ZERO,
+        }
+    }
+
+    /// Makes a request that the server answers at once.
+    fn ask<T>(
+        &self,
+        repeat: Repeat,
+        request: impl Fn(&dyn Store) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let options = BackoffOptions::default();
+        let options = options.with_first(FIRST_DELAY).with_max(DELAY_MAX);
+        let mut backoff = Backoff::new(options, fastrand::u64(..));
+        loop {
+            let error = match self.attempt(&request) {
+                Err(error) if is_outage(&error) => error,
+                result => return result,
+            };
+            let may_repeat = repeat == Repeat::Harmless || !error.has_unknown_outcome();
+            if !may_repeat || self.link.lost_for() >= self.patience {
+                return Err(error);
+            }
+            log::debug!("sending a request again: {error}");
+            if sleep(backoff.next_delay(), [&self.cancel]).is_err() {
+                return Err(error);
+            }
+        }
+    }
+
+    fn attempt<T>(
+        &self,
+        request: impl FnOnce(&dyn Store) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let store = self.link.store(&self.cancel)?;
+        let result = request(&*store.with_cancel(&self.cancel));
+        match &result {
+            Err(error) if is_outage(error) => self.link.on_lost(&store),
+            _ => self.link.on_answer(),
+        }
+        result
+    }
+
+    /// Makes a request that the server answers later, in pieces of an attempt's length.
+    fn wait<T>(
+        &self,
+        timeout: Option<Duration>,
+        repeat: Repeat,
+        request: impl Fn(&dyn Store, Duration) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let started = Instant::now();
+        let deadline = Deadline::after(started, timeout);
+        loop {
+            let result = self.ask(repeat, |store| {
+                let left = deadline.remaining(Instant::now());
+                let piece = left.map_or(self.link.attempt, |left| left.min(self.link.attempt));
+                let result = request(store, piece);
+                if matches!(&result, Err(error) if error.is_timeout()) && piece >= CHECKED_AFTER {
+                    // A server that is no longer there does not answer either.
+                    store.check(&[])?;
+                }
+                result
+            });
+            match result {
+                Err(StoreError::Timeout { .. }) if !deadline.has_passed(Instant::now()) => {}
+                Err(StoreError::Timeout { context, .. }) => {
+                    return Err(StoreError::Timeout {
+                        context: ErrorContext {
+                            elapsed: started.elapsed(),
+                            ..context
+                        },
+                        timeout: timeout.unwrap_or(Duration::MAX),
+                    });
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Makes a request without an answer, and one with an answer: afterwards the first has taken effect.
+    fn tell(
+        &self,
+        repeat: Repeat,
+        request: impl Fn(&dyn Store) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.ask(repeat, |store| {
+            request(store)?;
+            store.check(&[]).map(drop)
+        })
+    }
+}
+
+impl Link {
+    fn lock(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_timeout(&self) -> MutexGuard<'_, Option<Duration>> {
+        self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The store with a connection, which this makes if there is none.
+    fn store(&self, cancel: &Cancel) -> Result<Arc<dyn Store>, StoreError> {
+        if let Some(store) = self.current_store()? {
+            return Ok(store);
+        }
+        let connected = (self.connect)(self.attempt, cancel);
+        let store = match connected {
+            Ok(store) => store,
+            Err(error) => {
+                self.lock().lost_since.get_or_insert_with(Instant::now);
+                return Err(error);
+            }
+        };
+        store.set_timeout(Some(self.attempt));
+        let has_prompt_watch = store.has_prompt_watch();
+        let lost_for = self.lost_for();
+        let mut current = self.lock();
+        if current.is_closed {
+            drop(current);
+            return self.current_store().map(|_| store);
+        }
+        // Another call may have been faster.
+        let store = Arc::clone(current.store.get_or_insert(store));
+        current.has_prompt_watch = has_prompt_watch;
+        drop(current);
+        log::debug!(
+            "connected to the {} again, {:.1} s after a request had no answer",
+            self.label,
+            lost_for.as_secs_f64()
+        );
+        Ok(store)
+    }
+
+    fn current_store(&self) -> Result<Option<Arc<dyn Store>>, StoreError> {
+        let current = self.lock();
+        if current.is_closed {
+            let (operation, label) = (Operation::Open, self.label.as_str());
+            return Err(StoreError::Closed {
+                context: ErrorContext::new(operation, [], label, Duration::ZERO),
+            });
+        }
+        Ok(current.store.clone())
+    }
+
+    fn on_lost(&self, lost: &Arc<dyn Store>) {
+        let mut current = self.lock();
+        current.lost_since.get_or_insert_with(Instant::now);
+        let unused = current.store.take_if(|store| Arc::ptr_eq(store, lost));
+        drop(current);
+        // Closes the connection, without the lock.
+        drop(unused);
+    }
+
+    fn on_answer(&self) {
+        self.lock().lost_since = None;
+    }
+
+    fn lost_for(&self) -> Duration {
+        let lost_since = self.lock().lost_since;
+        lost_since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+}
+
+impl Store for ReconnectingStore {
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
+        self.tell(Repeat::Harmless, |store| store.multi_set(pairs))
+    }
+
+    fn append_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.tell(Repeat::Never, |store| store.append_bytes(key, value))
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
+        let repeat = if delta == 0 {
+            Repeat::Harmless
+        } else {
+            Repeat::Never
+        };
+        self.ask(repeat, |store| store.add(key, delta))
+    }
+
+    /// A second request finds the value of the first, if that has taken effect, and returns it.
+    fn compare_set_bytes(
+        &self,
+        key: &str,
+        expected: &[u8],
+        desired: &[u8],
+    ) -> Result<CompareSet, StoreError> {
+        self.ask(Repeat::Harmless, |store| {
+            store.compare_set_bytes(key, expected, desired)
+        })
+    }
+
+    /// False also if an earlier request, whose answer was lost, has removed the key.
+    fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
+        self.ask(Repeat::Harmless, |store| store.delete_key(key))
+    }
+
+    fn get_all(
+        &self,
+        keys: &[&str],
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.wait(timeout, Repeat::Harmless, |store, piece| {
+            store.get_all(keys, Some(piece))
+        })
+    }
+
+    fn try_get(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.ask(Repeat::Harmless, |store| store.try_get(key))
+    }
+
+    fn wait_all(&self, keys: &[&str], timeout: Option<Duration>) -> Result<(), StoreError> {
+        self.wait(timeout, Repeat::Harmless, |store, piece| {
+            store.wait_all(keys, Some(piece))
+        })
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool, StoreError> {
+        self.ask(Repeat::Harmless, |store| store.check(keys))
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>, StoreError> {
+        self.ask(Repeat::Harmless, |store| store.list_keys())
+    }
+
+    fn num_keys(&self) -> Result<u64, StoreError> {
+        self.ask(Repeat::Harmless, |store| store.num_keys())
+    }
+
+    /// In one piece: an arrival counts once.
+    fn meet(
+        &self,
+        key: &str,
+        world_size: usize,
+        timeout: Option<Duration>,
+    ) -> Result<(), StoreError> {
+        self.ask(Repeat::Never, |store| store.meet(key, world_size, timeout))
+    }
+
+    fn queues(&self) -> Option<&dyn Queues> {
+        Some(self)
+    }
+
+    fn watch(&self) -> Option<&dyn Watch> {
+        Some(self)
+    }
+}
+
+impl Queues for ReconnectingStore {
+    fn push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.ask(Repeat::Never, |store| store.queue_push(key, value))
+    }
+
+    fn pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        let timeout = self.timeout();
+        self.wait(timeout, Repeat::Never, |store, piece| {
+            store.queue_pop_timeout(key, piece)
+        })
+    }
+
+    fn try_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.ask(Repeat::Never, |store| store.try_queue_pop(key))
+    }
+
+    fn take(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.wait(timeout, Repeat::Never, |store, piece| {
+            store.queue_take(key, max, piece)
+        })
+    }
+
+    fn len(&self, key: &str) -> Result<u64, StoreError> {
+        self.ask(Repeat::Harmless, |store| store.queue_len(key))
+    }
+}
+
+impl Watch for ReconnectingStore {
+    fn wait_change(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, StoreError> {
+        self.wait(timeout, Repeat::Harmless, |store, piece| {
+            StoreExt::wait_change(store, key, known, piece)
+        })
+    }
+
+    fn is_prompt(&self) -> bool {
+        self.link.lock().has_prompt_watch
+    }
+}
+
+impl StoreHandle for ReconnectingStore {
+    fn label(&self) -> String {
+        self.link.label.clone()
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        *self.link.lock_timeout()
+    }
+
+    fn set_timeout(&self, timeout: Option<Duration>) {
+        *self.link.lock_timeout() = timeout;
+    }
+
+    fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
+        let link = &self.link;
+        let store = (link.connect)(link.attempt, &self.cancel)?;
+        store.set_timeout(self.timeout());
+        let connect = Arc::clone(&link.connect);
+        let clone = Self::new(store, connect, link.attempt, self.patience);
+        Ok(Arc::new(clone))
+    }
+
+    fn with_cancel(&self, cancel: &Cancel) -> Arc<dyn Store> {
+        Arc::new(Self {
+            link: Arc::clone(&self.link),
+            cancel: cancel.clone(),
+            patience: self.patience,
+        })
+    }
+
+    fn close(&self) {
+        let mut current = self.link.lock();
+        current.is_closed = true;
+        let store = current.store.take();
+        drop(current);
+        if let Some(store) = store {
+            store.close();
+        }
+    }
+}
+
+impl fmt::Debug for ReconnectingStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReconnectingStore")
+            .field("label", &self.link.label)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,286 @@
+//! Nodes whose connection to the store is cut, falls silent, or leads to a store that was emptied.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_store::{Store, StoreExt, TcpStore, TcpStoreOptions};
+use elastic_rendezvous::{
+    Membership, RendezvousError, RendezvousHandler, RendezvousInfo, RendezvousParameters,
+    RendezvousRegistry, RendezvousState, codec, parse_config,
+};
+
+use crate::proxy::Proxy;
+
+/// Much longer than any step of a test takes.
+const LONG: Duration = Duration::from_secs(60);
+
+/// After this silence the others drop a node.
+const KEEP_ALIVE: Duration = Duration::from_secs(3);
+const CONFIG: &str = "is_host=0,keep_alive_interval=1,keep_alive_max_attempt=3,\
+    last_call_timeout=2,join_timeout=50,close_timeout=5,spare_wait=3";
+
+/// How much later the round is over for a node that was dropped.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// An external store, and nodes that reach it through a proxy each.
+struct Job {
+    server: Option<TcpStore>,
+    nodes: Vec<(Proxy, Arc<dyn RendezvousHandler>)>,
+}
+
+fn start_server() -> TcpStore {
+    let options = TcpStoreOptions::default().with_master(true);
+    TcpStore::open("127.0.0.1", 0, options).expect("a free port")
+}
+
+impl Job {
+    fn start(count: usize, min_nodes: usize, max_nodes: usize) -> Self {
+        let server = start_server();
+        let address = server.server().expect("a server").local_addr();
+        let nodes = (0..count).map(|_| {
+            let proxy = Proxy::to(address);
+            let endpoint = format!("127.0.0.1:{}", proxy.port());
+            let config = parse_config(CONFIG).expect("settings");
+            let parameters =
+                RendezvousParameters::new("c10d", endpoint, "job", min_nodes, max_nodes)
+                    .expect("parameters")
+                    .with_local_addr("127.0.0.1")
+                    .with_config(config);
+            let handler = RendezvousRegistry::default().create(&parameters);
+            (proxy, handler.expect("a handler"))
+        });
+        Self {
+            nodes: nodes.collect(),
+            server: Some(server),
+        }
+    }
+
+    /// All of these nodes join.
+    fn join(&self, nodes: &[usize]) -> Vec<RendezvousInfo> {
+        let joining: Vec<_> = nodes
+            .iter()
+            .map(|index| self.begin_to_join(*index))
+            .collect();
+        let joined = joining.into_iter();
+        let joined = joined.map(|it| it.join().expect("no panic").expect("a round"));
+        joined.collect()
+    }
+
+    fn begin_to_join(
+        &self,
+        index: usize,
+    ) -> thread::JoinHandle<Result<RendezvousInfo, RendezvousError>> {
+        let node = Arc::clone(&self.nodes[index].1);
+        thread::spawn(move || node.next_rendezvous())
+    }
+
+    fn membership(&self, index: usize) -> Option<Membership> {
+        self.nodes[index].1.membership().ok()
+    }
+
+    fn is_evicted(&self, index: usize) -> bool {
+        self.membership(index).is_some_and(|it| it.is_evicted)
+    }
+
+    fn state(&self) -> RendezvousState {
+        let store = self.server.as_ref().expect("a server");
+        let text = store.get("torch.rendezvous.job").expect("a state");
+        codec::from_text(&text, &codec::CodecLimits::default()).expect("a state")
+    }
+
+    /// The store's server is killed, and an empty one takes its place.
+    fn empty_the_store(&mut self) {
+        for (proxy, _) in &self.nodes {
+            proxy.cut(true);
+        }
+        drop(self.server.take());
+        let server = start_server();
+        for (proxy, _) in &self.nodes {
+            proxy.set_server(server.server().expect("a server").local_addr());
+            proxy.mend();
+        }
+        self.server = Some(server);
+    }
+
+    /// Waits until each listed node has written another heartbeat over its new connection.
+    fn await_heartbeats(&self) {
+        let before = self.state().last_heartbeats;
+        eventually("another heartbeat of each node", || {
+            let now = self.state().last_heartbeats;
+            before.iter().all(|(node, at)| now.get(node) != Some(at))
+        });
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for (proxy, _) in &self.nodes {
+            proxy.mend();
+        }
+    }
+}
+
+fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "timed out: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// docs/rendezvous.md, OUTAGE 1 and 4.
+#[test]
+fn a_node_whose_connection_is_reset_goes_on_in_its_round() {
+    for max_nodes in [3, 40] {
+        let job = Job::start(3, 2, max_nodes);
+        job.join(&[0, 1, 2]);
+        let (proxy, _) = &job.nodes[2];
+        let accepted = proxy.accepted();
+        proxy.cut(false);
+        eventually("a new connection", || proxy.accepted() > accepted);
+        for _ in 0..4 {
+            job.await_heartbeats();
+        }
+        for index in 0..3 {
+            eventually("an unchanged round", || {
+                job.membership(index) == Some(Membership::default())
+            });
+        }
+        assert_eq!(job.state().round, 0);
+        let rounds = job.join(&[0, 1, 2]);
+        assert!(rounds.iter().all(|it| (it.round, it.world_size) == (1, 3)));
+    }
+}
+
+/// docs/rendezvous.md, OUTAGE 2.
+#[test]
+fn nodes_that_are_all_cut_once_can_still_begin_another_round() {
+    let job = Job::start(3, 2, 3);
+    job.join(&[0, 1, 2]);
+    for (proxy, _) in &job.nodes {
+        proxy.cut(false);
+    }
+    // A worker of one fails at once.
+    let first = job.begin_to_join(0);
+    for index in [1, 2] {
+        eventually("the first node has left", || {
+            job.membership(index).is_some_and(|it| it.departed() == 1)
+        });
+    }
+    let rounds = job.join(&[1, 2]);
+    let first = first.join().expect("no panic").expect("a round");
+    assert_eq!((first.round, first.world_size), (1, 3));
+    assert_eq!((rounds[0].round, rounds[0].world_size), (1, 3));
+}
+
+/// docs/rendezvous.md, OUTAGE 3: the node stops its workers, the others go on without it, and it comes back.
+#[test]
+fn a_node_in_silence_leaves_its_round_in_time_and_comes_back() {
+    for max_nodes in [3, 40] {
+        let job = Job::start(3, 2, max_nodes);
+        job.join(&[0, 1, 2]);
+        job.nodes[2].0.be_silent();
+        let since = Instant::now();
+        eventually("its round is over", || job.is_evicted(2));
+        let took = since.elapsed();
+        assert!(took < KEEP_ALIVE + GRACE, "{took:?} of {max_nodes}");
+        for index in [0, 1] {
+            eventually("the others have lost it", || {
+                job.membership(index).is_some_and(|it| it.departed() == 1)
+            });
+        }
+        let rounds = job.join(&[0, 1]);
+        assert!(rounds.iter().all(|it| it.world_size == 2), "{rounds:?}");
+        let back = job.begin_to_join(2);
+        job.nodes[2].0.mend();
+        for index in [0, 1] {
+            eventually("it waits for the next round", || {
+                job.membership(index)
+                    .is_some_and(|it| it.waiting.len() == 1)
+            });
+        }
+        let rounds = job.join(&[0, 1]);
+        let back = back.join().expect("no panic").expect("a round");
+        assert_eq!((back.round, back.world_size), (rounds[0].round, 3));
+    }
+}
+
+/// docs/rendezvous.md, OUTAGE 5.
+#[test]
+fn nodes_whose_store_came_back_empty_begin_another_round() {
+    for max_nodes in [3, 40] {
+        let mut job = Job::start(3, 2, max_nodes);
+        job.join(&[0, 1, 2]);
+        job.empty_the_store();
+        let since = Instant::now();
+        for index in 0..3 {
+            eventually("its round is over", || job.is_evicted(index));
+        }
+        let took = since.elapsed();
+        assert!(took < KEEP_ALIVE + GRACE, "{took:?} of {max_nodes}");
+        let rounds = job.join(&[0, 1, 2]);
+        assert!(rounds.iter().all(|it| it.world_size == 3), "{rounds:?}");
+        let mut ranks: Vec<usize> = rounds.iter().map(|it| it.rank).collect();
+        ranks.sort_unstable();
+        assert_eq!(ranks, [0, 1, 2]);
+        for index in 0..3 {
+            assert!(!job.is_evicted(index));
+        }
+    }
+}
+
+/// docs/rendezvous.md, OUTAGE 2.
+#[test]
+fn a_join_outlives_an_outage() {
+    for max_nodes in [2, 40] {
+        let job = Job::start(2, 2, max_nodes);
+        let first = job.begin_to_join(0);
+        eventually("it is listed", || {
+            job.server
+                .as_ref()
+                .expect("a server")
+                .try_get("torch.rendezvous.job")
+                .is_ok_and(|it| it.is_some_and(|it| it.len() > 100))
+        });
+        job.nodes[0].0.cut(true);
+        let second = job.begin_to_join(1);
+        job.nodes[0].0.mend();
+        for joining in [first, second] {
+            let round = joining.join().expect("no panic").expect("a round");
+            assert_eq!((round.round, round.world_size), (0, 2));
+        }
+    }
+}
+
+/// docs/rendezvous.md, OUTAGE 1: a reply that is lost blocks its caller for no longer than one attempt.
+#[test]
+fn a_wait_in_silence_goes_on_over_another_connection() {
+    let job = Job::start(2, 2, 2);
+    let rounds = job.join(&[0, 1]);
+    let waiting = {
+        let store = Arc::clone(&rounds[1].store);
+        thread::spawn(move || {
+            let since = Instant::now();
+            (store.get_timeout("late", LONG), since.elapsed())
+        })
+    };
+    let (proxy, _) = &job.nodes[1];
+    proxy.be_silent();
+    rounds[0].store.set("late", b"value").expect("set");
+    let accepted = proxy.accepted();
+    eventually("another connection", || proxy.accepted() > accepted);
+    proxy.mend();
+    let (value, took) = waiting.join().expect("no panic");
+    assert_eq!(value.expect("the value"), b"value");
+    assert!(took < 3 * KEEP_ALIVE, "{took:?}");
+
+    proxy.be_silent();
+    let error = rounds[1]
+        .store
+        .get_timeout("late", LONG)
+        .expect_err("silence");
+    let text = error.to_string();
+    assert!(!text.contains("missing") && !error.is_timeout(), "{text}");
+    proxy.mend();
+}
