@@ -13,6 +13,7 @@ mod scenarios;
 mod scripted;
 mod store;
 mod torch;
+mod worlds;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -22,6 +23,7 @@ use self::invariants::Invariants;
 use self::node::{Command, Implementation, Joined, Outcome, SimNode, Stage, Watching};
 use self::store::{Answer, SimStore, Version};
 use self::torch::{POLL_INTERVAL, TorchNode};
+use self::worlds::Worlds;
 use crate::engine::executor::{Executor, Need};
 use crate::values::clock::Now;
 use crate::values::goal::Operation;
@@ -33,6 +35,10 @@ use crate::values::timestamp::Timestamp;
 
 /// How long a node waits for an answer before it repeats the request.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The pause of a node after a request that has failed, and the time after which one has failed in a silent network.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+const ATTEMPT: Duration = Duration::from_secs(5);
 
 /// A node that waits for at most [`SHORT_WAIT`] more than [`SHORT_WAITS_MAX`] times in a row, without a new
 /// state, is in a busy loop.
@@ -85,6 +91,7 @@ enum Event {
     /// The pause after a write conflict ends.
     Retry(u64),
     Command(Command),
+    Nothing,
 }
 
 #[derive(Debug)]
@@ -113,6 +120,11 @@ pub(crate) struct World {
     writes_tried: u64,
     /// The nodes that have written that they leave for good.
     gone: BTreeSet<NodeId>,
+    /// Until when the store has stopped.
+    away_until: Duration,
+    /// How often the store was emptied.
+    emptied: u32,
+    worlds: Worlds,
 }
 
 impl World {
@@ -131,7 +143,57 @@ impl World {
             nodes: Vec::new(),
             writes_tried: 0,
             gone: BTreeSet::new(),
+            away_until: Duration::ZERO,
+            emptied: 0,
+            worlds: Worlds::default(),
         }
+    }
+
+    /// The store stops for this time, and all connections are lost.
+    fn restart_store(&mut self, time: Duration, is_emptied: bool) {
+        self.away_until = self.away_until.max(self.now + time);
+        if is_emptied {
+            self.store = SimStore::default();
+            self.emptied += 1;
+            let nodes = self.nodes.iter().map(|node| node.me().clone());
+            self.invariants.on_emptied(nodes);
+            self.gone.clear();
+        }
+        for index in 0..self.nodes.len() {
+            self.nodes[index].was_cut = true;
+            if is_emptied {
+                self.nodes[index].round = 0;
+            }
+            self.lose_connection(index);
+        }
+    }
+
+    /// What is on its way between the node and the store is lost, and the node knows it.
+    fn lose_connection(&mut self, index: usize) {
+        let request_id = self.nodes[index].request_id;
+        for (node, event) in self.events.values_mut() {
+            if *node == index && matches!(event, Event::Request(..) | Event::Answer(..)) {
+                *event = Event::Nothing;
+            }
+        }
+        self.watches.retain(|watch| watch.node != index);
+        if self.nodes[index].is_alive() {
+            self.schedule(self.now, index, Event::NoAnswer(request_id));
+        }
+    }
+
+    /// When a request fails that is on its way now; `None` if it passes.
+    fn fails_at(&self, index: usize) -> Option<Duration> {
+        let node = &self.nodes[index];
+        if self.now < node.cut_until {
+            let time = if node.is_silent {
+                ATTEMPT
+            } else {
+                Duration::ZERO
+            };
+            return Some(self.now + time);
+        }
+        (self.now < self.away_until).then_some(self.now)
     }
 
     /// Adds a node of ours that has not started; returns its number.
@@ -189,6 +251,7 @@ impl World {
                     };
                     self.now = at;
                     self.handle(node, event);
+                    self.worlds.check(&self.settings, self.now);
                 }
                 _ => {
                     self.now = end;
@@ -251,6 +314,10 @@ impl World {
         if let Event::Request(request_id, request) = event {
             return self.serve(index, request_id, request);
         }
+        if let (Event::Answer(request_id, ..), Some(at)) = (&event, self.fails_at(index)) {
+            let request_id = *request_id;
+            return self.schedule(at, index, Event::NoAnswer(request_id));
+        }
         let node = &mut self.nodes[index];
         let affects_paused = matches!(
             event,
@@ -261,13 +328,13 @@ impl World {
             return self.schedule(at, index, event);
         }
         match event {
-            Event::Request(..) => {}
+            Event::Request(..) | Event::Nothing => {}
             Event::Command(command) => self.on_command(index, command),
             Event::Answer(request_id, answer, was_write) if request_id == node.request_id => {
                 self.on_answer(index, &answer, was_write);
             }
             Event::NoAnswer(request_id) if request_id == node.request_id => {
-                self.send(index, Request::Read)
+                self.on_no_answer(index);
             }
             Event::Retry(request_id) if request_id == node.request_id => self.drive(index),
             Event::Poll(request_id) if request_id == node.request_id => {
@@ -282,8 +349,54 @@ impl World {
         }
     }
 
+    /// A request has failed: the node reads again, as `handler_loop` does.
+    fn on_no_answer(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        let clock = node.clock(self.now);
+        node.request_id += 1;
+        let request_id = node.request_id;
+        let Implementation::Ours(executor) = &mut node.implementation else {
+            return self.send(index, Request::Read);
+        };
+        executor.on_outage();
+        let is_kept = executor
+            .is_kept_until()
+            .is_some_and(|until| clock.monotonic < until);
+        let at = self.now + RETRY_PAUSE;
+        match node.stage {
+            Stage::Member | Stage::Busy(Operation::KeepAlive) => {
+                node.stage = Stage::Member;
+                node.idle_until = at;
+                if !is_kept {
+                    self.plan_restart(index);
+                }
+                if self.nodes[index].commands.is_empty() {
+                    self.schedule(at, index, Event::Wake(request_id));
+                } else {
+                    self.next_command(index);
+                }
+            }
+            _ => self.schedule(at, index, Event::Retry(request_id)),
+        }
+    }
+
+    /// The launcher stops the workers, and joins again.
+    fn plan_restart(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        if !node.restarts || std::mem::replace(&mut node.is_rejoin_planned, true) {
+            return;
+        }
+        // How long it takes to stop the workers.
+        let millis = self.random.u64(0..2_000);
+        let joins = node.joins.len();
+        self.command_in(millis, index, Command::Restart { joins });
+    }
+
     /// Handles a request at the store.
     fn serve(&mut self, index: usize, request_id: u64, request: Request) {
+        if let Some(at) = self.fails_at(index) {
+            return self.schedule(at, index, Event::NoAnswer(request_id));
+        }
         let mut is_ours = false;
         let was_write = matches!(request, Request::Write(..));
         match request {
@@ -329,7 +442,7 @@ impl World {
         let (nodes, gone) = (&self.nodes, &self.gone);
         let comes_back = |node: &NodeId| {
             // A node that was silent may count as lost.
-            let punctual = |other: &&SimNode| other.is_alive() && !other.was_paused;
+            let punctual = |other: &&SimNode| other.is_alive() && !other.was_late();
             let mut others = nodes.iter().filter(punctual);
             !gone.contains(node) && others.any(|other| other.me() == node)
         };
@@ -364,7 +477,7 @@ impl World {
     /// Checks that a node of ours writes its heartbeats in time while the network is calm.
     fn check_punctual(&self, writer: usize, before: Option<&Version>) {
         let node = &self.nodes[writer];
-        if self.network != Network::CALM || node.was_paused || node.is_torch() {
+        if self.network != Network::CALM || node.was_late() || node.is_torch() {
             return;
         }
         let written_at = before.and_then(|version| version.written_at.get(node.me()));
@@ -444,6 +557,11 @@ impl World {
         });
         let is_torch = node.is_torch();
         self.invariants.on_joined(&me, is_torch, &state);
+        // A launcher that stands still stops no workers.
+        if !is_torch && node.restarts {
+            self.worlds
+                .on_start(&me, (self.emptied, state.round), self.now);
+        }
         self.keep_alive(index);
     }
 
@@ -457,12 +575,8 @@ impl World {
     /// Continues a member between two heartbeats: it waits, restarts, or writes the next heartbeat.
     fn continue_member(&mut self, index: usize) {
         let node = &mut self.nodes[index];
-        if node.restarts && !node.is_rejoin_planned && node.must_restart() {
-            node.is_rejoin_planned = true;
-            // How long it takes to stop the workers.
-            let millis = self.random.u64(0..2_000);
-            let joins = node.joins.len();
-            self.command_in(millis, index, Command::Restart { joins });
+        if node.must_restart() {
+            self.plan_restart(index);
         }
         let node = &mut self.nodes[index];
         if !node.commands.is_empty() {
@@ -505,6 +619,9 @@ impl World {
 
     fn on_answer(&mut self, index: usize, answer: &Answer, was_write: bool) {
         let node = &mut self.nodes[index];
+        if answer.version.is_none() && node.known.is_some() && !node.is_torch() {
+            return self.on_lost_state(index);
+        }
         node.on_answer(answer, was_write, self.now);
         node.request_id += 1;
         let request_id = node.request_id;
@@ -523,15 +640,45 @@ impl World {
         self.drive(index);
     }
 
+    /// The store was emptied: the node begins anew, as `handler_loop` does.
+    fn on_lost_state(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        node.request_id += 1;
+        node.known = None;
+        node.start(self.now);
+        self.invariants.on_new(node.me());
+        match node.stage {
+            Stage::Busy(operation) if operation != Operation::KeepAlive => {
+                node.begin(operation, self.now);
+                self.drive(index);
+            }
+            _ => {
+                node.stage = Stage::Member;
+                self.plan_restart(index);
+                self.continue_member(index);
+            }
+        }
+    }
+
     fn on_command(&mut self, index: usize, command: Command) {
         let node = &mut self.nodes[index];
         match command {
+            Command::Cut { time, is_silent } => {
+                node.was_cut = true;
+                node.cut_until = node.cut_until.max(self.now + time);
+                node.is_silent = is_silent;
+                if !is_silent {
+                    self.lose_connection(index);
+                }
+            }
             Command::Crash => {
+                self.worlds.on_stop(node.me());
                 node.request_id += 1;
                 node.stage = Stage::Ended(Outcome::Crashed);
             }
             Command::Pause(duration) => {
                 node.was_paused = true;
+                self.worlds.on_stop(node.me());
                 node.paused_until = node.paused_until.max(self.now + duration);
             }
             Command::Jump(seconds) => node.skew += seconds,
@@ -543,6 +690,7 @@ impl World {
             Command::Start => {}
             Command::Restart { joins } => {
                 if node.joins.len() == joins {
+                    self.worlds.on_stop(node.me());
                     self.on_command(index, Command::Rejoin);
                 }
             }
@@ -564,6 +712,8 @@ impl World {
     /// Begins the next command of a node.
     fn next_command(&mut self, index: usize) {
         let node = &mut self.nodes[index];
+        // The workers have stopped.
+        self.worlds.on_stop(node.me());
         let monotonic = node.clock(self.now).monotonic;
         let (operation, timeout) = match node.commands.pop_front() {
             Some(Command::Leave) => {

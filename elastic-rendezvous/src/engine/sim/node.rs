@@ -55,6 +55,12 @@ pub(super) enum Command {
     Crash,
     /// The process is stopped for this time: nothing reaches it, but its clocks advance.
     Pause(Duration),
+    /// The connection to the store is lost, and no other can be made for this time. In a silent network the node has to
+    /// wait for each answer to notice it.
+    Cut {
+        time: Duration,
+        is_silent: bool,
+    },
     /// The wall clock jumps by this number of seconds.
     Jump(i64),
 }
@@ -100,6 +106,9 @@ pub(super) struct SimNode {
     pub(super) request_id: u64,
     pub(super) paused_until: Duration,
     pub(super) was_paused: bool,
+    pub(super) cut_until: Duration,
+    pub(super) is_silent: bool,
+    pub(super) was_cut: bool,
     pub(super) commands: VecDeque<Command>,
     pub(super) is_rejoin_planned: bool,
     /// Whether the node does not join after it has left its round, as during a health check.
@@ -129,6 +138,9 @@ impl SimNode {
             request_id: 0,
             paused_until: Duration::ZERO,
             was_paused: false,
+            cut_until: Duration::ZERO,
+            is_silent: false,
+            was_cut: false,
             commands: VecDeque::new(),
             is_rejoin_planned: false,
             rests: false,
@@ -148,6 +160,11 @@ impl SimNode {
 
     pub(super) fn is_alive(&self) -> bool {
         matches!(self.stage, Stage::Busy(_) | Stage::Member)
+    }
+
+    /// Whether its heartbeats may have been late.
+    pub(super) const fn was_late(&self) -> bool {
+        self.was_paused || self.was_cut
     }
 
     pub(super) fn clock(&self, now: Duration) -> Now {

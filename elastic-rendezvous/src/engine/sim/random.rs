@@ -238,6 +238,58 @@ fn faults(seed: u64, nodes_max: usize) {
     settle(&mut world, limit + 20 * SECOND);
 }
 
+/// docs/rendezvous.md, OUTAGE 1 to 5.
+#[test]
+fn nodes_come_back_from_outages_of_the_store() {
+    for_seeds(200, outages);
+}
+
+/// Nodes whose connections are cut or fall silent, and a store that stops and comes back, with its state or empty.
+fn outages(seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let count = random.usize(2..=6);
+    let max = random.usize(1..=count + 1);
+    let mut settings = RendezvousSettings::for_test(random.usize(1..=max), max);
+    settings.last_call_timeout = random.u32(1..=30) * SECOND;
+    let (mut world, mut random) = world(seed, settings, count);
+    let horizon = random.u64(10_000..=120_000);
+    for node in 0..count {
+        let millis = random_millis(&mut random, 0..=10_000);
+        world.command_in(millis, node, Command::Start);
+    }
+    let mut faults: Vec<u64> = (0..random.usize(1..=6))
+        .map(|_| random_millis(&mut random, 0..=horizon))
+        .collect();
+    faults.sort_unstable();
+    let longest = [100, 3_000, 20_000, 60_000][random.usize(..4)];
+    for at in faults {
+        world.run_until(Duration::from_millis(at), |_| false);
+        let node = random.usize(0..count);
+        let time = Duration::from_millis(random_millis(&mut random, 0..=longest));
+        match random.u8(0..10) {
+            0..3 => {
+                let is_silent = random.bool();
+                world.command(node, Command::Cut { time, is_silent });
+            }
+            3..5 => {
+                for node in 0..count {
+                    let is_silent = random.bool();
+                    world.command(node, Command::Cut { time, is_silent });
+                }
+            }
+            5..7 => world.restart_store(time, false),
+            7 | 8 => world.restart_store(time, true),
+            _ => world.command(node, Command::Rejoin),
+        }
+    }
+    world.run_until(Duration::from_millis(horizon + longest), |_| false);
+    if world.alive() < world.settings.min_nodes {
+        return;
+    }
+    let limit = 2 * (2 * world.settings.dead_after() + world.settings.last_call_timeout);
+    settle(&mut world, limit + 30 * SECOND);
+}
+
 #[test]
 fn forty_nodes_survive_the_same_faults() {
     for_seeds(2, |seed| faults(seed, 40));
