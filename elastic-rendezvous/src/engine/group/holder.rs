@@ -244,6 +244,13 @@ impl Holder {
         pause.saturating_mul(u32::try_from(listed).unwrap_or(u32::MAX))
     }
 
+    /// Whether a request is to be decided or answered.
+    pub(super) fn is_busy(&self) -> bool {
+        let is_open = |status| matches!(status, Status::Pending { .. } | Status::Decided);
+        let mut clients = self.clients.iter();
+        !self.to_send.is_empty() || clients.any(|(_, client)| is_open(client.status))
+    }
+
     /// Whether the state is known and does not list the node.
     pub(super) fn has_lost(&self, node: &NodeId) -> bool {
         self.draft.status != DraftStatus::Unread && !self.draft.lists(node)

@@ -70,6 +70,8 @@ pub(crate) struct Station {
     /// The highest epoch of a lease that was read.
     epoch_seen: u64,
     has_lost_state: bool,
+    /// Whether a request to close was posted since the summary was read: a holder that has closed before may be gone.
+    checks_closing: bool,
 }
 
 /// What the node waits for.
@@ -143,6 +145,12 @@ enum TenurePhase {
     Leaving,
     /// Gives the lease back without a summary: the others have evicted the node, and may have a holder already.
     Evicted,
+    /// Has closed the rendezvous for itself, and answers those that posted the same request before they could know it:
+    /// until then at the latest. `has_taken`: from the queue, after the summary was written.
+    Closing {
+        until: Duration,
+        has_taken: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -212,6 +220,7 @@ impl Station {
             misdirected: Vec::new(),
             epoch_seen: 0,
             has_lost_state: false,
+            checks_closing: false,
         }
     }
 
@@ -362,6 +371,9 @@ impl Station {
         match &self.phase {
             Phase::Ended { result, epoch } => {
                 let (result, epoch) = (result.clone(), *epoch);
+                if let Some(ask) = self.next_of_closing(now) {
+                    return ask;
+                }
                 return self.done(result, epoch);
             }
             Phase::Idle if !self.is_holder() => return Ask::Idle,
@@ -442,7 +454,11 @@ impl Station {
             let intervals = posting.post(epoch);
             let pause = self.settings.keep_alive_interval.saturating_mul(intervals);
             self.timers.set_in(Timer::Repeat, at, pause);
+            self.checks_closing = posting.kind == RequestKind::Close;
             return Ask::Push(posting.request(&self.me, self.index).to_text());
+        }
+        if std::mem::take(&mut self.checks_closing) {
+            return Ask::ReadSummary;
         }
         let until = self.timers.next(|_| true);
         if self.is_requesting() {
@@ -560,8 +576,12 @@ impl Station {
             }
             (Ask::AwaitSummary { .. }, Reply::Value(Some(text))) => self.on_summary(text),
             (Ask::ReadSummary, Reply::Value(text)) => {
+                let text = text.unwrap_or_default();
                 if let Some(holder) = self.holder_mut() {
-                    holder.on_summary(text.unwrap_or_default());
+                    holder.on_summary(text);
+                } else if Summary::from_text(&text).is_some_and(|it| it.is_closed) {
+                    let (result, epoch) = (Ok(None), None);
+                    self.phase = Phase::Ended { result, epoch };
                 }
             }
             (Ask::Push(request), Reply::Done) if self.misdirected.last() == Some(&request) => {

@@ -183,6 +183,8 @@ struct World {
     laws: Laws,
     writes: usize,
     written_bytes: usize,
+    /// Nodes end when they have closed the rendezvous, as launchers do.
+    ends_with_close: bool,
 }
 
 impl World {
@@ -200,6 +202,7 @@ impl World {
             laws: Laws::default(),
             writes: 0,
             written_bytes: 0,
+            ends_with_close: false,
         }
     }
 
@@ -482,6 +485,14 @@ impl World {
                         node.joined = None;
                     }
                     (_, Err(Ending::Closed | Ending::NotNeeded)) => node.is_over = true,
+                    (Some(Operation::Close), Ok(_)) if self.ends_with_close => {
+                        node.is_over = true;
+                        let released = station.release();
+                        if let Some(ask) = released {
+                            self.send(place, Request::Ask(Box::new(ask)));
+                        }
+                        return;
+                    }
                     _ => {}
                 }
                 self.nodes[place].request += 1;
@@ -779,6 +790,10 @@ impl World {
 
     fn wait(&mut self, place: usize, request: u64, ask: Ask) {
         let node = &self.nodes[place];
+        if !node.wishes.is_empty() && node.operation.is_none() {
+            // Its wait was to end before it arrived.
+            return self.reply(place, request, Reply::Nothing);
+        }
         let (Ask::AwaitAnswer { until, .. }
         | Ask::AwaitSummary { until, .. }
         | Ask::TakeRequests { until }) = &ask
@@ -1106,6 +1121,36 @@ fn a_node_that_was_stopped_for_seven_seconds_is_not_taken_for_dead() {
             let limit = world.settings.dead_after();
             assert!(age < limit, "seed {seed}: {age:?} at {:?}", world.now);
         }
+    }
+}
+
+/// docs/rendezvous.md, GROUP 10.
+#[test]
+fn nodes_that_close_at_once_end_at_once() {
+    for seed in 0..200 {
+        let mut random = Rng::with_seed(seed);
+        let count = random.usize(2..60);
+        let mut world = World::new(seed, settings(count, count));
+        world.ends_with_close = true;
+        for _ in 0..count {
+            let node = world.add(false);
+            world.wish_at(Duration::ZERO, node, Wish::Join);
+        }
+        let end = world.now + SECOND * 40;
+        assert!(world.run_until(end, World::is_settled), "seed {seed}");
+        world.run_for(Duration::from_millis(random.u64(..5000)));
+        let width = [1, 10, 100][random.usize(..3)];
+        for node in 0..count {
+            let after = Duration::from_millis(random.u64(..width));
+            world.wish_at(after, node, Wish::Close);
+        }
+        let end = world.now + SECOND / 2;
+        let have_all_ended = |world: &World| world.nodes.iter().all(|node| node.is_over);
+        assert!(
+            world.run_until(end, have_all_ended),
+            "seed {seed}: {}",
+            world.describe()
+        );
     }
 }
 

@@ -18,7 +18,9 @@ impl Station {
             return None;
         };
         match tenure.phase {
-            TenurePhase::Checking | TenurePhase::Serving => return None,
+            TenurePhase::Checking | TenurePhase::Serving | TenurePhase::Closing { .. } => {
+                return None;
+            }
             TenurePhase::Evicted => {}
             TenurePhase::Leaving => {
                 // Others may have left by the same write.
@@ -33,6 +35,33 @@ impl Station {
             }
         }
         self.release()
+    }
+
+    /// The next operation of a holder that has closed the rendezvous, before it ends.
+    pub(super) fn next_of_closing(&mut self, now: Now) -> Option<Ask> {
+        let at = now.monotonic;
+        let Role::Holder(tenure) = &mut self.role else {
+            return None;
+        };
+        let TenurePhase::Closing { until, has_taken } = tenure.phase else {
+            return None;
+        };
+        if at >= until || (has_taken && !tenure.holder.is_busy()) {
+            tenure.phase = TenurePhase::Serving;
+            return None;
+        }
+        Some(match self.next_as_holder(now) {
+            Ask::TakeRequests { until: wake } => {
+                let has_taken_now = TenurePhase::Closing {
+                    until,
+                    has_taken: true,
+                };
+                self.retire(has_taken_now);
+                let until = if has_taken { wake } else { at };
+                Ask::TakeRequests { until }
+            }
+            ask => ask,
+        })
     }
 
     pub(super) fn next_as_holder(&mut self, now: Now) -> Ask {
@@ -63,7 +92,9 @@ impl Station {
             Task::CountNodes => Ask::CountNodes,
             Task::ReadState => Ask::ReadState,
             Task::CheckState => {
-                tenure.phase = TenurePhase::Checking;
+                if tenure.phase == TenurePhase::Serving {
+                    tenure.phase = TenurePhase::Checking;
+                }
                 Ask::CheckState
             }
             Task::WriteState => Ask::WriteState,

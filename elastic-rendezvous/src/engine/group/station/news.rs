@@ -1,9 +1,14 @@
 //! How a node learns what the holder has written: from its answer, and from the summary.
 
+use std::time::Duration;
+
 use super::{LeaseView, Membership, Phase, Role, Standing, Station, TenurePhase, Timer};
 use crate::engine::group::ask::Ending;
 use crate::engine::group::message::{Answer, AnswerKind, RequestKind, Summary};
 use crate::values::clock::Now;
+
+/// How long a holder that has closed the rendezvous answers the others that do the same.
+const CLOSING_MAX: Duration = Duration::from_secs(2);
 
 impl Station {
     pub(super) fn on_answer(&mut self, text: Vec<u8>, now: Now) {
@@ -62,6 +67,13 @@ impl Station {
             _ => return,
         };
         let leaves = matches!(posting.kind, RequestKind::Exit | RequestKind::Leave);
+        if posting.kind == RequestKind::Close {
+            let until = now.monotonic.saturating_add(CLOSING_MAX);
+            self.retire(TenurePhase::Closing {
+                until,
+                has_taken: false,
+            });
+        }
         if epoch.is_none() && (is_join || leaves) {
             self.membership = None;
             self.retire(TenurePhase::Leaving);
