@@ -17,7 +17,10 @@ pub(super) struct Numbers {
     answered: u32,
     /// With the reply to this request, the stream had this length.
     handed: Option<(u32, u64)>,
-    /// Since the peer was last told that requests are done, by a reply or by DONE.
+    /// The last request of which the peer was told that it is done.
+    told: u32,
+    /// Since the peer was last told that requests are done, by a reply or by DONE. They stay while a request has arrived in
+    /// part, to which some of the bytes belong.
     undone_bytes: usize,
     undone_requests: u32,
 }
@@ -62,10 +65,11 @@ impl Numbers {
     }
 
     /// All replies so far are in the stream, which has this length.
-    pub(super) fn all_handed(&mut self, is_waiting: bool, length: u64) {
+    pub(super) fn all_handed(&mut self, is_waiting: bool, is_between: bool, length: u64) {
         self.hand(self.replied.min(self.settled(is_waiting)), length);
-        self.undone_bytes = 0;
-        self.undone_requests = 0;
+        if self.replied == self.requests {
+            self.reset(is_between);
+        }
     }
 
     /// The peer is told that the requests up to this one are done; the stream has this length then.
@@ -80,14 +84,28 @@ impl Numbers {
         self.undone_bytes = self.undone_bytes.saturating_add(bytes);
     }
 
-    /// The request of which the peer should be told that it is done, with those before it.
-    pub(super) fn take_done(&mut self, is_waiting: bool) -> Option<u32> {
-        if self.undone_bytes < UNDONE_BYTES_MAX && self.undone_requests < UNDONE_REQUESTS_MAX {
+    /// Whether the peer should be told that requests are done.
+    pub(super) const fn is_due(&self) -> bool {
+        self.undone_bytes >= UNDONE_BYTES_MAX || self.undone_requests >= UNDONE_REQUESTS_MAX
+    }
+
+    /// The request of which the peer should be told that it is done, with those before it. With `is_between`, no request
+    /// has arrived in part.
+    pub(super) fn take_done(&mut self, is_waiting: bool, is_between: bool) -> Option<u32> {
+        let request = self.settled(is_waiting);
+        if !self.is_due() || request <= self.told.max(self.answered) {
             return None;
         }
-        self.undone_bytes = 0;
+        self.told = request;
+        self.reset(is_between);
+        Some(request)
+    }
+
+    const fn reset(&mut self, is_between: bool) {
         self.undone_requests = 0;
-        Some(self.settled(is_waiting)).filter(|request| *request > self.answered)
+        if is_between {
+            self.undone_bytes = 0;
+        }
     }
 
     /// The last request before one that waits, or of all.
@@ -109,17 +127,17 @@ mod tests {
         let mut numbers = Numbers::default();
         assert_eq!([numbers.next(false), numbers.next(true)], [1, 2]);
         numbers.replies(1);
-        numbers.all_handed(true, 100);
+        numbers.all_handed(true, true, 100);
         assert_eq!(numbers.answered(99), 0);
         assert_eq!(numbers.answered(100), 1, "the second one waits");
         assert_eq!(numbers.next(false), 3, "without a reply");
         numbers.replies(2);
-        numbers.all_handed(false, 200);
-        numbers.all_handed(false, 300);
+        numbers.all_handed(false, true, 200);
+        numbers.all_handed(false, true, 300);
         assert_eq!(numbers.answered(200), 2, "the third one is sent again");
         assert_eq!(numbers.next(false), 4);
         numbers.replies(4);
-        numbers.all_handed(false, 400);
+        numbers.all_handed(false, true, 400);
         assert_eq!(numbers.answered(400), 4);
     }
 
@@ -137,13 +155,40 @@ mod tests {
         let mut numbers = Numbers::default();
         for _ in 1..UNDONE_REQUESTS_MAX {
             numbers.next(false);
-            assert_eq!(numbers.take_done(false), None);
+            assert_eq!(numbers.take_done(false, true), None);
         }
         numbers.next(false);
-        assert_eq!(numbers.take_done(false), Some(UNDONE_REQUESTS_MAX));
+        assert_eq!(numbers.take_done(false, true), Some(UNDONE_REQUESTS_MAX));
         numbers.next(false);
         numbers.received(UNDONE_BYTES_MAX);
-        assert_eq!(numbers.take_done(false), Some(UNDONE_REQUESTS_MAX + 1));
-        assert_eq!(numbers.take_done(false), None);
+        assert_eq!(
+            numbers.take_done(false, true),
+            Some(UNDONE_REQUESTS_MAX + 1)
+        );
+        assert_eq!(numbers.take_done(false, true), None);
+    }
+
+    #[test]
+    fn the_bytes_of_a_request_count_until_it_is_complete() {
+        let mut numbers = Numbers::default();
+        numbers.next(false);
+        numbers.received(UNDONE_BYTES_MAX);
+        assert_eq!(numbers.take_done(false, false), Some(1));
+        numbers.received(1);
+        assert_eq!(numbers.take_done(false, false), None, "it has 1 part only");
+        numbers.replies(1);
+        numbers.all_handed(false, false, 100);
+        numbers.next(false);
+        numbers.received(1);
+        assert_eq!(numbers.take_done(false, true), Some(2));
+        assert!(!numbers.is_due());
+        // A reply says nothing of those behind its request.
+        for _ in 3..=4 {
+            numbers.next(false);
+        }
+        numbers.received(UNDONE_BYTES_MAX);
+        numbers.replies(3);
+        numbers.all_handed(false, true, 200);
+        assert_eq!(numbers.take_done(false, true), Some(4));
     }
 }

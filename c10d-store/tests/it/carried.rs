@@ -328,6 +328,41 @@ fn the_peer_learns_that_requests_without_replies_are_done() {
     assert_eq!(peer.done, [(0, 2)]);
 }
 
+/// The parts of a request that arrive last are short, and so is what follows the last reply.
+#[test]
+fn the_peer_learns_that_a_long_request_is_done() {
+    let journal = Memory::default();
+    let server = journal.serve();
+    let mut peer = Peer::new(&server);
+    for client in 0..2 {
+        peer.open(client);
+    }
+    let long = vec![7; 100_000];
+    let mut set = RequestBuf::new();
+    set.opcode(Opcode::Set).user_key("k").value(&long);
+    let set = set.to_bytes();
+    let (start, rest) = set.split_at(70_000);
+    for part in [start, rest] {
+        peer.stream.push_data(0, part);
+    }
+    peer.flush();
+    while peer.done.is_empty() {
+        peer.read();
+    }
+    assert_eq!(peer.done, [(0, 1)]);
+
+    let mut both = RequestBuf::new();
+    add(&mut both, "n");
+    let both = [both.to_bytes(), set].concat();
+    peer.stream.push_data(1, &both);
+    peer.flush();
+    while peer.done.len() == 1 {
+        peer.read();
+    }
+    assert_eq!(peer.done[1], (1, 2));
+    peer.expect(1, &number(1));
+}
+
 #[test]
 fn only_sessions_that_can_be_carried_over_are() {
     let journal = Memory::default();

@@ -101,6 +101,7 @@ impl EventLoop {
         if connection.has_unsent() {
             return;
         }
+        let is_between = connection.parser.is_between_requests();
         let Some(client) = connection.client() else {
             return;
         };
@@ -108,29 +109,31 @@ impl EventLoop {
         if let Some(numbers) = client.numbers.as_mut()
             && let Some(session) = self.sessions.get_mut(slot)
         {
-            numbers.all_handed(is_waiting, session.stream.end());
+            numbers.all_handed(is_waiting, is_between, session.stream.end());
         }
+        self.tell_done(token, 0);
     }
 
     /// Tells the peer that requests without replies are done, once they are durable.
     pub(super) fn tell_done(&mut self, token: Token, received: usize) {
-        let is_waiting = self.state.is_waiting(conn_id_of(token));
-        let position = self.newest_undurable();
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
         let has_unsent = connection.has_unsent();
+        let is_between = connection.parser.is_between_requests();
         let Some(numbers) = connection.client().and_then(|it| it.numbers.as_mut()) else {
             return;
         };
         numbers.received(received);
         // A request whose reply is on its way is sent again, so it is not done.
-        if has_unsent {
+        if has_unsent || !numbers.is_due() {
             return;
         }
-        let Some(request) = numbers.take_done(is_waiting) else {
+        let is_waiting = self.state.is_waiting(conn_id_of(token));
+        let Some(request) = numbers.take_done(is_waiting, is_between) else {
             return;
         };
+        let position = self.newest_undurable();
         match &mut self.keeping {
             Some(keeping) if position > 0 => keeping.tell_later(position, token, request),
             _ => self.say_done(token, request),
