@@ -46,7 +46,7 @@ pub(crate) struct Hub {
     is_ended: bool,
     /// The store was told that the session ends.
     has_said_end: bool,
-    /// The store keeps the session in its journal.
+    /// The store keeps the session in its journal; also until the first link says whether it does.
     is_kept: bool,
     /// The memory for replies that ranks have not read.
     unread_bytes: usize,
@@ -73,6 +73,7 @@ impl Hub {
     pub(crate) fn new(limits: WireLimits) -> Self {
         Self {
             limits,
+            is_kept: true,
             ..Self::default()
         }
     }

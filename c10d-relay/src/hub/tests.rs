@@ -43,6 +43,7 @@ impl Node {
         };
         node.hub.stream().attach(0).expect("a new session");
         node.store.attach(0).expect("a new session");
+        node.hub.set_kept(false);
         for client in 0..count {
             assert_eq!(node.hub.open(4000), Some(client));
             let validate = [0, 0xce, 0xf7, 0x85, 0x3c];
@@ -633,6 +634,38 @@ fn a_rank_that_leaves_is_kept_until_its_last_requests_are_acknowledged() {
     node.turn();
     assert_eq!(node.restart(), 0);
     assert!(node.hub.stream().has_unsent());
+}
+
+/// It leaves before there is a link, and the store is killed when it has just got everything.
+#[test]
+fn a_rank_that_leaves_before_the_first_link_is_kept_too() {
+    let set = request(|it| {
+        it.opcode(Opcode::Set).user_key("k").value(b"v");
+    });
+    let mark = request(|it| {
+        it.mark();
+    });
+    for is_kept in [true, false] {
+        let mut node = Node::with_ranks(0);
+        node.hub = Hub::new(WireLimits::default());
+        let client = node.hub.open(4000).expect("a number");
+        node.send(client, &[&[0, 0xce, 0xf7, 0x85, 0x3c], &set[..]].concat());
+        node.hub.close(client);
+        node.hub.end_turn();
+        assert!(!node.hub.end(), "nobody has got the SET");
+        node.hub.stream().attach(0).expect("a new session");
+        node.hub.set_kept(is_kept);
+        let (open, close) = (Got::Open(client), Got::Close(client));
+        let sent = bytes(&[client], [&set[..], &mark].concat());
+        assert_eq!(node.turn(), [open.clone(), sent.clone()]);
+        if is_kept {
+            assert_eq!(node.restart(), 0);
+            assert_eq!(node.turn(), [open, Got::Resume(client, 1), sent]);
+        }
+        node.reply(client, &[0]);
+        assert_eq!(node.turn(), [close]);
+        assert!(node.hub.end());
+    }
 }
 
 /// A hub with three ranks, and a small server that is killed.
