@@ -6,6 +6,7 @@
 
 pub mod broken_job;
 pub mod contract;
+pub mod durable_store;
 pub mod eventually;
 pub mod launcher;
 pub mod peer;

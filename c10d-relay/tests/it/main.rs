@@ -15,3 +15,4 @@ mod resume;
 mod slow_strangers;
 mod stores_end;
 mod strangers;
+mod workload;

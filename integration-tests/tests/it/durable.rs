@@ -1,15 +1,14 @@
 //! PyTorch ranks behind relays, whose store is killed and started again with its directory.
 
-use std::net::SocketAddr;
+use std::ffi::OsString;
 use std::path::Path;
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use c10d_store::{Secret, StoreExt, TcpStore, TcpStoreOptions};
+use integration_tests::durable_store::DurableStore;
 use integration_tests::eventually::eventually;
-use integration_tests::launcher::{Job, Launcher, c10d};
-use integration_tests::process::ChildProcess;
+use integration_tests::launcher::{Job, Launcher};
 use integration_tests::watchdog::Watchdog;
 
 const LIMIT: Duration = Duration::from_secs(400);
@@ -19,22 +18,6 @@ const KILLS: usize = 20;
 
 /// Longer than Python starts and a group forms on a busy machine.
 const END_LIMIT: Duration = Duration::from_secs(120);
-
-/// Starts the store on this port, 0 for any, with what is in the directory.
-fn serve(folder: &Path, secret: &Path, port: u16) -> (ChildProcess, SocketAddr) {
-    let mut command = Command::new(c10d());
-    command
-        .args(["store", "serve", "--host=127.0.0.1", "--end-with-parent"])
-        .arg(format!("--port={port}"))
-        .arg(format!("--dir={}", folder.display()))
-        .arg(format!("--secret-file={}", secret.display()));
-    let mut server = ChildProcess::start("c10d store serve", &mut command);
-    let line = server.read_line();
-    let address = line.strip_prefix("listening on ");
-    let address = address.and_then(|address| address.parse().ok());
-    let address = address.unwrap_or_else(|| panic!("no address: {line} {}", server.stderr()));
-    (server, address)
-}
 
 /// A launcher of four, with two ranks behind its relay.
 fn start_launcher(job: &Job, node: usize, secret: &Path, port: u16) -> Launcher {
@@ -69,8 +52,10 @@ fn no_rank_notices_twenty_kills_of_the_store() {
     let secret = Secret::random().expect("random numbers");
     let secret_file = folder.path().join("secret");
     write_secret(&secret_file, &secret);
-    let store_folder = folder.path().join("store");
-    let (mut server, address) = serve(&store_folder, &secret_file, 0);
+    let mut option = OsString::from("--secret-file=");
+    option.push(&secret_file);
+    let mut server = DurableStore::start(&folder.path().join("store"), &[option]);
+    let address = server.address();
     let job = Job::new(folder.path());
     let mut launchers: Vec<Launcher> = (0..NODES)
         .map(|node| start_launcher(&job, node, &secret_file, address.port()))
@@ -94,7 +79,7 @@ fn no_rank_notices_twenty_kills_of_the_store() {
         if kill % 5 == 4 {
             thread::sleep(Duration::from_millis(random.u64(..3000)));
         }
-        server = serve(&store_folder, &secret_file, address.port()).0;
+        server.restart();
         if kill == KILLS / 4 {
             for launcher in &mut launchers {
                 for _ in 0..RANKS_PER_NODE {

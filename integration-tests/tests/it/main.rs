@@ -8,6 +8,8 @@ mod durable;
 mod faults;
 mod file_store;
 mod groups;
+#[path = "../../../c10d-relay/tests/it/history.rs"]
+mod history;
 mod idle_waits;
 mod kill_matrix;
 mod mixed;
@@ -25,7 +27,10 @@ mod rendezvous_urls;
 mod rpc;
 mod rules;
 mod run_torch;
+mod store_kills;
 mod strangers_text;
 mod torch_client;
 mod torch_server;
 mod why;
+#[path = "../../../c10d-relay/tests/it/workload.rs"]
+mod workload;
