@@ -42,6 +42,7 @@ pub enum Operation {
     Announce,
     SetEphemeral,
     KeepAlive,
+    DeletePrefix,
     EndWaits,
 }
 
@@ -88,6 +89,7 @@ impl fmt::Display for Operation {
             Self::Announce => "announce",
             Self::SetEphemeral => "set_ephemeral",
             Self::KeepAlive => "keep_alive",
+            Self::DeletePrefix => "delete_prefix",
             Self::EndWaits => "end_waits",
         })
     }
@@ -468,6 +470,9 @@ const fn what_is_needed(operation: Operation) -> &'static str {
     match operation {
         Operation::SetEphemeral | Operation::KeepAlive => {
             ", only by a TCP store whose server has the capability EPHEMERAL: one of c10d"
+        }
+        Operation::DeletePrefix => {
+            ", only by a TCP store whose server has the capability DELETE_PREFIX: one of c10d"
         }
         Operation::EndWaits => {
             ", only by a TCP store whose server has the capability END_WAITS: one of c10d"

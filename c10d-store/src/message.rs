@@ -225,6 +225,13 @@ pub(crate) enum Request<'a> {
         will_key: &'a [u8],
         will_value: &'a [u8],
     },
+    /// Extension: docs/wire-extensions.md, section 9.12.
+    DeletePrefix {
+        /// Not empty.
+        prefix: &'a [u8],
+        /// 0 for at once.
+        delay_millis: u32,
+    },
     /// Extension: docs/wire-extensions.md, section 9.11.
     EndWaits {
         prefix: &'a [u8],
@@ -321,6 +328,7 @@ impl<'a> Request<'a> {
             Self::Session(_) => of_none(Opcode::Session),
             Self::SetEphemeral { key, .. } => of_key(Opcode::SetEphemeral, key),
             Self::KeepAlive { .. } => of_none(Opcode::KeepAlive),
+            Self::DeletePrefix { prefix, .. } => of_key(Opcode::DeletePrefix, prefix),
             Self::EndWaits { prefix } => of_key(Opcode::EndWaits, prefix),
         }
     }

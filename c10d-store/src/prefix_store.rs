@@ -277,6 +277,10 @@ impl Ephemeral for PrefixStore {
 }
 
 impl Prefixes for PrefixStore {
+    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
+        self.underlying.delete_prefix(&self.join(prefix), delay)
+    }
+
     fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
         self.underlying.end_waits(&self.join(prefix))
     }

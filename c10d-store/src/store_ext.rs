@@ -294,6 +294,24 @@ pub trait StoreExt: Store {
         queues_of(self, Operation::QueueLen, key)?.len(key)
     }
 
+    /// Deletes the values and queues of all names that begin with `prefix`, except of those that are written meanwhile. Returns
+    /// the number of names, when all are deleted. Calls that wait go on.
+    ///
+    /// With a `delay` that is not zero, this returns 0 at once, and the names that begin with the prefix then are deleted after
+    /// that time; a later call with the same prefix replaces the delay. A store with a journal remembers it, and starts the
+    /// time anew with its server.
+    ///
+    /// # Errors
+    /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate,
+    /// [`StoreError::InvalidArgument`] for an empty prefix, [`StoreError::LimitExceeded`] if 4096 prefixes are deleted
+    /// later.
+    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
+        match Store::prefixes(self) {
+            Some(prefixes) => prefixes.delete_prefix(prefix, delay),
+            None => Err(unsupported(self, Operation::DeletePrefix, prefix)),
+        }
+    }
+
     /// Ends all calls, of all clients, that wait for a key, a barrier or a queue whose name begins with `prefix`: they fail
     /// at once with [`StoreError::WaitEnded`], and those of PyTorch's clients with a `DistStoreError`. Returns how many. The
     /// stores stay usable. An arrival at a barrier stays counted.

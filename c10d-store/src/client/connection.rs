@@ -13,10 +13,10 @@ use c10d_socket::{Cancel, Deadline};
 use super::channel::Channel;
 use super::stream::is_closed_by_peer;
 use crate::wire::{
-    CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL,
-    CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD,
-    CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, CHECK_READY, Opcode, RequestBuf, STOP_WAITING,
-    WAIT_CANCELED, read_i64, read_u32, read_u64,
+    CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_DELETE_PREFIX,
+    CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL, CAPABILITY_MASK, CAPABILITY_NONCE,
+    CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET,
+    CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
 };
 
 /// The size of the read buffer. Short replies then cost one receive; long ones bypass the buffer.
@@ -215,6 +215,11 @@ impl Connection {
     /// Whether the server has SET_EPHEMERAL and KEEP_ALIVE.
     pub(super) const fn has_ephemeral(&self) -> bool {
         self.capabilities & CAPABILITY_EPHEMERAL != 0
+    }
+
+    /// Whether the server has DELETE_PREFIX.
+    pub(super) const fn has_delete_prefix(&self) -> bool {
+        self.capabilities & CAPABILITY_DELETE_PREFIX != 0
     }
 
     /// Whether the server has END_WAITS.

@@ -24,6 +24,9 @@ use crate::store::{Store, StoreHandle};
 use crate::watch::Watch;
 use crate::wire::{EXCHANGED, NOT_EXCHANGED, Opcode};
 
+/// The most prefixes that a server deletes later (docs/wire-extensions.md, DELETE_PREFIX 4).
+const SCHEDULED_PREFIXES_MAX: usize = 4096;
+
 impl Store for TcpStore {
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
         if let [(key, value)] = pairs {
@@ -380,6 +383,36 @@ impl Queues for TcpStore {
 }
 
 impl Prefixes for TcpStore {
+    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
+        let keys = [prefix];
+        let call = self.call(Operation::DeletePrefix, &keys, &[])?;
+        if prefix.is_empty() {
+            let detail = "the prefix is empty: it would delete the whole store".to_owned();
+            let context = call.context();
+            return Err(StoreError::InvalidArgument { context, detail });
+        }
+        let mut lease = call.lease(self.timeout())?;
+        if !lease.has_delete_prefix() {
+            return Err(call.unsupported());
+        }
+        // At least 1 ms: 0 is at once.
+        let millis = delay.as_nanos().div_ceil(1_000_000);
+        let millis = u32::try_from(millis).unwrap_or(u32::MAX);
+        let count = call.ask_on(
+            &mut lease,
+            |request| {
+                request.opcode(Opcode::DeletePrefix).user_key(prefix);
+                request.u32(millis);
+            },
+            Connection::read_i64,
+        )?;
+        if count == -1 {
+            let actual = SCHEDULED_PREFIXES_MAX + 1;
+            return Err(call.limit_exceeded("prefixes to delete later", actual, actual - 1));
+        }
+        call.as_count(count)
+    }
+
     fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
         let keys = [prefix];
         let call = self.call(Operation::EndWaits, &keys, &[])?;

@@ -633,6 +633,13 @@ impl Lease<'_> {
             .is_some_and(Connection::has_ephemeral)
     }
 
+    /// Whether the server has DELETE_PREFIX.
+    pub(super) fn has_delete_prefix(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_delete_prefix)
+    }
+
     /// Whether the server has END_WAITS.
     pub(super) fn has_end_waits(&self) -> bool {
         self.connection

@@ -8,6 +8,7 @@
 //!     5 pop                     number of elements, 4 bytes
 //!     6 own                     of the owner: length, 4 bytes; the session's id, or nothing; client, 4 bytes. Of the
 //!                               will: length, 4 bytes; its key; length, 4 bytes; its value
+//!     7 schedule                here the key is a prefix, whose names are deleted after so many ms, 4 bytes; 0 for not
 //!    16 begin a session         how long it lasts without a link, in ms, 4 bytes; here the key is the session's id
 //!    17 end a session           nothing
 //!    18 executed                client, request, answered, 4 bytes each; whether it waits, 1 byte; length, 4 bytes; reply
@@ -60,6 +61,8 @@ pub enum Effect<'a> {
         will_key: &'a [u8],
         will_value: &'a [u8],
     },
+    /// The names with this prefix are deleted after a time, which starts anew with the server. Of 0: they are not.
+    Schedule { prefix: &'a [u8], delay_millis: u32 },
     /// A session begins whose peer can send requests again (docs/wire-extensions.md, SESSION 12).
     BeginSession { session: &'a [u8], keep_millis: u32 },
     /// It ends with its clients.
@@ -96,6 +99,7 @@ mod kind {
     pub(super) const PUSH: u8 = 4;
     pub(super) const POP: u8 = 5;
     pub(super) const OWN: u8 = 6;
+    pub(super) const SCHEDULE: u8 = 7;
     pub(super) const BEGIN_SESSION: u8 = 16;
     pub(super) const END_SESSION: u8 = 17;
     pub(super) const EXECUTED: u8 = 18;
@@ -133,6 +137,13 @@ impl BatchWriter {
                 self.with_u32(client);
                 self.with_length(will_key);
                 self.with_length(will_value);
+            }
+            Effect::Schedule {
+                prefix,
+                delay_millis,
+            } => {
+                self.with_key(kind::SCHEDULE, prefix);
+                self.with_u32(delay_millis);
             }
             Effect::BeginSession {
                 session,
@@ -301,6 +312,10 @@ impl<'a> Effects<'a> {
                 will_key: self.blob()?,
                 will_value: self.blob()?,
             },
+            kind::SCHEDULE => Effect::Schedule {
+                prefix: key,
+                delay_millis: self.number()?,
+            },
             kind::BEGIN_SESSION => Effect::BeginSession {
                 session: key,
                 keep_millis: self.number()?,
@@ -415,6 +430,10 @@ mod tests {
                 client: 2,
                 will_key: b"w",
                 will_value: b"gone",
+            },
+            Effect::Schedule {
+                prefix: b"p/",
+                delay_millis: 9,
             },
             Effect::Silence {
                 session: &[1; 16],

@@ -49,6 +49,7 @@ impl Contents {
             }
             // Of sessions and owners, which are no contents.
             Effect::Own { .. }
+            | Effect::Schedule { .. }
             | Effect::Silence { .. }
             | Effect::BeginSession { .. }
             | Effect::EndSession { .. }

@@ -10,7 +10,7 @@ use crate::journal::batch::Effect;
 use crate::message::Request;
 use crate::session::SessionId;
 use crate::state::{KeptClient, Refusal, StoreState};
-use crate::wire::WAIT_CANCELED;
+use crate::wire::{Opcode, WAIT_CANCELED};
 
 /// A client of such a session.
 #[derive(Debug, Clone, Copy)]
@@ -59,7 +59,9 @@ impl Parts<'_> {
         request: Request<'_>,
     ) -> Result<(), Refusal> {
         let conn = conn_id_of(client.token);
-        let can_wait = request.outline().command.is_wait();
+        let command = request.outline().command;
+        // Its reply comes later, too.
+        let can_wait = command.is_wait() || command == Opcode::DeletePrefix;
         let is_barrier = matches!(request, Request::Barrier { .. });
         let ends_waits = matches!(request, Request::EndWaits { .. });
         let Some(number) = self.next_number(client, can_wait) else {
@@ -73,7 +75,7 @@ impl Parts<'_> {
             .again(client.session, client.number, number);
         match (again, &request) {
             (Some(Again::Reply(reply)), _) => {
-                let was_ended = can_wait && reply == [WAIT_CANCELED];
+                let was_ended = command.is_wait() && reply == [WAIT_CANCELED];
                 self.state.set_wait_ended(conn, was_ended);
                 if !reply.is_empty() {
                     self.connections.send_after(client.token, 0, reply);

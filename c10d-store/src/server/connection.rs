@@ -157,6 +157,8 @@ pub(super) struct Connection {
     pub(super) paused: bool,
     /// Waiting requests can be carried out now.
     pub(super) resume: bool,
+    /// Requests wait until the deletion of a prefix is complete.
+    pub(super) is_sweeping: bool,
     /// In the event loop's list of connections that are read without an event.
     pub(super) is_ready: bool,
     /// The replies exceed the limit: the connection is to be closed.
@@ -377,6 +379,7 @@ impl Connections {
             phase: Phase::Open,
             paused: false,
             resume: false,
+            is_sweeping: false,
             is_ready: false,
             overflowed: false,
             touched: false,
@@ -452,7 +455,7 @@ impl Connections {
         self.is_full = is_full;
     }
 
-    /// Whether requests of a connection may be carried out now: its replies are read, and so are those of the other
+    /// Whether requests of a connection may be carried out now: nothing is deleted for it, its replies are read, and so are those of the other
     /// clients of its session.
     pub(super) fn may_continue(&self, token: Token) -> bool {
         if self.is_full {
@@ -461,6 +464,9 @@ impl Connections {
         let Some(connection) = self.get(token) else {
             return false;
         };
+        if connection.is_sweeping {
+            return false;
+        }
         let unsent_bytes_max = match &connection.carrier {
             Carrier::Socket(_) => PAUSE_UNSENT_BYTES,
             Carrier::Session(client) => self

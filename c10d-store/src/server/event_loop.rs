@@ -18,7 +18,9 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::carrying::Parts;
-use super::connection::{Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of};
+use super::connection::{
+    Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of,
+};
 use super::counts::Counts;
 use super::http::InstalledHandler;
 use super::keeping::{GATHERED_BYTES_MAX, Keeping};
@@ -180,7 +182,8 @@ impl EventLoop {
         let is_observed = self.state.is_in_snapshot() || self.is_snapshot_due();
         let has_work = !self.ready.is_empty()
             || self.connections.has_touched_clients()
-            || self.keeping.as_ref().is_some_and(Keeping::has_work);
+            || self.keeping.as_ref().is_some_and(Keeping::has_work)
+            || self.state.can_sweep();
         if has_work || self.acceptor.has_ready() || is_observed {
             return Some(Duration::ZERO);
         }
@@ -200,11 +203,12 @@ impl EventLoop {
             .due()
             .map(|at| at.saturating_duration_since(Instant::now()));
         let session = self.sessions.time_left(Instant::now);
-        let silence = self.state.next_silence().map(|at| {
+        let next = [self.state.next_silence(), self.state.next_sweep()];
+        let of_state = next.into_iter().flatten().min().map(|at| {
             let at = self.started + at.since_start();
             at.saturating_duration_since(Instant::now())
         });
-        let all = [timer, accept, report, session, silence];
+        let all = [timer, accept, report, session, of_state];
         all.into_iter().flatten().min()
     }
 
@@ -231,6 +235,7 @@ impl EventLoop {
         self.expire();
         self.expire_sessions(now);
         self.end_silent();
+        self.continue_sweep();
         self.turn.start_turn();
         self.flush_touched();
         self.keep_gathered();
@@ -272,6 +277,22 @@ impl EventLoop {
         self.stop.load(Ordering::Acquire)
     }
 
+    /// Deletes names for less than a millisecond.
+    fn continue_sweep(&mut self) {
+        let complete = self.state.continue_sweep(&mut self.connections);
+        self.parts().record_woken();
+        if let Some(conn) = complete {
+            let token = token_of(conn);
+            if let Some(connection) = self.connections.get_mut(token) {
+                connection.is_sweeping = false;
+                if std::mem::take(&mut connection.paused) {
+                    connection.resume = true;
+                    self.serve_later(token);
+                }
+            }
+        }
+    }
+
     /// Has a connection read again after the others.
     fn serve_later(&mut self, token: Token) {
         if let Some(connection) = self.connections.get_mut(token)
@@ -287,6 +308,7 @@ impl EventLoop {
         let is_full = self.connections.is_full();
         if let Some(connection) = self.connections.get_mut(token)
             && connection.paused
+            && !connection.is_sweeping
             && connection.unsent_bytes() < PAUSE_UNSENT_BYTES
             && !is_full
         {
@@ -481,6 +503,7 @@ impl EventLoop {
                 hello = Some(*begun);
             }
             let before = parts.state.work();
+            let may_sweep = matches!(request, Request::DeletePrefix { .. });
             let result = match carried {
                 None => parts.state.handle(conn, request, parts.connections),
                 Some(client) => parts.handle(client, request),
@@ -490,6 +513,12 @@ impl EventLoop {
             result?;
             if parts.state.gathered_bytes() > GATHERED_BYTES_MAX {
                 parts.connections.set_full(true);
+            }
+            if may_sweep
+                && parts.state.is_sweeping_for(conn)
+                && let Some(connection) = parts.connections.get_mut(token)
+            {
+                connection.is_sweeping = true;
             }
             must_wait = hello.is_some() || !parts.connections.may_continue(token);
             Ok::<_, Refusal>(if must_wait || turn.is_turn_over() {

@@ -72,6 +72,9 @@ impl SimServer {
         let (state, outputs) = (&mut self.state, &mut self.outputs);
         let handle = |request: crate::message::Request<'_>| {
             state.handle(ConnId(conn), request, outputs)?;
+            while state.can_sweep() {
+                state.continue_sweep(outputs);
+            }
             Ok::<_, Refusal>(Flow::Continue)
         };
         // As in the event loop, a long request continues in the parser's own buffer.
@@ -96,7 +99,7 @@ impl SimServer {
         let mut hello = RequestBuf::new();
         hello.hello();
         self.send(conn, &hello.to_bytes());
-        assert_eq!(self.take(conn), [0xff, 2, 0x0d, 0xc1], "the capabilities");
+        assert_eq!(self.take(conn), [0xff, 3, 0x0d, 0xc1], "the capabilities");
     }
 
     /// The bytes that the server has sent to a connection since the last call.

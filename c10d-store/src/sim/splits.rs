@@ -89,6 +89,9 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
                 request.opcode(opcode).raw_key(key).value(value);
                 request.raw_key(will_key).value(will_value);
             }
+            Opcode::DeletePrefix => {
+                request.opcode(opcode).raw_key(key).u32(number as u32 % 2);
+            }
             Opcode::KeepAlive => {
                 request.opcode(opcode).u32(number as u32 % 3);
             }

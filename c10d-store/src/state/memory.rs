@@ -1,6 +1,7 @@
 //! The memory of the store's data, and the limit on it.
 
 use super::slots::{ELEMENT_BYTES, OWNERSHIP_BYTES, Slot};
+use super::sweeps::SCHEDULED_BYTES;
 use super::{Refusal, StoreState};
 use crate::message::{ConnId, Keys, Request};
 use crate::stored_value::Value;
@@ -24,6 +25,7 @@ impl StoreState {
         self.slots.stored_bytes()
             + self.slots.queued_bytes()
             + self.slots.owned_bytes()
+            + self.sweeps.scheduled_bytes
             + self.slots.len() * NAME_BYTES
             + self.waiters.len() * WAIT_BYTES
             + self.waiters.name_bytes()
@@ -68,6 +70,10 @@ impl StoreState {
                 let will = will_key.len() + will_value.len();
                 (growth.map_or(0, |growth| growth + will), limit)
             }
+            Request::DeletePrefix {
+                prefix,
+                delay_millis: 1..,
+            } => (SCHEDULED_BYTES + prefix.len(), limit),
             _ => (self.growth_of_write(request), limit),
         };
         if growth > 0 && used.saturating_add(growth) > room {
@@ -157,7 +163,8 @@ fn most_growth(request: &Request<'_>) -> usize {
         | Request::WaitGet { .. }
         | Request::WaitChange { .. }
         | Request::MultiSet { .. }
-        | Request::SetEphemeral { .. } => usize::MAX / 2,
+        | Request::SetEphemeral { .. }
+        | Request::DeletePrefix { .. } => usize::MAX / 2,
         _ => 0,
     }
 }

@@ -12,6 +12,7 @@ mod closed;
 mod conn_hash;
 #[cfg(test)]
 mod crash_tests;
+mod delete_prefix;
 mod directory;
 mod ephemeral;
 #[cfg(test)]
@@ -32,6 +33,9 @@ mod slots;
 #[cfg(test)]
 mod snapshot_tests;
 mod stored;
+#[cfg(test)]
+mod sweep_tests;
+mod sweeps;
 #[cfg(test)]
 mod tests;
 mod waiters;
@@ -60,6 +64,7 @@ pub(crate) use owners::KeptClient;
 use owners::{Owners, silence_max};
 use slots::{NotANumber, Slot, Slots};
 use stored::Writer;
+use sweeps::Sweeps;
 pub(crate) use waiters::WaitSummary;
 use waiters::{Answer, ListId, Origin, Waiters, Wants, Woken};
 use wanted::WantedKeys;
@@ -113,6 +118,7 @@ pub(crate) struct StoreState {
     directory: Directory,
     announcements: Announcements,
     owners: Owners,
+    sweeps: Sweeps,
     /// The current time, as last set by the server.
     now: Moment,
     /// The connection whose request is being handled.
@@ -283,6 +289,10 @@ impl StoreState {
                 will_key,
                 will_value,
             } => self.set_ephemeral(conn, key, value, (will_key, will_value), replies),
+            Request::DeletePrefix {
+                prefix,
+                delay_millis,
+            } => self.delete_prefix(conn, prefix, delay_millis, replies),
             Request::EndWaits { prefix } => self.end_waits(conn, prefix, replies),
             Request::KeepAlive { millis } => self.keep_alive(conn, silence_max(millis), replies),
             // The event loop does it: nothing in the store changes.
@@ -330,6 +340,7 @@ impl StoreState {
             self.settle_pledge(conn, None, replies);
         }
         self.ended_waits.remove(&conn);
+        self.sweeps.forget(conn);
         self.end_owner(conn, replies);
     }
 

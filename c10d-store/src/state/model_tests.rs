@@ -37,6 +37,7 @@ enum Operation {
     Len(u8),
     Barrier(u8, i64),
     EndWaits(Option<u8>),
+    DeletePrefix(u8),
     Claim(u8, Vec<u8>, Option<(u8, Vec<u8>)>),
     Ping,
     Disconnect,
@@ -122,6 +123,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => key().prop_map(Operation::Len),
         4 => (key(), 0..5_i64).prop_map(|(k, n)| Operation::Barrier(k, n)),
         3 => prop::option::of(key()).prop_map(Operation::EndWaits),
+        3 => key().prop_map(Operation::DeletePrefix),
         5 => (key(), value(), prop::option::of((key(), value())))
             .prop_map(|(k, v, will)| Operation::Claim(k, v, will)),
         1 => Just(Operation::Ping),
@@ -412,6 +414,13 @@ impl Model {
                 }
                 self.reply(conn, OwnedReply::Integer(conns.len() as i64));
             }
+            Operation::DeletePrefix(key) => {
+                let value = self.values.remove(&key);
+                let queue = self.queues.remove(&key).filter(|queue| !queue.is_empty());
+                self.owned.retain(|owned| owned.key != key);
+                let count = i64::from(value.is_some() || queue.is_some());
+                self.reply(conn, OwnedReply::Integer(count));
+            }
             Operation::Cancel if was_ended => {}
             Operation::Set(key, value) => self.write(key, value),
             Operation::CompareSet(key, expected, desired, reports_outcome) => {
@@ -669,6 +678,16 @@ fn step(state: &mut StoreState, conn: u64, operation: &Operation, out: &mut Reco
                 will_key,
                 will_value,
             })
+        }
+        Operation::DeletePrefix(key) => {
+            let accepted = handle!(Request::DeletePrefix {
+                prefix: &one(key),
+                delay_millis: 0,
+            });
+            while state.can_sweep() {
+                state.continue_sweep(out);
+            }
+            accepted
         }
         Operation::EndWaits(prefix) => {
             let prefix = prefix.as_ref().map(one);

@@ -66,6 +66,10 @@ impl StoreState {
                 };
                 self.recover_silence(client, millis, was_silent);
             }
+            Effect::Schedule {
+                prefix,
+                delay_millis,
+            } => self.recover_schedule(prefix, delay_millis),
             Effect::EndClient { session, client } => {
                 let ended = kept_client(session, client);
                 self.recover_end(|it| ended == Some(*it));
@@ -98,9 +102,9 @@ impl StoreState {
         recorder.map_or(0, |recorder| recorder.changes())
     }
 
-    /// Whether a connection waits.
+    /// Whether a connection waits for a reply.
     pub(crate) fn is_waiting(&self, conn: ConnId) -> bool {
-        self.waiters.waiting_of(conn).is_some()
+        self.waiters.waiting_of(conn).is_some() || self.is_sweeping_for(conn)
     }
 
     /// A client arrives again at a barrier, where it was counted before the server was restarted.
@@ -160,6 +164,7 @@ impl StoreState {
     pub(crate) fn start_chunks(&mut self, position: u64) {
         let mut writer = BatchWriter::default();
         self.write_silences(&mut writer);
+        self.sweeps.write(&mut writer);
         self.slots.start_chunks(position, writer);
     }
 
@@ -221,6 +226,7 @@ impl Recorder {
             | Request::Announce { .. }
             | Request::KeepAlive { .. }
             | Request::EndWaits { .. }
+            | Request::DeletePrefix { .. }
             | Request::Session(_) => {}
         }
     }

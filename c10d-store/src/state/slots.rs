@@ -34,6 +34,12 @@ pub(super) const ELEMENT_BYTES: usize = 48;
 /// The memory of the ownership of a key besides its name and will, which are kept at the owner too.
 pub(super) const OWNERSHIP_BYTES: usize = 256;
 
+/// A deletion takes this many elements of a queue at a time.
+const ELEMENTS_PER_VISIT: usize = 1024;
+
+/// Deleting a name counts as much as so many visits.
+const VISITS_PER_DELETION: usize = 8;
+
 /// The value is not a number, so nothing was added.
 #[derive(Debug)]
 pub(super) struct NotANumber;
@@ -51,6 +57,8 @@ pub(super) struct Slot {
     pub(super) waiters: Option<ListId>,
     /// Invariant: `None` without a value.
     pub(super) ownership: Option<Box<Ownership>>,
+    /// The last [`Sweep`] that had begun when an element was pushed.
+    pushed_in: u32,
     /// The last snapshot that has copied this slot, or need not.
     copied_in: u32,
 }
@@ -96,6 +104,10 @@ pub(super) struct Slots {
     /// The number of snapshots started so far.
     snapshots: u32,
     copy: Option<Box<Copying>>,
+    /// The number of deletions of prefixes that have begun.
+    sweeps: u32,
+    /// The one that is under way.
+    sweep: Option<Box<Sweeping>>,
     /// Of a store with a journal.
     pub(super) recorder: Option<Box<Recorder>>,
 }
@@ -116,6 +128,26 @@ struct Copying {
     target: Target,
     /// The slots with a smaller index have not been visited.
     left: usize,
+}
+
+/// A deletion of the names with a prefix that were not written since.
+#[derive(Debug, Clone)]
+pub(super) struct Sweep {
+    prefix: Arc<[u8]>,
+    /// The number of writes when it began.
+    writes: u64,
+    number: u32,
+}
+
+/// A deletion that is under way. It visits the slots as [`Copying`] does.
+#[derive(Debug)]
+struct Sweeping {
+    sweep: Sweep,
+    /// The slots with a smaller index have not been visited.
+    left: usize,
+    /// Names that were not visited, and whose slots have moved up, or whose queue is long.
+    moved: Vec<Arc<[u8]>>,
+    deleted: usize,
 }
 
 /// Whom a snapshot is for.
@@ -403,7 +435,93 @@ impl Slots {
                 }
             }
         }
+        if let Some(sweep) = &mut self.sweep {
+            for (from, to) in [(a, b), (b, a)] {
+                if (from..to).contains(&sweep.left.wrapping_sub(1))
+                    && let Some((name, _)) = self.map.get_index(from)
+                    && name.starts_with(&sweep.sweep.prefix)
+                {
+                    sweep.moved.push(Arc::clone(name));
+                }
+            }
+        }
         self.map.swap_indices(a, b);
+    }
+
+    /// A deletion of the names with this prefix that begins now.
+    pub(super) fn new_sweep(&mut self, prefix: &[u8]) -> Sweep {
+        self.sweeps = self.sweeps.saturating_add(1);
+        Sweep {
+            prefix: prefix.into(),
+            writes: self.writes,
+            number: self.sweeps,
+        }
+    }
+
+    /// From now on, [`sweep`](Self::sweep) deletes this.
+    pub(super) fn start_sweep(&mut self, sweep: Sweep) {
+        self.sweep = Some(Box::new(Sweeping {
+            sweep,
+            left: self.map.len(),
+            moved: Vec::new(),
+            deleted: 0,
+        }));
+    }
+
+    /// Goes on with a deletion, for at most this many visits. Says which owned values it deletes. Returns the number of
+    /// deleted names once all are.
+    pub(super) fn sweep(
+        &mut self,
+        mut budget: usize,
+        mut disowned: impl FnMut(&[u8], &Ownership),
+    ) -> Option<usize> {
+        while budget > 0 {
+            let sweep = self.sweep.as_mut()?;
+            let name = if let Some(name) = sweep.moved.pop() {
+                name
+            } else {
+                sweep.left = sweep.left.min(self.map.len());
+                let Some(at) = sweep.left.checked_sub(1) else {
+                    return Some(self.sweep.take()?.deleted);
+                };
+                sweep.left = at;
+                budget -= 1;
+                match self.map.get_index(at) {
+                    Some((name, _)) if name.starts_with(&sweep.sweep.prefix) => Arc::clone(name),
+                    _ => continue,
+                }
+            };
+            let Some(slot) = self.map.get(&name) else {
+                continue;
+            };
+            let Sweep { writes, number, .. } = sweep.sweep;
+            let is_old = |stored: &Stored| stored.written.version.get() <= writes;
+            let deletes_value = slot.stored.as_ref().is_some_and(is_old);
+            let deletes_queue = slot.queue.is_some() && slot.pushed_in < number;
+            if deletes_queue {
+                let taken = self.take(&name, ELEMENTS_PER_VISIT, usize::MAX);
+                budget = budget.saturating_sub(taken.len());
+                if self.map.get(&name).is_some_and(|it| it.queue.is_some())
+                    && let Some(sweep) = &mut self.sweep
+                {
+                    sweep.moved.push(name);
+                    continue;
+                }
+            }
+            if deletes_value
+                && let Some(deleted) = self.delete(&name)
+                && let Some(ownership) = &deleted.ownership
+            {
+                disowned(&name, ownership);
+            }
+            if (deletes_value || deletes_queue)
+                && let Some(sweep) = &mut self.sweep
+            {
+                sweep.deleted += 1;
+                budget = budget.saturating_sub(VISITS_PER_DELETION);
+            }
+        }
+        None
     }
 
     /// Adds an element to a queue. Returns the waiters of the name.
@@ -417,6 +535,7 @@ impl Slots {
             let element = element.as_bytes();
             recorder.record(key, Effect::Push { key, element });
         }
+        slot.pushed_in = self.sweeps;
         slot.queue.get_or_insert_default().push_back(element);
         slot.waiters
     }

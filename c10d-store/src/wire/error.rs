@@ -50,6 +50,8 @@ pub enum WireErrorKind {
     },
     /// A QUEUE_TAKE asks for no element.
     NothingToTake,
+    /// A DELETE_PREFIX is for all names.
+    EmptyPrefix,
     /// A request as a whole is longer than the limit.
     RequestTooLong {
         /// The length as far as it is known.
@@ -84,6 +86,7 @@ impl fmt::Display for WireError {
                 write!(f, "{keys} keys, limit {keys_max}")
             }
             WireErrorKind::NothingToTake => write!(f, "maximum of 0 elements, at least 1 expected"),
+            WireErrorKind::EmptyPrefix => write!(f, "empty prefix, which would delete all names"),
             WireErrorKind::RequestTooLong { bytes, bytes_max } => {
                 write!(f, "request of at least {bytes} bytes, limit {bytes_max}")
             }

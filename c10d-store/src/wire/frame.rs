@@ -113,6 +113,9 @@ impl FrameScan {
             {
                 return Err(self.error(WireErrorKind::NothingToTake));
             }
+            if opcode == Opcode::DeletePrefix && matches!(field, Field::Key) && start == end {
+                return Err(self.error(WireErrorKind::EmptyPrefix));
+            }
             self.spans[self.field] = Span { start, end };
             self.checked = end;
             self.field += 1;
@@ -370,6 +373,10 @@ impl<'a> Frame<'a> {
             Opcode::KeepAlive => Request::KeepAlive {
                 millis: LittleEndian::read_u32(self.arg(0)),
             },
+            Opcode::DeletePrefix => Request::DeletePrefix {
+                prefix: self.arg(0),
+                delay_millis: LittleEndian::read_u32(self.arg(1)),
+            },
             Opcode::EndWaits => Request::EndWaits {
                 prefix: self.arg(0),
             },
@@ -485,6 +492,10 @@ mod tests {
             r.opcode(Opcode::QueueTake).raw_key(b"q").count(0);
         });
         assert_eq!(error.kind, WireErrorKind::NothingToTake);
+        let error = refused(&|r| {
+            r.opcode(Opcode::DeletePrefix).count(0);
+        });
+        assert_eq!(error.kind, WireErrorKind::EmptyPrefix);
         let error = refused(&|r| {
             r.opcode(Opcode::Wait).count(usize::MAX);
         });

@@ -35,6 +35,9 @@ pub const CAPABILITY_SESSION: u32 = 1 << 6;
 /// The server supports SET_EPHEMERAL (0x87) and KEEP_ALIVE (0x88).
 pub const CAPABILITY_EPHEMERAL: u32 = 1 << 7;
 
+/// The server supports DELETE_PREFIX (0x89).
+pub const CAPABILITY_DELETE_PREFIX: u32 = 1 << 8;
+
 /// The server supports END_WAITS (0x8a).
 pub const CAPABILITY_END_WAITS: u32 = 1 << 9;
 
@@ -47,6 +50,7 @@ pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_QUEUE_TAKE
     | CAPABILITY_SESSION
     | CAPABILITY_EPHEMERAL
+    | CAPABILITY_DELETE_PREFIX
     | CAPABILITY_END_WAITS;
 
 /// The reply of this crate's server to a PING.

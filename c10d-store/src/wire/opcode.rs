@@ -33,6 +33,7 @@ pub enum Opcode {
     Session = 0x86,
     SetEphemeral = 0x87,
     KeepAlive = 0x88,
+    DeletePrefix = 0x89,
     EndWaits = 0x8a,
 }
 
@@ -63,13 +64,11 @@ const EXTENSIONS_START: u8 = 0x80;
 
 impl Opcode {
     /// The number of commands.
-    pub(crate) const COUNT: usize = 29;
+    pub(crate) const COUNT: usize = 30;
 
     /// The position among all commands, in the order of their bytes; less than [`COUNT`](Self::COUNT).
     pub(crate) const fn index(self) -> usize {
         match self as u8 {
-            // 0x89 is not assigned.
-            0x8a.. => Self::COUNT - 1,
             byte @ EXTENSIONS_START.. => (byte - EXTENSIONS_START + PYTORCH_COMMANDS) as usize,
             byte => byte as usize,
         }
@@ -105,6 +104,7 @@ impl Opcode {
         Self::Session,
         Self::SetEphemeral,
         Self::KeepAlive,
+        Self::DeletePrefix,
         Self::EndWaits,
     ];
 
@@ -140,6 +140,7 @@ impl Opcode {
             0x86 => Self::Session,
             0x87 => Self::SetEphemeral,
             0x88 => Self::KeepAlive,
+            0x89 => Self::DeletePrefix,
             0x8a => Self::EndWaits,
             _ => return None,
         })
@@ -171,6 +172,7 @@ impl Opcode {
             Self::Announce => &[Value],
             Self::QueueTake => &[Key, U64],
             Self::Session => &[Hello],
+            Self::DeletePrefix => &[Key, U32],
             Self::SetEphemeral => &[Key, Value, Key, Value],
             Self::GetNumKeys | Self::CancelWait | Self::ListKeys => &[],
         }

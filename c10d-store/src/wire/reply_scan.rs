@@ -84,6 +84,7 @@ impl ReplyScan {
             | Opcode::GetNumKeys
             | Opcode::DeleteKey
             | Opcode::QueueLen
+            | Opcode::DeletePrefix
             | Opcode::EndWaits => fixed(WORD_BYTES as u64),
             Opcode::Check | Opcode::CancelWait | Opcode::KeepAlive => fixed(1),
             Opcode::Ping => fixed(4),

@@ -599,3 +599,35 @@ fn a_wait_that_was_ended_is_ended_after_a_restart() {
     peer.request(0, cancel);
     peer.expect(0, &[1]);
 }
+
+/// docs/wire-extensions.md, DELETE_PREFIX 3 and 5: the reply to a client of a session that is kept is not lost.
+#[test]
+fn a_deletion_that_is_complete_is_not_repeated_after_a_restart() {
+    let journal = Memory::default();
+    let server = journal.serve();
+    let store = client(&server);
+    store.multi_set(&[("p/a", b""), ("p/b", b"")]).expect("set");
+    store.check(&[]).expect("done");
+    let delete = |r: &mut RequestBuf<'_>| {
+        r.opcode(Opcode::DeletePrefix).user_key("p/").u32(0);
+    };
+    let mut peer = Peer::new(&server);
+    peer.open(0);
+    peer.request(0, delete);
+    peer.request(0, |r| add(r, "n"));
+    peer.expect(0, &[number(2), number(1)].concat());
+    store.set("p/late", b"").expect("set");
+    store.check(&[]).expect("done");
+
+    let (journal, old) = (journal.crashed(), server);
+    let server = journal.serve();
+    peer.reconnect(&server).expect("a link");
+    drop(old);
+    peer.open(0);
+    peer.stream.push_resume(0, 1);
+    peer.request(0, delete);
+    peer.request(0, |r| add(r, "n"));
+    peer.request(0, |r| add(r, "n"));
+    peer.expect(0, &[number(2), number(1), number(2)].concat());
+    assert!(client(&server).check(&["p/late"]).expect("check"));
+}

@@ -7,6 +7,7 @@ mod cancel;
 mod carried;
 mod closing;
 mod debug_output;
+mod delete_prefix;
 mod end_waits;
 mod ephemeral;
 #[cfg(feature = "tls")]

@@ -371,7 +371,7 @@ fn nothing_is_announced_after_a_reconnect_to_a_server_without_the_capability() {
         let (mut first, _) = listener.accept().expect("a client");
         first.read_exact(&mut hello).expect("VALIDATE and PING");
         first
-            .write_all(&[0xff, 2, 0x0d, 0xc1])
+            .write_all(&[0xff, 3, 0x0d, 0xc1])
             .expect("all capabilities");
         let (mut second, _) = listener.accept().expect("the client reconnects");
         second.read_exact(&mut hello).expect("VALIDATE and PING");

@@ -505,7 +505,7 @@ impl EventLoop {
         let Some(connection) = self.connections.get_mut(token) else {
             return;
         };
-        if !connection.paused {
+        if !connection.paused || connection.is_sweeping {
             return;
         }
         if is_full {

@@ -68,6 +68,7 @@ impl EventLoop {
             for token in std::mem::take(&mut keeping.paused) {
                 if let Some(connection) = self.connections.get_mut(token)
                     && connection.paused
+                    && !connection.is_sweeping
                 {
                     connection.paused = false;
                     connection.resume = true;

@@ -1,0 +1,114 @@
+//! Deletes the names with a prefix, at once or later (docs/wire-extensions.md, DELETE_PREFIX): in slices, between which other
+//! requests go on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::StoreState;
+use crate::journal::batch::Effect;
+use crate::message::{ConnId, Replies, Reply};
+use crate::moment::Moment;
+
+/// The slots that a slice visits, of which one that is deleted counts as several: about half a millisecond.
+const SLICE: usize = 4096;
+
+/// Beyond this many bytes of effects in no batch, the next slice waits. Requests may have eight times as many.
+const GATHERED_BYTES_MAX: usize = 1 << 20;
+
+impl StoreState {
+    /// docs/wire-extensions.md, DELETE_PREFIX 1 and 4.
+    pub(super) fn delete_prefix(
+        &mut self,
+        conn: ConnId,
+        prefix: &[u8],
+        delay_millis: u32,
+        replies: &mut impl Replies,
+    ) {
+        if delay_millis == 0 {
+            if self.sweeps.unschedule(prefix) {
+                self.record_schedule(prefix, 0);
+            }
+            self.begin_sweep(prefix, Some(conn));
+        } else if self.sweeps.has_room_for(prefix) {
+            self.recover_schedule(prefix, delay_millis);
+            self.record_schedule(prefix, delay_millis);
+            self.reply(replies, conn, Reply::Integer(0));
+        } else {
+            self.reply(replies, conn, Reply::Integer(-1));
+        }
+    }
+
+    /// Carries out `Effect::Schedule`.
+    pub(super) fn recover_schedule(&mut self, prefix: &[u8], delay_millis: u32) {
+        if delay_millis == 0 {
+            self.sweeps.unschedule(prefix);
+        } else {
+            let delay = Duration::from_millis(u64::from(delay_millis));
+            self.sweeps.schedule(prefix, self.now, delay);
+        }
+    }
+
+    /// When the next deletion starts that is scheduled.
+    pub(crate) fn next_sweep(&self) -> Option<Moment> {
+        self.sweeps.next_scheduled().map(|(at, _)| *at)
+    }
+
+    /// Whether a connection waits for the end of a deletion.
+    pub(crate) fn is_sweeping_for(&self, conn: ConnId) -> bool {
+        self.sweeps.is_awaited_by(conn)
+    }
+
+    /// Whether [`continue_sweep`](Self::continue_sweep) can delete something now.
+    pub(crate) fn can_sweep(&self) -> bool {
+        !self.sweeps.queue.is_empty() && self.gathered_bytes() <= GATHERED_BYTES_MAX
+    }
+
+    /// Starts the deletions that are due, and deletes for less than a millisecond. Returns the connection that has the reply
+    /// to its request, which is complete.
+    pub(crate) fn continue_sweep(&mut self, replies: &mut impl Replies) -> Option<ConnId> {
+        while let Some((at, prefix)) = self.sweeps.next_scheduled()
+            && *at <= self.now
+        {
+            let prefix = Arc::clone(prefix);
+            self.look_at_all();
+            self.sweeps.unschedule(&prefix);
+            self.record_schedule(&prefix, 0);
+            self.begin_sweep(&prefix, None);
+        }
+        if !self.can_sweep() {
+            return None;
+        }
+        self.look_at_all();
+        let owners = &mut self.owners;
+        let deleted = self.slots.sweep(SLICE, |key, ownership| {
+            owners.remove_key(ownership.owner, key);
+        })?;
+        let (_, asker) = self.sweeps.queue.pop_front()?;
+        if let Some((next, _)) = self.sweeps.queue.front() {
+            self.slots.start_sweep(next.clone());
+        }
+        let asker = asker?;
+        // It says that the names are deleted.
+        self.look_at_all();
+        self.reply(replies, asker, Reply::Integer(super::count(deleted)));
+        Some(asker)
+    }
+
+    fn record_schedule(&mut self, prefix: &[u8], delay_millis: u32) {
+        if let Some(recorder) = &mut self.slots.recorder {
+            let effect = Effect::Schedule {
+                prefix,
+                delay_millis,
+            };
+            recorder.record(prefix, effect);
+        }
+    }
+
+    fn begin_sweep(&mut self, prefix: &[u8], asker: Option<ConnId>) {
+        let sweep = self.slots.new_sweep(prefix);
+        if self.sweeps.queue.is_empty() {
+            self.slots.start_sweep(sweep.clone());
+        }
+        self.sweeps.queue.push_back((sweep, asker));
+    }
+}
