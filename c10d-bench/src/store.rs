@@ -16,6 +16,7 @@ use super::workload::client::client;
 use super::workload::durable::durable;
 use super::workload::large::large_values;
 use super::workload::ping::ping;
+use super::workload::prefix::prefix;
 use super::workload::ranks::{RanksShape, ranks};
 use super::workload::secret::secret;
 use super::workload::setting::Setting;
@@ -71,6 +72,10 @@ pub(crate) struct StoreBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
     reopened_keys: usize,
 
+    /// The number of keys that `prefix` deletes.
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
+    deleted_keys: usize,
+
     /// The length of the values of `set-get`.
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     value_bytes: usize,
@@ -104,6 +109,8 @@ enum Workload {
     Ranks,
     /// A 4 MiB value, written and read.
     Large,
+    /// A million keys deleted by their prefix, and PING meanwhile. Left out with --connect.
+    Prefix,
     /// `set-get`, PING and new connections with a shared secret, beside plain ones to the same server. Starts a server
     /// of its own, so it is left out with --connect.
     Secret,
@@ -114,7 +121,7 @@ enum Workload {
     Strangers,
 }
 
-const ALL: [Workload; 10] = [
+const ALL: [Workload; 11] = [
     Workload::Ping,
     Workload::Client,
     Workload::Add,
@@ -123,6 +130,7 @@ const ALL: [Workload; 10] = [
     // Before the large values: their freed memory would hide what the ranks need.
     Workload::Ranks,
     Workload::Large,
+    Workload::Prefix,
     Workload::Secret,
     Workload::Strangers,
     Workload::Durable,
@@ -175,11 +183,11 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
         if !args.only.is_empty() && !args.only.contains(&workload) {
             continue;
         }
-        let has_own_server = matches!(
+        let needs_ours = matches!(
             workload,
-            Workload::Secret | Workload::Strangers | Workload::Durable
+            Workload::Secret | Workload::Strangers | Workload::Durable | Workload::Prefix
         );
-        if has_own_server && args.connect.is_some() {
+        if needs_ours && args.connect.is_some() {
             continue;
         }
         match workload {
@@ -197,6 +205,13 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
                 }
             }
             Workload::Large => rows.extend(large_values(&setting)?),
+            Workload::Prefix => {
+                let setting = Setting {
+                    rounds: args.rounds.min(LONG_WORKLOAD_ROUNDS_MAX),
+                    ..setting
+                };
+                rows.extend(prefix(&setting, args.deleted_keys)?);
+            }
             Workload::Strangers => rows.extend(strangers(&setting)?),
             Workload::Secret => {
                 rows.extend(secret(&setting, &set_get_64(args.value_bytes))?);

@@ -4,6 +4,7 @@ pub(super) mod client;
 pub(super) mod durable;
 pub(super) mod large;
 pub(super) mod ping;
+pub(super) mod prefix;
 pub(super) mod ranks;
 pub(super) mod requests;
 pub(super) mod secret;

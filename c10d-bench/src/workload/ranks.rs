@@ -8,7 +8,7 @@ use super::super::child::ServerChild;
 use super::super::error::BenchError;
 use super::super::fleet::{Fleet, Links};
 use super::super::floor::{FloorArgs, FloorMode};
-use super::super::report::{Row, Unit};
+use super::super::report::{Goal, Row, Unit};
 use super::requests;
 use super::setting::Setting;
 
@@ -37,6 +37,8 @@ pub(in super::super) fn ranks(
     ]
     .map(|name| Row::new(name, Unit::Milliseconds));
     let mut broadcast = Row::new("ranks get 128 bytes", Unit::Milliseconds);
+    let mut death = Row::new("ranks learn of a death", Unit::Milliseconds);
+    death.goal = Some(Goal::AtMost(200.0));
     let mut memory = Row::new("memory per connection", Unit::Bytes);
     let floor_child = if setting.floor {
         let command = FloorArgs::command_line(
@@ -66,6 +68,7 @@ pub(in super::super) fn ranks(
         let wake_all = job.one_key_wakes_all()?;
         if shape.has_extensions {
             broadcast.push(false, job.value_reaches_all()?.as_secs_f64() * 1e3);
+            death.push(false, job.death_reaches_all(setting)?.as_secs_f64() * 1e3);
         }
         let (wait_apart, cancel) = job.wait_apart_then_cancel()?;
         let times = [
@@ -90,6 +93,7 @@ pub(in super::super) fn ranks(
     let mut rows = Vec::from(rows);
     if shape.has_extensions {
         rows.push(broadcast);
+        rows.push(death);
     }
     if memory.samples.median().is_some() {
         rows.push(memory);
@@ -231,21 +235,43 @@ impl Job {
     /// All ranks wait for a value of 128 bytes, as that of a broadcast: from its SET to the last byte received.
     fn value_reaches_all(&mut self) -> Result<Duration, BenchError> {
         let value = [7; 128];
-        let answer = [&requests::STOP_WAITING[..], &requests::blob(&value)].concat();
+        let key = self.key("broadcast");
+        let set = requests::set(&key, &value);
+        self.all_wait_for(&key, &value, |fleet| fleet.links().send(0, &set))
+    }
+
+    /// All ranks wait for the will of another connection: from its end to the last byte received.
+    fn death_reaches_all(&mut self, setting: &Setting) -> Result<Duration, BenchError> {
+        let (alive, dead) = (self.key("alive"), self.key("dead"));
+        let will = [7; 128];
+        let mut member = setting.fleet(1, None)?;
+        member.call(0, &requests::set_ephemeral(&alive, &dead, &will), 1)?;
+        self.all_wait_for(&dead, &will, |_| {
+            drop(member);
+            Ok(())
+        })
+    }
+
+    /// All ranks wait for this value of the key: from the start of what writes it to the last byte received.
+    fn all_wait_for(
+        &mut self,
+        key: &str,
+        value: &[u8],
+        write: impl FnOnce(&mut Fleet) -> Result<(), BenchError>,
+    ) -> Result<Duration, BenchError> {
+        let answer = [&requests::STOP_WAITING[..], &requests::blob(value)].concat();
         let expected = |links: &Links, reply: &[u8]| {
             if reply == answer {
                 return Ok(());
             }
             Err(links.wrong_answer("WAIT_GET", format!("{reply:02x?}")))
         };
-        let key = self.key("broadcast");
-        self.wait_and_make_sure(|_| requests::wait_get(&key))?;
+        self.wait_and_make_sure(|_| requests::wait_get(key))?;
         for rank in 0..self.fleet.len() {
             self.fleet.links().expect(rank, answer.len());
         }
-        let set = requests::set(&key, &value);
         let start = Instant::now();
-        self.fleet.links().send(0, &set)?;
+        write(&mut self.fleet)?;
         self.fleet.run(|links, _, reply| expected(links, reply))?;
         Ok(start.elapsed())
     }

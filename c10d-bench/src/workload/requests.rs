@@ -76,6 +76,17 @@ pub(in super::super) fn wait_get(key: &str) -> Vec<u8> {
     request.to_bytes()
 }
 
+/// A key that ends with its connection, whose will is a value of the other key: an extension of this project's server.
+pub(in super::super) fn set_ephemeral(key: &str, will_key: &str, will: &[u8]) -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request
+        .opcode(Opcode::SetEphemeral)
+        .user_key(key)
+        .value(b"");
+    request.user_key(will_key).value(will);
+    request.to_bytes()
+}
+
 pub(in super::super) fn cancel() -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::CancelWait);
@@ -94,6 +105,26 @@ pub(in super::super) fn barrier(key: &str, world_size: i64) -> Vec<u8> {
 pub(in super::super) fn delete(key: &str) -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::DeleteKey).user_key(key);
+    request.to_bytes()
+}
+
+/// Names that begin like this are deleted: an extension of this project's server.
+pub(in super::super) fn delete_prefix(prefix: &str) -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::DeletePrefix).user_key(prefix).u32(0);
+    request.to_bytes()
+}
+
+/// All keys get the same value.
+pub(in super::super) fn multi_set(
+    keys: impl ExactSizeIterator<Item = String>,
+    value: &[u8],
+) -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::MultiSet).count(keys.len());
+    for key in keys {
+        request.user_key(&key).value(value);
+    }
     request.to_bytes()
 }
 

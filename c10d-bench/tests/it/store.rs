@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::process::{Server, names, run};
 
-const SMALL: [&str; 10] = [
+const SMALL: [&str; 11] = [
     "store",
     "--no-pin",
     "--rounds=2",
@@ -18,6 +18,7 @@ const SMALL: [&str; 10] = [
     "--connections=1,3",
     "--depth=2",
     "--reopened-keys=2500",
+    "--deleted-keys=5000",
     "--json",
 ];
 
@@ -45,6 +46,7 @@ fn a_small_run_of_everything() {
         "ranks cancel",
         "ranks wait apart + cancel",
         "ranks get 128 bytes",
+        "ranks learn of a death",
     ];
     if cfg!(target_os = "linux") {
         expected.push("memory per connection");
@@ -52,6 +54,8 @@ fn a_small_run_of_everything() {
     expected.extend([
         "large set 4 MiB",
         "large get 4 MiB",
+        "delete 5000 keys by prefix",
+        "longest ping meanwhile",
         "set-get secret",
         "ping p50 secret",
         "ping p99 secret",
