@@ -1,0 +1,184 @@
+//! What the service tells its members.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::attempt::Attempt;
+use crate::identity::MemberKey;
+use crate::record::Record;
+
+/// What a member has to know now. A newer event replaces the older ones, so that a member that missed some needs only the
+/// last.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Event {
+    /// Leave the old mesh, then say ready.
+    Propose {
+        /// To say ready for.
+        attempt: Attempt,
+        /// When to leave.
+        leave: Leave,
+        /// When the service goes on without the members that are not ready, by its clock.
+        deadline: Duration,
+    },
+    /// All are ready: call torch's `_reconfigure` with this list, then acknowledge.
+    Call {
+        /// The list, and the uuid.
+        record: Arc<Record>,
+        /// When the service gives the attempt up, by its clock.
+        deadline: Duration,
+    },
+    /// All have acknowledged: the attempt is a generation. The first collective may begin.
+    Commit {
+        /// The list.
+        record: Arc<Record>,
+    },
+    /// The mesh is broken, and too few members are left: leave it, and wait.
+    Break {
+        /// The generation or attempt that broke.
+        attempt: Attempt,
+        /// The first of the causes.
+        cause: Cause,
+    },
+    /// The group has ended. The last event.
+    Ended(EndReason),
+}
+
+/// When to leave the old mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Leave {
+    /// At once, also out of a blocked call: it is broken.
+    Now(Cause),
+    /// At the first step boundary that the service does not let pass. The mesh is whole until then.
+    AtBoundary {
+        /// The step, as far as it is known. For people: what counts is the answer at the boundary.
+        step: Option<u64>,
+    },
+}
+
+/// Orders the events of one member: by attempt, and within it.
+///
+/// It follows from the state of the group alone. So nothing is kept for a member, and a restarted service continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EventNumber(pub u64);
+
+impl EventNumber {
+    /// Before every event.
+    pub const NONE: Self = Self(0);
+    pub(crate) const LAST: Self = Self(u64::MAX);
+
+    pub(crate) fn new(attempt: Attempt, stage: Stage) -> Self {
+        Self((u64::from(attempt.count()) << 2) | stage as u64)
+    }
+}
+
+/// In the order in which an attempt goes through them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Propose,
+    Call,
+    Commit,
+    Break,
+}
+
+/// Why a mesh is to be left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The first attempt.
+    First,
+    /// Members came or left at a step boundary.
+    Change,
+    /// A member is no longer one.
+    Lost(MemberKey, Reason),
+    /// Torch's call failed at a member.
+    CallFailed(MemberKey),
+    /// Some members stopped at a step boundary, others did not reach it in time.
+    BoundaryTimedOut,
+    /// The service was restarted while an attempt was under way.
+    Restarted,
+}
+
+/// Why a process is no member any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// Its launcher, or the end of its session, says that it has ended.
+    Dead,
+    /// It gave no sign of life.
+    Silent,
+    /// It was not ready in time.
+    NotReady,
+    /// It did not acknowledge in time.
+    NotAcknowledged,
+    /// A later process has its id.
+    Replaced,
+    /// Another member has its handle.
+    HandleTaken,
+    /// Calls with it failed, those without newcomers did not.
+    CallsFailed,
+    /// It waited for a step boundary that nobody reached in time.
+    NoBoundary,
+    /// It asked to leave.
+    Left,
+}
+
+/// Why a group has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EndReason {
+    /// All members have left.
+    Finished,
+    /// Too few came to begin, or to go on.
+    BelowMinimum,
+    /// Torch's call failed too often in a row.
+    CallsFailed,
+    /// The owner of the group closed it.
+    Closed,
+    /// All 2^32 - 1 attempts were used.
+    AttemptsUsedUp,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Dead => "its process has ended",
+            Self::Silent => "it gave no sign of life",
+            Self::NotReady => "it was not ready in time",
+            Self::NotAcknowledged => "it did not acknowledge its call in time",
+            Self::Replaced => "a later process has its id",
+            Self::HandleTaken => "another member has its handle",
+            Self::CallsFailed => "calls with newcomers failed",
+            Self::NoBoundary => "no member reached a step boundary in time",
+            Self::Left => "it left",
+        })
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::First => f.write_str("the group forms"),
+            Self::Change => f.write_str("members came or left at a step boundary"),
+            Self::Lost(member, reason) => write!(f, "{member} is gone: {reason}"),
+            Self::CallFailed(member) => write!(f, "the call failed at {member}"),
+            Self::BoundaryTimedOut => {
+                f.write_str("members did not reach the step boundary in time")
+            }
+            Self::Restarted => f.write_str("the service was restarted during an attempt"),
+        }
+    }
+}
+
+impl fmt::Display for EndReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Finished => "all members have left",
+            Self::BelowMinimum => "too few members for too long",
+            Self::CallsFailed => "too many calls failed in a row",
+            Self::Closed => "the group was closed",
+            Self::AttemptsUsedUp => "all attempts are used up",
+        })
+    }
+}

@@ -1,0 +1,238 @@
+//! One step of a group.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::effect::{Effect, Input, Kept, Outcome};
+use super::roster::Roster;
+use super::state::GroupState;
+use crate::attempt::{Attempt, Nonce};
+use crate::event::{EndReason, Event, EventNumber, Leave, Stage};
+use crate::identity::MemberKey;
+use crate::message::Reply;
+use crate::options::GroupOptions;
+use crate::record::Record;
+
+/// The members of one process group, and what they agree on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Group {
+    pub(super) options: GroupOptions,
+    pub(super) state: GroupState,
+    pub(super) roster: Roster,
+    /// The newest attempt; its count is 0 before the first.
+    pub(super) last: Attempt,
+    /// The last generation, whole or broken.
+    pub(super) committed: Option<Arc<Record>>,
+    /// Calls that failed since then.
+    pub(super) failed_calls: u32,
+}
+
+impl Group {
+    /// A group without members. `nonce` is new for each group that does not [`recover`](Self::recover).
+    pub fn new(options: GroupOptions, nonce: Nonce) -> Self {
+        Self {
+            options,
+            state: GroupState::Forming { deadline: None },
+            roster: Roster::default(),
+            last: Attempt::new(nonce, 0),
+            committed: None,
+            failed_calls: 0,
+        }
+    }
+
+    /// Takes an input. `now` is the time since any fixed moment, and never goes back.
+    pub fn step(&mut self, now: Duration, input: Input) -> Outcome {
+        let before = self.announcement().map(|(number, _)| number);
+        let mut effects = Vec::new();
+        let reply = match input {
+            Input::Message(member, message) => self.message(now, member, message, &mut effects),
+            Input::Dead(member) => {
+                self.dead(now, member, &mut effects);
+                Reply::Accepted
+            }
+            Input::Silent(member) => {
+                self.lose(now, member, crate::event::Reason::Silent, &mut effects);
+                Reply::Accepted
+            }
+            Input::Close => {
+                if !matches!(self.state, GroupState::Ended(_)) {
+                    self.end(EndReason::Closed, &mut effects);
+                }
+                Reply::Accepted
+            }
+            Input::Tick => Reply::Accepted,
+        };
+        self.settle(now, &mut effects);
+        self.announce(before, &mut effects);
+        Outcome { reply, effects }
+    }
+
+    /// Announces the event, unless it was announced.
+    pub(super) fn announce(&self, before: Option<EventNumber>, effects: &mut Vec<Effect>) {
+        let newest = effects.iter().rev().find_map(|effect| match effect {
+            Effect::Announce(number, _) => Some(*number),
+            _ => None,
+        });
+        if let Some((number, event)) = self.announcement()
+            && newest.or(before) != Some(number)
+        {
+            effects.push(Effect::Announce(number, event));
+        }
+    }
+
+    /// The answer to [`Message::Poll`](crate::Message::Poll), which changes nothing.
+    pub fn poll(&self, member: MemberKey, after: EventNumber) -> Reply {
+        if let Some(reason) = self.roster.evicted(member) {
+            return Reply::Evicted(reason);
+        }
+        if let GroupState::Ended(reason) = self.state {
+            return Reply::Ended(reason);
+        }
+        if self.roster.get(member).is_none() {
+            return Reply::Unknown;
+        }
+        if let Some((number, event)) = self.unseen_generation(member, after) {
+            return Reply::Event(number, event);
+        }
+        match self.announcement() {
+            Some((number, event)) if number > after && self.is_for(member) => {
+                Reply::Event(number, event)
+            }
+            _ => Reply::NotYet,
+        }
+    }
+
+    /// When [`Input::Tick`] is due, if nothing happens before.
+    pub fn wake_at(&self) -> Option<Duration> {
+        match &self.state {
+            GroupState::Forming { deadline } => *deadline,
+            GroupState::Breaking {
+                propose_at, end_at, ..
+            } => {
+                let is_enough = self.roster.len() >= self.options.size_min;
+                Some(if is_enough { *propose_at } else { *end_at })
+            }
+            GroupState::Proposed { deadline, .. } | GroupState::Calling { deadline, .. } => {
+                Some(*deadline)
+            }
+            GroupState::Committed {
+                change, return_by, ..
+            } => {
+                let change = change.as_ref().map(|change| change.deadline);
+                change.into_iter().chain(*return_by).min()
+            }
+            GroupState::Ended(_) => None,
+        }
+    }
+
+    /// As it was made with.
+    pub const fn options(&self) -> &GroupOptions {
+        &self.options
+    }
+
+    /// Where the group is.
+    pub const fn state(&self) -> &GroupState {
+        &self.state
+    }
+
+    /// The processes of the group and those that wait to be: by id, with their ranks in the last generation.
+    pub fn members(&self) -> impl Iterator<Item = (MemberKey, Option<u32>)> {
+        self.roster
+            .iter()
+            .map(|(member, entry)| (member, entry.rank))
+    }
+
+    /// What the members are to know now. Not all of it concerns newcomers: see `is_for`.
+    pub(super) fn announcement(&self) -> Option<(EventNumber, Event)> {
+        let (attempt, stage, event) = match &self.state {
+            GroupState::Forming { .. } => return None,
+            GroupState::Breaking { cause, .. } => {
+                let attempt = self.last;
+                let cause = *cause;
+                (attempt, Stage::Break, Event::Break { attempt, cause })
+            }
+            GroupState::Proposed {
+                attempt,
+                cause,
+                deadline,
+                ..
+            } => {
+                let event = Event::Propose {
+                    attempt: *attempt,
+                    leave: Leave::Now(*cause),
+                    deadline: *deadline,
+                };
+                (*attempt, Stage::Propose, event)
+            }
+            GroupState::Calling {
+                record, deadline, ..
+            } => {
+                let event = Event::Call {
+                    record: Arc::clone(record),
+                    deadline: *deadline,
+                };
+                (record.attempt, Stage::Call, event)
+            }
+            GroupState::Committed {
+                change: Some(change),
+                ..
+            } => {
+                let event = Event::Propose {
+                    attempt: change.attempt,
+                    leave: Leave::AtBoundary { step: change.step },
+                    deadline: change.deadline,
+                };
+                (change.attempt, Stage::Propose, event)
+            }
+            GroupState::Committed { record, .. } => {
+                let event = Event::Commit {
+                    record: Arc::clone(record),
+                };
+                (record.attempt, Stage::Commit, event)
+            }
+            GroupState::Ended(reason) => {
+                return Some((EventNumber::LAST, Event::Ended(*reason)));
+            }
+        };
+        Some((EventNumber::new(attempt, stage), event))
+    }
+
+    /// The generation, if it is whole and its member does not know of it: a change at a boundary does not replace it.
+    fn unseen_generation(
+        &self,
+        member: MemberKey,
+        after: EventNumber,
+    ) -> Option<(EventNumber, Event)> {
+        let GroupState::Committed { record, .. } = &self.state else {
+            return None;
+        };
+        let number = EventNumber::new(record.attempt, Stage::Commit);
+        let is_ranked = self.roster.get(member)?.rank.is_some();
+        let record = Arc::clone(record);
+        (number > after && is_ranked).then_some((number, Event::Commit { record }))
+    }
+
+    /// Whether the event concerns a member: lists and generations concern those that are in them.
+    fn is_for(&self, member: MemberKey) -> bool {
+        let Some(entry) = self.roster.get(member) else {
+            return false;
+        };
+        match &self.state {
+            GroupState::Calling { record, .. } => entry.ready == Some(record.attempt),
+            GroupState::Committed { change: None, .. } => entry.rank.is_some(),
+            _ => true,
+        }
+    }
+
+    pub(super) fn keep(&self, effects: &mut Vec<Effect>) {
+        let end = match self.state {
+            GroupState::Ended(reason) => Some(reason),
+            _ => None,
+        };
+        effects.push(Effect::Keep(Kept::new(
+            self.last,
+            self.committed.clone(),
+            end,
+        )));
+    }
+}

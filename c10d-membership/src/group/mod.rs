@@ -1,0 +1,18 @@
+//! The service's side: one group, from its first member to its end. Pure.
+//!
+//! A [`Group`] takes [`Input`]s and returns a reply and [`Effect`]s. It knows no store, connection, thread or clock; it
+//! does not know how a member is told, nor what a handle means. Its rules are in docs/membership.md.
+
+mod attempts;
+mod depart;
+mod effect;
+mod machine;
+mod messages;
+mod recover;
+mod roster;
+mod settle;
+mod state;
+
+pub use self::effect::{Effect, Input, Kept, Outcome};
+pub use self::machine::Group;
+pub use self::state::{Change, GroupState, Passed};

@@ -1,0 +1,155 @@
+//! When a group goes from one state to the next.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::effect::Effect;
+use super::machine::Group;
+use super::roster::Entry;
+use super::state::{Change, GroupState};
+use crate::event::{Cause, EndReason, Reason};
+
+impl Group {
+    /// Takes the transitions that are due, one after the other.
+    pub(super) fn settle(&mut self, now: Duration, effects: &mut Vec<Effect>) {
+        while self.advance(now, effects) {}
+    }
+
+    /// Takes one transition; says whether there was one.
+    fn advance(&mut self, now: Duration, effects: &mut Vec<Effect>) -> bool {
+        let size_min = self.options.size_min;
+        let is_enough = self.roster.len() >= size_min;
+        match &mut self.state {
+            GroupState::Forming { deadline } => {
+                let is_late = deadline.is_some_and(|deadline| now >= deadline);
+                let size_first = self.options.size_first.max(size_min);
+                if self.roster.len() >= size_first || (is_late && is_enough) {
+                    self.propose(now, Cause::First, effects);
+                } else if is_late {
+                    self.end(EndReason::BelowMinimum, effects);
+                } else {
+                    return false;
+                }
+            }
+            GroupState::Breaking {
+                cause,
+                propose_at,
+                end_at,
+            } => {
+                let cause = *cause;
+                let size = self.committed.as_ref();
+                let size = size.map_or(self.options.size_first, |it| it.seats.len());
+                if is_enough && (now >= *propose_at || self.roster.len() >= size) {
+                    self.propose(now, cause, effects);
+                } else if !is_enough && now >= *end_at {
+                    self.end(EndReason::BelowMinimum, effects);
+                } else {
+                    return self.keep_that_it_broke(effects);
+                }
+            }
+            GroupState::Proposed {
+                attempt,
+                cause,
+                missing,
+                deadline,
+            } => {
+                let (attempt, cause, missing) = (*attempt, *cause, *missing);
+                if missing == 0 {
+                    self.call(now, attempt, cause, effects);
+                } else if now >= *deadline {
+                    self.lose_all(now, Reason::NotReady, effects, |it| it.is_missing(attempt));
+                } else {
+                    return false;
+                }
+            }
+            GroupState::Calling {
+                record,
+                missing,
+                deadline,
+            } => {
+                let attempt = record.attempt;
+                if *missing == 0 {
+                    let record = Arc::clone(record);
+                    self.commit(record, effects);
+                } else if now >= *deadline {
+                    self.lose_all(now, Reason::NotAcknowledged, effects, |it| {
+                        it.ready == Some(attempt) && it.acked != Some(attempt)
+                    });
+                } else {
+                    return false;
+                }
+            }
+            GroupState::Committed {
+                change, return_by, ..
+            } => {
+                if return_by.is_some_and(|return_by| now >= return_by) {
+                    *return_by = None;
+                    self.lose_all(now, Reason::Silent, effects, |it| {
+                        it.rank.is_some() && !it.is_seen
+                    });
+                } else if let Some(change) = *change {
+                    return self.advance_change(now, change, effects);
+                } else if self.roster.newcomers() > 0 || self.roster.leaving() > 0 {
+                    self.propose_change(now, effects);
+                } else {
+                    return false;
+                }
+            }
+            GroupState::Ended(_) => return false,
+        }
+        true
+    }
+
+    fn advance_change(&mut self, now: Duration, change: Change, effects: &mut Vec<Effect>) -> bool {
+        if change.missing == 0 {
+            let has_left = self.roster.leaving() > 0;
+            self.call(now, change.attempt, Cause::Change, effects);
+            if has_left && self.roster.len() == 0 {
+                self.end(EndReason::Finished, effects);
+            }
+        } else if now < change.deadline {
+            return false;
+        } else if change.is_binding {
+            self.break_up(now, Cause::BoundaryTimedOut, effects);
+        } else {
+            if let GroupState::Committed { change, .. } = &mut self.state {
+                *change = None;
+            }
+            self.lose_all(now, Reason::NoBoundary, effects, |it| it.rank.is_none());
+            self.lose_all(now, Reason::Left, effects, |it| it.is_leaving);
+        }
+        true
+    }
+
+    /// Uses up an attempt if none was made since the last generation, so that a restarted service knows that this one is
+    /// not whole.
+    fn keep_that_it_broke(&mut self, effects: &mut Vec<Effect>) -> bool {
+        if self
+            .committed
+            .as_ref()
+            .is_none_or(|it| it.attempt != self.last)
+        {
+            return false;
+        }
+        match self.last.next() {
+            Some(next) => {
+                self.last = next;
+                self.keep(effects);
+            }
+            None => self.end(EndReason::AttemptsUsedUp, effects),
+        }
+        true
+    }
+
+    fn lose_all(
+        &mut self,
+        now: Duration,
+        reason: Reason,
+        effects: &mut Vec<Effect>,
+        which: impl Fn(&Entry) -> bool,
+    ) {
+        for member in self.roster.keys(which) {
+            self.lose(now, member, reason, effects);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The states of a group, each with what exists in it only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::attempt::Attempt;
+use crate::event::{Cause, EndReason};
+use crate::record::Record;
+
+/// Where a group is. Times are of the clock that its inputs are given.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GroupState {
+    /// No attempt was made.
+    #[non_exhaustive]
+    Forming {
+        /// When `size_min` members suffice, or the group ends; `None` until the first member arrives.
+        deadline: Option<Duration>,
+    },
+    /// The generation or attempt before is over, and no attempt is under way: members are too few, or wait for
+    /// replacements.
+    #[non_exhaustive]
+    Breaking {
+        /// What broke it, first.
+        cause: Cause,
+        /// From when on `size_min` members go on without replacements.
+        propose_at: Duration,
+        /// When fewer than `size_min` members end the group.
+        end_at: Duration,
+    },
+    /// The members leave their old mesh.
+    #[non_exhaustive]
+    Proposed {
+        /// What they say ready for.
+        attempt: Attempt,
+        /// Why it is made.
+        cause: Cause,
+        /// How many of the members that were present when it was proposed are not ready.
+        missing: usize,
+        /// When these are evicted.
+        deadline: Duration,
+    },
+    /// The members are in torch's call.
+    #[non_exhaustive]
+    Calling {
+        /// The list.
+        record: Arc<Record>,
+        /// How many have not acknowledged.
+        missing: usize,
+        /// When these are evicted.
+        deadline: Duration,
+    },
+    /// A generation works.
+    #[non_exhaustive]
+    Committed {
+        /// The generation.
+        record: Arc<Record>,
+        /// The newest step boundary that was passed.
+        passed: Passed,
+        /// The next attempt, for which members leave at a step boundary.
+        change: Option<Change>,
+        /// When members of a restarted service that have not sent anything are evicted.
+        return_by: Option<Duration>,
+    },
+    /// Nothing happens any more.
+    Ended(EndReason),
+}
+
+/// The newest step boundary that a member of the generation has passed. Others must pass it too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Passed {
+    /// The generation has just begun.
+    Nothing,
+    /// The one after this step.
+    Step(u64),
+    /// The service was restarted, and does not know: the next one that is asked for is passed.
+    Unknown,
+}
+
+impl Passed {
+    /// The first step at whose boundary members can stop.
+    pub(super) fn first_stop(self) -> Option<u64> {
+        match self {
+            Self::Nothing => Some(0),
+            Self::Step(step) => Some(step.saturating_add(1)),
+            Self::Unknown => None,
+        }
+    }
+}
+
+/// A change at a step boundary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Change {
+    /// What members say ready for.
+    pub attempt: Attempt,
+    /// The step at whose boundary all stop; `None` until a restarted service knows it.
+    pub step: Option<u64>,
+    /// How many of the members that were present when it was proposed are not ready.
+    pub missing: usize,
+    /// Whether a member has stopped: then the others have to.
+    pub is_binding: bool,
+    /// When the change is withdrawn, or the generation broken if it is binding.
+    pub deadline: Duration,
+}

@@ -1,0 +1,22 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod attempt;
+mod event;
+mod group;
+mod identity;
+mod member;
+mod message;
+mod options;
+mod record;
+#[cfg(test)]
+mod tests;
+
+pub use attempt::{Attempt, Nonce};
+pub use event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
+pub use group::{Change, Effect, Group, GroupState, Input, Kept, Outcome, Passed};
+pub use identity::{Incarnation, MemberId, MemberKey};
+pub use member::{Action, Ending, Member, MemberInput, MemberOptions};
+pub use message::{Limit, Message, Reply};
+pub use options::GroupOptions;
+pub use record::{Record, Seat};

@@ -1,0 +1,110 @@
+//! What a member is told, and what it wants done.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::event::{EndReason, Reason};
+use crate::message::{Limit, Message, Reply};
+use crate::record::Record;
+
+/// The waits of a [`Member`](crate::Member).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct MemberOptions {
+    /// How long after an exception in a step the service may take to say that the generation is broken; later it is the
+    /// program's own. 5 s: longer than a launcher takes to notice the end of a process, or a lease to expire.
+    pub verdict_timeout: Duration,
+}
+
+impl Default for MemberOptions {
+    fn default() -> Self {
+        Self {
+            verdict_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What has happened to a member.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemberInput {
+    /// The process wants to take part.
+    Join {
+        /// What torch lists it under.
+        handle: Arc<str>,
+        /// How many steps it has done.
+        step: u64,
+    },
+    /// The service has answered this message.
+    Reply(Message, Reply),
+    /// Answers [`Action::LeaveMesh`]: no call of the process uses the old mesh any more, torch's own included.
+    Left {
+        /// Torch's handle now.
+        handle: Arc<str>,
+        /// How many steps are done.
+        step: u64,
+    },
+    /// Answers [`Action::Call`]: torch's call has returned.
+    Called {
+        /// Whether it succeeded.
+        is_ok: bool,
+    },
+    /// The process has done this many steps, and asks whether to go on. Answered by [`Action::Proceed`] or
+    /// [`Action::LeaveMesh`].
+    Boundary(u64),
+    /// A step raised an exception. Answered by [`Action::LeaveMesh`] if the generation is broken, else by
+    /// [`Action::StepError`].
+    StepFailed,
+    /// The process works on until the next boundary, and leaves there.
+    Leave,
+    /// The process has done its last step, and leaves.
+    Finish,
+    /// Time has passed: due at [`Member::wake_at`](crate::Member::wake_at).
+    Tick,
+}
+
+/// What to do.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Action {
+    /// Send this to the service. Send [`Member::owed`](crate::Member::owed) again when the connection was lost.
+    Send(Message),
+    /// Have the process leave the mesh, then tell [`MemberInput::Left`].
+    LeaveMesh {
+        /// Whether it stands at a step boundary and the mesh is whole; else it may be blocked in a call, and has to be
+        /// freed.
+        is_at_boundary: bool,
+    },
+    /// Call torch's `_reconfigure` with this uuid and list.
+    Call {
+        /// The list.
+        record: Arc<Record>,
+        /// When the service gives up, by its clock.
+        deadline: Duration,
+    },
+    /// The generation may be used.
+    Enter {
+        /// The generation.
+        record: Arc<Record>,
+        /// This member's rank in it.
+        rank: usize,
+    },
+    /// Begin the next step.
+    Proceed,
+    /// The exception is the program's own.
+    StepError,
+    /// The process is no member any more. The last action.
+    Over(Ending),
+}
+
+/// Why a process is no member any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Ending {
+    /// The service has removed it, at its own wish or not.
+    Evicted(Reason),
+    /// The group has ended.
+    Ended(EndReason),
+    /// The service has no room for it.
+    Refused(Limit),
+}

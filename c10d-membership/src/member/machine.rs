@@ -1,0 +1,223 @@
+//! What a member does about its process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::input::{Action, Ending, MemberInput, MemberOptions};
+use super::state::{Doing, State};
+use crate::event::EventNumber;
+use crate::identity::MemberKey;
+use crate::message::Message;
+
+/// One process and its way through the generations.
+///
+/// The shell sends each [`Action::Send`], keeps one [`Message::Poll`] of [`poll`](Self::poll) under way, and drops
+/// answers of lost connections.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Member {
+    pub(super) key: MemberKey,
+    options: MemberOptions,
+    pub(super) state: State,
+    handle: Arc<str>,
+    step: u64,
+    /// The number of the last event.
+    pub(super) seen: EventNumber,
+    /// Whether the process wants to leave, and the service knows.
+    pub(super) leave: Option<Noted>,
+}
+
+/// Whether the service has the message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Noted {
+    No,
+    Yes,
+}
+
+impl Member {
+    /// A process that has not joined.
+    pub fn new(key: MemberKey, options: MemberOptions) -> Self {
+        Self {
+            key,
+            options,
+            state: State::Outside,
+            handle: "".into(),
+            step: 0,
+            seen: EventNumber::NONE,
+            leave: None,
+        }
+    }
+
+    /// Takes an input. `now` is the time since any fixed moment, and never goes back.
+    pub fn step(&mut self, now: Duration, input: MemberInput) -> Vec<Action> {
+        let before = self.owed();
+        let mut actions = Vec::new();
+        match input {
+            MemberInput::Join { handle, step } => {
+                if self.state == State::Outside {
+                    self.set_place(handle, step);
+                    self.state = State::Waiting { is_known: false };
+                }
+            }
+            MemberInput::Reply(message, reply) => self.reply(&message, reply, &mut actions),
+            MemberInput::Left { handle, step } => {
+                if let State::Leaving { attempt, is_known } = self.state {
+                    self.set_place(handle, step);
+                    self.state = match attempt {
+                        Some(attempt) => State::Ready {
+                            attempt,
+                            is_noted: false,
+                        },
+                        None => State::Waiting { is_known },
+                    };
+                }
+            }
+            MemberInput::Called { is_ok } => {
+                if let State::Calling { record } = &self.state {
+                    self.state = State::Called {
+                        record: Arc::clone(record),
+                        is_ok,
+                        is_noted: false,
+                    };
+                }
+            }
+            MemberInput::Boundary(step) => self.set_doing(Doing::AtBoundary(step)),
+            MemberInput::StepFailed => {
+                self.set_doing(Doing::Asking(now + self.options.verdict_timeout));
+            }
+            MemberInput::Leave => {
+                self.leave.get_or_insert(Noted::No);
+            }
+            MemberInput::Finish => {
+                self.leave.get_or_insert(Noted::No);
+                self.set_doing(Doing::Finished);
+            }
+            MemberInput::Tick => {}
+        }
+        self.advance(now, &mut actions);
+        let owed = self.owed();
+        if owed != before
+            && let Some(message) = owed
+        {
+            actions.push(Action::Send(message));
+        }
+        actions
+    }
+
+    /// The message that the service has not answered, if there is one. It may be sent any number of times.
+    pub fn owed(&self) -> Option<Message> {
+        let is_member = !matches!(self.state, State::Outside | State::Over(_));
+        if is_member && self.is_known() && self.leave == Some(Noted::No) {
+            return Some(Message::Leave);
+        }
+        match &self.state {
+            State::Waiting { is_known: false } => Some(Message::Hello {
+                handle: Arc::clone(&self.handle),
+                step: self.step,
+            }),
+            State::Ready {
+                attempt,
+                is_noted: false,
+            } => Some(Message::Ready {
+                attempt: *attempt,
+                handle: Arc::clone(&self.handle),
+                step: self.step,
+            }),
+            State::Called {
+                record,
+                is_ok,
+                is_noted: false,
+            } => Some(Message::Ack {
+                attempt: record.attempt,
+                is_ok: *is_ok,
+            }),
+            State::Inside {
+                record,
+                doing: Doing::AtBoundary(step),
+                ..
+            } => Some(Message::Boundary {
+                generation: record.attempt,
+                step: *step,
+            }),
+            _ => None,
+        }
+    }
+
+    /// The poll to keep under way; `None` if there is nothing to wait for. When it changes, send it in place of the one
+    /// before.
+    pub fn poll(&self) -> Option<Message> {
+        let after = self.seen;
+        let is_leaving = self.leave.is_some();
+        self.is_known()
+            .then_some(Message::Poll { after, is_leaving })
+    }
+
+    /// When [`MemberInput::Tick`] is due, if nothing happens before.
+    pub fn wake_at(&self) -> Option<Duration> {
+        match self.state {
+            State::Inside {
+                doing: Doing::Asking(until),
+                ..
+            } => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Why the process is no member any more, if it was one.
+    pub const fn ending(&self) -> Option<Ending> {
+        match self.state {
+            State::Over(ending) => Some(ending),
+            _ => None,
+        }
+    }
+
+    const fn is_known(&self) -> bool {
+        match self.state {
+            State::Outside | State::Over(_) => false,
+            State::Waiting { is_known } | State::Leaving { is_known, .. } => is_known,
+            _ => true,
+        }
+    }
+
+    fn set_place(&mut self, handle: Arc<str>, step: u64) {
+        self.handle = handle;
+        self.step = step;
+    }
+
+    fn set_doing(&mut self, new: Doing) {
+        if let State::Inside { doing, .. } = &mut self.state {
+            *doing = new;
+        }
+    }
+
+    /// What follows from the state alone.
+    fn advance(&mut self, now: Duration, actions: &mut Vec<Action>) {
+        let State::Inside { doing, change, .. } = &mut self.state else {
+            return;
+        };
+        match *doing {
+            Doing::Asking(until) if now >= until => {
+                *doing = Doing::Working;
+                actions.push(Action::StepError);
+            }
+            // No boundary will be asked for: it stops for the change at once.
+            Doing::Finished if change.is_some() => {
+                let attempt = *change;
+                self.leave_mesh(attempt, true, actions);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn leave_mesh(
+        &mut self,
+        attempt: Option<crate::Attempt>,
+        is_at_boundary: bool,
+        actions: &mut Vec<Action>,
+    ) {
+        self.state = State::Leaving {
+            attempt,
+            is_known: true,
+        };
+        actions.push(Action::LeaveMesh { is_at_boundary });
+    }
+}

@@ -1,0 +1,61 @@
+//! The states of a member, each with what exists in it only.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::input::Ending;
+use crate::attempt::Attempt;
+use crate::record::Record;
+
+/// What a process does in a generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Doing {
+    Working,
+    /// It has asked whether to go on after this step.
+    AtBoundary(u64),
+    /// It has an exception, which is its own if the service says nothing until then.
+    Asking(Duration),
+    Finished,
+}
+
+/// Whether the member has a mesh and what it waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum State {
+    /// It has not joined.
+    Outside,
+    /// It has no mesh, and knows no attempt.
+    Waiting {
+        /// Whether the service has its hello.
+        is_known: bool,
+    },
+    /// It has no mesh, and takes part in the attempt.
+    Ready {
+        attempt: Attempt,
+        is_noted: bool,
+    },
+    /// The process leaves its mesh.
+    Leaving {
+        /// What it says ready for then; `None` until it is told.
+        attempt: Option<Attempt>,
+        /// Whether the service has its hello.
+        is_known: bool,
+    },
+    /// The process is in torch's call.
+    Calling {
+        record: Arc<Record>,
+    },
+    /// The call has returned.
+    Called {
+        record: Arc<Record>,
+        is_ok: bool,
+        is_noted: bool,
+    },
+    /// The generation works.
+    Inside {
+        record: Arc<Record>,
+        doing: Doing,
+        /// The attempt for which members stop at a boundary.
+        change: Option<Attempt>,
+    },
+    Over(Ending),
+}

@@ -1,0 +1,143 @@
+//! The list of an attempt, and which rank each member has in it.
+
+use std::sync::Arc;
+
+use crate::attempt::Attempt;
+use crate::identity::MemberKey;
+
+/// What the members of an attempt agree on. It is made once, never changed, and shared: a list of 10,000 members exists
+/// once, not once for each member.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Record {
+    /// Its number, and torch's `uuid`.
+    pub attempt: Attempt,
+    /// By rank.
+    pub seats: Vec<Seat>,
+    /// The rank whose state the others take: it has the newest step of those that were in the generation before, or of
+    /// all if there was none.
+    pub source: usize,
+}
+
+/// A member of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Seat {
+    /// The process.
+    pub member: MemberKey,
+    /// What torch lists it under.
+    pub handle: Arc<str>,
+    /// How many steps it had done.
+    pub step: u64,
+    /// Its rank in the generation before; `None` for a newcomer.
+    pub previous: Option<u32>,
+}
+
+impl Record {
+    /// Gives ranks. If the group does not shrink, those that stay keep their ranks, and newcomers take the free ones; else
+    /// those that stay close the gaps in the order of their old ranks. Newcomers are ordered by id.
+    ///
+    /// `seats` are ordered by id; `size` is that of the generation before.
+    pub(crate) fn new(attempt: Attempt, seats: Vec<Seat>, size: usize) -> Self {
+        let (mut stay, newcomers): (Vec<_>, Vec<_>) =
+            seats.into_iter().partition(|seat| seat.previous.is_some());
+        stay.sort_unstable_by_key(|seat| seat.previous);
+        let total = stay.len() + newcomers.len();
+        let mut newcomers = newcomers.into_iter();
+        let mut seats = Vec::with_capacity(total);
+        for seat in stay {
+            if total >= size {
+                let rank = seat.previous.unwrap_or_default() as usize;
+                let free = rank.saturating_sub(seats.len());
+                seats.extend(newcomers.by_ref().take(free));
+            }
+            seats.push(seat);
+        }
+        seats.extend(newcomers);
+        let source = source(&seats);
+        Self {
+            attempt,
+            seats,
+            source,
+        }
+    }
+
+    /// The rank of a member: its position. Takes as long as the list is.
+    pub fn rank_of(&self, member: MemberKey) -> Option<usize> {
+        self.seats.iter().position(|seat| seat.member == member)
+    }
+}
+
+fn source(seats: &[Seat]) -> usize {
+    let has_survivor = seats.iter().any(|seat| seat.previous.is_some());
+    let mut source = None;
+    for (rank, seat) in seats.iter().enumerate() {
+        let is_candidate = seat.previous.is_some() || !has_survivor;
+        if is_candidate && source.is_none_or(|(step, _)| seat.step > step) {
+            source = Some((seat.step, rank));
+        }
+    }
+    source.map_or(0, |(_, rank)| rank)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attempt::Nonce;
+
+    /// The ids by rank and the source, of members with id, old rank and step.
+    fn ranks(size: usize, members: &[(u64, Option<u32>, u64)]) -> (Vec<u64>, usize) {
+        let mut members = members.to_vec();
+        members.sort_unstable();
+        let seats = members.into_iter().map(|(id, previous, step)| Seat {
+            member: MemberKey::new(id, 1),
+            handle: format!("gloo:{id}").into(),
+            step,
+            previous,
+        });
+        let record = Record::new(Attempt::new(Nonce::new(0), 1), seats.collect(), size);
+        let ids = record.seats.iter().map(|seat| seat.member.id.0).collect();
+        (ids, record.source)
+    }
+
+    /// docs/membership.md, RANK 1 to 3.
+    #[test]
+    fn members_that_stay_keep_their_ranks_unless_the_group_shrinks() {
+        let first = [(7, None, 0), (3, None, 0), (5, None, 0)];
+        assert_eq!(ranks(0, &first).0, [3, 5, 7]);
+        // Ranks 0 to 3 were 3, 5, 7, 8.
+        let stay = |rank: u32, id| (id, Some(rank), 0);
+        let left = [stay(0, 3), stay(2, 7), stay(3, 8)];
+        assert_eq!(ranks(4, &left).0, [3, 7, 8]);
+        let replaced = [stay(0, 3), stay(2, 7), stay(3, 8), (9, None, 0)];
+        assert_eq!(ranks(4, &replaced).0, [3, 9, 7, 8]);
+        let grown = [
+            stay(2, 7),
+            stay(3, 8),
+            (9, None, 0),
+            (1, None, 0),
+            (2, None, 0),
+        ];
+        assert_eq!(ranks(4, &grown).0, [1, 2, 7, 8, 9]);
+        // Ids and ranks are in different orders.
+        let turned = [stay(0, 8), stay(3, 1), (4, None, 0)];
+        assert_eq!(ranks(4, &turned).0, [8, 1, 4]);
+        assert_eq!(
+            ranks(3, &[(4, None, 0), stay(2, 1), stay(0, 8)]).0,
+            [8, 4, 1]
+        );
+    }
+
+    /// docs/membership.md, RANK 4.
+    #[test]
+    fn the_source_has_the_newest_step_of_the_members_that_stay() {
+        let members = [
+            (1, Some(0), 6),
+            (2, Some(1), 7),
+            (3, Some(2), 7),
+            (4, None, 9),
+        ];
+        assert_eq!(ranks(4, &members).1, 1);
+        assert_eq!(ranks(0, &[(1, None, 3), (2, None, 5), (3, None, 4)]).1, 1);
+    }
+}

@@ -1,0 +1,16 @@
+//! A group and its members in virtual time: each rule, every order of what can happen to a few of them, and random
+//! histories of many.
+
+mod all_orders;
+mod change;
+mod cost;
+mod driven;
+mod form;
+mod laws;
+mod limits;
+mod lost;
+mod member;
+mod process;
+mod random;
+mod recovered;
+mod world;

@@ -1,0 +1,151 @@
+//! A service that is started again: docs/membership.md, KEEP.
+
+use super::driven::{Driven, key, seconds};
+use crate::event::{Cause, Event, EventNumber, Leave, Reason};
+use crate::group::{Effect, Group, GroupState, Input};
+use crate::message::{Message, Reply};
+
+/// The service ends, and continues with what it has kept.
+fn restart(driven: &mut Driven) {
+    let kept = driven.kept.clone().expect("something is kept");
+    let options = driven.group.options().clone();
+    let (group, effects) = Group::recover(options, kept, driven.now);
+    driven.group = group;
+    driven.effects = effects;
+}
+
+/// docs/membership.md, KEEP 1 and 4.
+#[test]
+fn a_whole_generation_goes_on_and_its_silent_members_are_evicted() {
+    let mut driven = Driven::formed(3, |_| {});
+    driven.boundary(1, 5);
+    let generation = driven.generation();
+    restart(&mut driven);
+    assert_eq!(driven.generation(), generation);
+    driven.poll(1);
+    driven.hello(2);
+    let restarted = driven.now;
+    driven.wake();
+    assert_eq!(driven.now, restarted + seconds(30));
+    assert_eq!(driven.poll(3), Reply::Evicted(Reason::Silent));
+    driven.commit();
+    assert_eq!(driven.list(), [1, 2]);
+    // The uuids go on.
+    assert_eq!(driven.generation().uuid(), generation.uuid() + 1);
+}
+
+/// docs/membership.md, KEEP 4: member 1 had passed the boundary 5 before the restart.
+#[test]
+fn the_first_boundary_after_a_restart_is_passed() {
+    let mut driven = Driven::formed(2, |_| {});
+    driven.boundary(1, 5);
+    restart(&mut driven);
+    driven.hello(3);
+    let attempt = driven.attempt();
+    assert_eq!(driven.boundary(2, 5), Reply::Proceed);
+    assert_eq!(driven.boundary(1, 6), Reply::Change(attempt));
+    assert_eq!(driven.boundary(2, 6), Reply::Change(attempt));
+}
+
+/// docs/membership.md, KEEP 2, UUID 2.
+#[test]
+fn an_attempt_that_was_under_way_is_over_and_another_begins() {
+    let mut driven = Driven::formed(3, |_| {});
+    driven.dead(3);
+    driven.hello(4);
+    driven.call();
+    let attempt = driven.attempt();
+    restart(&mut driven);
+    assert_eq!(driven.released(), [attempt]);
+    assert_eq!(driven.attempt().uuid(), attempt.uuid() + 1);
+    let Event::Propose { leave, .. } = driven.event(1) else {
+        panic!("not proposed");
+    };
+    assert_eq!(leave, Leave::Now(Cause::Restarted));
+    // It was in no generation.
+    assert_eq!(driven.poll(4), Reply::Unknown);
+    driven.hello(4);
+    for id in [1, 4, 2] {
+        driven.ready(id);
+    }
+    driven.wake();
+    assert_eq!(driven.list(), [1, 2, 4]);
+    let late = Message::Ack {
+        attempt,
+        is_ok: true,
+    };
+    assert_eq!(driven.tell(key(1), late), Reply::Over);
+}
+
+/// docs/membership.md, KEEP 3.
+#[test]
+fn a_generation_that_broke_below_the_minimum_is_not_whole_after_a_restart() {
+    let mut driven = Driven::formed(2, |options| options.size_min = 2);
+    driven.input(Input::Silent(key(1)));
+    let Reply::Event(broken, _) = driven.poll(2) else {
+        panic!("no event");
+    };
+    restart(&mut driven);
+    // Both are asked: the service has forgotten who was silent.
+    let after = broken;
+    let event = driven.tell(
+        key(2),
+        Message::Poll {
+            after,
+            is_leaving: false,
+        },
+    );
+    assert!(
+        matches!(event, Reply::Event(_, Event::Propose { .. })),
+        "{event:?}"
+    );
+    driven.ready(2);
+    driven.wake();
+    assert_eq!(driven.poll(1), Reply::Evicted(Reason::NotReady));
+    assert!(matches!(driven.group.state(), GroupState::Breaking { .. }));
+}
+
+/// docs/membership.md, UUID 2: what an effect depends on is kept before it.
+#[test]
+fn an_attempt_is_kept_before_it_is_told() {
+    let mut driven = Driven::formed(3, |_| {});
+    driven.dead(1);
+    driven.commit();
+    let mut kept = 0;
+    for effect in &driven.effects {
+        match effect {
+            Effect::Keep(it) => kept = it.last.count(),
+            Effect::Announce(_, Event::Propose { attempt, .. }) => {
+                assert_eq!(attempt.count(), kept)
+            }
+            Effect::Announce(_, Event::Commit { record }) => {
+                assert_eq!(record.attempt.count(), kept);
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(kept, 2);
+}
+
+/// docs/membership.md, LEAVE 4.
+#[test]
+fn the_wish_to_leave_is_repeated_with_each_poll() {
+    let mut driven = Driven::formed(2, |_| {});
+    driven.tell(key(2), Message::Leave);
+    restart(&mut driven);
+    driven.ready(1);
+    let after = EventNumber::NONE;
+    let is_leaving = true;
+    let poll = Message::Poll { after, is_leaving };
+    assert_eq!(driven.tell(key(2), poll), Reply::Evicted(Reason::Left));
+    assert_eq!(driven.list(), [1]);
+}
+
+#[test]
+fn a_group_that_has_ended_stays_so() {
+    let mut driven = Driven::formed(1, |_| {});
+    driven.input(Input::Close);
+    restart(&mut driven);
+    assert!(matches!(driven.hello(2), Reply::Ended(_)));
+    assert!(matches!(driven.poll(1), Reply::Ended(_)));
+}
