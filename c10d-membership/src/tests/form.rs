@@ -215,6 +215,17 @@ fn a_loss_or_a_failure_during_the_call_ends_the_waits_and_all_try_again() {
         ),
         "{state:?}"
     );
+
+    // A copy that is late takes nothing back.
+    driven.ready(1);
+    let before = driven.group.clone();
+    let late = Message::Ready {
+        attempt,
+        handle: "gloo:1".into(),
+        step: 0,
+    };
+    assert_eq!(driven.tell(key(1), late), Reply::Over);
+    assert_eq!(driven.group, before);
 }
 
 /// docs/membership.md, CALL 4.

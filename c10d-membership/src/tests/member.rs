@@ -137,6 +137,22 @@ fn a_member_leaves_a_broken_mesh_before_it_is_ready() {
     assert_eq!(event(&mut member, 16, propose(4)), [ready(4)]);
 }
 
+/// docs/membership.md, MEMBER 1: whatever a service says, a member whose call failed uses no mesh.
+#[test]
+fn a_member_whose_call_failed_enters_no_generation() {
+    let mut member = joined();
+    event(&mut member, 4, propose(1));
+    let record = record(1);
+    let call = Event::Call {
+        record: Arc::clone(&record),
+        deadline: seconds(20),
+    };
+    event(&mut member, 5, call);
+    member.step(seconds(1), MemberInput::Called { is_ok: false });
+    assert_eq!(event(&mut member, 6, Event::Commit { record }), []);
+    assert_eq!(event(&mut member, 8, propose(2)), [LEAVE]);
+}
+
 /// docs/membership.md, MEMBER 2.
 #[test]
 fn an_exception_is_the_programs_own_if_the_service_knows_of_no_break() {

@@ -3,7 +3,7 @@
 use std::panic::catch_unwind;
 
 use super::process::Process;
-use super::world::{Budget, Step, World};
+use super::world::{Budget, Mutant, Step, World};
 use crate::options::GroupOptions;
 
 #[test]
@@ -29,7 +29,7 @@ fn many_members_at_random() {
     let mut commits = 0;
     let mut attempts = 0;
     for seed in seeds.clone() {
-        let outcome = catch_unwind(|| random_history(seed));
+        let outcome = catch_unwind(|| random_history(seed, Mutant::None));
         let (committed, attempted) = outcome.unwrap_or_else(|_| {
             panic!("to repeat this history: SEED={seed}");
         });
@@ -40,8 +40,24 @@ fn many_members_at_random() {
     assert!(number("SEED").is_some() || commits as u64 >= 2 * (seeds.end - seeds.start));
 }
 
+/// The laws are of use: each defect breaks one.
+#[test]
+fn each_defect_of_the_service_or_a_process_is_found() {
+    for mutant in [
+        Mutant::AckForAll,
+        Mutant::LeftTooEarly,
+        Mutant::NotKept,
+        Mutant::PassesBoundary,
+        Mutant::NotTold,
+        Mutant::NoTimer,
+    ] {
+        let found = (0..60).find(|seed| catch_unwind(|| random_history(*seed, mutant)).is_err());
+        assert!(found.is_some(), "{mutant:?} was not found");
+    }
+}
+
 /// How many generations and attempts there were.
-fn random_history(seed: u64) -> (usize, u32) {
+fn random_history(seed: u64, mutant: Mutant) -> (usize, u32) {
     let mut random = fastrand::Rng::with_seed(seed);
     let size = if random.u8(..4) == 0 {
         64
@@ -73,6 +89,7 @@ fn random_history(seed: u64) -> (usize, u32) {
     let is_formed = random.u8(..4) > 0;
     let first = options.size_first as u64;
     let mut world = World::new(options, processes, budget);
+    world.mutant = mutant;
     if is_formed && first <= size {
         world.form(|it| it.incarnation.0 == 1 && it.id.0 <= first);
     }

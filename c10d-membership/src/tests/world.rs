@@ -65,6 +65,24 @@ pub(super) enum Step {
     Restart(bool),
 }
 
+/// A defect of the service or a process, which the laws have to find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mutant {
+    None,
+    /// One acknowledgement counts for all members of the list.
+    AckForAll,
+    /// A process says that it has left its mesh while it uses it.
+    LeftTooEarly,
+    /// What the service keeps does not survive it, apart from the first.
+    NotKept,
+    /// Of all members, the first never stops at a boundary.
+    PassesBoundary,
+    /// The service does not say that a process is evicted.
+    NotTold,
+    /// Timers of the service do not fire.
+    NoTimer,
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct World {
     pub(super) group: Group,
@@ -81,6 +99,7 @@ pub(super) struct World {
     pub(super) options: GroupOptions,
     pub(super) history: History,
     nonces: u32,
+    pub(super) mutant: Mutant,
 }
 
 impl World {
@@ -99,6 +118,7 @@ impl World {
             options,
             history: History::default(),
             nonces: 1,
+            mutant: Mutant::None,
         }
     }
 
@@ -409,7 +429,9 @@ impl World {
         self.now = self.now.max(self.wake_at().expect("a time"));
         if self.group.wake_at().is_some_and(|at| at <= self.now) {
             self.history.disturb();
-            self.group_input(Input::Tick);
+            if self.mutant != Mutant::NoTimer {
+                self.group_input(Input::Tick);
+            }
         }
         for at in 0..self.processes.len() {
             let process = &self.processes[at];
@@ -475,6 +497,12 @@ impl World {
     }
 
     fn tell(&mut self, key: MemberKey, message: Message) -> Reply {
+        if self.mutant == Mutant::AckForAll && matches!(message, Message::Ack { .. }) {
+            for at in 0..self.processes.len() {
+                let other = self.processes[at].key;
+                self.group_input(Input::Message(other, message.clone()));
+            }
+        }
         self.group_input(Input::Message(key, message))
     }
 
@@ -488,14 +516,21 @@ impl World {
         for effect in effects {
             self.check_effect(&effect);
             match effect {
-                Effect::Keep(kept) => self.kept = Some(kept),
+                Effect::Keep(kept) if self.mutant != Mutant::NotKept || self.kept.is_none() => {
+                    self.kept = Some(kept);
+                }
                 Effect::ReleaseWaits(attempt) => drop(self.released.insert(attempt)),
                 _ => {}
             }
         }
     }
 
-    fn reply(&mut self, at: usize, message: Message, reply: Reply) {
+    fn reply(&mut self, at: usize, message: Message, mut reply: Reply) {
+        match (&reply, self.mutant) {
+            (Reply::Change(_), Mutant::PassesBoundary) if at == 0 => reply = Reply::Proceed,
+            (Reply::Evicted(_), Mutant::NotTold) => reply = Reply::NotYet,
+            _ => {}
+        }
         self.input(at, MemberInput::Reply(message, reply));
     }
 
@@ -511,6 +546,12 @@ impl World {
             match action {
                 // The service gets it by `Ask`.
                 Action::Send(_) => process.answer = None,
+                Action::LeaveMesh { .. } if self.mutant == Mutant::LeftTooEarly => {
+                    let mesh = process.mesh.clone();
+                    let actions = process.left(self.now);
+                    process.mesh = mesh;
+                    self.act(at, actions);
+                }
                 Action::LeaveMesh { .. } => process.must_leave = true,
                 Action::Call { record, .. } => {
                     let called = self.history.called.entry(record.attempt).or_default();
@@ -545,14 +586,17 @@ impl World {
             }
         }
         let able = self.able();
-        for _ in 0..100_000 {
+        let mut taken = 0;
+        while taken < 50_000 {
             let mut has_moved = false;
             for at in 0..self.processes.len() {
-                while let Some(step) = self.next_step_of(at) {
+                while let Some(step) = self.next_step_of(at).filter(|_| taken < 50_000) {
                     self.take(step);
+                    taken += 1;
                     has_moved = true;
                 }
             }
+            taken += 1;
             if has_moved {
                 continue;
             }
