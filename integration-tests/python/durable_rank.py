@@ -12,6 +12,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
+def report(value):
+    """Prints a line with one write: the ranks of a node share the standard output of their launcher."""
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
 def train(store, rank, world, may_stop, name):
     """Yields the losses, and where it stopped."""
     torch.manual_seed(3)
@@ -56,11 +62,11 @@ def main():
     rank, world = dist.get_rank(), dist.get_world_size()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
-    print(json.dumps({"joined": rank}), flush=True)
+    report({"joined": rank})
     losses = train(store, rank, world, lambda step: store.check(["stop"]), "disturbed")
     store.set(f"stopped {rank}", "")
     again = train(store, rank, world, lambda step: step + 1 == len(losses), "undisturbed")
-    print(json.dumps({"steps": len(losses), "same": losses == again, "last": losses[-1]}), flush=True)
+    report({"steps": len(losses), "same": losses == again, "last": losses[-1]})
     dist.barrier()
     dist.destroy_process_group()
 
