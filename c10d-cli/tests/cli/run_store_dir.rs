@@ -218,3 +218,41 @@ fn workers_behind_relays_outlive_the_launcher_that_serves_their_store() {
     assert_eq!(sums, ["1", "2"]);
     drop(host);
 }
+
+/// A launcher that serves and has workers: theirs and all others start in a new round, and the job goes on.
+#[test]
+fn a_job_goes_on_when_the_launcher_that_serves_is_killed_and_started_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let firsts = tempfile::tempdir().unwrap();
+    let (directory, port) = (in_directory(folder.path()), free_port());
+    // A worker of the first round waits until it is stopped.
+    let script = "
+        set -e
+        if mkdir $FOLDER/$RANK; then
+            $C10D store set first-$RANK 1
+            exec sleep 1000
+        fi
+        ! $C10D store get first-$RANK --timeout 0s
+        $C10D store set second-$RANK 1
+        $C10D store wait second-0 second-1 --timeout 300s";
+    let start = |conf: &str| {
+        let mut node = node(port, &[conf, "--relay", &directory], script);
+        node.env("FOLDER", firsts.path());
+        Running::start(node)
+    };
+    let host_conf = "--rdzv-conf=is_host=1,keep_alive_interval=1";
+    let host = start(host_conf);
+    let other = start("--rdzv-conf=is_host=0,keep_alive_interval=1");
+    until("both workers run", || {
+        ["first-0", "first-1"]
+            .iter()
+            .all(|key| store(port, &["get", key, "--timeout=0s"]).code == Some(0))
+    });
+    host.signal(Signal::KILL);
+    host.end();
+    let host = start(host_conf);
+    for node in [host, other] {
+        let ended = node.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+}
