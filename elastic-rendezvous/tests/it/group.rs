@@ -273,7 +273,7 @@ fn holder(store: &dyn Store, nodes: &[Arc<DynamicRendezvous>]) -> usize {
     let mut lease = String::new();
     eventually("a node holds the lease", || {
         lease = String::from_utf8(store.get(key).expect("a lease")).expect("text");
-        !lease.ends_with("free")
+        lease.split(' ').nth(2) != Some("free")
     });
     let index = lease.split(' ').nth(1).and_then(|index| index.parse().ok());
     let index: usize = index.expect("an index");

@@ -216,14 +216,16 @@ pub(crate) struct Lease {
     pub(crate) index: u32,
     /// Rises while the holder lives; `None`: it has given the lease back.
     pub(crate) renewal: Option<u64>,
+    /// Chosen by the first holder in a store, and kept by all later ones.
+    pub(crate) generation: u64,
 }
 
 impl Lease {
     pub(crate) fn to_text(&self) -> Vec<u8> {
-        let (epoch, index) = (self.epoch, self.index);
+        let (epoch, index, generation) = (self.epoch, self.index, self.generation);
         match self.renewal {
-            Some(renewal) => format!("{epoch} {index} {renewal}"),
-            None => format!("{epoch} {index} free"),
+            Some(renewal) => format!("{epoch} {index} {renewal} {generation}"),
+            None => format!("{epoch} {index} free {generation}"),
         }
         .into_bytes()
     }
@@ -239,6 +241,7 @@ impl Lease {
             epoch,
             index,
             renewal,
+            generation: fields.number()?,
         })
     }
 }
@@ -438,6 +441,7 @@ mod tests {
                 epoch: 3,
                 index: 8,
                 renewal,
+                generation: 9,
             };
             assert_eq!(Lease::from_text(&lease.to_text()), Some(lease));
         }

@@ -67,8 +67,8 @@ pub(crate) struct Station {
     summary: Summary,
     /// Requests to a later holder that this node took while it believed to be the holder.
     misdirected: Vec<Vec<u8>>,
-    /// The highest epoch of a lease that was read.
-    epoch_seen: u64,
+    /// The generation of the leases that were read.
+    generation: Option<u64>,
     has_lost_state: bool,
     /// Whether a request to close was posted since the summary was read: a holder that has closed before may be gone.
     checks_closing: bool,
@@ -218,14 +218,14 @@ impl Station {
             summary_text: Vec::new(),
             summary: Summary::default(),
             misdirected: Vec::new(),
-            epoch_seen: 0,
+            generation: None,
             has_lost_state: false,
             checks_closing: false,
         }
     }
 
-    /// Whether the lease is missing or older than before: the store has lost its data, and another node may have this
-    /// one's index.
+    /// Whether the lease is missing or of another generation than before, or may be: the store has lost its data, and
+    /// another node may have this one's index.
     pub(crate) const fn has_lost_state(&self) -> bool {
         self.has_lost_state
     }
@@ -312,7 +312,8 @@ impl Station {
         match std::mem::replace(&mut self.role, follower) {
             Role::Holder(tenure) => {
                 self.timers.cancel(Timer::Renewal);
-                let lease = self.lease(tenure.holder.epoch(), None);
+                let generation = self.generation.unwrap_or_default();
+                let lease = self.lease(tenure.holder.epoch(), None, generation);
                 Some(Ask::Claim {
                     expected: tenure.lease,
                     lease,
@@ -325,17 +326,19 @@ impl Station {
         }
     }
 
-    fn lease(&self, epoch: u64, renewal: Option<u64>) -> Vec<u8> {
+    fn lease(&self, epoch: u64, renewal: Option<u64>, generation: u64) -> Vec<u8> {
         let lease = Lease {
             epoch,
             index: self.index,
             renewal,
+            generation,
         };
         lease.to_text()
     }
 
     /// A request has failed: whatever this node held or posted may be lost.
     pub(crate) fn on_failure(&mut self, now: Now) {
+        self.has_lost_state |= self.generation.is_none();
         self.follow(LeaseView::Unknown, now);
     }
 
@@ -380,7 +383,7 @@ impl Station {
             Phase::Idle | Phase::Requesting(_) | Phase::Member(_) => {}
         }
         match &self.role {
-            Role::Follower(_) => self.next_as_follower(at),
+            Role::Follower(_) => self.next_as_follower(now),
             Role::Holder(_) => self.next_as_holder(now),
         }
     }
@@ -401,7 +404,8 @@ impl Station {
         Ask::Done(result)
     }
 
-    fn next_as_follower(&mut self, at: Duration) -> Ask {
+    fn next_as_follower(&mut self, now: Now) -> Ask {
+        let at = now.monotonic;
         if self.timers.is_due(Timer::Heartbeat, at) {
             let interval = self.settings.keep_alive_interval;
             // From then on not all at the same time.
@@ -430,9 +434,13 @@ impl Station {
         let epoch = view.epoch();
         if view.is_free(self.lease_timeout()) {
             if self.may_hold() {
+                // Two stores, one after the other, never have their first holders at the same microsecond.
+                let now = now.wall.as_micros().unsigned_abs();
+                let generation = self.generation.unwrap_or(now);
+                let epoch = epoch.unwrap_or(0).saturating_add(1);
                 return Ask::Claim {
                     expected: lease.clone(),
-                    lease: self.lease(epoch.unwrap_or(0).saturating_add(1), Some(0)),
+                    lease: self.lease(epoch, Some(0), generation),
                 };
             }
             if self.is_requesting() {
@@ -594,9 +602,9 @@ impl Station {
 
     fn on_lease(&mut self, current: Vec<u8>, now: Now) {
         let at = now.monotonic;
-        let epoch = Lease::from_text(&current).map_or(0, |lease| lease.epoch);
-        self.has_lost_state |= epoch < self.epoch_seen;
-        self.epoch_seen = self.epoch_seen.max(epoch);
+        let generation = Lease::from_text(&current).map(|lease| lease.generation);
+        self.has_lost_state |= self.generation.is_some() && generation != self.generation;
+        self.generation = self.generation.or(generation);
         let timeout = self.lease_timeout();
         let Role::Follower(view) = &mut self.role else {
             return;
@@ -686,6 +694,7 @@ mod tests {
                         epoch: 3,
                         index: 1,
                         renewal: Some(heartbeat),
+                        generation: 1,
                     };
                     Reply::Value(Some(lease.to_text()))
                 }

@@ -11,6 +11,7 @@ use fastrand::Rng;
 use super::laws::Laws;
 use super::random::for_seeds;
 use super::torch::TorchNode;
+use super::worlds::Worlds;
 use crate::engine::decide;
 use crate::engine::executor::{Executor, Need};
 use crate::engine::group::ask::{Ask, Ending, Reply};
@@ -32,6 +33,10 @@ const WALL: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
 const SECOND: Duration = Duration::from_secs(1);
+
+/// The pause of a node after a request that has failed, and the time after which one has failed in a silent network.
+const RETRY_PAUSE: Duration = SECOND;
+const ATTEMPT: Duration = Duration::from_secs(5);
 
 /// How long workers wait for others that never come.
 const WORKERS_FAIL_AFTER: Duration = Duration::from_secs(30);
@@ -58,6 +63,10 @@ struct Stored {
     summary: Vec<u8>,
     answers: BTreeMap<u32, Vec<u8>>,
     heartbeats: BTreeMap<u32, Vec<u8>>,
+    /// How many nodes have taken an index.
+    count: u32,
+    /// The store was emptied, and no node has found it yet.
+    is_lost: bool,
 }
 
 #[derive(Debug)]
@@ -121,6 +130,11 @@ struct Node {
     has_started: bool,
     is_dead: bool,
     paused_until: Duration,
+    /// Until when no request passes, and whether the node has to wait to notice it.
+    cut_until: Duration,
+    is_silent: bool,
+    /// The deadline of its operation.
+    deadline: Duration,
     operation: Option<Operation>,
     /// The last round that it joined, and its place.
     joined: Option<Place>,
@@ -145,6 +159,12 @@ enum Event {
     Arrive(u64, Request),
     Reply(u64, Box<Reply>),
     Fail(u64),
+    /// The state has disappeared from the store.
+    Lost(u64),
+    Cut {
+        time: Duration,
+        is_silent: bool,
+    },
     Step(u64),
     Wish(Wish),
     /// The workers have stopped.
@@ -183,6 +203,10 @@ struct World {
     laws: Laws,
     writes: usize,
     written_bytes: usize,
+    /// Until when the store has stopped, and how often it was emptied.
+    away_until: Duration,
+    emptied: u32,
+    worlds: Worlds,
     /// Nodes end when they have closed the rendezvous, as launchers do.
     ends_with_close: bool,
 }
@@ -202,8 +226,134 @@ impl World {
             laws: Laws::default(),
             writes: 0,
             written_bytes: 0,
+            away_until: Duration::ZERO,
+            emptied: 0,
+            worlds: Worlds::default(),
             ends_with_close: false,
         }
+    }
+
+    /// The store stops for this time, and all connections are lost.
+    fn restart_store(&mut self, time: Duration, is_emptied: bool) {
+        self.away_until = self.away_until.max(self.now + time);
+        if is_emptied {
+            self.emptied += 1;
+            self.laws = Laws::default();
+            self.stored = Stored {
+                is_lost: true,
+                ..Stored::default()
+            };
+        }
+        for place in 0..self.nodes.len() {
+            self.lose_connection(place);
+        }
+    }
+
+    /// What is on its way between the node and the store is lost, and the node knows it.
+    fn lose_connection(&mut self, place: usize) {
+        self.waits.retain(|wait| wait.node != place);
+        self.events.retain(|_, (node, event)| {
+            *node != place || !matches!(event, Event::Arrive(..) | Event::Reply(..))
+        });
+        let now = self.clock(place);
+        let node = &mut self.nodes[place];
+        let request = node.request;
+        match &mut node.kind {
+            // Its first request will fail.
+            Kind::Group(station) if !node.has_started => station.on_failure(now),
+            _ if node.has_started => self.schedule(self.now, place, Event::Fail(request)),
+            _ => {}
+        }
+    }
+
+    /// When a request fails that is on its way now; `None` if it passes.
+    fn fails_at(&self, place: usize) -> Option<Duration> {
+        let node = &self.nodes[place];
+        if self.now < node.cut_until {
+            let time = if node.is_silent {
+                ATTEMPT
+            } else {
+                Duration::ZERO
+            };
+            return Some(self.now + time);
+        }
+        (self.now < self.away_until).then_some(self.now)
+    }
+
+    /// A request has failed: the node goes on after a pause, as its handler does.
+    fn on_fail(&mut self, place: usize) {
+        let now = self.clock(place);
+        self.waits.retain(|wait| wait.node != place);
+        let node = &mut self.nodes[place];
+        node.request += 1;
+        let is_kept_until = match &mut node.kind {
+            Kind::Group(station) => {
+                station.on_failure(now);
+                Some(station.is_kept_until())
+            }
+            Kind::Alone(executor) => {
+                executor.on_outage();
+                executor.is_kept_until()
+            }
+            Kind::Torch(_) => Some(Duration::MAX),
+        };
+        let is_kept = is_kept_until.is_some_and(|until| now.monotonic < until);
+        if node.joined.is_some() && !is_kept {
+            self.plan_restart(place);
+        }
+        let request = self.nodes[place].request;
+        self.schedule(self.now + RETRY_PAUSE, place, Event::Step(request));
+    }
+
+    /// The launcher stops the workers, and joins again.
+    fn plan_restart(&mut self, place: usize) {
+        let delay = Duration::from_millis(self.random.u64(1..400));
+        let node = &mut self.nodes[place];
+        let is_member = node.operation.is_none_or(|it| it == Operation::KeepAlive);
+        if is_member && node.restart_at.is_none() && node.wishes.is_empty() {
+            node.restart_at = Some(self.now + delay);
+            self.schedule(self.now + delay, place, Event::Restart);
+        }
+    }
+
+    /// The store was emptied: the node goes on as one that is in no round, as its handler does.
+    fn start_anew(&mut self, place: usize) {
+        self.stored.is_lost = false;
+        self.stored.count += 1;
+        let (now, index) = (self.clock(place), self.stored.count);
+        let settings = self.settings.clone();
+        let node = &mut self.nodes[place];
+        node.request += 1;
+        match &mut node.kind {
+            Kind::Group(station) => {
+                node.index = index;
+                **station = Station::new(node.name.clone(), index, settings, now);
+            }
+            Kind::Alone(executor) => {
+                **executor = Executor::new(node.name.clone(), settings, now);
+            }
+            Kind::Torch(_) => {}
+        }
+        node.known = None;
+        match node.operation {
+            Some(operation) if operation != Operation::KeepAlive => {
+                let deadline = node.deadline;
+                match (&mut node.kind, operation) {
+                    (Kind::Group(station), Operation::Join) => station.join(-1, deadline, now),
+                    (Kind::Group(station), Operation::Leave) => station.leave(deadline, now),
+                    (Kind::Group(station), _) => station.close(deadline, now),
+                    (kind, operation) => kind.begin(operation, deadline, now),
+                }
+            }
+            _ => {
+                node.operation = None;
+                if node.joined.is_some() {
+                    self.plan_restart(place);
+                }
+            }
+        }
+        self.nodes[place].joined = None;
+        self.step(place);
     }
 
     fn add_torch(&mut self) -> usize {
@@ -216,7 +366,8 @@ impl World {
 
     fn add(&mut self, is_alone: bool) -> usize {
         let place = self.nodes.len();
-        let index = u32::try_from(place).expect("few") + 1;
+        self.stored.count += 1;
+        let index = self.stored.count;
         let name = NodeId::new(
             format!("node{}", self.random.u32(..50)),
             1 + place as i64,
@@ -246,6 +397,9 @@ impl World {
             has_started: false,
             is_dead: false,
             paused_until: Duration::ZERO,
+            cut_until: Duration::ZERO,
+            is_silent: false,
+            deadline: Duration::ZERO,
             operation: None,
             joined: None,
             is_over: false,
@@ -291,6 +445,7 @@ impl World {
             self.now = entry.key().0;
             let (node, event) = entry.remove();
             self.handle(node, event);
+            self.worlds.check(&self.settings, self.now);
         }
     }
 
@@ -298,6 +453,10 @@ impl World {
         if let Event::Arrive(request, what) = event {
             // Also from a node that has died meanwhile.
             return self.serve(place, request, what);
+        }
+        if let (Event::Reply(request, _), Some(at)) = (&event, self.fails_at(place)) {
+            let request = *request;
+            return self.schedule(at, place, Event::Fail(request));
         }
         let node = &mut self.nodes[place];
         if node.is_dead {
@@ -315,32 +474,37 @@ impl World {
             Event::Arrive(..) => {}
             Event::Die => {
                 node.is_dead = true;
+                self.worlds.on_stop(&node.name);
                 self.laws.on_death(&node.name, self.now);
                 self.waits.retain(|wait| wait.node != place);
             }
             Event::Pause(time) => {
                 node.paused_until = self.now + time;
+                // A launcher that stands still stops no workers.
+                self.worlds.on_stop(&node.name);
                 self.laws.on_stop(&node.name, node.paused_until);
             }
             Event::Wish(wish) => {
                 node.wishes.push_back(wish);
                 self.interrupt(place);
             }
-            Event::Restart => self.interrupt(place),
+            Event::Restart => {
+                self.worlds.on_stop(&node.name);
+                self.interrupt(place);
+            }
+            Event::Cut { time, is_silent } => {
+                node.cut_until = node.cut_until.max(self.now + time);
+                node.is_silent = is_silent;
+                if !is_silent {
+                    self.lose_connection(place);
+                }
+            }
+            Event::Lost(request) if request == node.request => self.start_anew(place),
             Event::Reply(request, reply) if request == node.request => {
                 node.request += 1;
                 self.on_reply(place, *reply);
             }
-            Event::Fail(request) if request == node.request => {
-                node.request += 1;
-                let now = self.clock(place);
-                self.waits.retain(|wait| wait.node != place);
-                match &mut self.nodes[place].kind {
-                    Kind::Group(station) => station.on_failure(now),
-                    kind => kind.wake(),
-                }
-                self.step(place);
-            }
+            Event::Fail(request) if request == node.request => self.on_fail(place),
             Event::Step(request) if request == node.request => {
                 node.request += 1;
                 self.step(place);
@@ -429,6 +593,9 @@ impl World {
             node.wishes.pop_front();
             node.has_started = true;
             let deadline = now.monotonic + timeout;
+            node.deadline = deadline;
+            // The workers have stopped.
+            self.worlds.on_stop(&node.name);
             let operation = match wish {
                 Wish::Join => Operation::Join,
                 Wish::Leave => Operation::Leave,
@@ -470,6 +637,9 @@ impl World {
         if !node.has_started {
             return;
         }
+        if station.has_lost_state() {
+            return self.start_anew(place);
+        }
         let ask = station.step(now);
         match ask {
             Ask::Done(result) => {
@@ -477,14 +647,20 @@ impl World {
                 match (operation, result) {
                     (Some(Operation::Join), Ok(Some(joined))) => {
                         self.laws.on_joined(&node.name, &joined);
+                        let world = (self.emptied, joined.round);
+                        self.worlds.on_start(&node.name, world, self.now);
                         node.joined = Some(joined);
                         node.restart_at = None;
                     }
                     (Some(Operation::Leave), Ok(_)) => {
+                        self.worlds.on_stop(&node.name);
                         self.laws.on_left(&node.name);
                         node.joined = None;
                     }
-                    (_, Err(Ending::Closed | Ending::NotNeeded)) => node.is_over = true,
+                    (_, Err(Ending::Closed | Ending::NotNeeded)) => {
+                        self.worlds.on_stop(&node.name);
+                        node.is_over = true;
+                    }
                     (Some(Operation::Close), Ok(_)) if self.ends_with_close => {
                         node.is_over = true;
                         let released = station.release();
@@ -632,6 +808,10 @@ impl World {
                         if decide::has_every_rank(state) || !matches!(node.kind, Kind::Torch(_)) {
                             self.laws.on_joined(&node.name, &joined);
                         }
+                        if !matches!(node.kind, Kind::Torch(_)) {
+                            let world = (self.emptied, joined.round);
+                            self.worlds.on_start(&node.name, world, self.now);
+                        }
                         node.joined = Some(joined);
                         node.restart_at = None;
                     }
@@ -640,11 +820,15 @@ impl World {
                         return self.schedule(self.now + SECOND, place, Event::Step(request));
                     }
                     (Some(Operation::Leave), Ok(())) => {
+                        self.worlds.on_stop(&node.name);
                         self.laws.on_left(&node.name);
                         node.joined = None;
                         node.has_started = false;
                     }
-                    (_, Err(_)) => node.is_over = true,
+                    (_, Err(_)) => {
+                        self.worlds.on_stop(&node.name);
+                        node.is_over = true;
+                    }
                     _ => {}
                 }
                 let request = self.nodes[place].request;
@@ -675,6 +859,17 @@ impl World {
     }
 
     fn serve(&mut self, place: usize, request: u64, what: Request) {
+        if let Some(at) = self.fails_at(place) {
+            return self.schedule(at, place, Event::Fail(request));
+        }
+        let needs_state = match &what {
+            Request::Read | Request::Write(..) => true,
+            Request::Ask(ask) => matches!(**ask, Ask::ReadState),
+            Request::End => false,
+        };
+        if needs_state && self.stored.is_lost {
+            return self.schedule(self.now, place, Event::Lost(request));
+        }
         let reply = match what {
             Request::Read => Reply::State(self.read()),
             Request::End => {
@@ -696,6 +891,12 @@ impl World {
                     Reply::Done
                 }
                 Ask::ReadLease => Reply::Value(some(&self.stored.lease)),
+                // The store answers so if the key is missing.
+                Ask::Claim { expected, .. }
+                    if self.stored.lease.is_empty() && !expected.is_empty() =>
+                {
+                    Reply::Value(Some(expected))
+                }
                 Ask::Claim { expected, lease } => {
                     if self.stored.lease == expected {
                         self.stored.lease = lease;
@@ -723,7 +924,7 @@ impl World {
                     let index = self.nodes[place].index;
                     Reply::Value(self.stored.answers.get(&index).cloned())
                 }
-                Ask::CountNodes => Reply::Count(u32::try_from(self.nodes.len()).expect("few")),
+                Ask::CountNodes => Reply::Count(self.stored.count),
                 Ask::ReadState => Reply::State(self.read()),
                 Ask::CheckState => {
                     let Kind::Group(station) = &self.nodes[place].kind else {
@@ -737,13 +938,15 @@ impl World {
                 Ask::WriteAnswers(answers) => {
                     for (index, text) in answers {
                         self.stored.answers.insert(index, text.clone());
-                        let waiting = self.waits.iter().position(|wait| {
-                            self.nodes[wait.node].index == index
-                                && matches!(&wait.ask, Ask::AwaitAnswer { known, .. } if *known != text)
-                        });
-                        if let Some(wait) = waiting {
-                            let wait = self.waits.swap_remove(wait);
-                            self.reply(wait.node, wait.request, Reply::Value(Some(text)));
+                        for wait in std::mem::take(&mut self.waits) {
+                            let is_for = self.nodes[wait.node].index == index;
+                            match &wait.ask {
+                                Ask::AwaitAnswer { known, .. } if is_for && *known != text => {
+                                    let value = Reply::Value(Some(text.clone()));
+                                    self.reply(wait.node, wait.request, value);
+                                }
+                                _ => self.waits.push(wait),
+                            }
                         }
                     }
                     Reply::Done
@@ -763,9 +966,10 @@ impl World {
                     Reply::Done
                 }
                 Ask::ReadHeartbeats(indices) => {
+                    let heartbeats = &self.stored.heartbeats;
                     let heartbeats = indices
                         .iter()
-                        .map(|index| self.stored.heartbeats[index].clone());
+                        .map(|index| heartbeats.get(index).cloned().unwrap_or_default());
                     Reply::Heartbeats(heartbeats.collect())
                 }
                 Ask::AwaitAnswer { ref known, .. } => {
@@ -1216,6 +1420,51 @@ fn history(seed: u64) {
         let (state, _) = world.stored.state.as_ref().expect("a state");
         assert!(state.closed, "not closed: {}", world.describe());
     }
+}
+
+/// Nodes whose connections are cut or fall silent, and a store that stops and comes back, with its data or empty.
+fn outages(seed: u64) {
+    let mut random = Rng::with_seed(seed ^ 0xcafe);
+    let count = random.usize(2..=6);
+    let max = count + random.usize(..2);
+    let min = random.usize(1..=count);
+    let mut world = World::new(seed, settings(min, max));
+    let has_alone = random.bool();
+    for _ in 0..count {
+        let node = world.add(has_alone && random.u8(..4) == 0);
+        let after = Duration::from_millis(random.u64(..3000));
+        world.wish_at(after, node, Wish::Join);
+    }
+    let longest = [100, 3_000, 20_000, 60_000][random.usize(..4)];
+    for _ in 0..random.usize(1..6) {
+        world.run_for(Duration::from_millis(random.u64(..30_000)));
+        let time = Duration::from_millis(random.u64(..=longest));
+        let is_silent = random.bool();
+        let cut = |time| Event::Cut { time, is_silent };
+        let node = random.usize(..count);
+        match random.u8(..10) {
+            0..3 => world.schedule(world.now, node, cut(time)),
+            3 | 4 => {
+                let holder = world.holder().unwrap_or(node);
+                world.schedule(world.now, holder, cut(time));
+            }
+            5 => {
+                for node in 0..count {
+                    world.schedule(world.now, node, cut(time));
+                }
+            }
+            6 | 7 => world.restart_store(time, false),
+            _ => world.restart_store(time, true),
+        }
+    }
+    world.run_for(Duration::from_millis(longest));
+    world.settle();
+}
+
+/// docs/rendezvous.md, OUTAGE 1 to 5.
+#[test]
+fn nodes_come_back_from_outages_of_the_store() {
+    for_seeds(200, outages);
 }
 
 /// Nodes of PyTorch among those of a group. Nothing happens to them, as they do not return once the others have dropped

@@ -330,6 +330,8 @@ impl HandlerLoop {
         }
         match lost {
             Some(error) => log::warn!("{error}; the nodes that use it begin another round"),
+            // It cannot tell, and had nothing to lose.
+            None if !self.is_member => {}
             None => log::warn!(
                 "the {} has lost the data of the group: was its server restarted? The nodes that use it begin another \
                  round",

@@ -74,7 +74,8 @@ impl Station {
             self.timers.set_in(Timer::Renewal, at, RENEWAL);
             tenure.renewals += 1;
             let (expected, renewals) = (tenure.lease.clone(), tenure.renewals);
-            let lease = self.lease(epoch, Some(renewals));
+            let generation = self.generation.unwrap_or_default();
+            let lease = self.lease(epoch, Some(renewals), generation);
             return Ask::Claim { expected, lease };
         }
         if let Phase::Requesting(posting) | Phase::Member(posting) = &mut self.phase
