@@ -69,7 +69,7 @@ pub(crate) struct RendezvousBenchArgs {
         value_name = "N",
         default_value_t = 1,
         value_parser = at_least_one,
-        conflicts_with_all = ["kill_one", "kill_first_after"]
+        conflicts_with_all = ["kill_one", "kill_first_after", "end"]
     )]
     nodes_per_connection: usize,
 
@@ -105,6 +105,10 @@ pub(crate) struct RendezvousBenchArgs {
         value_parser = clap::value_parser!(u64).range(..=SECONDS_MAX * 1000)
     )]
     kill_first_after: Option<u64>,
+
+    /// At last, lets all nodes close the rendezvous and end at once, and measures when the last one has.
+    #[arg(long)]
+    end: bool,
 
     /// Prints one JSON object instead of a table.
     #[arg(long)]
@@ -142,6 +146,7 @@ pub(super) fn run(args: &RendezvousBenchArgs) -> Result<(), Failure> {
             keep_alive: Duration::from_millis(args.keep_alive),
             rest: Duration::from_secs(args.rest),
             victim,
+            ends: args.end,
             loopback: &loopback,
         };
         match Row::measure(plan, args.rounds, files_left) {
@@ -319,6 +324,9 @@ fn figures(round: &Round, nodes: usize) -> Vec<Figure> {
             figure("last_told_ms", Some(loss.last_told * 1e3), 1),
             figure("kill_to_last_told_ms", Some(loss.since_kill * 1e3), 1),
         ]);
+    }
+    if let Some(ending) = round.ending {
+        figures.push(figure("end_ms", Some(milliseconds(ending)), 1));
     }
     if let Some(killed) = &round.killed {
         let more = milliseconds(killed.agreeing) - milliseconds(round.agreeing);

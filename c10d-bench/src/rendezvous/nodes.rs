@@ -247,6 +247,35 @@ impl Process {
                 self.victim = Some(victim);
                 send(&Report::Watching)?;
             }
+            Order::End => {
+                self.end()?;
+                send(&Report::Ended { at: now() })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends all nodes as launchers do at the end of a job.
+    fn end(&self) -> Result<(), RendezvousBenchError> {
+        let mut ends = Vec::with_capacity(self.nodes.len());
+        for (index, node) in self.nodes.iter().enumerate() {
+            let (node, number) = (Arc::clone(node), self.first + index);
+            let end = thread::Builder::new()
+                .name(format!("bench-end-{number}"))
+                .stack_size(STACK_BYTES)
+                .spawn(move || node.handler.shutdown())
+                .map_err(|source| RendezvousBenchError::Thread {
+                    node: number,
+                    source,
+                })?;
+            ends.push((number, end));
+        }
+        for (node, end) in ends {
+            match end.join() {
+                Ok(true) => {}
+                Ok(false) => return Err(RendezvousBenchError::NotClosed { node }),
+                Err(_) => return Err(RendezvousBenchError::Panic { node }),
+            }
         }
         Ok(())
     }

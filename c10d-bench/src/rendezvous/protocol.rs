@@ -17,6 +17,8 @@ pub(super) enum Order {
     /// The node `victim` will be killed. Answered by [`Report::Watching`], then by [`Report::Told`], and by
     /// [`Report::Heartbeat`] if it is in this process.
     Watch { victim: String },
+    /// All nodes of the process close the rendezvous at once, and end. Answered by [`Report::Ended`].
+    End,
 }
 
 /// From a process of nodes to the measurement.
@@ -40,6 +42,10 @@ pub(super) enum Report {
     },
     /// Some more nodes know that the killed node is lost.
     Told(Told),
+    /// All nodes of the process have ended, the last one at this time.
+    Ended {
+        at: Duration,
+    },
     /// The process cannot continue.
     Failed {
         text: String,

@@ -45,6 +45,8 @@ pub(super) struct Plan<'p> {
     /// How long the nodes are at rest after they have joined.
     pub(super) rest: Duration,
     pub(super) victim: Victim,
+    /// Whether the nodes end together.
+    pub(super) ends: bool,
     pub(super) loopback: &'p Loopback,
 }
 
@@ -64,6 +66,8 @@ pub(super) struct Round {
     pub(super) sum: Sum,
     pub(super) rest: Option<Rest>,
     pub(super) loss: Option<Loss>,
+    /// From the signal to end until the last node had closed the rendezvous and ended.
+    pub(super) ending: Option<Duration>,
     /// With the first node killed.
     pub(super) killed: Option<Killed>,
 }
@@ -210,6 +214,17 @@ impl Fleet<'_> {
         }
         // At rest, the store may need more than while the nodes joined.
         round.store_bytes_max = self.store.process().peak_bytes();
+        if plan.ends {
+            let start = now();
+            let ended = self
+                .processes
+                .ask_all("ending", &Order::End, |report| match report {
+                    Report::Ended { at } => Some(at),
+                    _ => None,
+                })?;
+            let last = ended.into_iter().max();
+            round.ending = last.map(|last| last.saturating_sub(start));
+        }
         Ok(round)
     }
 

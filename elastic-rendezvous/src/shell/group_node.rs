@@ -5,6 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use c10d_store::StoreError;
+
 use crate::engine::group::{Ask as GroupAsk, GroupEngine};
 use crate::engine::{Ask, Engine, Reply};
 use crate::shell::access::Access;
@@ -140,11 +142,25 @@ impl GroupNode {
         Ok(())
     }
 
-    /// Carries out the last request itself, and blocks.
+    /// Carries out the last request itself, and blocks. One without an answer is settled as by a handler: the node gives up
+    /// the lease, and the others post their requests again.
     ///
     /// # Errors
     /// As the backend's.
     pub fn perform(&mut self, clock: impl Fn() -> Now) -> Result<(), RendezvousError> {
+        match self.try_perform(&clock) {
+            Err(RendezvousError::Connection { source, .. })
+                if matches!(*source, StoreError::NoReply { .. }) =>
+            {
+                log::warn!("the holder of the lease gives it up: {source}");
+                self.engine.on_outage(clock());
+                Ok(())
+            }
+            result => result,
+        }
+    }
+
+    fn try_perform(&mut self, clock: &impl Fn() -> Now) -> Result<(), RendezvousError> {
         let left = |until: Duration| until.saturating_sub(clock().monotonic);
         let reply = match &mut self.asked {
             Ask::ReadState => Reply::State(self.states.read()?),
