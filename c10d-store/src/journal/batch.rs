@@ -21,7 +21,7 @@
 
 use std::hash::Hasher;
 
-use byteorder::{ByteOrder, LE, WriteBytesExt};
+use byteorder::{ByteOrder, LE};
 use siphasher::sip::SipHasher13;
 
 use super::error::DamagedBatch;
@@ -31,6 +31,8 @@ pub const FORMAT_VERSION: u8 = 1;
 
 /// The bytes after which a chunk of a snapshot ends.
 pub(crate) const CHUNK_BYTES: usize = 256 << 10;
+
+const LENGTH_BYTES: usize = size_of::<u32>();
 
 const CHECKSUM_BYTES: usize = 8;
 
@@ -115,8 +117,12 @@ pub struct BatchWriter {
 }
 
 impl BatchWriter {
-    /// Adds an effect after those before.
-    pub fn push(&mut self, effect: Effect<'_>) {
+    /// Adds an effect after those before. Returns where it begins.
+    pub fn push(&mut self, effect: Effect<'_>) -> usize {
+        if self.bytes.is_empty() {
+            self.bytes.push(FORMAT_VERSION);
+        }
+        let at = self.bytes.len();
         match effect {
             Effect::Put { key, value } => self.with_bytes(kind::PUT, key, value),
             Effect::Delete { key } => self.with_key(kind::DELETE, key),
@@ -184,6 +190,21 @@ impl BatchWriter {
                 self.bytes.push(u8::from(was_silent));
             }
         }
+        at
+    }
+
+    /// Replaces the value of the effect that begins here, if it puts one of the same length.
+    pub(crate) fn replace(&mut self, at: usize, value: &[u8]) -> bool {
+        let Some((&mut kind::PUT, put)) = self.bytes[at..].split_first_mut() else {
+            return false;
+        };
+        let key_bytes = LE::read_u32(put) as usize;
+        let (length, rest) = put[LENGTH_BYTES + key_bytes..].split_at_mut(LENGTH_BYTES);
+        if LE::read_u32(length) as usize != value.len() {
+            return false;
+        }
+        rest[..value.len()].copy_from_slice(value);
+        true
     }
 
     /// Whether there is no effect.
@@ -213,15 +234,13 @@ impl BatchWriter {
     }
 
     fn with_key(&mut self, kind: u8, key: &[u8]) {
-        if self.bytes.is_empty() {
-            self.bytes.push(FORMAT_VERSION);
-        }
         self.bytes.push(kind);
         self.with_length(key);
     }
 
     fn with_bytes(&mut self, kind: u8, key: &[u8], bytes: &[u8]) {
-        self.bytes.reserve(10 + key.len() + bytes.len());
+        self.bytes
+            .reserve(1 + 2 * LENGTH_BYTES + key.len() + bytes.len());
         self.with_key(kind, key);
         self.with_length(bytes);
     }
@@ -233,8 +252,9 @@ impl BatchWriter {
     }
 
     fn with_u32(&mut self, number: u32) {
-        let written = self.bytes.write_u32::<LE>(number);
-        written.expect("a vector grows");
+        let mut bytes = [0; LENGTH_BYTES];
+        LE::write_u32(&mut bytes, number);
+        self.bytes.extend_from_slice(&bytes);
     }
 }
 

@@ -100,7 +100,7 @@ impl StoreState {
                 prefix,
                 delay_millis,
             };
-            recorder.record(prefix, effect);
+            recorder.record_unnamed(effect);
         }
     }
 

@@ -242,7 +242,7 @@ impl StoreState {
             && let Some(recorder) = &mut self.slots.recorder
             && let Some(client) = owner.client
         {
-            recorder.record(client.session.as_bytes(), owner.silence_of(&client));
+            recorder.record_unnamed(owner.silence_of(&client));
         }
     }
 

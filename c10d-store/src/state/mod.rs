@@ -178,7 +178,9 @@ impl StoreState {
         self.work += 1 + outline.key_count as u64;
         if let Some(recorder) = &mut self.slots.recorder {
             recorder.begin(conn);
-            recorder.look_for(&request);
+            if matches!(request, Request::GetNumKeys | Request::ListKeys) {
+                recorder.look_at_all();
+            }
         }
         self.check_memory(conn, &request)?;
         if !self.pledges.is_empty() {
@@ -890,9 +892,8 @@ impl StoreState {
         let Some(queue) = self.pledges.remove(&conn) else {
             return;
         };
-        if let Some(recorder) = &mut self.slots.recorder {
-            recorder.look(&queue);
-        }
+        // Whether the queue has an element decides who is woken.
+        let _ = self.queue(&queue);
         match next {
             Some(Request::QueuePop { key } | Request::QueueTake { key, .. }) if **key == *queue => {
             }

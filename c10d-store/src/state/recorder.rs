@@ -2,117 +2,147 @@
 //!
 //! Effects gather in a batch, which has a position, until the batch before it is durable. A reply depends on the
 //! newest position among the names that its request looked at, and the writes before it of the same connection.
+//!
+//! Each name knows its last effect, so that another value for it replaces the one in the batch: a batch is kept as a
+//! whole or not at all, and nobody is shown what is in between.
 
-use std::collections::HashSet;
-use std::sync::Arc;
+use std::cell::Cell;
+use std::collections::HashMap;
 
-use super::conn_hash::ConnHash;
 use super::key_hash::KeyHash;
 use crate::journal::batch::{BatchWriter, Effect};
 use crate::message::ConnId;
 
-/// A set with room for at most this many keeps its memory.
+/// A map with room for at most this many names keeps its memory.
 const KEPT_NAMES: usize = 4096;
 
-/// What a batch changes, and by whose requests.
-#[derive(Debug, Default)]
-struct Changes {
-    names: HashSet<Arc<[u8]>, KeyHash>,
-    writers: HashSet<ConnId, ConnHash>,
-}
-
-impl Changes {
-    fn clear(&mut self) {
-        self.names.clear();
-        self.names.shrink_to(KEPT_NAMES);
-        self.writers.clear();
-        self.writers.shrink_to(KEPT_NAMES);
-    }
-}
+/// Where an effect begins in the sequence of all effects since the start: the bytes before it. Older ones have smaller
+/// marks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Mark(u64);
 
 #[derive(Debug)]
 pub(super) struct Recorder {
     writer: BatchWriter,
+    /// The mark at which the batch begins that gathers, and that of the batch before it. The same if that is durable.
+    gathers_from: Mark,
+    undurable_from: Mark,
     /// The position of the batch that gathers.
     gathering: u64,
-    gathered: Changes,
-    /// Those of the batch before it, while that is being appended.
-    appending: Changes,
-    is_appending: bool,
+    /// Everything up to this position is durable.
+    durable: u64,
+    /// By slot, the position of a connection's last write.
+    written_by: Vec<u64>,
+    /// The last effects of names that were removed and are not durable, as those have no slot.
+    removed: HashMap<Box<[u8]>, Mark, KeyHash>,
     /// The number of changes so far.
     changes: u64,
     /// Whose request is being handled.
     requester: Option<ConnId>,
     /// What the replies of the current request depend on; 0 if on nothing that a crash would take back.
-    dependency: u64,
+    dependency: Cell<u64>,
 }
 
 impl Recorder {
     /// Everything up to this position is durable.
     pub(super) fn new(durable: u64) -> Self {
+        // Names without an effect have a smaller one.
+        let first = Mark(1);
         Self {
             writer: BatchWriter::default(),
+            gathers_from: first,
+            undurable_from: first,
             gathering: durable + 1,
-            gathered: Changes::default(),
-            appending: Changes::default(),
-            is_appending: false,
+            durable,
+            written_by: Vec::new(),
+            removed: HashMap::default(),
             changes: 0,
             requester: None,
-            dependency: 0,
+            dependency: Cell::new(0),
         }
     }
 
     /// A request begins. Its replies acknowledge all writes before it of the same connection (docs/wire.md, ORDER 3).
+    #[inline]
     pub(super) fn begin(&mut self, requester: ConnId) {
         self.requester = Some(requester);
-        self.dependency = if self.gathered.writers.contains(&requester) {
-            self.gathering
-        } else if self.is_appending && self.appending.writers.contains(&requester) {
-            self.gathering - 1
-        } else {
-            0
-        };
+        // Perhaps by a connection that had the slot before. Then it waits for one batch without need.
+        let written = self.written_by.get(requester.slot() as usize).copied();
+        let undurable = written.filter(|position| *position > self.durable);
+        self.dependency.set(undurable.unwrap_or(0));
     }
 
     /// Something begins that no request asks for, and that may show all names.
     pub(super) fn begin_event(&mut self) {
         self.requester = None;
-        self.dependency = 0;
+        self.dependency.set(0);
         self.look_at_all();
     }
 
-    /// The request looks at this name, which need not exist.
-    pub(super) fn look(&mut self, key: &[u8]) {
-        if self.dependency == self.gathering {
+    /// The request looks at this name, of which this is the last effect.
+    #[inline]
+    pub(super) fn look(&self, key: &[u8], last: Mark) {
+        if self.dependency.get() == self.gathering {
             return;
         }
-        if self.gathered.names.contains(key) {
-            self.dependency = self.gathering;
-        } else if self.is_appending && self.appending.names.contains(key) {
-            self.dependency = self.gathering - 1;
+        self.depend_on(last);
+        if !self.removed.is_empty()
+            && let Some(last) = self.removed.get(key)
+        {
+            self.depend_on(*last);
+        }
+    }
+
+    #[inline]
+    fn depend_on(&self, effect: Mark) {
+        if effect >= self.gathers_from {
+            self.dependency.set(self.gathering);
+        } else if effect >= self.undurable_from {
+            self.dependency.set(self.gathering - 1);
         }
     }
 
     /// The request looks at all names.
-    pub(super) fn look_at_all(&mut self) {
-        if !self.writer.is_empty() {
-            self.dependency = self.gathering;
-        } else if self.is_appending {
-            self.dependency = self.dependency.max(self.gathering - 1);
+    pub(super) fn look_at_all(&self) {
+        self.dependency
+            .set(self.newest().max(self.dependency.get()));
+        if self.dependency.get() <= self.durable {
+            self.dependency.set(0);
         }
     }
 
-    /// The request changes this name.
-    pub(super) fn record(&mut self, key: &[u8], effect: Effect<'_>) {
-        self.writer.push(effect);
+    /// The request changes a name, of which this was the last effect. Returns the new one.
+    #[inline]
+    #[must_use]
+    pub(super) fn record(&mut self, last: Mark, effect: Effect<'_>) -> Mark {
         self.changes += 1;
-        if !self.gathered.names.contains(key) {
-            self.gathered.names.insert(key.into());
-        }
+        self.dependency.set(self.gathering);
         if let Some(requester) = self.requester {
-            self.gathered.writers.insert(requester);
+            let slot = requester.slot() as usize;
+            if slot >= self.written_by.len() {
+                self.written_by.resize(slot + 1, 0);
+            }
+            self.written_by[slot] = self.gathering;
         }
-        self.dependency = self.gathering;
+        if let Effect::Put { value, .. } = effect
+            && let Some(at) = last.0.checked_sub(self.gathers_from.0)
+            && self.writer.replace(at as usize, value)
+        {
+            return last;
+        }
+        Mark(self.gathers_from.0 + self.writer.push(effect) as u64)
+    }
+
+    /// The request changes something that has no name.
+    pub(super) fn record_unnamed(&mut self, effect: Effect<'_>) {
+        let _ = self.record(Mark::default(), effect);
+    }
+
+    /// A name that was changed is removed, with this last effect.
+    pub(super) fn removed(&mut self, key: &[u8], last: Mark) {
+        if last >= self.undurable_from {
+            self.removed.insert(key.into(), last);
+        }
     }
 
     /// Something happens to a session, which no reply shows.
@@ -126,7 +156,7 @@ impl Recorder {
     }
 
     pub(super) const fn dependency(&self) -> u64 {
-        self.dependency
+        self.dependency.get()
     }
 
     /// The bytes that have gathered.
@@ -145,87 +175,136 @@ impl Recorder {
 
     /// The next batch and its position, if there is one and no other is being appended. Takes memory for the one after it.
     pub(super) fn take_batch(&mut self, memory: &mut Vec<u8>) -> Option<(u64, Vec<u8>)> {
-        if self.is_appending || self.writer.is_empty() {
+        if self.durable + 1 < self.gathering || self.writer.is_empty() {
             return None;
         }
         let position = self.gathering;
-        self.is_appending = true;
         self.gathering += 1;
-        std::mem::swap(&mut self.gathered, &mut self.appending);
+        self.undurable_from = self.gathers_from;
+        self.gathers_from.0 += self.writer.len() as u64;
         let batch = self.writer.finish(position, std::mem::take(memory));
         Some((position, batch))
     }
 
     /// The batch that was taken last is durable.
     pub(super) fn appended(&mut self) {
-        self.is_appending = false;
-        self.appending.clear();
+        self.durable = self.gathering - 1;
+        self.undurable_from = self.gathers_from;
+        self.removed.retain(|_, last| *last >= self.undurable_from);
+        self.removed.shrink_to(KEPT_NAMES);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::batch::effects;
 
     const WRITER: ConnId = ConnId(1);
     const READER: ConnId = ConnId(2);
 
-    fn put(recorder: &mut Recorder, key: &[u8]) {
-        recorder.begin(WRITER);
-        recorder.record(key, Effect::Put { key, value: b"" });
-    }
+    /// Names with their last effects.
+    #[derive(Default)]
+    struct Names(HashMap<&'static [u8], Mark>);
 
-    fn look(recorder: &mut Recorder, key: &[u8]) -> u64 {
-        recorder.begin(READER);
-        recorder.look(key);
-        recorder.dependency()
+    impl Names {
+        fn put(&mut self, recorder: &mut Recorder, key: &'static [u8], value: &[u8]) {
+            recorder.begin(WRITER);
+            let last = self.0.entry(key).or_default();
+            *last = recorder.record(*last, Effect::Put { key, value });
+        }
+
+        fn look(&self, recorder: &mut Recorder, key: &[u8]) -> u64 {
+            recorder.begin(READER);
+            self.look_too(recorder, key)
+        }
+
+        fn look_too(&self, recorder: &Recorder, key: &[u8]) -> u64 {
+            recorder.look(key, self.0.get(key).copied().unwrap_or_default());
+            recorder.dependency()
+        }
     }
 
     #[test]
     fn a_look_depends_on_the_newest_change_that_is_not_durable() {
-        let mut recorder = Recorder::new(6);
-        let mut memory = Vec::new();
-        assert_eq!(recorder.take_batch(&mut memory), None);
-        put(&mut recorder, b"a");
-        assert_eq!(
-            (look(&mut recorder, b"a"), look(&mut recorder, b"b")),
-            (7, 0)
-        );
-        let (position, _) = recorder.take_batch(&mut memory).expect("a batch");
+        let (recorder, names) = (&mut Recorder::new(6), &mut Names::default());
+        let memory = &mut Vec::new();
+        assert_eq!(recorder.take_batch(memory), None);
+        names.put(recorder, b"a", b"");
+        assert_eq!(names.look(recorder, b"a"), 7);
+        assert_eq!(names.look(recorder, b"b"), 0);
+        let (position, _) = recorder.take_batch(memory).expect("a batch");
         assert_eq!((position, recorder.newest()), (7, 7));
-        put(&mut recorder, b"b");
-        assert_eq!(recorder.take_batch(&mut memory), None, "one at a time");
-        assert_eq!(
-            (look(&mut recorder, b"a"), look(&mut recorder, b"b")),
-            (7, 8)
-        );
-        recorder.look(b"a");
-        assert_eq!(recorder.dependency(), 8, "the newest of two");
+        names.put(recorder, b"b", b"");
+        assert_eq!(recorder.take_batch(memory), None, "one at a time");
+        assert_eq!(names.look(recorder, b"a"), 7);
+        assert_eq!(names.look(recorder, b"b"), 8);
+        assert_eq!(names.look_too(recorder, b"a"), 8, "the newest of two");
         recorder.begin_event();
         assert_eq!((recorder.dependency(), recorder.newest()), (8, 8));
-        put(&mut recorder, b"a");
-        assert_eq!(look(&mut recorder, b"a"), 8, "changed again");
-        assert_eq!(look(&mut recorder, b"c"), 0);
+        names.put(recorder, b"a", b"");
+        assert_eq!(names.look(recorder, b"a"), 8, "changed again");
+        assert_eq!(names.look(recorder, b"c"), 0);
         recorder.begin(WRITER);
         assert_eq!(recorder.dependency(), 8, "a reply acknowledges the write");
 
         recorder.appended();
-        assert_eq!(
-            (look(&mut recorder, b"a"), look(&mut recorder, b"b")),
-            (8, 8)
-        );
-        let (position, _) = recorder.take_batch(&mut memory).expect("a batch");
+        assert_eq!(names.look(recorder, b"a"), 8);
+        assert_eq!(names.look(recorder, b"b"), 8);
+        let (position, _) = recorder.take_batch(memory).expect("a batch");
         assert_eq!(position, 8);
         recorder.begin_event();
         assert_eq!(recorder.dependency(), 8);
         recorder.appended();
-        assert_eq!(
-            (look(&mut recorder, b"a"), look(&mut recorder, b"b")),
-            (0, 0)
-        );
+        assert_eq!(names.look(recorder, b"a"), 0);
+        assert_eq!(names.look(recorder, b"b"), 0);
         recorder.begin_event();
         assert_eq!(recorder.dependency(), 0);
         recorder.begin(WRITER);
         assert_eq!(recorder.dependency(), 0);
+    }
+
+    #[test]
+    fn a_removed_name_is_known_until_its_removal_is_durable() {
+        let (recorder, names) = (&mut Recorder::new(0), &mut Names::default());
+        let memory = &mut Vec::new();
+        names.put(recorder, b"a", b"");
+        let _ = recorder.take_batch(memory).expect("a batch");
+        recorder.begin(WRITER);
+        let last = recorder.record(names.0[&b"a"[..]], Effect::Delete { key: b"a" });
+        names.0.clear();
+        recorder.removed(b"a", last);
+        recorder.appended();
+        assert_eq!(names.look(recorder, b"a"), 2);
+        let _ = recorder.take_batch(memory).expect("a batch");
+        assert_eq!(names.look(recorder, b"a"), 2);
+        recorder.appended();
+        assert_eq!(names.look(recorder, b"a"), 0);
+        assert!(recorder.removed.is_empty());
+    }
+
+    #[test]
+    fn a_batch_has_the_last_of_values_of_one_length() {
+        let (recorder, names) = (&mut Recorder::new(0), &mut Names::default());
+        names.put(recorder, b"old", b"1");
+        let _ = recorder.take_batch(&mut Vec::new()).expect("a batch");
+        recorder.appended();
+        for value in [&b"1"[..], b"2", b"10", b"11"] {
+            names.put(recorder, b"a", value);
+            names.put(recorder, b"b", b"3");
+            names.put(recorder, b"old", value);
+        }
+        assert_eq!(recorder.changes(), 13);
+        let (position, batch) = recorder.take_batch(&mut Vec::new()).expect("a batch");
+        let put = |key, value| Effect::Put { key, value };
+        let read: Result<Vec<_>, _> = effects(position, &batch).expect("intact").collect();
+        let expected = [
+            put(b"a", &b"2"[..]),
+            put(b"b", b"3"),
+            put(b"old", b"2"),
+            put(b"a", b"11"),
+            put(b"old", b"11"),
+        ];
+        assert_eq!(read.expect("intact"), expected);
     }
 }

@@ -7,7 +7,7 @@ use super::slots::Slot;
 use super::stored::Writer;
 use crate::decimal::parse_decimal;
 use crate::journal::batch::{BatchWriter, Effect};
-use crate::message::{ConnId, Payload, Replies, Reply, Request};
+use crate::message::{ConnId, Payload, Replies, Reply};
 use crate::moment::Moment;
 use crate::session::SessionId;
 use crate::snapshot::ConnectionId;
@@ -117,7 +117,6 @@ impl StoreState {
     ) {
         if let Some(recorder) = &mut self.slots.recorder {
             recorder.begin(conn);
-            recorder.look(key);
         }
         let value = self.slots.get(key).and_then(Slot::value);
         let arrived = value.and_then(|value| parse_decimal(value.as_bytes()));
@@ -189,45 +188,4 @@ impl StoreState {
 fn kept_client(session: &[u8], number: u32) -> Option<KeptClient> {
     let session = SessionId::from_bytes(session)?;
     Some(KeptClient { session, number })
-}
-
-impl Recorder {
-    /// The request looks at the names that decide about its reply.
-    pub(super) fn look_for(&mut self, request: &Request<'_>) {
-        match request {
-            Request::CompareSet { key, .. }
-            | Request::Get { key }
-            | Request::Add { key, .. }
-            | Request::DeleteKey { key }
-            | Request::Append { key, .. }
-            | Request::QueuePop { key }
-            | Request::QueueLen { key }
-            | Request::Barrier { key, .. }
-            | Request::TryAdd { key, .. }
-            | Request::WaitChange { key, .. }
-            | Request::SetEphemeral { key, .. }
-            | Request::QueueTake { key, .. } => self.look(key),
-            Request::Check { keys }
-            | Request::Wait { keys }
-            | Request::MultiGet { keys }
-            | Request::WaitGet { keys } => {
-                for key in keys.iter() {
-                    self.look(key);
-                }
-            }
-            Request::GetNumKeys | Request::ListKeys => self.look_at_all(),
-            // Refused, or without a reply that shows the store.
-            Request::Set { .. }
-            | Request::MultiSet { .. }
-            | Request::QueuePush { .. }
-            | Request::CancelWait
-            | Request::Ping { .. }
-            | Request::Validate { .. }
-            | Request::Announce { .. }
-            | Request::KeepAlive { .. }
-            | Request::EndWaits { .. }
-            | Request::DeletePrefix { .. }
-            | Request::Session(_) => {}
-        }
-    }
 }

@@ -11,7 +11,7 @@ use indexmap::IndexMap;
 use super::image::KeysImage;
 use super::key_hash::KeyHash;
 use super::owners::Ownership;
-use super::recorder::Recorder;
+use super::recorder::{Mark, Recorder};
 use super::stored::{Stored, Writer, Written};
 use super::waiters::ListId;
 use crate::decimal::{parse_decimal, write_decimal};
@@ -61,6 +61,8 @@ pub(super) struct Slot {
     pushed_in: u32,
     /// The last snapshot that has copied this slot, or need not.
     copied_in: u32,
+    /// The last effect on the value and the queue that the journal was given.
+    changed: Mark,
 }
 
 impl Slot {
@@ -222,8 +224,19 @@ impl Chunks {
 }
 
 impl Slots {
+    /// The slot of a name. What the current request replies depends on its last effect from now on.
+    #[inline]
     pub(super) fn get(&self, key: &[u8]) -> Option<&Slot> {
-        self.map.get(key)
+        let slot = self.map.get(key);
+        self.look(key, slot);
+        slot
+    }
+
+    #[inline]
+    fn look(&self, key: &[u8], slot: Option<&Slot>) {
+        if let Some(recorder) = &self.recorder {
+            recorder.look(key, slot.map_or(Mark::default(), |slot| slot.changed));
+        }
     }
 
     /// The names that have a value.
@@ -267,11 +280,11 @@ impl Slots {
     pub(super) fn write(&mut self, key: &[u8], new: Payload<'_>, writer: Writer) -> Option<ListId> {
         let written = self.next_write(writer);
         self.stored_bytes += new.as_bytes().len();
+        let (index, slot) = find_or_insert(&mut self.map, &mut self.copy, self.snapshots, key);
         if let Some(recorder) = &mut self.recorder {
             let value = new.as_bytes();
-            recorder.record(key, Effect::Put { key, value });
+            slot.changed = recorder.record(slot.changed, Effect::Put { key, value });
         }
-        let (index, slot) = find_or_insert(&mut self.map, &mut self.copy, self.snapshots, key);
         let waiters = slot.waiters;
         if let Some(stored) = &mut slot.stored {
             self.stored_bytes -= stored.value.as_bytes().len();
@@ -306,7 +319,15 @@ impl Slots {
         let waiters = slot.waiters;
         let current = match slot.value() {
             None => 0,
-            Some(value) => parse_decimal(value.as_bytes()).ok_or(NotANumber)?,
+            Some(value) => match parse_decimal(value.as_bytes()) {
+                Some(number) => number,
+                None => {
+                    if let Some(recorder) = &self.recorder {
+                        recorder.look(key, slot.changed);
+                    }
+                    return Err(NotANumber);
+                }
+            },
         };
         let sum = current.wrapping_add(delta);
         self.writes += 1;
@@ -331,7 +352,7 @@ impl Slots {
         write_decimal(sum, text);
         self.stored_bytes += text.len();
         if let Some(recorder) = &mut self.recorder {
-            recorder.record(key, Effect::Put { key, value: text });
+            slot.changed = recorder.record(slot.changed, Effect::Put { key, value: text });
         }
         if is_new {
             self.value_added(index);
@@ -352,6 +373,7 @@ impl Slots {
                 Slot {
                     stored: Some(stored),
                     waiters,
+                    changed,
                     ..
                 },
             )) => {
@@ -361,7 +383,7 @@ impl Slots {
                 let bytes = more.as_bytes();
                 stored.value.append(bytes);
                 if let Some(recorder) = &mut self.recorder {
-                    recorder.record(key, Effect::Append { key, bytes });
+                    *changed = recorder.record(*changed, Effect::Append { key, bytes });
                 }
                 *waiters
             }
@@ -374,7 +396,7 @@ impl Slots {
         let (index, slot) = find_or_insert(&mut self.map, &mut self.copy, self.snapshots, key);
         debug_assert!(slot.stored.is_some(), "only a value has an owner");
         if let Some(recorder) = &mut self.recorder {
-            recorder.record(key, ownership.effect(key));
+            slot.changed = recorder.record(slot.changed, ownership.effect(key));
         }
         self.owned_bytes += ownership_bytes(&ownership);
         if let Some(before) = slot.ownership.replace(Box::new(ownership)) {
@@ -387,25 +409,42 @@ impl Slots {
     /// Removes a value; `None` if there is none.
     pub(super) fn delete(&mut self, key: &[u8]) -> Option<Deleted> {
         let found = find(&mut self.map, &mut self.copy, self.snapshots, key);
-        let (index, slot) = found?;
-        let deleted = slot.stored.take()?;
+        let Some((index, slot)) = found else {
+            self.look(key, None);
+            return None;
+        };
+        let Some(deleted) = slot.stored.take() else {
+            if let Some(recorder) = &self.recorder {
+                recorder.look(key, slot.changed);
+            }
+            return None;
+        };
         let ownership = slot.ownership.take();
         if let Some(ownership) = &ownership {
             self.owned_bytes -= ownership_bytes(ownership);
         }
         if let Some(recorder) = &mut self.recorder {
-            recorder.record(key, Effect::Delete { key });
+            slot.changed = recorder.record(slot.changed, Effect::Delete { key });
         }
-        let is_empty = slot.is_empty();
         self.stored_bytes -= key.len() + deleted.value.as_bytes().len();
         self.value_count -= 1;
         let last = self.value_count;
         self.exchange(index, last);
-        if is_empty {
-            self.map.swap_remove_index(last);
-            self.release_memory();
-        }
+        self.remove_if_empty(last);
         Some(Deleted { ownership })
+    }
+
+    /// Removes the slot at this index, which has no value, if nothing is left in it.
+    fn remove_if_empty(&mut self, index: usize) {
+        let found = self.map.get_index(index);
+        let Some((key, slot)) = found.filter(|(_, slot)| slot.is_empty()) else {
+            return;
+        };
+        if let Some(recorder) = &mut self.recorder {
+            recorder.removed(key, slot.changed);
+        }
+        self.map.swap_remove_index(index);
+        self.release_memory();
     }
 
     /// Returns memory of removed names to the allocator, once most of the map is unused.
@@ -533,7 +572,7 @@ impl Slots {
         self.queued_bytes += ELEMENT_BYTES + element.as_bytes().len();
         if let Some(recorder) = &mut self.recorder {
             let element = element.as_bytes();
-            recorder.record(key, Effect::Push { key, element });
+            slot.changed = recorder.record(slot.changed, Effect::Push { key, element });
         }
         slot.pushed_in = self.sweeps;
         slot.queue.get_or_insert_default().push_back(element);
@@ -542,21 +581,18 @@ impl Slots {
 
     /// Removes the first element of a queue.
     pub(super) fn pop(&mut self, key: &[u8]) -> Option<Value> {
-        let (_, slot) = find(&mut self.map, &mut self.copy, self.snapshots, key)?;
+        let (index, slot) = find(&mut self.map, &mut self.copy, self.snapshots, key)?;
         let queue = slot.queue.as_mut()?;
         let element = queue.pop_front();
         if let Some(recorder) = &mut self.recorder {
-            recorder.record(key, Effect::Pop { key, count: 1 });
+            slot.changed = recorder.record(slot.changed, Effect::Pop { key, count: 1 });
         }
         let element_bytes = element.as_ref().map_or(0, |it| it.as_bytes().len());
         self.queued_bytes -= ELEMENT_BYTES + element_bytes;
         if queue.is_empty() {
             self.queued_bytes -= key.len();
             slot.queue = None;
-            if slot.is_empty() {
-                self.map.swap_remove(key);
-                self.release_memory();
-            }
+            self.remove_if_empty(index);
         }
         element
     }
@@ -564,7 +600,8 @@ impl Slots {
     /// Removes elements from the head of a queue: at most `max`, and together with a length word each at most
     /// `bytes_max`, but at least one if the queue has any.
     pub(super) fn take(&mut self, key: &[u8], max: usize, bytes_max: usize) -> Vec<Value> {
-        let Some((_, slot)) = find(&mut self.map, &mut self.copy, self.snapshots, key) else {
+        let found = find(&mut self.map, &mut self.copy, self.snapshots, key);
+        let Some((index, slot)) = found else {
             return Vec::new();
         };
         let Some(queue) = &mut slot.queue else {
@@ -581,17 +618,14 @@ impl Slots {
         if let Some(recorder) = &mut self.recorder {
             // A queue of more elements than that does not fit into the memory.
             let count = u32::try_from(count).unwrap_or(u32::MAX);
-            recorder.record(key, Effect::Pop { key, count });
+            slot.changed = recorder.record(slot.changed, Effect::Pop { key, count });
         }
         let taken_bytes = |it: &Value| ELEMENT_BYTES + it.as_bytes().len();
         self.queued_bytes -= taken.iter().map(taken_bytes).sum::<usize>();
         if queue.is_empty() {
             self.queued_bytes -= key.len();
             slot.queue = None;
-            if slot.is_empty() {
-                self.map.swap_remove(key);
-                self.release_memory();
-            }
+            self.remove_if_empty(index);
         }
         taken
     }
@@ -615,12 +649,9 @@ impl Slots {
 
     /// The last waiter of a name was removed.
     pub(super) fn remove_waiters(&mut self, name: &[u8]) {
-        if let Some(slot) = self.map.get_mut(name) {
+        if let Some((index, _, slot)) = self.map.get_full_mut(name) {
             slot.waiters = None;
-            if slot.is_empty() {
-                self.map.swap_remove(name);
-                self.release_memory();
-            }
+            self.remove_if_empty(index);
         }
     }
 

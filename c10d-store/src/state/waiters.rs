@@ -10,6 +10,7 @@
 //! Knows no values and queues: the caller compares known values.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use slab::Slab;
@@ -82,9 +83,19 @@ pub(super) struct Waiting {
     first: u32,
 }
 
-/// The waiters of one name.
+/// The waiters of one name. One more than the list's place, so that a slot without waiters is no larger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ListId(u32);
+pub(super) struct ListId(NonZeroU32);
+
+impl ListId {
+    fn at(place: usize) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(index(place)))
+    }
+
+    const fn place(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
@@ -230,13 +241,13 @@ impl Waiters {
         std::iter::from_fn(move || {
             let entry = self.entries.get(at as usize)?;
             at = entry.next_in_wait;
-            Some(&self.lists[entry.list.0 as usize].name)
+            Some(&self.lists[entry.list.place()].name)
         })
     }
 
     /// The connections that wait for a name, in order of arrival.
     pub(super) fn connections_of(&self, list: ListId) -> impl Iterator<Item = ConnId> {
-        let mut at = self.lists[list.0 as usize].first;
+        let mut at = self.lists[list.place()].first;
         std::iter::from_fn(move || {
             let entry = self.entries.get(at as usize)?;
             at = entry.next_in_list;
@@ -246,12 +257,12 @@ impl Waiters {
 
     /// The name of a list.
     pub(super) fn name(&self, list: ListId) -> &[u8] {
-        &self.lists[list.0 as usize].name
+        &self.lists[list.place()].name
     }
 
     /// The known value of the last entry in the list, if it waits for a change.
     pub(super) fn last_known(&self, list: ListId) -> Option<&Arc<KnownValue>> {
-        let last = self.lists[list.0 as usize].last;
+        let last = self.lists[list.place()].last;
         match &self.entries.get(last as usize)?.wants {
             Wants::Change(known) => Some(known),
             Wants::ValueOrElement | Wants::Barrier | Wants::Value | Wants::Element => None,
@@ -261,14 +272,14 @@ impl Waiters {
     /// Makes a list for `name`, which has none. The caller must add an entry at once.
     pub(super) fn new_list(&mut self, name: Arc<[u8]>) -> ListId {
         self.name_bytes += name.len();
-        ListId(index(self.lists.insert(List {
+        ListId::at(self.lists.insert(List {
             name,
             first: NONE,
             last: NONE,
             first_away: NONE,
             for_value: 0,
             for_element: 0,
-        })))
+        }))
     }
 
     /// Opens a wait for a connection that has none. The caller must add an entry at once.
@@ -312,7 +323,7 @@ impl Waiters {
 
     /// The last entry of those that are away, or of those that are not.
     fn last_entry(&self, list: ListId, is_away: bool) -> Option<&Entry> {
-        let list = &self.lists[list.0 as usize];
+        let list = &self.lists[list.place()];
         let last = match self.entries.get(list.first_away as usize) {
             Some(first_away) if !is_away => first_away.prev_in_list,
             _ => list.last,
@@ -355,7 +366,7 @@ impl Waiters {
         });
         entries
             .filter(|(_, entry)| entry.wants.takes_element())
-            .map(|(at, entry)| (at, &self.lists[entry.list.0 as usize].name))
+            .map(|(at, entry)| (at, &self.lists[entry.list.place()].name))
     }
 
     /// Removes one entry, and appends its wait to `woken` if that is complete. Returns the name if its list became empty
@@ -379,8 +390,8 @@ impl Waiters {
         mut differs: impl FnMut(&Arc<KnownValue>) -> bool,
         woken: &mut Vec<Woken>,
     ) -> Option<Arc<[u8]>> {
-        let mut at = self.lists[list.0 as usize].first;
-        while at != NONE && self.lists[list.0 as usize].for_value > 0 {
+        let mut at = self.lists[list.place()].first;
+        while at != NONE && self.lists[list.place()].for_value > 0 {
             self.visits += 1;
             let entry = &self.entries[at as usize];
             let next = entry.next_in_list;
@@ -407,11 +418,9 @@ impl Waiters {
         let before = woken.len();
         let List {
             first, first_away, ..
-        } = self.lists[list.0 as usize];
+        } = self.lists[list.place()];
         let mut at = first;
-        while at != first_away
-            && woken.len() == before
-            && self.lists[list.0 as usize].for_element > 0
+        while at != first_away && woken.len() == before && self.lists[list.place()].for_element > 0
         {
             self.visits += 1;
             let entry = &self.entries[at as usize];
@@ -429,7 +438,7 @@ impl Waiters {
         self.visits += self.lists.len() as u64;
         let lists = self.lists.iter();
         let lists = lists.filter(|(_, list)| list.name.starts_with(prefix));
-        let conns = lists.flat_map(|(id, _)| self.connections_of(ListId(index(id))));
+        let conns = lists.flat_map(|(id, _)| self.connections_of(ListId::at(id)));
         let mut conns: Vec<ConnId> = conns.collect();
         conns.sort_unstable();
         conns.dedup();
@@ -484,7 +493,7 @@ impl Waiters {
 
     /// Makes an entry, which is in no list, the last one of those that are away, or of those that are not.
     fn link_into_list(&mut self, at: u32, list: ListId, is_away: bool) {
-        let list = &mut self.lists[list.0 as usize];
+        let list = &mut self.lists[list.place()];
         let next = if is_away { NONE } else { list.first_away };
         if is_away && list.first_away == NONE {
             list.first_away = at;
@@ -507,7 +516,7 @@ impl Waiters {
     fn unlink_from_list(&mut self, at: u32) {
         let entry = &self.entries[at as usize];
         let (prev, next) = (entry.prev_in_list, entry.next_in_list);
-        let list = &mut self.lists[entry.list.0 as usize];
+        let list = &mut self.lists[entry.list.place()];
         list.for_value -= u32::from(entry.wants.takes_value());
         list.for_element -= u32::from(entry.wants.takes_element());
         if list.first_away == at {
@@ -524,10 +533,10 @@ impl Waiters {
     }
 
     fn drop_if_empty(&mut self, list: ListId) -> Option<Arc<[u8]>> {
-        if self.lists[list.0 as usize].first != NONE {
+        if self.lists[list.place()].first != NONE {
             return None;
         }
-        let name = self.lists.remove(list.0 as usize).name;
+        let name = self.lists.remove(list.place()).name;
         self.name_bytes -= name.len();
         if self.lists.is_empty() && self.entries.capacity() > KEPT_ENTRIES {
             self.has_released |= self.entries.capacity() >= RELEASED_ENTRIES_MIN;
@@ -551,7 +560,7 @@ impl Waiters {
             while at != NONE {
                 let entry = &self.entries[at as usize];
                 assert_eq!(entry.prev_in_list, prev, "a name's list is consistent");
-                assert_eq!(entry.list.0 as usize, id, "an entry knows its list");
+                assert_eq!(entry.list.place(), id, "an entry knows its list");
                 assert_eq!(
                     at == list.first_away || away > 0,
                     self.is_away(entry.conn),
@@ -574,7 +583,7 @@ impl Waiters {
             );
             assert!(wants.len() + away > 0, "no list is empty");
             entries_in_lists += wants.len() + away;
-            wanted(ListId(index(id)), &list.name, &wants);
+            wanted(ListId::at(id), &list.name, &wants);
         }
         let mut entries_in_waits = 0;
         for (conn, wait) in &self.waits {
