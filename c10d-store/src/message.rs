@@ -286,7 +286,7 @@ impl<'a> Outline<'a> {
 
 impl<'a> Request<'a> {
     /// The request in short.
-    #[inline]
+    #[inline(always)] // Of each request.
     pub(crate) fn outline(&self) -> Outline<'a> {
         let of_none = Outline::of;
         let of_key = |command, key| Outline::of(command).with_key(key);

@@ -9,7 +9,7 @@ use super::sessions::Sessions;
 use crate::journal::batch::Effect;
 use crate::message::Request;
 use crate::session::SessionId;
-use crate::state::{KeptClient, Refusal, StoreState};
+use crate::state::{KeptClient, StoreState};
 use crate::wire::{Opcode, WAIT_CANCELED};
 
 /// A client of such a session.
@@ -28,6 +28,28 @@ impl CarriedClient {
             number: self.number,
         }
     }
+}
+
+/// A request of such a client.
+#[derive(Debug)]
+pub(super) struct CarriedRequest {
+    client: CarriedClient,
+    number: u32,
+    can_wait: bool,
+    is_always_recorded: bool,
+    /// Those of the state before it.
+    changes: u64,
+}
+
+/// What is to be done with such a request.
+#[derive(Debug)]
+pub(super) enum Begun {
+    /// The state handles it.
+    New(CarriedRequest),
+    /// It waits at a barrier, where it had arrived before a restart.
+    Waits(CarriedRequest),
+    /// It was carried out before, and is answered.
+    Answered,
 }
 
 /// The parts that a request changes.
@@ -52,28 +74,30 @@ impl Parts<'_> {
         })
     }
 
-    /// Handles a request of a client of a session that the journal keeps.
-    pub(super) fn handle(
-        &mut self,
-        client: CarriedClient,
-        request: Request<'_>,
-    ) -> Result<(), Refusal> {
+    /// A client of a session that the journal keeps sends a request, which may be one that was carried out.
+    pub(super) fn begin(&mut self, client: CarriedClient, request: &Request<'_>) -> Begun {
         let conn = conn_id_of(client.token);
         let command = request.outline().command;
         // Its reply comes later, too.
         let can_wait = command.is_wait() || command == Opcode::DeletePrefix;
-        let is_barrier = matches!(request, Request::Barrier { .. });
-        let ends_waits = matches!(request, Request::EndWaits { .. });
         let Some(number) = self.next_number(client, can_wait) else {
-            return Ok(());
+            return Begun::Answered;
         };
-        let changes = self.state.changes();
-        let mut handled = Ok(());
+        let begun = CarriedRequest {
+            client,
+            number,
+            can_wait,
+            is_always_recorded: matches!(
+                request,
+                Request::Barrier { .. } | Request::EndWaits { .. }
+            ),
+            changes: self.state.changes(),
+        };
         let again = self
             .sessions
             .carried
             .again(client.session, client.number, number);
-        match (again, &request) {
+        match (again, request) {
             (Some(Again::Reply(reply)), _) => {
                 let was_ended = command.is_wait() && reply == [WAIT_CANCELED];
                 self.state.set_wait_ended(conn, was_ended);
@@ -81,13 +105,13 @@ impl Parts<'_> {
                     self.connections.send_after(client.token, 0, reply);
                     self.replies(client, number);
                 }
-                return Ok(());
+                Begun::Answered
             }
             (Some(Again::Waits), Request::Barrier { key, world_size }) => {
-                let (key, world_size) = (*key, *world_size);
                 let connections = &mut *self.connections;
                 self.state
-                    .wait_at_barrier(conn, key, world_size, connections);
+                    .wait_at_barrier(conn, key, *world_size, connections);
+                Begun::Waits(begun)
             }
             (Some(Again::Waits) | None, _) => {
                 if matches!(
@@ -96,29 +120,39 @@ impl Parts<'_> {
                 ) {
                     self.state.name_client(conn, client.kept());
                 }
-                handled = self.state.handle(conn, request, self.connections);
+                Begun::New(begun)
             }
         }
+    }
+
+    /// The request was carried out.
+    pub(super) fn finish(&mut self, begun: CarriedRequest) {
+        let CarriedRequest { client, number, .. } = begun;
         let reply = self.connections.take_captured_of(client.token);
-        handled?;
         if reply.is_some() {
             self.replies(client, number);
         }
-        let must_record = if can_wait {
+        let must_record = if begun.can_wait {
             // Others may change what it saw before the reply arrives.
-            is_barrier || reply.is_some()
+            reply.is_some()
         } else {
-            ends_waits || self.state.changes() != changes
+            self.state.changes() != begun.changes
         };
-        if must_record {
-            let waits = can_wait && reply.is_none();
+        if must_record || begun.is_always_recorded {
+            let waits = begun.can_wait && reply.is_none();
             self.record(client, number, waits, &reply.unwrap_or_default());
         }
-        Ok(())
     }
 
     /// Records the replies with which the waits of other clients have ended.
+    #[inline]
     pub(super) fn record_woken(&mut self) {
+        if self.connections.has_captured() {
+            self.record_captured();
+        }
+    }
+
+    fn record_captured(&mut self) {
         while let Some((token, reply)) = self.connections.take_captured() {
             if let Some(client) = self.carried(token)
                 && let Some(connection) = self.connections.get_mut(token)

@@ -218,6 +218,7 @@ impl Connection {
     }
 
     /// The replies that are not sent; `None` if a client has none.
+    #[inline]
     fn out(&self) -> Option<&SendBuf> {
         match &self.carrier {
             Carrier::Socket(accepted) => Some(&accepted.out),
@@ -226,6 +227,7 @@ impl Connection {
     }
 
     /// Where replies go.
+    #[inline]
     pub(super) fn out_mut(&mut self) -> &mut SendBuf {
         match &mut self.carrier {
             Carrier::Socket(accepted) => &mut accepted.out,
@@ -234,6 +236,7 @@ impl Connection {
     }
 
     /// The bytes of replies that are not sent.
+    #[inline]
     pub(super) fn unsent_bytes(&self) -> usize {
         let held = self.held.as_ref().map_or(0, |held| held.unsent_bytes());
         held + self.out().map_or(0, SendBuf::unsent_bytes)
@@ -251,6 +254,7 @@ impl Connection {
     }
 
     /// Whether something, perhaps only its end, waits until it is durable.
+    #[inline]
     pub(super) fn is_held(&self) -> bool {
         self.held.as_ref().is_some_and(|held| !held.is_empty())
     }
@@ -264,6 +268,28 @@ impl Connection {
         self.held.get_or_insert_default().out(position)
     }
 
+    /// Puts something behind what is to be sent, where it waits until this position is durable. Returns whether the
+    /// connection is to be released then, besides what was put before.
+    #[inline]
+    fn put(
+        &mut self,
+        position: u64,
+        unsent_bytes_max: usize,
+        write: impl FnOnce(&mut SendBuf),
+    ) -> bool {
+        if position == 0 && !self.is_held() {
+            let out = self.out_mut();
+            write(out);
+            self.overflowed = out.copied_bytes() > unsent_bytes_max;
+            return false;
+        }
+        let (out, is_new) = self.hold(position);
+        write(out);
+        self.overflowed = self.copied_bytes() > unsent_bytes_max;
+        is_new
+    }
+
+    #[inline]
     fn copied_bytes(&self) -> usize {
         let held = self.held.as_ref().map_or(0, |held| held.copied_bytes());
         held + self.out().map_or(0, SendBuf::copied_bytes)
@@ -457,6 +483,7 @@ impl Connections {
 
     /// Whether requests of a connection may be carried out now: nothing is deleted for it, its replies are read, and so are those of the other
     /// clients of its session.
+    #[inline(always)] // After each request.
     pub(super) fn may_continue(&self, token: Token) -> bool {
         if self.is_full {
             return false;
@@ -492,21 +519,11 @@ impl Connections {
 
     /// Puts something behind what a connection has to send, where it waits until this position is durable.
     fn put(&mut self, token: Token, position: u64, write: impl FnOnce(&mut SendBuf)) {
-        let unsent_bytes_max = self.unsent_bytes_max;
-        let Some(connection) = find(&mut self.slots, token) else {
-            return;
-        };
-        if position == 0 && !connection.is_held() {
-            let out = connection.out_mut();
-            write(out);
-            connection.overflowed = out.copied_bytes() > unsent_bytes_max;
-            return;
-        }
-        let (out, is_new) = connection.hold(position);
-        write(out);
-        connection.overflowed = connection.copied_bytes() > unsent_bytes_max;
-        if is_new {
-            self.held.entry(position).or_default().push(token);
+        if let Some(connection) = find(&mut self.slots, token) {
+            let is_new = connection.put(position, self.unsent_bytes_max, write);
+            if is_new {
+                self.held.entry(position).or_default().push(token);
+            }
         }
     }
 
@@ -514,6 +531,12 @@ impl Connections {
     pub(super) fn take_captured_of(&mut self, token: Token) -> Option<Vec<u8>> {
         let index = self.captured.iter().position(|(of, _)| *of == token)?;
         Some(bytes_of(self.captured.swap_remove(index).1))
+    }
+
+    /// Whether there is something to [take](Self::take_captured).
+    #[inline]
+    pub(super) const fn has_captured(&self) -> bool {
+        !self.captured.is_empty()
     }
 
     /// Takes what the current request, or the end of a connection, has replied to some other client.
@@ -608,16 +631,14 @@ impl Replies for Connections {
         if connection.overflowed {
             return;
         }
-        let is_client = matches!(connection.carrier, Carrier::Session(_));
+        let client = connection.client();
+        let is_client = client.is_some();
         let reply = if is_client {
             without_sessions(reply)
         } else {
             reply
         };
-        if let Carrier::Session(Client {
-            numbers: Some(_), ..
-        }) = connection.carrier
-        {
+        if client.is_some_and(|client| client.numbers.is_some()) {
             let index = self.captured.iter().position(|(of, _)| *of == token);
             let index = index.unwrap_or_else(|| {
                 self.captured.push((token, SendBuf::new()));
@@ -625,8 +646,14 @@ impl Replies for Connections {
             });
             encode_reply(reply, &mut self.captured[index].1);
         }
-        self.put(token, self.dependency, |out| encode_reply(reply, out));
-        self.touch(token);
+        let position = self.dependency;
+        let write = |out: &mut SendBuf| encode_reply(reply, out);
+        if connection.put(position, self.unsent_bytes_max, write) {
+            self.held.entry(position).or_default().push(token);
+        }
+        if !connection.touched {
+            self.touch(token);
+        }
         if is_client {
             self.recount(token);
         }

@@ -17,7 +17,7 @@ use mio::event::Event;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::carrying::Parts;
+use super::carrying::{Begun, Parts};
 use super::connection::{
     Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of,
 };
@@ -504,16 +504,20 @@ impl EventLoop {
             }
             let before = parts.state.work();
             let may_sweep = matches!(request, Request::DeletePrefix { .. });
-            let result = match carried {
-                None => parts.state.handle(conn, request, parts.connections),
-                Some(client) => parts.handle(client, request),
+            let begun = carried.map(|client| parts.begin(client, &request));
+            // The only call, so that the compiler sees the path of a request as a whole.
+            let result = match &begun {
+                None | Some(Begun::New(_)) => parts.state.handle(conn, request, parts.connections),
+                Some(Begun::Waits(_) | Begun::Answered) => Ok(()),
             };
+            if let Some(Begun::New(begun) | Begun::Waits(begun)) = begun
+                && result.is_ok()
+            {
+                parts.finish(begun);
+            }
             parts.record_woken();
             turn.spend(parts.state.work().wrapping_sub(before), Instant::now);
             result?;
-            if parts.state.gathered_bytes() > GATHERED_BYTES_MAX {
-                parts.connections.set_full(true);
-            }
             if may_sweep
                 && parts.state.is_sweeping_for(conn)
                 && let Some(connection) = parts.connections.get_mut(token)
@@ -531,6 +535,9 @@ impl EventLoop {
             Some(bytes) => parser.receive(bytes, limits, handle),
             None => parser.resume(limits, handle),
         };
+        if self.state.gathered_bytes() > GATHERED_BYTES_MAX {
+            self.connections.set_full(true);
+        }
         if let Some(connection) = self.connections.get_mut(token) {
             if parser.is_handshake_done()
                 && let Some(accepted) = connection.accepted_mut()

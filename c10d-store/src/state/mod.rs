@@ -532,6 +532,7 @@ impl StoreState {
         true
     }
 
+    #[inline(always)] // Most requests.
     fn set(&mut self, key: &[u8], new: Payload<'_>, replies: &mut impl Replies) {
         self.work += work_of(new.as_bytes());
         let waiters = self.slots.write(key, new, self.writer());
@@ -745,6 +746,7 @@ impl StoreState {
     }
 
     /// Sends a value, and records that the connection has read it.
+    #[inline(always)] // Most requests.
     fn reply_value(&mut self, conn: ConnId, key: &[u8], replies: &mut impl Replies) {
         let stored = self.slots.get(key).and_then(|slot| slot.stored.as_ref());
         if let Some(stored) = stored {
