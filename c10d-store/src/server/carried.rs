@@ -9,10 +9,16 @@ use std::time::Duration;
 use crate::journal::batch::{BatchWriter, Effect};
 use crate::session::SessionId;
 
+/// About the memory of a session, a client and a kept reply without its bytes, with what the allocator adds.
+const SESSION_BYTES: usize = 128;
+const CLIENT_BYTES: usize = 128;
+const REPLY_BYTES: usize = 64;
+
 /// All sessions that the journal keeps.
 #[derive(Debug, Default)]
 pub(super) struct Carried {
     sessions: HashMap<SessionId, CarriedSession>,
+    memory_bytes: usize,
 }
 
 #[derive(Debug, Default)]
@@ -21,12 +27,28 @@ struct CarriedSession {
     clients: BTreeMap<u32, VecDeque<Executed>>,
 }
 
+impl CarriedSession {
+    fn memory_bytes(&self) -> usize {
+        SESSION_BYTES + self.clients.values().map(memory_of_client).sum::<usize>()
+    }
+}
+
 /// A request that must not be carried out again, in the order of their numbers.
 #[derive(Debug)]
 struct Executed {
     request: u32,
     waits: bool,
     reply: Box<[u8]>,
+}
+
+impl Executed {
+    fn memory_bytes(&self) -> usize {
+        REPLY_BYTES + self.reply.len()
+    }
+}
+
+fn memory_of_client(executed: &VecDeque<Executed>) -> usize {
+    CLIENT_BYTES + executed.iter().map(Executed::memory_bytes).sum::<usize>()
 }
 
 /// What follows when a request is sent again.
@@ -49,10 +71,15 @@ impl Carried {
                 let Some(id) = SessionId::from_bytes(session) else {
                     return false;
                 };
-                self.sessions.entry(id).or_default().keep_millis = keep_millis;
+                let session = self.sessions.entry(id).or_insert_with(|| {
+                    self.memory_bytes += SESSION_BYTES;
+                    CarriedSession::default()
+                });
+                session.keep_millis = keep_millis;
             }
             Effect::EndSession { session } => {
-                SessionId::from_bytes(session).and_then(|id| self.sessions.remove(&id));
+                let ended = SessionId::from_bytes(session).and_then(|id| self.sessions.remove(&id));
+                self.memory_bytes -= ended.map_or(0, |it| it.memory_bytes());
             }
             Effect::Executed {
                 session,
@@ -66,28 +93,41 @@ impl Carried {
                 let Some(session) = id.and_then(|id| self.sessions.get_mut(&id)) else {
                     return false;
                 };
-                let executed = session.clients.entry(client).or_default();
-                executed.retain(|it| it.request > answered && it.request != request);
+                let executed = session.clients.entry(client).or_insert_with(|| {
+                    self.memory_bytes += CLIENT_BYTES;
+                    VecDeque::new()
+                });
+                executed.retain(|it| {
+                    let is_kept = it.request > answered && it.request != request;
+                    if !is_kept {
+                        self.memory_bytes -= it.memory_bytes();
+                    }
+                    is_kept
+                });
                 let after = executed.partition_point(|it| it.request < request);
-                let reply = reply.into();
-                executed.insert(
-                    after,
-                    Executed {
-                        request,
-                        waits,
-                        reply,
-                    },
-                );
+                let new = Executed {
+                    request,
+                    waits,
+                    reply: reply.into(),
+                };
+                self.memory_bytes += new.memory_bytes();
+                executed.insert(after, new);
             }
             Effect::EndClient { session, client } => {
                 let id = SessionId::from_bytes(session);
                 if let Some(session) = id.and_then(|id| self.sessions.get_mut(&id)) {
-                    session.clients.remove(&client);
+                    let ended = session.clients.remove(&client);
+                    self.memory_bytes -= ended.map_or(0, |it| memory_of_client(&it));
                 }
             }
             _ => {}
         }
         true
+    }
+
+    /// About the memory of all, in bytes.
+    pub(super) const fn memory_bytes(&self) -> usize {
+        self.memory_bytes
     }
 
     /// The sessions, each with its time without a link.
@@ -176,6 +216,7 @@ mod tests {
         let id = SessionId::random();
         let mut carried = Carried::default();
         assert!(!carried.apply(executed(&id, 1, 1, 0)), "no session");
+        assert_eq!(carried.memory_bytes(), 0);
         let session = id.as_bytes();
         let keep_millis = 5;
         assert!(carried.apply(Effect::BeginSession {
@@ -197,6 +238,9 @@ mod tests {
             [false, false, true, true]
         );
 
+        let expected = SESSION_BYTES + CLIENT_BYTES + 2 * (REPLY_BYTES + 1);
+        assert_eq!(carried.memory_bytes(), expected);
+
         let mut writer = BatchWriter::default();
         carried.write(&mut writer);
         let chunk = writer.finish(1, Vec::new());
@@ -207,9 +251,13 @@ mod tests {
         assert_eq!([5, 9, 10].map(|it| again(&copy, it)), [false, true, true]);
         assert_eq!(copy.sessions().next(), Some((id, Duration::from_millis(5))));
         assert_eq!(copy.clients(id, 0, 2), [1]);
+        assert_eq!(copy.memory_bytes(), expected);
         assert!(copy.apply(Effect::EndClient { session, client: 1 }));
         assert!(!copy.has_client(id, 1));
+        assert_eq!(copy.memory_bytes(), SESSION_BYTES);
+        assert!(copy.apply(executed(&id, 2, 1, 0)));
         assert!(copy.apply(Effect::EndSession { session }));
         assert_eq!(copy.sessions().count(), 0);
+        assert_eq!(copy.memory_bytes(), 0);
     }
 }

@@ -196,6 +196,8 @@ impl Parts<'_> {
 
     pub(super) fn happens(&mut self, effect: Effect<'_>) {
         self.state.record_session(effect);
-        self.sessions.carried.apply(effect);
+        let carried = &mut self.sessions.carried;
+        carried.apply(effect);
+        self.state.set_carried_bytes(carried.memory_bytes());
     }
 }

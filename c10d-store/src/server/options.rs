@@ -69,8 +69,8 @@ impl ServerOptions {
         self.unsent_bytes_max
     }
 
-    /// The most memory for keys, values, queues and waits, in bytes, as the store counts it; `None` for no limit, the
-    /// default, as in PyTorch. Beyond it the server refuses requests that add something: it closes their connections.
+    /// The most memory for keys, values, queues and waits, and what a journal keeps of sessions, in bytes, as the store
+    /// counts it; `None` for no limit, the default, as in PyTorch. Beyond it the server refuses requests that add something: it closes their connections.
     /// Reads and deletes go on. Requests and replies under way need memory besides:
     /// [`recommended_memory_max`](crate::recommended_memory_max) leaves room for them.
     #[must_use]

@@ -51,6 +51,7 @@ impl OpenJournal {
         })?;
         state.start_recording(durable);
         state.end_recovered();
+        state.set_carried_bytes(carried.memory_bytes());
         log::info!(
             "the store continues with {} keys of the journal {place}, opened for the {}. time",
             state.counters().keys,

@@ -20,9 +20,15 @@ impl StoreState {
         self.memory_max = bytes;
     }
 
-    /// About the memory of names, values, queues and waits, in bytes.
+    /// Sets what the server keeps of sessions in its journal.
+    pub(crate) const fn set_carried_bytes(&mut self, bytes: usize) {
+        self.carried_bytes = bytes;
+    }
+
+    /// About the memory of names, values, queues, waits, and what the journal keeps of sessions, in bytes.
     pub(crate) fn memory(&self) -> usize {
-        self.slots.stored_bytes()
+        self.carried_bytes
+            + self.slots.stored_bytes()
             + self.slots.queued_bytes()
             + self.slots.owned_bytes()
             + self.sweeps.scheduled_bytes

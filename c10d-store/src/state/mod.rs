@@ -126,6 +126,8 @@ pub(crate) struct StoreState {
     waits_cancelled: u64,
     /// The most memory of the data in bytes; `None` for no limit.
     memory_max: Option<usize>,
+    /// The memory of what the journal keeps of sessions.
+    carried_bytes: usize,
     peak: peak::Peak,
     /// Requests carried out, keys visited for them, and bytes copied, in [`BYTES_PER_WORK`].
     work: u64,
