@@ -30,6 +30,8 @@ impl EventLoop {
         }
         keeping.durable = durable;
         self.state.batch_appended();
+        // What waited for this batch is at the disk while the replies go out.
+        self.keep_gathered();
         self.connections.release(durable);
         self.observed.release(durable);
         while let Some(keeping) = &mut self.keeping
