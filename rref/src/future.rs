@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use c10d_socket::{Cancel, Deadline};
 use rpc_agent::RpcFuture;
 
 use crate::error::RRefError;
@@ -45,6 +46,14 @@ impl<T: Clone + Send + 'static> RRefFuture<T> {
         self.inner
             .wait_timeout(timeout)
             .map(|result| result.map_err(RRefError::from).flatten())
+    }
+
+    /// Blocks until the result arrives, the deadline passes, or `cancel` ends the wait. Returns `None` if it has not
+    /// arrived, and the request continues.
+    #[must_use]
+    pub fn wait_until(&self, deadline: Deadline, cancel: &Cancel) -> Option<Result<T, RRefError>> {
+        let result = self.inner.wait_until(deadline, cancel)?;
+        Some(result.map_err(RRefError::from).flatten())
     }
 
     /// Runs a callback with the result: at once if it has arrived, else on a thread of the agent.

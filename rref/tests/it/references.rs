@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use c10d_socket::{Cancel, Deadline};
 use rpc_agent::HandlerError;
 use rref::{Functions, RRef, RRefError, RRefFuture};
 use serde::{Deserialize, Serialize};
@@ -551,6 +552,26 @@ fn the_value_outlives_every_user_and_is_dropped_once() {
     assert_eq!(alive.load(Ordering::SeqCst), 1);
     rrefs.call("worker2", "let go").run::<_, ()>(()).unwrap();
     until("the value is freed", || alive.load(Ordering::SeqCst) == 0);
+    until_empty(&workers);
+    shut_down(&workers);
+}
+
+#[test]
+fn a_cancel_ends_the_wait_for_a_fetched_value() {
+    let (workers, gate) = group_with_hold(2, |_| {});
+    let rrefs = &workers[0].rrefs;
+    let value: RRef<()> = rrefs.call("worker1", "hold").remote(()).unwrap();
+    let fetched = value.fetch(None).unwrap();
+    let cancel = Cancel::new();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| fetched.wait_until(Deadline::NEVER, &cancel).is_none());
+        cancel.cancel();
+        assert!(waiting.join().unwrap());
+    });
+    gate.open();
+    let by = Deadline::after(Instant::now(), PATIENCE);
+    fetched.wait_until(by, &Cancel::NEVER).unwrap().unwrap();
+    drop(value);
     until_empty(&workers);
     shut_down(&workers);
 }
