@@ -1,6 +1,7 @@
 //! The phases of a job whose ranks connect through simulated relays: those of
 //! [`ranks`](super::super::workload::ranks), with the same requests.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use c10d_socket::TlsClient;
@@ -65,6 +66,51 @@ impl RelayedJob {
             return Err(nodes.wrong_answer("ADD", detail));
         }
         Ok((Self { nodes }, time))
+    }
+
+    /// Each rank sets a key to a value as long as gloo's address of a rank.
+    pub(super) fn publish(&mut self) -> Result<(), BenchError> {
+        let address = self.nodes.address();
+        let ping = requests::ping();
+        for rank in 0..self.nodes.ranks() {
+            let key = format!("bench/default_pg/0//cpu//0/{rank}");
+            let set = requests::set(&key, &[7; 154]);
+            let ask = Ask {
+                requests: &[&set, &ping],
+                reply_bytes: requests::HELLO_REPLY.len(),
+            };
+            self.nodes.ask_one(rank, ask)?;
+        }
+        self.nodes.run(Turns::Together, |_, reply| {
+            expect(address, reply, requests::HELLO_REPLY)
+        })
+    }
+
+    /// The store was restarted and is at this address: measures connect, the handshakes, SESSION, OPEN and RESUME of the
+    /// ranks, and an ADD of each, until the last answer.
+    pub(super) fn carry_over(
+        &mut self,
+        address: SocketAddr,
+        setting: &Setting,
+    ) -> Result<Duration, BenchError> {
+        let add = requests::add("bench/back", 1);
+        let ask = Ask {
+            requests: &[&add],
+            reply_bytes: 8,
+        };
+        let mut sums = Vec::with_capacity(self.nodes.ranks());
+        let start = Instant::now();
+        self.nodes
+            .carry_over(address, setting.connect_window, ask, |reply| {
+                sums.extend(requests::number(reply));
+                Ok(())
+            })?;
+        let time = start.elapsed();
+        if !requests::are_consecutive(sums, self.nodes.ranks()) {
+            let detail = "the counts are not consecutive".to_owned();
+            return Err(self.nodes.wrong_answer("ADD", detail));
+        }
+        Ok(time)
     }
 
     /// ADD, then WAIT on one key, which the last one to arrive SETs. From the first request to the last wake. Returns
@@ -134,7 +180,7 @@ impl RelayedJob {
 }
 
 fn expect<const N: usize>(
-    address: std::net::SocketAddr,
+    address: SocketAddr,
     reply: &[u8],
     expected: [u8; N],
 ) -> Result<Option<Ask<'static>>, BenchError> {

@@ -9,6 +9,7 @@ mod latency;
 mod node;
 mod nodes;
 mod ranks;
+mod restart;
 mod server;
 
 use std::net::SocketAddr;
@@ -45,7 +46,7 @@ pub(crate) struct RelayBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = ranks_per_node)]
     ranks_per_node: usize,
 
-    /// The number of nodes of `init`.
+    /// The number of nodes of `init` and `restart`.
     #[arg(long, value_name = "N", default_value_t = 12_288, value_parser = at_least_one)]
     init_nodes: usize,
 
@@ -78,9 +79,16 @@ enum Workload {
     Ranks,
     /// The ranks of very many nodes connect, with relays only.
     Init,
+    /// Then the store, which has a journal and no secret, is killed and started again.
+    Restart,
 }
 
-const ALL: [Workload; 3] = [Workload::Latency, Workload::Ranks, Workload::Init];
+const ALL: [Workload; 4] = [
+    Workload::Latency,
+    Workload::Ranks,
+    Workload::Init,
+    Workload::Restart,
+];
 
 pub(super) fn run(args: &RelayBenchArgs) -> Result<(), Failure> {
     measure(args)?.print(args.json)
@@ -116,13 +124,17 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
                 };
                 rows.extend(ranks::ranks(shape, &setting, args.secret)?);
             }
-            Workload::Init => {
+            Workload::Init | Workload::Restart => {
                 let nodes = nodes_that_fit(args.init_nodes, 1, files_left, &mut notes);
                 let shape = Shape {
                     nodes,
                     ranks_per_node: per_node,
                 };
-                rows.push(ranks::init(shape, &setting, args.secret)?);
+                if workload == Workload::Init {
+                    rows.push(ranks::init(shape, &setting, args.secret)?);
+                } else {
+                    rows.extend(restart::restart(shape, &setting)?);
+                }
             }
         }
     }

@@ -48,6 +48,8 @@ struct Rank {
     reply_bytes: usize,
     /// The last request of this turn that this rank takes part in, from 1.
     last_in_turn: usize,
+    /// How many requests it has sent.
+    requests: u32,
 }
 
 /// A request, and the ranks that send it in one turn.
@@ -66,6 +68,19 @@ impl Node {
             node.stream.push_open(number(client), 0);
         }
         node
+    }
+
+    /// The store was restarted: the ranks, whose replies have all arrived, go on in new streams (docs/wire-extensions.md,
+    /// SESSION 13).
+    pub(super) fn carry_over(&mut self) {
+        self.stream = SessionStream::default();
+        self.reader = FrameReader::default();
+        for (client, rank) in self.ranks.iter_mut().enumerate() {
+            debug_assert_eq!(rank.reply_bytes, 0, "all replies have arrived");
+            rank.credit = Credit::default();
+            self.stream.push_open(number(client), 0);
+            self.stream.push_resume(number(client), rank.requests + 1);
+        }
     }
 
     /// A rank sends requests, in this turn.
@@ -128,11 +143,9 @@ impl Node {
                     Frame::Close { .. } => {
                         return Err(NodeError::Unexpected("it closed a rank").into());
                     }
-                    Frame::Open { .. }
-                    | Frame::Group(_)
-                    | Frame::Resume { .. }
-                    | Frame::Done { .. }
-                    | Frame::End => {
+                    // The ranks wait for replies, which say more.
+                    Frame::Done { .. } => {}
+                    Frame::Open { .. } | Frame::Group(_) | Frame::Resume { .. } | Frame::End => {
                         return Err(NodeError::Unexpected("no frame of a server").into());
                     }
                 }
@@ -179,6 +192,7 @@ impl Node {
             return Err(NodeError::Unexpected("it returns no credit"));
         }
         rank.credit.sent(request.len());
+        rank.requests += 1;
         let from = rank.last_in_turn;
         let is_same = |it: &Shared| it.bytes == request && it.clients.len() < GROUP_CLIENTS_MAX;
         let found = self.turn[from..].iter().position(is_same);

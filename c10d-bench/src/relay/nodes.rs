@@ -26,7 +26,14 @@ const REPORT_DELAY: Duration = Duration::from_millis(200);
 /// How long a relay asks the store to remember its session, in milliseconds.
 const KEEP_MILLIS: u32 = 600_000;
 
-/// The answers to the handshake: the capabilities, and that to SESSION, which starts with 0 if the session has begun.
+/// A bit of the milliseconds: a relay can send requests again to a store that was restarted.
+const CARRIES_OVER: u32 = 1 << 31;
+
+/// How the answer to SESSION starts if the session has begun, or goes on.
+const ACCEPTED: u8 = 0;
+const RESTARTED: u8 = 3;
+
+/// The answers to the handshake: the capabilities, and that to SESSION.
 const HELLO_REPLY_BYTES: usize = 4;
 const SESSION_REPLY_BYTES: usize = 1 + 16 + 8;
 
@@ -61,10 +68,20 @@ pub(super) struct Nodes {
 struct Relay {
     link: Link,
     node: Node,
+    session: SessionName,
     /// The received part of an answer of the handshake.
     answer: Vec<u8>,
     /// It is in the list of reports.
     is_report_due: bool,
+}
+
+/// How its session is known to the store.
+#[derive(Debug)]
+struct SessionName {
+    session: [u64; 2],
+    /// Zeros until the store has answered.
+    store: [u64; 2],
+    attempt: u64,
 }
 
 /// Its connection.
@@ -167,25 +184,76 @@ impl Nodes {
         count: usize,
         window: usize,
         greeting: Ask<'_>,
+        check: impl FnMut(&[u8]) -> Result<(), BenchError>,
+    ) -> Result<(), BenchError> {
+        let open = |nodes: &mut Self, index| {
+            let link = nodes.open_link(index)?;
+            nodes.relays.push(Relay {
+                link,
+                node: Node::with_ranks(nodes.ranks_per_node),
+                session: SessionName {
+                    session: [fastrand::u64(..), fastrand::u64(..)],
+                    store: [0; 2],
+                    attempt: 0,
+                },
+                answer: Vec::new(),
+                is_report_due: false,
+            });
+            Ok(())
+        };
+        self.open_all(count, window, open, greeting, check)
+    }
+
+    /// The store was restarted and is at this address: its relays go on, at most `window` connect at a time, and their
+    /// ranks send `request`, as in [`connect`](Self::connect).
+    pub(super) fn carry_over(
+        &mut self,
+        address: SocketAddr,
+        window: usize,
+        request: Ask<'_>,
+        check: impl FnMut(&[u8]) -> Result<(), BenchError>,
+    ) -> Result<(), BenchError> {
+        self.address = address;
+        self.reports.clear();
+        let open = |nodes: &mut Self, index: usize| {
+            let link = nodes.open_link(index)?;
+            let relay = &mut nodes.relays[index];
+            relay.link = link;
+            relay.node.carry_over();
+            relay.is_report_due = false;
+            Ok(())
+        };
+        self.open_all(self.relays.len(), window, open, request, check)
+    }
+
+    fn open_all(
+        &mut self,
+        count: usize,
+        window: usize,
+        open: impl Fn(&mut Self, usize) -> Result<(), BenchError>,
+        greeting: Ask<'_>,
         mut check: impl FnMut(&[u8]) -> Result<(), BenchError>,
     ) -> Result<(), BenchError> {
-        for _ in 0..count.min(window) {
-            self.open(greeting)?;
-        }
-        while self.waiting > 0 {
+        let mut opened = 0;
+        loop {
+            let pending = self.waiting.div_ceil(self.ranks_per_node);
+            let more = window.saturating_sub(pending).min(count - opened);
+            for index in opened..opened + more {
+                open(self, index)?;
+                for place in 0..self.ranks_per_node {
+                    self.ask(index * self.ranks_per_node + place, greeting)?;
+                    self.relays[index].node.end_turn();
+                }
+            }
+            opened += more;
+            if self.waiting == 0 {
+                return Ok(());
+            }
             self.poll_once(Turns::Apart, &mut |_, reply| {
                 check(reply)?;
                 Ok(None)
             })?;
-            let pending = self.waiting.div_ceil(self.ranks_per_node);
-            let more = window
-                .saturating_sub(pending)
-                .min(count - self.relays.len());
-            for _ in 0..more {
-                self.open(greeting)?;
-            }
         }
-        Ok(())
     }
 
     /// All ranks ask.
@@ -221,6 +289,12 @@ impl Nodes {
         self.waiting += self.ranks();
     }
 
+    /// A rank asks, in a turn of its own.
+    pub(super) fn ask_one(&mut self, rank: usize, ask: Ask<'_>) -> Result<(), BenchError> {
+        self.ask(rank, ask)?;
+        self.end_turn(rank / self.ranks_per_node)
+    }
+
     /// A rank sends a request without a reply, in a turn of its own.
     pub(super) fn send_one(&mut self, rank: usize, request: &[u8]) -> Result<(), BenchError> {
         let (index, place) = (rank / self.ranks_per_node, rank % self.ranks_per_node);
@@ -245,29 +319,17 @@ impl Nodes {
         wrong_answer(self.address, request, detail)
     }
 
-    fn open(&mut self, greeting: Ask<'_>) -> Result<(), BenchError> {
+    fn open_link(&self, index: usize) -> Result<Link, BenchError> {
         let address = self.address;
         let failed = |source| BenchError::Connect { address, source };
-        let index = self.relays.len();
         let stream = open_socket(address, index, self.poll.registry()).map_err(failed)?;
         let tls = self.tls.as_ref().map(TlsClient::start).transpose();
-        let tls = tls.map_err(|error| failed(io::Error::other(error)))?;
-        self.relays.push(Relay {
-            link: Link {
-                stream,
-                tls,
-                out: SendBuf::new(),
-                phase: Phase::Connecting,
-            },
-            node: Node::with_ranks(self.ranks_per_node),
-            answer: Vec::new(),
-            is_report_due: false,
-        });
-        for place in 0..self.ranks_per_node {
-            self.ask(index * self.ranks_per_node + place, greeting)?;
-            self.relays[index].node.end_turn();
-        }
-        Ok(())
+        Ok(Link {
+            stream,
+            tls: tls.map_err(|error| failed(io::Error::other(error)))?,
+            out: SendBuf::new(),
+            phase: Phase::Connecting,
+        })
     }
 
     fn ask(&mut self, rank: usize, ask: Ask<'_>) -> Result<(), BenchError> {
@@ -389,7 +451,8 @@ impl Relay {
     fn on_writable(&mut self) -> io::Result<()> {
         if self.link.phase == Phase::Connecting {
             self.link.phase = Phase::Hello;
-            self.link.out.push(&handshake());
+            let received = self.node.stream.received();
+            self.link.out.push(&self.session.handshake(received));
         }
         self.link.flush()
     }
@@ -426,9 +489,10 @@ impl Relay {
             return Ok(());
         }
         if self.link.phase == Phase::Session {
-            if self.answer[0] != 0 {
+            if ![ACCEPTED, RESTARTED].contains(&self.answer[0]) {
                 return Err(NodeError::Unexpected("it refused a session").into());
             }
+            LittleEndian::read_u64_into(&self.answer[1..17], &mut self.session.store);
             let received = LittleEndian::read_u64(&self.answer[17..]);
             let attached = self.node.stream.attach(received);
             attached.map_err(NodeError::from)?;
@@ -470,23 +534,21 @@ impl Link {
     }
 }
 
-/// The handshake, and SESSION: a new session, to any store (docs/wire-extensions.md, section 9.9).
-fn handshake() -> Vec<u8> {
-    let mut request = RequestBuf::new();
-    request
-        .hello()
-        .opcode(Opcode::Session)
-        // The session's name.
-        .u64(fastrand::u64(..))
-        .u64(fastrand::u64(..))
-        // The store's: any.
-        .u64(0)
-        .u64(0)
-        // The first attempt, and what has arrived here.
-        .u64(1)
-        .u64(0)
-        .u32(KEEP_MILLIS);
-    request.to_bytes()
+impl SessionName {
+    /// The handshake, and SESSION (docs/wire-extensions.md, section 9.9).
+    fn handshake(&mut self, received: u64) -> Vec<u8> {
+        self.attempt += 1;
+        let mut request = RequestBuf::new();
+        request.hello().opcode(Opcode::Session);
+        for number in [self.session, self.store].as_flattened() {
+            request.u64(*number);
+        }
+        request
+            .u64(self.attempt)
+            .u64(received)
+            .u32(KEEP_MILLIS | CARRIES_OVER);
+        request.to_bytes()
+    }
 }
 
 fn failure(address: SocketAddr, link: usize, failed: Failed) -> BenchError {

@@ -62,7 +62,11 @@ pub(in super::super) fn durable(
     Ok(rows)
 }
 
-fn serve(directory: &Path, setting: &Setting) -> Result<ServerChild, BenchError> {
+/// Starts a server with what is in the directory.
+pub(in super::super) fn serve(
+    directory: &Path,
+    setting: &Setting,
+) -> Result<ServerChild, BenchError> {
     let option = format!("--dir={}", directory.display());
     ServerChild::start(&StoreServerArgs::command_line(&[&option]), setting.cores)
 }

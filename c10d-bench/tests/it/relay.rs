@@ -30,6 +30,8 @@ fn jobs_with_relays_are_measured_beside_jobs_without() {
             ("barrier add+wait apart", true),
             ("one key wakes all", true),
             ("init of 21 ranks", true),
+            ("reopen of 21 ranks", true),
+            ("21 ranks back", true),
         ];
         let expected: Vec<&str> = expected
             .into_iter()
