@@ -24,6 +24,7 @@ mod relays;
 mod rendezvous_backend;
 mod rendezvous_codec;
 mod rendezvous_urls;
+mod resiliency;
 mod rpc;
 mod rules;
 mod run_torch;
