@@ -8,7 +8,8 @@
 //!     5 pop                     number of elements, 4 bytes
 //!     6 own                     of the owner: length, 4 bytes; the session's id, or nothing; client, 4 bytes. Of the
 //!                               will: length, 4 bytes; its key; length, 4 bytes; its value
-//!     7 schedule                here the key is a prefix, whose names are deleted after so many ms, 4 bytes; 0 for not
+//!     7 schedule                here the key is a prefix, whose names are deleted after so many ms, 4 bytes; 0 for not.
+//!                               An empty prefix means nothing
 //!    16 begin a session         how long it lasts without a link, in ms, 4 bytes; here the key is the session's id
 //!    17 end a session           nothing
 //!    18 executed                client, request, answered, 4 bytes each; whether it waits, 1 byte; length, 4 bytes; reply

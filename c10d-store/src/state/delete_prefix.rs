@@ -88,8 +88,7 @@ impl StoreState {
             self.slots.start_sweep(next.clone());
         }
         let asker = asker?;
-        // It says that the names are deleted.
-        self.look_at_all();
+        self.depend_on_batch();
         self.reply(replies, asker, Reply::Integer(super::count(deleted)));
         Some(asker)
     }

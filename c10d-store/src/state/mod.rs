@@ -909,6 +909,9 @@ impl StoreState {
     fn end_waits(&mut self, conn: ConnId, prefix: &[u8], replies: &mut impl Replies) {
         let waiting = self.waiters.waiting_for_prefix(prefix);
         self.work += waiting.len() as u64;
+        if !waiting.is_empty() {
+            self.depend_on_batch();
+        }
         for waiting in &waiting {
             self.directory.keep(*waiting, &self.waiters);
             self.cancel(*waiting);

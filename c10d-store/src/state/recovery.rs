@@ -177,6 +177,19 @@ impl StoreState {
         self.slots.stored_bytes() + self.slots.queued_bytes()
     }
 
+    /// The replies from now on depend on the batch that gathers. If a client gets them whose session is kept, they are kept
+    /// there, too: a crash must not have it ask again for what has an effect on others, but changes no name.
+    pub(super) fn depend_on_batch(&mut self) {
+        if let Some(recorder) = &mut self.slots.recorder {
+            // Of no names.
+            let nothing = Effect::Schedule {
+                prefix: b"",
+                delay_millis: 0,
+            };
+            recorder.record_unnamed(nothing);
+        }
+    }
+
     /// What comes does not belong to a request, and may depend on anything.
     pub(super) fn look_at_all(&mut self) {
         if let Some(recorder) = &mut self.slots.recorder {

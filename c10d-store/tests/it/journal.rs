@@ -354,3 +354,25 @@ fn a_journal_that_contradicts_itself_or_is_in_use_is_refused() {
         "the journal of a test is damaged: batch 1 does not match its checksum"
     );
 }
+
+/// docs/wire-extensions.md, END_WAITS 3: a crash does not have a client wait again that was told of the end.
+#[test]
+fn the_end_of_a_wait_is_told_once_it_is_durable() {
+    let journal = Memory::default();
+    let server = journal.serve();
+    let [mut waiter, mut ender] = [(); 2].map(|()| Raw::with_handshake(server.local_addr()));
+    waiter.request(|r| {
+        r.opcode(Opcode::Wait).count(1).user_key("k");
+    });
+    wait_until("the wait", || server.waiting_count() == 1);
+    journal.set_blocked(true);
+    ender.request(|r| {
+        r.opcode(Opcode::EndWaits).user_key("k");
+    });
+    journal.wait_until_appending();
+    expect_nothing(&waiter);
+    expect_nothing(&ender);
+    journal.set_blocked(false);
+    ender.expect(&number(1));
+    waiter.expect(&[1]);
+}
