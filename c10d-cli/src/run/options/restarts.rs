@@ -90,8 +90,10 @@ impl RestartArgs {
 }
 
 fn exit_codes(text: &str) -> Result<BTreeSet<i32>, Refusal> {
-    let codes = text.split(',').map(str::trim);
-    let codes = codes.filter(|code| !code.is_empty()).map(str::parse);
+    if text.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let codes = text.split(',').map(|code| code.trim().parse());
     match codes.collect::<Result<BTreeSet<i32>, _>>() {
         Ok(codes)
             if codes

@@ -247,6 +247,14 @@ fn an_invalid_rule_for_restarts_is_named() {
             "--no-restart-exit-codes is \"256\"",
         ),
         (
+            "--no-restart-exit-codes=1,,2 s.py",
+            "--no-restart-exit-codes is \"1,,2\"",
+        ),
+        (
+            "--no-restart-exit-codes=93, s.py",
+            "--no-restart-exit-codes is \"93,\"",
+        ),
+        (
             "--restart-budget=10 s.py",
             "--restart-budget is \"10\", which is not a number and a period",
         ),
