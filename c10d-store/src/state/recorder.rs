@@ -95,11 +95,14 @@ impl Recorder {
 
     #[inline]
     fn depend_on(&self, effect: Mark) {
-        if effect >= self.gathers_from {
-            self.dependency.set(self.gathering);
+        let position = if effect >= self.gathers_from {
+            self.gathering
         } else if effect >= self.undurable_from {
-            self.dependency.set(self.gathering - 1);
-        }
+            self.gathering - 1
+        } else {
+            return;
+        };
+        self.dependency.set(self.dependency.get().max(position));
     }
 
     /// The request looks at all names.
@@ -277,9 +280,11 @@ mod tests {
         recorder.appended();
         assert_eq!(names.look(recorder, b"a"), 2);
         let _ = recorder.take_batch(memory).expect("a batch");
-        assert_eq!(names.look(recorder, b"a"), 2);
+        names.put(recorder, b"a", b"");
+        assert_eq!(names.look(recorder, b"a"), 3, "written again");
         recorder.appended();
-        assert_eq!(names.look(recorder, b"a"), 0);
+        names.0.clear();
+        assert_eq!(names.look(recorder, b"a"), 0, "as no slot says more");
         assert!(recorder.removed.is_empty());
     }
 
