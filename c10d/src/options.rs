@@ -201,19 +201,28 @@ impl GroupOptions {
         rank: usize,
         world_size: usize,
     ) -> Result<Group, GroupError> {
+        let membership = Membership {
+            rank,
+            world_size,
+            hosts_store: false,
+        };
+        self.join_as(membership, store)
+    }
+
+    pub(crate) fn join_as(
+        self,
+        membership: Membership,
+        store: Arc<dyn Store>,
+    ) -> Result<Group, GroupError> {
         let began = Instant::now();
         self.check()?;
+        let (rank, world_size) = (membership.rank, membership.world_size);
         if rank >= world_size || world_size > WORLD_SIZE_MAX {
             let detail = format!(
                 "rank {rank} of {world_size}: ranks are below the world size, which is at most {WORLD_SIZE_MAX}"
             );
             return Err(GroupError::InvalidArgument { detail });
         }
-        let membership = Membership {
-            rank,
-            world_size,
-            hosts_store: false,
-        };
         let deadline = Deadline::after(began, self.timeout);
         let store = if self.cancel.is_never() {
             store

@@ -11,7 +11,7 @@ use rref::{
 };
 
 use crate::error::GroupError;
-use crate::group::Group;
+use crate::group::{Group, Membership};
 use crate::member::random;
 use crate::options::GroupOptions;
 
@@ -125,7 +125,12 @@ impl RpcOptions {
                     .with_timeout(self.timeout)
                     .open(&method.url)
                     .map_err(Box::new)?;
-                options.join(opened.store, method.rank, method.world_size)?
+                let membership = Membership {
+                    rank: method.rank,
+                    world_size: method.world_size,
+                    hosts_store: opened.hosts_store,
+                };
+                options.join_as(membership, opened.store)?
             }
         };
         self.start(name, functions, group)

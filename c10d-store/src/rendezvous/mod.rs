@@ -30,6 +30,8 @@ pub struct Rendezvous {
     pub rank: usize,
     /// The number of processes; `None` for a negative number, which in PyTorch means "not fixed".
     pub world_size: Option<usize>,
+    /// Whether this process serves the store, which ends with it.
+    pub hosts_store: bool,
 }
 
 /// Opens the store that `url` names, with the default options: see [`RendezvousOptions::open`].
@@ -146,15 +148,17 @@ impl RendezvousOptions {
     ) -> Result<Rendezvous, UrlError> {
         let plan = Plan::new(url, self.rank, self.world_size, variable)?;
         let (rank, world_size) = (plan.rank, plan.world_size);
-        let store = self.open_planned(plan)?;
+        let (store, hosts_store) = self.open_planned(plan)?;
         Ok(Rendezvous {
             store,
             rank,
             world_size,
+            hosts_store,
         })
     }
 
-    fn open_planned(&self, plan: Plan) -> Result<Arc<dyn Store>, StoreError> {
+    /// The store, and whether this process serves it.
+    fn open_planned(&self, plan: Plan) -> Result<(Arc<dyn Store>, bool), StoreError> {
         match plan.target {
             Target::Tcp {
                 host,
@@ -169,14 +173,16 @@ impl RendezvousOptions {
                 if let Some(world_size) = plan.world_size {
                     options = options.with_world_size(world_size);
                 }
-                Ok(Arc::new(TcpStore::open(&host, port, options)?))
+                let store = TcpStore::open(&host, port, options)?;
+                let hosts_store = store.server().is_some();
+                Ok((Arc::new(store), hosts_store))
             }
             Target::File { path } => {
                 let mut options = FileStoreOptions::default().with_timeout(self.timeout);
                 if let Some(world_size) = plan.world_size {
                     options = options.with_world_size(world_size);
                 }
-                Ok(Arc::new(FileStore::open_with(path, &options)?))
+                Ok((Arc::new(FileStore::open_with(path, &options)?), false))
             }
         }
     }

@@ -36,6 +36,7 @@ fn ranks_of_a_tcp_url_share_the_store_that_rank_0_hosts() {
     });
     for (rank, opened) in opened.iter().enumerate() {
         assert_eq!((opened.rank, opened.world_size), (rank, Some(3)));
+        assert_eq!(opened.hosts_store, rank == 0);
         assert_eq!(opened.store.add("arrived", 1).unwrap(), rank as i64 + 1);
         assert_eq!(opened.store.timeout(), Some(LONG));
     }
@@ -57,6 +58,7 @@ fn no_rank_hosts_the_store_if_the_launcher_does() {
         Some(value.to_owned())
     };
     let opened = options().open_in("env://", &environment).unwrap();
+    assert!(!opened.hosts_store);
     opened.store.set("k", "v").unwrap();
     assert_eq!(server.connection_count(), 1);
     // Without TORCHELASTIC_USE_AGENT_STORE rank 0 tries to host the store, and the port is in use.
