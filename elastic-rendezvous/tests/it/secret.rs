@@ -118,7 +118,9 @@ fn a_static_rendezvous_of_several_nodes_refuses_a_secret() {
         .expect_err("its store is the workers' store");
     assert!(matches!(error, RendezvousError::Parameters(_)), "{error}");
     assert!(
-        error.to_string().contains("use relays (--relay) or"),
+        error
+            .to_string()
+            .contains("use relays (--relay), or the c10d backend"),
         "{error}"
     );
     let one = create(1).expect("one node");
