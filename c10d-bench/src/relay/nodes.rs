@@ -215,6 +215,10 @@ impl Nodes {
     ) -> Result<(), BenchError> {
         self.address = address;
         self.reports.clear();
+        for relay in &mut self.relays {
+            let lost = self.poll.registry().deregister(&mut relay.link.stream);
+            lost.map_err(BenchError::system("cannot poll"))?;
+        }
         let open = |nodes: &mut Self, index: usize| {
             let link = nodes.open_link(index)?;
             let relay = &mut nodes.relays[index];

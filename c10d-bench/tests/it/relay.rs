@@ -11,6 +11,7 @@ fn jobs_with_relays_are_measured_beside_jobs_without() {
         "--nodes=5",
         "--ranks-per-node=3",
         "--init-nodes=7",
+        "--connect-window=2",
         "--json",
     ];
     let words: Vec<&str> = small.into_iter().chain(jobs).collect();
