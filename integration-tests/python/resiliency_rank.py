@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess
 
-# The launcher gives the port of a store that rank 0 is to host.
+# The launcher gives the port of a store that rank 0 is to host, another one in each round.
+launchers_port = os.environ.get("MASTER_PORT")
 os.environ["MASTER_PORT"] = os.environ.get("C10D_TEST_STORE_PORT") or os.environ["MASTER_PORT"]
 os.environ["MASTER_ADDR"] = "127.0.0.1"
 
@@ -55,7 +56,15 @@ def train_in_process(call: inprocess.CallWrapper = None):
     train(call.iteration, call.ping)
 
 
+def round_of_launchers():
+    """Each launcher counts restarts of its own, so the ranks agree on a number."""
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
+    if os.environ["RANK"] == "0":
+        store.set(f"round on {launchers_port}", str(store.add("rounds", 1) - 1))
+    return int(store.get(f"round on {launchers_port}"))
+
+
 if sys.argv[1] == "inprocess":
     train_in_process()
 else:
-    train(int(os.environ["TORCHELASTIC_RESTART_COUNT"]), lambda: None)
+    train(round_of_launchers(), lambda: None)
