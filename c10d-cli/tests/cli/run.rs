@@ -566,6 +566,32 @@ fn no_worker_outlives_an_agent_that_is_killed() {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn no_temporary_file_outlives_an_agent_that_is_killed() {
+    let job = Job::new();
+    let temporary = job.path("temporary");
+    fs::create_dir(&temporary).unwrap();
+    let script = "echo > $C10D_TEST_FOLDER/up; sleep 1000 & wait";
+    let options = [
+        "--standalone",
+        "--progress-timeout=1h",
+        "--debug-server",
+        "--log-dir=/dev/null",
+    ];
+    let mut command = job.command(&options, script);
+    command
+        .env("TMPDIR", &temporary)
+        .env("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
+    let agent = Running::start(command);
+    job.line("up");
+    let left = || fs::read_dir(&temporary).unwrap().count();
+    assert_eq!(left(), 3, "progress, debug server, timers");
+    agent.signal(Signal::KILL);
+    assert_eq!(agent.end().code, None);
+    until("no temporary file is left", || left() == 0);
+}
+
+#[test]
 fn sigusr1_reaches_the_workers_and_does_not_end_the_agent() {
     let job = Job::new();
     let script = "

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use c10d_socket::HostPort;
 use elastic_rendezvous::RendezvousInfo;
+use tempfile::TempDir;
 
 use super::handle::Event;
 use super::node::Node;
@@ -85,9 +86,18 @@ impl Node {
                 .with_line_prefix(prefix.text(options.line_prefix_template.as_deref()));
             workers.push(worker);
         }
+        let progress = self.progress.as_ref().map(TempDir::path);
+        let temporary = [progress, options.debug_sockets.as_deref(), timer_file];
         Ok(GroupPlan::new(workers)
             .with_filtered_stdout(logs.filtered_stdout)
-            .with_filtered_stderr(logs.filtered_stderr))
+            .with_filtered_stderr(logs.filtered_stderr)
+            .with_temporary(
+                temporary
+                    .into_iter()
+                    .flatten()
+                    .map(Path::to_owned)
+                    .collect(),
+            ))
     }
 
     /// Starts to watch the progress of the workers that are about to start.

@@ -138,7 +138,7 @@ impl Running {
                 }
             })?;
         // Without one the check still runs; only what it started could outlive a killed launcher.
-        let guardian = Guardian::start().ok();
+        let guardian = Guardian::start(&[]).ok();
         let mut command = Command::new("/bin/sh");
         command
             .arg("-c")

@@ -2,7 +2,8 @@
 //!
 //! Linux kills a worker together with its agent, but not the worker's own children, such as data loaders:
 //! they would keep memory and devices. A killed agent cannot clean up, so a small process waits for its
-//! end. It is a shell and not a fork of the agent, which would keep the agent's memory and sockets.
+//! end, and also removes the agent's temporary files then. It is a shell and not a fork of the agent, which would
+//! keep the agent's memory and sockets.
 //!
 //! The guardian starts before the first worker, and each worker reports its process group before it
 //! executes its program. So the guardian knows every group that can have a child. It does nothing while
@@ -10,18 +11,20 @@
 
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 /// Standard input has a line for each process group, and ends with the agent. Milliseconds later the
-/// system has hardly given a group id to other processes.
+/// system has hardly given a group id to other processes. The arguments are the files to remove.
 const SCRIPT: &str = "\
 trap '' HUP INT QUIT TERM
 groups=
 while read -r group; do groups=\"$groups $group\"; done
-for group in $groups; do kill -s KILL -- \"-$group\"; done";
+for group in $groups; do kill -s KILL -- \"-$group\"; done
+if [ $# -gt 0 ]; then PATH=/bin:/usr/bin rm -rf -- \"$@\"; fi";
 
-/// A running guardian. Dropping it ends it without killing the groups.
+/// A running guardian. Dropping it ends it without effect.
 #[derive(Debug)]
 pub(crate) struct Guardian {
     shell: Child,
@@ -31,12 +34,12 @@ pub(crate) struct Guardian {
 }
 
 impl Guardian {
-    /// Starts a guardian, which kills the process groups reported to it when this process ends without
-    /// dropping it. Blocks until the shell is loaded, about a millisecond.
+    /// Starts a guardian, which kills the process groups reported to it, and then removes these files and directories,
+    /// when this process ends without dropping it. Blocks until the shell is loaded, about a millisecond.
     ///
     /// # Errors
     /// Those of the system: `/bin/sh` does not exist, or no process or descriptor is left.
-    pub(crate) fn start() -> io::Result<Self> {
+    pub(crate) fn start(temporary: &[PathBuf]) -> io::Result<Self> {
         // Both ends are close-on-exec: a program that inherited one would keep the input open.
         let (reader, names) = io::pipe()?;
         // A shell that was stopped (SIGSTOP) must not block workers.
@@ -44,6 +47,7 @@ impl Guardian {
         let mut command = Command::new("/bin/sh");
         command
             .args(["-c", SCRIPT, "elastic-guardian"])
+            .args(temporary)
             .env_clear()
             .current_dir("/")
             // Signals that a terminal or a caller sends to the agent's group must not reach the guardian.
@@ -103,7 +107,7 @@ mod tests {
 
     #[test]
     fn a_worker_reports_its_group_and_is_killed_when_the_input_ends() {
-        let mut guardian = Guardian::start().unwrap();
+        let mut guardian = Guardian::start(&[]).unwrap();
         let mut workers = [(); 3].map(|()| worker(&guardian, "sleep", &["1000"]));
         close_input(&mut guardian);
         assert!(guardian.shell.wait().unwrap().success());
@@ -113,8 +117,22 @@ mod tests {
     }
 
     #[test]
+    fn temporary_files_are_removed_when_the_input_ends_and_not_by_a_drop() {
+        let folder = tempfile::tempdir().unwrap();
+        let temporary = ["a file", "-a directory"].map(|name| folder.path().join(name));
+        std::fs::write(&temporary[0], "").unwrap();
+        std::fs::create_dir_all(temporary[1].join("in it")).unwrap();
+        drop(Guardian::start(&temporary).unwrap());
+        assert!(temporary.iter().all(|path| path.exists()));
+        let mut guardian = Guardian::start(&temporary).unwrap();
+        close_input(&mut guardian);
+        assert!(guardian.shell.wait().unwrap().success());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
     fn a_dropped_guardian_kills_no_worker() {
-        let guardian = Guardian::start().unwrap();
+        let guardian = Guardian::start(&[]).unwrap();
         let mut worker = worker(&guardian, "sleep", &["1000"]);
         drop(guardian);
         kill_process(Pid::from_child(&worker), Signal::USR1).unwrap();
@@ -124,7 +142,7 @@ mod tests {
 
     #[test]
     fn termination_signals_do_not_end_the_guardian() {
-        let mut guardian = Guardian::start().unwrap();
+        let mut guardian = Guardian::start(&[]).unwrap();
         let mut worker = worker(&guardian, "sleep", &["1000"]);
         // The shell reads after it has set its traps.
         let started = Instant::now();
@@ -142,7 +160,7 @@ mod tests {
 
     #[test]
     fn workers_start_without_a_guardian() {
-        let mut guardian = Guardian::start().unwrap();
+        let mut guardian = Guardian::start(&[]).unwrap();
         guardian.shell.kill().unwrap();
         guardian.shell.wait().unwrap();
         assert!(worker(&guardian, "true", &[]).wait().unwrap().success());
@@ -150,7 +168,7 @@ mod tests {
 
     #[test]
     fn workers_start_when_the_guardian_does_not_read() {
-        let mut guardian = Guardian::start().unwrap();
+        let mut guardian = Guardian::start(&[]).unwrap();
         guardian.shell.kill().unwrap();
         guardian.shell.wait().unwrap();
         while (&*guardian.names).write(&[b'\n'; 1024]).is_ok() {}

@@ -1,6 +1,7 @@
 //! The workers that a group starts.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use crate::command_line::CommandLine;
 use crate::logs::{FilteredLog, WorkerLogs};
@@ -75,6 +76,7 @@ pub struct GroupPlan {
     pub(super) workers: Vec<WorkerPlan>,
     pub(super) filtered_stdout: Option<FilteredLog>,
     pub(super) filtered_stderr: Option<FilteredLog>,
+    pub(super) temporary: Vec<PathBuf>,
 }
 
 impl GroupPlan {
@@ -85,6 +87,7 @@ impl GroupPlan {
             workers,
             filtered_stdout: None,
             filtered_stderr: None,
+            temporary: Vec::new(),
         }
     }
 
@@ -100,6 +103,13 @@ impl GroupPlan {
     #[must_use]
     pub fn with_filtered_stderr(mut self, log: impl Into<Option<FilteredLog>>) -> Self {
         self.filtered_stderr = log.into();
+        self
+    }
+
+    /// Files and directories that another process removes if this one is killed while the workers run.
+    #[must_use]
+    pub(crate) fn with_temporary(mut self, paths: Vec<PathBuf>) -> Self {
+        self.temporary = paths;
         self
     }
 

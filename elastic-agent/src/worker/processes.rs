@@ -1,6 +1,7 @@
 //! The processes of a group, and what serves them: how they start.
 
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -66,7 +67,7 @@ impl Processes {
         let echoes = show(sources, console)?;
         let spawner = Spawner::start().map_err(system)?;
         let (waiters, ended) = start_waiters(plan.workers.len()).map_err(system)?;
-        let guardian = start_guardian();
+        let guardian = start_guardian(&plan.temporary);
         let pids = match forked {
             None => Ok(Vec::new()),
             Some(forked) => start_forked(forked, &plan.workers, &all_streams, guardian.as_ref()),
@@ -182,8 +183,8 @@ fn start_waiters(count: usize) -> io::Result<(Vec<Waiter>, Receiver<Ended>)> {
     Ok((waiters, ended_seen))
 }
 
-fn start_guardian() -> Option<Guardian> {
-    let started = Guardian::start().inspect_err(|error| {
+fn start_guardian(temporary: &[PathBuf]) -> Option<Guardian> {
+    let started = Guardian::start(temporary).inspect_err(|error| {
         log::warn!(
             "cannot start the guardian process: if this process is killed, child processes of its workers \
              keep running: {error}"
