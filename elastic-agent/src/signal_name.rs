@@ -19,6 +19,10 @@ pub(crate) fn name_of(number: i32) -> Cow<'static, str> {
     signal_name(number).map_or_else(|| format!("signal {number}").into(), Cow::Borrowed)
 }
 
+/// What is added for a process that SIGKILL has ended by surprise: no process can say so itself.
+pub(crate) const OUT_OF_MEMORY: &str = "; the kernel sends it when memory runs out, and dmesg and the control group's \
+                                        memory.events say so";
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::error_file::{self, ERROR_FILE_BYTES_MAX, ErrorFile, ErrorFileError};
 use crate::regular_file;
-use crate::signal_name::signal_name;
+use crate::signal_name::{OUT_OF_MEMORY, signal_name};
 use crate::worker::{ExitKind, WorkerOutcome};
 
 /// How many of the last lines on standard error a report shows.
@@ -15,10 +15,6 @@ pub(super) const STDERR_LINES_MAX: usize = 20;
 /// The message for a worker that left no reason.
 pub(super) const HINT: &str = "no error file; for a traceback decorate the worker's main function, see \
                     https://pytorch.org/docs/stable/elastic/errors.html";
-
-/// What is added for a worker that SIGKILL ended by surprise: no worker can say so itself.
-const OUT_OF_MEMORY: &str = "; the kernel sends it when memory runs out, and dmesg and the control group's \
-                             memory.events say so";
 
 /// One worker that failed.
 #[derive(Clone, PartialEq)]

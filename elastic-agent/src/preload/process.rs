@@ -19,7 +19,7 @@ use rustix::process::{
 use super::forked::{is_living_child, reap};
 use super::options::TemplatePlan;
 use super::{link, message};
-use crate::signal_name::name_of;
+use crate::signal_name::{OUT_OF_MEMORY, name_of};
 use crate::sys;
 
 /// The program that the interpreter gets on its command line: it reads the next one from standard input.
@@ -121,6 +121,10 @@ impl Template {
                 how = format!("exit code {code}");
             } else if let Some(signal) = status.terminating_signal() {
                 how = name_of(signal).into_owned();
+                // Unless the kill above did it, after the template had closed its end.
+                if signal == Signal::KILL.as_raw() {
+                    how.push_str(OUT_OF_MEMORY);
+                }
             }
         });
         if has_group {

@@ -403,6 +403,10 @@ const REFUSED: &[(&str, &str)] = &[
         "preload: the template ended: SIGABRT",
     ),
     (
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n",
+        "preload: the template ended: SIGKILL; the kernel sends it when memory runs out",
+    ),
+    (
         "import os\nos._exit(5)\n",
         "preload: the template ended: exit code 5",
     ),
