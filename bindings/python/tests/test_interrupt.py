@@ -171,6 +171,10 @@ class Interrupt(unittest.TestCase):
                     lambda: c10d_rs.init_from_env(),
                 ):
                     self.interrupted(call)
+                    # A thread that was joined ends a moment later for the system.
+                    by = time.monotonic() + 30
+                    while threads() != before and time.monotonic() < by:
+                        time.sleep(0.001)
                     self.assertEqual(threads(), before)
 
     def test_a_handler_that_does_not_raise(self) -> None:
