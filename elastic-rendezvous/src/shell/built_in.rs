@@ -1,9 +1,10 @@
 //! Creates the handlers of the built-in backends, `c10d` and `static`, from parameters.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_socket::Cancel;
+use c10d_socket::{Cancel, HostPort};
 use c10d_store::{ConnectOptions, Store, StoreError, TcpStore, TcpStoreOptions};
 
 use crate::shell::c10d_backend::{C10D_BACKEND, C10dBackend};
@@ -125,7 +126,9 @@ fn keep_connected(
     let endpoint = parameters.endpoint().parse::<Endpoint>();
     let target = endpoint.map_err(ParametersError::from)?;
     let target = target.with_default_port(DEFAULT_PORT);
-    let port = hosted.map_or(target.port(), TcpStore::port);
+    let server = hosted.and_then(TcpStore::server);
+    // Its own server needs no lookup of a name.
+    let target = server.map_or(target, |server| reachable_here(server.local_addr()));
     let credentials = parameters.credentials().cloned();
     let connect = move |timeout: Duration, cancel: &Cancel| -> Result<Arc<dyn Store>, StoreError> {
         let mut options = TcpStoreOptions::default()
@@ -136,7 +139,7 @@ fn keep_connected(
         if let Some(credentials) = &credentials {
             options = options.with_credentials(credentials.clone());
         }
-        let store = TcpStore::open(target.host(), port, options)?;
+        let store = TcpStore::open(target.host(), target.port(), options)?;
         Ok(Arc::new(store.with_cancel(&Cancel::NEVER)))
     };
     let patience = settings.dead_after();
@@ -149,6 +152,16 @@ fn keep_connected(
         attempt,
         patience,
     ))
+}
+
+/// Where this process reaches a listener of its own.
+fn reachable_here(listener: SocketAddr) -> HostPort {
+    let ip = match listener.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    HostPort::new(ip.to_string(), listener.port())
 }
 
 /// With `c10d` and `static`.

@@ -410,7 +410,13 @@ impl StoreHandle for ReconnectingStore {
 
     fn clone_store(&self) -> Result<Arc<dyn Store>, StoreError> {
         let link = &self.link;
-        let store = (link.connect)(link.attempt, &self.cancel)?;
+        // To the same address, so that no name is looked up while there is a connection.
+        let beside = link.current_store()?;
+        let beside = beside.map(|store| store.with_cancel(&self.cancel).clone_store());
+        let store = match beside {
+            Some(Ok(store)) => store.with_cancel(&Cancel::NEVER),
+            _ => (link.connect)(link.attempt, &self.cancel)?,
+        };
         store.set_timeout(self.timeout());
         let connect = Arc::clone(&link.connect);
         let clone = Self::new(store, connect, link.attempt, self.patience);
@@ -441,5 +447,26 @@ impl fmt::Debug for ReconnectingStore {
         f.debug_struct("ReconnectingStore")
             .field("label", &self.link.label)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_store::{HashStore, StoreExt};
+
+    use super::*;
+
+    /// A connection to a name costs a lookup, which a machine without a resolver cannot make.
+    #[test]
+    fn a_clone_of_a_connected_store_is_made_beside_its_connection() {
+        let connect = |_, _: &Cancel| -> Result<Arc<dyn Store>, StoreError> {
+            unreachable!("there is a connection")
+        };
+        let second = Duration::from_secs(1);
+        let known: Arc<dyn Store> = Arc::new(HashStore::new());
+        let store = ReconnectingStore::new(known, Arc::new(connect), second, second);
+        let clone = store.clone_store().unwrap();
+        store.set("k", "v").unwrap();
+        assert_eq!(clone.get("k").unwrap(), b"v");
     }
 }
