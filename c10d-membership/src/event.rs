@@ -106,7 +106,7 @@ pub enum Cause {
 pub enum Reason {
     /// Its launcher, or the end of its session, says that it has ended.
     Dead,
-    /// It gave no sign of life.
+    /// No heartbeat arrived in time.
     Silent,
     /// It was not ready in time.
     NotReady,
@@ -144,7 +144,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Dead => "its process has ended",
-            Self::Silent => "it gave no sign of life",
+            Self::Silent => "it sent no heartbeat",
             Self::NotReady => "it was not ready in time",
             Self::NotAcknowledged => "it did not acknowledge its call in time",
             Self::Replaced => "a later process has its id",

@@ -238,7 +238,7 @@ impl World {
             GroupState::Ended(_) | GroupState::Forming { .. } => None,
             state => panic!("the end is no end: {state:?}"),
         };
-        // Members that finish do not wait for one that has not said hello.
+        // Members that finish do not wait for a process that has not joined.
         let is_finished = *self.group.state() == GroupState::Ended(EndReason::Finished);
         if able.len() >= self.options.size_min && !is_finished {
             let ended = || format!("enough members, and {:?}", self.group.state());

@@ -116,7 +116,7 @@ fn values_and_queues_with_the_prefix_are_deleted_and_waits_go_on() {
     on(&mut state, A, delete_prefix("q", 0));
     let both = [deleted(A, 3), deleted(A, 2)].concat();
     assert_eq!(finish(&mut state), both, "one after the other");
-    // Whoever has asked is gone.
+    // The connection that asked has ended.
     on(&mut state, A, set("p/x", ""));
     on(&mut state, A, delete_prefix("p", 0));
     state.disconnect(ConnId(A), CloseReason::Peer, &mut replies);

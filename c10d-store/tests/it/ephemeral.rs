@@ -92,7 +92,7 @@ fn the_keys_of_a_store_end_with_it() {
     }
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 5. A call that waits delays no sign of life.
+/// docs/wire-extensions.md, EPHEMERAL 5. A call that waits delays no heartbeat.
 #[test]
 fn a_silent_owner_loses_its_keys_and_one_that_waits_does_not() {
     let server = serve();
