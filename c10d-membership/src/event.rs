@@ -59,8 +59,9 @@ pub enum Leave {
 
 /// Orders the events of one member: by attempt, and within it.
 ///
-/// It follows from the state of the group alone. So nothing is kept for a member, and a restarted service continues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// It follows from the state of the group alone. So nothing is kept for a member, and a restarted service continues. One
+/// that has lost its state begins anew: 30 bits of its [`Nonce`](crate::Nonce) are part of the number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EventNumber(pub u64);
 
 impl EventNumber {
@@ -69,7 +70,13 @@ impl EventNumber {
     pub(crate) const LAST: Self = Self(u64::MAX);
 
     pub(crate) fn new(attempt: Attempt, stage: Stage) -> Self {
-        Self((u64::from(attempt.count()) << 2) | stage as u64)
+        Self((attempt.uuid() << 2) | stage as u64)
+    }
+
+    /// Whether an event is news for who has seen the one `after`: a later one, or one of another service, whose numbers
+    /// say nothing about these.
+    pub(crate) const fn is_news_after(self, after: Self) -> bool {
+        self.0 > after.0 || self.0 >> 34 != after.0 >> 34
     }
 }
 

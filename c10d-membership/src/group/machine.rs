@@ -95,7 +95,7 @@ impl Group {
             return Reply::Event(number, event);
         }
         match self.announcement() {
-            Some((number, event)) if number > after && self.is_for(member) => {
+            Some((number, event)) if number.is_news_after(after) && self.is_for(member) => {
                 Reply::Event(number, event)
             }
             _ => Reply::NotYet,
@@ -209,7 +209,7 @@ impl Group {
         let number = EventNumber::new(record.attempt, Stage::Commit);
         let is_ranked = self.roster.get(member)?.rank.is_some();
         let record = Arc::clone(record);
-        (number > after && is_ranked).then_some((number, Event::Commit { record }))
+        (number.is_news_after(after) && is_ranked).then_some((number, Event::Commit { record }))
     }
 
     /// Whether the event concerns a member: lists and generations concern those that are in them.

@@ -51,7 +51,7 @@ impl Member {
     }
 
     fn event(&mut self, number: EventNumber, event: Event, actions: &mut Vec<Action>) {
-        if number <= self.seen {
+        if !number.is_news_after(self.seen) {
             return;
         }
         self.seen = number;

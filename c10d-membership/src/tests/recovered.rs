@@ -1,6 +1,7 @@
 //! A service that is started again: docs/membership.md, KEEP.
 
 use super::driven::{Driven, key, seconds};
+use crate::attempt::Nonce;
 use crate::event::{Cause, Event, EventNumber, Leave, Reason};
 use crate::group::{Effect, Group, GroupState, Input};
 use crate::message::{Message, Reply};
@@ -148,4 +149,31 @@ fn a_group_that_has_ended_stays_so() {
     restart(&mut driven);
     assert!(matches!(driven.hello(2), Reply::Ended(_)));
     assert!(matches!(driven.poll(1), Reply::Ended(_)));
+}
+
+/// docs/membership.md, EVENT 2: a delayed copy of the member's hello reaches the service that has lost all, so that the
+/// member is not unknown to it.
+#[test]
+fn an_event_of_a_service_that_has_lost_its_state_is_news() {
+    let mut driven = Driven::formed(3, |_| {});
+    driven.dead(3);
+    driven.commit();
+    let Reply::Event(seen, _) = driven.poll(1) else {
+        panic!("no event");
+    };
+    let options = driven.group.options().clone();
+    driven.group = Group::new(options, Nonce::new(7));
+    for id in 1..=3 {
+        driven.hello(id);
+    }
+    let is_leaving = false;
+    let after = seen;
+    let reply = driven.tell(key(1), Message::Poll { after, is_leaving });
+    let Reply::Event(number, Event::Propose { attempt, .. }) = reply else {
+        panic!("{reply:?}");
+    };
+    assert_eq!(attempt.count(), 1);
+    let after = number;
+    let reply = driven.tell(key(1), Message::Poll { after, is_leaving });
+    assert_eq!(reply, Reply::NotYet);
 }

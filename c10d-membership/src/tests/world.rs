@@ -367,6 +367,8 @@ impl World {
             Step::Stop(at) => {
                 self.budget.stops -= 1;
                 self.processes[at].life = Life::Stopped;
+                // A silence that the service heard of before is another one.
+                self.processes[at].is_noticed = false;
                 self.history.disturb();
             }
             Step::Continue(at) => self.processes[at].life = Life::Running,
