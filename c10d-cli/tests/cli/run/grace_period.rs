@@ -32,7 +32,7 @@ fn node(job: &Job, name: &str, arguments: &[&str], script: &str) -> Running {
 fn a_stubborn_worker_is_killed_in_time_and_the_other_node_goes_on() {
     let job = Job::with_server();
     let other = node(&job, "polite", &[], STUBBORN);
-    let evicted = node(&job, "evicted", &["--grace-period=3s"], STUBBORN);
+    let evicted = node(&job, "evicted", &["--grace-period=8s"], STUBBORN);
     job.line("polite-2");
     job.line("evicted-2");
     let start = Instant::now();
@@ -65,7 +65,7 @@ fn a_stubborn_worker_is_killed_in_time_and_the_other_node_goes_on() {
 #[test]
 fn a_signal_while_workers_are_stopped_for_a_new_round_keeps_the_grace_period() {
     let job = Job::with_server();
-    let other = node(&job, "other", &["--grace-period=3s"], STUBBORN);
+    let other = node(&job, "other", &["--grace-period=8s"], STUBBORN);
     let polite = node(&job, "polite", &[], STUBBORN);
     job.line("polite-2");
     job.line("other-2");
