@@ -69,6 +69,19 @@ pub(crate) enum Failure {
     #[error("")]
     Stuck,
 
+    /// The key of `c10d store lease` ended, or could not be kept. Exit code 3.
+    #[error("lease {key:?} lost: {why}")]
+    LeaseLost {
+        /// The key, without the prefix.
+        key: String,
+        /// What ended it.
+        why: String,
+    },
+
+    /// The command of `c10d store lease` failed. Without a message. The exit code is its own.
+    #[error("")]
+    Command(u8),
+
     /// Standard output cannot be written, as when the disk is full. Exit code 4.
     #[error("cannot write to standard output: {0}")]
     Output(#[source] io::Error),
@@ -113,11 +126,14 @@ impl Failure {
             Self::Unconfirmed { source, .. } => exit_code_of(source),
             Self::Output(_) => OUTPUT,
             Self::OutputClosed => OUTPUT_CLOSED,
+            Self::Command(code) => *code,
             Self::Stuck => STUCK,
             Self::Journal(_) | Self::JournalEnded(_) => JOURNAL,
-            Self::Listen(_) | Self::Relay(_) | Self::Status(_) | Self::System { .. } => {
-                NO_CONNECTION
-            }
+            Self::Listen(_)
+            | Self::Relay(_)
+            | Self::Status(_)
+            | Self::LeaseLost { .. }
+            | Self::System { .. } => NO_CONNECTION,
         }
     }
 }

@@ -3,6 +3,7 @@
 mod connections;
 mod input;
 mod json;
+mod lease;
 mod stats;
 mod target;
 mod watch;
@@ -70,6 +71,18 @@ pub(crate) enum ClientCommand {
     /// Waits until --world-size workers have called this with the same key. A key can be used once, and a
     /// timeout does not undo the arrival.
     Barrier(BarrierArgs),
+    /// Holds a key, alone, while a command runs or, without one, until SIGINT or SIGTERM: a lock.
+    ///
+    /// Waits for at most --timeout while the key has a value, and asks for it once a second. The server deletes the key
+    /// when this process ends, however it ends. Without a COMMAND, a line with the key is printed once it is held.
+    ///
+    /// The COMMAND gets this process's input, output, environment and SIGINT and SIGTERM, and its exit code is
+    /// returned; 128 more than the number of a signal that ended it. When it has ended, so do processes that it has left
+    /// behind, and then the key. If the lease is lost, as when the server ends, or somebody deletes or changes the key, the
+    /// COMMAND gets SIGTERM, after a third of --ttl SIGKILL, and the exit code is 3. If this process is killed, so is the
+    /// COMMAND (on Linux).
+    #[command(override_usage = "c10d store lease [OPTIONS] KEY [-- COMMAND...]")]
+    Lease(lease::LeaseArgs),
     /// Prints the time of one round trip in milliseconds.
     Ping(TargetArgs),
     /// Prints each change of a key as a line: time, key, length, and the start of the value.
@@ -269,6 +282,7 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
             let json = json!({ "key": args.key, "world_size": args.world_size });
             args.target.answer(json, b"")
         }
+        ClientCommand::Lease(args) => lease::run(args),
         ClientCommand::Ping(target) => {
             let milliseconds = target.connect()?.ping()?.as_secs_f64() * 1e3;
             let json = json!({ "round_trip_ms": milliseconds });

@@ -7,6 +7,7 @@ mod completions;
 mod gloo;
 #[cfg(feature = "journal")]
 mod journal;
+mod lease;
 mod pages;
 mod process;
 #[cfg(target_os = "linux")]

@@ -1,0 +1,305 @@
+//! `c10d store lease`: owns a key for as long as this process, or a command that it runs, lives. A lock around a command.
+
+use std::ffi::OsString;
+use std::io::{ErrorKind, Read, Write};
+use std::num::NonZeroI32;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+use std::{env, process, thread};
+
+use c10d_socket::{Backoff, BackoffOptions, Cancel, host_name, printable, wait_for_input};
+use c10d_store::{StoreExt, StoreHandle};
+use clap::Args;
+use elastic_agent::{
+    CommandLine, Console, ExitKind, GroupPlan, KillSwitch, Signal, StartError, WorkerGroup,
+    WorkerPlan,
+};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::input::bytes_of;
+use super::target::{Client, TargetArgs};
+use crate::failure::Failure;
+use crate::quantity::parse_duration;
+
+/// The longest time between two questions to the server, whether the key is still held, or free.
+const ASK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A third of it, the pause between two signs of life, is then longer than the 250 ms in which the server notices silence.
+const TTL_MIN: Duration = Duration::from_secs(1);
+
+/// The shown characters of another holder's value.
+const VALUE_SHOWN_MAX: usize = 80;
+
+/// How long the end of this command waits at most until the key has ended.
+const RELEASE_MAX: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Args)]
+pub(crate) struct LeaseArgs {
+    /// The key, without the prefix.
+    key: String,
+
+    /// The value of the key while it is held. [default: HOST:PID of this process]
+    #[arg(long, allow_negative_numbers = true)]
+    value: Option<OsString>,
+
+    /// A key, without the prefix, and the value that the server gives it when the lease ends, in whatever way. If it is
+    /// KEY itself, KEY stays, and nobody can hold it until it is deleted.
+    #[arg(long, num_args = 2, value_names = ["KEY", "VALUE"], allow_negative_numbers = true)]
+    will: Option<Vec<OsString>>,
+
+    /// The server ends the lease after this time without a sign of life, at least 1s. The end of a connection ends it at
+    /// once.
+    #[arg(long, value_name = "TIME", value_parser = ttl, default_value = "15s")]
+    ttl: Duration,
+
+    #[command(flatten)]
+    target: TargetArgs,
+
+    /// The program to run while the key is held, with its arguments.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Holds the key until the command ends, or without one until a signal arrives.
+pub(super) fn run(args: &LeaseArgs) -> Result<(), Failure> {
+    let lease = Lease::acquire(args)?;
+    let wakes = Wakes::new().map_err(Failure::system("cannot catch SIGINT and SIGTERM"))?;
+    if args.command.is_empty() {
+        let json = super::json::pair(&args.key, &lease.value);
+        args.target.answer_line(json, &args.key)?;
+        lease.hold(&wakes, |signal| signal.map(|_| ()))?;
+        lease.release();
+        return Ok(());
+    }
+    let mut command = Command::start(&args.command, &wakes)?;
+    let held = lease.hold(&wakes, |signal| {
+        if let Some(signal) = signal {
+            command.group.signal(signal);
+        }
+        command.exit.try_recv().ok()
+    });
+    // What it leaves behind ends too, before another client can hold the key.
+    let report = command
+        .group
+        .stop(Signal::TERM, lease.silence(), &KillSwitch::new());
+    let exit = held?;
+    if !report.abandoned.is_empty() {
+        return Err(lease.lost("a process of the command cannot be ended"));
+    }
+    lease.release();
+    match exit {
+        ExitKind::Code(0) => Ok(()),
+        ExitKind::Code(code) => Err(Failure::Command(u8::try_from(code).unwrap_or(1))),
+        // As shells do.
+        ExitKind::Signal { number, .. } => {
+            Err(Failure::Command(u8::try_from(128 + number).unwrap_or(1)))
+        }
+        ExitKind::Unknown => Err(Failure::Command(1)),
+    }
+}
+
+/// A key that this process holds.
+struct Lease<'a> {
+    args: &'a LeaseArgs,
+    value: Vec<u8>,
+    /// Owns the key.
+    holder: Client,
+    /// Sees it as others do.
+    observer: Client,
+}
+
+impl<'a> Lease<'a> {
+    fn acquire(args: &'a LeaseArgs) -> Result<Self, Failure> {
+        let value = match &args.value {
+            Some(value) => super::input::argument(value)?,
+            None => format!("{}:{}", host_name(), process::id()).into_bytes(),
+        };
+        let will = match args.will.as_deref() {
+            Some([key, value]) => Some((super::key_of(key)?, bytes_of(value))),
+            _ => None,
+        };
+        let observer = args.target.connect()?;
+        let holder = args.target.connect()?;
+        let deadline = holder.tcp().timeout().map(|it| Instant::now() + it);
+        let intervals = BackoffOptions::default().with_max(ASK_INTERVAL);
+        let mut pauses = Backoff::new(intervals, fastrand::u64(..));
+        holder.store().keep_alive(args.ttl)?;
+        while let Some(other) = holder.store().set_ephemeral(&args.key, &value, will)? {
+            let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(Failure::No(format!(
+                    "lease {:?}: timed out, it is held: its value is \"{}\"",
+                    args.key,
+                    printable(&other, VALUE_SHOWN_MAX)
+                )));
+            }
+            let pause = pauses.next_delay();
+            thread::sleep(left.map_or(pause, |left| pause.min(left)));
+        }
+        let lease = Self {
+            args,
+            value,
+            holder,
+            observer,
+        };
+        // No answer is worth more time than the third part of the silence that the server allows.
+        for client in [&lease.holder, &lease.observer] {
+            client.tcp().set_timeout(Some(lease.silence()));
+        }
+        Ok(lease)
+    }
+
+    /// A third of the time to live. A lease that is lost in silence is noticed after two, and the command has one to end.
+    fn silence(&self) -> Duration {
+        self.args.ttl / 3
+    }
+
+    /// Holds the key until `is_done` returns something, which is called after each signal and end of a process.
+    ///
+    /// # Errors
+    /// The key is lost.
+    fn hold<T>(
+        &self,
+        wakes: &Wakes,
+        mut is_done: impl FnMut(Option<Signal>) -> Option<T>,
+    ) -> Result<T, Failure> {
+        let interval = self.silence().min(ASK_INTERVAL);
+        let mut next = Instant::now() + interval;
+        loop {
+            if let Some(done) = is_done(wakes.signal()) {
+                return Ok(done);
+            }
+            let now = Instant::now();
+            if now >= next {
+                self.ask()?;
+                next = now + interval;
+            }
+            let until = next.saturating_duration_since(now);
+            wakes
+                .wait(until)
+                .map_err(Failure::system("cannot wait for signals"))?;
+        }
+    }
+
+    /// Says that this process lives, and asks whether the key is still its own.
+    fn ask(&self) -> Result<(), Failure> {
+        let is_kept = self.holder.store().keep_alive(self.args.ttl);
+        if !is_kept.map_err(|error| self.lost(error))? {
+            return Err(self.lost("the server heard nothing of this process for too long"));
+        }
+        let value = self.observer.store().try_get(&self.args.key);
+        if value.map_err(|error| self.lost(error))?.as_ref() != Some(&self.value) {
+            return Err(self.lost("another client has deleted or changed the key"));
+        }
+        Ok(())
+    }
+
+    fn lost(&self, why: impl std::fmt::Display) -> Failure {
+        Failure::LeaseLost {
+            key: self.args.key.clone(),
+            why: why.to_string(),
+        }
+    }
+
+    /// Ends the lease, and waits until others see that. The server does so by itself if it cannot be asked.
+    fn release(self) {
+        let deadline = Instant::now() + RELEASE_MAX;
+        drop(self.holder);
+        let is_held = || {
+            let value = self.observer.store().try_get(&self.args.key);
+            value.is_ok_and(|value| value.as_ref() == Some(&self.value))
+        };
+        while is_held() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// A command that runs in a session of its own, which ends with this process.
+struct Command {
+    group: WorkerGroup,
+    exit: Receiver<ExitKind>,
+}
+
+impl Command {
+    fn start(words: &[OsString], wakes: &Wakes) -> Result<Self, Failure> {
+        let system = |error| Failure::system("cannot start the command")(error);
+        let (program, arguments) = words.split_first().expect("clap wants a value");
+        let command = CommandLine::new(program, arguments.iter().cloned());
+        let plan = WorkerPlan::new(0, 0, command).with_environment(env::vars_os());
+        let (exits, exit) = mpsc::channel();
+        let wake = wakes.sender.try_clone().map_err(system)?;
+        let started = WorkerGroup::start(
+            GroupPlan::new(vec![plan]),
+            Console::inherited(),
+            move |ended| {
+                let _ = exits.send(ended.exit);
+                let _ = (&wake).write(&[0]);
+            },
+        );
+        let group = started.map_err(|error| match error {
+            StartError::Program {
+                program, source, ..
+            } => Failure::Usage(format!("cannot start {}: {source}", program.display())),
+            other => system(std::io::Error::other(other)),
+        })?;
+        Ok(Self { group, exit })
+    }
+}
+
+/// SIGINT, SIGTERM and the end of the command, as a descriptor that is readable after them.
+struct Wakes {
+    woken: UnixStream,
+    sender: UnixStream,
+    /// The number of the last signal that is not handled, or 0.
+    signal: Arc<AtomicUsize>,
+}
+
+impl Wakes {
+    /// From now on these signals do not end the process.
+    fn new() -> std::io::Result<Self> {
+        let (woken, sender) = UnixStream::pair()?;
+        woken.set_nonblocking(true)?;
+        sender.set_nonblocking(true)?;
+        let signal = Arc::new(AtomicUsize::new(0));
+        for number in [SIGINT, SIGTERM] {
+            let value = usize::try_from(number).expect("signals have positive numbers");
+            // Actions run in the order of their registration: the number is set before the pipe is readable.
+            signal_hook::flag::register_usize(number, Arc::clone(&signal), value)?;
+            signal_hook::low_level::pipe::register(number, sender.try_clone()?)?;
+        }
+        Ok(Self {
+            woken,
+            sender,
+            signal,
+        })
+    }
+
+    /// The signal that arrived since the last call.
+    fn signal(&self) -> Option<Signal> {
+        let number = self.signal.swap(0, Ordering::SeqCst);
+        let number = i32::try_from(number).ok().and_then(NonZeroI32::new)?;
+        Signal::from_named_raw(number.get())
+    }
+
+    /// Waits until something happens, for at most `timeout`.
+    fn wait(&self, timeout: Duration) -> std::io::Result<()> {
+        if !wait_for_input(&self.woken, timeout, &Cancel::NEVER)? {
+            return Ok(());
+        }
+        match (&self.woken).read(&mut [0; 64]) {
+            Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn ttl(text: &str) -> Result<Duration, String> {
+    match parse_duration(text)? {
+        short if short < TTL_MIN => Err("must be at least 1s".to_owned()),
+        ttl => Ok(ttl),
+    }
+}
