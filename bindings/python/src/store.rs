@@ -188,6 +188,46 @@ impl Store {
         })
     }
 
+    /// Writes the value and owns the key, or returns the value that is there and not this store's. The server deletes
+    /// the key when this store is closed or its process ends; then it writes the will, a key and a value, if there is one.
+    #[pyo3(signature = (key, value, will=None))]
+    fn set_ephemeral<'py>(
+        &self,
+        py: Python<'py>,
+        key: Key,
+        value: Value,
+        will: Option<(Key, Value)>,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let will = will.as_ref();
+        let will = will.map(|(key, value)| (key.0.as_str(), value.0.as_slice()));
+        let present = self
+            .handle
+            .call(py, |store| store.set_ephemeral(&key.0, &value.0, will))?;
+        Ok(present.map(|value| PyBytes::new(py, &value)))
+    }
+
+    /// Says that this process lives. Its ephemeral keys also end when it is silent for longer than silence_max. Returns
+    /// False if they have ended since the last call.
+    #[pyo3(signature = (silence_max=None))]
+    fn keep_alive(&self, py: Python<'_>, silence_max: Option<Timeout>) -> PyResult<bool> {
+        let silence_max = silence_max.map(|it| it.0);
+        self.handle.call(py, |store| store.keep_alive(silence_max))
+    }
+
+    /// Ends all calls of all clients that wait for a key, a barrier or a queue with this prefix. Returns their number.
+    fn end_waits(&self, py: Python<'_>, prefix: Key) -> PyResult<u64> {
+        self.handle.call(py, |store| store.end_waits(&prefix.0))
+    }
+
+    /// Deletes all keys and queues with this prefix, and returns their number; or, with a delay, returns 0 and deletes
+    /// them after that time.
+    #[pyo3(signature = (prefix, delay=None))]
+    fn delete_prefix(&self, py: Python<'_>, prefix: Key, delay: Option<Timeout>) -> PyResult<u64> {
+        let delay = delay.map_or(Duration::ZERO, |it| it.0);
+        self.handle
+            .call(py, |store| store.delete_prefix(&prefix.0, delay))
+    }
+
     /// Whether append, multi_get and multi_set are single operations of the store.
     fn has_extended_api(&self, py: Python<'_>) -> PyResult<bool> {
         self.handle.store(py).map(|_| true)

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import unittest
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +27,8 @@ from c10d_rs import (
     StoreJournalError,
     StoreServer,
     StoreTimeoutError,
+    StoreUnsupportedError,
+    StoreValueError,
     TCPStore,
 )
 from servers import needs_torch, new_secret, run_torch, torch_has, torch_server
@@ -217,6 +220,71 @@ def free_port() -> int:
         chosen.bind(("127.0.0.1", 0))
         port: int = chosen.getsockname()[1]
         return port
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < 60, "timed out"
+        time.sleep(0.001)
+
+
+class TestThingsThatEnd(unittest.TestCase):
+    """What only servers of this package have."""
+
+    def setUp(self) -> None:
+        server = StoreServer()
+        self.addCleanup(server.close)
+        self.owner, self.other = (TCPStore("127.0.0.1", server.port) for _ in range(2))
+
+    def test_a_key_ends_with_its_owner(self) -> None:
+        owner = PrefixStore("p", self.owner)
+        self.assertIsNone(owner.set_ephemeral("leader", "first", will=("left", b"\xff")))
+        self.assertEqual(self.other.set_ephemeral("p/leader", b"second"), b"first")
+        self.assertTrue(owner.keep_alive(timedelta(minutes=1)))
+        owner.close()
+        self.assertEqual(self.other.get("p/left"), b"\xff")
+        self.assertIsNone(self.other.set_ephemeral("p/leader", b"second", None))
+
+    def test_a_key_ends_by_silence(self) -> None:
+        self.assertIsNone(self.owner.set_ephemeral("k", bytearray(b"v")))
+        self.assertTrue(self.owner.keep_alive(silence_max=0.001))
+        until(lambda: not self.other.check(["k"]))
+        self.assertFalse(self.owner.keep_alive())
+        self.assertTrue(self.owner.keep_alive(None))
+
+    def test_waits_end(self) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            waits = pool.submit(self.owner.wait, ["p/missing"])
+            until(lambda: self.other.end_waits("p/") == 1)
+            with self.assertRaisesRegex(DistStoreError, "ended"):
+                waits.result(60)
+        self.assertEqual(self.other.end_waits(""), 0)
+        self.owner.set("it stays usable", "")
+
+    def test_a_prefix_is_deleted(self) -> None:
+        for key in ("p/a", "p/b", "q"):
+            self.owner.set(key, "")
+        self.owner.queue_push("p/c", "")
+        self.assertEqual(self.owner.delete_prefix("p/"), 3)
+        self.assertEqual(self.owner.list_keys(), ["q"])
+        self.assertEqual(self.owner.delete_prefix("q", delay=0.001), 0)
+        until(lambda: not self.owner.check(["q"]))
+        with self.assertRaises(StoreValueError):
+            self.owner.delete_prefix("")
+
+    def test_other_stores_have_none_of_it(self) -> None:
+        store = HashStore()
+        calls: list[Callable[[], object]] = [
+            lambda: store.set_ephemeral("k", "v"),
+            store.keep_alive,
+            lambda: store.end_waits("k"),
+            lambda: store.delete_prefix("k"),
+        ]
+        for call in calls:
+            with self.assertRaises(StoreUnsupportedError):
+                call()
 
 
 class TestOpening(unittest.TestCase):

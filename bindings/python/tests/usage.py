@@ -22,4 +22,7 @@ def lead(host: str, port: int, rank: int) -> str:
         base: c10d_rs.Store = names.underlying_store
         total: int = base.add("total", len(task) + len(values))
         left: timedelta = base.timeout
+        holder: bytes | None = base.set_ephemeral("lock", b"", ("left", f"worker {rank}"))
+        if holder is None and not base.keep_alive(timedelta(seconds=10)):
+            total += base.end_waits("round/") + base.delete_prefix("round/", delay=60.0)
         return f"{leader.decode()} {total} {left}"
