@@ -503,11 +503,12 @@ impl Executor {
     /// Whether this node leaves the free places of an open round to members of the last one.
     fn must_yield(&self, now: Now) -> bool {
         let (state, settings) = (&self.state, &self.settings);
-        let claimants = || self.last_round.claimants(state, &self.gone).count();
+        let at = now.monotonic;
+        let claimants = || self.last_round.claimants(state, &self.gone, at).count();
         self.operation == Operation::Join
             && self
                 .last_round
-                .must_yield(&self.me, state, settings, now.monotonic, claimants)
+                .must_yield(&self.me, state, settings, at, claimants)
     }
 
     /// Whether the join waits for nodes that are on no list, and may have written a notice about it.
@@ -519,8 +520,8 @@ impl Executor {
                 && !self.dropped.contains_key(node)
         };
         if self.must_yield(now) {
-            let mut claimants = self.last_round.claimants(&self.state, &self.gone);
-            return claimants.any(is_unlisted);
+            let (last, at) = (&self.last_round, now.monotonic);
+            return last.claimants(&self.state, &self.gone, at).any(is_unlisted);
         }
         let is_in_last_call = self.operation == Operation::Join
             && self.state.deadline.is_some()
@@ -594,7 +595,7 @@ impl Executor {
 
     fn adopt(&mut self, state: RendezvousState, token: Option<Token>, now: Now) {
         self.note_departures(&state, now);
-        let mut lost = self.overdue(&state);
+        let mut lost = self.overdue(&state, now);
         self.known_as_of = self.requested_at;
         self.observations.observe(&state, &self.settings, now);
         self.state = state;
@@ -607,9 +608,10 @@ impl Executor {
         let dead = silent.iter().map(|silent| &silent.node);
         remove_dead(&mut self.state, dead, &self.settings);
         self.dead = silent.iter().map(|silent| silent.node.clone()).collect();
-        lost.extend(self.dead.iter().cloned());
+        let dead = self.dead.iter().cloned();
+        lost.extend(dead.map(|node| (node, now.monotonic)));
         self.last_round
-            .observe(&self.state, now.monotonic, |node| lost.contains(node));
+            .observe(&self.state, now.monotonic, |node| lost.get(node).copied());
         for silent in silent {
             if let Some(dropped) = self.dropped.get(&silent.node) {
                 self.note_lost(&silent.node, *dropped);
@@ -634,17 +636,24 @@ impl Executor {
             .retain(|node, _| !state.last_heartbeats.contains_key(node));
     }
 
-    /// The members of the last round that another node has dropped in `state`: as of the previous state they had been
-    /// silent for too long. Must run before the observations adopt `state`.
-    fn overdue(&self, state: &RendezvousState) -> BTreeSet<NodeId> {
-        let is_overdue = |node: &NodeId| {
-            let silence = self.observations.silence_of(node, self.known_as_of);
-            silence.is_some_and(|silence| silence > self.overdue_after())
+    /// The members of the last round that another node seems to have dropped in `state`, and from when on they count as
+    /// lost. Must run before the observations adopt `state`.
+    fn overdue(&self, state: &RendezvousState, now: Now) -> BTreeMap<NodeId, Duration> {
+        let lost_from = |node: &NodeId| {
+            let is_overdue = |silence: Option<Duration>| {
+                silence.is_some_and(|silence| silence > self.overdue_after())
+            };
+            if is_overdue(self.observations.silence_of(node, self.known_as_of)) {
+                return Some(now.monotonic);
+            }
+            // A live member looks like that if its clock is behind; then it is back soon.
+            let age = self.observations.age_of(node, self.known_as_of);
+            is_overdue(age).then(|| now.monotonic.saturating_add(REJOIN_GRACE))
         };
-        let members = self.last_round.members();
-        members
-            .filter(|node| !state.last_heartbeats.contains_key(*node) && is_overdue(node))
-            .cloned()
+        self.last_round
+            .members()
+            .filter(|node| !state.last_heartbeats.contains_key(*node))
+            .filter_map(|node| Some((node.clone(), lost_from(node)?)))
             .collect()
     }
 
@@ -690,8 +699,7 @@ impl Executor {
         };
         let precedence = self
             .last_round
-            .precedence_until(&self.state, &self.settings)
-            .filter(|until| *until > now.monotonic);
+            .next_change_at(&self.state, &self.settings, now.monotonic);
         [give_up, last_call, silence, heartbeat, precedence]
             .into_iter()
             .flatten()

@@ -3,7 +3,7 @@
 //!
 //! The state itself forgets a round when its last member leaves, and PyTorch's nodes would not understand more of it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::engine::group_ranks::Ranks;
@@ -27,18 +27,18 @@ pub(crate) struct LastRound {
     ranks: Ranks,
     /// When this node saw that the next one was open.
     ended_at: Option<Duration>,
-    /// Members that were lost since.
-    lost: BTreeSet<NodeId>,
+    /// Members that were lost since, and from when on they count as lost.
+    lost: BTreeMap<NodeId, Duration>,
 }
 
 impl LastRound {
-    /// Adopts a state that was read at `now`, without dead nodes. `is_lost`: whether a member that is not listed was
-    /// dropped as dead.
+    /// Adopts a state that was read at `now`, without dead nodes. `lost_from`: from when on a member that is not listed
+    /// counts as dropped; `None` if nothing tells that it was.
     pub(crate) fn observe(
         &mut self,
         state: &RendezvousState,
         now: Duration,
-        is_lost: impl Fn(&NodeId) -> bool,
+        lost_from: impl Fn(&NodeId) -> Option<Duration>,
     ) {
         if state.complete {
             if self.round != Some(state.round) {
@@ -62,8 +62,9 @@ impl LastRound {
         for node in self.ranks.keys() {
             if state.last_heartbeats.contains_key(node) {
                 self.lost.remove(node);
-            } else if !self.lost.contains(node) && is_lost(node) {
-                self.lost.insert(node.clone());
+            } else if let Some(at) = lost_from(node) {
+                let known = self.lost.entry(node.clone()).or_insert(at);
+                *known = at.min(*known);
             }
         }
     }
@@ -93,10 +94,12 @@ impl LastRound {
         &'l self,
         state: &'l RendezvousState,
         gone: &'l BTreeSet<NodeId>,
+        now: Duration,
     ) -> impl Iterator<Item = &'l NodeId> {
         self.ranks.keys().filter(move |node| {
             let is_listed = state.last_heartbeats.contains_key(*node);
-            let is_gone = self.lost.contains(*node) || gone.contains(*node);
+            let is_lost = self.lost.get(*node).is_some_and(|from| *from <= now);
+            let is_gone = is_lost || gone.contains(*node);
             !state.participants.contains_key(*node) && (is_listed || !is_gone)
         })
     }
@@ -109,6 +112,18 @@ impl LastRound {
     ) -> Option<Duration> {
         let ended_at = self.ended_at.filter(|_| self.is_before(state))?;
         Some(ended_at.saturating_add(settings.spare_wait))
+    }
+
+    /// When members next lose their precedence, or one its claim.
+    pub(crate) fn next_change_at(
+        &self,
+        state: &RendezvousState,
+        settings: &RendezvousSettings,
+        now: Duration,
+    ) -> Option<Duration> {
+        let until = self.precedence_until(state, settings)?;
+        let lost_from = self.lost.values().copied();
+        lost_from.chain([until]).filter(|at| *at > now).min()
     }
 
     /// Whether `me`, which was no member, has to leave the free places of an open round to `claimants` members.
@@ -167,8 +182,8 @@ mod tests {
     /// Round 3 of a, b and c, which has ended after 100 s.
     fn ended() -> LastRound {
         let mut last = LastRound::default();
-        last.observe(&state(3, true, "a,b,c", ""), 90 * SECOND, |_| false);
-        last.observe(&state(4, false, "", "a"), 100 * SECOND, |_| false);
+        last.observe(&state(3, true, "a,b,c", ""), 90 * SECOND, |_| None);
+        last.observe(&state(4, false, "", "a"), 100 * SECOND, |_| None);
         last
     }
 
@@ -177,7 +192,7 @@ mod tests {
         let settings = RendezvousSettings::for_test(2, 3);
         let gone = nodes(gone).collect();
         last.must_yield(&node("spare"), state, &settings, at * SECOND, || {
-            last.claimants(state, &gone).count()
+            last.claimants(state, &gone, at * SECOND).count()
         })
     }
 
@@ -212,7 +227,7 @@ mod tests {
         assert!(!yields(&last, &state, 115, ""));
         // Seen again later, the round has still ended at the same time.
         let mut last = last;
-        last.observe(&state, 110 * SECOND, |_| false);
+        last.observe(&state, 110 * SECOND, |_| None);
         assert!(!yields(&last, &state, 115, ""));
     }
 
@@ -221,11 +236,19 @@ mod tests {
     fn a_lost_member_has_no_claim_until_it_is_listed_again() {
         let mut last = ended();
         let open = state(4, false, "a,b", "");
-        last.observe(&open, 101 * SECOND, |it| *it == node("c"));
-        assert!(!yields(&last, &open, 101, ""));
+        last.observe(&open, 101 * SECOND, |it| {
+            (*it == node("c")).then_some(103 * SECOND)
+        });
+        for (at, expected) in [(102, true), (103, false)] {
+            assert_eq!(yields(&last, &open, at, ""), expected, "at {at} s");
+        }
+        let settings = RendezvousSettings::for_test(2, 3);
+        let changes = |at| last.next_change_at(&open, &settings, at * SECOND);
+        assert_eq!(changes(102), Some(103 * SECOND));
+        assert_eq!(changes(103), Some(115 * SECOND));
         let back = state(4, false, "a,b", "c");
-        last.observe(&back, 102 * SECOND, |_| true);
-        assert!(yields(&last, &back, 102, ""));
+        last.observe(&back, 104 * SECOND, |_| Some(104 * SECOND));
+        assert!(yields(&last, &back, 104, ""));
     }
 
     /// docs/rendezvous.md, SPARE 4.
@@ -238,7 +261,7 @@ mod tests {
         // Round 4 was missed.
         let mut last = ended();
         let later = state(5, false, "b", "");
-        last.observe(&later, 101 * SECOND, |_| false);
+        last.observe(&later, 101 * SECOND, |_| None);
         assert!(!yields(&last, &later, 101, ""));
         assert!(last.ranks_for(&later).is_empty());
     }
@@ -246,9 +269,9 @@ mod tests {
     #[test]
     fn ranks_are_those_that_were_first_seen() {
         let mut last = LastRound::default();
-        last.observe(&state(3, true, "c,a,b", ""), SECOND, |_| false);
+        last.observe(&state(3, true, "c,a,b", ""), SECOND, |_| None);
         // a has left the complete round, and counts.
-        last.observe(&state(3, true, "c,b", "a"), SECOND, |_| false);
+        last.observe(&state(3, true, "c,b", "a"), SECOND, |_| None);
         let ranks = last.ranks_for(&state(4, false, "", ""));
         let expected = [("a", 1), ("b", 2), ("c", 0)].map(|(name, rank)| (node(name), rank));
         assert_eq!(ranks, &Ranks::from(expected));

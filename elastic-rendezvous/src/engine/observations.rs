@@ -51,6 +51,8 @@ struct Sighting {
     silent_since: Duration,
     /// Whether it was written after the first read.
     is_new: bool,
+    /// How much older it is than the newest one of a participant, if both were found at the first read.
+    found_age: Duration,
     /// Whether it was found at the first read and is so old that the node may be dead.
     is_suspect: bool,
 }
@@ -125,6 +127,11 @@ impl Observations {
             Some((round, since)) if round == state.round => Some((round, since)),
             _ => Some((state.round, now.monotonic)),
         };
+        let participants = state.participants.keys();
+        let newest = participants
+            .filter_map(|node| state.last_heartbeats.get(node))
+            .max()
+            .filter(|_| !is_new);
         for (node, &heartbeat) in &state.last_heartbeats {
             let is_suspect = match self.peers.get(node) {
                 Some(sighting) if sighting.heartbeat == heartbeat => continue,
@@ -136,6 +143,7 @@ impl Observations {
                 seen_at: now.monotonic,
                 silent_since: now.monotonic,
                 is_new,
+                found_age: newest.map_or(Duration::ZERO, |newest| newest.since(heartbeat)),
                 is_suspect,
             };
             self.peers.insert(node.clone(), sighting);
@@ -190,6 +198,13 @@ impl Observations {
         }
         let since = sighting.seen_at.max(self.silence_counts_from);
         Some(moment.saturating_sub(since))
+    }
+
+    /// How old the last heartbeat of `node` is at `moment`, at least; `None` if it was not listed. Of a heartbeat that was
+    /// found at the first read, this is wrong by as much as the clocks of the participants differ, which follow the fastest.
+    pub(crate) fn age_of(&self, node: &NodeId, moment: Duration) -> Option<Duration> {
+        let found_age = self.peers.get(node)?.found_age;
+        Some(self.silence_of(node, moment)?.saturating_add(found_age))
     }
 
     /// The participants found at the first read with a heartbeat so old that they are dead or have a slow
@@ -380,6 +395,34 @@ mod tests {
             observations.silent(&me, &settings(), late.monotonic),
             expected
         );
+    }
+
+    /// docs/rendezvous.md, SPARE 3.
+    #[test]
+    fn a_found_heartbeat_is_as_old_as_the_newest_one_tells_whatever_the_own_clock_says() {
+        let (late, peer) = (node("late"), node("peer"));
+        let mut observations = Observations::new(start());
+        let elsewhere = start().wall.before(SECOND * 3600);
+        let heartbeat = elsewhere.before(SECOND * 9);
+        let mut state = state_of(&[(&peer, elsewhere), (&late, heartbeat)]);
+        observations.observe(&state, &settings(), start());
+        let age = |observations: &Observations, seconds| {
+            observations.age_of(&late, start().after(SECOND * seconds).monotonic)
+        };
+        assert_eq!(age(&observations, 0), Some(SECOND * 9));
+        assert_eq!(age(&observations, 2), Some(SECOND * 11));
+        // The clock of the peer that has now been seen writing may be that of a newcomer, which it follows.
+        let written = start().after(SECOND * 3);
+        state.last_heartbeats.insert(peer.clone(), written.wall);
+        observations.observe(&state, &settings(), written);
+        assert_eq!(age(&observations, 3), Some(SECOND * 12));
+        state
+            .last_heartbeats
+            .insert(late.clone(), heartbeat.after(SECOND));
+        observations.observe(&state, &settings(), written);
+        assert_eq!(age(&observations, 3), Some(Duration::ZERO));
+        observations.observe(&state_of(&[]), &settings(), written);
+        assert_eq!(age(&observations, 4), None);
     }
 
     /// docs/rendezvous.md, CLOCK 4.

@@ -7,6 +7,7 @@
 mod group;
 mod invariants;
 mod laws;
+mod newcomers;
 mod node;
 mod random;
 mod scenarios;

@@ -593,7 +593,7 @@ fn come_back(world: &mut World, node: usize) {
     begin(world, node, Operation::Join);
 }
 
-fn begin(world: &mut World, node: usize, operation: Operation) {
+pub(super) fn begin(world: &mut World, node: usize, operation: Operation) {
     let now = world.now;
     let timeout = world.settings.join_timeout;
     let node_now = &mut world.nodes[node];

@@ -221,7 +221,7 @@ impl Holder {
             // Counting them for each of thousands of nodes would take seconds.
             *pass
                 .claims
-                .get_or_insert_with(|| last.claimants(state, &self.rounds.gone).count())
+                .get_or_insert_with(|| last.claimants(state, &self.rounds.gone, now).count())
         })
     }
 

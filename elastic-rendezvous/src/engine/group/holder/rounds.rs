@@ -57,8 +57,8 @@ impl Rounds {
 
     /// Notes the members of the last round, for their ranks and places in the next one.
     pub(super) fn observe_last(&mut self, state: &RendezvousState, now: Now) {
-        let is_lost = |node: &NodeId| self.dropped.contains_key(node);
-        self.last.observe(state, now.monotonic, is_lost);
+        let lost_from = |node: &NodeId| self.dropped.get(node).map(|_| now.monotonic);
+        self.last.observe(state, now.monotonic, lost_from);
     }
 
     /// Notes the members of a complete round, and which have departed since. The state is the stored one.
