@@ -111,6 +111,8 @@ typedef enum c10d_status {
     C10D_ERROR_FORKED = 22,
     // The directory of a server is in use, damaged, of a newer version, or cannot be read or written.
     C10D_ERROR_JOURNAL = 23,
+    // Another client has ended the waits for names with a prefix, among them this one. The store stays usable.
+    C10D_ERROR_WAIT_ENDED = 24,
     // A failure that this version of the interface has no number for; see its text.
     C10D_ERROR_OTHER = 98,
     // A bug of the library: it panicked. The handles of the call can still be freed.
@@ -482,6 +484,45 @@ enum c10d_status c10d_store_barrier(const struct c10d_store *store,
                                     size_t world_size,
                                     int64_t timeout_ms,
                                     const struct c10d_cancel *cancel);
+
+// Writes the value and owns the key: `owned` is true, and `present` is empty. If the key has a value of another owner, or
+// of none, nothing changes: `owned` is false, and `present` has the value. The server deletes the key when the handle is
+// closed or freed, its process ends, or its connection breaks. Then it writes `will_value` to `will_key`, unless that is
+// null. Clones of the handle own other keys; a handle owns at most 1024.
+enum c10d_status c10d_store_set_ephemeral(const struct c10d_store *store,
+                                          const char *key,
+                                          size_t key_len,
+                                          const void *value,
+                                          size_t value_len,
+                                          const char *will_key,
+                                          size_t will_key_len,
+                                          const void *will_value,
+                                          size_t will_value_len,
+                                          bool *owned,
+                                          struct c10d_buffer *present);
+
+// Says that this process lives. From now on the keys that the handle owns also end when it is silent for
+// `silence_max_ms`, which the server notices within 250 ms; `C10D_FOREVER` is no such end. So call it three times as often.
+// `kept` is false if keys have ended by silence, or with their connection, since the last call: set them again.
+enum c10d_status c10d_store_keep_alive(const struct c10d_store *store,
+                                       int64_t silence_max_ms,
+                                       bool *kept);
+
+// Ends the calls of all clients that wait for a key, a barrier or a queue whose name begins with the prefix: they return
+// `C10D_ERROR_WAIT_ENDED`, and PyTorch's raise a `DistStoreError`. Writes to `count`, which may be null, how many.
+enum c10d_status c10d_store_end_waits(const struct c10d_store *store,
+                                      const char *prefix,
+                                      size_t prefix_len,
+                                      uint64_t *count);
+
+// Deletes the values and queues of all names that begin with the prefix, which must not be empty, and writes to `count`,
+// which may be null, how many. With a `delay_ms` that is not 0, it returns at once with 0, and the server deletes those of
+// then after this time.
+enum c10d_status c10d_store_delete_prefix(const struct c10d_store *store,
+                                          const char *prefix,
+                                          size_t prefix_len,
+                                          uint64_t delay_ms,
+                                          uint64_t *count);
 
 // A new handle that cancels calls. Free it with `c10d_cancel_free`.
 enum c10d_status c10d_cancel_new(struct c10d_cancel **cancel);

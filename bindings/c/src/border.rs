@@ -59,6 +59,10 @@ impl KeyPointer {
         let bytes = unsafe { elements(self.0.cast::<u8>(), len, name) }?;
         Ok(key_from_bytes(bytes))
     }
+
+    pub(crate) const fn is_null(&self) -> bool {
+        self.0.is_null()
+    }
 }
 
 /// Bytes of any kind, whose length is beside them.

@@ -29,6 +29,8 @@ pub mod operations;
 
 pub mod waits;
 
+pub mod ephemeral;
+
 pub mod cancel;
 
 pub mod server;

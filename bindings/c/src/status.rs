@@ -65,6 +65,8 @@ pub enum Status {
     C10D_ERROR_FORKED = 22,
     /// The directory of a server is in use, damaged, of a newer version, or cannot be read or written.
     C10D_ERROR_JOURNAL = 23,
+    /// Another client has ended the waits for names with a prefix, among them this one. The store stays usable.
+    C10D_ERROR_WAIT_ENDED = 24,
     /// A failure that this version of the interface has no number for; see its text.
     C10D_ERROR_OTHER = 98,
     /// A bug of the library: it panicked. The handles of the call can still be freed.
@@ -99,6 +101,7 @@ impl Status {
             21 => c"C10D_ERROR_OUT_OF_STEP",
             22 => c"C10D_ERROR_FORKED",
             23 => c"C10D_ERROR_JOURNAL",
+            24 => c"C10D_ERROR_WAIT_ENDED",
             98 => c"C10D_ERROR_OTHER",
             99 => c"C10D_ERROR_PANIC",
             _ => c"unknown",
@@ -127,6 +130,7 @@ impl Status {
             StoreError::CorruptFile { .. } => Self::C10D_ERROR_CORRUPT_FILE,
             StoreError::WorkersMissing { .. } => Self::C10D_ERROR_MISSING_RANKS,
             StoreError::Journal(_) => Self::C10D_ERROR_JOURNAL,
+            StoreError::WaitEnded { .. } => Self::C10D_ERROR_WAIT_ENDED,
             _ => Self::C10D_ERROR_OTHER,
         }
     }
@@ -193,6 +197,6 @@ mod tests {
             assert_eq!(Status::name(number).to_str(), Ok(name));
             named += 1;
         }
-        assert_eq!(named, 26);
+        assert_eq!(named, 27);
     }
 }

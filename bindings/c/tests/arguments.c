@@ -47,6 +47,16 @@ static void null_handles(c10d_store *store) {
     REFUSES("store is null", c10d_store_queue_len(NULL, S("k"), &count));
     REFUSES("count is null", c10d_store_queue_len(store, S("k"), NULL));
     REFUSES("store is null", c10d_store_barrier(NULL, S("k"), 1, 0, NULL));
+    REFUSES("store is null",
+            c10d_store_set_ephemeral(NULL, S("k"), S("v"), NULL, 0, NULL, 0, &flag, &value));
+    REFUSES("owned is null",
+            c10d_store_set_ephemeral(store, S("k"), S("v"), NULL, 0, NULL, 0, NULL, &value));
+    REFUSES("present is null",
+            c10d_store_set_ephemeral(store, S("k"), S("v"), NULL, 0, NULL, 0, &flag, NULL));
+    REFUSES("store is null", c10d_store_keep_alive(NULL, 0, &flag));
+    REFUSES("kept is null", c10d_store_keep_alive(store, 0, NULL));
+    REFUSES("store is null", c10d_store_end_waits(NULL, S("k"), &count));
+    REFUSES("store is null", c10d_store_delete_prefix(NULL, S("k"), 0, &count));
     REFUSES("store is null", c10d_store_close(NULL));
     REFUSES("store is null", c10d_store_port(NULL, &port));
     REFUSES("port is null", c10d_store_port(store, NULL));
@@ -171,6 +181,10 @@ static void lengths_and_keys(c10d_store *store) {
     REFUSES("value is null, but its length is 3", c10d_store_set(store, S("k"), NULL, 3));
     REFUSES("known is null", c10d_store_wait_change(store, S("k"), NULL, 2, 0, NULL, &value));
     REFUSES("address space", c10d_store_set(store, S("k"), "x", SIZE_MAX));
+    REFUSES("will_key is null",
+            c10d_store_set_ephemeral(store, S("k"), S("v"), NULL, 2, S("w"), &flag, &value));
+    REFUSES("will_value is null",
+            c10d_store_set_ephemeral(store, S("k"), S("v"), S("w"), NULL, 2, &flag, &value));
     REFUSES("keys is null", c10d_store_check(store, NULL, 2, &flag));
     REFUSES("address space", c10d_store_check(store, keys, SIZE_MAX / 2, &flag));
     REFUSES("a key is null", c10d_store_check(store, null_key, 1, &flag));

@@ -293,6 +293,55 @@ static void only_of_tcp(c10d_store *store, bool is_tcp) {
     CHECK(is_tcp ? port != 0 && nanoseconds > 0 : port == 0);
 }
 
+/* Keys end with their handle; prefixes can be deleted. */
+static void ends(c10d_store *store, uint16_t port) {
+    c10d_store *owner;
+    c10d_buffer value;
+    bool flag = false;
+    uint64_t count = 7;
+    OK(c10d_store_connect("127.0.0.1", port, NULL, &owner));
+    OK(c10d_store_set_ephemeral(owner, S("lock"), S("mine"), S("left"), S("dead"), &flag, &value));
+    CHECK(flag && value.data == NULL);
+    OK(c10d_store_set_ephemeral(store, S("lock"), S("other"), NULL, 0, NULL, 0, &flag, &value));
+    CHECK(!flag);
+    HOLDS(value, "mine");
+    OK(c10d_store_keep_alive(owner, C10D_FOREVER, &flag));
+    CHECK(flag);
+    OK(c10d_store_keep_alive(owner, 60000, &flag));
+    CHECK(flag);
+    REFUSES("C10D_DEFAULT", c10d_store_keep_alive(owner, C10D_DEFAULT, &flag));
+    CHECK(!flag);
+    c10d_store_free(owner);
+    OK(c10d_store_get(store, S("left"), 60000, NULL, &value));
+    HOLDS(value, "dead");
+    OK(c10d_store_set_ephemeral(store, S("lock"), S("other"), NULL, 0, NULL, 0, &flag, &value));
+    CHECK(flag);
+
+    OK(c10d_store_set(store, S("round/1"), S("")));
+    OK(c10d_store_queue_push(store, S("round/2"), S("")));
+    OK(c10d_store_delete_prefix(store, S("round/"), 0, &count));
+    CHECK(count == 2);
+    OK(c10d_store_delete_prefix(store, S("round/"), 3600000, NULL));
+    OK(c10d_store_end_waits(store, S("round/"), &count));
+    CHECK(count == 0);
+    REFUSES("prefix", c10d_store_delete_prefix(store, NULL, 0, 0, &count));
+    CHECK(count == 0);
+}
+
+/* The names of these functions, for stores that have none of it. */
+static void only_of_c10d(c10d_store *store) {
+    c10d_buffer value;
+    bool flag = true;
+    uint64_t count = 7;
+    RETURNS(C10D_ERROR_UNSUPPORTED,
+            c10d_store_set_ephemeral(store, S("lock"), S("mine"), NULL, 0, NULL, 0, &flag, &value));
+    CHECK(!flag && value.data == NULL);
+    RETURNS(C10D_ERROR_UNSUPPORTED, c10d_store_keep_alive(store, 1000, &flag));
+    RETURNS(C10D_ERROR_UNSUPPORTED, c10d_store_end_waits(store, S("round/"), &count));
+    RETURNS(C10D_ERROR_UNSUPPORTED, c10d_store_delete_prefix(store, S("round/"), 0, NULL));
+    CHECK(count == 0);
+}
+
 int main(void) {
     c10d_store *store;
     c10d_store *prefixed;
@@ -303,6 +352,7 @@ int main(void) {
     OK(c10d_store_open_hash(NULL, &store));
     everything(store, true);
     only_of_tcp(store, false);
+    only_of_c10d(store);
     OK(c10d_store_open_prefix(store, S("below\xff"), &prefixed));
     everything(prefixed, true);
     OK(c10d_store_get(store, S("below\xff/a"), 0, NULL, &value));
@@ -321,6 +371,7 @@ int main(void) {
     only_of_tcp(store, true);
     uint16_t port = 0;
     OK(c10d_store_port(store, &port));
+    ends(store, port);
     c10d_store *client;
     OK(c10d_store_connect("127.0.0.1", port, NULL, &client));
     OK(c10d_store_get(client, S("a"), 0, NULL, &value));

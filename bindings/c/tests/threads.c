@@ -175,6 +175,28 @@ static void cancel_half_and_close(c10d_store *store, bool has_queues) {
     c10d_cancel_free(cancel);
 }
 
+/* Another client ends the waits for names with a prefix. */
+static void end_all_waits(c10d_store *store, c10d_store *other) {
+    enum { COUNT = 6 };
+    pthread_t threads[COUNT];
+    struct worker workers[COUNT];
+    atomic_int begun;
+    uint64_t count = 0;
+    start_waits(store, true, NULL, COUNT, threads, workers, &begun);
+    OK(c10d_store_end_waits(other, S("no wait has this prefix"), &count));
+    CHECK(count == 0);
+    for (int i = 0; i < COUNT; i++) {
+        /* A wait that begins after it is not ended. */
+        while (pthread_tryjoin_np(threads[i], NULL) != 0) {
+            OK(c10d_store_end_waits(other, S("never"), NULL));
+            pause_ms(1);
+        }
+        if (workers[i].status != C10D_ERROR_WAIT_ENDED)
+            FAIL("wait %d ended with %s", i, c10d_status_name((int32_t)workers[i].status));
+    }
+    OK(c10d_store_set(store, S("still"), S("usable")));
+}
+
 struct opening {
     const char *path;
     c10d_store *other;
@@ -265,6 +287,10 @@ int main(void) {
     OK(c10d_server_port(server, &port));
     OK(c10d_store_connect("127.0.0.1", port, NULL, &store));
     share_one_handle(store);
+    c10d_store *other;
+    OK(c10d_store_clone(store, &other));
+    end_all_waits(store, other);
+    c10d_store_free(other);
     cancel_half_and_close(store, true);
     c10d_store_free(store);
     c10d_server_free(server);
