@@ -1,6 +1,7 @@
 //! `c10d run`: when workers are restarted, when the job ends instead, and what is recorded about it.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 
 use serde_json::Value;
 
@@ -311,4 +312,34 @@ fn a_step_outside_of_a_job_is_refused() {
     Running::start(progress)
         .end()
         .assert_fails(3, "cannot write /nonexistent/file: No such file");
+}
+
+/// docs/restarts.md, "When to restart".
+#[test]
+fn a_restart_without_its_log_directory_is_tried_again() {
+    let job = Job::new();
+    let logs = job.path("logs");
+    let options = [
+        "--standalone",
+        "--max-restarts=1000000",
+        "--log-dir",
+        logs.to_str().unwrap(),
+    ];
+    // The first worker puts a file in place of the directory of the run.
+    let script = format!(
+        r#"{START} [ -e "$C10D_TEST_FOLDER/back" ] && exit 0
+        run=$(dirname "$(dirname "$(dirname "$TORCHELASTIC_ERROR_FILE")")")
+        mv "$run" "$C10D_TEST_FOLDER/run" && : > "$run"; exit 1"#
+    );
+    let mut node = job.start(&options, &script);
+    let mut log = BufReader::new(node.stderr()).lines();
+    assert!(log.any(|line| line.unwrap().contains("trying again, with ")));
+    let run = fs::read_dir(&logs).unwrap().next().unwrap().unwrap().path();
+    fs::write(job.path("back"), "").unwrap();
+    fs::remove_file(&run).unwrap();
+    fs::rename(job.path("run"), &run).unwrap();
+    // Until its end.
+    log.for_each(drop);
+    assert_eq!(node.end().code, Some(0));
+    assert_eq!(starts(&job), 2);
 }

@@ -6,7 +6,7 @@
 use std::convert::Infallible;
 use std::io::{self, PipeReader, PipeWriter, Write};
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -28,6 +28,9 @@ const NO_WAIT: Timespec = Timespec {
     tv_nsec: 0,
 };
 
+/// How often a thread that shows files checks whether they can grow.
+const SPACE_INTERVAL: Duration = Duration::from_secs(5);
+
 /// How much is read from one worker before the next one.
 const READ_BYTES_MAX: usize = 64 << 10;
 
@@ -45,6 +48,8 @@ const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) struct Sources {
     /// When the first output was read.
     pub(crate) first_read: Arc<OnceLock<Instant>>,
+    /// Whether it was told that the files have no space to grow.
+    pub(crate) is_full: Arc<AtomicBool>,
     pub(crate) files: Vec<FollowedFile>,
     pub(crate) pipes: Vec<CapturedPipe>,
     pub(crate) copy: Option<LineCopy>,
@@ -53,6 +58,22 @@ pub(crate) struct Sources {
 impl Sources {
     pub(crate) fn is_empty(&self) -> bool {
         self.files.is_empty() && self.pipes.is_empty()
+    }
+
+    /// Tells once if a file cannot grow: its worker then gets errors or writes nothing, and what is not in the file is not
+    /// shown either.
+    fn warn_if_full(&self, has_no_space: impl Fn(&FollowedFile) -> bool) {
+        if self.is_full.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Some(file) = self.files.iter().find(|file| has_no_space(file))
+            && !self.is_full.swap(true, Ordering::Relaxed)
+        {
+            log::warn!(
+                "no space left on the file system of {}: output of workers is lost, and not shown on the console either",
+                file.path().display()
+            );
+        }
     }
 }
 
@@ -144,7 +165,12 @@ impl Drop for Echo {
 fn run(mut sources: Sources, mut sink: Sink, finish_seen: &PipeReader) {
     let mut buffer = vec![0; READ_BYTES_MAX];
     let mut is_finishing = false;
+    let mut space_checked_at = Instant::now();
     loop {
+        if space_checked_at.elapsed() >= SPACE_INTERVAL {
+            space_checked_at = Instant::now();
+            sources.warn_if_full(FollowedFile::has_no_space);
+        }
         let mut may_have_more = false;
         for file in &mut sources.files {
             may_have_more |= file.read_once(&mut buffer, &mut sink, &mut sources.copy);
@@ -171,6 +197,7 @@ fn run(mut sources: Sources, mut sink: Sink, finish_seen: &PipeReader) {
         // Checked each time, as a worker's output may never pause.
         if wait(&sources, finish_seen, may_have_more) {
             is_finishing = true;
+            sources.warn_if_full(FollowedFile::has_no_space);
             sources.files.iter_mut().for_each(FollowedFile::finish);
             sources.pipes.iter_mut().for_each(CapturedPipe::finish);
         }
@@ -200,5 +227,37 @@ fn wait(sources: &Sources, finish_seen: &PipeReader, is_more: bool) -> bool {
             thread::sleep(Duration::from_millis(50));
             false
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn files_without_space_are_reported_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        std::fs::write(&path, "").unwrap();
+        let file = || FollowedFile::open(path.clone(), String::new()).unwrap();
+        let [stdout, mut stderr] = [(); 2].map(|()| Sources {
+            files: vec![file(), file()],
+            ..Sources::default()
+        });
+        stderr.is_full = Arc::clone(&stdout.is_full);
+        let asked = Cell::new(0);
+        // Of each file, until one has none.
+        for (has_no_space, expected) in [(false, 4), (true, 5), (true, 5)] {
+            for sources in [&stdout, &stderr] {
+                sources.warn_if_full(|_| {
+                    asked.set(asked.get() + 1);
+                    has_no_space
+                });
+            }
+            assert_eq!(asked.get(), expected);
+        }
+        assert!(!file().has_no_space());
     }
 }

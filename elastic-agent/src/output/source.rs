@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::io::{self, PipeReader, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::fs::fstatvfs;
 use rustix::io::{ioctl_fionbio, ioctl_fionread};
 
 use super::console::Sink;
@@ -18,16 +19,19 @@ pub(crate) struct LineCopy {
     pub(crate) path: PathBuf,
     pub(crate) file: File,
     pub(crate) filters: Vec<String>,
+    /// The last line could not be written.
+    pub(crate) is_failing: bool,
 }
 
 impl LineCopy {
-    fn take(&mut self, prefix: &str, line: &str, end: &str) {
+    fn take(&mut self, prefix: &str, line: &str) {
         if !self.filters.iter().any(|filter| line.contains(filter)) {
             return;
         }
-        if let Err(error) = self
-            .file
-            .write_all(format!("{prefix}{line}{end}").as_bytes())
+        let written = self.file.write_all(format!("{prefix}{line}\n").as_bytes());
+        let was_failing = std::mem::replace(&mut self.is_failing, written.is_err());
+        if let Err(error) = written
+            && !was_failing
         {
             log::warn!(
                 "cannot write filtered output to {}: {error}",
@@ -65,6 +69,15 @@ impl FollowedFile {
         })
     }
 
+    /// Whether its file system has no block left for users that are not privileged. Blocks while the file system does.
+    pub(super) fn has_no_space(&self) -> bool {
+        fstatvfs(&self.file).is_ok_and(|it| it.f_blocks > 0 && it.f_bavail == 0)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Limits reading to the present length, as a process may keep writing.
     pub(super) fn finish(&mut self) {
         let length = self.file.metadata().map_or(0, |metadata| metadata.len());
@@ -95,7 +108,7 @@ impl FollowedFile {
         self.lines.push(&buffer[..count], |line| {
             sink.line(prefix, line);
             if let Some(copy) = copy {
-                copy.take(prefix, line, "\n");
+                copy.take(prefix, line);
             }
         });
         sink.flush();
@@ -107,7 +120,7 @@ impl FollowedFile {
         if let Some(line) = self.lines.finish() {
             sink.unfinished_line(&self.prefix, &line);
             if let Some(copy) = copy {
-                copy.take(&self.prefix, &line, "\n");
+                copy.take(&self.prefix, &line);
             }
             sink.flush();
         }
@@ -224,6 +237,29 @@ mod tests {
         }
         assert_eq!(followed.bytes_read, 9);
         assert_eq!(followed.lines.finish().as_deref(), Some("123456789"));
+    }
+
+    #[test]
+    fn a_copy_that_cannot_be_written_does_not_stop_the_console() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        std::fs::write(&path, "a 1\nb\na 2\n").unwrap();
+        let mut followed = FollowedFile::open(path, "[0]:".to_owned()).unwrap();
+        let (mut console, shown) = io::pipe().unwrap();
+        let mut sink = Sink::new("test", Box::new(shown), Arc::default());
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut copy = Some(LineCopy {
+            path: "/dev/full".into(),
+            file: full,
+            filters: vec!["a".to_owned()],
+            is_failing: false,
+        });
+        assert!(followed.read_once(&mut [0; 64], &mut sink, &mut copy));
+        drop(sink);
+        let mut text = String::new();
+        console.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "[0]:a 1\n[0]:b\n[0]:a 2\n");
+        assert!(copy.unwrap().is_failing);
     }
 
     #[test]

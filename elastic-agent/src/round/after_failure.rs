@@ -9,7 +9,6 @@ use super::ending::{RoundCause, RoundEnding};
 use super::error::AgentError;
 use super::input::{Effect, Effects, Facts, Stopped};
 use super::machine::{Round, finish, log};
-use super::not_started::with_failures;
 use super::outcome::AgentOutcome;
 use super::phase::{End, Failure, Phase};
 use crate::restart_policy::{Decision, RestartPolicy};
@@ -157,7 +156,7 @@ impl Round {
                     world_size: nodes,
                 };
                 self.report_round(ending, None, now, out);
-                return finish(Err(with_failures(error, failures)), out);
+                return finish(Err(error.with_failures(failures)), out);
             }
             Verdict::EndJob(reason) | Verdict::Ended(reason) => {
                 AgentOutcome::Ended { reason, failures }

@@ -8,7 +8,7 @@ use std::time::Duration;
 pub enum RoundCause {
     /// It is the agent's first.
     Start,
-    /// Workers of this node had failed.
+    /// Workers of this node had failed, or could not be started.
     Failure,
     /// Workers of this node, or of another one that reported it, made no progress.
     Stuck,

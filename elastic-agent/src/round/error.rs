@@ -71,6 +71,19 @@ pub enum AgentError {
     },
 }
 
+impl AgentError {
+    /// Adds the failures that made a restart necessary to the error that prevented it.
+    pub(super) fn with_failures(self, failures: Option<Failures>) -> Self {
+        match failures {
+            None => self,
+            Some(failures) => Self::NotRestarted {
+                source: Box::new(self),
+                failures,
+            },
+        }
+    }
+}
+
 /// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
 impl std::fmt::Debug for AgentError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

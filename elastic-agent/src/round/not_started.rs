@@ -1,21 +1,25 @@
 //! A round that has started no workers.
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use c10d_store::StoreError;
 use elastic_rendezvous::RendezvousError;
 use log::Level;
 
+use super::after_failure::{Verdict, verdict};
 use super::ending::{RoundCause, RoundEnding};
 use super::error::AgentError;
-use super::input::{Effect, Effects, Input};
+use super::input::{Effect, Effects, Facts, Input};
 use super::machine::{Round, finish, log};
 use super::members::why_members_changed;
 use super::outcome::AgentOutcome;
-use super::phase::Phase;
+use super::phase::{Failure, Phase};
 use crate::failure::Failures;
 use crate::ranks::RanksError;
 use crate::relay::NodeRelayError;
+use crate::restart_policy::RoundProgress;
+use crate::watchdog::WatchdogError;
 use crate::worker::StartError;
 
 impl Round {
@@ -27,9 +31,14 @@ impl Round {
         now: Duration,
         out: &mut Effects,
     ) -> Phase {
+        let kind = kind_of(&error);
+        if kind == Kind::System && signal.is_none() {
+            out.push(Effect::ReadFacts);
+            return Phase::NotStarted { error, failures };
+        }
         let ending = RoundEnding::NotStarted(error.to_string());
         self.report_round(ending, None, now, out);
-        match kind_of(&error) {
+        match kind {
             Kind::NotNeeded => finish(Ok(AgentOutcome::NotNeeded), out),
             // Nothing but a change of the members cuts it short.
             Kind::Cut if signal.is_none() => {
@@ -52,7 +61,7 @@ impl Round {
                 out.push(Effect::ReadJobEnd);
                 Phase::NotStarted { error, failures }
             }
-            Kind::Other => finish(Err(with_failures(*error, failures)), out),
+            Kind::System | Kind::Other => finish(Err(error.with_failures(failures)), out),
         }
     }
 
@@ -75,9 +84,55 @@ impl Round {
             Input::JobEnd(Some(reason)) => {
                 finish(Ok(AgentOutcome::Ended { reason, failures }), out)
             }
-            Input::JobEnd(None) => finish(Err(with_failures(*error, failures)), out),
+            Input::Facts(facts) => self.after_failed_start(error, failures, facts, now, out),
+            Input::JobEnd(None) => finish(Err(error.with_failures(failures)), out),
             _ => Phase::NotStarted { error, failures },
         }
+    }
+
+    /// The system refused what the workers need: the same rules apply as if a worker had failed. `failures`: those before.
+    fn after_failed_start(
+        &mut self,
+        error: Box<AgentError>,
+        failures: Option<Failures>,
+        facts: Facts,
+        now: Duration,
+        out: &mut Effects,
+    ) -> Phase {
+        let failure = Failure {
+            stall: None,
+            failures: None,
+            failed: Vec::new(),
+            has_abandoned: false,
+            progress: RoundProgress::default(),
+        };
+        let ending = RoundEnding::NotStarted(error.to_string());
+        let reason = match verdict(&mut self.policy, &failure, facts, now) {
+            Verdict::Restart | Verdict::JoinUncounted => {
+                let left = self.policy.left(now);
+                let why = format!("cannot start the workers: {error}");
+                let text = format!("trying again, with {left} restarts left: {why}");
+                out.push(log(Level::Warn, text));
+                out.push(Effect::TellRestarting(why));
+                self.report_round(ending, None, now, out);
+                return self.join_again(RoundCause::Failure, failures, now, out);
+            }
+            Verdict::GiveUp | Verdict::OthersFinished(_) => {
+                self.report_round(ending, None, now, out);
+                return finish(Err(error.with_failures(failures)), out);
+            }
+            Verdict::EndJob(reason) => {
+                out.push(Effect::PublishEnd(reason.clone()));
+                reason
+            }
+            Verdict::Ended(reason) => reason,
+        };
+        out.push(log(
+            Level::Error,
+            format!("cannot start the workers: {error}"),
+        ));
+        self.report_round(ending, Some(reason.clone()), now, out);
+        finish(Ok(AgentOutcome::Ended { reason, failures }), out)
     }
 }
 
@@ -93,6 +148,8 @@ enum Kind {
     /// A signal ended a wait for anything else.
     Interrupted,
     Closed,
+    /// The system refused a file, a process or another resource, which may be free later.
+    System,
     Other,
 }
 
@@ -110,6 +167,20 @@ fn kind_of(error: &AgentError) -> Kind {
         AgentError::Rendezvous(RendezvousError::Interrupted { .. })
         | AgentError::Start(StartError::Interrupted) => Kind::Interrupted,
         AgentError::Rendezvous(RendezvousError::Closed { .. }) => Kind::Closed,
+        AgentError::Logs(_)
+        | AgentError::Start(
+            StartError::LogFile { .. } | StartError::Forked { .. } | StartError::System { .. },
+        )
+        | AgentError::Watchdog(WatchdogError::Thread(_)) => Kind::System,
+        // Not one that does not exist.
+        AgentError::Start(StartError::Program { source, .. })
+            if matches!(
+                source.kind(),
+                ErrorKind::WouldBlock | ErrorKind::OutOfMemory
+            ) =>
+        {
+            Kind::System
+        }
         _ => Kind::Other,
     }
 }
@@ -119,15 +190,4 @@ const fn is_outage(error: &StoreError) -> bool {
         error,
         StoreError::Connect { .. } | StoreError::ConnectionLost { .. } | StoreError::NoReply { .. }
     )
-}
-
-/// Adds the failures that made a restart necessary to the error that prevented it.
-pub(super) fn with_failures(error: AgentError, failures: Option<Failures>) -> AgentError {
-    match failures {
-        None => error,
-        Some(failures) => AgentError::NotRestarted {
-            source: Box::new(error),
-            failures,
-        },
-    }
 }

@@ -109,6 +109,7 @@ impl GroupSources {
     pub(super) fn open(plan: &GroupPlan) -> Result<Self, StartError> {
         let mut sources = Self::default();
         sources.stderr.first_read = Arc::clone(&sources.stdout.first_read);
+        sources.stderr.is_full = Arc::clone(&sources.stdout.is_full);
         sources.stdout.copy = plan.filtered_stdout.as_ref().map(open_copy).transpose()?;
         sources.stderr.copy = plan.filtered_stderr.as_ref().map(open_copy).transpose()?;
         Ok(sources)
@@ -179,6 +180,7 @@ fn open_copy(log: &FilteredLog) -> Result<LineCopy, StartError> {
         path: log.path.clone(),
         file: create(&log.path)?,
         filters: log.filters.clone(),
+        is_failing: false,
     })
 }
 

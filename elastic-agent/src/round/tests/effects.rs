@@ -7,6 +7,7 @@ use elastic_rendezvous::{LostNode, Membership, NodeId};
 use rustix::process::Signal;
 
 use super::super::Round;
+use super::super::ending::RoundEnding;
 use super::super::error::AgentError;
 use super::super::input::{Effect, Facts, Input, Stop, Stopped};
 use super::super::outcome::AgentOutcome;
@@ -16,7 +17,7 @@ use super::world::{FINAL, settings};
 use crate::failure::Failures;
 use crate::progress::ProgressSeen;
 use crate::ranks::RanksError;
-use crate::worker::{ExitKind, WorkerExit};
+use crate::worker::{ExitKind, StartError, WorkerExit};
 
 const NOW: Duration = Duration::ZERO;
 
@@ -130,6 +131,60 @@ fn a_node_that_cannot_exchange_ranks_in_an_outage_joins_another_round() {
         [Input::Joined { nodes: 2 }, not_started(Some(15))],
     );
     assert!(matches!(ended.last(), Some(Effect::Finish(_))), "{ended:?}");
+}
+
+/// docs/restarts.md, "When to restart".
+#[test]
+fn a_start_that_the_system_refuses_counts_as_a_failure() {
+    let (mut round, _) = Round::begin(settings(1, 2), NOW);
+    let refused = |signal| Input::NotStarted {
+        error: Box::new(AgentError::Start(StartError::LogFile {
+            path: "/log".into(),
+            source: std::io::ErrorKind::StorageFull.into(),
+        })),
+        signal,
+    };
+    let start = |signal| {
+        [
+            Input::Joined { nodes: 2 },
+            Input::Prepared,
+            refused(signal),
+            Input::Facts(Facts::default()),
+        ]
+    };
+    let again = effects(&mut round, start(None));
+    let [.., Effect::RoundEnded(ended), Effect::Join] = &again[..] else {
+        panic!("{again:?}");
+    };
+    let why = "cannot create the log file /log: no storage space".to_owned();
+    assert_eq!(ended.ending, RoundEnding::NotStarted(why));
+    assert_eq!(ended.restarts_left, 0);
+    // No restart is left. The failure of a worker before is the cause.
+    let last = effects(&mut round, start(None));
+    let Some(Effect::Finish(outcome)) = last.last() else {
+        panic!("{last:?}");
+    };
+    assert!(
+        matches!(**outcome, Err(AgentError::Start(_))),
+        "{outcome:?}"
+    );
+
+    let (mut round, _) = Round::begin(settings(1, 2), NOW);
+    let signalled = effects(&mut round, start(Some(15)));
+    assert!(
+        matches!(signalled.last(), Some(Effect::Finish(_))),
+        "{signalled:?}"
+    );
+
+    // Other nodes have finished, and would not join.
+    let (mut round, _) = Round::begin(settings(1, 2), NOW);
+    let [joined, prepared, refused, _] = start(None);
+    let finished = Input::Facts(Facts {
+        finished: 1,
+        ..Facts::default()
+    });
+    let alone = effects(&mut round, [joined, prepared, refused, finished]);
+    assert!(matches!(alone.last(), Some(Effect::Finish(_))), "{alone:?}");
 }
 
 #[test]
