@@ -47,6 +47,16 @@ impl Attempt {
         }
     }
 
+    /// Whether both are of the same life of a service.
+    pub(crate) const fn has_nonce_of(self, other: Self) -> bool {
+        self.0 >> 32 == other.0 >> 32
+    }
+
+    /// Whether all that is of this attempt is over when `other` is: it is not later, and of the same life of a service.
+    pub const fn is_over_with(self, other: Self) -> bool {
+        self.has_nonce_of(other) && self.0 <= other.0
+    }
+
     /// The attempt after this one; `None` after 2^32 - 1 of them, as no uuid may come twice.
     pub(crate) fn next(self) -> Option<Self> {
         (self.count() < u32::MAX).then_some(Self(self.0 + 1))

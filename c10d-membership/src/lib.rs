@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod attempt;
+pub mod codec;
 mod event;
 mod group;
 mod identity;
@@ -9,6 +10,7 @@ mod member;
 mod message;
 mod options;
 mod record;
+mod status;
 #[cfg(test)]
 mod tests;
 
@@ -20,3 +22,4 @@ pub use member::{Action, Ending, Member, MemberInput, MemberOptions};
 pub use message::{Limit, Message, Reply};
 pub use options::GroupOptions;
 pub use record::{Record, Seat};
+pub use status::{GroupStage, GroupStatus, MemberStatus};

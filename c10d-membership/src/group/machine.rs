@@ -13,6 +13,10 @@ use crate::message::Reply;
 use crate::options::GroupOptions;
 use crate::record::Record;
 
+/// About the memory of a member or a seat, besides its handle, and of one that was evicted.
+const MEMBER_BYTES: usize = 256;
+const EVICTED_BYTES: usize = 128;
+
 /// The members of one process group, and what they agree on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Group {
@@ -142,6 +146,19 @@ impl Group {
             .map(|(member, entry)| (member, entry.rank))
     }
 
+    /// Whether the process is in the group, or waits to be.
+    pub fn has_member(&self, member: MemberKey) -> bool {
+        self.roster.get(member).is_some()
+    }
+
+    /// About the most memory that the group takes, in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        let handle = self.options.handle_bytes_max;
+        let committed = self.committed.as_ref().map_or(0, |it| it.seats.len());
+        (self.roster.len() + committed) * (MEMBER_BYTES + handle)
+            + self.roster.evicted_len() * EVICTED_BYTES
+    }
+
     /// What the members are to know now. Not all of it concerns newcomers: see `is_for`.
     pub(super) fn announcement(&self) -> Option<(EventNumber, Event)> {
         let (attempt, stage, event) = match &self.state {
@@ -224,15 +241,16 @@ impl Group {
         }
     }
 
-    pub(super) fn keep(&self, effects: &mut Vec<Effect>) {
+    /// What the last [`Effect::Keep`] had; of a new group, what tells that it exists.
+    pub fn kept(&self) -> Kept {
         let end = match self.state {
             GroupState::Ended(reason) => Some(reason),
             _ => None,
         };
-        effects.push(Effect::Keep(Kept::new(
-            self.last,
-            self.committed.clone(),
-            end,
-        )));
+        Kept::new(self.last, self.committed.clone(), end)
+    }
+
+    pub(super) fn keep(&self, effects: &mut Vec<Effect>) {
+        effects.push(Effect::Keep(self.kept()));
     }
 }

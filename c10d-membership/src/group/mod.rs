@@ -9,6 +9,7 @@ mod effect;
 mod machine;
 mod messages;
 mod recover;
+mod report;
 mod roster;
 mod settle;
 mod state;

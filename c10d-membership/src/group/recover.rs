@@ -13,7 +13,7 @@ use crate::options::GroupOptions;
 impl Group {
     /// Continues with what the service has kept, and returns what to do first.
     ///
-    /// A whole generation goes on, and its members have `return_timeout` to send something. If an attempt was under way,
+    /// A group that had made no attempt forms. A whole generation goes on, and its members have `return_timeout` to send something. If an attempt was under way,
     /// all its members leave it, and a new one begins. Members that were not in the last generation are unknown, and say
     /// hello again.
     pub fn recover(options: GroupOptions, kept: Kept, now: Duration) -> (Self, Vec<Effect>) {
@@ -41,6 +41,7 @@ impl Group {
                 change: None,
                 return_by: Some(now + options.return_timeout),
             },
+            (None, None) if last.count() == 0 => GroupState::Forming { deadline: None },
             (None, _) => {
                 effects.push(Effect::ReleaseWaits(last));
                 GroupState::Breaking {

@@ -63,6 +63,11 @@ impl Roster {
         self.members.len()
     }
 
+    /// How many are remembered.
+    pub(super) fn evicted_len(&self) -> usize {
+        self.evictions.len()
+    }
+
     pub(super) fn newcomers(&self) -> usize {
         self.members.len() - self.ranked
     }

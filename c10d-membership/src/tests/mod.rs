@@ -3,6 +3,7 @@
 
 mod all_orders;
 mod change;
+mod codec;
 mod cost;
 mod driven;
 mod form;

@@ -1,0 +1,55 @@
+//! Where a group is, in values.
+
+use std::time::Duration;
+
+use super::machine::Group;
+use super::state::GroupState;
+use crate::status::{GroupStage, GroupStatus, MemberStatus};
+
+impl Group {
+    /// Where the group is. Takes time in the order of its members.
+    pub fn status(&self, now: Duration) -> GroupStatus {
+        let kept = self.kept();
+        let committed = kept.committed.as_deref();
+        GroupStatus {
+            stage: self.stage(),
+            attempt: kept.last,
+            generation: committed.map(|record| record.attempt),
+            size: committed.map_or(0, |record| record.seats.len()),
+            time_left: self.wake_at().map(|at| at.saturating_sub(now)),
+            members: self.member_statuses().collect(),
+        }
+    }
+
+    fn stage(&self) -> GroupStage {
+        match self.state() {
+            GroupState::Forming { .. } => GroupStage::Forming,
+            GroupState::Breaking { .. } => GroupStage::Breaking,
+            GroupState::Proposed { .. } => GroupStage::Proposed,
+            GroupState::Calling { .. } => GroupStage::Calling,
+            GroupState::Committed { change: None, .. } => GroupStage::Committed,
+            GroupState::Committed { .. } => GroupStage::Changing,
+            GroupState::Ended(reason) => GroupStage::Ended(*reason),
+        }
+    }
+
+    fn member_statuses(&self) -> impl Iterator<Item = MemberStatus> {
+        self.roster.iter().map(|(member, entry)| {
+            let is_awaited = match &self.state {
+                GroupState::Proposed { attempt, .. } => entry.is_missing(*attempt),
+                GroupState::Calling { record, .. } => {
+                    entry.ready == Some(record.attempt) && entry.acked != Some(record.attempt)
+                }
+                GroupState::Committed {
+                    change: Some(change),
+                    ..
+                } => entry.is_missing(change.attempt),
+                GroupState::Committed { return_by, .. } => {
+                    return_by.is_some() && entry.rank.is_some() && !entry.is_seen
+                }
+                _ => false,
+            };
+            MemberStatus::new(member, entry.rank, is_awaited)
+        })
+    }
+}

@@ -1,0 +1,68 @@
+//! Where a group is, for its owner and for people.
+
+use std::time::Duration;
+
+use crate::attempt::Attempt;
+use crate::event::EndReason;
+use crate::identity::MemberKey;
+
+/// A group at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GroupStatus {
+    /// What the group is doing.
+    pub stage: GroupStage,
+    /// The newest attempt; its count is 0 before the first.
+    pub attempt: Attempt,
+    /// The last generation, whole or broken.
+    pub generation: Option<Attempt>,
+    /// How many members that has.
+    pub size: usize,
+    /// The time until the group goes on without those that it waits for; `None` if it waits for no time.
+    pub time_left: Option<Duration>,
+    /// The processes of the group and those that wait to be, by id.
+    pub members: Vec<MemberStatus>,
+}
+
+/// What a group is doing: a [`GroupState`](crate::GroupState) in a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GroupStage {
+    /// It waits for its first members.
+    Forming,
+    /// Members leave their mesh.
+    Proposed,
+    /// Members are in torch's call.
+    Calling,
+    /// A generation works.
+    Committed,
+    /// A generation works, and stops at a step boundary.
+    Changing,
+    /// Too few members are left, or it waits for replacements.
+    Breaking,
+    /// Nothing happens any more.
+    Ended(EndReason),
+}
+
+/// One process of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemberStatus {
+    /// The process.
+    pub member: MemberKey,
+    /// Its rank in the last generation.
+    pub rank: Option<u32>,
+    /// Whether the group waits for it now: to be ready, to acknowledge, or to come back to a restarted service.
+    pub is_awaited: bool,
+}
+
+impl MemberStatus {
+    /// A process with this rank.
+    pub(crate) const fn new(member: MemberKey, rank: Option<u32>, is_awaited: bool) -> Self {
+        Self {
+            member,
+            rank,
+            is_awaited,
+        }
+    }
+}
