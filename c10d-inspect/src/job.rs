@@ -304,7 +304,7 @@ fn waits<'a>(index: &Index<'a>) -> BTreeMap<&'a [u8], Waiting> {
         let Some(key) = wait.missing.first() else {
             continue;
         };
-        if wait.command == Opcode::WaitChange {
+        if matches!(wait.command, Opcode::WaitChange | Opcode::MembershipPoll) {
             continue;
         }
         let clients = connection

@@ -31,8 +31,9 @@ struct Waiting {
 pub(crate) fn waits(job: &Job<'_>) -> Vec<WaitFor> {
     let mut waits: HashMap<&[u8], Waiting> = HashMap::new();
     for (slot, connection) in job.index.snapshot.connections.iter().enumerate() {
-        // A watcher of changes waits for nobody.
-        let is_wait = |wait: &&PendingWait| wait.command != Opcode::WaitChange;
+        // A watcher of changes or of a group waits for nobody.
+        let is_watch = |command| matches!(command, Opcode::WaitChange | Opcode::MembershipPoll);
+        let is_wait = |wait: &&PendingWait| !is_watch(wait.command);
         let Some(wait) = connection.wait.as_ref().filter(is_wait) else {
             continue;
         };

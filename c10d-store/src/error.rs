@@ -44,6 +44,7 @@ pub enum Operation {
     KeepAlive,
     DeletePrefix,
     EndWaits,
+    Membership,
 }
 
 impl Operation {
@@ -91,6 +92,7 @@ impl fmt::Display for Operation {
             Self::KeepAlive => "keep_alive",
             Self::DeletePrefix => "delete_prefix",
             Self::EndWaits => "end_waits",
+            Self::Membership => "membership",
         })
     }
 }
@@ -473,6 +475,9 @@ const fn what_is_needed(operation: Operation) -> &'static str {
         }
         Operation::DeletePrefix => {
             ", only by a TCP store whose server has the capability DELETE_PREFIX: one of c10d"
+        }
+        Operation::Membership => {
+            ", only by a TCP store whose server has the capability MEMBERSHIP: one of c10d"
         }
         Operation::EndWaits => {
             ", only by a TCP store whose server has the capability END_WAITS: one of c10d"

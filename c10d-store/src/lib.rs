@@ -32,11 +32,13 @@ mod file_store;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod groups;
 mod hash_store;
 pub mod journal;
 mod key;
 mod known;
 mod limits;
+pub mod membership;
 mod message;
 mod moment;
 mod prefix_store;
@@ -71,6 +73,7 @@ pub use compare_set::CompareSet;
 pub use ephemeral::Ephemeral;
 pub use error::{ErrorContext, Operation, Outcome, StoreError};
 pub use file_store::{FileStore, FileStoreOptions};
+pub use groups::Groups;
 pub use hash_store::HashStore;
 pub use key::{key_from_bytes, key_to_bytes};
 pub use known::Known;

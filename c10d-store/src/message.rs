@@ -236,6 +236,13 @@ pub(crate) enum Request<'a> {
     EndWaits {
         prefix: &'a [u8],
     },
+    /// Extension: docs/wire-extensions.md, section 9.13.
+    Membership {
+        group: &'a [u8],
+        bytes: &'a [u8],
+        /// Whether it is MEMBERSHIP_POLL.
+        waits: bool,
+    },
     /// Extension: docs/wire-extensions.md, section 9.10.
     KeepAlive {
         /// The longest silence; 0 for any.
@@ -330,6 +337,12 @@ impl<'a> Request<'a> {
             Self::KeepAlive { .. } => of_none(Opcode::KeepAlive),
             Self::DeletePrefix { prefix, .. } => of_key(Opcode::DeletePrefix, prefix),
             Self::EndWaits { prefix } => of_key(Opcode::EndWaits, prefix),
+            Self::Membership {
+                group,
+                waits: false,
+                ..
+            } => of_key(Opcode::Membership, group),
+            Self::Membership { group, .. } => of_key(Opcode::MembershipPoll, group),
         }
     }
 }

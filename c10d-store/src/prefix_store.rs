@@ -9,6 +9,7 @@ use crate::barrier::meet_by_keys;
 use crate::compare_set::CompareSet;
 use crate::ephemeral::Ephemeral;
 use crate::error::{ErrorContext, Operation, StoreError};
+use crate::groups::Groups;
 use crate::known::Known;
 use crate::prefixes::Prefixes;
 use crate::queues::Queues;
@@ -213,6 +214,32 @@ impl Store for PrefixStore {
 
     fn ephemeral(&self) -> Option<&dyn Ephemeral> {
         self.underlying.ephemeral().map(|_| self as &dyn Ephemeral)
+    }
+
+    fn groups(&self) -> Option<&dyn Groups> {
+        self.underlying.groups().map(|_| self as &dyn Groups)
+    }
+}
+
+impl Groups for PrefixStore {
+    fn ask_group(
+        &self,
+        group: &str,
+        request: &[u8],
+        waits: bool,
+        timeout: Option<Duration>,
+    ) -> Result<Option<Vec<Vec<u8>>>, StoreError> {
+        let group = self.join(group);
+        let Some(groups) = self.underlying.groups() else {
+            let context = ErrorContext::new(
+                Operation::Membership,
+                [&*group],
+                self.label(),
+                Duration::ZERO,
+            );
+            return Err(StoreError::Unsupported { context });
+        };
+        groups.ask_group(&group, request, waits, timeout)
     }
 }
 

@@ -9,6 +9,7 @@ use c10d_socket::Cancel;
 use crate::compare_set::CompareSet;
 use crate::ephemeral::Ephemeral;
 use crate::error::StoreError;
+use crate::groups::Groups;
 use crate::prefixes::Prefixes;
 use crate::queues::Queues;
 use crate::watch::Watch;
@@ -97,6 +98,11 @@ pub trait Store: StoreHandle {
 
     /// The store's operations on all names with a prefix, if it has any.
     fn prefixes(&self) -> Option<&dyn Prefixes> {
+        None
+    }
+
+    /// The store's process groups, if it has any.
+    fn groups(&self) -> Option<&dyn Groups> {
         None
     }
 

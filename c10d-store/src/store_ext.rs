@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use crate::compare_set::CompareSet;
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::known::Known;
+use crate::membership::Membership;
 use crate::queues::Queues;
 use crate::store::Store;
 
@@ -385,6 +386,19 @@ pub trait StoreExt: Store {
             None => Err(StoreError::Unsupported {
                 context: ErrorContext::new(Operation::KeepAlive, [], self.label(), Duration::ZERO),
             }),
+        }
+    }
+
+    /// A process group whose members agree who takes part: survivors go on after a death. Opens one connection more.
+    /// [`Membership`] has what it can do.
+    ///
+    /// # Errors
+    /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate, and if that has
+    /// [no groups](crate::ServerOptions::with_membership); else as [`StoreHandle::clone_store`](crate::StoreHandle::clone_store).
+    fn membership(&self, group: &str) -> Result<Membership, StoreError> {
+        match Store::groups(self) {
+            Some(_) => Membership::new(self.clone_store()?, group),
+            None => Err(unsupported(self, Operation::Membership, group)),
         }
     }
 

@@ -9,6 +9,7 @@ mod closer;
 mod connection;
 mod ephemeral;
 mod explain;
+mod groups;
 mod lanes;
 mod link;
 mod master;

@@ -16,6 +16,7 @@ use super::waiting::{Repeat, Wait};
 use crate::compare_set::CompareSet;
 use crate::ephemeral::Ephemeral;
 use crate::error::{Operation, StoreError};
+use crate::groups::Groups;
 use crate::key::key_from_bytes;
 use crate::known::Known;
 use crate::prefixes::Prefixes;
@@ -235,6 +236,10 @@ impl Store for TcpStore {
     }
 
     fn ephemeral(&self) -> Option<&dyn Ephemeral> {
+        Some(self)
+    }
+
+    fn groups(&self) -> Option<&dyn Groups> {
         Some(self)
     }
 }

@@ -647,6 +647,13 @@ impl Lease<'_> {
             .is_some_and(Connection::has_end_waits)
     }
 
+    /// Whether the server has MEMBERSHIP and MEMBERSHIP_POLL.
+    pub(super) fn has_membership(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_membership)
+    }
+
     /// Whether END_WAITS has ended the last wait. True once.
     pub(super) fn take_wait_ended(&mut self) -> bool {
         let connection = self.connection.as_mut();

@@ -10,6 +10,8 @@
 //!                               will: length, 4 bytes; its key; length, 4 bytes; its value
 //!     7 schedule                here the key is a prefix, whose names are deleted after so many ms, 4 bytes; 0 for not.
 //!                               An empty prefix means nothing
+//!     8 group                   of members, which the key names: length, 4 bytes; what a restarted server needs of it,
+//!                               or nothing if the group is gone
 //!    16 begin a session         how long it lasts without a link, in ms, 4 bytes; here the key is the session's id
 //!    17 end a session           nothing
 //!    18 executed                client, request, answered, 4 bytes each; whether it waits, 1 byte; length, 4 bytes; reply
@@ -66,6 +68,8 @@ pub enum Effect<'a> {
     },
     /// The names with this prefix are deleted after a time, which starts anew with the server. Of 0: they are not.
     Schedule { prefix: &'a [u8], delay_millis: u32 },
+    /// What a restarted server needs of a group of members (docs/wire-extensions.md, MEMBERSHIP); nothing if it is gone.
+    Group { group: &'a [u8], bytes: &'a [u8] },
     /// A session begins whose peer can send requests again (docs/wire-extensions.md, SESSION 12).
     BeginSession { session: &'a [u8], keep_millis: u32 },
     /// It ends with its clients.
@@ -103,6 +107,7 @@ mod kind {
     pub(super) const POP: u8 = 5;
     pub(super) const OWN: u8 = 6;
     pub(super) const SCHEDULE: u8 = 7;
+    pub(super) const GROUP: u8 = 8;
     pub(super) const BEGIN_SESSION: u8 = 16;
     pub(super) const END_SESSION: u8 = 17;
     pub(super) const EXECUTED: u8 = 18;
@@ -152,6 +157,7 @@ impl BatchWriter {
                 self.with_key(kind::SCHEDULE, prefix);
                 self.with_u32(delay_millis);
             }
+            Effect::Group { group, bytes } => self.with_bytes(kind::GROUP, group, bytes),
             Effect::BeginSession {
                 session,
                 keep_millis,
@@ -337,6 +343,10 @@ impl<'a> Effects<'a> {
                 prefix: key,
                 delay_millis: self.number()?,
             },
+            kind::GROUP => Effect::Group {
+                group: key,
+                bytes: self.blob()?,
+            },
             kind::BEGIN_SESSION => Effect::BeginSession {
                 session: key,
                 keep_millis: self.number()?,
@@ -455,6 +465,10 @@ mod tests {
             Effect::Schedule {
                 prefix: b"p/",
                 delay_millis: 9,
+            },
+            Effect::Group {
+                group: b"g",
+                bytes: b"kept",
             },
             Effect::Silence {
                 session: &[1; 16],

@@ -1,4 +1,4 @@
-//! What a journal says is in its store, for tools: the server applies the effects to its own state. Without sessions and owners.
+//! What a journal says is in its store, for tools: the server applies the effects to its own state. Without sessions, owners and groups.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -47,9 +47,10 @@ impl Contents {
                 entry.queue.drain(..count);
                 self.drop_if_empty(key);
             }
-            // Of sessions and owners, which are no contents.
+            // Of sessions, owners and groups, which are no contents.
             Effect::Own { .. }
             | Effect::Schedule { .. }
+            | Effect::Group { .. }
             | Effect::Silence { .. }
             | Effect::BeginSession { .. }
             | Effect::EndSession { .. }

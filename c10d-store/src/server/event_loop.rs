@@ -34,7 +34,7 @@ use super::turn::TurnClock;
 use crate::message::Request;
 use crate::moment::Moment;
 use crate::request_parser::{Flow, NextRead, ParseError};
-use crate::session::{Hello, StoreId};
+use crate::session::{Hello, StoreId, random_seed};
 use crate::snapshot::{CloseReason, Counters};
 use crate::state::{Refusal, StoreState};
 
@@ -117,10 +117,11 @@ impl EventLoop {
         };
         let acceptor = listeners.acceptor(limits, Instant::now());
         let sessions = Sessions::new(StoreId::random(), options.session_timeout());
-        let (state, sessions, keeping) = match journal {
+        let (mut state, sessions, keeping) = match journal {
             None => (StoreState::new(), sessions, None),
             Some(journal) => Keeping::start(journal, sessions, Arc::clone(&waker))?,
         };
+        state.offer_groups(options.has_membership().then(random_seed));
         let event_loop = Self {
             poll,
             listeners,
@@ -203,7 +204,12 @@ impl EventLoop {
             .due()
             .map(|at| at.saturating_duration_since(Instant::now()));
         let session = self.sessions.time_left(Instant::now);
-        let next = [self.state.next_silence(), self.state.next_sweep()];
+        let state = &self.state;
+        let next = [
+            state.next_silence(),
+            state.next_sweep(),
+            state.next_group_timer(),
+        ];
         let of_state = next.into_iter().flatten().min().map(|at| {
             let at = self.started + at.since_start();
             at.saturating_duration_since(Instant::now())
@@ -235,6 +241,7 @@ impl EventLoop {
         self.expire();
         self.expire_sessions(now);
         self.end_silent();
+        self.tick_groups();
         self.continue_sweep();
         self.turn.start_turn();
         self.flush_touched();

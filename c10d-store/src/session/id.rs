@@ -101,6 +101,11 @@ impl fmt::Display for StoreId {
     }
 }
 
+/// 64 random bits.
+pub(crate) fn random_seed() -> u64 {
+    RandomState::new().hash_one(0_u64)
+}
+
 /// SipHash with a random key of 128 bits of the system. The store depends on no source of random numbers.
 fn random_bits() -> [u8; ID_BYTES] {
     let random = RandomState::new();

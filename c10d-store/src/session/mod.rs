@@ -31,7 +31,7 @@ mod violation;
 pub use credit::{CLIENT_WINDOW_BYTES, Credit};
 pub use frame::{Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, Group};
 pub(crate) use hello::{Hello, Welcome};
-pub(crate) use id::{SessionId, StoreId};
+pub(crate) use id::{SessionId, StoreId, random_seed};
 pub use outstanding::{NotCarried, Outstanding, ReplyError};
 pub use stream::{SESSION_WINDOW_BYTES, SessionStream};
 pub use violation::Violation;

@@ -5,6 +5,8 @@ mod ended_waits;
 #[cfg(test)]
 mod handshake;
 #[cfg(test)]
+mod membership;
+#[cfg(test)]
 mod splits;
 #[cfg(test)]
 mod vectors;
@@ -93,13 +95,21 @@ impl SimServer {
         self.state.check_invariants();
     }
 
+    /// It is later.
+    #[cfg(test)]
+    pub(crate) fn at(&mut self, now: crate::moment::Moment) {
+        self.state.set_now(now);
+        self.state.tick_groups(&mut self.outputs);
+        self.state.check_invariants();
+    }
+
     /// Runs the handshake and reads its reply.
     #[cfg(test)]
     pub(crate) fn open(&mut self, conn: u64) {
         let mut hello = RequestBuf::new();
         hello.hello();
         self.send(conn, &hello.to_bytes());
-        assert_eq!(self.take(conn), [0xff, 3, 0x0d, 0xc1], "the capabilities");
+        assert_eq!(self.take(conn), [0xff, 7, 0x0d, 0xc1], "the capabilities");
     }
 
     /// The bytes that the server has sent to a connection since the last call.

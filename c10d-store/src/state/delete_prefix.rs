@@ -103,8 +103,22 @@ impl StoreState {
         }
     }
 
+    /// Deletes all names with this prefix but those with the other one. It replaces an earlier such deletion that has not begun.
+    pub(super) fn sweep_all_but(&mut self, prefix: &[u8], kept: &[u8]) {
+        let mut waiting = self.sweeps.queue.iter().skip(1);
+        let earlier = waiting.position(|(sweep, asker)| asker.is_none() && sweep.keeps_of(prefix));
+        if let Some(earlier) = earlier {
+            self.sweeps.queue.remove(1 + earlier);
+        }
+        self.begin_sweep_but(prefix, Some(kept), None);
+    }
+
     fn begin_sweep(&mut self, prefix: &[u8], asker: Option<ConnId>) {
-        let sweep = self.slots.new_sweep(prefix);
+        self.begin_sweep_but(prefix, None, asker);
+    }
+
+    fn begin_sweep_but(&mut self, prefix: &[u8], kept: Option<&[u8]>, asker: Option<ConnId>) {
+        let sweep = self.slots.new_sweep(prefix, kept);
         if self.sweeps.queue.is_empty() {
             self.slots.start_sweep(sweep.clone());
         }

@@ -178,6 +178,7 @@ impl StoreState {
                 self.owners.watch(id, self.now);
             }
         }
+        self.end_recovered_groups(&mut Nobody);
     }
 
     /// Carries out `Effect::Own`. `false` if the key has no value.

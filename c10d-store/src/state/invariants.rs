@@ -53,6 +53,7 @@ impl StoreState {
         let listed = self.owners.check_invariants(owner_of);
         assert_eq!(owned, listed, "an owner knows its keys");
         self.directory.check_invariants();
+        self.groups.check_invariants();
         assert!(self.woken.is_empty() && self.emptied.is_empty());
 
         self.waiters.check_invariants(|list, name, wants| {

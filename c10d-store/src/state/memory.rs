@@ -1,10 +1,12 @@
 //! The memory of the store's data, and the limit on it.
 
+use super::groups::GROUP_BYTES;
 use super::slots::{ELEMENT_BYTES, OWNERSHIP_BYTES, Slot};
 use super::sweeps::SCHEDULED_BYTES;
 use super::{Refusal, StoreState};
 use crate::message::{ConnId, Keys, Request};
 use crate::stored_value::Value;
+use crate::wire::GroupRequest;
 
 /// The memory of a name besides its bytes and those of its value: a slot of the map, of which a third may be unused, and
 /// what the allocator adds to the name and the value.
@@ -28,6 +30,7 @@ impl StoreState {
     /// About the memory of names, values, queues, waits, and what the journal keeps of sessions, in bytes.
     pub(crate) fn memory(&self) -> usize {
         self.carried_bytes
+            + self.groups.memory_bytes()
             + self.slots.stored_bytes()
             + self.slots.queued_bytes()
             + self.slots.owned_bytes()
@@ -80,6 +83,10 @@ impl StoreState {
                 prefix,
                 delay_millis: 1..,
             } => (SCHEDULED_BYTES + prefix.len(), limit),
+            // A group, or a member.
+            Request::Membership { bytes, .. } if GroupRequest::may_add(bytes) => {
+                (GROUP_BYTES + bytes.len(), limit)
+            }
             _ => (self.growth_of_write(request), limit),
         };
         if growth > 0 && used.saturating_add(growth) > room {
@@ -170,7 +177,8 @@ fn most_growth(request: &Request<'_>) -> usize {
         | Request::WaitChange { .. }
         | Request::MultiSet { .. }
         | Request::SetEphemeral { .. }
-        | Request::DeletePrefix { .. } => usize::MAX / 2,
+        | Request::DeletePrefix { .. }
+        | Request::Membership { .. } => usize::MAX / 2,
         _ => 0,
     }
 }

@@ -17,11 +17,13 @@ mod directory;
 mod ephemeral;
 #[cfg(test)]
 mod ephemeral_tests;
+mod groups;
 mod image;
 #[cfg(any(test, debug_assertions))]
 mod invariants;
 mod key_hash;
 mod known_value;
+mod membership;
 mod memory;
 #[cfg(test)]
 mod model_tests;
@@ -57,6 +59,7 @@ use crate::wire::{Opcode, WORKER_COUNT_KEY, reply_to_ping};
 use announcements::Announcements;
 use conn_hash::ConnHash;
 use directory::Directory;
+use groups::Groups;
 pub(crate) use image::Image;
 use image::{ConnectionsImage, KeysImage};
 use known_value::KnownValue;
@@ -86,6 +89,12 @@ pub(crate) enum Refusal {
         /// What it may take.
         limit: usize,
     },
+    /// The value of a MEMBERSHIP or MEMBERSHIP_POLL.
+    #[error("the value is no request to a group")]
+    NotAGroupRequest,
+    /// The server has no groups.
+    #[error("this server has no groups: they are switched off")]
+    NoGroups,
     /// The parser handles VALIDATE, so it does not reach the state.
     #[error("unexpected VALIDATE")]
     UnexpectedValidate,
@@ -119,6 +128,7 @@ pub(crate) struct StoreState {
     announcements: Announcements,
     owners: Owners,
     sweeps: Sweeps,
+    groups: Groups,
     /// The current time, as last set by the server.
     now: Moment,
     /// The connection whose request is being handled.
@@ -192,7 +202,8 @@ impl StoreState {
         match request {
             Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
             Request::Ping { nonce } => {
-                self.reply(replies, conn, Reply::Nonce(reply_to_ping(nonce)))
+                let nonce = reply_to_ping(nonce, self.offers_groups());
+                self.reply(replies, conn, Reply::Nonce(nonce));
             }
             Request::Set { key, value } => self.set(key, value, replies),
             Request::Get { key } => self.reply_value(conn, key, replies),
@@ -299,6 +310,11 @@ impl StoreState {
             } => self.delete_prefix(conn, prefix, delay_millis, replies),
             Request::EndWaits { prefix } => self.end_waits(conn, prefix, replies),
             Request::KeepAlive { millis } => self.keep_alive(conn, silence_max(millis), replies),
+            Request::Membership {
+                group,
+                bytes,
+                waits,
+            } => self.membership(conn, group, bytes, waits, replies)?,
             // The event loop does it: nothing in the store changes.
             Request::Session(_) => {}
             Request::Announce { bytes } => {
@@ -346,6 +362,7 @@ impl StoreState {
         self.ended_waits.remove(&conn);
         self.sweeps.forget(conn);
         self.end_owner(conn, replies);
+        self.end_speaker(conn, replies);
     }
 
     /// Whether the last request of a connection was a wait that END_WAITS has ended, as a journal has kept it.
@@ -587,6 +604,9 @@ impl StoreState {
             self.reply(replies, conn, Reply::StopWaiting);
             return;
         }
+        if self.is_released(conn, keys, replies) {
+            return;
+        }
         let origin = self.origin(Opcode::Wait);
         self.waiters.open(conn, Answer::Stop, origin);
         for key in keys.iter() {
@@ -602,6 +622,9 @@ impl StoreState {
         if keys.iter().all(|key| self.has_value(key)) {
             self.reply(replies, conn, Reply::StopWaiting);
             self.reply_values(conn, keys.iter(), replies);
+            return;
+        }
+        if self.is_released(conn, keys, replies) {
             return;
         }
         let origin = self.origin(Opcode::WaitGet);
@@ -821,7 +844,9 @@ impl StoreState {
             match woken.answer {
                 Answer::Stop => self.reply(replies, conn, Reply::StopWaiting),
                 Answer::Values(wanted) => self.check_again(conn, wanted, woken.origin, replies),
-                Answer::Elements(_) => unreachable!("a value does not end a wait for an element"),
+                Answer::Elements(_) | Answer::Event(_) => {
+                    unreachable!("a value does not end a wait for an element or for news")
+                }
             }
         }
         woken.shrink_to(WOKEN_KEPT);
@@ -875,7 +900,9 @@ impl StoreState {
                     self.reply(replies, conn, Reply::StopWaiting);
                 }
                 Answer::Elements(max) => self.reply_elements(conn, key, max, replies),
-                Answer::Values(_) => unreachable!("an element does not end a wait for values"),
+                Answer::Values(_) | Answer::Event(_) => {
+                    unreachable!("an element does not end a wait for values or for news")
+                }
             }
         }
         woken.shrink_to(WOKEN_KEPT);
@@ -907,30 +934,53 @@ impl StoreState {
 
     /// docs/wire-extensions.md, END_WAITS 1.
     fn end_waits(&mut self, conn: ConnId, prefix: &[u8], replies: &mut impl Replies) {
+        let ended = self.end_waits_of(prefix, replies);
+        self.reply(replies, conn, Reply::Integer(count(ended)));
+    }
+
+    /// Ends the waits for names with a prefix. Returns how many.
+    fn end_waits_of(&mut self, prefix: &[u8], replies: &mut impl Replies) -> usize {
         let waiting = self.waiters.waiting_for_prefix(prefix);
         self.work += waiting.len() as u64;
         if !waiting.is_empty() {
             self.depend_on_batch();
         }
         for waiting in &waiting {
-            self.directory.keep(*waiting, &self.waiters);
-            self.cancel(*waiting);
-            self.ended_waits.insert(*waiting);
-            self.reply(replies, *waiting, Reply::WaitCanceled);
+            self.end_wait_of(*waiting, replies);
         }
-        self.waits_cancelled += waiting.len() as u64;
-        self.reply(replies, conn, Reply::Integer(count(waiting.len())));
+        waiting.len()
+    }
+
+    fn end_wait_of(&mut self, waiting: ConnId, replies: &mut impl Replies) {
+        self.directory.keep(waiting, &self.waiters);
+        self.cancel(waiting);
+        self.ended_waits.insert(waiting);
+        self.reply(replies, waiting, Reply::WaitCanceled);
+        self.waits_cancelled += 1;
+    }
+
+    /// Ends a wait that has just arrived, if it is for keys of an attempt that members have given up.
+    fn is_released(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) -> bool {
+        let is_released = keys.iter().any(|key| self.groups.is_released(key));
+        if is_released {
+            self.depend_on_batch();
+            self.end_wait_of(conn, replies);
+        }
+        is_released
     }
 
     /// Removes the wait of a connection; `false` if it has none.
     fn cancel(&mut self, conn: ConnId) -> bool {
         let mut emptied = std::mem::take(&mut self.emptied);
-        let cancelled = self.waiters.cancel(conn, &mut emptied);
+        let answer = self.waiters.cancel(conn, &mut emptied);
+        if let Some(Answer::Event(polling)) = &answer {
+            self.groups.poll_ended(polling);
+        }
         for name in emptied.drain(..) {
             self.slots.remove_waiters(&name);
         }
         self.emptied = emptied;
-        cancelled
+        answer.is_some()
     }
 }
 

@@ -136,9 +136,26 @@ struct Copying {
 #[derive(Debug, Clone)]
 pub(super) struct Sweep {
     prefix: Arc<[u8]>,
+    /// Names with this prefix stay.
+    kept: Option<Arc<[u8]>>,
     /// The number of writes when it began.
     writes: u64,
     number: u32,
+}
+
+impl Sweep {
+    fn deletes(&self, name: &[u8]) -> bool {
+        name.starts_with(&self.prefix)
+            && !self
+                .kept
+                .as_ref()
+                .is_some_and(|kept| name.starts_with(kept))
+    }
+
+    /// Whether it deletes the names with this prefix but some.
+    pub(super) fn keeps_of(&self, prefix: &[u8]) -> bool {
+        *self.prefix == *prefix && self.kept.is_some()
+    }
 }
 
 /// A deletion that is under way. It visits the slots as [`Copying`] does.
@@ -478,7 +495,7 @@ impl Slots {
             for (from, to) in [(a, b), (b, a)] {
                 if (from..to).contains(&sweep.left.wrapping_sub(1))
                     && let Some((name, _)) = self.map.get_index(from)
-                    && name.starts_with(&sweep.sweep.prefix)
+                    && sweep.sweep.deletes(name)
                 {
                     sweep.moved.push(Arc::clone(name));
                 }
@@ -487,11 +504,12 @@ impl Slots {
         self.map.swap_indices(a, b);
     }
 
-    /// A deletion of the names with this prefix that begins now.
-    pub(super) fn new_sweep(&mut self, prefix: &[u8]) -> Sweep {
+    /// A deletion of the names with this prefix, but not of those with the other one, that begins now.
+    pub(super) fn new_sweep(&mut self, prefix: &[u8], kept: Option<&[u8]>) -> Sweep {
         self.sweeps = self.sweeps.saturating_add(1);
         Sweep {
             prefix: prefix.into(),
+            kept: kept.map(Arc::from),
             writes: self.writes,
             number: self.sweeps,
         }
@@ -526,7 +544,7 @@ impl Slots {
                 sweep.left = at;
                 budget -= 1;
                 match self.map.get_index(at) {
-                    Some((name, _)) if name.starts_with(&sweep.sweep.prefix) => Arc::clone(name),
+                    Some((name, _)) if sweep.sweep.deletes(name) => Arc::clone(name),
                     _ => continue,
                 }
             };

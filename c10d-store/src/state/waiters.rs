@@ -16,6 +16,7 @@ use std::sync::Arc;
 use slab::Slab;
 
 use super::conn_hash::ConnHash;
+use super::groups::Polling;
 use super::known_value::KnownValue;
 use super::wanted::WantedKeys;
 use crate::message::ConnId;
@@ -35,6 +36,8 @@ pub(super) enum Wants {
     Change(Arc<KnownValue>),
     /// An element of a queue: QUEUE_TAKE.
     Element,
+    /// News of the group with this name: MEMBERSHIP_POLL.
+    Event,
 }
 
 impl Wants {
@@ -43,7 +46,7 @@ impl Wants {
     }
 
     const fn takes_value(&self) -> bool {
-        !matches!(self, Self::Element)
+        !matches!(self, Self::Element | Self::Event)
     }
 }
 
@@ -55,12 +58,14 @@ pub(super) enum Answer {
     Values(WantedKeys),
     /// At most this many elements of the queue.
     Elements(usize),
+    /// The group's answer to a poll.
+    Event(Box<Polling>),
 }
 
 /// The request that opened a wait.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Origin {
-    /// WAIT, BARRIER, WAIT_GET, WAIT_CHANGE or QUEUE_TAKE.
+    /// WAIT, BARRIER, WAIT_GET, WAIT_CHANGE, QUEUE_TAKE or MEMBERSHIP_POLL.
     pub(super) command: Opcode,
     /// When it arrived.
     pub(super) since: Moment,
@@ -265,7 +270,11 @@ impl Waiters {
         let last = self.lists[list.place()].last;
         match &self.entries.get(last as usize)?.wants {
             Wants::Change(known) => Some(known),
-            Wants::ValueOrElement | Wants::Barrier | Wants::Value | Wants::Element => None,
+            Wants::ValueOrElement
+            | Wants::Barrier
+            | Wants::Value
+            | Wants::Element
+            | Wants::Event => None,
         }
     }
 
@@ -398,7 +407,7 @@ impl Waiters {
             let is_settled = match &entry.wants {
                 Wants::ValueOrElement | Wants::Barrier | Wants::Value => true,
                 Wants::Change(known) => differs(known),
-                Wants::Element => false,
+                Wants::Element | Wants::Event => false,
             };
             if is_settled {
                 self.count_down(at, woken);
@@ -445,12 +454,15 @@ impl Waiters {
         conns
     }
 
-    /// Removes the wait of a connection; `false` if it has none. Appends the names whose lists became empty
+    /// What the wait of a connection ends with.
+    pub(super) fn answer_of(&self, conn: ConnId) -> Option<&Answer> {
+        self.waits.get(&conn).map(|wait| &wait.answer)
+    }
+
+    /// Removes the wait of a connection; `None` if it has none. Appends the names whose lists became empty
     /// and were removed to `emptied`. Costs the entries of this wait only.
-    pub(super) fn cancel(&mut self, conn: ConnId, emptied: &mut Vec<Arc<[u8]>>) -> bool {
-        let Some(wait) = self.waits.remove(&conn) else {
-            return false;
-        };
+    pub(super) fn cancel(&mut self, conn: ConnId, emptied: &mut Vec<Arc<[u8]>>) -> Option<Answer> {
+        let wait = self.waits.remove(&conn)?;
         let mut at = wait.first;
         while at != NONE {
             self.visits += 1;
@@ -459,7 +471,7 @@ impl Waiters {
             emptied.extend(self.drop_if_empty(entry.list));
             at = entry.next_in_wait;
         }
-        true
+        Some(wait.answer)
     }
 
     fn count_down(&mut self, at: u32, woken: &mut Vec<Woken>) {

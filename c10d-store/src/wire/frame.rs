@@ -7,6 +7,7 @@ use byteorder::{ByteOrder, LittleEndian};
 
 use super::blob::{Blobs, LENGTH_BYTES};
 use super::error::{WireError, WireErrorKind};
+use super::membership::MEMBERSHIP_BYTES_MAX;
 use super::opcode::{ANY_LENGTH, Field, Opcode};
 use crate::limits::WireLimits;
 use crate::message::{Keys, Payload, Request};
@@ -79,12 +80,17 @@ impl FrameScan {
                 opcode
             }
         };
-        let of_announcements;
-        let limits = if opcode == Opcode::Announce {
-            of_announcements = limits.with_value_bytes_max(ANNOUNCEMENT_BYTES_MAX);
-            &of_announcements
-        } else {
-            limits
+        let own;
+        let limits = match opcode {
+            Opcode::Announce => {
+                own = limits.with_value_bytes_max(ANNOUNCEMENT_BYTES_MAX);
+                &own
+            }
+            Opcode::Membership | Opcode::MembershipPoll => {
+                own = limits.with_value_bytes_max(MEMBERSHIP_BYTES_MAX);
+                &own
+            }
+            _ => limits,
         };
         let fields = opcode.fields();
         while let Some(field) = fields.get(self.field) {
@@ -379,6 +385,11 @@ impl<'a> Frame<'a> {
             },
             Opcode::EndWaits => Request::EndWaits {
                 prefix: self.arg(0),
+            },
+            Opcode::Membership | Opcode::MembershipPoll => Request::Membership {
+                group: self.arg(0),
+                bytes: self.arg(1),
+                waits: self.opcode == Opcode::MembershipPoll,
             },
             Opcode::Session => {
                 let mut hello = [0; Hello::BYTES];

@@ -41,6 +41,9 @@ pub const CAPABILITY_DELETE_PREFIX: u32 = 1 << 8;
 /// The server supports END_WAITS (0x8a).
 pub const CAPABILITY_END_WAITS: u32 = 1 << 9;
 
+/// The server supports MEMBERSHIP (0x8b) and MEMBERSHIP_POLL (0x8c).
+pub const CAPABILITY_MEMBERSHIP: u32 = 1 << 10;
+
 /// The capabilities of this crate's server.
 pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_WAIT_CHANGE
@@ -51,11 +54,14 @@ pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_SESSION
     | CAPABILITY_EPHEMERAL
     | CAPABILITY_DELETE_PREFIX
-    | CAPABILITY_END_WAITS;
+    | CAPABILITY_END_WAITS
+    | CAPABILITY_MEMBERSHIP;
 
-/// The reply of this crate's server to a PING.
-pub(crate) const fn reply_to_ping(nonce: u32) -> u32 {
-    if nonce == CAPABILITY_NONCE {
+/// The reply of this crate's server to a PING. Without groups it does not show their bit.
+pub(crate) const fn reply_to_ping(nonce: u32, offers_groups: bool) -> u32 {
+    if nonce == CAPABILITY_NONCE && !offers_groups {
+        CAPABILITY_NONCE | (CAPABILITIES & !CAPABILITY_MEMBERSHIP)
+    } else if nonce == CAPABILITY_NONCE {
         CAPABILITY_NONCE | CAPABILITIES
     } else {
         nonce

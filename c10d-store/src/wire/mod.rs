@@ -4,6 +4,7 @@ mod blob;
 mod error;
 mod frame;
 mod handshake;
+mod membership;
 mod opcode;
 mod reply;
 mod reply_scan;
@@ -16,10 +17,11 @@ pub(crate) use frame::{Frame, FrameScan, Progress};
 pub(crate) use handshake::reply_to_ping;
 pub use handshake::{
     CAPABILITIES, CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_DELETE_PREFIX,
-    CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL, CAPABILITY_MASK, CAPABILITY_NONCE,
-    CAPABILITY_QUEUE_TAKE, CAPABILITY_SESSION, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE,
-    CAPABILITY_WAIT_GET, VALIDATION_MAGIC,
+    CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL, CAPABILITY_MASK, CAPABILITY_MEMBERSHIP,
+    CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_SESSION, CAPABILITY_TRY_ADD,
+    CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, VALIDATION_MAGIC,
 };
+pub(crate) use membership::{GroupReply, GroupRequest, Opening};
 pub use opcode::Opcode;
 pub(crate) use reply::{
     ADDED, CHECK_NOT_READY, CHECK_READY, ENDED_BY_SILENCE, EXCHANGED, KEPT_ALIVE, NOT_A_NUMBER,
@@ -28,4 +30,4 @@ pub(crate) use reply::{
 };
 pub use reply_scan::{NotAReply, ReplyScan};
 pub use request::RequestBuf;
-pub(crate) use request::WORKER_COUNT_KEY;
+pub(crate) use request::{PAYLOAD_KEY_PREFIX, WORKER_COUNT_KEY};

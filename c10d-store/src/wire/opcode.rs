@@ -35,6 +35,8 @@ pub enum Opcode {
     KeepAlive = 0x88,
     DeletePrefix = 0x89,
     EndWaits = 0x8a,
+    Membership = 0x8b,
+    MembershipPoll = 0x8c,
 }
 
 /// One argument of a request.
@@ -64,7 +66,7 @@ const EXTENSIONS_START: u8 = 0x80;
 
 impl Opcode {
     /// The number of commands.
-    pub(crate) const COUNT: usize = 30;
+    pub(crate) const COUNT: usize = 32;
 
     /// The position among all commands, in the order of their bytes; less than [`COUNT`](Self::COUNT).
     pub(crate) const fn index(self) -> usize {
@@ -106,6 +108,8 @@ impl Opcode {
         Self::KeepAlive,
         Self::DeletePrefix,
         Self::EndWaits,
+        Self::Membership,
+        Self::MembershipPoll,
     ];
 
     /// The command of a byte; `None` for an unknown one.
@@ -142,6 +146,8 @@ impl Opcode {
             0x88 => Self::KeepAlive,
             0x89 => Self::DeletePrefix,
             0x8a => Self::EndWaits,
+            0x8b => Self::Membership,
+            0x8c => Self::MembershipPoll,
             _ => return None,
         })
     }
@@ -151,7 +157,12 @@ impl Opcode {
     pub const fn is_wait(self) -> bool {
         matches!(
             self,
-            Self::Wait | Self::Barrier | Self::WaitGet | Self::WaitChange | Self::QueueTake
+            Self::Wait
+                | Self::Barrier
+                | Self::WaitGet
+                | Self::WaitChange
+                | Self::QueueTake
+                | Self::MembershipPoll
         )
     }
 
@@ -160,7 +171,11 @@ impl Opcode {
         use Field::{Hello, I64, Key, Keys, Pairs, U32, U64, Value};
         match self {
             Self::Validate | Self::Ping | Self::KeepAlive => &[U32],
-            Self::Set | Self::Append | Self::QueuePush => &[Key, Value],
+            Self::Set
+            | Self::Append
+            | Self::QueuePush
+            | Self::Membership
+            | Self::MembershipPoll => &[Key, Value],
             Self::CompareSet | Self::CompareExchange => &[Key, Value, Value],
             Self::Get | Self::DeleteKey | Self::QueuePop | Self::QueueLen | Self::EndWaits => {
                 &[Key]

@@ -80,6 +80,7 @@ impl ReplyScan {
             | Opcode::Session => return None,
             Opcode::CompareSet | Opcode::Get => State::Length { blobs: 1 },
             Opcode::MultiGet => State::Length { blobs: key_count },
+            Opcode::Membership => State::Length { blobs: 2 },
             Opcode::Add
             | Opcode::GetNumKeys
             | Opcode::DeleteKey
@@ -97,7 +98,8 @@ impl ReplyScan {
             | Opcode::TryAdd
             | Opcode::CompareExchange
             | Opcode::QueueTake
-            | Opcode::SetEphemeral => State::Status,
+            | Opcode::SetEphemeral
+            | Opcode::MembershipPoll => State::Status,
         };
         Some(Self {
             opcode,
@@ -232,6 +234,7 @@ impl ReplyScan {
             },
             (Opcode::WaitChange, STOP_WAITING) => State::Length { blobs: 1 },
             (Opcode::QueueTake, STOP_WAITING) => State::Count,
+            (Opcode::MembershipPoll, STOP_WAITING) => State::Length { blobs: 2 },
             (_, WAIT_CANCELED) if waits => fixed(0),
             (opcode, byte) => return Err(NotAReply { opcode, byte }),
         })

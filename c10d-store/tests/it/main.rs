@@ -17,6 +17,7 @@ mod give_way;
 mod hash_store;
 mod journal;
 mod log_lines;
+mod membership;
 mod memory_journal;
 mod memory_limit;
 mod observer;

@@ -182,6 +182,12 @@ impl EventLoop {
         self.parts().record_woken();
     }
 
+    /// Carries out what the time has brought for groups.
+    pub(super) fn tick_groups(&mut self) {
+        self.state.tick_groups(&mut self.connections);
+        self.parts().record_woken();
+    }
+
     /// Removes a connection from the store: its wait, its keys, and a wakeup that another connection can use. The
     /// next [`flush_touched`](Self::flush_touched) sends to that connection; sending from here would
     /// recurse once for each of thousands of dead peers that wait for one queue.

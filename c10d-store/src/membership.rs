@@ -1,0 +1,265 @@
+//! Process groups whose members agree who takes part, through a server of this crate: survivors go on after a death.
+//!
+//! [`StoreExt::membership`](crate::StoreExt::membership) returns a [`Membership`]; the other types are those of
+//! `c10d-membership`, of which [`Member`] is the side of a process.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use c10d_membership::codec::{Malformed, decode_all, list_of};
+pub use c10d_membership::*;
+use c10d_socket::{Cancel, printable};
+
+use crate::error::{ErrorContext, Operation, StoreError};
+use crate::key::key_to_bytes;
+use crate::store::Store;
+use crate::wire::{GroupReply, GroupRequest, Opening, PAYLOAD_KEY_PREFIX};
+
+/// The most groups of a server (docs/wire-extensions.md, MEMBERSHIP 2).
+const GROUPS_MAX: usize = 1024;
+
+/// Characters of a prefix in an error.
+const KEY_CHARS_SHOWN_MAX: usize = 80;
+
+/// A process group whose members agree through the store's server: the service that [`Member`] talks to. docs/membership.md
+/// has its rules. [`StoreExt::membership`](crate::StoreExt::membership) makes one.
+///
+/// It has one connection of its own. Any number of threads may use it: a message of one goes in front of a poll of
+/// another one.
+///
+/// A member lives as long as one of the handles that have [spoken](Self::ask) for it is connected. So keep the handle as
+/// long as the member: when it is dropped, or its process dies, the group goes on without the member at once.
+///
+/// **Errors** of all methods are those of [`Store`]. After a lost connection all calls fail.
+pub struct Membership {
+    store: Arc<dyn Store>,
+    group: String,
+    /// The newest list, which the server need not send again.
+    list: Arc<Mutex<Option<Arc<Record>>>>,
+}
+
+impl Membership {
+    /// Over a store that nobody else uses.
+    ///
+    /// # Errors
+    /// If the store has no groups.
+    pub(crate) fn new(store: Arc<dyn Store>, group: &str) -> Result<Self, StoreError> {
+        let membership = Self {
+            store,
+            group: group.to_owned(),
+            list: Arc::default(),
+        };
+        // Its server may have none.
+        membership.status()?;
+        Ok(membership)
+    }
+
+    /// Opens the group, or finds that it is open with the same options: each member and the launcher may call it.
+    ///
+    /// `key_prefix` says which keys are torch's: those of an attempt begin with it, then the uuid and a `/`. For the default
+    /// group of `env://`, it is `default_pg/0//cpu//reconfigure/`. The server ends waits for them when an attempt is given up,
+    /// and deletes those of older attempts.
+    ///
+    /// # Errors
+    /// [`StoreError::InvalidArgument`] if the group is open with other options, [`StoreError::LimitExceeded`] if the server
+    /// has 1024 groups in use.
+    pub fn open(&self, options: &GroupOptions, key_prefix: &str) -> Result<(), StoreError> {
+        let call = self.call();
+        let mut prefix = vec![PAYLOAD_KEY_PREFIX];
+        prefix.extend_from_slice(&key_to_bytes(&self.store.full_key(key_prefix)));
+        let opening = Opening {
+            options: options.clone(),
+            key_prefix: prefix.into(),
+        };
+        let request = GroupRequest::Open(opening.clone());
+        match call.request(&request)? {
+            GroupReply::Done => Ok(()),
+            GroupReply::OpenOtherwise(other) => {
+                let [this, other] = [&opening, &other].map(|it| {
+                    let keys = printable(&it.key_prefix, KEY_CHARS_SHOWN_MAX);
+                    format!("{:?} and keys {keys}", it.options)
+                });
+                Err(StoreError::InvalidArgument {
+                    context: call.context(),
+                    detail: format!("the group is open with {other}, not with {this}"),
+                })
+            }
+            GroupReply::TooMany => Err(StoreError::LimitExceeded {
+                context: call.context(),
+                what: "groups in use",
+                actual: GROUPS_MAX + 1,
+                limit: GROUPS_MAX,
+            }),
+            other => Err(call.unexpected(&other)),
+        }
+    }
+
+    /// Sends a message of a member, and returns the answer. [`Message::Poll`] waits for news, for at most `timeout`; then the
+    /// answer is [`Reply::NotYet`]. All others are answered at once. Deadlines of events are the time that was left when
+    /// the server sent them.
+    ///
+    /// # Errors
+    /// [`StoreError::WaitEnded`] if a newer poll of the same member, over another connection, has replaced this one,
+    /// [`StoreError::InvalidArgument`] if the group is not open.
+    pub fn ask(
+        &self,
+        member: MemberKey,
+        message: &Message,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<Reply, StoreError> {
+        let call = self.call();
+        let known = self.list().clone();
+        let request = GroupRequest::Say {
+            member,
+            known: known.as_ref().map(|list| list.attempt),
+            message: message.clone(),
+        };
+        let waits = matches!(message, Message::Poll { .. });
+        match call.exchange(&request, waits, timeout.into(), known)? {
+            None => Ok(Reply::NotYet),
+            Some(GroupReply::Reply(reply)) => {
+                if let Some(list) = list_of(&reply) {
+                    *self.list() = Some(Arc::clone(list));
+                }
+                Ok(reply)
+            }
+            Some(GroupReply::NotOpen) => Err(StoreError::InvalidArgument {
+                context: call.context(),
+                detail: "the group is not open: open it first".to_owned(),
+            }),
+            Some(other) => Err(call.unexpected(&other)),
+        }
+    }
+
+    /// Says that the process of a member has ended, as its launcher knows. It need not be a member yet: its hello is refused
+    /// then. No effect on a group that is not open.
+    ///
+    /// # Errors
+    /// As [`Membership`].
+    pub fn dead(&self, member: MemberKey) -> Result<(), StoreError> {
+        self.tell(&GroupRequest::Dead(member))
+    }
+
+    /// Ends the group for all its members. No effect if it is not open.
+    ///
+    /// # Errors
+    /// As [`Membership`].
+    pub fn end(&self) -> Result<(), StoreError> {
+        self.tell(&GroupRequest::End)
+    }
+
+    /// Where the group is; `None` if it is not open.
+    ///
+    /// # Errors
+    /// As [`Membership`].
+    pub fn status(&self) -> Result<Option<GroupStatus>, StoreError> {
+        let call = self.call();
+        match call.request(&GroupRequest::Status)? {
+            GroupReply::NotOpen => Ok(None),
+            GroupReply::Status(status) => Ok(Some(status)),
+            other => Err(call.unexpected(&other)),
+        }
+    }
+
+    /// The same handle, whose calls `cancel` ends with [`StoreError::Interrupted`].
+    #[must_use]
+    pub fn with_cancel(&self, cancel: &Cancel) -> Self {
+        Self {
+            store: self.store.with_cancel(cancel),
+            group: self.group.clone(),
+            list: Arc::clone(&self.list),
+        }
+    }
+
+    fn list(&self) -> MutexGuard<'_, Option<Arc<Record>>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, request: &GroupRequest) -> Result<(), StoreError> {
+        let call = self.call();
+        match call.request(request)? {
+            GroupReply::Done | GroupReply::NotOpen => Ok(()),
+            other => Err(call.unexpected(&other)),
+        }
+    }
+
+    fn call(&self) -> Call<'_> {
+        Call {
+            membership: self,
+            started: Instant::now(),
+        }
+    }
+}
+
+impl fmt::Debug for Membership {
+    /// Without the list, which has handles.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Membership")
+            .field("store", &self.store)
+            .field("group", &self.group)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Call<'m> {
+    membership: &'m Membership,
+    started: Instant,
+}
+
+impl Call<'_> {
+    /// What the server answers at once, without a list.
+    fn request(&self, request: &GroupRequest) -> Result<GroupReply, StoreError> {
+        let timeout = self.membership.store.timeout();
+        let reply = self.exchange(request, false, timeout, None)?;
+        reply.ok_or_else(|| self.protocol_error("there was no reply".to_owned()))
+    }
+
+    /// `None` if there was no news in time. A reply without a list is about the `known` one.
+    fn exchange(
+        &self,
+        request: &GroupRequest,
+        waits: bool,
+        timeout: Option<Duration>,
+        known: Option<Arc<Record>>,
+    ) -> Result<Option<GroupReply>, StoreError> {
+        let Membership { store, group, .. } = self.membership;
+        let groups = store.groups().ok_or_else(|| StoreError::Unsupported {
+            context: self.context(),
+        })?;
+        let Some(blobs) = groups.ask_group(group, &request.encode(), waits, timeout)? else {
+            return Ok(None);
+        };
+        let read = || {
+            let [reply, list] = &blobs[..] else {
+                return Err(Malformed);
+            };
+            let list = match &**list {
+                [] => known,
+                bytes => Some(Arc::new(decode_all(bytes)?)),
+            };
+            GroupReply::decode(reply, |_| list)
+        };
+        let reply = read();
+        let reply = reply.map_err(|Malformed| self.protocol_error("it cannot be read".to_owned()));
+        reply.map(Some)
+    }
+
+    fn unexpected(&self, reply: &GroupReply) -> StoreError {
+        self.protocol_error(format!("{reply:?}"))
+    }
+
+    fn protocol_error(&self, reply: String) -> StoreError {
+        StoreError::Protocol {
+            context: self.context(),
+            detail: format!("the reply of a group: {reply}"),
+        }
+    }
+
+    fn context(&self) -> ErrorContext {
+        let Membership { store, group, .. } = self.membership;
+        let key = store.full_key(group);
+        let elapsed = self.started.elapsed();
+        ErrorContext::new(Operation::Membership, [&*key], store.label(), elapsed)
+    }
+}

@@ -1,0 +1,531 @@
+//! Groups of members over the wire, without sockets and in virtual time: docs/wire-extensions.md, section 9.13. What a group
+//! decides is tested in `c10d-membership`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use byteorder::{ByteOrder, LittleEndian};
+use c10d_membership::codec::decode_all;
+use c10d_membership::{
+    Attempt, Cause, EndReason, Event, EventNumber, GroupOptions, GroupStage, Leave, Limit,
+    MemberKey, Message, Reason, Record, Reply,
+};
+
+use super::SimServer;
+use crate::moment::Moment;
+use crate::wire::{GroupReply, GroupRequest, Opcode, Opening, ReplyScan, RequestBuf};
+
+const LAUNCHER: u64 = 100;
+
+fn member(id: u64) -> MemberKey {
+    MemberKey::new(id, 1)
+}
+
+/// Of at least two members; the first generation has so many.
+fn opening(size_first: usize) -> Opening {
+    let mut options = GroupOptions::new(2);
+    options.size_first = size_first;
+    Opening {
+        options,
+        key_prefix: b"/reconfigure/"[..].into(),
+    }
+}
+
+fn hello(handle: &str) -> Message {
+    Message::Hello {
+        handle: handle.into(),
+        step: 0,
+    }
+}
+
+const fn poll(after: EventNumber) -> Message {
+    Message::Poll {
+        after,
+        is_leaving: false,
+    }
+}
+
+fn bytes_of(opcode: Opcode, request: &GroupRequest) -> Vec<u8> {
+    let value = request.encode();
+    let mut bytes = RequestBuf::new();
+    bytes.opcode(opcode).user_key("g").value(&value);
+    bytes.to_bytes()
+}
+
+fn key_request(opcode: Opcode, key: &str) -> Vec<u8> {
+    let mut bytes = RequestBuf::new();
+    match opcode {
+        Opcode::Wait => bytes.opcode(opcode).user_keys(&[key]),
+        Opcode::Set => bytes.opcode(opcode).user_key(key).value(b""),
+        _ => bytes.opcode(opcode).user_key(key),
+    };
+    bytes.to_bytes()
+}
+
+/// A server, whose members each have the connection of their id.
+struct World {
+    server: SimServer,
+    now: Duration,
+    /// By member.
+    lists: Vec<Option<Arc<Record>>>,
+}
+
+impl World {
+    fn new(members: u64, size_first: usize) -> Self {
+        let mut server = SimServer::default();
+        for conn in (0..members).chain([LAUNCHER]) {
+            server.open(conn);
+        }
+        let mut world = Self {
+            server,
+            now: Duration::ZERO,
+            lists: vec![None; members as usize],
+        };
+        let opened = world.ask(LAUNCHER, &GroupRequest::Open(opening(size_first)));
+        assert_eq!(opened, GroupReply::Done);
+        world
+    }
+
+    fn ask(&mut self, conn: u64, request: &GroupRequest) -> GroupReply {
+        self.server
+            .send(conn, &bytes_of(Opcode::Membership, request));
+        let bytes = self.server.take(conn);
+        self.read(None, Opcode::Membership, &bytes)
+    }
+
+    fn say_on(&mut self, conn: u64, key: MemberKey, message: Message) -> Reply {
+        let known = None;
+        let request = GroupRequest::Say {
+            member: key,
+            known,
+            message,
+        };
+        match self.ask(conn, &request) {
+            GroupReply::Reply(reply) => reply,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn say(&mut self, id: u64, message: Message) -> Reply {
+        self.say_on(id, member(id), message)
+    }
+
+    fn start_poll_on(&mut self, conn: u64, id: u64, after: EventNumber) {
+        let known = self.lists[id as usize].as_ref().map(|list| list.attempt);
+        let request = GroupRequest::Say {
+            member: member(id),
+            known,
+            message: poll(after),
+        };
+        let bytes = bytes_of(Opcode::MembershipPoll, &request);
+        self.server.send(conn, &bytes);
+    }
+
+    fn start_poll(&mut self, id: u64, after: EventNumber) {
+        self.start_poll_on(id, id, after);
+    }
+
+    /// The answer to a member's poll; `None` if it waits.
+    fn answer(&mut self, id: u64) -> Option<Reply> {
+        let bytes = self.server.take(id);
+        if bytes.is_empty() {
+            return None;
+        }
+        match self.read(Some(id), Opcode::MembershipPoll, &bytes) {
+            GroupReply::Reply(reply) => Some(reply),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn event(&mut self, id: u64) -> (EventNumber, Event) {
+        match self.answer(id) {
+            Some(Reply::Event(number, event)) => (number, event),
+            other => panic!("member {id}: {other:?}"),
+        }
+    }
+
+    /// Reads a whole reply, and the list in it.
+    fn read(&mut self, id: Option<u64>, opcode: Opcode, bytes: &[u8]) -> GroupReply {
+        let mut scan = ReplyScan::new(opcode, 1).expect("it has a reply");
+        let mut rest = bytes;
+        assert_eq!(scan.advance(&mut rest), Ok(true), "{bytes:?}");
+        assert!(rest.is_empty());
+        let mut rest = &bytes[usize::from(opcode == Opcode::MembershipPoll)..];
+        let mut blob = || {
+            let (length, bytes) = rest.split_first_chunk::<8>().expect("a length");
+            let (blob, after) = bytes.split_at(LittleEndian::read_u64(length) as usize);
+            rest = after;
+            blob
+        };
+        let (reply, list) = (blob(), blob());
+        let known = id.and_then(|id| self.lists[id as usize].clone());
+        let list = match list {
+            [] => known,
+            bytes => Some(Arc::new(decode_all(bytes).expect("a list"))),
+        };
+        if let Some(id) = id {
+            self.lists[id as usize].clone_from(&list);
+        }
+        GroupReply::decode(reply, |_| list).expect("a reply")
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.now += time;
+        self.server.at(Moment::from(self.now));
+    }
+
+    /// Members say hello, and agree on a list.
+    fn form(&mut self, ids: std::ops::Range<u64>) -> Arc<Record> {
+        for id in ids.clone() {
+            assert_eq!(self.say(id, hello(&format!("gloo:{id}"))), Reply::Accepted);
+        }
+        for id in ids.clone() {
+            self.start_poll(id, EventNumber::NONE);
+        }
+        self.agree(ids)
+    }
+
+    /// Members whose polls have been answered with a proposal agree.
+    fn agree(&mut self, ids: std::ops::Range<u64>) -> Arc<Record> {
+        for id in ids.clone() {
+            let (number, event) = self.event(id);
+            let Event::Propose { attempt, .. } = event else {
+                panic!("{event:?}");
+            };
+            let ready = Message::Ready {
+                attempt,
+                handle: format!("gloo:{id}:{attempt}").into(),
+                step: id,
+            };
+            assert_eq!(self.say(id, ready), Reply::Accepted);
+            self.start_poll(id, number);
+        }
+        for id in ids.clone() {
+            let (number, event) = self.event(id);
+            let Event::Call { record, .. } = event else {
+                panic!("{event:?}");
+            };
+            let ack = Message::Ack {
+                attempt: record.attempt,
+                is_ok: true,
+            };
+            assert_eq!(self.say(id, ack), Reply::Accepted);
+            self.start_poll(id, number);
+        }
+        let mut committed = None;
+        for id in ids {
+            let (number, event) = self.event(id);
+            let Event::Commit { record } = event else {
+                panic!("{event:?}");
+            };
+            self.start_poll(id, number);
+            committed = Some(record);
+        }
+        committed.expect("members")
+    }
+
+    fn key(attempt: Attempt, rest: &str) -> String {
+        format!("reconfigure/{}/{rest}", attempt.uuid())
+    }
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 4 to 7: the others are told in the same step in which a connection ends, and the
+/// waits of those in torch's call end.
+#[test]
+fn the_end_of_a_connection_is_that_of_its_member() {
+    let mut world = World::new(4, 3);
+    let record = world.form(0..3);
+    assert_eq!(record.seats.len(), 3);
+    // One more comes at a boundary.
+    world.say(3, hello("gloo:3"));
+    world.start_poll(3, EventNumber::NONE);
+    for id in 0..3 {
+        let (number, event) = world.event(id);
+        let Event::Propose { leave, .. } = event else {
+            panic!("{event:?}");
+        };
+        assert_eq!(leave, Leave::AtBoundary { step: Some(0) });
+        let boundary = Message::Boundary {
+            generation: record.attempt,
+            step: 7,
+        };
+        assert!(matches!(world.say(id, boundary), Reply::Change(_)));
+        // As if it had not seen the event.
+        world.start_poll(id, EventNumber(number.0 - 1));
+    }
+    let record = world.agree(0..4);
+    assert_eq!(record.seats.len(), 4);
+
+    world.server.close(3);
+    for id in [0, 1, 2] {
+        let (_, event) = world.event(id);
+        let Event::Propose { attempt, leave, .. } = event else {
+            panic!("{event:?}");
+        };
+        assert!(attempt > record.attempt);
+        let lost = Cause::Lost(member(3), Reason::Silent);
+        assert_eq!(leave, Leave::Now(lost));
+    }
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 5.
+#[test]
+fn a_member_lives_as_long_as_one_of_its_connections() {
+    let mut world = World::new(3, 2);
+    world.form(0..2);
+    world.server.open(7);
+    // Another connection speaks for it: its poll ends the earlier one.
+    world.start_poll_on(7, 0, EventNumber(u64::MAX - 1));
+    assert_eq!(world.server.take(0), [1]);
+    // Its cancel has crossed the end.
+    world.server.send(0, &[0x0c]);
+    assert!(world.server.take(0).is_empty());
+    world.server.close(0);
+    assert_eq!(world.answer(1), None);
+    world.server.close(7);
+    let (_, event) = world.event(1);
+    assert!(matches!(event, Event::Break { .. }), "{event:?}");
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 8.
+#[test]
+fn waits_of_an_attempt_end_with_it_and_its_keys_are_deleted() {
+    let mut world = World::new(3, 3);
+    let first = world.form(0..3).attempt;
+    for conn in [10, 11, 12] {
+        world.server.open(conn);
+    }
+    let old = World::key(first, "0/0");
+    world.server.send(10, &key_request(Opcode::Set, &old));
+    world.server.close(2);
+    for id in [0, 1] {
+        let (number, event) = world.event(id);
+        let Event::Propose { attempt, .. } = event else {
+            panic!("{event:?}");
+        };
+        let ready = Message::Ready {
+            attempt,
+            handle: format!("new:{id}").into(),
+            step: 0,
+        };
+        world.say(id, ready);
+        world.start_poll(id, number);
+    }
+    let (number, event) = world.event(0);
+    let Event::Call { record, .. } = event else {
+        panic!("{event:?}");
+    };
+    world.event(1);
+    let second = record.attempt;
+    // One waits in torch's call for the other, which fails.
+    let waited = World::key(second, "0/1");
+    world.server.send(10, &key_request(Opcode::Wait, &waited));
+    world
+        .server
+        .send(11, &key_request(Opcode::Wait, "reconfigure"));
+    assert!(world.server.take(10).is_empty());
+    let ack = Message::Ack {
+        attempt: second,
+        is_ok: false,
+    };
+    world.say(1, ack);
+    assert_eq!(world.server.take(10), [1]);
+    assert!(
+        world.server.take(11).is_empty(),
+        "not one of the group's keys"
+    );
+    // One that comes later ends at once, one of the next attempt waits.
+    world.server.send(12, &key_request(Opcode::Wait, &waited));
+    assert_eq!(world.server.take(12), [1]);
+    let third = Attempt::from_uuid(second.uuid() + 1).expect("63 bits");
+    let next = World::key(third, "0/1");
+    world.server.send(12, &key_request(Opcode::Wait, &next));
+    assert!(world.server.take(12).is_empty());
+
+    world.start_poll(0, number);
+    world.start_poll(1, number);
+    world.server.send(10, &key_request(Opcode::Set, &next));
+    assert_eq!(world.server.take(12), [0]);
+    let record = world.agree(0..2);
+    assert_eq!(record.attempt, third);
+    world.server.send(10, &key_request(Opcode::Get, &old));
+    assert_eq!(world.server.take(10), [0; 8], "deleted");
+    world.server.send(10, &[Opcode::GetNumKeys as u8]);
+    assert_eq!(world.server.take(10)[0], 1, "that of the generation stays");
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 3.
+#[test]
+fn a_group_is_opened_once_and_other_options_are_told_so() {
+    let mut world = World::new(2, 2);
+    let ask = |world: &mut World, opening| world.ask(LAUNCHER, &GroupRequest::Open(opening));
+    assert_eq!(ask(&mut world, opening(2)), GroupReply::Done);
+    let there = GroupReply::OpenOtherwise(opening(2));
+    assert_eq!(ask(&mut world, opening(3)), there);
+    let other_keys = Opening {
+        key_prefix: b"/other/"[..].into(),
+        ..opening(2)
+    };
+    assert_eq!(ask(&mut world, other_keys), there);
+
+    let unknown = MemberKey::new(9, 1);
+    assert_eq!(
+        world.say_on(0, unknown, poll(EventNumber::NONE)),
+        Reply::Unknown
+    );
+    assert_eq!(
+        world.ask(LAUNCHER, &GroupRequest::Dead(unknown)),
+        GroupReply::Done
+    );
+    let evicted = Reply::Evicted(Reason::Dead);
+    assert_eq!(world.say_on(0, unknown, hello("gloo:9")), evicted);
+    let long = Reply::Refused(Limit::HandleBytes(256));
+    assert_eq!(world.say(0, hello(&"h".repeat(257))), long);
+
+    world.form(0..2);
+    let GroupReply::Status(status) = world.ask(LAUNCHER, &GroupRequest::Status) else {
+        panic!("no status");
+    };
+    assert_eq!((status.stage, status.size), (GroupStage::Committed, 2));
+    assert_eq!(status.generation, Some(status.attempt));
+    let ranks: Vec<_> = status
+        .members
+        .iter()
+        .map(|it| (it.member, it.rank))
+        .collect();
+    assert_eq!(ranks, [(member(0), Some(0)), (member(1), Some(1))]);
+
+    assert_eq!(world.ask(LAUNCHER, &GroupRequest::End), GroupReply::Done);
+    for id in [0, 1] {
+        assert_eq!(world.answer(id), Some(Reply::Ended(EndReason::Closed)));
+    }
+    assert_eq!(
+        ask(&mut world, opening(2)),
+        GroupReply::Done,
+        "it stays ended"
+    );
+    assert_eq!(
+        world.say(1, hello("gloo:1")),
+        Reply::Ended(EndReason::Closed)
+    );
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 9: the server's clock ends what a group waits for.
+#[test]
+fn members_that_are_not_ready_in_time_are_evicted() {
+    let mut world = World::new(3, 3);
+    for id in 0..3 {
+        world.say(id, hello(&format!("gloo:{id}")));
+        world.start_poll(id, EventNumber::NONE);
+    }
+    let mut numbers = Vec::new();
+    for id in 0..3 {
+        let (number, event) = world.event(id);
+        let Event::Propose {
+            attempt, deadline, ..
+        } = event
+        else {
+            panic!("{event:?}");
+        };
+        assert_eq!(deadline, Duration::from_secs(10), "the time that is left");
+        if id < 2 {
+            let handle = format!("gloo:{id}").into();
+            let step = 0;
+            let ready = Message::Ready {
+                attempt,
+                handle,
+                step,
+            };
+            world.say(id, ready);
+        }
+        world.start_poll(id, number);
+        numbers.push(number);
+    }
+    world.pass(Duration::from_secs(9));
+    assert_eq!(world.answer(0), None);
+    let at = world.server.state.next_group_timer();
+    assert_eq!(at, Some(Moment::from(Duration::from_secs(10))));
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.answer(2), Some(Reply::Evicted(Reason::NotReady)));
+    for id in 0..2 {
+        let (_, event) = world.event(id);
+        assert!(matches!(event, Event::Call { .. }), "{event:?}");
+    }
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 2.
+#[test]
+fn a_server_has_a_limited_number_of_groups_and_forgets_those_that_serve_nobody() {
+    let mut server = SimServer::default();
+    server.open(0);
+    let mut ask = |group: &str, request: &GroupRequest| {
+        let value = request.encode();
+        let mut bytes = RequestBuf::new();
+        let bytes = bytes.opcode(Opcode::Membership).user_key(group);
+        server.send(0, &bytes.value(&value).to_bytes());
+        let reply = server.take(0);
+        GroupReply::decode(&reply[8..reply.len() - 8], |_| None).expect("a reply")
+    };
+    let said = |id| GroupRequest::Say {
+        member: member(id),
+        known: None,
+        message: hello("gloo"),
+    };
+    for group in 0..1024 {
+        assert_eq!(
+            ask(&format!("g{group}"), &GroupRequest::Open(opening(2))),
+            GroupReply::Done
+        );
+    }
+    for group in (0..1024).filter(|group| *group != 3) {
+        let reply = GroupReply::Reply(Reply::Accepted);
+        assert_eq!(ask(&format!("g{group}"), &said(1)), reply);
+    }
+    let open = GroupRequest::Open(opening(2));
+    assert_eq!(
+        ask("new", &open),
+        GroupReply::Done,
+        "instead of an unused one"
+    );
+    assert_eq!(ask("g3", &GroupRequest::Status), GroupReply::NotOpen);
+    assert_eq!(ask("new", &said(1)), GroupReply::Reply(Reply::Accepted));
+    assert_eq!(ask("g3", &open), GroupReply::TooMany);
+    assert_eq!(ask("g5", &GroupRequest::End), GroupReply::Done);
+    assert_eq!(ask("g3", &open), GroupReply::Done);
+    assert_eq!(ask("g5", &said(1)), GroupReply::NotOpen);
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 10.
+#[test]
+fn what_is_no_request_to_a_group_closes_the_connection() {
+    let say = |message| GroupRequest::Say {
+        member: member(0),
+        known: None,
+        message,
+    };
+    let cut = |request: &GroupRequest| {
+        let mut value = request.encode();
+        value.pop();
+        value
+    };
+    let cases = [
+        (Opcode::Membership, vec![]),
+        (Opcode::Membership, vec![9]),
+        (
+            Opcode::Membership,
+            [GroupRequest::End.encode(), vec![0]].concat(),
+        ),
+        (Opcode::Membership, cut(&GroupRequest::Dead(member(0)))),
+        (Opcode::Membership, cut(&say(hello("gloo")))),
+        (Opcode::MembershipPoll, say(hello("gloo")).encode()),
+        (Opcode::MembershipPoll, GroupRequest::Status.encode()),
+    ];
+    for (opcode, value) in cases {
+        let mut world = World::new(1, 2);
+        let mut bytes = RequestBuf::new();
+        bytes.opcode(opcode).user_key("g").value(&value);
+        world.server.send(0, &bytes.to_bytes());
+        assert!(world.server.is_closed(0), "{opcode:?} {value:?}");
+        assert!(world.server.take(0).is_empty());
+    }
+}

@@ -1,0 +1,380 @@
+//! MEMBERSHIP and MEMBERSHIP_POLL (docs/wire-extensions.md, section 9.13): has groups take inputs, and carries out their
+//! effects.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use c10d_membership::codec::{Encode, list_of};
+use c10d_membership::{Attempt, Effect, Group, Input, Kept, Message, Record, Reply as MemberReply};
+
+use super::groups::{CarriedGroup, Polling};
+use super::recorder::Mark;
+use super::waiters::{Answer, Wants};
+use super::{Refusal, StoreState};
+use crate::journal::batch::{BatchWriter, Effect as Change};
+use crate::message::{ConnId, Replies, Reply};
+use crate::moment::Moment;
+use crate::stored_value::Value;
+use crate::wire::{GroupReply, GroupRequest, Opcode, Opening};
+
+/// The most groups. A job has a few, one for each of its starts.
+const GROUPS_MAX: usize = 1024;
+
+impl StoreState {
+    /// Offers groups, whose uuids begin with bits of this random seed; `None` for no groups.
+    pub(crate) const fn offer_groups(&mut self, seed: Option<u64>) {
+        match seed {
+            Some(seed) => self.groups.seed = seed,
+            None => self.groups.is_off = true,
+        }
+    }
+
+    /// Whether groups are offered.
+    pub(super) const fn offers_groups(&self) -> bool {
+        !self.groups.is_off
+    }
+
+    /// docs/wire-extensions.md, MEMBERSHIP.
+    pub(super) fn membership(
+        &mut self,
+        conn: ConnId,
+        name: &[u8],
+        bytes: &[u8],
+        waits: bool,
+        replies: &mut impl Replies,
+    ) -> Result<(), Refusal> {
+        if self.groups.is_off {
+            return Err(Refusal::NoGroups);
+        }
+        let request = GroupRequest::decode(bytes).map_err(|_| Refusal::NotAGroupRequest)?;
+        if waits {
+            self.cancel(conn);
+        }
+        let found = self.groups.by_name.get_key_value(name);
+        let Some((name, carried)) = found else {
+            let reply = match request {
+                _ if waits => GroupReply::NotOpen,
+                GroupRequest::Open(opening) => self.open_group(name, opening),
+                _ => GroupReply::NotOpen,
+            };
+            self.reply_of_group(conn, waits, &reply, None, replies);
+            return Ok(());
+        };
+        if let Some(recorder) = &self.slots.recorder {
+            recorder.look(name, carried.changed);
+        }
+        let name = Arc::clone(name);
+        let (reply, list) = match request {
+            GroupRequest::Say {
+                member,
+                known,
+                message,
+            } => {
+                let polls = match &message {
+                    Message::Poll { after, .. } => Some(*after),
+                    _ if waits => return Err(Refusal::NotAGroupRequest),
+                    _ => None,
+                };
+                let reply = self.step_group(&name, Input::Message(member, message), replies);
+                self.groups.spoke(conn, &name, member);
+                if waits
+                    && reply == MemberReply::NotYet
+                    && let Some(after) = polls
+                {
+                    let polling = Polling {
+                        name,
+                        member,
+                        after,
+                        known,
+                    };
+                    self.wait_for_event(conn, polling, replies);
+                    return Ok(());
+                }
+                let list = list_of(&reply).cloned();
+                let list = list.filter(|list| known != Some(list.attempt));
+                let list = list.and_then(|list| self.list_bytes(&name, &list));
+                (GroupReply::Reply(reply), list)
+            }
+            _ if waits => return Err(Refusal::NotAGroupRequest),
+            GroupRequest::Open(opening) if opening == carried.opening => (GroupReply::Done, None),
+            GroupRequest::Open(_) => (GroupReply::OpenOtherwise(carried.opening.clone()), None),
+            GroupRequest::Dead(member) => {
+                self.step_group(&name, Input::Dead(member), replies);
+                (GroupReply::Done, None)
+            }
+            GroupRequest::End => {
+                self.step_group(&name, Input::Close, replies);
+                (GroupReply::Done, None)
+            }
+            GroupRequest::Status => {
+                let status = carried.group.status(self.now.since_start());
+                self.work += status.members.len() as u64;
+                (GroupReply::Status(status), None)
+            }
+        };
+        self.reply_of_group(conn, waits, &reply, list, replies);
+        Ok(())
+    }
+
+    /// When [`tick_groups`](Self::tick_groups) has something to do.
+    pub(crate) fn next_group_timer(&self) -> Option<Moment> {
+        self.groups.timers.first().map(|(at, _)| *at)
+    }
+
+    /// Carries out what the time has brought.
+    pub(crate) fn tick_groups(&mut self, replies: &mut impl Replies) {
+        if self.next_group_timer().is_none_or(|at| at > self.now) {
+            return;
+        }
+        self.look_at_all();
+        self.requester = crate::snapshot::ConnectionId::default();
+        let due = self.groups.timers.iter();
+        let due = due.take_while(|(at, _)| *at <= self.now);
+        let due: Vec<_> = due.map(|(_, name)| Arc::clone(name)).collect();
+        for name in due {
+            self.step_group(&name, Input::Tick, replies);
+        }
+    }
+
+    /// A connection has ended, and so have the members for whom no other one has spoken.
+    /// [`look_at_all`](Self::look_at_all) has been called.
+    pub(super) fn end_speaker(&mut self, conn: ConnId, replies: &mut impl Replies) {
+        if self.groups.spoken.is_empty() {
+            return;
+        }
+        for (name, member) in self.groups.unspoken(conn) {
+            self.step_group(&name, Input::Silent(member), replies);
+        }
+    }
+
+    /// Carries out `Effect::Group`. `false` if it is none.
+    pub(super) fn recover_group(&mut self, name: &[u8], bytes: &[u8]) -> bool {
+        let name: Arc<[u8]> = name.into();
+        if bytes.is_empty() {
+            self.groups.remove(&name);
+            return true;
+        }
+        let Some((opening, kept)) = decode_kept(bytes) else {
+            return false;
+        };
+        self.groups.remove(&name);
+        let (group, _) = Group::recover(opening.options.clone(), kept, Duration::ZERO);
+        self.groups.insert(name, opening, group);
+        true
+    }
+
+    /// The groups of a recovered journal go on. Effects are recorded already.
+    pub(super) fn end_recovered_groups(&mut self, replies: &mut impl Replies) {
+        let names: Vec<_> = self.groups.by_name.keys().cloned().collect();
+        for name in names {
+            if let Some(carried) = self.groups.by_name.get_mut(&name) {
+                let options = carried.opening.options.clone();
+                let kept = carried.group.kept();
+                let now = self.now.since_start();
+                let (group, effects) = Group::recover(options, kept, now);
+                carried.group = group;
+                for effect in effects {
+                    self.carry_out(&name, effect, replies);
+                }
+                self.groups.update(&name);
+            }
+        }
+    }
+
+    /// The groups, for a snapshot of the journal.
+    pub(super) fn write_groups(&self, writer: &mut BatchWriter) {
+        for (name, carried) in &self.groups.by_name {
+            let bytes = encode_kept(carried);
+            writer.push(Change::Group {
+                group: name,
+                bytes: &bytes,
+            });
+        }
+    }
+
+    fn open_group(&mut self, name: &[u8], opening: Opening) -> GroupReply {
+        if self.groups.by_name.len() >= GROUPS_MAX {
+            let Some(unused) = self.groups.oldest_unused() else {
+                return GroupReply::TooMany;
+            };
+            self.groups.remove(&unused);
+            self.record_group(&unused);
+        }
+        let name: Arc<[u8]> = name.into();
+        let group = Group::new(opening.options.clone(), self.groups.new_nonce());
+        self.groups.insert(Arc::clone(&name), opening, group);
+        self.record_group(&name);
+        GroupReply::Done
+    }
+
+    /// Has a group take an input, and carries out what follows.
+    fn step_group(
+        &mut self,
+        name: &Arc<[u8]>,
+        input: Input,
+        replies: &mut impl Replies,
+    ) -> MemberReply {
+        let now = self.now.since_start();
+        let Some(carried) = self.groups.by_name.get_mut(name) else {
+            return MemberReply::Unknown;
+        };
+        let outcome = carried.group.step(now, input);
+        for effect in outcome.effects {
+            self.carry_out(name, effect, replies);
+        }
+        self.groups.update(name);
+        outcome.reply
+    }
+
+    fn carry_out(&mut self, name: &Arc<[u8]>, effect: Effect, replies: &mut impl Replies) {
+        match effect {
+            Effect::Keep(_) => self.record_group(name),
+            Effect::Announce(..) => self.answer_polls(name, replies),
+            Effect::Dismiss(member, _) => {
+                if let Some(conn) = self.groups.forget_member(name, member) {
+                    self.answer_poll(conn, replies);
+                }
+            }
+            Effect::ReleaseWaits(attempt) => {
+                if let Some(carried) = self.groups.by_name.get_mut(name) {
+                    carried.released = carried.released.max(Some(attempt));
+                    let prefix = keys_of(carried, attempt);
+                    self.end_waits_of(&prefix, replies);
+                }
+            }
+            Effect::DeleteKeysBefore(attempt) => {
+                if let Some(carried) = self.groups.by_name.get(name) {
+                    let keys = keys_of(carried, attempt);
+                    let prefix = carried.opening.key_prefix.clone();
+                    self.sweep_all_but(&prefix, &keys);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Answers the polls of a group for which there is news.
+    fn answer_polls(&mut self, name: &Arc<[u8]>, replies: &mut impl Replies) {
+        let Some(carried) = self.groups.by_name.get(name) else {
+            return;
+        };
+        let polls: Vec<ConnId> = carried.polls.values().copied().collect();
+        self.work += polls.len() as u64;
+        for conn in polls {
+            self.answer_poll(conn, replies);
+        }
+    }
+
+    /// Answers the poll of a connection, unless it has to go on waiting.
+    fn answer_poll(&mut self, conn: ConnId, replies: &mut impl Replies) {
+        let Some(Answer::Event(polling)) = self.waiters.answer_of(conn) else {
+            return;
+        };
+        let Polling {
+            name,
+            member,
+            after,
+            known,
+        } = (**polling).clone();
+        let Some(carried) = self.groups.by_name.get(&name) else {
+            return;
+        };
+        let reply = carried.group.poll(member, after);
+        if reply == MemberReply::NotYet {
+            return;
+        }
+        let list = list_of(&reply).cloned();
+        let list = list.filter(|list| known != Some(list.attempt));
+        let list = list.and_then(|list| self.list_bytes(&name, &list));
+        self.directory.keep(conn, &self.waiters);
+        self.cancel(conn);
+        self.reply_of_group(conn, true, &GroupReply::Reply(reply), list, replies);
+    }
+
+    /// A poll waits. An earlier one of the same member over another connection ends.
+    fn wait_for_event(&mut self, conn: ConnId, polling: Polling, replies: &mut impl Replies) {
+        let name = Arc::clone(&polling.name);
+        let Some(carried) = self.groups.by_name.get_mut(&name) else {
+            return;
+        };
+        if let Some(earlier) = carried.polls.insert(polling.member, conn) {
+            self.depend_on_batch();
+            self.end_wait_of(earlier, replies);
+            // The end of the earlier one has removed this one.
+            if let Some(carried) = self.groups.by_name.get_mut(&name) {
+                carried.polls.insert(polling.member, conn);
+            }
+        }
+        let origin = self.origin(Opcode::MembershipPoll);
+        self.waiters
+            .open(conn, Answer::Event(Box::new(polling)), origin);
+        self.miss(conn, &name, Wants::Event);
+    }
+
+    /// A list as bytes, which are made once.
+    fn list_bytes(&mut self, name: &Arc<[u8]>, list: &Record) -> Option<Value> {
+        let carried = self.groups.by_name.get_mut(name)?;
+        let made = carried.list.as_ref();
+        if made.is_none_or(|(attempt, _)| *attempt != list.attempt) {
+            let mut bytes = Vec::new();
+            list.encode(&mut bytes);
+            self.work += super::work_of(&bytes);
+            carried.list = Some((list.attempt, Value::from_tail(bytes, 0)));
+            self.groups.update(name);
+        }
+        let carried = self.groups.by_name.get(name)?;
+        carried.list.as_ref().map(|(_, bytes)| bytes.clone())
+    }
+
+    fn reply_of_group(
+        &self,
+        conn: ConnId,
+        waits: bool,
+        reply: &GroupReply,
+        list: Option<Value>,
+        replies: &mut impl Replies,
+    ) {
+        if waits {
+            self.reply(replies, conn, Reply::StopWaiting);
+        }
+        let bytes = reply.encode(self.now.since_start());
+        self.reply(replies, conn, Reply::Bytes(&bytes));
+        self.reply(replies, conn, Reply::Value(list.as_ref()));
+    }
+
+    /// Records what a restarted server needs of a group, or that it is gone.
+    fn record_group(&mut self, name: &Arc<[u8]>) {
+        let Some(recorder) = &mut self.slots.recorder else {
+            return;
+        };
+        let carried = self.groups.by_name.get_mut(name);
+        let bytes = carried.as_deref().map_or_else(Vec::new, encode_kept);
+        let last = carried.as_ref().map_or(Mark::default(), |it| it.changed);
+        let effect = Change::Group {
+            group: name,
+            bytes: &bytes,
+        };
+        let changed = recorder.record(last, effect);
+        match carried {
+            Some(carried) => carried.changed = changed,
+            None => recorder.removed(name, changed),
+        }
+    }
+}
+
+fn keys_of(carried: &CarriedGroup, attempt: Attempt) -> Vec<u8> {
+    let uuid = attempt.uuid().to_string();
+    [&*carried.opening.key_prefix, uuid.as_bytes(), b"/"].concat()
+}
+
+fn encode_kept(carried: &CarriedGroup) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    carried.group.kept().encode(&mut bytes);
+    carried.opening.encode(&mut bytes);
+    bytes
+}
+
+fn decode_kept(mut bytes: &[u8]) -> Option<(Opening, Kept)> {
+    let kept = Kept::decode(&mut bytes).ok()?;
+    Some((Opening::decode(bytes).ok()?, kept))
+}

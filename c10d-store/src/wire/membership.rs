@@ -1,0 +1,199 @@
+//! The values of MEMBERSHIP and MEMBERSHIP_POLL, and of their replies: docs/wire-extensions.md, section 9.13.
+//! `c10d-membership` has the format of what is in them.
+
+use c10d_membership::codec::{Encode, Malformed, decode_all, encode_reply};
+use c10d_membership::{Attempt, GroupOptions, GroupStatus, MemberKey, Message, Reply};
+
+/// The longest value of a request in bytes: a prefix of keys, or a handle, and some numbers.
+pub(crate) const MEMBERSHIP_BYTES_MAX: usize = 16 << 10;
+
+/// The list of no attempt.
+const NO_LIST: u64 = u64::MAX;
+
+/// Where the message of `SAY` begins: after the member and the list.
+const SAID_AT: usize = 2 * 8 + 8;
+
+mod kind {
+    pub(super) const OPEN: u8 = 1;
+    pub(super) const SAY: u8 = 2;
+    pub(super) const DEAD: u8 = 3;
+    pub(super) const END: u8 = 4;
+    pub(super) const STATUS: u8 = 5;
+
+    pub(super) const NOT_OPEN: u8 = 1;
+    pub(super) const DONE: u8 = 2;
+    pub(super) const REPLY: u8 = 3;
+    pub(super) const STATUS_OF: u8 = 4;
+    pub(super) const OPEN_OTHERWISE: u8 = 5;
+    pub(super) const TOO_MANY: u8 = 6;
+}
+
+/// What is asked of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum GroupRequest {
+    /// It begins, unless it is there.
+    Open(Opening),
+    /// A member's message.
+    Say {
+        member: MemberKey,
+        /// The attempt of the newest list that the peer has.
+        known: Option<Attempt>,
+        message: Message,
+    },
+    /// This process has ended.
+    Dead(MemberKey),
+    /// The group ends.
+    End,
+    /// Where the group is.
+    Status,
+}
+
+/// What a group is opened with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Opening {
+    pub(crate) options: GroupOptions,
+    /// Torch's keys of an attempt begin with this, then the uuid and a `/`.
+    pub(crate) key_prefix: Box<[u8]>,
+}
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum GroupReply {
+    /// There is no such group.
+    NotOpen,
+    /// To all but `Say` and `Status`.
+    Done,
+    /// To `Say`.
+    Reply(Reply),
+    /// To `Status`.
+    Status(GroupStatus),
+    /// To `Open`: the group is there, and was opened with this.
+    OpenOtherwise(Opening),
+    /// To `Open`: the server has as many groups as it may have.
+    TooMany,
+}
+
+impl GroupRequest {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(64);
+        match self {
+            Self::Open(opening) => {
+                out.push(kind::OPEN);
+                opening.encode(&mut out);
+            }
+            Self::Say {
+                member,
+                known,
+                message,
+            } => {
+                out.push(kind::SAY);
+                member.encode(&mut out);
+                match known {
+                    Some(attempt) => attempt.encode(&mut out),
+                    None => out.extend([0xff; size_of_val(&NO_LIST)]),
+                }
+                message.encode(&mut out);
+            }
+            Self::Dead(member) => {
+                out.push(kind::DEAD);
+                member.encode(&mut out);
+            }
+            Self::End => out.push(kind::END),
+            Self::Status => out.push(kind::STATUS),
+        }
+        out
+    }
+
+    /// Whether the bytes may be a request that adds a group or a member.
+    pub(crate) fn may_add(bytes: &[u8]) -> bool {
+        match bytes.split_first() {
+            Some((&kind::OPEN, _)) => true,
+            Some((&kind::SAY, said)) => said.get(SAID_AT) == Some(&Message::HELLO_BYTE),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let (&kind, mut rest) = bytes.split_first().ok_or(Malformed)?;
+        Ok(match (kind, rest) {
+            (kind::OPEN, _) => Self::Open(Opening::decode(rest)?),
+            (kind::SAY, _) => {
+                let member = MemberKey::decode(&mut rest)?;
+                let (list, rest) = rest
+                    .split_at_checked(size_of_val(&NO_LIST))
+                    .ok_or(Malformed)?;
+                let known = match list {
+                    [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff] => None,
+                    _ => Some(decode_all(list)?),
+                };
+                Self::Say {
+                    member,
+                    known,
+                    message: decode_all(rest)?,
+                }
+            }
+            (kind::DEAD, _) => Self::Dead(decode_all(rest)?),
+            (kind::END, []) => Self::End,
+            (kind::STATUS, []) => Self::Status,
+            _ => return Err(Malformed),
+        })
+    }
+}
+
+impl Opening {
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        self.options.encode(out);
+        out.extend_from_slice(&self.key_prefix);
+    }
+
+    pub(crate) fn decode(mut bytes: &[u8]) -> Result<Self, Malformed> {
+        let options = GroupOptions::decode(&mut bytes)?;
+        let key_prefix = bytes.into();
+        Ok(Self {
+            options,
+            key_prefix,
+        })
+    }
+}
+
+impl GroupReply {
+    /// `now` is that of the group. The list of a reply is sent separately.
+    pub(crate) fn encode(&self, now: std::time::Duration) -> Vec<u8> {
+        let mut out = Vec::with_capacity(48);
+        match self {
+            Self::NotOpen => out.push(kind::NOT_OPEN),
+            Self::Done => out.push(kind::DONE),
+            Self::Reply(reply) => {
+                out.push(kind::REPLY);
+                encode_reply(reply, now, &mut out);
+            }
+            Self::Status(status) => {
+                out.push(kind::STATUS_OF);
+                status.encode(&mut out);
+            }
+            Self::OpenOtherwise(opening) => {
+                out.push(kind::OPEN_OTHERWISE);
+                opening.encode(&mut out);
+            }
+            Self::TooMany => out.push(kind::TOO_MANY),
+        }
+        out
+    }
+
+    /// `list` finds the list of an attempt.
+    pub(crate) fn decode(
+        bytes: &[u8],
+        list: impl FnOnce(Attempt) -> Option<std::sync::Arc<c10d_membership::Record>>,
+    ) -> Result<Self, Malformed> {
+        let (&kind, rest) = bytes.split_first().ok_or(Malformed)?;
+        Ok(match (kind, rest) {
+            (kind::NOT_OPEN, []) => Self::NotOpen,
+            (kind::DONE, []) => Self::Done,
+            (kind::REPLY, _) => Self::Reply(c10d_membership::codec::decode_reply(rest, list)?),
+            (kind::STATUS_OF, _) => Self::Status(decode_all(rest)?),
+            (kind::OPEN_OTHERWISE, _) => Self::OpenOtherwise(Opening::decode(rest)?),
+            (kind::TOO_MANY, []) => Self::TooMany,
+            _ => return Err(Malformed),
+        })
+    }
+}

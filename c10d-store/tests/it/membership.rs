@@ -1,0 +1,390 @@
+//! Groups of members with our client, over real connections: docs/wire-extensions.md, section 9.13.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_socket::Cancel;
+use c10d_store::membership::{
+    Action, Attempt, Ending, EventNumber, GroupOptions, GroupStage, Member, MemberInput, MemberKey,
+    MemberOptions, Membership, Message, Reason, Record, Reply,
+};
+use c10d_store::{
+    HashStore, PrefixStore, ServerOptions, Store, StoreError, StoreExt, TcpStore, TcpStoreServer,
+};
+
+use crate::journal::client;
+use crate::memory_journal::Memory;
+use crate::raw::{LONG, wait_until};
+use crate::without_extensions::WithoutExtensions;
+
+const KEYS: &str = "default_pg/0//cpu//reconfigure/";
+
+fn serve() -> TcpStoreServer {
+    TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
+}
+
+fn options(size_first: usize) -> GroupOptions {
+    let mut options = GroupOptions::new(2);
+    options.size_first = size_first;
+    options
+}
+
+/// A process whose torch calls always succeed.
+pub(crate) struct Rank {
+    pub(crate) group: Membership,
+    key: MemberKey,
+    member: Member,
+    started: Instant,
+    /// How often it has left a mesh.
+    handles: u32,
+    pub(crate) generations: Vec<Arc<Record>>,
+}
+
+impl Rank {
+    pub(crate) fn new(store: &TcpStore, id: u64, options: &GroupOptions) -> Self {
+        let group = store.membership("workers").expect("a group");
+        group.open(options, KEYS).expect("the same options");
+        let key = MemberKey::new(id, 1);
+        let mut rank = Self {
+            group,
+            key,
+            member: Member::new(key, MemberOptions::default()),
+            started: Instant::now(),
+            handles: 0,
+            generations: Vec::new(),
+        };
+        let (handle, step) = (rank.new_handle(), 0);
+        rank.input(MemberInput::Join { handle, step });
+        rank
+    }
+
+    fn new_handle(&mut self) -> Arc<str> {
+        self.handles += 1;
+        format!("gloo:{}:{}", self.key.id.0, self.handles).into()
+    }
+
+    /// Takes an input, and does what follows. Returns how it ends, if it does.
+    fn input(&mut self, input: MemberInput) -> Option<Ending> {
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            for action in self.member.step(self.started.elapsed(), input) {
+                match action {
+                    Action::LeaveMesh { .. } => {
+                        let (handle, step) = (self.new_handle(), 0);
+                        inputs.push(MemberInput::Left { handle, step });
+                    }
+                    Action::Call { .. } => inputs.push(MemberInput::Called { is_ok: true }),
+                    Action::Enter { record, rank } => {
+                        assert_eq!(record.seats[rank].member, self.key);
+                        self.generations.push(record);
+                    }
+                    Action::Over(ending) => return Some(ending),
+                    _ => {}
+                }
+            }
+        }
+        None
+    }
+
+    /// Goes on until it has entered so many generations.
+    pub(crate) fn enter(&mut self, generations: usize) -> Result<Arc<Record>, Ending> {
+        while self.generations.len() < generations {
+            let owed = self.member.owed();
+            let message = owed.or_else(|| self.member.poll()).expect("it is a member");
+            let reply = self.group.ask(self.key, &message, LONG).expect("an answer");
+            assert_ne!(reply, Reply::NotYet);
+            if let Some(ending) = self.input(MemberInput::Reply(message, reply)) {
+                return Err(ending);
+            }
+        }
+        Ok(Arc::clone(self.generations.last().expect("at least one")))
+    }
+}
+
+/// All enter another generation.
+pub(crate) fn all_enter(ranks: &mut [Rank]) -> Vec<Result<Arc<Record>, Ending>> {
+    thread::scope(|scope| {
+        let ranks = ranks.iter_mut();
+        let threads = ranks.map(|rank| {
+            let next = rank.generations.len() + 1;
+            scope.spawn(move || rank.enter(next))
+        });
+        let threads: Vec<_> = threads.collect();
+        let results = threads.into_iter().map(|thread| thread.join());
+        results.map(|result| result.expect("no panic")).collect()
+    })
+}
+
+pub(crate) fn ids(record: &Record) -> Vec<u64> {
+    record.seats.iter().map(|seat| seat.member.id.0).collect()
+}
+
+fn key_of(attempt: Attempt, rest: &str) -> String {
+    format!("{KEYS}{}/{rest}", attempt.uuid())
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 1 to 8.
+#[test]
+fn survivors_of_a_lost_connection_form_a_smaller_group() {
+    let server = serve();
+    let store = client(&server);
+    let mut ranks: Vec<Rank> = (0..3)
+        .map(|id| Rank::new(&store, id, &options(3)))
+        .collect();
+    let first = all_enter(&mut ranks);
+    let record = first[0].as_ref().expect("a generation");
+    assert_eq!(ids(record), [0, 1, 2]);
+    assert!(first.iter().all(|it| it == &first[0]));
+    store
+        .set(&key_of(record.attempt, "0/0"), b"address")
+        .expect("set");
+
+    ranks.remove(1);
+    let second = all_enter(&mut ranks);
+    let record = second[0].as_ref().expect("a generation");
+    assert_eq!(ids(record), [0, 2]);
+    assert!(second.iter().all(|it| it == &second[0]));
+    let status = ranks[0].group.status().expect("a status").expect("open");
+    assert_eq!((status.stage, status.size), (GroupStage::Committed, 2));
+    wait_until("the old keys are deleted", || {
+        store.num_keys().expect("a number") == 0
+    });
+
+    // The launcher is the first to know.
+    let launcher = store.membership("workers").expect("a group");
+    launcher.dead(MemberKey::new(2, 1)).expect("told");
+    ranks.push(Rank::new(&store, 7, &options(3)));
+    let third = all_enter(&mut ranks);
+    assert_eq!(ids(third[0].as_ref().expect("a generation")), [0, 7]);
+    assert_eq!(third[1], Err(Ending::Evicted(Reason::Dead)));
+    assert_eq!(third[2], third[0]);
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 8.
+#[test]
+fn a_call_that_waits_for_a_dead_member_ends_at_once() {
+    let server = serve();
+    let store = client(&server);
+    let mut ranks: Vec<Rank> = (0..3)
+        .map(|id| Rank::new(&store, id, &options(3)))
+        .collect();
+    let [first, ..] = &all_enter(&mut ranks)[..] else {
+        panic!("three members")
+    };
+    let attempt = first.as_ref().expect("a generation").attempt;
+    let next = Attempt::from_uuid(attempt.uuid() + 1).expect("63 bits");
+    let waited = key_of(next, "0/1");
+    let blocked = client(&server);
+    thread::scope(|scope| {
+        let wait = scope.spawn(|| blocked.wait_timeout(&[&waited], LONG));
+        wait_until("it waits", || server.waiting_count() == 1);
+        // Both survivors are in torch's call, when one of them dies.
+        ranks.remove(2);
+        for rank in &mut ranks {
+            rank.until_called();
+        }
+        drop(ranks.pop());
+        let error = wait.join().expect("no panic").expect_err("ended");
+        assert!(matches!(error, StoreError::WaitEnded { .. }), "{error}");
+    });
+}
+
+impl Rank {
+    /// Goes on until the list is there, which it does not acknowledge.
+    fn until_called(&mut self) {
+        loop {
+            let owed = self.member.owed();
+            if matches!(owed, Some(Message::Ack { .. })) {
+                return;
+            }
+            let is_ready = matches!(owed, Some(Message::Ready { .. }));
+            let message = owed.or_else(|| self.member.poll()).expect("it is a member");
+            let reply = self.group.ask(self.key, &message, LONG).expect("an answer");
+            self.input(MemberInput::Reply(message, reply));
+            if is_ready {
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_poll_waits_until_its_time_has_passed_or_it_is_cancelled() {
+    let server = serve();
+    let store = client(&server);
+    let rank = Rank::new(&store, 0, &options(2));
+    let poll = Message::Poll {
+        after: EventNumber::NONE,
+        is_leaving: false,
+    };
+    let ask = |timeout| rank.group.ask(rank.key, &poll, timeout);
+    assert_eq!(ask(Duration::ZERO).expect("an answer"), Reply::Unknown);
+    let hello = Message::Hello {
+        handle: "gloo".into(),
+        step: 0,
+    };
+    let reply = rank.group.ask(rank.key, &hello, LONG);
+    assert_eq!(reply.expect("an answer"), Reply::Accepted);
+    assert_eq!(ask(Duration::ZERO).expect("an answer"), Reply::NotYet);
+    assert_eq!(
+        ask(Duration::from_millis(1)).expect("an answer"),
+        Reply::NotYet
+    );
+
+    let cancel = Cancel::new();
+    let cancelled = rank.group.with_cancel(&cancel);
+    thread::scope(|scope| {
+        let polled = scope.spawn(|| cancelled.ask(rank.key, &poll, None));
+        wait_until("it waits", || server.waiting_count() == 1);
+        // Other calls go in front.
+        assert_eq!(
+            rank.group.status().expect("a status").expect("open").size,
+            0
+        );
+        cancel.cancel();
+        let error = polled.join().expect("no panic").expect_err("cancelled");
+        assert!(matches!(error, StoreError::Interrupted { .. }), "{error}");
+    });
+
+    // One of another connection ends it.
+    let other = store.membership("workers").expect("a group");
+    thread::scope(|scope| {
+        let polled = scope.spawn(|| ask(LONG));
+        wait_until("it waits", || server.waiting_count() == 1);
+        let newer = scope.spawn(|| other.ask(rank.key, &poll, None));
+        let error = polled.join().expect("no panic").expect_err("replaced");
+        assert!(matches!(error, StoreError::WaitEnded { .. }), "{error}");
+        rank.group.end().expect("ended");
+        let reply = newer.join().expect("no panic").expect("an answer");
+        assert!(matches!(reply, Reply::Ended(_)), "{reply:?}");
+    });
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 3.
+#[test]
+fn other_options_and_groups_that_are_not_open_are_told_so() {
+    let server = serve();
+    let store = client(&server);
+    let group = store.membership("workers").expect("a group");
+    assert_eq!(group.status().expect("a status"), None);
+    group.dead(MemberKey::new(1, 1)).expect("no effect");
+    let hello = Message::Hello {
+        handle: "gloo".into(),
+        step: 0,
+    };
+    let error = group.ask(MemberKey::new(1, 1), &hello, LONG);
+    let error = error.expect_err("not open");
+    assert!(
+        matches!(error, StoreError::InvalidArgument { .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("is not open"), "{error}");
+
+    group.open(&options(2), KEYS).expect("opened");
+    group.open(&options(2), KEYS).expect("the same");
+    let error = group.open(&options(3), KEYS).expect_err("others");
+    assert!(error.to_string().contains("size_first: 3"), "{error}");
+    assert!(error.to_string().contains("size_first: 2"), "{error}");
+    let error = group.open(&options(2), "other/").expect_err("others");
+    assert!(error.to_string().contains("/other/"), "{error}");
+}
+
+#[test]
+fn stores_without_groups_say_so() {
+    let server = serve();
+    let without = WithoutExtensions::in_front_of(server.local_addr());
+    let like_torch = TcpStore::connect("127.0.0.1", without.port()).expect("a client");
+    let off = ServerOptions::default().with_membership(false);
+    let off = TcpStoreServer::bind("127.0.0.1:0", off).expect("a free port");
+    let hash: Arc<dyn Store> = Arc::new(HashStore::new());
+    let stores: [Arc<dyn Store>; 4] = [
+        Arc::clone(&hash),
+        Arc::new(PrefixStore::new("p", hash)),
+        Arc::new(like_torch),
+        Arc::new(client(&off)),
+    ];
+    for store in stores {
+        let error = store.membership("g").expect_err("refused");
+        assert!(matches!(error, StoreError::Unsupported { .. }), "{error}");
+        assert!(error.to_string().contains("MEMBERSHIP"), "{error}");
+    }
+}
+
+/// The names of groups and of torch's keys are within the prefix.
+#[test]
+fn a_prefix_is_before_the_name_of_a_group_and_its_keys() {
+    let server = serve();
+    let base = Arc::new(client(&server));
+    let inner = Arc::new(PrefixStore::new(
+        "outer",
+        Arc::clone(&base) as Arc<dyn Store>,
+    ));
+    let store = PrefixStore::new("inner", inner);
+    let group = store.membership("g").expect("a group");
+    group.open(&options(2), "reconfigure/").expect("opened");
+    let same = base.membership("outer/inner/g").expect("a group");
+    same.open(&options(2), "outer/inner/reconfigure/")
+        .expect("the same");
+    assert_eq!(
+        base.membership("g")
+            .expect("a group")
+            .status()
+            .expect("none"),
+        None
+    );
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 11; docs/membership.md, KEEP 1 and 2: a generation goes on with a restarted server,
+/// an attempt does not, and no uuid comes twice.
+#[test]
+fn a_group_goes_on_with_a_restarted_server() {
+    let journal = Memory::default();
+    let server = journal.serve();
+    let store = client(&server);
+    let mut ranks: Vec<Rank> = (0..3)
+        .map(|id| Rank::new(&store, id, &options(3)))
+        .collect();
+    let first = all_enter(&mut ranks);
+    let attempt = first[0].as_ref().expect("a generation").attempt;
+
+    let journal = journal.crashed();
+    drop((store, server));
+    let server = journal.serve();
+    let store = client(&server);
+    for rank in &mut ranks {
+        rank.group = store.membership("workers").expect("a group");
+        let poll = rank.member.poll().expect("a member");
+        let reply = rank.group.ask(rank.key, &poll, Duration::ZERO);
+        assert_eq!(reply.expect("an answer"), Reply::NotYet, "all is as it was");
+    }
+    let other = store.membership("workers").expect("a group");
+    let error = other.open(&options(2), KEYS).expect_err("others");
+    assert!(
+        matches!(error, StoreError::InvalidArgument { .. }),
+        "{error}"
+    );
+
+    // An attempt is under way.
+    ranks.remove(0);
+    for rank in &mut ranks {
+        rank.until_called();
+    }
+    let journal = journal.crashed();
+    drop((store, server));
+    let server = journal.serve();
+    let store = client(&server);
+    for rank in &mut ranks {
+        rank.group = store.membership("workers").expect("a group");
+    }
+    let launcher = store.membership("workers").expect("a group");
+    launcher.dead(MemberKey::new(0, 1)).expect("told");
+    let second = all_enter(&mut ranks);
+    let record = second[0].as_ref().expect("a generation");
+    assert_eq!(ids(record), [1, 2]);
+    assert!(
+        record.attempt.uuid() > attempt.uuid() + 1,
+        "not that of the attempt"
+    );
+    assert_eq!(second[1], second[0]);
+}
