@@ -61,7 +61,8 @@ enum Asked {
     Station { is_heartbeat: bool },
 }
 
-/// When a job ends, all its nodes close it. Most of them find it closed, and ask no holder.
+/// When a job ends, all its nodes close it. Most of them find it closed, and ask no holder. The holder itself closes
+/// anyway, and takes the queue once more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Closing {
     No,
@@ -107,6 +108,11 @@ impl GroupEngine {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) const fn station(&self) -> &Station {
+        &self.station
+    }
+
     fn step_alone(&mut self, now: Now) -> Option<Ask> {
         let ask = self.alone.as_mut()?.step(now);
         if matches!(ask, Ask::Done(_)) {
@@ -128,7 +134,8 @@ impl GroupEngine {
             joining.schedule(now.monotonic);
         } else if self.closing == Closing::ReadsSummary {
             self.closing = Closing::IsClosed;
-            if !summary.is_closed
+            // A holder that has closed for another may have requests in its queue.
+            if (!summary.is_closed || self.station.is_holder())
                 && let Some((_, deadline)) = self.operation
             {
                 self.closing = Closing::No;
