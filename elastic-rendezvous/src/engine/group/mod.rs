@@ -6,12 +6,12 @@
 //! The state stays what PyTorch's nodes read and write, and only a write with its token changes it, so a node that
 //! believes it still holds the lease does no harm.
 
-pub(super) mod ask;
+mod ask;
 mod engine;
 mod holder;
-pub(super) mod message;
+mod message;
 mod posting;
-pub(super) mod station;
+mod station;
 mod timers;
 
 pub(crate) use ask::{Ask, Reply};

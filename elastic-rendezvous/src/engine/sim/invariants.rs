@@ -1,4 +1,4 @@
-//! The invariants of every simulation, checked at each write, read and join.
+//! What holds beyond the laws among nodes that write the state themselves, checked at each write, read and join.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -65,27 +65,12 @@ impl Invariants {
         comes_back: &dyn Fn(&NodeId) -> bool,
         now: Duration,
     ) {
-        self.check_state(after);
         let nothing = RendezvousState::default();
         let old = before.map_or(&nothing, |version| &version.state);
-        assert!(
-            !old.closed || after.closed,
-            "the closed rendezvous is open again"
-        );
         let is_same_round = after.round == old.round;
-        assert!(
-            is_same_round || after.round == old.round + 1,
-            "from round {} to {}",
-            old.round,
-            after.round
-        );
         let nodes = after.participants.iter();
         let ranks: Ranks = nodes.map(|(node, rank)| (node.clone(), *rank)).collect();
         if old.complete && is_same_round {
-            assert!(after.complete, "round {} is open again", after.round);
-            for (node, rank) in &ranks {
-                assert_eq!(old.participants.get(node), Some(rank), "rank of {node}");
-            }
             for node in old.participants.keys() {
                 if !ranks.contains_key(node) && (node == writer || is_torch) {
                     let departed = self.departed.entry(after.round).or_default();
@@ -225,24 +210,5 @@ impl Invariants {
         let mut ranks: Vec<i64> = seen.participants.values().copied().collect();
         ranks.sort_unstable();
         assert!(ranks.into_iter().eq(0..seen.participants.len() as i64));
-    }
-
-    fn check_state(&self, state: &RendezvousState) {
-        let mut listed = BTreeSet::new();
-        let lists = state.participants.keys().chain(&state.wait_list);
-        for node in lists.chain(&state.redundancy_list) {
-            assert!(listed.insert(node), "{node} is on two lists");
-            assert!(
-                state.last_heartbeats.contains_key(node),
-                "{node} has no heartbeat"
-            );
-        }
-        assert_eq!(listed.len(), state.last_heartbeats.len(), "{state:?}");
-        assert!(!state.complete || !state.participants.is_empty());
-        assert!(!state.complete || state.deadline.is_none());
-        assert!(
-            state.deadline.is_none() || state.participants.len() >= self.settings.min_nodes,
-            "a last call with too few participants: {state:?}"
-        );
     }
 }

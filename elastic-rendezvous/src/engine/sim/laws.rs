@@ -1,10 +1,11 @@
-//! What holds in every history of a group.
+//! What holds in every history, whichever nodes write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::engine::group::message::Place;
+use crate::values::goal::Joined;
 use crate::values::node::NodeId;
+use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
 
 /// How long a request of a node that died can be on its way, or in the queue of a holder that is replaced. In the queue
@@ -15,7 +16,7 @@ const ON_ITS_WAY: Duration = Duration::from_secs(20);
 pub(super) struct Laws {
     /// The ranks of each complete round that was ever stored.
     rounds: BTreeMap<i64, BTreeMap<NodeId, usize>>,
-    /// Who has joined with which rank.
+    /// The nodes that have joined, by round and rank.
     joined: BTreeMap<(i64, usize), NodeId>,
     firsts: BTreeMap<i64, NodeId>,
     left: BTreeSet<NodeId>,
@@ -47,28 +48,20 @@ impl Laws {
         writer: &NodeId,
         before: &RendezvousState,
         state: &RendezvousState,
+        settings: &RendezvousSettings,
         now: Duration,
     ) {
         assert!(state.round >= before.round, "the round decreases");
         assert!(state.round <= before.round + 1, "a round is left out");
         assert!(state.closed >= before.closed, "it is opened again");
-        let lists = [
-            state.participants.keys().collect::<BTreeSet<_>>(),
-            state.wait_list.iter().collect(),
-            state.redundancy_list.iter().collect(),
-        ];
-        let listed: BTreeSet<&NodeId> = lists.iter().flatten().copied().collect();
-        let count: usize = lists.iter().map(BTreeSet::len).sum();
-        assert_eq!(count, listed.len(), "a node is on two lists: {state:#?}");
-        let writing: BTreeSet<&NodeId> = state.last_heartbeats.keys().collect();
-        assert_eq!(listed, writing, "heartbeats and lists differ");
-        for node in &listed {
-            let is_new = !before.last_heartbeats.contains_key(*node);
+        check_state(state, settings);
+        for node in state.last_heartbeats.keys() {
+            let is_new = !before.last_heartbeats.contains_key(node);
             assert!(
-                !is_new || !self.left.contains(*node),
+                !is_new || !self.left.contains(node),
                 "{writer} lists {node}, which has left"
             );
-            if let Some(&died) = self.died.get(*node) {
+            if let Some(&died) = self.died.get(node) {
                 let since = self
                     .stopped_until
                     .get(writer)
@@ -79,7 +72,8 @@ impl Laws {
                 );
             }
         }
-        if before.complete && state.complete && before.round == state.round {
+        if before.complete && before.round == state.round {
+            assert!(state.complete, "round {} is open again", state.round);
             let grown = state
                 .participants
                 .keys()
@@ -90,29 +84,49 @@ impl Laws {
             let ranks = self.rounds.entry(state.round).or_default();
             for (node, &rank) in &state.participants {
                 let rank = usize::try_from(rank).expect("a rank");
-                let known = *ranks.entry(node.clone()).or_insert(rank);
-                assert_eq!(known, rank, "{node} changes its rank");
+                match ranks.get(node) {
+                    Some(&known) => assert_eq!(known, rank, "{node} changes its rank"),
+                    None => _ = ranks.insert(node.clone(), rank),
+                }
             }
             let all: BTreeSet<usize> = ranks.values().copied().collect();
             assert_eq!(all.len(), ranks.len(), "two nodes have one rank");
         }
     }
 
-    /// An answer is true about a state that was stored.
-    pub(super) fn on_joined(&mut self, node: &NodeId, place: &Place) {
-        let round = self.rounds.get(&place.round);
-        let rank = round.and_then(|ranks| ranks.get(node));
-        assert_eq!(rank, Some(&place.rank), "{node} believes {place:?}");
+    /// What a node believes when it has joined is true about a state that was stored.
+    pub(super) fn on_joined(&mut self, node: &NodeId, round: i64, joined: &Joined) {
+        let ranks = self.rounds.get(&round);
+        let rank = ranks.and_then(|ranks| ranks.get(node));
+        assert_eq!(rank, Some(&joined.rank), "{node} believes {joined:?}");
         let before = self
             .joined
-            .insert((place.round, place.rank), node.clone())
+            .insert((round, joined.rank), node.clone())
             .filter(|other| other != node);
-        assert_eq!(before, None, "two nodes have rank {}", place.rank);
+        assert_eq!(before, None, "two nodes have rank {}", joined.rank);
         let first = self
             .firsts
-            .entry(place.round)
-            .or_insert_with(|| place.first.clone());
-        assert_eq!(*first, place.first, "two nodes are the first");
-        assert!(place.rank < place.size, "{place:?}");
+            .entry(round)
+            .or_insert_with(|| joined.first.clone());
+        assert_eq!(*first, joined.first, "two nodes are the first");
+        assert!(joined.rank < joined.world_size, "{joined:?}");
     }
+}
+
+/// Each node is on one list and has a heartbeat, and the round is as its nodes allow.
+fn check_state(state: &RendezvousState, settings: &RendezvousSettings) {
+    let lists = state.participants.keys().chain(&state.wait_list);
+    let mut listed = BTreeSet::new();
+    for node in lists.chain(&state.redundancy_list) {
+        assert!(listed.insert(node), "{node} is on two lists");
+        let has_heartbeat = state.last_heartbeats.contains_key(node);
+        assert!(has_heartbeat, "{node} has no heartbeat");
+    }
+    assert_eq!(listed.len(), state.last_heartbeats.len(), "{state:?}");
+    assert!(!state.complete || !state.participants.is_empty());
+    assert!(!state.complete || state.deadline.is_none());
+    assert!(
+        state.deadline.is_none() || state.participants.len() >= settings.min_nodes,
+        "a last call with too few participants: {state:?}"
+    );
 }

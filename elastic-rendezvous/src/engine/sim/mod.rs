@@ -1,10 +1,11 @@
 //! Simulates complete rendezvous in virtual time, for tests.
 //!
-//! Any number of executors, each with its own clocks, share one value with a fencing token. A seed determines
-//! latencies, the order of simultaneous events, and lost messages. The simulator replaces `handler_loop` and the
-//! launcher, and uses no threads.
+//! Any number of engines, each with its own clocks, share one store: nodes that write the state themselves, nodes of a
+//! group, and PyTorch's. A seed determines latencies, the order of simultaneous events, and faults of the network. The
+//! simulator replaces the shell's `handler_loop` and the launcher, and uses no threads.
 
 mod group;
+mod handler;
 mod invariants;
 mod laws;
 mod newcomers;
@@ -17,94 +18,81 @@ mod torch;
 mod worlds;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
 use std::time::Duration;
 
 use self::invariants::Invariants;
-use self::node::{Command, Implementation, Joined, Outcome, SimNode, Stage, Watching};
-use self::store::{Answer, SimStore, Version};
-use self::torch::{POLL_INTERVAL, TorchNode};
+use self::laws::Laws;
+use self::node::{Command, Implementation, Kind, SimNode, Stage, Waiting};
+use self::store::{Request, Response, SimStore, Version, Wait};
 use self::worlds::Worlds;
-use crate::engine::executor::{Executor, Need};
-use crate::values::clock::Now;
-use crate::values::goal::Operation;
+use crate::engine::Reply;
+use crate::engine::group::Ask as GroupAsk;
+use crate::values::goal::Answer;
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
-use crate::values::stored::{Part, Token};
-use crate::values::timestamp::Timestamp;
+use crate::values::stored::Token;
 
-/// How long a node waits for an answer before it repeats the request.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a node waits for an answer that is lost.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The pause of a node after a request that has failed, and the time after which one has failed in a silent network.
-const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// After which time a request has failed in a silent network.
 const ATTEMPT: Duration = Duration::from_secs(5);
 
-/// A node that waits for at most [`SHORT_WAIT`] more than [`SHORT_WAITS_MAX`] times in a row, without a new
-/// state, is in a busy loop.
-const SHORT_WAIT: Duration = Duration::from_millis(2);
-const SHORT_WAITS_MAX: u32 = 8;
+/// The pause of a node between two attempts to begin anew.
+const OPEN_PAUSE: Duration = Duration::from_secs(1);
 
-/// The faults of the network.
+/// The faults of the network, each as the share of messages or writes that it affects.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Network {
-    /// The share of messages that take up to 1.5 s.
+struct Network {
+    /// Messages that take up to 1.5 s.
     slow: f64,
-    /// The share of writes that are refused although their token is current.
-    refused: f64,
-    /// The share of writes whose answer is lost.
+    /// Answers that are lost.
     lost: f64,
+    /// Writes whose answer is lost.
+    unanswered: f64,
+    /// Writes that are refused although their token is current.
+    refused: f64,
+    /// Requests to the holder that arrive twice.
+    twice: f64,
 }
 
 impl Network {
     const CALM: Self = Self {
         slow: 0.0,
-        refused: 0.0,
         lost: 0.0,
+        unanswered: 0.0,
+        refused: 0.0,
+        twice: 0.0,
     };
     const ROUGH: Self = Self {
         slow: 0.05,
         refused: 0.1,
-        lost: 0.05,
+        unanswered: 0.05,
+        ..Self::CALM
     };
-}
-
-#[derive(Debug)]
-enum Request {
-    Read,
-    Write(Box<RendezvousState>, Option<Token>),
-    Watch(Option<Rc<Version>>, Part),
 }
 
 #[derive(Debug)]
 enum Event {
     /// A request arrives at the store.
     Request(u64, Request),
-    /// An answer arrives at the node; the flag is true for the answer to a write.
-    Answer(u64, Answer, bool),
-    /// No answer has arrived within [`REPLY_TIMEOUT`].
-    NoAnswer(u64),
-    /// The node's wait ends.
+    /// Its response arrives at the node.
+    Response(u64, Box<Response>),
+    /// The node learns that its request has failed.
+    Failure(u64),
+    /// The node's pause ends.
     Wake(u64),
-    /// A node that polls reads the state.
+    /// A node that does not watch the state reads it.
     Poll(u64),
-    /// The pause after a write conflict ends.
-    Retry(u64),
     Command(Command),
-    Nothing,
 }
 
-#[derive(Debug)]
-struct Watch {
-    node: usize,
-    request_id: u64,
-    known: Option<Rc<Version>>,
-    part: Part,
-}
+/// The number of a request whose response the node does not wait for.
+const UNAWAITED: u64 = u64::MAX;
 
 #[derive(Debug)]
-pub(crate) struct World {
+struct World {
     now: Duration,
     settings: RendezvousSettings,
     network: Network,
@@ -115,9 +103,10 @@ pub(crate) struct World {
     events: BTreeMap<(Duration, u32, u64), (usize, Event)>,
     events_made: u64,
     store: SimStore,
-    watches: Vec<Watch>,
     nodes: Vec<SimNode>,
-    invariants: Invariants,
+    laws: Laws,
+    /// `None` as soon as a node writes for others.
+    invariants: Option<Invariants>,
     writes_tried: u64,
     /// The nodes that have written that they leave for good.
     gone: BTreeSet<NodeId>,
@@ -132,7 +121,8 @@ impl World {
     fn new(seed: u64, settings: RendezvousSettings) -> Self {
         Self {
             now: Duration::ZERO,
-            invariants: Invariants::new(settings.clone()),
+            laws: Laws::default(),
+            invariants: Some(Invariants::new(settings.clone())),
             settings,
             network: Network::CALM,
             network_since: Duration::ZERO,
@@ -140,7 +130,6 @@ impl World {
             events: BTreeMap::new(),
             events_made: 0,
             store: SimStore::default(),
-            watches: Vec::new(),
             nodes: Vec::new(),
             writes_tried: 0,
             gone: BTreeSet::new(),
@@ -154,10 +143,13 @@ impl World {
     fn restart_store(&mut self, time: Duration, is_emptied: bool) {
         self.away_until = self.away_until.max(self.now + time);
         if is_emptied {
-            self.store = SimStore::default();
+            self.store.emptied();
             self.emptied += 1;
-            let nodes = self.nodes.iter().map(|node| node.me().clone());
-            self.invariants.on_emptied(nodes);
+            self.laws = Laws::default();
+            let nodes = self.nodes.iter().map(|node| node.me.clone());
+            if let Some(invariants) = &mut self.invariants {
+                invariants.on_emptied(nodes);
+            }
             self.gone.clear();
         }
         for index in 0..self.nodes.len() {
@@ -171,15 +163,16 @@ impl World {
 
     /// What is on its way between the node and the store is lost, and the node knows it.
     fn lose_connection(&mut self, index: usize) {
-        let request_id = self.nodes[index].request_id;
-        for (node, event) in self.events.values_mut() {
-            if *node == index && matches!(event, Event::Request(..) | Event::Answer(..)) {
-                *event = Event::Nothing;
-            }
-        }
-        self.watches.retain(|watch| watch.node != index);
-        if self.nodes[index].is_alive() {
-            self.schedule(self.now, index, Event::NoAnswer(request_id));
+        self.store.end_waits(index);
+        self.events.retain(|_, (node, event)| {
+            *node != index || !matches!(event, Event::Request(..) | Event::Response(..))
+        });
+        let node = &mut self.nodes[index];
+        let request_id = node.request_id;
+        if node.is_alive() && node.waiting != Waiting::Pause {
+            self.schedule(self.now, index, Event::Failure(request_id));
+        } else {
+            node.is_disconnected = true;
         }
     }
 
@@ -197,26 +190,23 @@ impl World {
         (self.now < self.away_until).then_some(self.now)
     }
 
-    /// Adds a node of ours that has not started; returns its number.
-    fn add(&mut self, name: &str) -> usize {
+    /// Adds a node that has not started; returns its number.
+    fn add_kind(&mut self, name: &str, kind: Kind) -> usize {
+        if kind == Kind::Group {
+            self.invariants = None;
+        }
         let me = NodeId::new(name, 1 + self.nodes.len() as i64, 0);
-        let never = Now {
-            monotonic: Duration::ZERO,
-            wall: Timestamp::MIN,
-        };
-        let executor = Executor::new(me, self.settings.clone(), never);
-        self.nodes
-            .push(SimNode::new(Implementation::Ours(Box::new(executor))));
+        self.nodes.push(SimNode::new(me, kind, &self.settings));
         self.nodes.len() - 1
     }
 
-    /// Adds a PyTorch node that has not started; returns its number.
+    /// Adds a node of ours that writes the state itself.
+    fn add(&mut self, name: &str) -> usize {
+        self.add_kind(name, Kind::Solo)
+    }
+
     fn add_torch(&mut self, name: &str) -> usize {
-        let me = NodeId::new(name, 1 + self.nodes.len() as i64, 0);
-        let torch = TorchNode::new(me, self.settings.clone());
-        self.nodes
-            .push(SimNode::new(Implementation::Torch(Box::new(torch))));
-        self.nodes.len() - 1
+        self.add_kind(name, Kind::Torch)
     }
 
     fn set_network(&mut self, network: Network) {
@@ -226,8 +216,11 @@ impl World {
 
     /// Schedules a command for a node, `millis` from now.
     fn command_in(&mut self, millis: u64, node: usize, command: Command) {
-        let at = self.now + Duration::from_millis(millis);
-        self.schedule(at, node, Event::Command(command));
+        self.command_after(Duration::from_millis(millis), node, command);
+    }
+
+    fn command_after(&mut self, after: Duration, node: usize, command: Command) {
+        self.schedule(self.now + after, node, Event::Command(command));
     }
 
     fn command(&mut self, node: usize, command: Command) {
@@ -245,20 +238,14 @@ impl World {
             if is_done(self) {
                 return true;
             }
-            match self.events.first_key_value() {
-                Some((&(at, ..), _)) if at <= end => {
-                    let Some((_, (node, event))) = self.events.pop_first() else {
-                        return false;
-                    };
-                    self.now = at;
-                    self.handle(node, event);
-                    self.worlds.check(&self.settings, self.now);
-                }
-                _ => {
-                    self.now = end;
-                    return is_done(self);
-                }
-            }
+            let Some(entry) = self.events.first_entry().filter(|it| it.key().0 <= end) else {
+                self.now = end;
+                return is_done(self);
+            };
+            self.now = entry.key().0;
+            let (node, event) = entry.remove();
+            self.handle(node, event);
+            self.worlds.check(&self.settings, self.now);
         }
     }
 
@@ -269,8 +256,10 @@ impl World {
     /// Whether as many live nodes as fit are members of the current round and have joined it, the other live
     /// nodes are spares, and no other node is listed.
     fn is_settled(&self) -> bool {
-        let state = self.store.state();
-        let alive = self.alive();
+        let Some(version) = self.store.current() else {
+            return false;
+        };
+        let (state, alive) = (&version.state, self.alive());
         if !state.complete
             || state.participants.len() != alive.min(self.settings.max_nodes)
             || state.last_heartbeats.len() != alive
@@ -278,24 +267,62 @@ impl World {
         {
             return false;
         }
-        let members: BTreeSet<NodeId> = state.participants.keys().cloned().collect();
-        self.nodes
-            .iter()
-            .filter(|node| node.is_alive())
-            .all(|node| {
-                if !members.contains(node.me()) {
-                    return state.redundancy_list.contains(node.me());
-                }
-                let is_joining = matches!(
-                    node.stage,
-                    Stage::Busy(Operation::Join | Operation::Exit | Operation::Leave)
-                );
-                let joined = node.joins.last();
-                !is_joining
-                    && !node.is_rejoin_planned
-                    && node.commands.is_empty()
-                    && joined.is_some_and(|it| it.round == state.round && it.nodes == members)
-            })
+        let has_joined = |answer: &Answer| {
+            let joined = answer.joined.as_ref().expect("the answer to a join");
+            let knows = |node: &NodeId| state.participants.contains_key(node);
+            answer.round == state.round
+                && joined.world_size == state.participants.len()
+                && joined.nodes.iter().all(knows)
+        };
+        let mut alive = self.nodes.iter().filter(|node| node.is_alive());
+        alive.all(|node| {
+            if !state.participants.contains_key(&node.me) {
+                return state.redundancy_list.contains(&node.me);
+            }
+            node.stage == Stage::Member
+                && !node.is_rejoin_planned
+                && node.commands.is_empty()
+                && node.joins.last().is_some_and(has_joined)
+        })
+    }
+
+    /// The node that believes to hold the lease of the group.
+    fn holder(&self) -> Option<usize> {
+        let is_holder = |node: &SimNode| node.is_alive() && node.is_holder();
+        self.nodes.iter().position(is_holder)
+    }
+
+    /// The world of a failed history.
+    fn describe(&self) -> String {
+        let state = shown(&self.store.state());
+        let mut text = format!("at {:?}, {state}; {}", self.now, self.store.describe());
+        for node in &self.nodes {
+            let joins: Vec<_> = node.joins.iter().map(|answer| answer.round).collect();
+            text += &format!(
+                "\n{} {:?}: {:?}, {:?}, joined {joins:?}, next {:?}, {:?} since request {}",
+                node.me,
+                node.kind,
+                node.stage,
+                node.watching,
+                node.commands,
+                node.waiting,
+                node.request_id
+            );
+            if let Implementation::Group(group) = &node.implementation {
+                text += &format!(", index {}: {}", node.index, group.station().describe());
+            }
+        }
+        text
+    }
+
+    /// What happens, if one history is repeated.
+    fn trace(&self, index: usize, what: impl FnOnce() -> String) {
+        if std::env::var_os("SEED").is_some() && std::env::var_os("ROUNDS").is_none() {
+            #[expect(clippy::print_stderr, reason = "for a person")]
+            {
+                eprintln!("{:?} {}: {}", self.now, self.nodes[index].me, what());
+            }
+        }
     }
 
     fn schedule(&mut self, at: Duration, node: usize, event: Event) {
@@ -313,13 +340,14 @@ impl World {
 
     fn handle(&mut self, index: usize, event: Event) {
         if let Event::Request(request_id, request) = event {
+            // Also from a node that has died meanwhile.
             return self.serve(index, request_id, request);
         }
-        if let (Event::Answer(request_id, ..), Some(at)) = (&event, self.fails_at(index)) {
+        if let (Event::Response(request_id, _), Some(at)) = (&event, self.fails_at(index)) {
             let request_id = *request_id;
-            return self.schedule(at, index, Event::NoAnswer(request_id));
+            return self.schedule(at, index, Event::Failure(request_id));
         }
-        let node = &mut self.nodes[index];
+        let node = &self.nodes[index];
         let affects_paused = matches!(
             event,
             Event::Command(Command::Crash | Command::Pause(_) | Command::Jump(_))
@@ -329,410 +357,176 @@ impl World {
             return self.schedule(at, index, event);
         }
         match event {
-            Event::Request(..) | Event::Nothing => {}
             Event::Command(command) => self.on_command(index, command),
-            Event::Answer(request_id, answer, was_write) if request_id == node.request_id => {
-                self.on_answer(index, &answer, was_write);
+            Event::Response(request_id, response) if request_id == node.request_id => {
+                self.on_response(index, *response);
             }
-            Event::NoAnswer(request_id) if request_id == node.request_id => {
-                self.on_no_answer(index);
+            Event::Failure(request_id) if request_id == node.request_id => self.on_failure(index),
+            Event::Wake(request_id) if request_id == node.request_id => {
+                self.on_reply(index, Reply::Nothing);
             }
-            Event::Retry(request_id) if request_id == node.request_id => self.drive(index),
             Event::Poll(request_id) if request_id == node.request_id => {
-                self.send(index, Request::Read)
+                self.send(index, Request::ReadState);
             }
-            Event::Wake(request_id) if request_id == node.request_id => match node.stage {
-                Stage::Member => self.keep_alive(index),
-                _ => self.drive(index),
-            },
             // The node no longer waits for this event.
             _ => {}
         }
     }
 
-    /// A request has failed: the node reads again, as `handler_loop` does.
-    fn on_no_answer(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        let clock = node.clock(self.now);
-        node.request_id += 1;
-        let request_id = node.request_id;
-        let Implementation::Ours(executor) = &mut node.implementation else {
-            return self.send(index, Request::Read);
-        };
-        executor.on_outage();
-        let is_kept = executor
-            .is_kept_until()
-            .is_some_and(|until| clock.monotonic < until);
-        let at = self.now + RETRY_PAUSE;
-        match node.stage {
-            Stage::Member | Stage::Busy(Operation::KeepAlive) => {
-                node.stage = Stage::Member;
-                node.idle_until = at;
-                if !is_kept {
-                    self.plan_restart(index);
-                }
-                if self.nodes[index].commands.is_empty() {
-                    self.schedule(at, index, Event::Wake(request_id));
-                } else {
-                    self.next_command(index);
-                }
-            }
-            _ => self.schedule(at, index, Event::Retry(request_id)),
-        }
-    }
-
-    /// The launcher stops the workers, and joins again.
-    fn plan_restart(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        if !node.restarts || std::mem::replace(&mut node.is_rejoin_planned, true) {
-            return;
-        }
-        // How long it takes to stop the workers.
-        let millis = self.random.u64(0..2_000);
-        let joins = node.joins.len();
-        self.command_in(millis, index, Command::Restart { joins });
-    }
-
     /// Handles a request at the store.
     fn serve(&mut self, index: usize, request_id: u64, request: Request) {
         if let Some(at) = self.fails_at(index) {
-            return self.schedule(at, index, Event::NoAnswer(request_id));
-        }
-        let mut is_ours = false;
-        let was_write = matches!(request, Request::Write(..));
-        match request {
-            Request::Read => {}
-            Request::Watch(known, part) => {
-                self.watches.retain(|watch| watch.node != index);
-                if !self.store.differs(known.as_ref(), part) {
-                    let node = index;
-                    return self.watches.push(Watch {
-                        node,
-                        request_id,
-                        known,
-                        part,
-                    });
+            return match request {
+                // It is repeated until it passes.
+                Request::Open => {
+                    let again = Event::Request(request_id, request);
+                    self.schedule(at + OPEN_PAUSE, index, again);
                 }
-            }
-            Request::Write(state, token) => {
-                self.writes_tried += 1;
-                let is_refused = self.random.f64() < self.network.refused;
-                if self.store.accepts(token.as_ref()) && !is_refused {
-                    self.put(index, &state);
-                    is_ours = true;
-                }
-            }
-        }
-        let answer = Answer {
-            version: self.store.current().cloned(),
-            is_ours,
-            at: self.now,
-        };
-        if was_write && self.random.f64() < self.network.lost {
-            let at = self.now + REPLY_TIMEOUT;
-            return self.schedule(at, index, Event::NoAnswer(request_id));
-        }
-        let at = self.now + self.latency();
-        self.schedule(at, index, Event::Answer(request_id, answer, was_write));
-    }
-
-    fn put(&mut self, writer: usize, state: &RendezvousState) {
-        let node = &self.nodes[writer];
-        let before = self.store.current().cloned();
-        let (me, is_torch) = (node.me().clone(), node.is_torch());
-        let (nodes, gone) = (&self.nodes, &self.gone);
-        let comes_back = |node: &NodeId| {
-            // A node that was silent may count as lost.
-            let punctual = |other: &&SimNode| other.is_alive() && !other.was_late();
-            let mut others = nodes.iter().filter(punctual);
-            !gone.contains(node) && others.any(|other| other.me() == node)
-        };
-        self.invariants.on_write(
-            (&me, is_torch),
-            before.as_deref(),
-            state,
-            &comes_back,
-            self.now,
-        );
-        self.store.put(state, self.now);
-        self.check_punctual(writer, before.as_deref());
-        for watch in std::mem::take(&mut self.watches) {
-            if !self.store.differs(watch.known.as_ref(), watch.part) {
-                self.watches.push(watch);
-                continue;
-            }
-            let answer = Answer {
-                version: self.store.current().cloned(),
-                is_ours: false,
-                at: self.now,
+                _ => self.schedule(at, index, Event::Failure(request_id)),
             };
-            let at = self.now + self.latency();
-            self.schedule(
-                at,
-                watch.node,
-                Event::Answer(watch.request_id, answer, false),
-            );
+        }
+        let now = self.now;
+        let group_index = self.nodes[index].index;
+        let mut is_answered = true;
+        let response = match &request {
+            Request::ReadState | Request::WriteState(..) if self.store.is_lost() => {
+                Some(Response::Lost)
+            }
+            Request::ReadState => Some(Response::State(self.store.answer(false, now))),
+            Request::WriteState(state, token) => {
+                is_answered = self.random.f64() >= self.network.unanswered;
+                let is_ours = self.write(index, state, token.as_ref());
+                Some(Response::Written(self.store.answer(is_ours, now)))
+            }
+            Request::CheckState(token) => {
+                let is_same = self.store.is_same(token.as_ref());
+                Some(Response::Group(Reply::IsSame(is_same)))
+            }
+            Request::AwaitState(watched, _) => self.store.changed(watched, now),
+            Request::Group(ask) => {
+                let response = self.store.perform(group_index, ask).map(Response::Group);
+                if matches!(
+                    **ask,
+                    GroupAsk::Push(_) | GroupAsk::WriteAnswers(_) | GroupAsk::WriteSummary(_)
+                ) {
+                    self.wake_waiting();
+                }
+                response
+            }
+            Request::Open => Some(Response::Opened(self.store.open())),
+            Request::EndWait if self.store.end_wait(index, request_id) => {
+                Some(Response::Group(Reply::Nothing))
+            }
+            Request::EndWait => return,
+        };
+        match response {
+            Some(response) => self.respond(index, request_id, response, is_answered),
+            None => self.wait_in_store(index, request_id, request),
         }
     }
 
-    /// Checks that a node of ours writes its heartbeats in time while the network is calm.
-    fn check_punctual(&self, writer: usize, before: Option<&Version>) {
-        let node = &self.nodes[writer];
-        if self.network != Network::CALM || node.was_late() || node.is_torch() {
+    fn wait_in_store(&mut self, index: usize, request_id: u64, request: Request) {
+        let node = &mut self.nodes[index];
+        if !node.is_alive() || node.request_id != request_id {
             return;
         }
-        let written_at = before.and_then(|version| version.written_at.get(node.me()));
+        if std::mem::take(&mut node.is_interrupted) {
+            let nothing = Response::Group(Reply::Nothing);
+            return self.respond(index, request_id, nothing, true);
+        }
+        let until = request.until().and_then(|until| node.in_simulation(until));
+        if let Some(until) = until {
+            let end = Event::Request(request_id, Request::EndWait);
+            self.schedule(until.max(self.now), index, end);
+        }
+        self.store.wait(Wait {
+            node: index,
+            request_id,
+            index: self.nodes[index].index,
+            request,
+        });
+    }
+
+    fn wake_waiting(&mut self) {
+        for (wait, response) in self.store.take_ready(self.now) {
+            self.respond(wait.node, wait.request_id, response, true);
+        }
+    }
+
+    fn respond(&mut self, index: usize, request_id: u64, response: Response, is_answered: bool) {
+        if !is_answered || self.random.f64() < self.network.lost {
+            let at = self.now + REPLY_TIMEOUT;
+            return self.schedule(at, index, Event::Failure(request_id));
+        }
+        let at = self.now + self.latency();
+        let response = Box::new(response);
+        self.schedule(at, index, Event::Response(request_id, response));
+    }
+
+    /// Stores a state, unless it is refused. Returns whether it was stored.
+    fn write(&mut self, writer: usize, state: &RendezvousState, token: Option<&Token>) -> bool {
+        self.writes_tried += 1;
+        let is_refused = self.random.f64() < self.network.refused;
+        if !self.store.accepts(token) || is_refused {
+            return false;
+        }
+        let node = &self.nodes[writer];
+        let before = self.store.current().cloned();
+        let (me, is_torch) = (&node.me, node.is_torch());
+        let initial = RendezvousState::default();
+        let old = before.as_ref().map_or(&initial, |version| &version.state);
+        self.trace(writer, || format!("writes {}", shown(state)));
+        self.laws.on_write(me, old, state, &self.settings, self.now);
+        if let Some(invariants) = &mut self.invariants {
+            let (nodes, gone) = (&self.nodes, &self.gone);
+            let comes_back = |node: &NodeId| {
+                // A node that was silent may count as lost.
+                let punctual = |other: &&SimNode| {
+                    other.is_alive() && other.stage != Stage::Away && !other.was_late()
+                };
+                let mut others = nodes.iter().filter(punctual);
+                !gone.contains(node) && others.any(|other| other.me == *node)
+            };
+            let before = before.as_deref();
+            invariants.on_write((me, is_torch), before, state, &comes_back, self.now);
+        }
+        self.store.put(state, self.now);
+        self.check_punctual(writer, before.as_deref());
+        self.wake_waiting();
+        true
+    }
+
+    /// Checks that a node of ours that writes itself writes its heartbeats in time while the network is calm.
+    fn check_punctual(&self, writer: usize, before: Option<&Version>) {
+        let node = &self.nodes[writer];
+        let is_calm = self.network == Network::CALM && !node.was_late();
+        if !is_calm || node.is_torch() || self.invariants.is_none() {
+            return;
+        }
+        let written_at = before.and_then(|version| version.written_at.get(&node.me));
         let when_calm = self.network_since + self.settings.keep_alive_interval;
         if let Some(at) = written_at.filter(|at| **at >= when_calm) {
             let pause = self.now - *at;
             // Concurrent writers delay each other, but one interval must be left before the others drop it.
             let pause_max = self.settings.dead_after() - self.settings.keep_alive_interval;
-            assert!(pause <= pause_max, "{} wrote {pause:?} ago", node.me());
+            assert!(pause <= pause_max, "{} wrote {pause:?} ago", node.me);
         }
     }
+}
 
-    fn send(&mut self, index: usize, request: Request) {
-        let node = &mut self.nodes[index];
-        node.request_id += 1;
-        let request_id = node.request_id;
-        let at = self.now + self.latency();
-        self.schedule(at, index, Event::Request(request_id, request));
-    }
-
-    fn drive(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        match node.step(self.now) {
-            Need::Read => self.send(index, Request::Read),
-            Need::Write => {
-                let (state, token) = node.to_write();
-                self.send(index, Request::Write(Box::new(state), token));
-            }
-            Need::Wait { until } => {
-                if node.has_learned(&self.gone, self.now) {
-                    return self.drive(index);
-                }
-                let until = until.saturating_sub(node.boot);
-                if matches!(node.commands.front(), Some(Command::Leave)) {
-                    self.next_command(index);
-                } else {
-                    self.wait(index, until);
-                }
-            }
-            Need::Done(result) => {
-                let Stage::Busy(operation) = node.stage else {
-                    panic!("{} has finished without an operation", node.me());
-                };
-                match (operation, result) {
-                    (Operation::Exit, Ok(())) if node.rests => node.stage = Stage::NotStarted,
-                    (Operation::Exit, Ok(())) => {
-                        node.begin(Operation::Join, self.now);
-                        self.drive(index);
-                    }
-                    (Operation::Join, Ok(())) => self.on_joined(index),
-                    (Operation::Exit | Operation::Join, Err(ending)) => {
-                        node.stage = Stage::Ended(Outcome::Failed(ending));
-                    }
-                    (Operation::KeepAlive, result) => {
-                        node.stage = Stage::Member;
-                        node.idle_until = match result {
-                            Ok(()) => node.next_heartbeat(&self.settings, self.now),
-                            Err(_) => self.now + self.settings.keep_alive_interval,
-                        };
-                        self.continue_member(index);
-                    }
-                    (Operation::Leave, _) => node.stage = Stage::Ended(Outcome::Left),
-                    (Operation::Close, _) => node.stage = Stage::Ended(Outcome::Closed),
-                }
-            }
-        }
-    }
-
-    fn on_joined(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        let (me, state) = (node.me().clone(), node.state().clone());
-        node.joins.push(Joined {
-            at: self.now,
-            round: state.round,
-            rank: state.participants.get(&me).copied().unwrap_or(-1),
-            nodes: state.participants.keys().cloned().collect(),
-        });
-        let is_torch = node.is_torch();
-        self.invariants.on_joined(&me, is_torch, &state);
-        // A launcher that stands still stops no workers.
-        if !is_torch && node.restarts {
-            self.worlds
-                .on_start(&me, (self.emptied, state.round), self.now);
-        }
-        self.keep_alive(index);
-    }
-
-    fn keep_alive(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        node.deadline = node.clock(self.now).monotonic + self.settings.heartbeat_timeout;
-        node.begin(Operation::KeepAlive, self.now);
-        self.drive(index);
-    }
-
-    /// Continues a member between two heartbeats: it waits, restarts, or writes the next heartbeat.
-    fn continue_member(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        if node.must_restart() {
-            self.plan_restart(index);
-        }
-        let node = &mut self.nodes[index];
-        if !node.commands.is_empty() {
-            self.next_command(index);
-        } else if self.now >= node.idle_until {
-            self.keep_alive(index);
-        } else {
-            let until = node.idle_until;
-            self.wait(index, until);
-        }
-    }
-
-    /// Makes the node wait as `handler_loop` does, and wakes it at `until`.
-    fn wait(&mut self, index: usize, until: Duration) {
-        let node = &mut self.nodes[index];
-        node.request_id += 1;
-        if until.saturating_sub(self.now) <= SHORT_WAIT {
-            node.short_waits += 1;
-            let is_busy = node.short_waits > SHORT_WAITS_MAX;
-            assert!(!is_busy, "{} is in a busy loop", node.me());
-        }
-        let request_id = node.request_id;
-        let is_member = node.stage == Stage::Member;
-        let until = until.max(self.now);
-        if (node.is_torch() && is_member) || (!node.is_torch() && node.watching == Watching::Polls)
-        {
-            let at = until.min(self.now + POLL_INTERVAL);
-            return self.schedule(at, index, Event::Poll(request_id));
-        }
-        if !node.is_torch() {
-            let is_participant = node.state().participants.contains_key(node.me());
-            let by_round = node.watching == Watching::Round && !is_member && is_participant;
-            let part = if by_round { Part::Round } else { Part::Members };
-            let watch = Request::Watch(node.known.clone(), part);
-            let at = self.now + self.latency();
-            self.schedule(at, index, Event::Request(request_id, watch));
-        }
-        self.schedule(until, index, Event::Wake(request_id));
-    }
-
-    fn on_answer(&mut self, index: usize, answer: &Answer, was_write: bool) {
-        let node = &mut self.nodes[index];
-        if answer.version.is_none() && node.known.is_some() && !node.is_torch() {
-            return self.on_lost_state(index);
-        }
-        node.on_answer(answer, was_write, self.now);
-        node.request_id += 1;
-        let request_id = node.request_id;
-        if let Some(version) = answer.version.as_deref().filter(|_| !node.is_torch()) {
-            self.invariants
-                .on_adopt(node.me(), version, answer.at, node.state());
-        }
-        if node.stage == Stage::Member {
-            return self.continue_member(index);
-        }
-        if was_write && let Some(longest) = node.conflict_pause_max(self.now) {
-            let pause = longest.mul_f64(self.random.f64());
-            let at = self.now + pause;
-            return self.schedule(at, index, Event::Retry(request_id));
-        }
-        self.drive(index);
-    }
-
-    /// The store was emptied: the node begins anew, as `handler_loop` does.
-    fn on_lost_state(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        node.request_id += 1;
-        node.known = None;
-        node.start(self.now);
-        self.invariants.on_new(node.me());
-        match node.stage {
-            Stage::Busy(operation) if operation != Operation::KeepAlive => {
-                node.begin(operation, self.now);
-                self.drive(index);
-            }
-            _ => {
-                node.stage = Stage::Member;
-                self.plan_restart(index);
-                self.continue_member(index);
-            }
-        }
-    }
-
-    fn on_command(&mut self, index: usize, command: Command) {
-        let node = &mut self.nodes[index];
-        match command {
-            Command::Cut { time, is_silent } => {
-                node.was_cut = true;
-                node.cut_until = node.cut_until.max(self.now + time);
-                node.is_silent = is_silent;
-                if !is_silent {
-                    self.lose_connection(index);
-                }
-            }
-            Command::Crash => {
-                self.worlds.on_stop(node.me());
-                node.request_id += 1;
-                node.stage = Stage::Ended(Outcome::Crashed);
-            }
-            Command::Pause(duration) => {
-                node.was_paused = true;
-                self.worlds.on_stop(node.me());
-                node.paused_until = node.paused_until.max(self.now + duration);
-            }
-            Command::Jump(seconds) => node.skew += seconds,
-            Command::Start if node.stage == Stage::NotStarted => {
-                node.start(self.now);
-                node.commands.push_back(Command::Rejoin);
-                self.next_command(index);
-            }
-            Command::Start => {}
-            Command::Restart { joins } => {
-                if node.joins.len() == joins {
-                    self.worlds.on_stop(node.me());
-                    self.on_command(index, Command::Rejoin);
-                }
-            }
-            Command::Rejoin | Command::Leave | Command::Close => {
-                let is_joining =
-                    matches!(node.stage, Stage::Busy(Operation::Exit | Operation::Join));
-                let is_redundant = is_joining && matches!(command, Command::Rejoin);
-                if !node.is_alive() || is_redundant {
-                    return;
-                }
-                node.commands.push_back(command);
-                if node.stage == Stage::Member {
-                    self.next_command(index);
-                }
-            }
-        }
-    }
-
-    /// Begins the next command of a node.
-    fn next_command(&mut self, index: usize) {
-        let node = &mut self.nodes[index];
-        // The workers have stopped.
-        self.worlds.on_stop(node.me());
-        let monotonic = node.clock(self.now).monotonic;
-        let (operation, timeout) = match node.commands.pop_front() {
-            Some(Command::Leave) => {
-                // As PyTorch's nodes never do.
-                self.gone.insert(node.me().clone());
-                (Operation::Leave, self.settings.close_timeout)
-            }
-            Some(Command::Close) => (Operation::Close, self.settings.close_timeout),
-            _ => {
-                node.is_rejoin_planned = false;
-                // One rejoin replaces all queued ones.
-                node.commands
-                    .retain(|command| !matches!(command, Command::Rejoin));
-                (Operation::Exit, self.settings.join_timeout)
-            }
-        };
-        node.deadline = monotonic + timeout;
-        node.begin(operation, self.now);
-        self.drive(index);
-    }
+/// The state without heartbeats, for a person.
+fn shown(state: &RendezvousState) -> String {
+    let names = |nodes: &mut dyn Iterator<Item = &NodeId>| {
+        nodes.map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    format!(
+        "round {} complete {} closed {} deadline {:?}: [{}] waits [{}] spare [{}]",
+        state.round,
+        state.complete,
+        state.closed,
+        state.deadline,
+        names(&mut state.participants.keys()),
+        names(&mut state.wait_list.iter()),
+        names(&mut state.redundancy_list.iter()),
+    )
 }

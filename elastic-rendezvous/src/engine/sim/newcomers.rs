@@ -6,8 +6,6 @@ use std::time::Duration;
 use super::World;
 use super::node::{Command, Watching};
 use super::random::for_seeds;
-use super::scenarios::begin;
-use crate::values::goal::Operation;
 use crate::values::settings::RendezvousSettings;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -32,7 +30,11 @@ fn full_round(random: &mut fastrand::Rng, torch: usize) -> (World, usize) {
         }
     }
     let end = world.now + 60 * SECOND;
-    assert!(world.run_until(end, World::is_settled), "{world:#?}");
+    assert!(
+        world.run_until(end, World::is_settled),
+        "{}",
+        world.describe()
+    );
     world.run_for(Duration::from_millis(random.u64(11_000..16_000)));
     assert_eq!(world.store.state().participants.len(), 3);
     (world, 3)
@@ -42,7 +44,7 @@ fn full_round(random: &mut fastrand::Rng, torch: usize) -> (World, usize) {
 fn is_replaced(world: &World, node: usize) -> bool {
     let state = world.store.state();
     let is_full = state.complete && state.participants.len() == 3;
-    is_full && !state.participants.contains_key(world.nodes[node].me())
+    is_full && !state.participants.contains_key(&world.nodes[node].me)
 }
 
 /// docs/rendezvous.md, SPARE 3.
@@ -56,7 +58,7 @@ fn a_newcomer_replaces_a_lost_member_soon_whenever_it_comes() {
         let came = random.u64(0..22_000);
         world.command_in(came, newcomer, Command::Start);
         let came_at = world.now + Duration::from_millis(came);
-        let me = world.nodes[lost].me().clone();
+        let me = world.nodes[lost].me.clone();
         let dropped = |world: &World| !world.store.state().participants.contains_key(&me);
         let end = world.now + 60 * SECOND;
         assert!(world.run_until(end, dropped));
@@ -81,15 +83,13 @@ fn a_newcomer_replaces_no_member_that_is_away_for_its_health_check() {
         world.command(newcomer, Command::Start);
         world.run_for(Duration::from_millis(random.u64(0..8_000)));
         let away = random.usize(..3);
-        world.nodes[away].rests = true;
-        begin(&mut world, away, Operation::Exit);
+        world.command(away, Command::Exit);
         world.run_for(14 * SECOND);
         assert!(!world.store.state().complete, "{:#?}", world.store.state());
-        world.nodes[away].rests = false;
-        begin(&mut world, away, Operation::Join);
+        world.command(away, Command::Rejoin);
         let end = world.now + 5 * SECOND;
         assert!(world.run_until(end, World::is_settled));
-        let me = world.nodes[newcomer].me();
+        let me = &world.nodes[newcomer].me;
         assert!(world.store.state().redundancy_list.contains(me));
     });
 }
@@ -107,8 +107,8 @@ fn a_newcomer_replaces_no_member_that_restarts_whatever_the_clocks() {
         world.command(random.usize(..3), Command::Rejoin);
         world.run_for(10 * SECOND);
         if torch == 0 {
-            assert!(world.is_settled(), "{world:#?}");
-            let me = world.nodes[newcomer].me();
+            assert!(world.is_settled(), "{}", world.describe());
+            let me = &world.nodes[newcomer].me;
             assert!(world.store.state().redundancy_list.contains(me));
         }
     });

@@ -1,29 +1,48 @@
-//! A simulated node: an executor or a PyTorch node, its clocks, and its current operation.
+//! A simulated node: its engine, its clocks, and what its launcher wants of it.
 
-use std::collections::{BTreeSet, VecDeque};
-use std::rc::Rc;
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::store::{Answer, Version};
 use super::torch::TorchNode;
-use crate::engine::executor::{Executor, Need};
+use crate::engine::Engine;
+use crate::engine::group::GroupEngine;
+use crate::engine::solo::Solo;
 use crate::values::clock::Now;
-use crate::values::goal::{Operation, OperationError};
+use crate::values::goal::{Answer, Operation, OperationError};
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
-use crate::values::stored::Token;
-use crate::values::stored::Written;
 use crate::values::timestamp::Timestamp;
 
 /// The correct wall clock at the start of the simulation.
-const WALL: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
+pub(super) const WALL: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 
-/// The code that decides for a node.
+/// Which code decides for a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Ours, which writes the state itself.
+    Solo,
+    /// Ours, in a group where one node writes for all.
+    Group,
+    Torch,
+}
+
 #[derive(Debug)]
 pub(super) enum Implementation {
-    Ours(Box<Executor>),
+    Solo(Box<Solo>),
+    Group(Box<GroupEngine>),
     Torch(Box<TorchNode>),
+}
+
+impl Implementation {
+    fn new(kind: Kind, me: NodeId, index: u32, settings: RendezvousSettings, now: Now) -> Self {
+        let seed = u64::from(index);
+        match kind {
+            Kind::Solo => Self::Solo(Box::new(Solo::new(me, settings, seed, now))),
+            Kind::Group => Self::Group(Box::new(GroupEngine::new(me, index, settings, seed, now))),
+            Kind::Torch => Self::Torch(Box::new(TorchNode::new(me, settings))),
+        }
+    }
 }
 
 /// How a node of ours notices changes.
@@ -33,7 +52,7 @@ pub(super) enum Watching {
     Polls,
     /// The node is woken when nodes join or leave.
     Members,
-    /// In an open round, the node is woken only by changes of the round itself.
+    /// In an open round, the node is woken only by changes of the round itself, as one of many.
     Round,
 }
 
@@ -49,6 +68,8 @@ pub(super) enum Command {
     Restart {
         joins: usize,
     },
+    /// The node leaves its round, and joins no other before [`Self::Rejoin`]: as for a health check.
+    Exit,
     Leave,
     Close,
     /// The process dies.
@@ -69,8 +90,9 @@ pub(super) enum Command {
 pub(super) enum Stage {
     NotStarted,
     Busy(Operation),
-    /// A member of a complete round, between two heartbeats.
     Member,
+    /// In no round, before the next join.
+    Away,
     Ended(Outcome),
 }
 
@@ -82,18 +104,24 @@ pub(super) enum Outcome {
     Failed(OperationError),
 }
 
-/// A complete round, as the node saw it when it joined.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Joined {
-    pub(super) at: Duration,
-    pub(super) round: i64,
-    pub(super) rank: i64,
-    pub(super) nodes: BTreeSet<NodeId>,
+/// What a node waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Waiting {
+    /// The response to a request.
+    Response,
+    /// The same, of a request that waits in the store. It ends when the node has something else to do.
+    Change,
+    /// A time, or something to do.
+    Pause,
 }
 
 #[derive(Debug)]
 pub(super) struct SimNode {
+    pub(super) me: NodeId,
+    pub(super) kind: Kind,
     pub(super) implementation: Implementation,
+    /// Its number in the group.
+    pub(super) index: u32,
     pub(super) watching: Watching,
     /// Whether the node joins again when nodes wait or members are lost.
     pub(super) restarts: bool,
@@ -104,6 +132,11 @@ pub(super) struct SimNode {
     pub(super) boot: Duration,
     /// The request that the node waits for; events of other requests are ignored.
     pub(super) request_id: u64,
+    pub(super) waiting: Waiting,
+    /// The wait on its way to the store is to end there at once.
+    pub(super) is_interrupted: bool,
+    /// The next request fails, as it is sent over a connection that is lost.
+    pub(super) is_disconnected: bool,
     pub(super) paused_until: Duration,
     pub(super) was_paused: bool,
     pub(super) cut_until: Duration,
@@ -111,14 +144,12 @@ pub(super) struct SimNode {
     pub(super) was_cut: bool,
     pub(super) commands: VecDeque<Command>,
     pub(super) is_rejoin_planned: bool,
-    /// Whether the node does not join after it has left its round, as during a health check.
-    pub(super) rests: bool,
-    /// When a member next checks whether a heartbeat is due.
-    pub(super) idle_until: Duration,
+    /// Of the operation.
     pub(super) deadline: Duration,
-    /// The version that the node has read last.
-    pub(super) known: Option<Rc<Version>>,
-    pub(super) joins: Vec<Joined>,
+    /// The rounds that it has joined.
+    pub(super) joins: Vec<Answer>,
+    /// Since when others are in the same round with another world size.
+    pub(super) disagrees_since: Option<Duration>,
     /// The number of very short waits in a row.
     pub(super) short_waits: u32,
     pub(super) round: i64,
@@ -127,15 +158,26 @@ pub(super) struct SimNode {
 }
 
 impl SimNode {
-    pub(super) fn new(implementation: Implementation) -> Self {
+    pub(super) fn new(me: NodeId, kind: Kind, settings: &RendezvousSettings) -> Self {
+        let never = Now {
+            monotonic: Duration::ZERO,
+            wall: Timestamp::MIN,
+        };
+        let implementation = Implementation::new(kind, me.clone(), 0, settings.clone(), never);
         Self {
+            me,
+            kind,
             implementation,
+            index: 0,
             watching: Watching::Members,
             restarts: true,
             stage: Stage::NotStarted,
             skew: 0,
             boot: Duration::from_secs(1000),
             request_id: 0,
+            waiting: Waiting::Response,
+            is_interrupted: false,
+            is_disconnected: false,
             paused_until: Duration::ZERO,
             was_paused: false,
             cut_until: Duration::ZERO,
@@ -143,11 +185,9 @@ impl SimNode {
             was_cut: false,
             commands: VecDeque::new(),
             is_rejoin_planned: false,
-            rests: false,
-            idle_until: Duration::ZERO,
             deadline: Duration::ZERO,
-            known: None,
             joins: Vec::new(),
+            disagrees_since: None,
             short_waits: 0,
             round: 0,
             lost: Vec::new(),
@@ -155,16 +195,20 @@ impl SimNode {
     }
 
     pub(super) fn is_torch(&self) -> bool {
-        matches!(self.implementation, Implementation::Torch(_))
+        self.kind == Kind::Torch
     }
 
-    pub(super) fn is_alive(&self) -> bool {
-        matches!(self.stage, Stage::Busy(_) | Stage::Member)
+    pub(super) const fn is_alive(&self) -> bool {
+        matches!(self.stage, Stage::Busy(_) | Stage::Member | Stage::Away)
     }
 
     /// Whether its heartbeats may have been late.
     pub(super) const fn was_late(&self) -> bool {
         self.was_paused || self.was_cut
+    }
+
+    pub(super) fn is_holder(&self) -> bool {
+        matches!(&self.implementation, Implementation::Group(group) if group.station().is_holder())
     }
 
     pub(super) fn clock(&self, now: Duration) -> Now {
@@ -180,143 +224,60 @@ impl SimNode {
         }
     }
 
-    pub(super) fn me(&self) -> &NodeId {
+    pub(super) fn engine(&self) -> &dyn Engine {
         match &self.implementation {
-            Implementation::Ours(executor) => executor.me(),
-            Implementation::Torch(torch) => &torch.me,
+            Implementation::Solo(engine) => &**engine,
+            Implementation::Group(engine) => &**engine,
+            Implementation::Torch(engine) => &**engine,
         }
     }
 
+    pub(super) fn engine_mut(&mut self) -> &mut dyn Engine {
+        match &mut self.implementation {
+            Implementation::Solo(engine) => &mut **engine,
+            Implementation::Group(engine) => &mut **engine,
+            Implementation::Torch(engine) => &mut **engine,
+        }
+    }
+
+    /// The state as a node knows it that writes itself.
     pub(super) fn state(&self) -> &RendezvousState {
-        match &self.implementation {
-            Implementation::Ours(executor) => executor.state(),
-            Implementation::Torch(torch) => &torch.state,
-        }
+        let known = self.engine().to_write();
+        known.expect("a node that writes the state").0
     }
 
-    pub(super) fn to_write(&self) -> (RendezvousState, Option<Token>) {
-        match &self.implementation {
-            Implementation::Ours(executor) => {
-                let (state, token) = executor.to_write();
-                (state.clone(), token.cloned())
-            }
-            Implementation::Torch(torch) => (torch.state.clone(), torch.token.clone()),
-        }
+    /// A new engine, in no round.
+    pub(super) fn start(&mut self, index: u32, settings: &RendezvousSettings, now: Duration) {
+        let now = self.clock(now);
+        self.index = index;
+        self.implementation =
+            Implementation::new(self.kind, self.me.clone(), index, settings.clone(), now);
     }
 
-    /// Starts the process, with new observations.
-    pub(super) fn start(&mut self, now: Duration) {
-        let clock = self.clock(now);
-        if let Implementation::Ours(executor) = &mut self.implementation {
-            let settings = executor.settings().clone();
-            **executor = Executor::new(executor.me().clone(), settings, clock);
-        }
+    /// The time in the simulation of the node's time `until`; `None` for never.
+    pub(super) fn in_simulation(&self, until: Duration) -> Option<Duration> {
+        (until != Duration::MAX).then(|| until.saturating_sub(self.boot))
     }
 
-    pub(super) fn begin(&mut self, operation: Operation, now: Duration) {
-        let clock = self.clock(now);
-        match &mut self.implementation {
-            Implementation::Ours(executor) => executor.begin(operation, self.deadline, clock),
-            Implementation::Torch(torch) => torch.begin(operation, self.deadline),
-        }
-        self.stage = Stage::Busy(operation);
-    }
-
-    pub(super) fn step(&mut self, now: Duration) -> Need {
-        let clock = self.clock(now);
-        match &mut self.implementation {
-            Implementation::Ours(executor) => executor.step(clock),
-            Implementation::Torch(torch) => torch.step(clock),
-        }
-    }
-
-    pub(super) fn on_answer(&mut self, answer: &Answer, was_write: bool, now: Duration) {
-        let clock = self.clock(now);
-        let version = answer.version.as_ref();
-        let stored = version.map(|version| (version.state.clone(), version.token.clone()));
-        match &mut self.implementation {
-            Implementation::Torch(torch) => torch.adopt(stored, clock),
-            Implementation::Ours(executor) if was_write => {
-                let written = match stored {
-                    Some((_, token)) if answer.is_ours => Written::Ours(token),
-                    Some((state, token)) => Written::Theirs(Box::new(state), token),
-                    None => Written::Nothing,
-                };
-                executor.on_written(written, clock);
-            }
-            Implementation::Ours(executor) => executor.on_read(stored, clock),
-        }
-        if let Implementation::Ours(executor) = &mut self.implementation {
-            let lost = executor.take_newly_lost().into_iter();
-            self.lost.extend(lost.map(|lost| lost.node));
-        }
-        let is_new = match (&self.known, version) {
-            (Some(known), Some(version)) => !Rc::ptr_eq(known, version),
-            (known, version) => known.is_some() != version.is_some(),
+    /// Whether the next command begins now.
+    pub(super) fn takes_command(&self) -> bool {
+        let Some(command) = self.commands.front() else {
+            return false;
         };
-        if is_new {
-            self.short_waits = 0;
+        match self.stage {
+            Stage::NotStarted | Stage::Away => true,
+            Stage::Member => !self.engine().is_busy(),
+            Stage::Busy(Operation::Join | Operation::Exit) => matches!(command, Command::Leave),
+            Stage::Busy(_) | Stage::Ended(_) => false,
         }
-        self.known = version.cloned();
-        // Only the stored round never decreases. In its own copy a node may drop the last member of a round, which
-        // opens the next round, and then read that the member has written.
-        let round = version.map_or(0, |version| version.state.round);
-        assert!(
-            self.round <= round,
-            "{} has read round {round} after round {}",
-            self.me(),
-            self.round
-        );
-        self.round = round;
-    }
-
-    /// Whether the node has read that others have left for good, and decides again.
-    pub(super) fn has_learned(&mut self, gone: &BTreeSet<NodeId>, now: Duration) -> bool {
-        let clock = self.clock(now);
-        match &mut self.implementation {
-            Implementation::Ours(executor) => {
-                executor.awaits_notices(clock) && executor.on_gone(gone.clone())
-            }
-            Implementation::Torch(_) => false,
-        }
-    }
-
-    /// The longest pause after a write conflict.
-    pub(super) fn conflict_pause_max(&self, now: Duration) -> Option<Duration> {
-        match &self.implementation {
-            Implementation::Ours(executor) => executor.conflict_pause_max(self.clock(now)),
-            Implementation::Torch(_) => None,
-        }
-    }
-
-    /// When the node next checks whether a heartbeat is due.
-    pub(super) fn next_heartbeat(&self, settings: &RendezvousSettings, now: Duration) -> Duration {
-        let due = match &self.implementation {
-            Implementation::Ours(executor) => executor.heartbeat_due_at(),
-            Implementation::Torch(_) => None,
-        };
-        due.map_or(now + settings.keep_alive_interval, |due| {
-            due.saturating_sub(self.boot).max(now)
-        })
     }
 
     /// Whether a launcher would stop its workers and join again.
     pub(super) fn must_restart(&self) -> bool {
-        let state = self.state();
-        if state.closed {
-            return false;
-        }
-        if !state.wait_list.is_empty() {
-            return true;
-        }
-        let Some(joined) = self.joins.last().filter(|_| !self.is_torch()) else {
+        let Some(membership) = self.engine().membership() else {
             return false;
         };
-        !state.complete
-            || state.round != joined.round
-            || joined
-                .nodes
-                .iter()
-                .any(|node| !state.participants.contains_key(node))
+        let is_changed = membership.is_evicted || membership.departed() > 0;
+        !membership.is_closed && (is_changed || !membership.waiting.is_empty())
     }
 }

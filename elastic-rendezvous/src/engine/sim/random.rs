@@ -95,23 +95,17 @@ fn settle(world: &mut World, limit: Duration) {
     assert!(
         is_settled,
         "not settled after {limit:?}: {}",
-        describe(world)
+        world.describe()
     );
     let joins: usize = world.nodes.iter().map(|node| node.joins.len()).sum();
     world.run_for(20 * SECOND);
-    assert!(world.is_settled(), "no longer settled: {}", describe(world));
+    assert!(
+        world.is_settled(),
+        "no longer settled: {}",
+        world.describe()
+    );
     let later: usize = world.nodes.iter().map(|node| node.joins.len()).sum();
     assert_eq!(joins, later, "nodes restarted without a reason");
-}
-
-/// Describes the world of a failed history.
-fn describe(world: &World) -> String {
-    let mut text = format!("at {:?}, {:#?}", world.now, world.store.state());
-    for node in &world.nodes {
-        let (me, stage) = (node.me(), node.stage);
-        text += &format!("\n{me}: {stage:?}, {:?}, {:?}", node.watching, node.joins);
-    }
-    text
 }
 
 fn random_millis(random: &mut fastrand::Rng, millis: RangeInclusive<u64>) -> u64 {

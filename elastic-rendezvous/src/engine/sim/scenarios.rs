@@ -50,7 +50,7 @@ fn outcome(world: &World, node: usize) -> Stage {
 }
 
 fn is_spare(world: &World, node: usize) -> bool {
-    let me = world.nodes[node].me();
+    let me = &world.nodes[node].me;
     world.store.state().redundancy_list.contains(me)
 }
 
@@ -147,7 +147,7 @@ fn survivors_report_only_the_killed_node_as_lost() {
         let limit = world.settings.dead_after() + 15 * SECOND;
         settle(&mut world, limit);
         assert_eq!(world.store.state().participants.len(), 2);
-        let killed = [world.nodes[2].me().clone()];
+        let killed = [world.nodes[2].me.clone()];
         for node in [0, 1] {
             assert_eq!(
                 world.nodes[node].lost, killed,
@@ -283,7 +283,11 @@ fn assert_dead_nodes_are_excluded(stale: &RendezvousState, min_nodes: usize, max
         let limit = world.settings.dead_after() + 10 * SECOND;
         settle(&mut world, limit);
         for node in &world.nodes {
-            let nodes: Vec<usize> = node.joins.iter().map(|join| join.nodes.len()).collect();
+            let joins = node
+                .joins
+                .iter()
+                .filter_map(|answer| answer.joined.as_ref());
+            let nodes: Vec<usize> = joins.map(|joined| joined.nodes.len()).collect();
             assert_eq!(nodes, [3], "no round contained a dead node");
         }
     }
@@ -333,7 +337,7 @@ fn a_node_that_was_dropped_during_a_pause_rejoins() {
             .store
             .state()
             .participants
-            .contains_key(world.nodes[0].me())
+            .contains_key(&world.nodes[0].me)
     );
     world.run_for(SECOND);
     settle(&mut world, 10 * SECOND);
@@ -412,9 +416,8 @@ fn heartbeats_wake_no_other_node() {
 fn a_write_whose_answer_is_lost_is_not_repeated() {
     let mut world = World::new(3, settings(2, 2));
     world.set_network(Network {
-        slow: 0.0,
-        refused: 0.0,
-        lost: 1.0,
+        unanswered: 1.0,
+        ..Network::CALM
     });
     for number in 0..2 {
         let node = world.add(&format!("node{number}"));
@@ -461,7 +464,7 @@ fn nodes_of_both_kinds_complete_rounds_together() {
 
 /// Whether `node` has a heartbeat in the copy of the node `observer`.
 fn considers_alive(world: &World, observer: usize, node: usize) -> bool {
-    let me = world.nodes[node].me();
+    let me = &world.nodes[node].me;
     world.nodes[observer]
         .state()
         .last_heartbeats
@@ -537,11 +540,11 @@ fn pytorch_nodes_alone_drop_each_other_when_a_clock_is_ahead() {
             .store
             .state()
             .participants
-            .contains_key(world.nodes[correct].me())
+            .contains_key(&world.nodes[correct].me)
     );
     let has_dropped = |world: &World| {
         let state = world.store.state();
-        !state.participants.contains_key(world.nodes[correct].me())
+        !state.participants.contains_key(&world.nodes[correct].me)
     };
     assert!(world.run_until(5 * SECOND, has_dropped));
     assert_eq!(outcome(&world, ahead), Stage::Busy(Operation::Join));
@@ -578,28 +581,8 @@ fn ranks(world: &World) -> Vec<(usize, i64)> {
     let state = world.store.state();
     let nodes = world.nodes.iter().enumerate();
     nodes
-        .filter_map(|(number, node)| Some((number, *state.participants.get(node.me())?)))
+        .filter_map(|(number, node)| Some((number, *state.participants.get(&node.me)?)))
         .collect()
-}
-
-/// The node leaves its round, and joins no other until [`come_back`]: as for a health check.
-fn stay_away(world: &mut World, node: usize) {
-    world.nodes[node].rests = true;
-    begin(world, node, Operation::Exit);
-}
-
-fn come_back(world: &mut World, node: usize) {
-    world.nodes[node].rests = false;
-    begin(world, node, Operation::Join);
-}
-
-pub(super) fn begin(world: &mut World, node: usize, operation: Operation) {
-    let now = world.now;
-    let timeout = world.settings.join_timeout;
-    let node_now = &mut world.nodes[node];
-    node_now.deadline = node_now.clock(now).monotonic + timeout;
-    node_now.begin(operation, now);
-    world.drive(node);
 }
 
 /// docs/rendezvous.md, EFFECT 4 and SPARE 1.
@@ -619,11 +602,11 @@ fn members_that_restart_keep_their_places_and_ranks_before_a_spare() {
 #[test]
 fn a_member_that_is_away_for_less_than_the_setting_keeps_its_place_and_rank() {
     let (mut world, spare) = with_spare(settings(2, 2));
-    stay_away(&mut world, 0);
+    world.command(0, Command::Exit);
     world.run_for(14 * SECOND);
     let state = world.store.state();
     assert_eq!((state.round, state.participants.len()), (1, 1));
-    come_back(&mut world, 0);
+    world.command(0, Command::Rejoin);
     world.run_for(SECOND / 10);
     settle(&mut world, SECOND);
     assert_eq!(ranks(&world), [(0, 0), (1, 1)]);
@@ -633,7 +616,7 @@ fn a_member_that_is_away_for_less_than_the_setting_keeps_its_place_and_rank() {
 #[test]
 fn a_spare_takes_the_place_and_the_rank_of_a_member_that_is_away_for_longer() {
     let (mut world, spare) = with_spare(settings(2, 2));
-    stay_away(&mut world, 0);
+    world.command(0, Command::Exit);
     world.run_for(14 * SECOND);
     assert!(!world.store.state().complete);
     world.run_for(4 * SECOND);
