@@ -6,7 +6,7 @@ use c10d_socket::Cancel;
 use rustix::process::Pid;
 
 use super::options::TemplatePlan;
-use super::start::WorkerStart;
+use super::start::{NotForked, WorkerStart};
 
 /// There are none.
 #[derive(Debug)]
@@ -16,13 +16,6 @@ impl ForkedWorkers {
     pub(crate) fn start(self, _: &[WorkerStart<'_>]) -> io::Result<Vec<Pid>> {
         match self {}
     }
-}
-
-/// Why there are no forked workers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum NotForked {
-    Declined(String),
-    Interrupted,
 }
 
 /// Declines to fork.

@@ -17,6 +17,7 @@ use super::link::{self, Received};
 use super::message::{self, REPLY_BYTES_MAX, Reply};
 use super::options::TemplatePlan;
 use super::process::{Subreaper, Template};
+use super::start::NotForked;
 use crate::cancelled::Cancelled;
 use crate::output::LineSplitter;
 
@@ -30,15 +31,6 @@ const LINE_CHARS_MAX: usize = 1000;
 
 /// How long workers that were asked for ahead are of use. Later, sources may have changed.
 const AHEAD_MAX: Duration = Duration::from_secs(5);
-
-/// Why there are no forked workers.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum NotForked {
-    /// The template cannot fork workers, for this reason.
-    Declined(String),
-    /// The caller's wait was interrupted.
-    Interrupted,
-}
 
 /// A template and its thread, `preload`. Dropping it ends both, and workers that wait at their gate.
 #[derive(Debug)]

@@ -24,10 +24,10 @@ mod process;
 mod start;
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) use elsewhere::{ForkedWorkers, NotForked, Preloader};
+pub(crate) use elsewhere::{ForkedWorkers, Preloader};
 #[cfg(target_os = "linux")]
 pub(crate) use forked::ForkedWorkers;
 #[cfg(target_os = "linux")]
-pub(crate) use keeper::{NotForked, Preloader};
+pub(crate) use keeper::Preloader;
 pub use options::PreloadOptions;
-pub(crate) use start::WorkerStart;
+pub(crate) use start::{NotForked, WorkerStart};

@@ -1,4 +1,4 @@
-//! What a forked worker is told at its gate: its command line, environment, directory and streams.
+//! What a forked worker is told at its gate: its command line, environment, directory and streams; and why none is forked.
 
 use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
@@ -67,6 +67,15 @@ impl WorkerStart<'_> {
         file.rewind()?;
         Ok(file)
     }
+}
+
+/// Why there are no forked workers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum NotForked {
+    /// The template cannot fork workers, for this reason.
+    Declined(String),
+    /// The caller's wait was interrupted.
+    Interrupted,
 }
 
 #[cfg(all(test, target_os = "linux"))]
