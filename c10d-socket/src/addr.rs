@@ -118,12 +118,7 @@ pub struct HostPortError {
     reason: Reason,
 }
 
-/// Same as `Display`, which is what `unwrap` and a `main` that returns the error print.
-impl fmt::Debug for HostPortError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+crate::debug_as_display!(HostPortError);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 enum Reason {

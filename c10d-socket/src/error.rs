@@ -16,12 +16,7 @@ use crate::HostPort;
 #[derive(Clone)]
 pub struct ConnectError(Box<ConnectErrorParts>);
 
-/// Same as `Display`, which is what `unwrap` and a `main` that returns the error print.
-impl fmt::Debug for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+crate::debug_as_display!(ConnectError);
 
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectErrorParts {
@@ -248,12 +243,7 @@ pub enum ListenError {
     },
 }
 
-/// Same as `Display`, which is what `unwrap` and a `main` that returns the error print.
-impl fmt::Debug for ListenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+crate::debug_as_display!(ListenError);
 
 impl ListenError {
     /// Whether another socket uses the port.

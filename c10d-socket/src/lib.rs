@@ -8,6 +8,7 @@ mod buf;
 mod cancel;
 mod connect;
 mod deadline;
+mod debug_as_display;
 mod dial;
 mod error;
 mod host_name;

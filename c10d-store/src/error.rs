@@ -397,12 +397,7 @@ pub enum StoreError {
     },
 }
 
-/// Same as `Display`, which is what `unwrap` and a `main` that returns the error print.
-impl fmt::Debug for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(StoreError);
 
 impl StoreError {
     /// [`Timeout`](Self::Timeout) of a call, which has a time limit since it timed out.

@@ -148,12 +148,7 @@ impl GroupError {
     }
 }
 
-/// Same as `Display`, which is what `unwrap` and a `main` that returns the error print.
-impl fmt::Debug for GroupError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(GroupError);
 
 /// Which ranks are missing, in words.
 struct Absent<'a>(&'a GroupError);

@@ -252,9 +252,4 @@ pub enum RpcError {
     Termination(#[from] TerminationError),
 }
 
-/// Like `Display`, for `unwrap` and for a `main` that returns the error.
-impl std::fmt::Debug for RpcError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(RpcError);

@@ -203,7 +203,7 @@ pub enum RpcError {
     Broken(Arc<str>),
 }
 
-debug_as_display!(RpcError);
+c10d_socket::debug_as_display!(RpcError);
 
 /// Why a request was not sent.
 #[derive(Clone, thiserror::Error)]
@@ -230,7 +230,7 @@ pub enum NotSent {
     Injected,
 }
 
-debug_as_display!(NotSent);
+c10d_socket::debug_as_display!(NotSent);
 
 impl RpcError {
     /// Whether the function ran, as far as this worker knows.

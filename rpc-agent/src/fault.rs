@@ -211,7 +211,7 @@ pub enum FaultPlanError {
     },
 }
 
-debug_as_display!(FaultPlanError);
+c10d_socket::debug_as_display!(FaultPlanError);
 
 /// Numbers of faults that a [`FaultPlan`] has injected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

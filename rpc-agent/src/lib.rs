@@ -34,9 +34,6 @@
 //! The wire protocol, all limits and the differences from PyTorch's RPC are in the repository's `docs/rpc.md`.
 #![forbid(unsafe_code)]
 
-#[macro_use]
-mod debug_as_display;
-
 mod agent;
 mod context;
 mod directory;
@@ -53,7 +50,6 @@ mod options;
 mod peer;
 mod pool;
 mod registry;
-mod registry_id;
 mod retry;
 mod runtime;
 mod segmented_queue;
@@ -81,8 +77,7 @@ pub use future::{FutureMessage, Promise, RpcFuture, join_all};
 pub use handler_error::HandlerError;
 pub use metrics::{LatencySnapshot, MetricsSnapshot, PeerSnapshot};
 pub use options::AgentOptions;
-pub use registry::{FUNCTION_NAME_BYTES_MAX, Registry, RegistryError};
-pub use registry_id::RegistryId;
+pub use registry::{FUNCTION_NAME_BYTES_MAX, Registry, RegistryError, RegistryId};
 pub use retry::{RetryGroup, RetryOptions, RetryOptionsError};
 pub use shortlist::Shortlist;
 pub use termination::TerminationError;

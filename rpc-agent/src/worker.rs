@@ -137,7 +137,7 @@ pub enum WorkerError {
     },
 }
 
-debug_as_display!(WorkerError);
+c10d_socket::debug_as_display!(WorkerError);
 
 /// The callee of a call: a [`WorkerInfo`], a name, or an id.
 ///

@@ -112,12 +112,7 @@ pub enum RRefError {
     Rpc(#[from] RpcError),
 }
 
-/// The text of `Display`, which `unwrap` prints, and a `main` that returns the error.
-impl std::fmt::Debug for RRefError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(RRefError);
 
 impl RRefError {
     /// The error of a failed user.
@@ -182,12 +177,7 @@ pub enum RegisterError {
     Retries(#[from] RetryOptionsError),
 }
 
-/// The text of `Display`, which `unwrap` prints, and a `main` that returns the error.
-impl std::fmt::Debug for RegisterError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(RegisterError);
 
 /// What a shutdown still waited for when its time was over.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -240,12 +230,7 @@ pub enum ShutdownError {
     },
 }
 
-/// The text of `Display`, which `unwrap` prints, and a `main` that returns the error.
-impl std::fmt::Debug for ShutdownError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(ShutdownError);
 
 fn join(missing: &[Missing]) -> String {
     let texts: Vec<String> = missing.iter().map(Missing::to_string).collect();

@@ -196,12 +196,7 @@ pub enum FunctionError {
     },
 }
 
-/// The text of `Display`, which `unwrap` prints, and a `main` that returns the error.
-impl fmt::Debug for FunctionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(FunctionError);
 
 /// The request that a function runs for.
 #[derive(Debug)]

@@ -1,7 +1,5 @@
 //! Errors of opening a store by URL.
 
-use std::fmt;
-
 use crate::error::StoreError;
 
 /// Opening a store by URL failed. The texts contain PyTorch's, where PyTorch's names the problem.
@@ -72,9 +70,4 @@ pub enum UrlError {
     Store(#[from] StoreError),
 }
 
-/// Same as `Display`, which is what `unwrap` and a `main` that returns the error print.
-impl fmt::Debug for UrlError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(UrlError);

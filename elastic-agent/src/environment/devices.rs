@@ -22,12 +22,7 @@ pub enum EnvironmentError {
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl std::fmt::Debug for EnvironmentError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(EnvironmentError);
 
 /// Makes one of the devices that the agent may use the only visible one.
 pub(super) fn show_one_device(

@@ -42,12 +42,7 @@ pub struct ErrorFileError {
     pub source: io::Error,
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl std::fmt::Debug for ErrorFileError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(ErrorFileError);
 
 impl ErrorFile {
     /// Parses an error file of either form: a text as `message`, with the timestamp beside it, or an

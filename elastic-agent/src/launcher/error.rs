@@ -93,9 +93,4 @@ fn journal_error(error: &RendezvousError) -> Option<&JournalError> {
     }
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl std::fmt::Debug for LauncherError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(LauncherError);

@@ -77,12 +77,7 @@ pub struct LogDirectoryError {
     pub source: io::Error,
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl std::fmt::Debug for LogDirectoryError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(LogDirectoryError);
 
 impl LogDirectory {
     /// The logs of a job. Creates nothing yet.

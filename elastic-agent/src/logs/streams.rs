@@ -139,12 +139,7 @@ pub struct StreamMapError {
     pub text: String,
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl fmt::Debug for StreamMapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(StreamMapError);
 
 #[cfg(test)]
 mod tests {

@@ -47,9 +47,4 @@ pub enum StartError {
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl std::fmt::Debug for StartError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(StartError);

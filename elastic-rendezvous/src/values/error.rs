@@ -201,12 +201,7 @@ pub(crate) const fn is_outage(error: &StoreError) -> bool {
     )
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl std::fmt::Debug for RendezvousError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(RendezvousError);
 
 impl RendezvousError {
     /// Whether the store did not answer: a later request may succeed.

@@ -1,7 +1,5 @@
 //! Why the parameters of a rendezvous are refused.
 
-use std::fmt;
-
 /// The port of a `c10d` rendezvous whose endpoint has none, as in PyTorch.
 pub const DEFAULT_PORT: u16 = 29400;
 
@@ -38,12 +36,7 @@ pub enum EndpointError {
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl fmt::Debug for EndpointError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(EndpointError);
 
 /// An invalid parameter of a rendezvous.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
@@ -130,12 +123,7 @@ pub enum ParametersError {
     },
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl fmt::Debug for ParametersError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(ParametersError);
 
 impl ParametersError {
     pub(crate) fn check_run_id(run_id: &str) -> Result<(), Self> {

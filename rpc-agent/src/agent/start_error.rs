@@ -35,7 +35,7 @@ pub enum StartError {
     Thread(#[source] io::Error),
 }
 
-debug_as_display!(StartError);
+c10d_socket::debug_as_display!(StartError);
 
 impl From<DirectoryError> for StartError {
     fn from(error: DirectoryError) -> Self {

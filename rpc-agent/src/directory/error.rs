@@ -129,7 +129,7 @@ pub enum DirectoryError {
     },
 }
 
-debug_as_display!(DirectoryError);
+c10d_socket::debug_as_display!(DirectoryError);
 
 impl DirectoryError {
     pub(super) fn name_taken(a: &Member, b: &Member) -> Self {

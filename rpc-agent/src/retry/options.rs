@@ -194,7 +194,7 @@ pub enum RetryOptionsError {
     Timeout,
 }
 
-debug_as_display!(RetryOptionsError);
+c10d_socket::debug_as_display!(RetryOptionsError);
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {

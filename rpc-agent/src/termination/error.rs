@@ -92,7 +92,7 @@ pub enum TerminationError {
     },
 }
 
-debug_as_display!(TerminationError);
+c10d_socket::debug_as_display!(TerminationError);
 
 impl From<DirectoryError> for TerminationError {
     fn from(source: DirectoryError) -> Self {

@@ -44,7 +44,7 @@ pub enum CodecError {
     },
 }
 
-debug_as_display!(CodecError);
+c10d_socket::debug_as_display!(CodecError);
 
 /// Encodes a value as typed calls do.
 ///

@@ -19,12 +19,7 @@ pub struct CorruptState {
     pub kind: CorruptStateKind,
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl std::fmt::Debug for CorruptState {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(CorruptState);
 
 /// The fault in the encoding of a state.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -111,12 +106,7 @@ pub enum CorruptStateKind {
     ImpossibleTimezone,
 }
 
-/// The text of `Display`: what `unwrap` shows, and a `main` that returns the error.
-impl std::fmt::Debug for CorruptStateKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
-    }
-}
+c10d_socket::debug_as_display!(CorruptStateKind);
 
 /// Formats a peer's text for a message: escaped and shortened.
 pub(super) fn quoted(text: &[u8]) -> String {
