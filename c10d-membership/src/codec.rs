@@ -62,6 +62,16 @@ pub fn decode_all<T: Encode>(mut bytes: &[u8]) -> Result<T, Malformed> {
     }
 }
 
+impl Encode for u32 {
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_u32(out, *self);
+    }
+
+    fn decode(bytes: &mut &[u8]) -> Result<Self, Malformed> {
+        u32_of(bytes)
+    }
+}
+
 impl Encode for MemberKey {
     fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, self.id.0);

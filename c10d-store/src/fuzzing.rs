@@ -1,10 +1,15 @@
 //! What `fuzz/` calls. Present in fuzzing builds only.
 
+use std::time::Duration;
+
 use byteorder::{LE, WriteBytesExt};
+use c10d_membership::codec::{Encode, decode_all};
+use c10d_membership::{Kept, Record};
 
 use crate::journal::batch::{BatchWriter, FORMAT_VERSION, checksum, effects};
 use crate::journal::contents::Contents;
 use crate::sim::SimServer;
+use crate::wire::{GroupReply, GroupRequest};
 
 /// Sends `bytes` to a server in one piece and in pieces of `piece_bytes`, and once more from two
 /// connections by turns.
@@ -29,6 +34,29 @@ pub fn session(bytes: &[u8], piece_bytes: usize) {
     }
     server.close(0);
     server.close(1);
+}
+
+/// Reads `bytes` as all that is said between groups and their members, and what is kept of them.
+///
+/// # Panics
+/// When what can be read is written as other bytes.
+pub fn membership(bytes: &[u8]) {
+    if let Ok(request) = GroupRequest::decode(bytes) {
+        assert_eq!(request.encode(), bytes);
+    }
+    if let Ok(reply) = GroupReply::decode(bytes, |_| None) {
+        assert_eq!(reply.encode(Duration::ZERO), bytes);
+    }
+    again::<Record>(bytes);
+    again::<Kept>(bytes);
+}
+
+fn again<T: Encode>(bytes: &[u8]) {
+    if let Ok(value) = decode_all::<T>(bytes) {
+        let mut written = Vec::new();
+        value.encode(&mut written);
+        assert_eq!(written, bytes);
+    }
 }
 
 /// Reads `bytes` as a batch, and as the effects of one whose checksum fits.

@@ -162,6 +162,24 @@ impl Membership {
         }
     }
 
+    /// Says that this process is alive. From now on the members that this handle has spoken for are also taken as silent when
+    /// it sends nothing for `silence_max`, which the server notices within 250 ms; `None` for no such end. So call it at least
+    /// three times as often; a poll that waits sends nothing. Returns `false` if members have ended so since it last said so.
+    ///
+    /// # Errors
+    /// As [`Membership`].
+    pub fn keep_alive(&self, silence_max: impl Into<Option<Duration>>) -> Result<bool, StoreError> {
+        let call = self.call();
+        // At least 1 ms: 0 is any time.
+        let millis = silence_max.into().map_or(0, |it| it.as_millis().max(1));
+        let millis = u32::try_from(millis).unwrap_or(u32::MAX);
+        match call.request(&GroupRequest::KeepAlive(millis))? {
+            GroupReply::Done => Ok(true),
+            GroupReply::WasSilent => Ok(false),
+            other => Err(call.unexpected(&other)),
+        }
+    }
+
     /// The same handle, whose calls `cancel` ends with [`StoreError::Interrupted`].
     #[must_use]
     pub fn with_cancel(&self, cancel: &Cancel) -> Self {

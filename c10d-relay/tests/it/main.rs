@@ -6,9 +6,12 @@ mod cuts;
 #[path = "../../../c10d-store/tests/it/few_descriptors.rs"]
 mod few_descriptors;
 mod history;
+mod membership;
 #[path = "../../../c10d-store/tests/it/memory_journal.rs"]
 mod memory_journal;
 mod proxy;
+#[path = "../../../c10d-store/tests/it/rank.rs"]
+mod rank;
 mod restarts;
 mod resume;
 #[path = "../../../c10d-store/tests/it/slow_strangers.rs"]

@@ -36,6 +36,7 @@ pub(super) struct CarriedRequest {
     client: CarriedClient,
     number: u32,
     can_wait: bool,
+    is_fresh: bool,
     is_always_recorded: bool,
     /// Those of the state before it.
     changes: u64,
@@ -80,13 +81,16 @@ impl Parts<'_> {
         let command = request.outline().command;
         // Its reply comes later, too.
         let can_wait = command.is_wait() || command == Opcode::DeletePrefix;
-        let Some(number) = self.next_number(client, can_wait) else {
+        // It follows from the state of its group, and has the list of thousands.
+        let is_fresh = command == Opcode::MembershipPoll;
+        let Some(number) = self.next_number(client, can_wait, is_fresh) else {
             return Begun::Answered;
         };
         let begun = CarriedRequest {
             client,
             number,
             can_wait,
+            is_fresh,
             is_always_recorded: matches!(
                 request,
                 Request::Barrier { .. } | Request::EndWaits { .. }
@@ -132,7 +136,9 @@ impl Parts<'_> {
         if reply.is_some() {
             self.replies(client, number);
         }
-        let must_record = if begun.can_wait {
+        let must_record = if begun.is_fresh {
+            false
+        } else if begun.can_wait {
             // Others may change what it saw before the reply arrives.
             reply.is_some()
         } else {
@@ -158,17 +164,28 @@ impl Parts<'_> {
                 && let Some(connection) = self.connections.get_mut(token)
                 && let Some(numbers) = connection.client().and_then(|it| it.numbers.as_ref())
             {
-                let request = numbers.wait_request();
+                let (request, is_fresh) = (numbers.wait_request(), numbers.is_wait_fresh());
                 self.replies(client, request);
-                self.record(client, request, false, &reply);
+                if !is_fresh {
+                    self.record(client, request, false, &reply);
+                }
             }
         }
     }
 
-    fn next_number(&mut self, client: CarriedClient, can_wait: bool) -> Option<u32> {
+    fn next_number(
+        &mut self,
+        client: CarriedClient,
+        can_wait: bool,
+        is_fresh: bool,
+    ) -> Option<u32> {
         let connection = self.connections.get_mut(client.token)?;
         let numbers = connection.client()?.numbers.as_mut()?;
-        Some(numbers.next(can_wait))
+        let number = numbers.next(can_wait);
+        if can_wait {
+            numbers.set_fresh(is_fresh);
+        }
+        Some(number)
     }
 
     fn replies(&mut self, client: CarriedClient, request: u32) {

@@ -11,6 +11,8 @@ pub(super) struct Numbers {
     requests: u32,
     /// The last request that can wait.
     wait_request: u32,
+    /// Whether that has another reply when it is sent again.
+    wait_is_fresh: bool,
     /// The last request with a reply. One without a reply is sent again until a later one has its.
     replied: u32,
     /// Up to this request the peer has its replies, and sends none again.
@@ -34,6 +36,16 @@ impl Numbers {
             self.wait_request = self.requests;
         }
         self.requests
+    }
+
+    /// The last request is a poll, which is carried out again if it is sent again: its reply is not kept.
+    pub(super) const fn set_fresh(&mut self, is_fresh: bool) {
+        self.wait_is_fresh = is_fresh;
+    }
+
+    /// Whether the reply to the request that waits is not kept.
+    pub(super) const fn is_wait_fresh(&self) -> bool {
+        self.wait_is_fresh
     }
 
     /// The next request has this number. `false` if others were sent before.

@@ -1,6 +1,8 @@
 //! Groups of members over the wire, without sockets and in virtual time: docs/wire-extensions.md, section 9.13. What a group
 //! decides is tested in `c10d-membership`.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,10 +47,10 @@ const fn poll(after: EventNumber) -> Message {
     }
 }
 
-fn bytes_of(opcode: Opcode, request: &GroupRequest) -> Vec<u8> {
+fn bytes_of(group: &str, opcode: Opcode, request: &GroupRequest) -> Vec<u8> {
     let value = request.encode();
     let mut bytes = RequestBuf::new();
-    bytes.opcode(opcode).user_key("g").value(&value);
+    bytes.opcode(opcode).user_key(group).value(&value);
     bytes.to_bytes()
 }
 
@@ -65,9 +67,11 @@ fn key_request(opcode: Opcode, key: &str) -> Vec<u8> {
 /// A server, whose members each have the connection of their id.
 struct World {
     server: SimServer,
+    group: &'static str,
     now: Duration,
-    /// By member.
-    lists: Vec<Option<Arc<Record>>>,
+    /// By member: the newest list, and the number of the last event.
+    lists: BTreeMap<u64, Arc<Record>>,
+    seen: BTreeMap<u64, EventNumber>,
 }
 
 impl World {
@@ -78,8 +82,10 @@ impl World {
         }
         let mut world = Self {
             server,
+            group: "g",
             now: Duration::ZERO,
-            lists: vec![None; members as usize],
+            lists: BTreeMap::new(),
+            seen: BTreeMap::new(),
         };
         let opened = world.ask(LAUNCHER, &GroupRequest::Open(opening(size_first)));
         assert_eq!(opened, GroupReply::Done);
@@ -88,7 +94,7 @@ impl World {
 
     fn ask(&mut self, conn: u64, request: &GroupRequest) -> GroupReply {
         self.server
-            .send(conn, &bytes_of(Opcode::Membership, request));
+            .send(conn, &bytes_of(self.group, Opcode::Membership, request));
         let bytes = self.server.take(conn);
         self.read(None, Opcode::Membership, &bytes)
     }
@@ -111,13 +117,13 @@ impl World {
     }
 
     fn start_poll_on(&mut self, conn: u64, id: u64, after: EventNumber) {
-        let known = self.lists[id as usize].as_ref().map(|list| list.attempt);
+        let known = self.lists.get(&id).map(|list| list.attempt);
         let request = GroupRequest::Say {
             member: member(id),
             known,
             message: poll(after),
         };
-        let bytes = bytes_of(Opcode::MembershipPoll, &request);
+        let bytes = bytes_of(self.group, Opcode::MembershipPoll, &request);
         self.server.send(conn, &bytes);
     }
 
@@ -139,7 +145,10 @@ impl World {
 
     fn event(&mut self, id: u64) -> (EventNumber, Event) {
         match self.answer(id) {
-            Some(Reply::Event(number, event)) => (number, event),
+            Some(Reply::Event(number, event)) => {
+                self.seen.insert(id, number);
+                (number, event)
+            }
             other => panic!("member {id}: {other:?}"),
         }
     }
@@ -158,13 +167,13 @@ impl World {
             blob
         };
         let (reply, list) = (blob(), blob());
-        let known = id.and_then(|id| self.lists[id as usize].clone());
+        let known = id.and_then(|id| self.lists.get(&id).cloned());
         let list = match list {
             [] => known,
             bytes => Some(Arc::new(decode_all(bytes).expect("a list"))),
         };
-        if let Some(id) = id {
-            self.lists[id as usize].clone_from(&list);
+        if let (Some(id), Some(list)) = (id, &list) {
+            self.lists.insert(id, Arc::clone(list));
         }
         GroupReply::decode(reply, |_| list).expect("a reply")
     }
@@ -175,7 +184,7 @@ impl World {
     }
 
     /// Members say hello, and agree on a list.
-    fn form(&mut self, ids: std::ops::Range<u64>) -> Arc<Record> {
+    fn form(&mut self, ids: Range<u64>) -> Arc<Record> {
         for id in ids.clone() {
             assert_eq!(self.say(id, hello(&format!("gloo:{id}"))), Reply::Accepted);
         }
@@ -186,7 +195,7 @@ impl World {
     }
 
     /// Members whose polls have been answered with a proposal agree.
-    fn agree(&mut self, ids: std::ops::Range<u64>) -> Arc<Record> {
+    fn agree(&mut self, ids: impl IntoIterator<Item = u64> + Clone) -> Arc<Record> {
         for id in ids.clone() {
             let (number, event) = self.event(id);
             let Event::Propose { attempt, .. } = event else {
@@ -275,7 +284,7 @@ fn a_member_lives_as_long_as_one_of_its_connections() {
     world.form(0..2);
     world.server.open(7);
     // Another connection speaks for it: its poll ends the earlier one.
-    world.start_poll_on(7, 0, EventNumber(u64::MAX - 1));
+    world.start_poll_on(7, 0, world.seen[&0]);
     assert_eq!(world.server.take(0), [1]);
     // Its cancel has crossed the end.
     world.server.send(0, &[0x0c]);
@@ -285,6 +294,43 @@ fn a_member_lives_as_long_as_one_of_its_connections() {
     world.server.close(7);
     let (_, event) = world.event(1);
     assert!(matches!(event, Event::Break { .. }), "{event:?}");
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 5.
+#[test]
+fn a_silent_connection_stops_to_speak_for_its_members() {
+    let mut world = World::new(3, 3);
+    for id in [0, 1] {
+        assert_eq!(
+            world.ask(id, &GroupRequest::KeepAlive(1000)),
+            GroupReply::Done
+        );
+    }
+    world.form(0..3);
+    let half = Duration::from_millis(500);
+    world.pass(half);
+    world.pass(half);
+    assert_eq!(world.answer(2), None, "a request may be on its way");
+    assert_eq!(world.server.take(0), [0_u8; 0]);
+    // Its poll goes on after a heartbeat.
+    world.server.send(0, &[0x0c]);
+    assert_eq!(world.server.take(0), [1]);
+    assert_eq!(
+        world.ask(0, &GroupRequest::KeepAlive(1000)),
+        GroupReply::Done
+    );
+    world.pass(Duration::from_millis(100));
+    let (_, event) = world.event(2);
+    let Event::Propose { leave, .. } = event else {
+        panic!("{event:?}");
+    };
+    assert_eq!(leave, Leave::Now(Cause::Lost(member(1), Reason::Silent)));
+    assert_eq!(world.answer(1), Some(Reply::Evicted(Reason::Silent)));
+    assert_eq!(
+        world.ask(1, &GroupRequest::KeepAlive(1000)),
+        GroupReply::WasSilent
+    );
+    assert!(!world.server.is_closed(1));
 }
 
 /// docs/wire-extensions.md, MEMBERSHIP 8.
@@ -493,6 +539,54 @@ fn a_server_has_a_limited_number_of_groups_and_forgets_those_that_serve_nobody()
     assert_eq!(ask("g5", &GroupRequest::End), GroupReply::Done);
     assert_eq!(ask("g3", &open), GroupReply::Done);
     assert_eq!(ask("g5", &said(1)), GroupReply::NotOpen);
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 2; docs/membership.md, COST 3: members that come and go, 1,000 times or `ROUNDS`.
+#[test]
+fn changes_leave_memory_flat() {
+    let rounds = std::env::var("ROUNDS").map_or(1000, |rounds| rounds.parse().expect("a number"));
+    let mut opening = opening(3);
+    opening.options.evicted_max = 16;
+    let mut world = World::new(0, 3);
+    world.ask(LAUNCHER, &GroupRequest::End);
+    world.group = "changing";
+    let opened = world.ask(LAUNCHER, &GroupRequest::Open(opening));
+    assert_eq!(opened, GroupReply::Done);
+    let mut members: Vec<u64> = vec![0, 1, 2];
+    for id in &members {
+        world.server.open(*id);
+    }
+    world.form(0..3);
+    let mut flat = None;
+    for round in 0..rounds {
+        // Addresses of torch, as each attempt leaves them.
+        let attempt = world.lists[&members[0]].attempt;
+        for rest in ["claimed", "0/0", "0/1", "0/2"] {
+            let set = key_request(Opcode::Set, &World::key(attempt, rest));
+            world.server.send(LAUNCHER, &set);
+        }
+        // One dies, in any place of the list, and another one joins.
+        let dead = members.remove(round % 3);
+        let new = 200 + round as u64;
+        world.server.close(dead);
+        world.lists.remove(&dead);
+        world.seen.remove(&dead);
+        world.server.open(new);
+        world.say(new, hello(&format!("gloo:{new}")));
+        world.start_poll(new, EventNumber::NONE);
+        members.push(new);
+        // The new one is ready before all are that the attempt waits for.
+        let record = world.agree(members.iter().rev().copied());
+        assert_eq!(record.seats.len(), 3);
+        // Handles grow with the numbers in them.
+        if round == 900 || round + 1 == rounds && flat.is_none() {
+            flat = Some((world.server.state.memory(), world.server.state.groups_len()));
+        }
+    }
+    let now = (world.server.state.memory(), world.server.state.groups_len());
+    let (before, lengths) = flat.expect("a first look");
+    assert_eq!(now.1, lengths);
+    assert!(now.0 < before + 256, "{} bytes, then {}", before, now.0);
 }
 
 /// docs/wire-extensions.md, MEMBERSHIP 10.

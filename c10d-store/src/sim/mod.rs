@@ -99,6 +99,7 @@ impl SimServer {
     #[cfg(test)]
     pub(crate) fn at(&mut self, now: crate::moment::Moment) {
         self.state.set_now(now);
+        self.state.end_silent(&mut self.outputs);
         self.state.tick_groups(&mut self.outputs);
         self.state.check_invariants();
     }

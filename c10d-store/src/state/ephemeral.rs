@@ -90,17 +90,23 @@ impl StoreState {
         silence_max: Option<Duration>,
         replies: &mut impl Replies,
     ) {
+        let was_silent = self.set_silence(conn, silence_max);
+        self.reply(replies, conn, Reply::KeptAlive(!was_silent));
+    }
+
+    /// Sets the longest silence of a connection. Returns whether it has been silent for longer than the one before.
+    pub(super) fn set_silence(&mut self, conn: ConnId, silence_max: Option<Duration>) -> bool {
         let known = self.owners.of(conn);
         if known.is_none() && silence_max.is_none() {
-            self.reply(replies, conn, Reply::KeptAlive(true));
-            return;
+            return false;
         }
         let id = self.owners.claim(conn, None);
         let Some(owner) = self.owners.owners.get_mut(&id) else {
-            return;
+            return false;
         };
         let changes = owner.silence_max != silence_max || owner.has_been_silent;
         owner.silence_max = silence_max;
+        owner.speaks = self.groups.spoken.contains_key(&conn);
         owner.heard = self.now;
         let was_silent = mem::take(&mut owner.has_been_silent);
         self.owners.watch(id, self.now);
@@ -111,7 +117,19 @@ impl StoreState {
         if changes {
             self.record_silence(id);
         }
-        self.reply(replies, conn, Reply::KeptAlive(!was_silent));
+        was_silent
+    }
+
+    /// The connection speaks for members, whose end a silence is.
+    pub(super) fn watch_speaker(&mut self, conn: ConnId) {
+        let speaks = self.groups.spoken.contains_key(&conn);
+        if speaks
+            && let Some(id) = self.owners.of(conn)
+            && let Some(owner) = self.owners.owners.get_mut(&id)
+        {
+            owner.speaks = true;
+            self.owners.watch(id, self.now);
+        }
     }
 
     /// When [`end_silent`](Self::end_silent) has something to do.
@@ -130,9 +148,13 @@ impl StoreState {
             {
                 owner.has_been_silent = true;
                 let keys = mem::take(&mut owner.keys);
+                owner.speaks = false;
                 self.look_at_all();
                 self.requester = connection;
                 self.end_keys(keys, replies);
+                if let Some(conn) = conn {
+                    self.end_speaker(conn, replies);
+                }
                 self.record_silence(id);
             }
         }

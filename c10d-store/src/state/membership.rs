@@ -8,6 +8,7 @@ use c10d_membership::codec::{Encode, list_of};
 use c10d_membership::{Attempt, Effect, Group, Input, Kept, Message, Record, Reply as MemberReply};
 
 use super::groups::{CarriedGroup, Polling};
+use super::owners::silence_max;
 use super::recorder::Mark;
 use super::waiters::{Answer, Wants};
 use super::{Refusal, StoreState};
@@ -49,6 +50,13 @@ impl StoreState {
         let request = GroupRequest::decode(bytes).map_err(|_| Refusal::NotAGroupRequest)?;
         if waits {
             self.cancel(conn);
+        } else if let GroupRequest::KeepAlive(millis) = request {
+            let reply = match self.set_silence(conn, silence_max(millis)) {
+                false => GroupReply::Done,
+                true => GroupReply::WasSilent,
+            };
+            self.reply_of_group(conn, waits, &reply, None, replies);
+            return Ok(());
         }
         let found = self.groups.by_name.get_key_value(name);
         let Some((name, carried)) = found else {
@@ -77,6 +85,7 @@ impl StoreState {
                 };
                 let reply = self.step_group(&name, Input::Message(member, message), replies);
                 self.groups.spoke(conn, &name, member);
+                self.watch_speaker(conn);
                 if waits
                     && reply == MemberReply::NotYet
                     && let Some(after) = polls
@@ -96,6 +105,8 @@ impl StoreState {
                 (GroupReply::Reply(reply), list)
             }
             _ if waits => return Err(Refusal::NotAGroupRequest),
+            // Above.
+            GroupRequest::KeepAlive(_) => (GroupReply::Done, None),
             GroupRequest::Open(opening) if opening == carried.opening => (GroupReply::Done, None),
             GroupRequest::Open(_) => (GroupReply::OpenOtherwise(carried.opening.clone()), None),
             GroupRequest::Dead(member) => {
@@ -114,6 +125,16 @@ impl StoreState {
         };
         self.reply_of_group(conn, waits, &reply, list, replies);
         Ok(())
+    }
+
+    /// How many things are known of all groups: polls, connections, members, timers.
+    #[cfg(test)]
+    pub(crate) fn groups_len(&self) -> [usize; 4] {
+        let groups = &self.groups;
+        let by_name = groups.by_name.values();
+        let polls = by_name.clone().map(|it| it.polls.len()).sum();
+        let speakers = by_name.map(|it| it.speakers.len()).sum();
+        [polls, speakers, groups.spoken.len(), groups.timers.len()]
     }
 
     /// When [`tick_groups`](Self::tick_groups) has something to do.
@@ -136,7 +157,7 @@ impl StoreState {
         }
     }
 
-    /// A connection has ended, and so have the members for whom no other one has spoken.
+    /// A connection has ended or is silent, and so have the members for whom no other one has spoken.
     /// [`look_at_all`](Self::look_at_all) has been called.
     pub(super) fn end_speaker(&mut self, conn: ConnId, replies: &mut impl Replies) {
         if self.groups.spoken.is_empty() {

@@ -87,6 +87,8 @@ pub(super) struct Owner {
     pub(super) keys: IndexSet<Arc<[u8]>, KeyHash>,
     /// The longest silence; `None` for any.
     pub(super) silence_max: Option<Duration>,
+    /// Whether it speaks for members of groups.
+    pub(super) speaks: bool,
     /// When that was said, or the client came back.
     pub(super) heard: Moment,
     /// Its keys have ended by silence since its last KEEP_ALIVE.
@@ -236,7 +238,7 @@ impl Owners {
             return;
         };
         let by = match owner.silence_max {
-            Some(silence_max) if !owner.keys.is_empty() => Some(now + silence_max),
+            Some(silence_max) if !owner.keys.is_empty() || owner.speaks => Some(now + silence_max),
             _ => None,
         };
         // One that is too early asks again then.

@@ -19,6 +19,7 @@ mod kind {
     pub(super) const DEAD: u8 = 3;
     pub(super) const END: u8 = 4;
     pub(super) const STATUS: u8 = 5;
+    pub(super) const KEEP_ALIVE: u8 = 6;
 
     pub(super) const NOT_OPEN: u8 = 1;
     pub(super) const DONE: u8 = 2;
@@ -26,6 +27,7 @@ mod kind {
     pub(super) const STATUS_OF: u8 = 4;
     pub(super) const OPEN_OTHERWISE: u8 = 5;
     pub(super) const TOO_MANY: u8 = 6;
+    pub(super) const WAS_SILENT: u8 = 7;
 }
 
 /// What is asked of a group.
@@ -46,6 +48,8 @@ pub(crate) enum GroupRequest {
     End,
     /// Where the group is.
     Status,
+    /// The longest silence of the connection, in milliseconds; 0 for any.
+    KeepAlive(u32),
 }
 
 /// What a group is opened with.
@@ -63,6 +67,8 @@ pub(crate) enum GroupReply {
     NotOpen,
     /// To all but `Say` and `Status`.
     Done,
+    /// To `KeepAlive`: members have ended by the silence of the connection.
+    WasSilent,
     /// To `Say`.
     Reply(Reply),
     /// To `Status`.
@@ -100,6 +106,10 @@ impl GroupRequest {
             }
             Self::End => out.push(kind::END),
             Self::Status => out.push(kind::STATUS),
+            Self::KeepAlive(millis) => {
+                out.push(kind::KEEP_ALIVE);
+                millis.encode(&mut out);
+            }
         }
         out
     }
@@ -135,6 +145,7 @@ impl GroupRequest {
             (kind::DEAD, _) => Self::Dead(decode_all(rest)?),
             (kind::END, []) => Self::End,
             (kind::STATUS, []) => Self::Status,
+            (kind::KEEP_ALIVE, _) => Self::KeepAlive(decode_all(rest)?),
             _ => return Err(Malformed),
         })
     }
@@ -176,6 +187,7 @@ impl GroupReply {
                 opening.encode(&mut out);
             }
             Self::TooMany => out.push(kind::TOO_MANY),
+            Self::WasSilent => out.push(kind::WAS_SILENT),
         }
         out
     }
@@ -193,6 +205,7 @@ impl GroupReply {
             (kind::STATUS_OF, _) => Self::Status(decode_all(rest)?),
             (kind::OPEN_OTHERWISE, _) => Self::OpenOtherwise(Opening::decode(rest)?),
             (kind::TOO_MANY, []) => Self::TooMany,
+            (kind::WAS_SILENT, []) => Self::WasSilent,
             _ => return Err(Malformed),
         })
     }

@@ -22,6 +22,7 @@ mod memory_journal;
 mod memory_limit;
 mod observer;
 mod prefix_store;
+mod rank;
 mod raw;
 mod rendezvous;
 #[cfg(feature = "tls")]

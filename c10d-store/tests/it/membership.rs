@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use c10d_socket::Cancel;
 use c10d_store::membership::{
-    Action, Attempt, Ending, EventNumber, GroupOptions, GroupStage, Member, MemberInput, MemberKey,
-    MemberOptions, Membership, Message, Reason, Record, Reply,
+    Attempt, Ending, EventNumber, GroupStage, MemberKey, Message, Reason, Reply,
 };
 use c10d_store::{
     HashStore, PrefixStore, ServerOptions, Store, StoreError, StoreExt, TcpStore, TcpStoreServer,
@@ -15,109 +14,12 @@ use c10d_store::{
 
 use crate::journal::client;
 use crate::memory_journal::Memory;
+use crate::rank::{KEYS, Rank, all_enter, ids, options};
 use crate::raw::{LONG, wait_until};
 use crate::without_extensions::WithoutExtensions;
 
-const KEYS: &str = "default_pg/0//cpu//reconfigure/";
-
 fn serve() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
-}
-
-fn options(size_first: usize) -> GroupOptions {
-    let mut options = GroupOptions::new(2);
-    options.size_first = size_first;
-    options
-}
-
-/// A process whose torch calls always succeed.
-pub(crate) struct Rank {
-    pub(crate) group: Membership,
-    key: MemberKey,
-    member: Member,
-    started: Instant,
-    /// How often it has left a mesh.
-    handles: u32,
-    pub(crate) generations: Vec<Arc<Record>>,
-}
-
-impl Rank {
-    pub(crate) fn new(store: &TcpStore, id: u64, options: &GroupOptions) -> Self {
-        let group = store.membership("workers").expect("a group");
-        group.open(options, KEYS).expect("the same options");
-        let key = MemberKey::new(id, 1);
-        let mut rank = Self {
-            group,
-            key,
-            member: Member::new(key, MemberOptions::default()),
-            started: Instant::now(),
-            handles: 0,
-            generations: Vec::new(),
-        };
-        let (handle, step) = (rank.new_handle(), 0);
-        rank.input(MemberInput::Join { handle, step });
-        rank
-    }
-
-    fn new_handle(&mut self) -> Arc<str> {
-        self.handles += 1;
-        format!("gloo:{}:{}", self.key.id.0, self.handles).into()
-    }
-
-    /// Takes an input, and does what follows. Returns how it ends, if it does.
-    fn input(&mut self, input: MemberInput) -> Option<Ending> {
-        let mut inputs = vec![input];
-        while let Some(input) = inputs.pop() {
-            for action in self.member.step(self.started.elapsed(), input) {
-                match action {
-                    Action::LeaveMesh { .. } => {
-                        let (handle, step) = (self.new_handle(), 0);
-                        inputs.push(MemberInput::Left { handle, step });
-                    }
-                    Action::Call { .. } => inputs.push(MemberInput::Called { is_ok: true }),
-                    Action::Enter { record, rank } => {
-                        assert_eq!(record.seats[rank].member, self.key);
-                        self.generations.push(record);
-                    }
-                    Action::Over(ending) => return Some(ending),
-                    _ => {}
-                }
-            }
-        }
-        None
-    }
-
-    /// Goes on until it has entered so many generations.
-    pub(crate) fn enter(&mut self, generations: usize) -> Result<Arc<Record>, Ending> {
-        while self.generations.len() < generations {
-            let owed = self.member.owed();
-            let message = owed.or_else(|| self.member.poll()).expect("it is a member");
-            let reply = self.group.ask(self.key, &message, LONG).expect("an answer");
-            assert_ne!(reply, Reply::NotYet);
-            if let Some(ending) = self.input(MemberInput::Reply(message, reply)) {
-                return Err(ending);
-            }
-        }
-        Ok(Arc::clone(self.generations.last().expect("at least one")))
-    }
-}
-
-/// All enter another generation.
-pub(crate) fn all_enter(ranks: &mut [Rank]) -> Vec<Result<Arc<Record>, Ending>> {
-    thread::scope(|scope| {
-        let ranks = ranks.iter_mut();
-        let threads = ranks.map(|rank| {
-            let next = rank.generations.len() + 1;
-            scope.spawn(move || rank.enter(next))
-        });
-        let threads: Vec<_> = threads.collect();
-        let results = threads.into_iter().map(|thread| thread.join());
-        results.map(|result| result.expect("no panic")).collect()
-    })
-}
-
-pub(crate) fn ids(record: &Record) -> Vec<u64> {
-    record.seats.iter().map(|seat| seat.member.id.0).collect()
 }
 
 fn key_of(attempt: Attempt, rest: &str) -> String {
@@ -188,25 +90,6 @@ fn a_call_that_waits_for_a_dead_member_ends_at_once() {
         let error = wait.join().expect("no panic").expect_err("ended");
         assert!(matches!(error, StoreError::WaitEnded { .. }), "{error}");
     });
-}
-
-impl Rank {
-    /// Goes on until the list is there, which it does not acknowledge.
-    fn until_called(&mut self) {
-        loop {
-            let owed = self.member.owed();
-            if matches!(owed, Some(Message::Ack { .. })) {
-                return;
-            }
-            let is_ready = matches!(owed, Some(Message::Ready { .. }));
-            let message = owed.or_else(|| self.member.poll()).expect("it is a member");
-            let reply = self.group.ask(self.key, &message, LONG).expect("an answer");
-            self.input(MemberInput::Reply(message, reply));
-            if is_ready {
-                return;
-            }
-        }
-    }
 }
 
 #[test]
