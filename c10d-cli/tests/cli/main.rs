@@ -10,6 +10,8 @@ mod journal;
 mod lease;
 mod pages;
 mod process;
+#[path = "../../../c10d-relay/tests/it/proxy.rs"]
+mod proxy;
 #[cfg(target_os = "linux")]
 mod pty;
 mod relay;
@@ -21,6 +23,7 @@ mod run_first_use;
 mod run_health;
 mod run_health_port;
 mod run_options;
+mod run_outages;
 mod run_restarts;
 mod run_spares;
 #[cfg(feature = "journal")]

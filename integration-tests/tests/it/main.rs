@@ -13,6 +13,7 @@ mod history;
 mod idle_waits;
 mod kill_matrix;
 mod mixed;
+mod outages;
 mod preload;
 mod preload_torch;
 mod process_group;

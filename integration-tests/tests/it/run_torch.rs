@@ -18,16 +18,16 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// The timeout for each step, including the start of Python on a busy machine.
-const STEP_LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const STEP_LIMIT: Duration = Duration::from_secs(120);
 
-const LIMIT: Duration = Duration::from_secs(400);
+pub(crate) const LIMIT: Duration = Duration::from_secs(400);
 
 fn serve() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server")
 }
 
 /// The launcher's options of a node whose rendezvous uses `store`.
-fn options(store: SocketAddr, nodes: &str, more: &[&str]) -> Vec<String> {
+pub(crate) fn options(store: SocketAddr, nodes: &str, more: &[&str]) -> Vec<String> {
     let mut options = vec![
         format!("--nnodes={nodes}"),
         "--rdzv-backend=c10d".to_owned(),
@@ -44,7 +44,7 @@ fn options(store: SocketAddr, nodes: &str, more: &[&str]) -> Vec<String> {
 /// Asserts that all launchers exit with 0 and leave no processes. The first that fails is reported: others may wait for
 /// it.
 #[track_caller]
-fn expect_success(mut launchers: Vec<Launcher>) {
+pub(crate) fn expect_success(mut launchers: Vec<Launcher>) {
     let deadline = Instant::now() + STEP_LIMIT;
     let mut all_have_exited = false;
     while !all_have_exited && Instant::now() < deadline {
@@ -70,7 +70,7 @@ fn expect_success(mut launchers: Vec<Launcher>) {
 
 /// Asserts that all workers of a job finished with the same sum and the same master; returns their results by rank.
 #[track_caller]
-fn expect_done(job: &Job, world_size: usize) -> Vec<Value> {
+pub(crate) fn expect_done(job: &Job, world_size: usize) -> Vec<Value> {
     let found = expect_sums(job, world_size);
     for worker in &found {
         assert_eq!(worker["master"], found[0]["master"], "{worker}");
@@ -102,7 +102,11 @@ fn sum(world_size: usize) -> Value {
 
 /// Waits until a group of `world_size` workers runs; returns their results.
 #[track_caller]
-fn wait_for_world(job: &Job, launchers: &mut [Launcher], world_size: usize) -> Vec<Value> {
+pub(crate) fn wait_for_world(
+    job: &Job,
+    launchers: &mut [Launcher],
+    world_size: usize,
+) -> Vec<Value> {
     let started = Instant::now();
     loop {
         let now = job.now();
