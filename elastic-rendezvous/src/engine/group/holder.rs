@@ -251,9 +251,9 @@ impl Holder {
         !self.to_send.is_empty() || clients.any(|(_, client)| is_open(client.status))
     }
 
-    /// Whether the state is known and does not list the node.
+    /// Whether the stored state is known and does not list the node.
     pub(super) fn has_lost(&self, node: &NodeId) -> bool {
-        self.draft.status != DraftStatus::Unread && !self.draft.lists(node)
+        self.draft.status == DraftStatus::Stored && !self.draft.lists(node)
     }
 
     /// What is to be done now.

@@ -49,6 +49,11 @@ impl RequestKind {
         matches!(self, Self::Join { .. } | Self::JoinLate { .. })
     }
 
+    /// Whether the node leaves its round by it, and does not ask for the next one.
+    pub(crate) const fn leaves_round(self) -> bool {
+        matches!(self, Self::Exit | Self::Leave)
+    }
+
     const fn word(self) -> (&'static str, i64) {
         match self {
             Self::Join { after } => ("join", after),

@@ -134,6 +134,8 @@ struct Tenure {
     lease: Vec<u8>,
     renewals: u64,
     phase: TenurePhase,
+    /// When the holder leaves its round itself, and until when it may put that off; `None` while it does not want to.
+    leaves: Option<(Duration, Duration)>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

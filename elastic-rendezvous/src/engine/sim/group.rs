@@ -183,9 +183,8 @@ fn a_node_that_was_stopped_for_seven_seconds_is_not_taken_for_dead() {
     }
 }
 
-/// docs/rendezvous.md, GROUP 10.
-#[test]
-fn nodes_that_close_at_once_end_at_once() {
+/// Up to 60 nodes in a round get this command within some milliseconds, and all have ended within `limit` after that.
+fn nodes_end(command: Command, limit: Duration) {
     for seed in 0..200 {
         let mut random = Rng::with_seed(seed);
         let count = random.usize(2..60);
@@ -199,9 +198,11 @@ fn nodes_that_close_at_once_end_at_once() {
         let width = [1, 10, 100][random.usize(..3)];
         for node in 0..count {
             let after = Duration::from_millis(random.u64(..width));
-            world.command_after(after, node, Command::Close);
+            world.command_after(after, node, command);
+            // A launcher that ends does not restart its workers.
+            world.nodes[node].restarts = false;
         }
-        let end = world.now + SECOND / 2;
+        let end = world.now + Duration::from_millis(width) + limit;
         let have_all_ended = |world: &World| world.alive() == 0;
         assert!(
             world.run_until(end, have_all_ended),
@@ -209,6 +210,18 @@ fn nodes_that_close_at_once_end_at_once() {
             world.describe()
         );
     }
+}
+
+/// docs/rendezvous.md, GROUP 10.
+#[test]
+fn nodes_that_close_at_once_end_at_once() {
+    nodes_end(Command::Close, SECOND / 2);
+}
+
+/// docs/rendezvous.md, GROUP 11.
+#[test]
+fn nodes_that_leave_at_once_end_at_once() {
+    nodes_end(Command::Leave, SECOND / 2);
 }
 
 /// One random history.

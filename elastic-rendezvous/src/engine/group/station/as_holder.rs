@@ -11,6 +11,13 @@ use crate::values::clock::Now;
 /// How often the holder renews the lease.
 const RENEWAL: Duration = Duration::from_millis(500);
 
+/// A holder that leaves its round waits for the others that do the same, as when a signal ends the job: until none has
+/// asked for this time, which is twenty exchanges with the store. Each would otherwise wait for the next holder.
+const LEAVING_QUIET: Duration = Duration::from_millis(200);
+
+/// How long it does so in all.
+const LEAVING_MAX: Duration = Duration::from_secs(2);
+
 impl Station {
     /// The next operation of a holder that gives the lease back.
     pub(super) fn next_of_release(&mut self, now: Now) -> Option<Ask> {
@@ -78,12 +85,18 @@ impl Station {
             let lease = self.lease(epoch, Some(renewals), generation);
             return Ask::Claim { expected, lease };
         }
+        let mut leaves_at = Duration::MAX;
         if let Phase::Requesting(posting) | Phase::Member(posting) = &mut self.phase
             && posting.epoch != Some(epoch)
         {
-            posting.epoch = Some(epoch);
-            let request = posting.request(&self.me, self.index);
-            tenure.holder.on_requests([request], now);
+            if posting.kind.leaves_round() {
+                leaves_at = tenure.leaves_at(at, self.timers.at(Timer::Deadline));
+            }
+            if at >= leaves_at || !posting.kind.leaves_round() {
+                posting.epoch = Some(epoch);
+                let request = posting.request(&self.me, self.index);
+                tenure.holder.on_requests([request], now);
+            }
         }
         if tenure.phase == TenurePhase::Checking {
             tenure.phase = TenurePhase::Serving;
@@ -112,7 +125,7 @@ impl Station {
                 Ask::ReadHeartbeats(indices)
             }
             Task::Wait(until) => Ask::TakeRequests {
-                until: until.min(self.timers.at(Timer::Renewal)),
+                until: until.min(self.timers.at(Timer::Renewal)).min(leaves_at),
             },
         }
     }
@@ -155,13 +168,16 @@ impl Station {
     }
 
     pub(super) fn on_requests(&mut self, texts: &[Vec<u8>], now: Now) {
-        let Some(holder) = self.holder_mut() else {
+        let Role::Holder(tenure) = &mut self.role else {
             return;
         };
-        let epoch = holder.epoch();
+        let epoch = tenure.holder.epoch();
         let requests = texts.iter().filter_map(|text| Request::from_text(text));
         let (later, own): (Vec<_>, Vec<_>) = requests.partition(|request| request.epoch > epoch);
-        holder.on_requests(own, now);
+        if own.iter().any(|request| request.kind.leaves_round()) {
+            tenure.put_off_leaving(now.monotonic);
+        }
+        tenure.holder.on_requests(own, now);
         if !later.is_empty() {
             self.misdirected = later.iter().map(Request::to_text).collect();
             // It fails if there is a later holder.
@@ -181,7 +197,26 @@ impl Station {
             } else {
                 TenurePhase::Serving
             },
+            leaves: None,
         }));
         self.timers.set_in(Timer::Renewal, now.monotonic, RENEWAL);
+    }
+}
+
+impl Tenure {
+    /// When the holder leaves its round, which it wants to since the first call, and must have done by `deadline`.
+    fn leaves_at(&mut self, at: Duration, deadline: Duration) -> Duration {
+        let (quiet, latest) = self.leaves.get_or_insert((
+            at.saturating_add(LEAVING_QUIET),
+            at.saturating_add(LEAVING_MAX.min(deadline.saturating_sub(at) / 2)),
+        ));
+        *latest.min(quiet)
+    }
+
+    /// Another node leaves.
+    const fn put_off_leaving(&mut self, at: Duration) {
+        if let Some((quiet, _)) = &mut self.leaves {
+            *quiet = at.saturating_add(LEAVING_QUIET);
+        }
     }
 }

@@ -66,7 +66,7 @@ impl Station {
             AnswerKind::TimedOut => (Err(Ending::TimedOut), None),
             _ => return,
         };
-        let leaves = matches!(posting.kind, RequestKind::Exit | RequestKind::Leave);
+        let leaves = posting.kind.leaves_round();
         if posting.kind == RequestKind::Close {
             let until = now.monotonic.saturating_add(CLOSING_MAX);
             self.retire(TenurePhase::Closing {
