@@ -71,8 +71,8 @@ pub(super) enum RendezvousBenchError {
     #[error("the thread of node {node} panicked")]
     Panic { node: usize },
 
-    #[error("node {node} could not close the rendezvous: its log says why")]
-    NotClosed { node: usize },
+    #[error("node {node} could not close or leave the rendezvous: its log says why")]
+    NotEnded { node: usize },
 
     /// An error in a process of nodes, which has sent its text.
     #[error("{0}")]

@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use self::error::RendezvousBenchError;
 use self::kernel::{Loopback, available_memory};
 pub(crate) use self::nodes::RendezvousNodesArgs;
-use self::protocol::Report;
+use self::protocol::{End, Report};
 use self::round::{Plan, Round, Victim, measure};
 use super::child::end_with_measurement;
 use super::report::Samples;
@@ -106,9 +106,15 @@ pub(crate) struct RendezvousBenchArgs {
     )]
     kill_first_after: Option<u64>,
 
-    /// At last, lets all nodes close the rendezvous and end at once, and measures when the last one has.
-    #[arg(long)]
-    end: bool,
+    /// At last, lets all nodes close the rendezvous, or leave it, and end at once, and measures when the last one has.
+    #[arg(
+        long,
+        value_name = "HOW",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "close"
+    )]
+    end: Option<End>,
 
     /// Prints one JSON object instead of a table.
     #[arg(long)]

@@ -18,7 +18,7 @@ use elastic_rendezvous::{
 use super::error::RendezvousBenchError;
 use super::kernel::now;
 use super::node::{Job, Node, addr_of};
-use super::protocol::{Joined, Order, Report, Sum, Told, World};
+use super::protocol::{End, Joined, Order, Report, Sum, Told, World};
 
 /// The stack of each thread, which a thousand threads multiply.
 pub(super) const STACK_BYTES: usize = 256 << 10;
@@ -247,23 +247,26 @@ impl Process {
                 self.victim = Some(victim);
                 send(&Report::Watching)?;
             }
-            Order::End => {
-                self.end()?;
+            Order::End(how) => {
+                self.end(how)?;
                 send(&Report::Ended { at: now() })?;
             }
         }
         Ok(())
     }
 
-    /// Ends all nodes as launchers do at the end of a job.
-    fn end(&self) -> Result<(), RendezvousBenchError> {
+    /// Ends all nodes at once.
+    fn end(&self, how: End) -> Result<(), RendezvousBenchError> {
         let mut ends = Vec::with_capacity(self.nodes.len());
         for (index, node) in self.nodes.iter().enumerate() {
             let (node, number) = (Arc::clone(node), self.first + index);
             let end = thread::Builder::new()
                 .name(format!("bench-end-{number}"))
                 .stack_size(STACK_BYTES)
-                .spawn(move || node.handler.shutdown())
+                .spawn(move || match how {
+                    End::Close => node.handler.shutdown(),
+                    End::Leave => node.handler.leave().is_ok(),
+                })
                 .map_err(|source| RendezvousBenchError::Thread {
                     node: number,
                     source,
@@ -273,7 +276,7 @@ impl Process {
         for (node, end) in ends {
             match end.join() {
                 Ok(true) => {}
-                Ok(false) => return Err(RendezvousBenchError::NotClosed { node }),
+                Ok(false) => return Err(RendezvousBenchError::NotEnded { node }),
                 Err(_) => return Err(RendezvousBenchError::Panic { node }),
             }
         }

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 /// From the measurement to a process of nodes.
@@ -17,8 +18,17 @@ pub(super) enum Order {
     /// The node `victim` will be killed. Answered by [`Report::Watching`], then by [`Report::Told`], and by
     /// [`Report::Heartbeat`] if it is in this process.
     Watch { victim: String },
-    /// All nodes of the process close the rendezvous at once, and end. Answered by [`Report::Ended`].
-    End,
+    /// All nodes of the process end at once. Answered by [`Report::Ended`].
+    End(End),
+}
+
+/// How nodes end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+pub(crate) enum End {
+    /// As launchers do when the job is over.
+    Close,
+    /// As launchers do after a signal.
+    Leave,
 }
 
 /// From a process of nodes to the measurement.

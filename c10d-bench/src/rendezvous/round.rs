@@ -14,7 +14,7 @@ use super::error::RendezvousBenchError;
 use super::kernel::{Loopback, connections_to, now};
 use super::node::{Job, KEEP_ALIVE_ATTEMPTS, PATIENCE, RUN_ID, addr_of};
 use super::processes::Processes;
-use super::protocol::{Joined, Order, Report, Sum, Told};
+use super::protocol::{End, Joined, Order, Report, Sum, Told};
 
 /// The pause between reads of the state.
 const STATE_POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -45,8 +45,8 @@ pub(super) struct Plan<'p> {
     /// How long the nodes are at rest after they have joined.
     pub(super) rest: Duration,
     pub(super) victim: Victim,
-    /// Whether the nodes end together.
-    pub(super) ends: bool,
+    /// How the nodes end together, if they do.
+    pub(super) ends: Option<End>,
     pub(super) loopback: &'p Loopback,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Round {
     pub(super) sum: Sum,
     pub(super) rest: Option<Rest>,
     pub(super) loss: Option<Loss>,
-    /// From the signal to end until the last node had closed the rendezvous and ended.
+    /// From the signal to end until the last node had ended.
     pub(super) ending: Option<Duration>,
     /// With the first node killed.
     pub(super) killed: Option<Killed>,
@@ -214,14 +214,14 @@ impl Fleet<'_> {
         }
         // At rest, the store may need more than while the nodes joined.
         round.store_bytes_max = self.store.process().peak_bytes();
-        if plan.ends {
+        if let Some(how) = plan.ends {
             let start = now();
-            let ended = self
-                .processes
-                .ask_all("ending", &Order::End, |report| match report {
-                    Report::Ended { at } => Some(at),
-                    _ => None,
-                })?;
+            let ended =
+                self.processes
+                    .ask_all("ending", &Order::End(how), |report| match report {
+                        Report::Ended { at } => Some(at),
+                        _ => None,
+                    })?;
             let last = ended.into_iter().max();
             round.ending = last.map(|last| last.saturating_sub(start));
         }

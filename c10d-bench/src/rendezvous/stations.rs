@@ -269,7 +269,7 @@ impl Stations {
                 addrs.dedup();
                 send(&Report::Lost { addrs })
             }
-            Order::Watch { .. } | Order::End => Ok(()),
+            Order::Watch { .. } | Order::End(_) => Ok(()),
         }
     }
 

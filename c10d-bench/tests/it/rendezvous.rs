@@ -93,6 +93,17 @@ fn nodes_join_although_the_first_was_killed() {
     assert!((killed - agree - more).abs() < 0.01, "{rows:?}");
 }
 
+/// docs/rendezvous.md, GROUP 10 and 11.
+#[test]
+fn nodes_end_together() {
+    for end in ["--end", "--end=leave"] {
+        let words = ["--nodes=8,40", "--nodes-per-process=20", "--rounds=1", end];
+        for row in rendezvous_rows(&words) {
+            assert!(figure(&row, "end_ms") > 0.0, "{row:?}");
+        }
+    }
+}
+
 #[test]
 fn killing_the_first_node_after_the_round_is_complete_is_refused() {
     let late = ["--nodes=2", "--rounds=1", "--kill-first-after=2000"];
@@ -137,6 +148,7 @@ fn invalid_options_of_rendezvous_have_exit_code_2() {
         &["--nodes-per-process=0"],
         &["--rest=3601"],
         &["--rounds=0"],
+        &["--end=x"],
     ] {
         let ended = run(["rendezvous"].iter().chain(words));
         assert_eq!(ended.code, Some(2), "{words:?}: {ended:?}");
