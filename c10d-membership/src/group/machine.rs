@@ -9,7 +9,7 @@ use super::state::GroupState;
 use crate::attempt::{Attempt, Nonce};
 use crate::event::{EndReason, Event, EventNumber, Leave, Stage};
 use crate::identity::MemberKey;
-use crate::message::Reply;
+use crate::message::{Message, Reply};
 use crate::options::GroupOptions;
 use crate::record::Record;
 
@@ -48,6 +48,10 @@ impl Group {
     pub fn step(&mut self, now: Duration, input: Input) -> Outcome {
         let before = self.announcement().map(|(number, _)| number);
         let mut effects = Vec::new();
+        let poll = match &input {
+            Input::Message(member, Message::Poll { after, .. }) => Some((*member, *after)),
+            _ => None,
+        };
         let reply = match input {
             Input::Message(member, message) => self.message(now, member, message, &mut effects),
             Input::Dead(member) => {
@@ -68,6 +72,11 @@ impl Group {
         };
         self.settle(now, &mut effects);
         self.announce(before, &mut effects);
+        let reply = match (reply, poll) {
+            // The time may have brought the event, whose announcement this poll is too late for.
+            (Reply::NotYet, Some((member, after))) => self.poll(member, after),
+            (reply, _) => reply,
+        };
         Outcome { reply, effects }
     }
 

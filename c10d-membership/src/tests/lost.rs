@@ -45,6 +45,20 @@ fn survivors_are_asked_at_once_and_go_on_with_their_ranks_closed_up() {
     assert_eq!(driven.poll(9), Reply::Unknown);
 }
 
+/// A poll is the first to arrive after the time, and its answer has what the time has brought: it waits for no announcement.
+#[test]
+fn a_poll_that_brings_the_end_of_a_wait_is_told() {
+    let mut driven = Driven::formed(2, |options| options.size_min = 2);
+    driven.dead(1);
+    let Reply::Event(after, Event::Break { .. }) = driven.poll(2) else {
+        panic!("not broken");
+    };
+    driven.now += seconds(600);
+    let is_leaving = false;
+    let reply = driven.tell(key(2), Message::Poll { after, is_leaving });
+    assert_eq!(reply, Reply::Ended(EndReason::BelowMinimum));
+}
+
 /// docs/membership.md, BREAK 3.
 #[test]
 fn fewer_than_the_minimum_wait_and_then_the_group_ends() {
