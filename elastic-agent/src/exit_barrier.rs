@@ -15,10 +15,22 @@ const LAST_KEY: &str = "torchelastic/agent/terminal_state/last_member";
 pub(crate) fn check_in(store: &dyn Store, nodes: usize) -> Result<(), StoreError> {
     let arrived = store.add(COUNT_KEY, 1)?;
     if usize::try_from(arrived) == Ok(nodes) {
-        // PyTorch's value; no node reads it.
-        store.set(LAST_KEY, b"<val_ignored>")?;
+        open(store)?;
     }
     Ok(())
+}
+
+/// Opens the barrier for all if so many nodes have checked in, as others are lost.
+pub(crate) fn open_if(store: &dyn Store, nodes: usize) -> Result<(), StoreError> {
+    if checked_in(store)? >= nodes {
+        open(store)?;
+    }
+    Ok(())
+}
+
+fn open(store: &dyn Store) -> Result<(), StoreError> {
+    // PyTorch's value; no node reads it.
+    store.set(LAST_KEY, b"<val_ignored>")
 }
 
 /// Waits until all nodes have checked in, the time has passed, or `cancel` ends the wait, and returns whether they have.
@@ -70,6 +82,19 @@ mod tests {
             assert!(first.join().unwrap());
         });
         assert_eq!(checked_in(&store).unwrap(), 2);
+    }
+
+    #[test]
+    fn those_that_are_left_open_the_barrier() {
+        let store = HashStore::new();
+        check_in(&store, 3).unwrap();
+        for (enough, is_open) in [(2, false), (1, true)] {
+            open_if(&store, enough).unwrap();
+            assert_eq!(
+                wait(&store, Some(Duration::ZERO), &Cancel::NEVER).unwrap(),
+                is_open
+            );
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod environment;
 mod exit_barrier;
 mod failure;
 mod health;
+mod incarnation;
 mod job_end;
 #[cfg(feature = "launcher")]
 mod launcher;
@@ -65,7 +66,9 @@ pub use queued_writer::{Next, QueuedWriter, Render};
 pub use ranks::{RankBlock, RanksError, RoleInfo, assign_ranks, exchange_ranks};
 pub use relay::NodeRelayError;
 pub use restart_policy::{RestartBudget, RestartRules};
-pub use round::{AgentError, AgentOutcome, RoundCause, RoundEnding, RoundPhases, StuckWorkers};
+pub use round::{
+    AgentError, AgentOutcome, KeepOptions, RoundCause, RoundEnding, RoundPhases, StuckWorkers,
+};
 pub use rustix::process::Signal;
 pub use watchdog::WatchdogError;
 pub use worker::{

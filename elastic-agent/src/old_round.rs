@@ -5,7 +5,7 @@
 use c10d_store::StoreError;
 use elastic_rendezvous::{RendezvousHandler, RendezvousInfo, forget_workers_store};
 
-use crate::{clearing, job_end, ranks, relay};
+use crate::{clearing, incarnation, job_end, ranks, relay};
 
 /// Removes the keys of `old`, two rounds before `current`, that no node reads any more: its own, and those that nodes
 /// share on the node with group rank 0. The round between them keeps its keys, as another node may not have left it.
@@ -14,6 +14,7 @@ use crate::{clearing, job_end, ranks, relay};
 pub(crate) fn forget(old: &RendezvousInfo, current: &RendezvousInfo) -> bool {
     let forgotten = || -> Result<(), StoreError> {
         ranks::forget_ranks(&*old.store, old.rank)?;
+        incarnation::forget(&*old.store, old.rank)?;
         if current.rank == 0 {
             clearing::forget(&*old.store)?;
             job_end::forget(&*old.store)?;
@@ -65,6 +66,9 @@ mod tests {
         }
         assert!(clearing::is_first(&*store).unwrap());
         assert!(job_end::report_stuck(&*store).unwrap());
+        for (rank, expected) in [(0, 1), (1, 1), (0, 2)] {
+            assert_eq!(incarnation::next(&*store, rank).unwrap(), expected);
+        }
         std::thread::scope(|scope| {
             for rank in 0..2 {
                 let store = &store;
@@ -85,7 +89,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!(store.num_keys().unwrap(), 11);
+        assert_eq!(store.num_keys().unwrap(), 13);
         let elsewhere = Arc::new(HashStore::new());
         // Their ranks may have changed.
         for (then, now) in [(0, 1), (1, 0)] {

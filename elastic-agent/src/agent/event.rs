@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::record::RoundRecord;
-use super::started::StartedWorkers;
+use super::started::{StartedWorker, StartedWorkers};
 use crate::round::StuckWorkers;
 use crate::worker::WorkerExit;
 
@@ -23,6 +23,10 @@ pub enum AgentEvent<'e> {
     /// A worker has failed, and the others are still running. The agent stops them when the listeners
     /// return, so a listener can still observe the job as it is; it should take a second at most.
     WorkerFailed(&'e WorkerExit),
+    /// A worker has failed, and the others run on. Must not block.
+    WorkerLost(&'e WorkerExit),
+    /// A worker that died was replaced while the others ran on. These are the workers that run now, and the new one.
+    WorkerReplaced(&'e StartedWorkers, &'e StartedWorker),
     /// The workers report no progress, and are still running. As with [`WorkerFailed`](Self::WorkerFailed), the agent
     /// stops them when the listeners return.
     WorkersStuck(&'e StuckWorkers),

@@ -24,7 +24,11 @@ impl Forking {
         };
         let inherited = options.environment.iter().cloned();
         let (variables, varying) = environment::common(inherited, options.virtual_local_rank);
-        let workers = options.local_world_size;
+        // Those that may be replaced start one by one.
+        let workers = match &options.keep {
+            Some(_) => 1,
+            None => options.local_world_size,
+        };
         let plan = preload
             .plan(&options.command, workers, variables, varying)
             .map_err(|reason| AgentError::InvalidOption {

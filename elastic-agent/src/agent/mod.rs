@@ -8,6 +8,7 @@
 mod event;
 mod fitness;
 mod forking;
+mod group_link;
 mod handle;
 mod node;
 mod options;
@@ -15,6 +16,7 @@ mod plan;
 mod probes;
 mod pulse;
 mod record;
+mod replace;
 mod rounds;
 mod runtime;
 mod site;

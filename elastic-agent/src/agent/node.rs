@@ -37,9 +37,14 @@ impl Node {
         handler: Arc<dyn RendezvousHandler>,
     ) -> Result<Self, AgentError> {
         options.check()?;
-        if options.has_relay && !handler.has_agent_store() {
+        let needs_store = [
+            (options.has_relay, "relay"),
+            (options.keep.is_some(), "keep_workers"),
+        ];
+        let needs_store = needs_store.into_iter().find(|(is_given, _)| *is_given);
+        if let Some((_, option)) = needs_store.filter(|_| !handler.has_agent_store()) {
             return Err(AgentError::InvalidOption {
-                option: "relay",
+                option,
                 reason: "needs a workers' store that an agent serves, not the worker with rank 0",
             });
         }

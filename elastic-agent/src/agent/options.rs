@@ -12,7 +12,7 @@ use crate::logs::LogOptions;
 use crate::preload::PreloadOptions;
 use crate::progress::ProgressOptions;
 use crate::restart_policy::RestartRules;
-use crate::round::AgentError;
+use crate::round::{AgentError, KeepOptions};
 use crate::watchdog::{Watchdog, WatchdogError};
 
 /// The options of an [`ElasticAgent`](crate::ElasticAgent). Values that no agent can use are reported by
@@ -49,6 +49,7 @@ pub struct AgentOptions {
     pub(crate) relay_port: Option<u16>,
     pub(crate) preload: Option<PreloadOptions>,
     pub(crate) health_check: Option<HealthCheck>,
+    pub(crate) keep: Option<KeepOptions>,
     has_watchdog: bool,
     timer_file: Option<PathBuf>,
 }
@@ -83,6 +84,7 @@ impl AgentOptions {
             relay_port: None,
             preload: None,
             health_check: None,
+            keep: None,
             has_watchdog: false,
             timer_file: None,
         }
@@ -245,6 +247,14 @@ impl AgentOptions {
         self
     }
 
+    /// How the other workers are kept when one dies, if their script uses the membership service of their store. An agent
+    /// must serve that store. By default all are restarted.
+    #[must_use]
+    pub fn with_keep_workers(mut self, keep: impl Into<Option<KeepOptions>>) -> Self {
+        self.keep = keep.into();
+        self
+    }
+
     /// Whether a watchdog ends workers whose timers expire (`torch.distributed.elastic.timer` with `FileTimerClient`, in
     /// PyTorch `TORCHELASTIC_ENABLE_FILE_TIMER`). Workers find its pipe in `TORCHELASTIC_TIMER_FILE`. Off by default.
     #[must_use]
@@ -322,6 +332,12 @@ impl AgentOptions {
     #[must_use]
     pub const fn health_check(&self) -> Option<&HealthCheck> {
         self.health_check.as_ref()
+    }
+
+    /// How the other workers are kept when one dies.
+    #[must_use]
+    pub const fn keep_workers(&self) -> Option<&KeepOptions> {
+        self.keep.as_ref()
     }
 
     pub(super) const fn check(&self) -> Result<(), AgentError> {

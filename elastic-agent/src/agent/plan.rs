@@ -10,24 +10,45 @@ use super::handle::Event;
 use super::node::Node;
 use super::options::AgentOptions;
 use super::started::{StartedWorker, StartedWorkers};
-use crate::environment::WorkerEnvironment;
+use crate::environment::{GroupMember, WorkerEnvironment};
 use crate::logs::LinePrefix;
 use crate::progress::{Poller, ProgressOptions};
 use crate::ranks::RankBlock;
 use crate::round::{AgentError, StartTimes};
-use crate::worker::{GroupPlan, StartError, WorkerGroup, WorkerPlan};
+use crate::worker::{GroupPlan, StartError, WorkerPlan, WorkerSlots};
+
+/// Which start of a round's workers is planned.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PlannedStart<'s> {
+    /// How many restarts this node has used, and how many that and those that are left make.
+    pub(super) restarts: (usize, usize),
+    /// How often this agent had started all workers before these.
+    pub(super) starts: u64,
+    /// The membership group, and the number of this start.
+    pub(super) group: Option<(&'s str, u64)>,
+}
 
 impl Node {
-    /// The workers of a round. `restarts`: how many this node has used, and how many that and those that are left make.
+    /// The workers of a round.
     pub(super) fn plan(
         &mut self,
         round: &RendezvousInfo,
         ranks: &RankBlock,
         relay: Option<&HostPort>,
         timer_file: Option<&Path>,
-        (restart_count, restarts_max): (usize, usize),
+        start: PlannedStart<'_>,
     ) -> Result<GroupPlan, AgentError> {
         let options = &self.options;
+        let (restart_count, restarts_max) = start.restarts;
+        let keep = options.keep.as_ref();
+        let member = start
+            .group
+            .zip(keep)
+            .map(|((group, incarnation), keep)| GroupMember {
+                group,
+                incarnation,
+                members_min: keep.members_min,
+            });
         let logs = self
             .logs
             .start_round(restart_count, options.local_world_size)?;
@@ -48,15 +69,15 @@ impl Node {
             .with_role(&options.role)
             .with_restarts(restart_count, restarts_max)
             .with_agent_store(round.bootstrap.is_agent_store)
-            .with_virtual_local_rank(options.virtual_local_rank);
+            .with_virtual_local_rank(options.virtual_local_rank)
+            .with_membership(member);
             if let Some(relay) = relay {
                 environment = environment.with_relay(relay);
             }
             if let Some(path) = &logs.error_file {
                 environment = environment.with_error_file(path);
             }
-            // Counted up when the workers have a plan.
-            let starts = usize::try_from(self.generation).unwrap_or(usize::MAX);
+            let starts = usize::try_from(start.starts).unwrap_or(usize::MAX);
             let progress_file = self.progress.as_ref().map(|directory| {
                 ProgressOptions::worker_file(directory.path(), starts, local_rank)
             });
@@ -132,7 +153,7 @@ impl Node {
         round: &RendezvousInfo,
         ranks: &RankBlock,
         relay: Option<HostPort>,
-        group: &WorkerGroup,
+        group: &WorkerSlots,
         times: StartTimes,
     ) -> StartedWorkers {
         let workers = group.pids().into_iter().enumerate();

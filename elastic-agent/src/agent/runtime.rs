@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Instant, SystemTime};
 
+use crossbeam_channel::RecvTimeoutError;
 use elastic_rendezvous::Membership;
 use rustix::process::Signal;
 
@@ -57,6 +58,7 @@ impl<'a> Runtime<'a> {
             local_world_size: options.local_world_size,
             has_store_per_round: self.has_store_per_round,
             exit_barrier_timeout: options.exit_barrier_timeout,
+            keep: options.keep.clone(),
         };
         let (mut round, effects) = Round::begin(settings, self.epoch.elapsed());
         let mut effects = VecDeque::from(effects);
@@ -100,10 +102,24 @@ impl<'a> Runtime<'a> {
                 exit_barrier::check_in(store, nodes)?;
                 exit_barrier::is_open(store)
             }),
-            Effect::WaitAtBarrier { timeout, seen } => {
+            Effect::WaitAtBarrier {
+                timeout,
+                enough,
+                seen,
+            } => {
                 let cancel = self.until_news(seen);
-                self.at_barrier(|store| exit_barrier::wait(store, timeout, &cancel))
+                self.at_barrier(|store| {
+                    if let Some(enough) = enough {
+                        exit_barrier::open_if(store, enough)?;
+                    }
+                    exit_barrier::wait(store, timeout, &cancel)
+                })
             }
+            Effect::ReadDeath(exit) => self.read_death(exit),
+            Effect::Replace {
+                local_rank,
+                restarts,
+            } => self.replace(local_rank, restarts),
             Effect::Finish(result) => return Done::Finished(*result),
             other => {
                 self.tell(other);
@@ -128,6 +144,9 @@ impl<'a> Runtime<'a> {
             Effect::TellFailed(exit) => {
                 node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
             }
+            Effect::TellLost(exit) => {
+                node.listeners.notify(&AgentEvent::WorkerLost(&exit));
+            }
             Effect::TellStuck(stuck) => {
                 node.listeners.notify(&AgentEvent::WorkersStuck(&stuck));
             }
@@ -138,6 +157,12 @@ impl<'a> Runtime<'a> {
                 let record = self.site.record(*summary, self.began_at);
                 node.listeners.notify(&AgentEvent::RoundEnded(&record));
             }
+            Effect::ReplaceAfter(local_rank, pause) => {
+                if let Site::Running(running) = &mut self.site {
+                    running.due.push((Instant::now() + pause, local_rank));
+                }
+            }
+            Effect::TellReplaced(local_rank) => self.tell_replaced(local_rank),
             Effect::Log(level, text) => log::log!(target: LOG, level, "{text}"),
             _ => {}
         }
@@ -146,9 +171,19 @@ impl<'a> Runtime<'a> {
     /// Waits for the next event that concerns the round.
     fn next_event(&mut self) -> Input {
         loop {
-            // The agent itself holds a sender.
-            let Ok(event) = self.node.events.recv() else {
-                return self.signal();
+            let due = self.site.next_due();
+            let event = match due {
+                Some((at, _)) => self.node.events.recv_deadline(at),
+                None => self.node.events.recv().map_err(RecvTimeoutError::from),
+            };
+            let event = match (event, due) {
+                (Ok(event), _) => event,
+                (Err(RecvTimeoutError::Timeout), Some((_, local_rank))) => {
+                    self.site.remove_due(local_rank);
+                    return Input::ReplaceDue { local_rank };
+                }
+                // The agent itself holds a sender.
+                (Err(_), _) => return self.signal(),
             };
             let generation = self.node.generation;
             match event {
@@ -170,14 +205,14 @@ impl<'a> Runtime<'a> {
                     if let (Site::Running(running), Some(signal)) =
                         (&mut self.site, Signal::from_named_raw(signal))
                     {
-                        running.group.signal(signal);
+                        running.workers.signal(signal);
                     }
                 }
             }
         }
     }
 
-    fn signal(&self) -> Input {
+    pub(super) fn signal(&self) -> Input {
         Input::Signal(self.node.shared.stop_signal().unwrap_or_default())
     }
 

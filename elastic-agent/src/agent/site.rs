@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use super::group_link::GroupLink;
 use super::record::RoundRecord;
 use super::started::StartedWorkers;
 use crate::progress::{Poller, ProgressSeen};
@@ -9,7 +10,7 @@ use crate::ranks::RankBlock;
 use crate::relay::NodeRelay;
 use crate::round::{RoundSummary, StuckWorkers};
 use crate::watchdog::Watchdog;
-use crate::worker::{GroupPlan, StopReport, WorkerGroup};
+use crate::worker::{GroupPlan, StopReport, WorkerOutcome, WorkerSlots};
 
 /// What exists of the current round, from its preparation until it is reported.
 #[derive(Debug, Default)]
@@ -28,12 +29,17 @@ pub(super) struct Prepared {
     pub(super) ranks: RankBlock,
     pub(super) watchdog: Option<Watchdog>,
     pub(super) plan: GroupPlan,
+    pub(super) members: Option<GroupLink>,
 }
 
 /// What runs.
 #[derive(Debug)]
 pub(super) struct Running {
-    pub(super) group: WorkerGroup,
+    pub(super) workers: WorkerSlots,
+    pub(super) members: Option<GroupLink>,
+    /// The local ranks of dead workers, and when others start in their places.
+    pub(super) due: Vec<(Instant, usize)>,
+    pub(super) ranks: RankBlock,
     pub(super) relay: Option<NodeRelay>,
     pub(super) watchdog: Option<Watchdog>,
     pub(super) progress: Option<Poller>,
@@ -47,6 +53,8 @@ pub(super) struct Ended {
     pub(super) started: StartedWorkers,
     pub(super) started_at: Instant,
     pub(super) report: StopReport,
+    /// The workers that died and were replaced.
+    pub(super) replaced: Vec<WorkerOutcome>,
     pub(super) seen: ProgressSeen,
 }
 
@@ -69,6 +77,20 @@ impl Running {
 }
 
 impl Site {
+    /// When the next dead worker is to be replaced, and its local rank.
+    pub(super) fn next_due(&self) -> Option<(Instant, usize)> {
+        match self {
+            Self::Running(running) => running.due.iter().min().copied(),
+            _ => None,
+        }
+    }
+
+    pub(super) fn remove_due(&mut self, local_rank: usize) {
+        if let Self::Running(running) = self {
+            running.due.retain(|(_, due)| *due != local_rank);
+        }
+    }
+
     /// The record of a round that is over; nothing of it is left here.
     pub(super) fn record(&mut self, summary: RoundSummary, began_at: SystemTime) -> RoundRecord {
         let ended = match std::mem::take(self) {
@@ -77,8 +99,9 @@ impl Site {
         };
         let (started, report, seen) = match ended {
             None => (None, StopReport::default(), ProgressSeen::default()),
-            Some(ended) => {
+            Some(mut ended) => {
                 let started = Some((ended.started, ended.started_at));
+                ended.report.outcomes.splice(0..0, ended.replaced);
                 (started, ended.report, ended.seen)
             }
         };

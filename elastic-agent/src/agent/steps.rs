@@ -9,19 +9,19 @@ use elastic_rendezvous::{Membership, RendezvousInfo};
 use rustix::process::Signal;
 
 use super::event::AgentEvent;
-use super::handle::Event;
+use super::group_link::GroupLink;
+use super::plan::PlannedStart;
 use super::runtime::{LOG, Runtime};
 use super::site::{Ended, Prepared, Running, Site};
 use crate::clearing::clear_once;
 use crate::exit_barrier;
-use crate::output::Console;
 use crate::progress::Poller;
 use crate::ranks::{RankBlock, RanksError, RoleInfo, exchange_ranks};
 use crate::relay::NodeRelay;
 use crate::round::{AgentError, Input, MembersChange, StartTimes, Stop, Stopped};
 use crate::signal_name::name_of;
 use crate::watchdog::Watchdog;
-use crate::worker::{WorkerGroup, WorkerOutcome};
+use crate::worker::{WorkerOutcome, WorkerSlots};
 use crate::worker_list;
 
 impl Runtime<'_> {
@@ -46,18 +46,29 @@ impl Runtime<'_> {
         let relay = self.relay_in(&round)?;
         let ranks = self.ranks_in(&round)?;
         let watchdog = self.node.options.watchdog(&self.node.shared)?;
+        let workers = self.node.options.local_world_size;
+        let members = match self.node.options.keep {
+            Some(_) => Some(GroupLink::open(&round, &self.node.shared, workers)?),
+            None => None,
+        };
         let plan = self.node.plan(
             &round,
             &ranks,
             relay.as_ref().map(NodeRelay::address),
             watchdog.as_ref().map(Watchdog::path),
-            restarts,
+            PlannedStart {
+                restarts,
+                // Counted up when the workers have a plan.
+                starts: self.node.generation,
+                group: members.as_ref().map(GroupLink::first_start),
+            },
         )?;
         self.site = Site::Prepared(Box::new(Prepared {
             relay,
             ranks,
             watchdog,
             plan,
+            members,
         }));
         Ok(())
     }
@@ -132,33 +143,28 @@ impl Runtime<'_> {
             ranks,
             watchdog,
             plan,
+            members,
         } = *prepared;
         let node = &mut *self.node;
-        // Waits for the imports: no time in which workers could make progress.
-        let stop = &node.shared.stopping;
-        let (forked, is_forked_only) = node.forking.forked_workers(stop)?;
         let progress = node.watch_progress()?;
         node.generation += 1;
-        let generation = node.generation;
-        let events = node.shared.events.clone();
-        let listeners = node.listeners.clone();
-        let on_exit = move |exit| {
-            listeners.notify(&AgentEvent::WorkerExited(&exit));
-            // Fails when the agent is dropped.
-            let _ = events.send(Event::Exit(generation, exit));
+        let plans = match members {
+            Some(_) => plan.split(),
+            None => vec![plan],
         };
-        let console = Console::inherited();
-        let kill_switch = node.shared.kill_switch.clone();
-        let group =
-            WorkerGroup::start_from(forked, is_forked_only, kill_switch, plan, console, on_exit)?;
+        let groups = plans.into_iter().map(|plan| node.start_group(plan));
+        let workers = WorkerSlots::new(groups.collect::<Result<_, _>>()?);
         if let Some(watchdog) = &watchdog {
-            watchdog.watch(&group.pids());
+            watchdog.watch(&workers.pids());
         }
         let started_at = Instant::now();
         let relay_address = relay.as_ref().map(|relay| relay.address().clone());
-        let started = node.started(round, &ranks, relay_address, &group, times);
+        let started = node.started(round, &ranks, relay_address, &workers, times);
         self.site = Site::Running(Box::new(Running {
-            group,
+            workers,
+            members,
+            due: Vec::new(),
+            ranks,
             relay,
             watchdog,
             progress,
@@ -194,7 +200,7 @@ impl Runtime<'_> {
             target: LOG,
             "world size {}: {}",
             started.world_size,
-            worker_list::ranks_with_pids(first_rank, &running.group.pids()),
+            worker_list::ranks_with_pids(first_rank, &running.workers.pids()),
         );
         self.node
             .listeners
@@ -209,7 +215,7 @@ impl Runtime<'_> {
             return Stopped::default();
         };
         let mut running = *running;
-        let text = matches!(stop, Stop::BySignal(_)).then(|| running.group.running_text());
+        let text = matches!(stop, Stop::BySignal(_)).then(|| running.workers.running_text());
         let (signal, grace) = match stop {
             Stop::With(signal, grace) => (signal, Some(grace)),
             Stop::BySignal(signal) => (
@@ -219,7 +225,7 @@ impl Runtime<'_> {
         };
         // The signal comes before anything that could take time.
         self.node.listeners.notify(&AgentEvent::Stopping);
-        running.group.send_stop(signal);
+        running.workers.send_stop(signal);
         if let (Stop::BySignal(signal), Some(text)) = (stop, text) {
             let kill = grace.map_or_else(String::new, |timeout| {
                 format!("after {} s, or ", timeout.as_secs())
@@ -231,8 +237,8 @@ impl Runtime<'_> {
                 name_of(signal),
             );
         }
-        let report = running
-            .group
+        let (report, replaced) = running
+            .workers
             .stop(signal, grace, &self.node.shared.kill_switch);
         // Until then, timers end workers that do not stop.
         drop(running.watchdog);
@@ -258,6 +264,7 @@ impl Runtime<'_> {
             started: running.started,
             started_at: running.started_at,
             report,
+            replaced,
             seen,
         }));
         stopped

@@ -28,10 +28,12 @@ const STORE_ADDR: &str = "C10D_MASTER_ADDR";
 const STORE_PORT: &str = "C10D_MASTER_PORT";
 /// `1`: checkpoints in a process of their own use a prefix of the store at MASTER_ADDR, instead of another store there.
 const DCP_USE_PREFIX_STORE: &str = "DCP_USE_PREFIX_STORE";
+/// `1` for workers that survive others.
+const KEEP_WORKERS: &str = "C10D_KEEP_WORKERS";
 const NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 
 /// The variables in which workers of a node differ, or those of two rounds: names, or prefixes with `*`.
-pub(crate) const VARYING: [&str; 13] = [
+pub(crate) const VARYING: [&str; 14] = [
     "RANK",
     "LOCAL_RANK",
     "GROUP_RANK",
@@ -45,6 +47,7 @@ pub(crate) const VARYING: [&str; 13] = [
     "MASTER_PORT",
     "TORCHELASTIC_*",
     "C10D_MASTER_*",
+    "C10D_MEMBER*",
 ];
 
 /// What a worker learns from its environment.
@@ -74,6 +77,18 @@ pub struct WorkerEnvironment<'a> {
     debug_socket: Option<&'a Path>,
     progress_file: Option<&'a Path>,
     timer_file: Option<&'a Path>,
+    membership: Option<GroupMember<'a>>,
+}
+
+/// What a worker is in the membership group, whose survivors go on when another worker dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GroupMember<'a> {
+    /// The group's name on the workers' store.
+    pub(crate) group: &'a str,
+    /// Ascends with each process of the worker.
+    pub(crate) incarnation: u64,
+    /// With fewer members the group does no work.
+    pub(crate) members_min: usize,
 }
 
 impl<'a> WorkerEnvironment<'a> {
@@ -94,6 +109,7 @@ impl<'a> WorkerEnvironment<'a> {
             debug_socket: None,
             progress_file: None,
             timer_file: None,
+            membership: None,
         }
     }
 
@@ -167,6 +183,14 @@ impl<'a> WorkerEnvironment<'a> {
         self
     }
 
+    /// What the worker is in the membership group, as `C10D_MEMBER_ID`, its rank, and other variables: docs/restarts.md.
+    /// None by default.
+    #[must_use]
+    pub(crate) const fn with_membership(mut self, membership: Option<GroupMember<'a>>) -> Self {
+        self.membership = membership;
+        self
+    }
+
     /// All variables: `inherited`, the agent's own, with PyTorch's set. Sorted by name, each name once.
     ///
     /// In PyTorch: `_start_workers` (`torch/distributed/elastic/agent/server/local_elastic_agent.py`).
@@ -234,6 +258,27 @@ impl<'a> WorkerEnvironment<'a> {
         }
         if let Some(path) = self.timer_file {
             variables.insert(TIMER_FILE.into(), path.into());
+        }
+        // Those of an outer launcher name another group.
+        variables.retain(|name, _| {
+            !name.as_encoded_bytes().starts_with(b"C10D_MEMBER") && name != KEEP_WORKERS
+        });
+        if let Some(membership) = &self.membership {
+            let id = ranks.rank as u64;
+            let lives = membership.incarnation.saturating_sub(1);
+            let serial = id.saturating_add(lives.saturating_mul(ranks.world_size as u64));
+            let texts = [
+                (KEEP_WORKERS, "1".to_owned()),
+                ("C10D_MEMBERSHIP_GROUP", membership.group.to_owned()),
+                ("C10D_MEMBER_ID", id.to_string()),
+                (
+                    "C10D_MEMBER_INCARNATION",
+                    membership.incarnation.to_string(),
+                ),
+                ("C10D_MEMBER_SERIAL", serial.to_string()),
+                ("C10D_MEMBERS_MIN", membership.members_min.to_string()),
+            ];
+            variables.extend(texts.map(|(name, text)| (name.into(), text.into())));
         }
         // A collective that hangs then ends its worker instead of hanging the job.
         variables

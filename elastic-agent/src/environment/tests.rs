@@ -173,3 +173,43 @@ fn a_virtual_local_rank_sees_one_of_the_agents_devices() {
         assert_eq!(error.to_string(), expected);
     }
 }
+
+#[test]
+fn no_two_processes_of_a_group_have_one_serial() {
+    let master = HostPort::new("node0", 29500);
+    let inherited = pairs(&[("C10D_KEEP_WORKERS", "1"), ("C10D_MEMBER_ID", "77")]);
+    let variables = |ranks, incarnation: Option<u64>| {
+        let member = incarnation.map(|incarnation| GroupMember {
+            group: "job/0",
+            incarnation,
+            members_min: 2,
+        });
+        let environment = WorkerEnvironment::new(ranks, "job", &master).with_membership(member);
+        environment.variables(inherited.clone()).unwrap()
+    };
+    let second = variables(RANKS, Some(2));
+    let mut own = second.clone();
+    own.retain(|(name, _)| {
+        name.as_encoded_bytes().starts_with(b"C10D_MEMBER") || name == "C10D_KEEP_WORKERS"
+    });
+    let expected = pairs(&[
+        ("C10D_KEEP_WORKERS", "1"),
+        ("C10D_MEMBERSHIP_GROUP", "job/0"),
+        ("C10D_MEMBERS_MIN", "2"),
+        ("C10D_MEMBER_ID", "5"),
+        ("C10D_MEMBER_INCARNATION", "2"),
+        ("C10D_MEMBER_SERIAL", "21"),
+    ]);
+    assert_eq!(own, expected);
+    let mut serials = std::collections::BTreeSet::new();
+    for rank in 0..RANKS.world_size {
+        for incarnation in 1..=3 {
+            let environment = variables(Assignment { rank, ..RANKS }, Some(incarnation));
+            let serial = value(&environment, "C10D_MEMBER_SERIAL").unwrap();
+            assert!(serials.insert(serial.to_owned()), "{serial}");
+        }
+    }
+    // Those of an outer launcher.
+    assert_eq!(value(&variables(RANKS, None), "C10D_MEMBER_ID"), None);
+    assert_eq!(value(&variables(RANKS, None), "C10D_KEEP_WORKERS"), None);
+}

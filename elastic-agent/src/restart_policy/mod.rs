@@ -120,15 +120,18 @@ impl RestartPolicy {
         if self.left(now) == 0 {
             return Decision::Exhausted;
         }
-        if !self.rules.restarts_on_fatal_errors
-            && let Some(reason) = hopeless(failed)
-        {
+        if let Some(reason) = self.why_hopeless(failed) {
             return Decision::EndJob(reason);
         }
         self.used += 1;
         self.without_progress += 1;
         self.spent.add(now);
         Decision::Restart
+    }
+
+    /// Why no start of these workers could succeed, if the rules care.
+    pub(crate) fn why_hopeless(&self, failed: &[FailedWorker]) -> Option<String> {
+        hopeless(failed).filter(|_| !self.rules.restarts_on_fatal_errors)
     }
 
     /// Takes the progress of a round, whatever ended it.

@@ -68,8 +68,11 @@ impl Round {
                         let grace = STOP_GRACE.saturating_sub(waited);
                         left = Some(left.map_or(grace, |left| left.min(grace)));
                     }
+                    let departed = seen.map_or(0, Membership::departed);
+                    let enough = barrier.nodes.saturating_sub(departed);
                     out.push(Effect::WaitAtBarrier {
                         timeout: left,
+                        enough: self.settings.keep.as_ref().map(|_| enough),
                         seen: membership,
                     });
                     return Phase::AtBarrier(barrier);

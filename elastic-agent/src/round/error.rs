@@ -1,5 +1,6 @@
 //! Why an agent could not run the workers.
 
+use c10d_socket::HostPort;
 use elastic_rendezvous::RendezvousError;
 
 use crate::environment::EnvironmentError;
@@ -45,6 +46,15 @@ pub enum AgentError {
     Progress {
         /// The system's error.
         source: std::io::Error,
+    },
+    /// Workers cannot survive others with this store.
+    #[error(
+        "--keep-workers needs a workers' store with a membership service, which a launcher or `c10d store serve` of the \
+         same version serves: the store {store} has none"
+    )]
+    NoMembership {
+        /// The workers' store.
+        store: HostPort,
     },
     /// The log directory could not be created.
     #[error(transparent)]

@@ -12,6 +12,7 @@ use super::outcome::AgentOutcome;
 use super::stuck::StuckWorkers;
 use crate::failure::Failures;
 use crate::progress::ProgressSeen;
+use crate::restart_policy::RoundProgress;
 use crate::worker::WorkerExit;
 
 pub(crate) type Effects = Vec<Effect>;
@@ -31,6 +32,15 @@ pub(crate) enum Input {
     },
     /// A worker of this round has exited.
     WorkerExited(WorkerExit),
+    /// Answers [`Effect::ReadDeath`].
+    Death(Box<Death>),
+    /// The pause of [`Effect::ReplaceAfter`] is over.
+    ReplaceDue { local_rank: usize },
+    /// Answers [`Effect::Replace`]: the worker runs.
+    Replaced { local_rank: usize, pid: u32 },
+    /// Answers the same, if there is no worker, with a text about that. A signal that has ended the attempt is an input
+    /// of its own.
+    NotReplaced(String),
     /// The members of the round may have changed.
     MembersChanged,
     /// The workers report no progress.
@@ -76,6 +86,18 @@ pub(crate) enum Effect {
     Start(StartTimes),
     /// Tells the listeners that the workers run.
     TellStarted,
+    /// Tells the membership service that this worker is dead, then finds out why it died. Answered by [`Input::Death`].
+    ReadDeath(WorkerExit),
+    /// Answered by [`Input::ReplaceDue`] after this time, unless the workers are stopped before.
+    ReplaceAfter(usize, Duration),
+    /// Ends what the dead worker of this local rank has left behind, and starts another one in its place; `restarts` as
+    /// in [`Effect::Prepare`]. Answered by [`Input::Replaced`] or [`Input::NotReplaced`].
+    Replace {
+        local_rank: usize,
+        restarts: (usize, usize),
+    },
+    /// Tells the listeners that this worker runs in the place of one that died.
+    TellReplaced(usize),
     ReadMembership,
     ReadJobEnd,
     ReadFinished,
@@ -89,9 +111,10 @@ pub(crate) enum Effect {
     /// Checks in, as one of this many nodes.
     EnterBarrier(usize),
     /// Waits until all nodes have checked in, a signal stops the agent, or the membership is not `seen` any more; for at
-    /// most `timeout`.
+    /// most `timeout`. So many are `enough`: all that are left, if workers survive the loss of a node.
     WaitAtBarrier {
         timeout: Option<Duration>,
+        enough: Option<usize>,
         seen: Option<Box<Membership>>,
     },
     /// Tells the other nodes why the job ends.
@@ -99,6 +122,8 @@ pub(crate) enum Effect {
     /// Closes the rendezvous.
     Close,
     TellFailed(WorkerExit),
+    /// The same, and the others run on.
+    TellLost(WorkerExit),
     TellStuck(Box<StuckWorkers>),
     TellRestarting(String),
     RoundEnded(Box<RoundSummary>),
@@ -134,6 +159,29 @@ pub(crate) struct Stopped {
     /// Whether one still runs although it was killed.
     pub(crate) has_abandoned: bool,
     pub(crate) progress: ProgressSeen,
+}
+
+/// A worker that died while the others run.
+#[derive(Debug)]
+pub(crate) struct Death {
+    pub(crate) exit: WorkerExit,
+    /// This worker alone.
+    pub(crate) failures: Option<Failures>,
+    pub(crate) progress: RoundProgress,
+    pub(crate) group: GroupNews,
+}
+
+/// What the membership service knows about the group of the workers when one of them has died.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum GroupNews {
+    /// It forms, or goes on without the worker.
+    GoesOn,
+    /// None of its workers is a member, so that none of them has anything to lose.
+    IsEmpty,
+    /// It is over, with a text about the reason.
+    Ended(String),
+    /// The service does not answer, with a text about that.
+    OutOfReach(String),
 }
 
 /// What the store of the round says to a node whose workers have failed.

@@ -8,6 +8,7 @@ use super::clock::RoundClock;
 use super::ending::{RoundCause, RoundEnding};
 use super::error::AgentError;
 use super::input::{Effect, Effects, RoundSummary};
+use super::keep::KeepOptions;
 use super::outcome::AgentOutcome;
 use super::phase::Phase;
 use crate::failure::Failures;
@@ -29,6 +30,8 @@ pub(crate) struct Settings {
     /// Whether keys of an earlier round are out of sight.
     pub(crate) has_store_per_round: bool,
     pub(crate) exit_barrier_timeout: Option<Duration>,
+    /// Whether the others run on when a worker dies.
+    pub(crate) keep: Option<KeepOptions>,
 }
 
 /// The rounds of one node. Times are counted from any moment.

@@ -11,6 +11,7 @@ mod clock;
 mod ending;
 mod error;
 mod input;
+mod keep;
 mod machine;
 mod members;
 mod not_started;
@@ -24,7 +25,10 @@ mod tests;
 
 pub use self::ending::{RoundCause, RoundEnding, RoundPhases};
 pub use self::error::AgentError;
-pub(crate) use self::input::{Effect, Facts, Input, RoundSummary, StartTimes, Stop, Stopped};
+pub(crate) use self::input::{
+    Death, Effect, Facts, GroupNews, Input, RoundSummary, StartTimes, Stop, Stopped,
+};
+pub use self::keep::KeepOptions;
 pub(crate) use self::machine::{Round, Settings};
 pub(crate) use self::members::MembersChange;
 pub use self::outcome::AgentOutcome;

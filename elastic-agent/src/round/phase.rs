@@ -50,6 +50,8 @@ pub(super) struct Running {
     pub(super) nodes: usize,
     /// How many workers have succeeded.
     pub(super) succeeded: usize,
+    /// How many have died and are not replaced.
+    pub(super) gone: usize,
     /// Whether it was asked why the rendezvous was closed.
     pub(super) is_closing_known: bool,
     pub(super) waiting: Waiting,

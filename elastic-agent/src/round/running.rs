@@ -27,11 +27,34 @@ impl Round {
         let end = match (input, waiting) {
             (Input::WorkerExited(exit), _) if exit.exit.is_success() => {
                 running.succeeded += 1;
-                let are_all = running.succeeded == self.settings.local_world_size;
-                are_all.then_some(End::Succeeded)
+                let ended = running.succeeded + running.gone;
+                (ended == self.settings.local_world_size).then_some(End::Succeeded)
+            }
+            (Input::WorkerExited(exit), _) if self.may_keep(&exit) => {
+                out.push(log(Level::Error, failure_text(&exit)));
+                out.push(Effect::ReadDeath(exit));
+                None
             }
             (Input::WorkerExited(exit), _) => {
+                out.push(log(Level::Error, failure_text(&exit)));
                 self.worker_failed(exit, out);
+                Some(End::Failed)
+            }
+            (Input::Death(death), _) => self.worker_died(&mut running, *death, now, out),
+            (Input::ReplaceDue { local_rank }, _) => {
+                self.replace(local_rank, now, out);
+                None
+            }
+            (Input::Replaced { local_rank, pid }, _) => {
+                let text =
+                    format!("worker with local rank {local_rank} (pid {pid}) starts instead");
+                out.push(log(Level::Info, text));
+                out.push(Effect::TellReplaced(local_rank));
+                None
+            }
+            (Input::NotReplaced(why), _) => {
+                let text = format!("stopping the workers: one cannot be replaced: {why}");
+                out.push(log(Level::Error, text));
                 Some(End::Failed)
             }
             (Input::MembersChanged, _) => {
@@ -41,7 +64,8 @@ impl Round {
             (Input::Membership(membership), _) => {
                 // A store that does not answer, as when its host has failed, does not stop workers that run. The
                 // handler has logged the error.
-                membership.and_then(|membership| running.members_may_have_changed(&membership, out))
+                let keeps = self.settings.keep.is_some();
+                membership.and_then(|it| running.members_may_have_changed(&it, keeps, out))
             }
             (Input::JobEnd(Some(reason)), _) => {
                 out.push(log(Level::Warn, format!("stopping the workers: {reason}")));
@@ -83,14 +107,7 @@ impl Round {
         }
     }
 
-    fn worker_failed(&self, exit: WorkerExit, out: &mut Effects) {
-        out.push(log(
-            Level::Error,
-            format!(
-                "worker with rank {} (local rank {}, pid {}) failed: {}",
-                exit.rank, exit.local_rank, exit.pid, exit.exit,
-            ),
-        ));
+    pub(super) fn worker_failed(&self, exit: WorkerExit, out: &mut Effects) {
         out.push(Effect::TellFailed(exit));
         // Ends the job on the other nodes already now: the workers of this node may take their time to stop.
         if let Some(reason) = self.policy.final_exit(&[failed_worker(&exit)]) {
@@ -130,6 +147,7 @@ impl Running {
     fn members_may_have_changed(
         &mut self,
         membership: &Membership,
+        keeps: bool,
         out: &mut Effects,
     ) -> Option<End> {
         if membership.is_closed {
@@ -144,6 +162,8 @@ impl Running {
             MembersChange::None => None,
             MembersChange::Certain(why) if membership.is_evicted => Some(End::Evicted(why)),
             MembersChange::Certain(why) => Some(End::MembersChanged(why)),
+            // No node comes in the place of those that are gone, and the service knows whether enough workers are left.
+            MembersChange::UnlessFinished { .. } if keeps => None,
             MembersChange::UnlessFinished { why, departed } => {
                 out.push(Effect::ReadFinished);
                 self.waiting = Waiting::Finished { why, departed };
@@ -151,6 +171,13 @@ impl Running {
             }
         }
     }
+}
+
+fn failure_text(exit: &WorkerExit) -> String {
+    format!(
+        "worker with rank {} (local rank {}, pid {}) failed: {}",
+        exit.rank, exit.local_rank, exit.pid, exit.exit,
+    )
 }
 
 fn are_stuck(stuck: Box<StuckWorkers>, is_first: bool, out: &mut Effects) -> End {

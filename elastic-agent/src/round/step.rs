@@ -51,6 +51,7 @@ impl Round {
                 Phase::Running(Running {
                     nodes,
                     succeeded: 0,
+                    gone: 0,
                     is_closing_known: false,
                     waiting: Waiting::Nothing,
                 })

@@ -17,7 +17,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
@@ -62,7 +62,7 @@ impl Watchdog {
             path: path.clone(),
             source,
         })?;
-        let (sessions, assigned) = bounded(1);
+        let (sessions, assigned) = unbounded();
         let of_loop = Arc::clone(&progress);
         let started = io::pipe().and_then(|(stop_seen, stop)| {
             let builder = thread::Builder::new().name(THREAD.to_owned());
@@ -100,14 +100,12 @@ impl Watchdog {
         &self.path
     }
 
-    /// Tells the watchdog which processes it may signal: those in the sessions that these workers lead. Until then it
-    /// signals none.
+    /// Tells the watchdog which processes it may signal from now on: those in the sessions that these workers lead. Until
+    /// the first call it signals none.
     pub(crate) fn watch(&self, workers: &[u32]) {
         let pids = workers.iter().filter_map(|pid| i32::try_from(*pid).ok());
-        // The channel has room for one, and the thread lives until it has received one.
-        let _ = self
-            .sessions
-            .try_send(pids.filter_map(Pid::from_raw).collect());
+        // The thread lives until this ends it.
+        let _ = self.sessions.send(pids.filter_map(Pid::from_raw).collect());
     }
 }
 
@@ -157,6 +155,9 @@ impl Loop {
         };
         self.sessions = sessions;
         loop {
+            if let Some(sessions) = assigned.try_iter().last() {
+                self.sessions = sessions;
+            }
             self.read();
             let now = seconds_since_epoch();
             for expired in self.timers.take_expired(now) {

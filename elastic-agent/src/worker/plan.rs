@@ -113,6 +113,18 @@ impl GroupPlan {
         self
     }
 
+    /// A group for each worker.
+    pub(crate) fn split(self) -> Vec<Self> {
+        let workers = self.workers.into_iter();
+        let each = workers.map(|worker| Self {
+            workers: vec![worker],
+            filtered_stdout: self.filtered_stdout.clone(),
+            filtered_stderr: self.filtered_stderr.clone(),
+            temporary: self.temporary.clone(),
+        });
+        each.collect()
+    }
+
     /// The workers, in the order in which they start.
     #[must_use]
     pub fn workers(&self) -> &[WorkerPlan] {

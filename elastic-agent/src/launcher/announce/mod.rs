@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
+use crate::agent::{AgentEvent, AgentListener, StartedWorker, StartedWorkers};
 use crate::worker::WorkerExit;
 use c10d_inspect::AnnouncedNode;
 use c10d_socket::{Credentials, HostPort};
@@ -63,6 +63,7 @@ struct Shared {
 enum Message {
     Meeting(MeetingReport),
     Started(StartedWorkers),
+    Replaced(StartedWorker),
     Exited(WorkerExit),
     Stopping,
     /// Asks for an answer when all earlier messages are announced.
@@ -118,6 +119,7 @@ impl Announcer {
         Arc::new(move |event| {
             let message = match event {
                 AgentEvent::WorkersStarted(started) => Message::Started((*started).clone()),
+                AgentEvent::WorkerReplaced(_, worker) => Message::Replaced(**worker),
                 AgentEvent::WorkerExited(exit) => Message::Exited(**exit),
                 AgentEvent::Stopping => Message::Stopping,
                 _ => return,
@@ -249,6 +251,12 @@ impl Thread {
                 self.link.aim(&started);
                 let early = std::mem::take(&mut self.early);
                 self.roster = Some(Roster::new(self.identity.clone(), started, early, now));
+            }
+            Message::Replaced(worker) => {
+                let early = std::mem::take(&mut self.early);
+                if let Some(roster) = &mut self.roster {
+                    roster.note_replaced(worker, &early, now);
+                }
             }
             Message::Exited(exit) => {
                 let is_known = self

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use crate::agent::{AgentOptions, StartedWorkers};
+use crate::agent::{AgentOptions, StartedWorker, StartedWorkers};
 use crate::worker::{ExitKind, WorkerExit};
 use c10d_inspect::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
 
@@ -100,14 +100,8 @@ impl Roster {
         early: EarlyExits,
         now: Instant,
     ) -> Self {
-        let workers = started.workers.iter().map(|worker| Worker {
-            rank: worker.rank,
-            local_rank: worker.local_rank,
-            pid: worker.pid,
-            started: now,
-            processes: Vec::new(),
-            end: None,
-        });
+        let workers = started.workers.iter();
+        let workers = workers.map(|worker| Worker::new(worker, now));
         let mut roster = Self {
             identity,
             workers: workers.collect(),
@@ -119,10 +113,30 @@ impl Roster {
             next_renewal: now,
             looked: now,
         };
-        for (exit, at) in early.0.values() {
-            roster.note_exit(exit, *at);
-        }
+        roster.note_early(&early);
         roster
+    }
+
+    fn note_early(&mut self, early: &EarlyExits) {
+        for (exit, at) in early.0.values() {
+            self.note_exit(exit, *at);
+        }
+    }
+
+    /// Notes that this worker runs in the place of one that died.
+    pub(super) fn note_replaced(
+        &mut self,
+        worker: StartedWorker,
+        early: &EarlyExits,
+        now: Instant,
+    ) {
+        let mut workers = self.workers.iter_mut();
+        if let Some(place) = workers.find(|it| it.local_rank == worker.local_rank) {
+            *place = Worker::new(&worker, now);
+            self.has_news = true;
+            self.next_look = now;
+        }
+        self.note_early(early);
     }
 
     /// Notes that the agent stops the workers from now on.
@@ -270,6 +284,17 @@ impl Roster {
 }
 
 impl Worker {
+    const fn new(worker: &StartedWorker, now: Instant) -> Self {
+        Self {
+            rank: worker.rank,
+            local_rank: worker.local_rank,
+            pid: worker.pid,
+            started: now,
+            processes: Vec::new(),
+            end: None,
+        }
+    }
+
     fn is_connected(&self) -> bool {
         let mut processes = self.processes.iter();
         processes.any(|process| !process.store_connections.is_empty())

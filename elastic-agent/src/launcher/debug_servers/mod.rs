@@ -89,7 +89,9 @@ impl DebugServers {
     pub(super) fn listener(&self) -> AgentListener {
         let shared = Arc::clone(&self.shared);
         Arc::new(move |event| match event {
-            AgentEvent::WorkersStarted(started) => shared.note_started(started),
+            AgentEvent::WorkersStarted(started) | AgentEvent::WorkerReplaced(started, _) => {
+                shared.note_started(started);
+            }
             AgentEvent::Stopping => shared.workers().clear(),
             _ => {}
         })

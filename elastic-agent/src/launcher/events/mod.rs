@@ -9,7 +9,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::agent::{AgentEvent, AgentListener, RoundRecord, StartedWorkers};
+use crate::agent::{AgentEvent, AgentListener, RoundRecord, StartedWorker, StartedWorkers};
 use crate::failure::ProcessFailure;
 use crate::round::{AgentError, AgentOutcome};
 use elastic_rendezvous::{C10D_BACKEND, Listener, RecordedEvent, RendezvousError, RendezvousEvent};
@@ -79,6 +79,7 @@ impl Recorder {
         let shared = Arc::clone(&self.shared);
         Arc::new(move |event| match event {
             AgentEvent::WorkersStarted(started) => shared.note_start(started),
+            AgentEvent::WorkerReplaced(started, worker) => shared.note_worker(started, worker),
             AgentEvent::RoundEnded(record) => shared.note_round(record),
             _ => {}
         })
@@ -148,10 +149,15 @@ impl Shared {
             self.write_torch(&line);
         }
         for worker in &started.workers {
-            let place = WorkerPlace::of(started, worker);
-            let line = torch::worker_event(&self.names, "START", moment, &place, None);
-            self.write_torch(&line);
+            self.note_worker(started, worker);
         }
+    }
+
+    fn note_worker(&self, started: &StartedWorkers, worker: &StartedWorker) {
+        let moment = self.moment(started.restarts_used);
+        let place = WorkerPlace::of(started, worker);
+        let line = torch::worker_event(&self.names, "START", moment, &place, None);
+        self.write_torch(&line);
     }
 
     fn note_round(&self, record: &RoundRecord) {
@@ -174,7 +180,8 @@ impl Shared {
             && let Some(started) = started
         {
             for worker in &started.workers {
-                let outcome = last.outcomes.iter().find(|it| it.rank == worker.rank);
+                // The last of those that were replaced.
+                let outcome = last.outcomes.iter().rfind(|it| it.rank == worker.rank);
                 let failed = outcome.filter(|it| !it.exit.is_success());
                 let failure = failed.map(ProcessFailure::of);
                 let state = torch::state_of(result, failure.is_some());

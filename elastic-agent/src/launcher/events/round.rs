@@ -43,6 +43,12 @@ pub(super) fn line(names: &JobNames, record: &RoundRecord) -> Value {
             .map(|end| (end.rank.to_string(), Value::from(end.exit.code())))
             .collect::<Map<_, _>>()
             .into();
+        let is_replaced = |pid| started.workers.iter().all(|worker| worker.pid != pid);
+        let replaced = record.outcomes.iter().filter(|it| is_replaced(it.pid));
+        let replaced: Vec<usize> = replaced.map(|end| end.rank).collect();
+        if !replaced.is_empty() {
+            line["replaced"] = replaced.into();
+        }
     }
     line
 }

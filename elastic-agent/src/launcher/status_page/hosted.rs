@@ -100,6 +100,9 @@ pub(in crate::launcher) enum Happening {
     },
     NodeLost(String),
     WorkerFailed(String),
+    /// Of one worker.
+    Replaced(String),
+    /// Of all workers.
     Restart(String),
 }
 
@@ -304,7 +307,7 @@ impl Metrics {
             }
             Happening::NodeLost(_) => drop(self.nodes_lost.inc()),
             Happening::WorkerFailed(_) => drop(self.failures.inc()),
-            Happening::Restart(_) => drop(self.restarts.inc()),
+            Happening::Replaced(_) | Happening::Restart(_) => drop(self.restarts.inc()),
         }
     }
 }
@@ -327,6 +330,7 @@ impl Happening {
             }
             Self::NodeLost(text) => (EventKind::NodeLost, format!("lost {text}")),
             Self::WorkerFailed(text) => (EventKind::Failure, text.clone()),
+            Self::Replaced(text) => (EventKind::Restart, text.clone()),
             Self::Restart(why) => (EventKind::Restart, format!("the workers restart: {why}")),
         }
     }

@@ -25,11 +25,15 @@ impl StatusPage {
                     nodes: started.nodes,
                     workers: started.world_size,
                 },
-                AgentEvent::WorkerFailed(exit) => {
+                AgentEvent::WorkerFailed(exit) | AgentEvent::WorkerLost(exit) => {
                     let (rank, exit) = (exit.rank, exit.exit);
                     Happening::WorkerFailed(format!("worker with rank {rank} failed: {exit}"))
                 }
                 AgentEvent::WorkersStuck(stuck) => Happening::WorkerFailed(stuck.to_string()),
+                AgentEvent::WorkerReplaced(_, worker) => {
+                    let (rank, pid) = (worker.rank, worker.pid);
+                    Happening::Replaced(format!("rank {rank} starts again alone (pid {pid})"))
+                }
                 AgentEvent::Restarting { why } => Happening::Restart((*why).to_owned()),
                 _ => return,
             };

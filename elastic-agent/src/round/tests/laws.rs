@@ -15,8 +15,9 @@ impl World {
             "node {index} used {used} restarts for {} failures",
             node.faults
         );
-        assert!(used - node.restarts <= 1, "one failure uses one restart");
-        if summary.ending == RoundEnding::Stuck && used > node.restarts {
+        let counted = used - node.restarts - node.replaced;
+        assert!(counted <= 1, "one failure uses one restart");
+        if summary.ending == RoundEnding::Stuck && counted > 0 {
             self.meeting.counted += 1;
             assert!(
                 self.meeting.counted == 1 || self.meeting.was_down,
@@ -24,6 +25,7 @@ impl World {
             );
         }
         node.restarts = used;
+        node.replaced = 0;
         if summary.ending == RoundEnding::Succeeded {
             assert!(node.have_all_succeeded(), "node {index}");
         }

@@ -18,4 +18,8 @@ pub(super) struct Meeting {
     pub(super) counted: usize,
     /// Whether the store did not answer for some time.
     pub(super) was_down: bool,
+    /// Whether those that are left have opened the exit barrier.
+    pub(super) is_open: bool,
+    /// The membership group: 0 while it is empty, 1 while its members work, 2 when it has ended.
+    pub(super) group: usize,
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use super::world::{Event, Shape, World};
 
@@ -68,22 +69,15 @@ impl Explorer {
     }
 }
 
-/// Explores jobs of two nodes with at least so many in a round and so many restarts; returns how many histories there
-/// are.
-fn explore(
-    shapes: &[(usize, usize)],
-    depth: usize,
-    workers: usize,
-    has_health_checks: bool,
-) -> usize {
+/// Explores jobs of two nodes, with at least so many in a round and so many restarts, otherwise as `shape`; returns how
+/// many histories there are.
+fn explore(shapes: &[(usize, usize)], depth: usize, shape: Shape) -> usize {
     let mut tried = 0;
     for &(nodes_min, restarts) in shapes {
         let shape = Shape {
-            nodes: 2,
             nodes_min,
             restarts,
-            workers,
-            has_health_checks,
+            ..shape
         };
         let mut explorer = Explorer {
             shape,
@@ -99,23 +93,63 @@ fn explore(
     tried
 }
 
+const TWO_NODES: Shape = Shape {
+    nodes: 2,
+    nodes_min: 1,
+    restarts: 0,
+    workers: 1,
+    has_health_checks: false,
+    keep: None,
+};
+
 #[test]
 fn two_nodes_in_every_order() {
-    let tried = explore(&[(1, 0), (1, 1), (2, 1)], 8, 1, false);
+    let tried = explore(&[(1, 0), (1, 1), (2, 1)], 8, TWO_NODES);
     assert!(tried >= 20_000, "{tried}");
 }
 
 /// One worker can fail while the other has succeeded, runs, or fails too.
 #[test]
 fn two_nodes_with_two_workers_in_every_order() {
-    let tried = explore(&[(1, 1)], 5, 2, false);
+    let workers = 2;
+    let tried = explore(
+        &[(1, 1)],
+        5,
+        Shape {
+            workers,
+            ..TWO_NODES
+        },
+    );
     assert!(tried >= 5_000, "{tried}");
+}
+
+/// Workers survive others, before they are a group, while they are one, and after it.
+#[test]
+fn two_nodes_that_keep_their_workers_in_every_order() {
+    let mut tried = 0;
+    for keep in [
+        (true, Duration::ZERO),
+        (true, Duration::from_secs(1)),
+        (false, Duration::ZERO),
+    ] {
+        let shape = Shape {
+            workers: 2,
+            keep: Some(keep),
+            ..TWO_NODES
+        };
+        tried += explore(&[(1, 1), (2, 2)], 5, shape);
+    }
+    assert!(tried >= 20_000, "{tried}");
 }
 
 /// A node does not join the next round, comes back into it or after it, or is stopped meanwhile.
 #[test]
 fn two_nodes_with_health_checks_in_every_order() {
-    let tried = explore(&[(1, 1), (2, 1)], 6, 1, true);
+    let shape = Shape {
+        has_health_checks: true,
+        ..TWO_NODES
+    };
+    let tried = explore(&[(1, 1), (2, 1)], 6, shape);
     assert!(tried >= 5_000, "{tried}");
 }
 
@@ -149,6 +183,9 @@ fn random_history(seed: u64) {
         restarts: random.usize(0..3),
         workers: random.usize(1..=3),
         has_health_checks: random.bool(),
+        keep: random
+            .bool()
+            .then(|| (random.bool(), Duration::from_secs(random.u64(..2)))),
     });
     for _ in 0..random.usize(1..60) {
         let events = world.events();

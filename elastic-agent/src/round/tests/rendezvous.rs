@@ -39,7 +39,7 @@ impl World {
             ..Meeting::default()
         };
         for index in members.iter().copied() {
-            self.nodes[index].exits.fill(None);
+            self.nodes[index].begin_round();
             self.nodes[index].has_news = false;
             let nodes = members.len();
             self.step(index, Input::Joined { nodes });

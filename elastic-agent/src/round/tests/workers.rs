@@ -2,8 +2,8 @@
 
 use std::time::SystemTime;
 
-use super::super::input::{Input, Stopped};
-use super::world::World;
+use super::super::input::{Death, GroupNews, Input, Stopped};
+use super::world::{Doing, FINAL, World};
 use crate::failure::{Failures, ProcessFailure};
 use crate::worker::{ExitKind, WorkerExit, WorkerOutcome};
 
@@ -35,6 +35,10 @@ impl World {
         };
         node.exits[worker] = Some(code);
         node.faults += usize::from(code != 0);
+        let left = node.round.policy.left(self.now);
+        let is_death = node.doing == Doing::Running && !matches!(code, 0 | FINAL);
+        let runs = |other: &usize| node.exits[*other].is_none() || node.pausing.contains(other);
+        let others = (0..node.exits.len()).filter(runs).count();
         let exit = WorkerExit {
             local_rank: worker,
             rank: index * node.exits.len() + worker,
@@ -43,6 +47,57 @@ impl World {
             ended_at: SystemTime::UNIX_EPOCH,
         };
         self.step(index, Input::WorkerExited(exit));
+        if self.keep.is_some() && is_death {
+            self.check_kept(index, worker, left, others);
+        }
+    }
+
+    /// The others run on, and the worker is replaced, if their group works and a restart is left; or they run on without it.
+    /// Otherwise all are stopped.
+    fn check_kept(&self, index: usize, worker: usize, left: usize, others: usize) {
+        let node = &self.nodes[index];
+        let is_replaced = self.keep.is_some_and(|(is_replaced, _)| is_replaced) && left > 0;
+        if self.meeting.group == 1 && !self.is_store_down && (is_replaced || others > 0) {
+            assert_eq!(node.doing, Doing::Running, "node {index} stops workers");
+            let is_back = node.exits[worker].is_none() || node.pausing.contains(&worker);
+            assert_eq!(is_back, is_replaced, "worker {worker} of node {index}");
+        } else {
+            assert_eq!(node.doing, Doing::Stopping, "node {index} goes on");
+        }
+    }
+
+    /// The service is told of a death, and says how the group is.
+    pub(super) fn death(&mut self, index: usize, exit: WorkerExit) -> Input {
+        let is_down = self.is_store_down;
+        let node = &mut self.nodes[index];
+        assert!(node.told.insert(exit.local_rank), "a death is told once");
+        let ExitKind::Code(code) = exit.exit else {
+            unreachable!("simulated workers end with codes");
+        };
+        Input::Death(Box::new(Death {
+            exit,
+            failures: Failures::new(vec![failure(exit.local_rank, exit.rank, code, false)]),
+            progress: Default::default(),
+            group: match self.meeting.group {
+                _ if is_down => GroupNews::OutOfReach("it does not answer".to_owned()),
+                0 => GroupNews::IsEmpty,
+                1 => GroupNews::GoesOn,
+                _ => GroupNews::Ended("too few members".to_owned()),
+            },
+        }))
+    }
+
+    /// Another worker runs in the place of one that died.
+    pub(super) fn replace(&mut self, index: usize, local_rank: usize) -> Input {
+        let node = &mut self.nodes[index];
+        assert_eq!(node.doing, Doing::Running);
+        assert!(
+            node.told.remove(&local_rank),
+            "only dead workers are replaced, after the service was told"
+        );
+        let code = node.exits[local_rank].take();
+        assert!(!matches!(code, None | Some(0 | FINAL)), "{code:?}");
+        Input::Replaced { local_rank, pid: 2 }
     }
 
     /// All workers of a node have ended.

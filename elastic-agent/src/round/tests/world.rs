@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use elastic_rendezvous::{Membership, RendezvousError};
 
+use super::super::KeepOptions;
 use super::super::Settings;
 use super::super::error::AgentError;
 use super::super::input::{Effect, Facts, Input, Stop};
@@ -32,6 +33,7 @@ pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
         local_world_size: workers,
         has_store_per_round: true,
         exit_barrier_timeout: Some(BARRIER),
+        keep: None,
     }
 }
 
@@ -47,6 +49,8 @@ pub(super) enum Event {
     Sicken(usize),
     /// The store stops to answer, or answers again.
     ToggleStore,
+    /// The workers join the membership group of the round, or it ends.
+    AdvanceGroup,
     // What follows.
     CompleteRound,
     FailJoin(usize),
@@ -55,6 +59,8 @@ pub(super) enum Event {
     EndStop(usize),
     TellMembers(usize),
     LookAtBarrier(usize),
+    /// The pause before a replacement is over.
+    EndPause(usize),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,17 +86,33 @@ pub(super) struct Node {
     pub(super) signal: Option<i32>,
     /// A change of the members of which it was not told yet.
     pub(super) has_news: bool,
+    /// The workers of which the service was told that they are dead, and those whose replacement waits.
+    pub(super) told: BTreeSet<usize>,
+    pub(super) pausing: BTreeSet<usize>,
     /// How many of its workers failed or were stuck, and how often it has counted a restart.
     pub(super) faults: usize,
     pub(super) restarts: usize,
+    /// How many workers of this round were replaced.
+    pub(super) replaced: usize,
     pub(super) outcome: Option<Result<AgentOutcome, String>>,
     /// How long it waits at the barrier, unless the membership changes from this.
     pub(super) wait: (Duration, Option<Box<Membership>>),
 }
 
 impl Node {
+    /// Whether all that were not given up have.
     pub(super) fn have_all_succeeded(&self) -> bool {
-        self.exits.iter().all(|exit| *exit == Some(0))
+        let gone = |worker| self.told.contains(&worker) && !self.pausing.contains(&worker);
+        let mut exits = self.exits.iter().enumerate();
+        self.exits.contains(&Some(0))
+            && exits.all(|(worker, exit)| *exit == Some(0) || gone(worker))
+    }
+
+    pub(super) fn begin_round(&mut self) {
+        self.exits.fill(None);
+        self.told.clear();
+        self.pausing.clear();
+        self.replaced = 0;
     }
 
     fn runs_workers(&self) -> bool {
@@ -111,6 +133,7 @@ pub(super) struct World {
     pub(super) is_close_lost: bool,
     pub(super) is_store_down: bool,
     pub(super) has_health_checks: bool,
+    pub(super) keep: Option<(bool, Duration)>,
 }
 
 /// How a job begins.
@@ -123,12 +146,19 @@ pub(super) struct Shape {
     /// How many each node has.
     pub(super) workers: usize,
     pub(super) has_health_checks: bool,
+    /// Whether workers survive others: with a pause before replacements, if they are replaced.
+    pub(super) keep: Option<(bool, Duration)>,
 }
 
 impl World {
     pub(super) fn new(shape: Shape) -> Self {
         let node = || {
-            let settings = settings(shape.restarts, shape.workers);
+            let mut settings = settings(shape.restarts, shape.workers);
+            settings.keep = shape.keep.map(|(is_replaced, replace_after)| KeepOptions {
+                is_replaced,
+                replace_after,
+                ..KeepOptions::new(1)
+            });
             let (round, effects) = Round::begin(settings, Duration::ZERO);
             assert!(matches!(effects[..], [Effect::Join]));
             Node {
@@ -137,8 +167,11 @@ impl World {
                 exits: vec![None; shape.workers],
                 signal: None,
                 has_news: false,
+                told: BTreeSet::new(),
+                pausing: BTreeSet::new(),
                 faults: 0,
                 restarts: 0,
+                replaced: 0,
                 outcome: None,
                 wait: (Duration::ZERO, None),
             }
@@ -153,6 +186,7 @@ impl World {
             is_close_lost: false,
             is_store_down: false,
             has_health_checks: shape.has_health_checks,
+            keep: shape.keep,
         }
     }
 
@@ -165,7 +199,9 @@ impl World {
                 &node.exits,
                 node.signal,
                 node.has_news,
-                node.restarts,
+                node.round.policy.used(),
+                &node.told,
+                &node.pausing,
             );
             let _ = write!(text, "{state:?} {:?};", node.round.phase);
         }
@@ -200,6 +236,12 @@ impl World {
             }
         }
         events.push(Event::ToggleStore);
+        if self.keep.is_some()
+            && self.meeting.group < 2
+            && self.nodes.iter().any(Node::runs_workers)
+        {
+            events.push(Event::AdvanceGroup);
+        }
         events
     }
 
@@ -224,6 +266,7 @@ impl World {
                     events.push(Event::EndPreparation(index));
                 }
                 Doing::Running if node.has_news => events.push(Event::TellMembers(index)),
+                Doing::Running if !node.pausing.is_empty() => events.push(Event::EndPause(index)),
                 Doing::Stopping => events.push(Event::EndStop(index)),
                 Doing::AtBarrier => events.push(Event::LookAtBarrier(index)),
                 _ => {}
@@ -331,7 +374,15 @@ impl World {
             Event::EndStop(index) => self.end_stop(index),
             Event::TellMembers(index) => {
                 self.nodes[index].has_news = false;
+                let mut others = self.nodes.iter();
+                let is_kept = self.keep.is_some()
+                    && !self.is_closed
+                    && others.all(|node| node.doing != Doing::Joining);
                 self.step(index, Input::MembersChanged);
+                assert!(
+                    !is_kept || self.nodes[index].doing == Doing::Running,
+                    "node {index} restarts because others are gone"
+                );
                 let is_told = self.is_closed_with_reason && !self.is_store_down;
                 assert!(
                     !is_told || self.nodes[index].doing != Doing::Running,
@@ -339,6 +390,12 @@ impl World {
                 );
             }
             Event::LookAtBarrier(index) => self.look_at_barrier(index),
+            Event::AdvanceGroup => self.meeting.group += 1,
+            Event::EndPause(index) => {
+                let local_rank = self.nodes[index].pausing.pop_first();
+                let local_rank = local_rank.expect("a replacement waits");
+                self.step(index, Input::ReplaceDue { local_rank });
+            }
         }
     }
 
@@ -371,7 +428,7 @@ impl World {
     fn barrier(&self, index: usize) -> Input {
         if self.is_store_down {
             Input::BarrierFailed("it does not answer".to_owned())
-        } else if self.meeting.finished == self.meeting.members {
+        } else if self.meeting.is_open || self.meeting.finished == self.meeting.members {
             Input::BarrierOpen
         } else {
             Input::BarrierClosed {
@@ -423,6 +480,16 @@ impl World {
                 self.nodes[index].doing = Doing::Running;
                 return Some(Input::Started);
             }
+            Effect::ReadDeath(exit) => return Some(self.death(index, exit)),
+            Effect::ReplaceAfter(worker, _) => {
+                assert!(self.nodes[index].pausing.insert(worker));
+                self.nodes[index].replaced += 1;
+            }
+            Effect::Replace { local_rank, .. } => {
+                let is_at_once = self.keep.is_some_and(|(_, pause)| pause.is_zero());
+                self.nodes[index].replaced += usize::from(is_at_once);
+                return Some(self.replace(index, local_rank));
+            }
             Effect::ReadMembership => return Some(Input::Membership(self.membership(index))),
             Effect::ReadJobEnd => {
                 let can_read = !is_down && self.meeting.members.contains(&index);
@@ -456,8 +523,14 @@ impl World {
                 self.nodes[index].doing = Doing::AtBarrier;
                 return Some(self.barrier(index));
             }
-            Effect::WaitAtBarrier { timeout, seen } => {
+            Effect::WaitAtBarrier {
+                timeout,
+                enough,
+                seen,
+            } => {
                 let timeout = timeout.expect("the settings have a limit");
+                let is_enough = enough.is_some_and(|it| self.meeting.finished.len() >= it);
+                self.meeting.is_open |= is_enough && !is_down;
                 self.nodes[index].wait = (timeout, seen);
             }
             Effect::PublishEnd(reason) if !is_down => {

@@ -1,0 +1,130 @@
+//! Keeps the other workers running when one dies: docs/restarts.md, "Keep workers".
+//!
+//! What the others do then is agreed in the membership service. Here it is decided whether the dead worker alone is started
+//! again, or all are stopped, as without this.
+
+use std::time::Duration;
+
+use log::Level;
+
+use super::blame::{failed_worker, failed_workers};
+use super::input::{Death, Effect, Effects, GroupNews};
+use super::machine::{Round, log};
+use super::phase::{End, Running};
+use crate::restart_policy::Decision;
+use crate::worker::WorkerExit;
+
+/// How the workers that survive another one are kept. Their script must use the membership service of the workers' store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct KeepOptions {
+    /// With fewer workers than this no work is done: those that are left wait for others.
+    pub members_min: usize,
+    /// Whether another worker is started in the place of one that died, if a restart is left.
+    pub is_replaced: bool,
+    /// How long after the death.
+    pub replace_after: Duration,
+}
+
+impl KeepOptions {
+    /// Workers that died are replaced at once.
+    #[must_use]
+    pub const fn new(members_min: usize) -> Self {
+        Self {
+            members_min,
+            is_replaced: true,
+            replace_after: Duration::ZERO,
+        }
+    }
+}
+
+impl Round {
+    /// Whether the others may run on after this failure, as far as the exit alone decides it.
+    pub(super) fn may_keep(&self, exit: &WorkerExit) -> bool {
+        self.settings.keep.is_some() && self.policy.final_exit(&[failed_worker(exit)]).is_none()
+    }
+
+    /// A worker has died, and the service knows. Returns why the others are stopped; `None` if they run on.
+    pub(super) fn worker_died(
+        &mut self,
+        running: &mut Running,
+        death: Death,
+        now: Duration,
+        out: &mut Effects,
+    ) -> Option<End> {
+        let why = match death.group {
+            GroupNews::GoesOn => self.after_death(running, &death, now, out)?,
+            GroupNews::IsEmpty => {
+                "no worker is a member of their group, which the script must join".to_owned()
+            }
+            GroupNews::Ended(reason) => format!("their group has ended: {reason}"),
+            GroupNews::OutOfReach(error) => format!("their group cannot be asked: {error}"),
+        };
+        let text = format!("--keep-workers does not keep the other workers: {why}");
+        out.push(log(Level::Warn, text));
+        self.worker_failed(death.exit, out);
+        Some(End::Failed)
+    }
+
+    /// Replaces the worker, or not; returns why the others cannot run on.
+    fn after_death(
+        &mut self,
+        running: &mut Running,
+        death: &Death,
+        now: Duration,
+        out: &mut Effects,
+    ) -> Option<String> {
+        let keep = self.settings.keep.clone()?;
+        let failed = failed_workers(death.failures.as_ref());
+        let local_rank = death.exit.local_rank;
+        if let Some(reason) = self.policy.why_hopeless(&failed) {
+            return Some(reason);
+        }
+        let decision = match keep.is_replaced {
+            true => self.policy.after_failure(now, &failed, death.progress),
+            false => Decision::Exhausted,
+        };
+        match decision {
+            Decision::EndJob(reason) => return Some(reason),
+            Decision::Restart => {
+                out.push(Effect::TellLost(death.exit));
+                match keep.replace_after {
+                    Duration::ZERO => self.replace(local_rank, now, out),
+                    pause => out.push(Effect::ReplaceAfter(local_rank, pause)),
+                }
+            }
+            Decision::Exhausted => {
+                let ended = running.succeeded + running.gone + 1;
+                let left = self.settings.local_world_size.saturating_sub(ended);
+                // Of several nodes, the service knows whether enough are left.
+                let min = match running.nodes {
+                    1 => keep.members_min.max(1),
+                    _ => 1,
+                };
+                if left < min {
+                    return Some(format!(
+                        "{left} run on this node, and at least {min} are needed"
+                    ));
+                }
+                running.gone += 1;
+                out.push(Effect::TellLost(death.exit));
+                let why = match keep.is_replaced {
+                    true => "no restart is left",
+                    false => "as --replace none wants",
+                };
+                let text =
+                    format!("the worker is not replaced ({why}): {left} of this node are left");
+                out.push(log(Level::Warn, text));
+            }
+        }
+        None
+    }
+
+    pub(super) fn replace(&self, local_rank: usize, now: Duration, out: &mut Effects) {
+        let used = self.policy.used();
+        out.push(Effect::Replace {
+            local_rank,
+            restarts: (used, used.saturating_add(self.policy.left(now))),
+        });
+    }
+}

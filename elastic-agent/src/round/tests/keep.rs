@@ -1,0 +1,161 @@
+//! The table of docs/restarts.md, "Keep workers", row by row, and the order of effects.
+
+use std::time::{Duration, SystemTime};
+
+use super::super::input::{Death, Effect, GroupNews, Input};
+use super::super::{KeepOptions, Round};
+use super::workers::failure;
+use super::world::{FINAL, settings};
+use crate::failure::{Failures, ProcessFailure};
+use crate::restart_policy::RoundProgress;
+use crate::worker::{ExitKind, WorkerExit, WorkerOutcome};
+
+const NOW: Duration = Duration::ZERO;
+
+/// A round of one node whose three workers run.
+fn running(restarts: usize, keep: KeepOptions) -> Round {
+    let mut settings = settings(restarts, 3);
+    settings.keep = Some(keep);
+    let (mut round, _) = Round::begin(settings, NOW);
+    for input in [Input::Joined { nodes: 1 }, Input::Prepared, Input::Started] {
+        round.step(NOW, input);
+    }
+    round
+}
+
+fn exit(local_rank: usize, code: i32) -> WorkerExit {
+    WorkerExit {
+        local_rank,
+        rank: local_rank,
+        pid: 1,
+        exit: ExitKind::Code(code),
+        ended_at: SystemTime::UNIX_EPOCH,
+    }
+}
+
+/// A worker dies, and the group is in this state; returns the names of the effects.
+fn death_of(round: &mut Round, failed: ProcessFailure, group: GroupNews) -> Vec<String> {
+    let ExitKind::Code(code) = failed.exit else {
+        panic!("{failed:?}");
+    };
+    let exit = exit(failed.local_rank, code);
+    let first = names(round.step(NOW, Input::WorkerExited(exit)));
+    if first != ["ReadDeath"] {
+        return first;
+    }
+    let death = Death {
+        exit,
+        failures: Failures::new(vec![failed]),
+        progress: RoundProgress::default(),
+        group,
+    };
+    names(round.step(NOW, Input::Death(Box::new(death))))
+}
+
+fn death(round: &mut Round, local_rank: usize, group: GroupNews) -> Vec<String> {
+    let failed = failure(local_rank, local_rank, 1, false);
+    death_of(round, failed, group)
+}
+
+fn names(effects: Vec<Effect>) -> Vec<String> {
+    let effects = effects.into_iter();
+    let effects = effects.filter(|effect| !matches!(effect, Effect::Log(..)));
+    let name = |effect| {
+        let text = format!("{effect:?}");
+        let end = text.find(|letter: char| !letter.is_alphanumeric());
+        text[..end.unwrap_or(text.len())].to_owned()
+    };
+    effects.map(name).collect()
+}
+
+/// The service learns it first: the others wait for that in a collective.
+#[test]
+fn a_dead_worker_is_replaced_while_a_restart_is_left() {
+    let mut round = running(1, KeepOptions::new(1));
+    assert_eq!(
+        death(&mut round, 1, GroupNews::GoesOn),
+        ["TellLost", "Replace"]
+    );
+    let replaced = Input::Replaced {
+        local_rank: 1,
+        pid: 2,
+    };
+    assert_eq!(names(round.step(NOW, replaced)), ["TellReplaced"]);
+    assert_eq!(death(&mut round, 1, GroupNews::GoesOn), ["TellLost"]);
+    assert_eq!(round.policy.used(), 1);
+    let ends = [0, 2].map(|rank| names(round.step(NOW, Input::WorkerExited(exit(rank, 0)))));
+    assert_eq!(ends, [vec![], vec!["Stop".to_owned()]]);
+}
+
+#[test]
+fn a_replacement_waits_if_that_is_wanted() {
+    let keep = KeepOptions {
+        replace_after: Duration::from_secs(9),
+        ..KeepOptions::new(1)
+    };
+    let mut round = running(9, keep);
+    assert_eq!(
+        death(&mut round, 0, GroupNews::GoesOn),
+        ["TellLost", "ReplaceAfter"]
+    );
+    let due = Input::ReplaceDue { local_rank: 0 };
+    assert_eq!(names(round.step(NOW, due)), ["Replace"]);
+    let why = "no process is left".to_owned();
+    let stopped = names(round.step(NOW, Input::NotReplaced(why)));
+    assert_eq!(stopped, ["ForkAhead", "Stop"]);
+}
+
+#[test]
+fn without_replacements_no_restart_is_used_until_too_few_are_left() {
+    let keep = KeepOptions {
+        is_replaced: false,
+        ..KeepOptions::new(2)
+    };
+    let mut round = running(9, keep);
+    assert_eq!(death(&mut round, 0, GroupNews::GoesOn), ["TellLost"]);
+    let stopped = death(&mut round, 1, GroupNews::GoesOn);
+    assert_eq!(stopped, ["TellFailed", "ForkAhead", "Stop"]);
+    assert_eq!(round.policy.used(), 0);
+}
+
+#[test]
+fn all_are_stopped_if_there_is_no_group_to_go_on() {
+    for group in [
+        GroupNews::IsEmpty,
+        GroupNews::Ended("too few members".to_owned()),
+        GroupNews::OutOfReach("connection refused".to_owned()),
+    ] {
+        let mut round = running(9, KeepOptions::new(1));
+        let stopped = death(&mut round, 1, group);
+        assert_eq!(stopped, ["TellFailed", "ForkAhead", "Stop"]);
+        // Counted when what the others did meanwhile is known.
+        assert_eq!(round.policy.used(), 0);
+    }
+}
+
+#[test]
+fn final_codes_and_fatal_errors_end_the_job_as_without_it() {
+    let mut round = running(9, KeepOptions::new(1));
+    let failed = failure(1, 1, FINAL, false);
+    let stopped = death_of(&mut round, failed, GroupNews::GoesOn);
+    assert_eq!(
+        stopped,
+        ["TellFailed", "PublishEnd", "Close", "ForkAhead", "Stop"]
+    );
+
+    let mut round = running(9, KeepOptions::new(1));
+    let text = "Traceback (most recent call last):\n  File \"/t/x.py\", line 1, in <module>\n    \
+                import x\nModuleNotFoundError: No module named 'x'\n";
+    let failed = ProcessFailure::of(&WorkerOutcome {
+        local_rank: 1,
+        rank: 1,
+        pid: 1,
+        exit: ExitKind::Code(1),
+        ended_at: SystemTime::UNIX_EPOCH,
+        was_stopped: false,
+        error_file: None,
+        stderr_tail: text.into(),
+    });
+    let stopped = death_of(&mut round, failed, GroupNews::GoesOn);
+    assert_eq!(stopped, ["TellFailed", "ForkAhead", "Stop"]);
+}

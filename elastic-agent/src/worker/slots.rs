@@ -1,0 +1,138 @@
+//! The workers of one round in groups: one group, whose workers end together, or one for each worker that may be replaced.
+
+use std::time::{Duration, Instant};
+
+use c10d_socket::Deadline;
+use rustix::process::Signal;
+
+use super::group::WorkerGroup;
+use super::kill_switch::KillSwitch;
+use super::outcome::WorkerOutcome;
+use super::report::StopReport;
+
+/// The groups of a round. Dropping it kills their processes.
+#[derive(Debug)]
+pub(crate) struct WorkerSlots {
+    slots: Vec<Slot>,
+    /// Those in whose place others have started.
+    replaced: Vec<WorkerOutcome>,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Runs(Box<WorkerGroup>),
+    Ended(Box<StopReport>),
+}
+
+impl WorkerSlots {
+    pub(crate) fn new(groups: Vec<WorkerGroup>) -> Self {
+        let slots = groups.into_iter().map(|it| Slot::Runs(Box::new(it)));
+        Self {
+            slots: slots.collect(),
+            replaced: Vec::new(),
+        }
+    }
+
+    /// The process ids of the workers that have not ended apart, in the order of their slots.
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        let running = self.slots.iter().filter_map(Slot::group);
+        running.flat_map(WorkerGroup::pids).collect()
+    }
+
+    pub(crate) fn are_forked(&self) -> bool {
+        let mut groups = self.slots.iter().filter_map(Slot::group);
+        groups.all(WorkerGroup::are_forked)
+    }
+
+    /// As [`WorkerGroup::running_text`].
+    pub(crate) fn running_text(&mut self) -> String {
+        let texts = self.groups().map(WorkerGroup::running_text);
+        let texts: Vec<String> = texts.filter(|text| !text.is_empty()).collect();
+        texts.join(", ")
+    }
+
+    /// As [`WorkerGroup::signal`].
+    pub(crate) fn signal(&mut self, signal: Signal) {
+        self.groups().for_each(|group| group.signal(signal));
+    }
+
+    /// Ends what the worker of this slot has left behind, as [`WorkerGroup::stop`].
+    pub(crate) fn end(
+        &mut self,
+        slot: usize,
+        grace: Duration,
+        kill_switch: &KillSwitch,
+    ) -> Option<&StopReport> {
+        let slot = self.slots.get_mut(slot)?;
+        let before = std::mem::replace(slot, Slot::Ended(Box::default()));
+        *slot = match before {
+            Slot::Runs(group) => {
+                Slot::Ended(Box::new(group.stop(Signal::TERM, grace, kill_switch)))
+            }
+            ended @ Slot::Ended(_) => ended,
+        };
+        match slot {
+            Slot::Ended(report) => Some(report),
+            Slot::Runs(_) => None,
+        }
+    }
+
+    /// Puts a group in the place of one that has [ended](Self::end).
+    pub(crate) fn replace(&mut self, slot: usize, group: WorkerGroup) {
+        let Some(slot) = self.slots.get_mut(slot) else {
+            return;
+        };
+        if let Slot::Ended(report) = std::mem::replace(slot, Slot::Runs(Box::new(group))) {
+            self.replaced.extend(report.outcomes);
+        }
+    }
+
+    /// As [`WorkerGroup::send_stop`].
+    pub(crate) fn send_stop(&mut self, signal: Signal) {
+        self.groups().for_each(|group| group.send_stop(signal));
+    }
+
+    /// Stops all groups, as [`WorkerGroup::stop`], within one grace period. Also returns the workers that were replaced,
+    /// which are not in the report.
+    pub(crate) fn stop(
+        mut self,
+        signal: Signal,
+        grace: Option<Duration>,
+        kill_switch: &KillSwitch,
+    ) -> (StopReport, Vec<WorkerOutcome>) {
+        self.send_stop(signal);
+        let deadline = Deadline::after(Instant::now(), grace);
+        let mut all = StopReport::default();
+        for slot in self.slots {
+            let report = match slot {
+                Slot::Runs(group) => {
+                    group.stop(signal, deadline.remaining(Instant::now()), kill_switch)
+                }
+                Slot::Ended(report) => *report,
+            };
+            all.outcomes.extend(report.outcomes);
+            all.killed.extend(report.killed);
+            all.abandoned.extend(report.abandoned);
+            let outputs = [all.first_output, report.first_output];
+            all.first_output = outputs.into_iter().flatten().min();
+        }
+        all.outcomes.sort_by_key(|outcome| outcome.ended_at);
+        (all, self.replaced)
+    }
+
+    fn groups(&mut self) -> impl Iterator<Item = &mut WorkerGroup> {
+        self.slots.iter_mut().filter_map(|slot| match slot {
+            Slot::Runs(group) => Some(&mut **group),
+            Slot::Ended(_) => None,
+        })
+    }
+}
+
+impl Slot {
+    fn group(&self) -> Option<&WorkerGroup> {
+        match self {
+            Self::Runs(group) => Some(group),
+            Self::Ended(_) => None,
+        }
+    }
+}
