@@ -216,7 +216,15 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
     let codes = rules.final_exit_codes.iter().map(i32::to_string);
     let codes = codes.collect::<Vec<_>>().join(",");
     let time = |time: Option<Duration>| time.map(|time| format!("{time:?}"));
+    let keep = plan.launcher.agent().keep_workers().map(|keep| {
+        let dead = match keep.is_replaced {
+            true => format!("dead ones are replaced after {:?}", keep.replace_after),
+            false => "dead ones are not replaced".to_owned(),
+        };
+        format!("{} at least, {dead}", keep.members_min)
+    });
     let all = [
+        ("keep workers", keep),
         (
             "restart budget",
             rules

@@ -7,6 +7,7 @@ mod error;
 mod given;
 mod hangs;
 mod ignored;
+mod keep;
 mod nodes;
 mod origin;
 mod output;
@@ -67,6 +68,9 @@ pub(crate) struct RunOptions {
 
     #[command(flatten)]
     restarts: restarts::RestartArgs,
+
+    #[command(flatten)]
+    keep: keep::KeepArgs,
 
     #[command(flatten)]
     output: output::OutputArgs,
@@ -169,10 +173,13 @@ impl RunOptions {
         let added = environment.iter();
         let added = added.map(|(name, value)| ((*name).into(), value.into()));
         let events = self.output.events()?;
+        let rules = self.restarts.rules()?;
+        let keep = self.keep.options(&rules, &mut warnings)?;
         let mut agent = AgentOptions::new(command, worker_count)
             .with_name(entrypoint.name().to_string_lossy())
             .with_role(self.nodes.role.value()?)
-            .with_restart_rules(self.restarts.rules()?)
+            .with_restart_rules(rules)
+            .with_keep_workers(keep)
             .with_progress(self.restarts.progress(&events)?)
             .with_shutdown_timeout(limits.shutdown_timeout)
             .with_logs(self.output.logs()?)

@@ -22,6 +22,7 @@ mod run_failures;
 mod run_first_use;
 mod run_health;
 mod run_health_port;
+mod run_keep;
 mod run_options;
 mod run_outages;
 mod run_restarts;

@@ -96,6 +96,10 @@ impl Job {
 
     /// Like [`start`](Self::start), for one of two nodes that meet at the job's server.
     pub(crate) fn start_node(&self, arguments: &[&str], script: &str) -> Running {
+        Running::start(self.node_command(arguments, script))
+    }
+
+    pub(crate) fn node_command(&self, arguments: &[&str], script: &str) -> Command {
         let endpoint = format!("--rdzv-endpoint={}", self.server().address);
         let common = [
             "--nnodes=2",
@@ -104,7 +108,7 @@ impl Job {
             "--rdzv-conf=is_host=0",
             &endpoint,
         ];
-        self.start(&[&common, arguments].concat(), script)
+        self.command(&[&common, arguments].concat(), script)
     }
 
     pub(crate) fn server(&self) -> &Server {

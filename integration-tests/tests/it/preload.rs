@@ -12,6 +12,8 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use c10d_store::membership::{GroupOptions, MemberKey, Message};
+use c10d_store::{StoreExt, TcpStore, TcpStoreOptions};
 use integration_tests::launcher::c10d;
 use integration_tests::torch::PYTHON_VARIABLE;
 use integration_tests::watchdog::Watchdog;
@@ -862,4 +864,58 @@ fn more_workers_start_than_a_socket_has_room_for() {
     let events = place.read("events");
     assert!(events.contains("\"preloaded\":true"), "{events}");
     place.assert_nothing_runs();
+}
+
+/// One worker is forked at a time, also with one that waits.
+#[test]
+#[ignore = "needs Python: run with C10D_TORCH_PYTHON=... -- --ignored"]
+fn a_worker_that_died_is_forked_again_while_the_others_run() {
+    let _watchdog = Watchdog::start("preload_keep_workers", LIMIT);
+    for standby in [&[][..], &["--preload-standby"]] {
+        let place = Place::new();
+        place.write("heavy.py", "print('imported', file=open('imports', 'a'))\n");
+        place.write(
+            "train.py",
+            "import heavy, os, time\n\
+             name = os.environ['RANK'] + '.' + os.environ['C10D_MEMBER_INCARNATION']\n\
+             words = [os.environ['MASTER_PORT'], os.environ['C10D_MEMBERSHIP_GROUP'], os.getpid()]\n\
+             print(*words, file=open(name, 'w'))\n\
+             while not os.path.exists('end'): time.sleep(0.01)\n",
+        );
+        let options = [
+            "--standalone",
+            "--keep-workers",
+            "--nproc-per-node=2",
+            "--max-restarts=3",
+            "--preload=heavy",
+            "--preload-required",
+        ];
+        let options = [&options, standby, &["train.py"]].concat();
+        let launcher = place.command(&options).spawn().unwrap();
+        let survivor = place.line("0.1");
+        let [port, group, _] = survivor.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{survivor}");
+        };
+        // A member, as the scripts are none.
+        let options = TcpStoreOptions::default();
+        let store = TcpStore::open("127.0.0.1", port.parse().unwrap(), options).unwrap();
+        let group = store.membership(group).unwrap();
+        group.open(&GroupOptions::new(1), "torch/").unwrap();
+        let (handle, step) = ("handle".into(), 0);
+        let hello = Message::Hello { handle, step };
+        group.ask(MemberKey::new(9, 1), &hello, LIMIT).unwrap();
+        for incarnation in 1..4 {
+            let line = place.line(&format!("1.{incarnation}"));
+            let pid = line.split(' ').next_back().unwrap().parse().unwrap();
+            kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+        }
+        place.line("1.4");
+        assert_eq!(place.read("0.1").trim_end(), survivor);
+        assert!(!place.path("0.2").exists());
+        place.write("end", "");
+        let ended = ended(launcher);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert_eq!(place.read("imports"), "imported\n", "{ended:?}");
+        place.assert_nothing_runs();
+    }
 }

@@ -3,8 +3,8 @@
 use c10d_inspect::http::StatusOptions;
 use c10d_store::recommended_memory_max;
 use elastic_agent::{
-    Entrypoint, EventOptions, ExitLimits, HealthCheck, LogOptions, PreloadOptions, ProgressOptions,
-    RestartBudget, RestartRules, StreamMap, Streams,
+    Entrypoint, EventOptions, ExitLimits, HealthCheck, KeepOptions, LogOptions, PreloadOptions,
+    ProgressOptions, RestartBudget, RestartRules, StreamMap, Streams,
 };
 use elastic_rendezvous::RendezvousParameters;
 
@@ -386,4 +386,27 @@ fn restarts_progress_and_events_have_options() {
         let progress = plan.launcher.agent().progress();
         assert_eq!(progress.is_some(), is_watched, "{line}");
     }
+}
+
+#[test]
+fn workers_are_kept_as_the_options_say() {
+    let mut keep = KeepOptions::new(6);
+    keep.replace_after = Duration::from_secs(9);
+    let line = "--keep-workers --min-workers=6 --replace-after=9s --max-restarts=2 s.py";
+    let kept = agent().with_max_restarts(2).with_keep_workers(keep);
+    assert_launches(line, &[], launcher(kept));
+    for (line, warning) in [
+        (
+            "--keep-workers s.py",
+            "--keep-workers replaces no dead worker: no restart is allowed, see --max-restarts",
+        ),
+        (
+            "--replace=none s.py",
+            "--replace is \"none\", which has no effect: --keep-workers is not given",
+        ),
+    ] {
+        assert_eq!(plan(line, &[]).warnings, [warning]);
+    }
+    let silent = "--keep-workers --replace=none s.py";
+    assert_eq!(plan(silent, &[]).warnings, Vec::<String>::new());
 }

@@ -36,6 +36,12 @@ fn an_invalid_value_is_named_with_its_option() {
             "--monitor-interval=1e99 s.py",
             "--monitor-interval is \"1e99\"",
         ),
+        ("--min-workers=0 s.py", "--min-workers is \"0\""),
+        (
+            "--replace=spare s.py",
+            "--replace is \"spare\", which is not fork or none",
+        ),
+        ("--replace-after=-1 s.py", "--replace-after is \"-1\""),
         ("--shutdown-timeout -1 s.py", "--shutdown-timeout is \"-1\""),
         (
             "--shutdown-timeout=1.5 s.py",

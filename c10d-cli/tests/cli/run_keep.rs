@@ -1,0 +1,517 @@
+//! `c10d run --keep-workers`: workers without Python that are members of a group, and die.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use c10d_store::membership::{
+    Attempt, Event, EventNumber, GroupOptions, Leave, MemberKey, Membership, Message, Reply,
+};
+use c10d_store::{StoreExt, TcpStore, TcpStoreOptions};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::process::{Ended, Running, until};
+use crate::run::Job;
+
+/// Longer than any test takes.
+const LONG: Duration = Duration::from_secs(300);
+
+/// A worker runs this test: it is a member of the group until the file `finish` exists, or that with its rank.
+const MEMBER: &str = "exec \"$MEMBER\" --exact run_keep::a_worker_is_a_member --nocapture";
+
+fn variable<T: FromStr>(name: &str) -> Option<T> {
+    env::var(name).ok()?.parse().ok()
+}
+
+/// A process of the group. Writes a line for each generation: its rank in it and its size.
+#[test]
+fn a_worker_is_a_member() {
+    let Some(id) = variable::<u64>("C10D_MEMBER_ID") else {
+        return;
+    };
+    let folder = PathBuf::from(env::var("C10D_TEST_FOLDER").unwrap());
+    let incarnation = variable("C10D_MEMBER_INCARNATION").unwrap();
+    let serial: u64 = variable("C10D_MEMBER_SERIAL").unwrap();
+    let mut lines = OpenOptions::new();
+    let name = format!("{id}-{}", std::process::id());
+    let mut lines = lines
+        .create(true)
+        .append(true)
+        .open(folder.join(name))
+        .unwrap();
+    let port = variable("MASTER_PORT").unwrap();
+    let store = TcpStore::open(
+        &env::var("MASTER_ADDR").unwrap(),
+        port,
+        TcpStoreOptions::default(),
+    );
+    let name = env::var("C10D_MEMBERSHIP_GROUP").unwrap();
+    let group = store.unwrap().membership(&name).unwrap();
+    let mut options = GroupOptions::new(variable("C10D_MEMBERS_MIN").unwrap());
+    options.size_first = variable("WORLD_SIZE").unwrap();
+    // A test may pause on a busy machine.
+    options.ready_timeout = Duration::from_secs(60);
+    options.ack_timeout = Duration::from_secs(60);
+    options.below_min_timeout = Duration::from_millis(variable("BELOW_MIN_MS").unwrap_or(60_000));
+    group.open(&options, "torch/").unwrap();
+    let mut member = Member {
+        group,
+        key: MemberKey::new(id, incarnation),
+        handle: format!("{serial}"),
+        after: EventNumber::NONE,
+        generation: None,
+    };
+    member.say(Message::Hello {
+        handle: member.handle.as_str().into(),
+        step: 0,
+    });
+    let ends = [folder.join("finish"), folder.join(format!("finish-{id}"))];
+    std::thread::spawn(move || {
+        until_any_exists(&ends);
+        std::process::exit(0);
+    });
+    loop {
+        if let Some(text) = member.next() {
+            lines.write_all(text.as_bytes()).unwrap();
+        }
+    }
+}
+
+fn until_any_exists(paths: &[PathBuf]) {
+    while !paths.iter().any(|path| path.exists()) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+struct Member {
+    group: Membership,
+    key: MemberKey,
+    handle: String,
+    after: EventNumber,
+    generation: Option<Attempt>,
+}
+
+impl Member {
+    fn say(&self, message: Message) -> Reply {
+        self.group.ask(self.key, &message, LONG).unwrap()
+    }
+
+    /// Takes part in what the group does next. Ends the process if there is no group any more.
+    fn next(&mut self) -> Option<String> {
+        let poll = Message::Poll {
+            after: self.after,
+            is_leaving: false,
+        };
+        let (number, event) = match self.group.ask(self.key, &poll, LONG).unwrap() {
+            Reply::NotYet => return None,
+            Reply::Event(number, event) => (number, event),
+            other => panic!("{other:?}"),
+        };
+        self.after = number;
+        match event {
+            Event::Propose { attempt, leave, .. } => {
+                if let (Leave::AtBoundary { .. }, Some(generation)) = (leave, self.generation) {
+                    let mut step = u64::from(attempt.count());
+                    while self.say(Message::Boundary { generation, step }) == Reply::Proceed {
+                        step += 1;
+                    }
+                }
+                self.say(Message::Ready {
+                    attempt,
+                    handle: self.handle.as_str().into(),
+                    step: 0,
+                });
+            }
+            Event::Call { record, .. } => {
+                self.say(Message::Ack {
+                    attempt: record.attempt,
+                    is_ok: true,
+                });
+            }
+            Event::Commit { record } => {
+                self.generation = Some(record.attempt);
+                let rank = record.seats.iter().position(|seat| seat.member == self.key);
+                return Some(format!("{} {}\n", rank.unwrap(), record.seats.len()));
+            }
+            Event::Break { .. } => {}
+            other => panic!("{other:?}"),
+        }
+        None
+    }
+}
+
+/// A job of members, and what they have written.
+struct Members {
+    job: Job,
+    launcher: Option<Running>,
+    /// How to repeat the test.
+    choices: String,
+}
+
+/// Shows the log of a job that a failed test leaves behind.
+impl Drop for Members {
+    fn drop(&mut self) {
+        if let Some(launcher) = self.launcher.take() {
+            launcher.signal(Signal::TERM);
+            let ended = launcher.end();
+            let log = ended.stderr + &self.log();
+            let text = format!("{}{log}\n{:?}\n", self.choices, self.lines());
+            let _ = std::io::stderr().write_all(text.as_bytes());
+        }
+    }
+}
+
+impl Members {
+    fn start(options: &[&str], environment: &[(&str, &str)], script: &str) -> Self {
+        let job = Job::new();
+        let all = [&["--standalone", "--keep-workers"], options].concat();
+        let mut command = job.command(&all, script);
+        command.env("MEMBER", env::current_exe().unwrap());
+        command.envs(environment.iter().copied());
+        command.stderr(File::create(job.path("log")).unwrap());
+        let launcher = Some(Running::start(command));
+        Self {
+            job,
+            launcher,
+            choices: String::new(),
+        }
+    }
+
+    /// The last line of each process that has ever been a member, by id and process id.
+    fn lines(&self) -> BTreeMap<(u64, i32), String> {
+        let entries = fs::read_dir(self.job.path("")).unwrap();
+        let lines = entries.filter_map(|entry| {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            let (id, pid) = name.split_once('-')?;
+            let text = fs::read_to_string(entry.path()).unwrap();
+            let line = text.lines().last()?.to_owned();
+            Some(((id.parse().ok()?, pid.parse().ok()?), line))
+        });
+        lines.collect()
+    }
+
+    /// All processes that have begun to be members, by id.
+    fn processes(&self) -> Vec<(u64, i32)> {
+        let entries = fs::read_dir(self.job.path("")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let processes = names.filter_map(|name| {
+            let (id, pid) = name.split_once('-')?;
+            Some((id.parse().ok()?, pid.parse().ok()?))
+        });
+        processes.collect()
+    }
+
+    /// The process ids of the members of a generation of this size, by id, once it is there without any of `dead`.
+    fn generation(&self, size: usize, dead: &[i32]) -> BTreeMap<u64, i32> {
+        let mut members = BTreeMap::new();
+        until(&format!("{size} members without {dead:?}"), || {
+            let mut lines = self.lines();
+            lines.retain(|(_, pid), _| !dead.contains(pid));
+            let ranks: BTreeMap<String, (u64, i32)> = lines
+                .into_iter()
+                .map(|(process, line)| (line, process))
+                .collect();
+            let expected = (0..size).map(|rank| format!("{rank} {size}"));
+            members = expected
+                .filter_map(|line| ranks.get(&line).copied())
+                .collect();
+            members.len() == size
+        });
+        members
+    }
+
+    fn finish(self) -> Ended {
+        fs::write(self.job.path("finish"), "").unwrap();
+        self.end()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.job.path("log")).unwrap_or_default()
+    }
+
+    fn end(mut self) -> Ended {
+        let mut ended = self.launcher.take().unwrap().end();
+        ended.stderr.push_str(&self.log());
+        self.job.assert_nothing_runs();
+        ended
+    }
+}
+
+fn kill(pid: i32) {
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+}
+
+#[test]
+fn the_death_of_a_worker_restarts_that_worker_only() {
+    let events = tempfile::NamedTempFile::new().unwrap();
+    let file = format!("--events={}", events.path().display());
+    let options = ["--nproc-per-node=3", "--max-restarts=3", &file];
+    let members = Members::start(&options, &[], MEMBER);
+    let first = members.generation(3, &[]);
+    kill(first[&0]);
+    let second = members.generation(3, &[first[&0]]);
+    assert_eq!((second[&1], second[&2]), (first[&1], first[&2]));
+    // Two at once.
+    kill(second[&0]);
+    kill(second[&2]);
+    let third = members.generation(3, &[first[&0], second[&0], second[&2]]);
+    assert_eq!(third[&1], first[&1]);
+    let ended = members.finish();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(
+        !ended.stderr.contains("restarting the workers"),
+        "{ended:?}"
+    );
+    let text = fs::read_to_string(events.path()).unwrap();
+    let lines = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let round = lines.filter(|line| line["event"] == "round");
+    let [round] = &round.collect::<Vec<_>>()[..] else {
+        panic!("{text}");
+    };
+    assert_eq!(round["restarts_left"], 0, "{round}");
+    let mut replaced = round["replaced"].as_array().unwrap().clone();
+    replaced.sort_by_key(Value::as_u64);
+    assert_eq!(replaced, [0, 0, 2], "{round}");
+}
+
+/// Rank 0, newcomers, several at once, and before they are members. `SEED=n` repeats the choices.
+#[test]
+fn a_job_survives_kills_at_random_times() {
+    const WORKERS: u64 = 4;
+    let seed = variable("SEED").unwrap_or_else(|| fastrand::u64(..));
+    let mut random = fastrand::Rng::with_seed(seed);
+    let options = ["--nproc-per-node=4", "--max-restarts=1000"];
+    let mut members = Members::start(&options, &[], MEMBER);
+    members.choices = format!("to repeat the choices: SEED={seed}\n");
+    let mut now = members.generation(4, &[]);
+    let mut dead = Vec::new();
+    for _ in 0..10 {
+        let survivor = random.u64(..WORKERS);
+        for _ in 0..random.u8(1..4) {
+            // Also one that has just started.
+            let live = members.job.processes();
+            let mut all = members.processes();
+            all.retain(|(_, pid)| live.contains(pid));
+            let others = all.into_iter().filter(|(id, _)| *id != survivor);
+            let others: Vec<i32> = others.map(|(_, pid)| pid).collect();
+            let Some(pid) = random.choice(others) else {
+                continue;
+            };
+            let _ = kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL);
+            dead.push(pid);
+        }
+        let next = members.generation(4, &dead);
+        assert_eq!(next[&survivor], now[&survivor], "a survivor has restarted");
+        now = next;
+    }
+    let ended = members.finish();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(
+        !ended.stderr.contains("restarting the workers"),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn without_a_replacement_the_job_shrinks_until_too_few_are_left() {
+    let options = ["--nproc-per-node=4", "--replace=none", "--min-workers=2"];
+    let members = Members::start(&options, &[], MEMBER);
+    let first = members.generation(4, &[]);
+    kill(first[&1]);
+    let second = members.generation(3, &[first[&1]]);
+    kill(first[&0]);
+    let third = members.generation(2, &[first[&0], first[&1]]);
+    assert_eq!([second[&3], third[&3]], [first[&3]; 2]);
+    kill(first[&2]);
+    let ended = members.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let why = "does not keep the other workers: 1 run on this node, and at least 2 are needed";
+    assert!(ended.stderr.contains(why), "{ended:?}");
+}
+
+#[test]
+fn a_job_goes_on_without_the_worker_for_which_no_restart_is_left() {
+    let options = ["--nproc-per-node=3", "--max-restarts=1"];
+    let members = Members::start(&options, &[], MEMBER);
+    let first = members.generation(3, &[]);
+    kill(first[&2]);
+    let second = members.generation(3, &[first[&2]]);
+    kill(second[&2]);
+    let third = members.generation(2, &[first[&2], second[&2]]);
+    assert_eq!((third[&0], third[&1]), (first[&0], first[&1]));
+    // The others are not the last ones to end then.
+    until("the launcher knows", || {
+        members.log().contains("no restart is left")
+    });
+    let ended = members.finish();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+/// Workers that come and go: one that ends with 0 is not missed.
+#[test]
+fn a_worker_that_succeeds_is_not_replaced() {
+    let options = ["--nproc-per-node=3", "--max-restarts=3"];
+    let members = Members::start(&options, &[], MEMBER);
+    let first = members.generation(3, &[]);
+    fs::write(members.job.path("finish-1"), "").unwrap();
+    members.generation(2, &[first[&1]]);
+    kill(first[&0]);
+    let third = members.generation(2, &[first[&0], first[&1]]);
+    assert_eq!(third[&2], first[&2]);
+    let ended = members.finish();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+}
+
+#[test]
+fn a_script_that_does_not_use_the_service_is_named_and_restarts_as_a_whole() {
+    let job = Job::new();
+    let script = "echo $RANK >> $C10D_TEST_FOLDER/starts
+        [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0
+        until [ $(wc -l < $C10D_TEST_FOLDER/starts) = 2 ]; do sleep 0.01; done
+        [ $RANK = 1 ] || exec sleep 1000
+        exit 5";
+    let options = [
+        "--standalone",
+        "--keep-workers",
+        "--nproc-per-node=2",
+        "--max-restarts=1",
+    ];
+    let ended = job.start(&options, script).end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let why =
+        "--keep-workers does not keep the other workers: no worker is a member of their group";
+    assert!(ended.stderr.contains(why), "{ended:?}");
+    let starts = fs::read_to_string(job.path("starts")).unwrap();
+    assert_eq!(starts.lines().count(), 4, "{starts}");
+}
+
+/// As without the option: for the whole job, though the others are members.
+#[test]
+fn final_exit_codes_and_errors_of_each_start_end_the_job() {
+    let traceback = r#"printf 'Traceback (most recent call last):\n  File "/t/x.py", line 1, in <module>\n    import x\n' >&2
+        echo "ModuleNotFoundError: No module named 'x'" >&2
+        exit 1"#;
+    for (end, reason) in [
+        (
+            "exit 93",
+            "ended with exit code 93, after which the job is not to be restarted",
+        ),
+        (traceback, "would fail at each start: ModuleNotFoundError"),
+    ] {
+        let script = format!("[ $C10D_MEMBER_INCARNATION = 1 ] || {{ {end}\n }}\n{MEMBER}");
+        let options = [
+            "--nproc-per-node=2",
+            "--max-restarts=9",
+            "--no-restart-exit-codes=93",
+        ];
+        let members = Members::start(&options, &[], &script);
+        let first = members.generation(2, &[]);
+        kill(first[&1]);
+        let ended = members.end();
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(ended.stderr.contains(reason), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_group_that_has_ended_restarts_as_a_whole() {
+    let options = [
+        "--nproc-per-node=2",
+        "--max-restarts=3",
+        "--min-workers=2",
+        "--replace-after=600s",
+    ];
+    let members = Members::start(&options, &[("BELOW_MIN_MS", "1")], MEMBER);
+    let first = members.generation(2, &[]);
+    kill(first[&0]);
+    // The other one fails when the group ends.
+    let second = members.generation(2, &[first[&0], first[&1]]);
+    assert_ne!(second[&1], first[&1]);
+    let ended = members.finish();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let why =
+        "does not keep the other workers: their group has ended: too few members for too long";
+    assert!(ended.stderr.contains(why), "{ended:?}");
+}
+
+/// A signal ends workers, those that have replaced others too, and replacements that wait.
+#[test]
+fn a_signal_ends_all_workers() {
+    for pause in ["--replace-after=0s", "--replace-after=600s"] {
+        let options = ["--nproc-per-node=3", "--max-restarts=3", pause];
+        let members = Members::start(&options, &[], MEMBER);
+        let first = members.generation(3, &[]);
+        kill(first[&0]);
+        members.generation(if pause.ends_with("=0s") { 3 } else { 2 }, &[first[&0]]);
+        members.launcher.as_ref().unwrap().signal(Signal::TERM);
+        let ended = members.end();
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+    }
+}
+
+/// The workers of both nodes are one group, on a store that outlives each of them.
+#[test]
+fn workers_survive_those_of_another_node_and_its_loss() {
+    let job = Job::with_server();
+    let options = [
+        "--keep-workers",
+        "--nproc-per-node=2",
+        "--max-restarts=9",
+        "--workers-store=rendezvous",
+    ];
+    let [launcher, other] = [(), ()].map(|()| {
+        let mut command = job.node_command(&options, MEMBER);
+        command.env("MEMBER", env::current_exe().unwrap());
+        Running::start(command)
+    });
+    let launcher = Some(launcher);
+    let members = Members {
+        job,
+        launcher,
+        choices: String::new(),
+    };
+    let four = members.generation(4, &[]);
+    kill(four[&0]);
+    kill(four[&3]);
+    let next = members.generation(4, &[four[&0], four[&3]]);
+    assert_eq!((next[&1], next[&2]), (four[&1], four[&2]));
+    other.signal(Signal::KILL);
+    other.end();
+    let mut left = BTreeMap::new();
+    until("the workers of the launcher end with it", || {
+        let live = members.job.processes();
+        left.clone_from(&next);
+        left.retain(|_, pid| live.contains(pid));
+        left.len() == 2
+    });
+    let mut dead: Vec<i32> = next.into_values().chain([four[&0], four[&3]]).collect();
+    dead.retain(|pid| left.values().all(|it| it != pid));
+    assert_eq!(members.generation(2, &dead), left);
+    // Once the others count as lost, those that are left end.
+    let ended = members.finish();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(
+        !ended.stderr.contains("restarting the workers"),
+        "{ended:?}"
+    );
+}
+
+/// At the start, as it is known by then that the workers' store has no such service.
+#[test]
+fn a_store_of_the_workers_own_is_refused() {
+    let job = Job::new();
+    let mut command = job.command(&["--standalone", "--keep-workers"], "exit 0");
+    command.env("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1");
+    let ended = Running::start(command).end();
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    let why = "keep_workers needs a workers' store that an agent serves";
+    assert!(ended.stderr.contains(why), "{ended:?}");
+}
