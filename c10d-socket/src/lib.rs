@@ -16,6 +16,7 @@ mod listen;
 mod listeners;
 mod loopback_user;
 mod options;
+mod own_sockets;
 mod printable;
 mod process_bound;
 mod process_stat;
@@ -41,6 +42,7 @@ pub use listen::{ListenOptions, adopt_listener, adopt_listener_raw, listen, reso
 pub use listeners::{Listeners, Step};
 pub use loopback_user::{check_own_user, loopback_user, own_user};
 pub use options::{KeepAlive, SocketOptions, configure_accepted};
+pub use own_sockets::OwnConnections;
 pub use printable::{Printable, is_printable, printable};
 pub use process_bound::{OtherProcess, ProcessBound};
 pub use process_stat::ProcessStat;
