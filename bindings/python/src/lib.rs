@@ -11,6 +11,7 @@ mod group;
 mod handle;
 mod hash_store;
 mod main_thread;
+mod membership;
 mod owned;
 mod prefix_store;
 mod rendezvous;
@@ -31,6 +32,8 @@ mod _native {
     use crate::group::init_from_env;
     #[pymodule_export]
     use crate::hash_store::HashStore;
+    #[pymodule_export]
+    use crate::membership::Membership;
     #[pymodule_export]
     use crate::prefix_store::PrefixStore;
     #[pymodule_export]

@@ -67,6 +67,36 @@ class MissingRanksError(GroupError, TimeoutError):
     """The missing ranks, ascending."""
 
 
+class MembershipError(DistError):
+    """The base of the exceptions of ``c10d_rs.torch.join``."""
+
+    __module__ = "c10d_rs.torch"
+
+
+class MembershipChanged(MembershipError):
+    """Members were lost or come in: the generation ends. ``with generation:`` takes it."""
+
+    __module__ = "c10d_rs.torch"
+
+
+class Evicted(MembershipError):
+    """The others go on without this process."""
+
+    __module__ = "c10d_rs.torch"
+
+
+class BelowMinimum(MembershipError):
+    """Too few members were left for too long: the group has ended."""
+
+    __module__ = "c10d_rs.torch"
+
+
+class Unrecoverable(MembershipError):
+    """The group has ended, or this process cannot take part: only a restart helps."""
+
+    __module__ = "c10d_rs.torch"
+
+
 class RendezvousError(DistError):
     """A rendezvous failed. The subclasses have the names of PyTorch's."""
 

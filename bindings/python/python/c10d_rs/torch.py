@@ -1,6 +1,7 @@
-"""A store of this package for PyTorch's process groups: ``init_process_group(store=c10d_rs.torch.Store(store), ...)``.
+"""For PyTorch jobs: process groups whose survivors go on (``join``), and a store of this package for PyTorch's process
+groups: ``init_process_group(store=c10d_rs.torch.Store(store), ...)``.
 
-So a torch job can have what PyTorch's own client lacks, above all the shared secret. This module imports torch.
+The store has what PyTorch's own client lacks, above all the shared secret. This module imports torch.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,23 @@ from typing import Any
 
 from torch import distributed as dist
 
+from c10d_rs._errors import BelowMinimum, Evicted, MembershipChanged, MembershipError, Unrecoverable
+from c10d_rs._membership import Generation, Membership, join
 from c10d_rs._native import Store as _Store
+from c10d_rs._rendezvous_reconfigure import rendezvous_reconfigure
+
+__all__ = [
+    "BelowMinimum",
+    "Evicted",
+    "Generation",
+    "Membership",
+    "MembershipChanged",
+    "MembershipError",
+    "Store",
+    "Unrecoverable",
+    "join",
+    "rendezvous_reconfigure",
+]
 
 
 class Store(dist.Store):

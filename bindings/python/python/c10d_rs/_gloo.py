@@ -1,0 +1,98 @@
+"""What gloo lacks: waits that end when a generation is broken, and a DDP that cannot be used in the wrong one.
+
+The native thread ends the receiving side of a broken mesh's connections, on which gloo's operations fail. Gloo forgets those
+that it has begun to send or to receive (``Pair::signalException`` visits pending ones only): they wait for the group's
+timeout. So waits are made in slices.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import distributed as dist
+from torch._C._distributed_c10d import Work as _Work
+
+from c10d_rs._errors import MembershipChanged, MembershipError, Unrecoverable
+from c10d_rs._native import Membership as _Native
+
+if TYPE_CHECKING:
+    from c10d_rs._membership import Generation
+
+# How late a wait notices that its operation has been lost.
+_SLICE = timedelta(milliseconds=50)
+
+# OpType::SEND, RECV and RECVANYSOURCE: a wait for one that times out closes its connections.
+_POINT_TO_POINT = (12, 13, 14)
+
+# Each lost operation occupies one of gloo's threads until the group's timeout.
+_LOST_MAX = 1
+
+
+class Waits:
+    """Makes waits for torch's operations end with the generation, until it is closed."""
+
+    def __init__(self, native: _Native, after: Callable[[], None] = lambda: None) -> None:
+        """Begin. ``after`` is called after each wait for an operation."""
+        self._lost: list[Any] = []
+        self._original = original = _Work.wait
+
+        def wait(work: Any, timeout: timedelta | None = None) -> Any:
+            """Wait as torch does; for a collective without a timeout in slices."""
+            if timeout or work._get_op_type() in _POINT_TO_POINT:
+                return original(work, timeout) if timeout else original(work)
+            while True:
+                try:
+                    result = original(work, _SLICE)
+                except RuntimeError as error:
+                    # It may have ended in between: then torch says how. Some operations have no waits with an end.
+                    if not work.is_completed() and "not implemented" not in str(error):
+                        result = None
+                    else:
+                        result = original(work)
+                if result is not None:
+                    after()
+                    return result
+                if native.is_abandoned:
+                    self._lost.append(work)
+                    raise MembershipChanged("the members change, and gloo has lost this operation")
+
+        _Work.wait = wait
+
+    def check(self) -> None:
+        """Raise Unrecoverable if gloo has no thread left."""
+        self._lost = [work for work in self._lost if not work.is_completed()]
+        if len(self._lost) > _LOST_MAX:
+            raise Unrecoverable("gloo has lost several operations, and has no thread left: restart this process")
+
+    def close(self) -> None:
+        """End."""
+        _Work.wait = self._original
+
+
+def ddp(generation: "Generation", module: Any, options: dict[str, Any]) -> Any:
+    """Return a ``DistributedDataParallel`` that works in this generation only."""
+    wrapped = torch.nn.parallel.DistributedDataParallel(module, **options)
+    pending: list[tuple[Any, Any, Any]] = []
+
+    def check(*_: Any) -> None:
+        if not generation.is_current:
+            raise MembershipError("this DDP object is of an earlier generation: make one by generation.ddp in each")
+
+    def average(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Add up a bucket while the next one is made, and wait for all with the last: torch's own wait has no end."""
+        check()
+        tensor = bucket.buffer().div_(generation.size)
+        future: Any = torch.futures.Future()
+        pending.append((dist.all_reduce(tensor, async_op=True), future, tensor))
+        if bucket.is_last():
+            operations, pending[:] = pending[:], []
+            for work, _, _ in operations:
+                work.wait()
+            for _, done, result in operations:
+                done.set_result(result)
+        return future
+
+    wrapped.register_forward_pre_hook(check)
+    wrapped.register_comm_hook(None, average)
+    return wrapped

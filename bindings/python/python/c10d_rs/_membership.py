@@ -1,0 +1,304 @@
+"""A process group whose survivors go on when a member dies: the loop of ``c10d_rs.torch.join``.
+
+The decisions are those of the server (docs/membership.md). This module calls torch, and runs on the thread of the program.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Optional
+
+from torch import distributed as dist
+
+from c10d_rs._errors import DistError, MembershipChanged, MembershipError, Unrecoverable, class_of
+from c10d_rs._gloo import Waits, ddp
+from c10d_rs._native import Membership as _Native
+from c10d_rs._native import Store as _Store
+from c10d_rs._place import Place, check_torch
+from c10d_rs._state import sync
+
+_log = logging.getLogger("c10d_rs")
+
+# The longest step between two boundaries of a program without a checkpoint that takes longer; of torch's collectives.
+_TIMEOUT = timedelta(minutes=30)
+
+# torch's first group is called 0, and gloo serves the CPU.
+_TORCH_KEYS = "torch/0//cpu//reconfigure/"
+
+# Of torch's call, which takes milliseconds when all are ready. A member that stops in it costs the others five times this.
+_CALL_TIMEOUT = timedelta(seconds=2)
+
+# How long a member that has finished waits for the others to finish.
+_FINISH_TIMEOUT = timedelta(minutes=5)
+
+
+def join(
+    *,
+    min_size: int | None = None,
+    store: _Store | None = None,
+    name: str | None = None,
+    first_size: int | None = None,
+    timeout: timedelta = _TIMEOUT,
+    step: int = 0,
+    **waits: timedelta,
+) -> "Membership":
+    """Join the group of this job, as the default process group of torch, over gloo. Iterate over the result.
+
+    The store is that of ``MASTER_ADDR`` and ``MASTER_PORT``, or a ``TCPStore`` of this package; its server is one of this
+    project. The group forms with ``first_size`` members, by default ``WORLD_SIZE``, and goes on with at least ``min_size``.
+    All members give the same numbers and waits. ``step`` is the number of steps that this process has done already.
+
+    The waits: ``form_timeout``, ``ready_timeout``, ``below_min_timeout``, ``replace_wait``, ``boundary_timeout``
+    (docs/survivors.md). Raises Unrecoverable if torch or the server cannot do it.
+    """
+    check_torch()
+    if dist.is_initialized():
+        raise Unrecoverable("join makes torch's default process group, but there is one: call join instead")
+    place = Place(name, store)
+    size_first = place.size_first(first_size)
+    size_min = min_size or int(os.environ.get("C10D_MEMBERS_MIN", "1"))
+    options = {name: wait.total_seconds() for name, wait in waits.items()}
+    options |= {"size_min": size_min, "size_first": max(size_first, size_min)}
+    member, incarnation, serial = place.identity(size_first)
+    native = place.open(place.key(_TORCH_KEYS), member, incarnation, options)
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=place.torch_store(),
+            rank=serial,
+            world_size=serial + 1,
+            timeout=timeout,
+            enable_reconfigure=True,
+        )
+    except BaseException:
+        native.close()
+        raise
+    return Membership(native, member, step)
+
+
+class Membership:
+    """This process as a member. Each turn of a loop over it is a generation: a list of members that all have agreed to.
+
+    The loop ends when the work is finished, or after ``leave``.
+    """
+
+    def __init__(self, native: _Native, member: int, step: int) -> None:
+        """Call ``join`` instead."""
+        self._native = native
+        self._waits = Waits(native)
+        self._id = member
+        self._step = step
+        self._members: list[int] = []
+        self._generation: Generation | None = None
+        self._has_joined = False
+        self._is_finishing = False
+        self._is_over = False
+
+    @property
+    def id(self) -> int:
+        """The number of this process, which stays."""
+        return self._id
+
+    @property
+    def step(self) -> int:
+        """How many steps this process has done."""
+        return self._step
+
+    def __iter__(self) -> Iterator["Generation"]:
+        return self
+
+    def __next__(self) -> "Generation":
+        """Wait for the next generation. Raises Evicted, BelowMinimum or Unrecoverable if there is none for this process."""
+        if self._generation is not None and not self._is_over and not self._native.must_leave:
+            raise Unrecoverable("the generation is whole: do its work in `with generation:`")
+        self._generation = None
+        if not self._has_joined:
+            # Only now, as the others wait from then on.
+            self._has_joined = True
+            self._native.join(dist._get_reconfigure_handle(), self._step)
+        elif not self._is_over:
+            self._waits.check()
+        while not self._is_over:
+            self._generation = self._advance()
+            if self._generation is not None:
+                return self._generation
+        raise StopIteration
+
+    def leave(self) -> None:
+        """Leave the group at the next boundary, where the loop ends. Call it in a generation, before ``boundary``."""
+        self._native.leave()
+
+    def finish(self) -> None:
+        """Wait until all members have done their last step, and leave the group: the loop ends.
+
+        Raises MembershipChanged, which ``with generation:`` takes, if one of them is lost before.
+        """
+        generation = self._generation
+        if self._is_over or generation is None:
+            return
+        self._is_finishing = True
+        dist.barrier()
+        self._native.finish()
+        try:
+            while not self._is_over:
+                self._advance(_FINISH_TIMEOUT)
+        except TimeoutError:
+            _log.warning("the other members have not finished after %s", _FINISH_TIMEOUT)
+            self.close()
+
+    def close(self) -> None:
+        """End the membership without waiting for the others, which go on without this process."""
+        self._is_over = True
+        self._waits.close()
+        self._native.close()
+
+    def _advance(self, timeout: timedelta | None = None) -> Optional["Generation"]:
+        """Do the next thing. Return a generation if it is that."""
+        news = self._native.next(timeout)
+        if news[0] == "leave":
+            self._native.left(dist._get_reconfigure_handle(), self._step)
+        elif news[0] == "call":
+            _, uuid, handles = news
+            self._native.call_begins()
+            self._native.called(_call(uuid, handles))
+        elif news[0] == "enter":
+            return Generation(self, *news[1:])
+        else:
+            _, error, text = news
+            self.close()
+            if error is not None and not self._is_finishing:
+                raise class_of(error)(text)
+        return None
+
+
+class Generation:
+    """The members that take part now. Use it as ``with generation:`` around all that uses the process group."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        uuid: int,
+        rank: int,
+        source: int,
+        seats: list[tuple[int, int, int | None]],
+    ) -> None:
+        """Iterate over a ``Membership`` instead."""
+        self._membership = membership
+        self.uuid = uuid
+        """What torch calls the communicator: no other generation has it."""
+        self.rank = rank
+        self.size = len(seats)
+        self.source = source
+        """The rank whose state the others take: it has done the most steps."""
+        self.members = [member for member, _, _ in seats]
+        """The ids, by rank."""
+        earlier, membership._members = membership._members, self.members
+        self.joined = [member for member, _, previous in seats if previous is None]
+        """The ids of those that were in no generation before."""
+        self.left = [member for member in earlier if member not in set(self.members)]
+        """The ids of those that were in this process' last generation and are in this one no more."""
+        self.is_first = all(previous is None for _, _, previous in seats)
+        newest = seats[source][1]
+        self._takers = [
+            rank
+            for rank, (_, step, previous) in enumerate(seats)
+            if rank != source and (previous is None or step != newest)
+        ]
+        self._newest = newest
+        self._is_synced = False
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is the generation of this process, whole or broken."""
+        return self._membership._generation is self and not self._membership._is_over
+
+    def sync(self, state: dict[str, Any]) -> int:
+        """Give the state of the source to members that are new or behind, and return the number of steps in it.
+
+        All members call it, with the same names. An entry with ``load_state_dict`` is loaded; a tensor is overwritten;
+        another value is replaced in the dictionary. Who takes the state takes torch's random numbers too, except in the
+        first generation.
+        """
+        sync(state, self.rank, self.source, self._takers, has_random=not self.is_first)
+        self._is_synced = True
+        self._membership._step = self._newest
+        return self._newest
+
+    def ddp(self, module: Any, **options: Any) -> Any:
+        """Return a ``DistributedDataParallel`` for this generation; it refuses to run in another one. Call ``sync`` before.
+
+        An object that was used in a backward that failed gives wrong gradients once, so there is a new one each time.
+        """
+        if not self._is_synced:
+            raise MembershipError("call generation.sync first: DDP takes the weights of rank 0, which may be new")
+        return ddp(self, module, options)
+
+    def boundary(self, step: int) -> None:
+        """Say that this many steps are done. Raises MembershipChanged if the others change the group here.
+
+        All members call it after the same steps. It is one request to the store.
+        """
+        self._membership._step = step
+        if not self._membership._native.boundary(step):
+            raise MembershipChanged("the members change at this step boundary")
+
+    def __enter__(self) -> "Generation":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """Take the exceptions of a broken generation. Without one, the work is done, as by ``finish``."""
+        membership = self._membership
+        if error is None:
+            try:
+                membership.finish()
+            except RuntimeError as failed:
+                if not self._is_broken(failed):
+                    membership.close()
+                    raise
+            return False
+        if self._is_broken(error):
+            return True
+        membership.close()
+        return False
+
+    def _is_broken(self, error: BaseException) -> bool:
+        """Whether an exception came from a change of the members. What else it is, only the program knows."""
+        membership = self._membership
+        if membership._is_over or not _is_of_torch(error):
+            return False
+        if isinstance(error, MembershipError):
+            is_broken = isinstance(error, MembershipChanged)
+        else:
+            is_broken = membership._native.is_broken_after_error()
+        if is_broken:
+            _log.info("generation %d of %d members ends: %s", self.uuid, self.size, error)
+        return is_broken
+
+
+def _is_of_torch(error: BaseException) -> bool:
+    """Whether a failed collective may be the reason: torch raises RuntimeError for it."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        if isinstance(cause, RuntimeError) and not isinstance(cause, (NotImplementedError, RecursionError)):
+            return True
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def _call(uuid: int, handles: list[str]) -> bool:
+    """Have torch build the mesh, and return whether it could."""
+    try:
+        dist._reconfigure(uuid, handles, timeout=_CALL_TIMEOUT).wait()
+    except RuntimeError as error:
+        _log.info("torch's call for generation %d failed: %s", uuid, error)
+        return False
+    return True

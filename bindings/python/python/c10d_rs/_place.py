@@ -1,0 +1,87 @@
+"""Where the group of a job is: its store, its name, and who this process is in it."""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed as dist
+
+from c10d_rs._errors import Unrecoverable
+from c10d_rs._native import Membership as _Native
+from c10d_rs._native import Store as _Store
+from c10d_rs._native import TCPStore as _TCPStore
+
+# Of torch's calls of its store.
+_STORE_TIMEOUT = timedelta(minutes=5)
+
+
+def check_torch() -> None:
+    """Raise Unrecoverable unless torch can change a process group."""
+    if not hasattr(dist, "_reconfigure"):
+        raise Unrecoverable("survivors need PyTorch 2.14 or later: this one cannot change a process group")
+
+
+class Place:
+    """Where the group is: its store and its name."""
+
+    def __init__(self, name: str | None, store: _Store | None) -> None:
+        """Look at the environment, and connect."""
+        environment = os.environ
+        self.store = store
+        self.host = environment.get("MASTER_ADDR", "")
+        self.port = environment.get("MASTER_PORT", "")
+        self.secret = environment.get("C10D_SECRET_FILE")
+        if store is None and not (self.host and self.port):
+            raise Unrecoverable("set MASTER_ADDR and MASTER_PORT, or give join a store")
+        round_ = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self.name = name or environment.get("C10D_MEMBERSHIP_GROUP") or f"survivors-{round_}"
+        # The connection of the membership, which torch does not use.
+        self.own = store.clone() if store else _TCPStore(self.host, int(self.port), secret_file=self.secret)
+
+    def key(self, name: str) -> str:
+        """Return a key of this group."""
+        return f"c10d_rs/{self.name}/{name}"
+
+    def size_first(self, wanted: int | None) -> int:
+        """Return how many members form the first generation: what the first of them has said."""
+        size = wanted or int(os.environ.get("WORLD_SIZE", "1"))
+        return int(self.own.compare_set(self.key("size"), "", str(size)))
+
+    def identity(self, size_first: int) -> tuple[int, int, int]:
+        """Return the id, its incarnation, and a number that no other process of the group ever has."""
+        environment = os.environ
+        if "C10D_MEMBER_ID" in environment:
+            names = ("C10D_MEMBER_ID", "C10D_MEMBER_INCARNATION", "C10D_MEMBER_SERIAL")
+            member, incarnation, serial = (int(environment[name]) for name in names)
+            return member, incarnation, serial
+        rank = int(environment.get("RANK", "-1"))
+        if 0 <= rank < size_first and self.own.add(self.key(f"rank/{rank}"), 1) == 1:
+            member = rank
+        else:
+            member = size_first + self.own.add(self.key("ids"), 1) - 1
+        return member, 1, member
+
+    def open(self, key_prefix: str, member: int, incarnation: int, options: dict[str, float]) -> _Native:
+        """Open the group. Torch's keys of a generation begin with the prefix."""
+        try:
+            return _Native(
+                self.own,
+                self.name,
+                key_prefix,
+                member,
+                incarnation,
+                options,
+            )
+        except NotImplementedError as error:
+            reason = f"survivors need a store of this project, as c10d run and c10d store serve have: {error}"
+            raise Unrecoverable(reason) from error
+
+    def torch_store(self) -> Any:
+        """Return the store for torch, which has a connection of its own."""
+        from c10d_rs.torch import Store
+
+        if self.store is not None or self.secret:
+            store: Any = Store(self.own.clone())
+        else:
+            store = dist.TCPStore(self.host, int(self.port), None, False, _STORE_TIMEOUT, wait_for_workers=False)
+        return dist.PrefixStore(self.key("torch"), store)

@@ -1,0 +1,244 @@
+//! `Membership`: this process as a member of a group whose survivors go on, for `c10d_rs.torch`.
+//!
+//! The state machine is `c10d_membership::Member`; here is what carries it. This module knows neither tensors nor gloo,
+//! nor what a step is: Python calls torch, and says what has happened.
+
+mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use c10d_store::StoreExt;
+use c10d_store::membership::{
+    EndReason, Ending, GroupOptions, MemberInput, MemberKey, Reason, Record,
+};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+
+use crate::arguments::Timeout;
+use crate::call::{cancel, run};
+use crate::errors::raise;
+use crate::owned::Owned;
+use crate::store::Store;
+
+use self::watch::{News, Waited, Watch};
+
+/// A member of a group. One thread calls it; the thread `c10d-membership` waits for the service, and frees the calling
+/// thread from collectives of a broken generation.
+#[pyclass(frozen, module = "c10d_rs._native")]
+#[derive(Debug)]
+pub(crate) struct Membership {
+    watch: Owned<Arc<Watch>>,
+}
+
+/// A process of a generation: id, steps done, and rank in the generation before.
+type Seat = (u64, u64, Option<u32>);
+
+/// What comes next, of one of four kinds.
+#[derive(IntoPyObject)]
+enum Directive {
+    /// `("leave",)`: leave the mesh, then say so.
+    Leave((&'static str,)),
+    /// `("call", uuid, handles)`: call torch, then say how it ended.
+    Call(&'static str, u64, Vec<String>),
+    /// `("enter", uuid, rank, source, seats)`: the generation may be used.
+    Enter(&'static str, u64, usize, usize, Vec<Seat>),
+    /// `("over", class, text)`: the process is no member any more; why, and the exception for it if it is one.
+    Over(&'static str, Option<&'static str>, String),
+}
+
+#[pymethods]
+impl Membership {
+    /// Opens the group, on a connection of its own, and starts the thread. `options` are the group's sizes and waits, in
+    /// seconds, which all members must give alike.
+    #[new]
+    #[pyo3(signature = (store, group, key_prefix, member, incarnation, options))]
+    fn new(
+        py: Python<'_>,
+        store: PyRef<'_, Store>,
+        group: String,
+        key_prefix: String,
+        member: u64,
+        incarnation: u64,
+        options: BTreeMap<String, f64>,
+    ) -> PyResult<Self> {
+        let options = group_options(options)?;
+        let service = store.handle.call(py, |store| {
+            let service = store.membership(&group)?.with_cancel(&cancel());
+            service.open(&options, &key_prefix)?;
+            Ok(service)
+        })?;
+        let watch = Watch::start(service, MemberKey::new(member, incarnation))?;
+        Ok(Self {
+            watch: Owned::new("membership", Arc::new(watch)),
+        })
+    }
+
+    /// Says hello. Torch lists this process under the handle.
+    fn join(&self, py: Python<'_>, handle: &str, step: u64) -> PyResult<()> {
+        let handle = handle.into();
+        self.tell(py, MemberInput::Join { handle, step })
+    }
+
+    /// Returns what comes next: waits for it, unless the timeout is over before.
+    #[pyo3(signature = (timeout=None))]
+    fn next(&self, py: Python<'_>, timeout: Option<Timeout>) -> PyResult<Directive> {
+        let timeout = timeout.map(|Timeout(timeout)| timeout);
+        let news = self.wait(py, |watch| watch.wait_for_news(timeout))?;
+        Ok(directive(news))
+    }
+
+    /// The mesh is left: torch has this handle now, and this many steps are done.
+    fn left(&self, py: Python<'_>, handle: &str, step: u64) -> PyResult<()> {
+        let handle = handle.into();
+        let watch = self.watch.get(py)?;
+        watch.forget_mesh();
+        self.tell(py, MemberInput::Left { handle, step })
+    }
+
+    /// Torch's call begins: the connections that it makes are the mesh.
+    fn call_begins(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.watch.get(py)?.call_begins()?)
+    }
+
+    /// Torch's call has returned.
+    fn called(&self, py: Python<'_>, is_ok: bool) -> PyResult<()> {
+        self.watch.get(py)?.call_ends(is_ok)?;
+        self.tell(py, MemberInput::Called { is_ok })
+    }
+
+    /// Whether to begin the next step, after this number of them; else `next` says why not.
+    fn boundary(&self, py: Python<'_>, step: u64) -> PyResult<bool> {
+        self.wait(py, |watch| watch.ask(MemberInput::Boundary(step)))
+    }
+
+    /// After an exception in a step: whether the generation is broken, so that `next` goes on.
+    fn is_broken_after_error(&self, py: Python<'_>) -> PyResult<bool> {
+        self.wait(py, |watch| watch.ask(MemberInput::StepFailed))
+            .map(|is_own| !is_own)
+    }
+
+    /// Whether to leave the mesh. Neither blocks nor asks.
+    #[getter]
+    fn must_leave(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.watch.get(py)?.must_leave())
+    }
+
+    /// Whether an operation of the mesh that still waits has been lost: its connections were ended some time ago.
+    #[getter]
+    fn is_abandoned(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.watch.get(py)?.is_abandoned())
+    }
+
+    /// Leaves at the next step boundary; at once outside of a generation.
+    fn leave(&self, py: Python<'_>) -> PyResult<()> {
+        self.tell(py, MemberInput::Leave)
+    }
+
+    /// Leaves: the last step is done. `next` says when the others have done it too.
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        self.tell(py, MemberInput::Finish)
+    }
+
+    /// Ends the thread and the connection. A member that has not left counts as dead.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let watch = self.watch.take()?;
+        py.detach(|| drop(watch));
+        Ok(())
+    }
+}
+
+impl Membership {
+    fn tell(&self, py: Python<'_>, input: MemberInput) -> PyResult<()> {
+        let watch = self.watch.get(py)?;
+        run(py, || watch.tell(input))
+    }
+
+    fn wait<T: Send>(
+        &self,
+        py: Python<'_>,
+        wait: impl FnOnce(&Watch) -> Result<T, Waited> + Send,
+    ) -> PyResult<T> {
+        let watch = self.watch.get(py)?;
+        run(py, || wait(&watch))?.map_err(|waited| match waited {
+            Waited::TimedOut(elapsed) => {
+                let text = format!("no list of members after {:.1} s", elapsed.as_secs_f64());
+                raise(py, "StoreTimeoutError", text)
+            }
+            Waited::Interrupted => raise(py, "DistStoreError", "interrupted".to_owned()),
+        })
+    }
+}
+
+fn directive(news: News) -> Directive {
+    match news {
+        News::Leave => Directive::Leave(("leave",)),
+        News::Call(record) => {
+            let handles = record.seats.iter().map(|seat| seat.handle.to_string());
+            Directive::Call("call", record.attempt.uuid(), handles.collect())
+        }
+        News::Enter(record, rank) => {
+            let Record {
+                attempt, source, ..
+            } = *record;
+            let seats = record.seats.iter();
+            let seats = seats.map(|seat| (seat.member.id.0, seat.step, seat.previous));
+            Directive::Enter("enter", attempt.uuid(), rank, source, seats.collect())
+        }
+        News::Over(ending) => {
+            let (class, text) = over(ending);
+            Directive::Over("over", class, text)
+        }
+        News::Lost(text) => Directive::Over("over", Some("Unrecoverable"), text),
+    }
+}
+
+/// The exception for an end, unless it is the one that was asked for.
+fn over(ending: Ending) -> (Option<&'static str>, String) {
+    match ending {
+        Ending::Evicted(Reason::Left) | Ending::Ended(EndReason::Finished) => (None, String::new()),
+        Ending::Evicted(reason) => {
+            let text = format!("this process is no member of the group any more: {reason}");
+            (Some("Evicted"), text)
+        }
+        Ending::Ended(reason @ EndReason::BelowMinimum) => (
+            Some("BelowMinimum"),
+            format!("the group has ended: {reason}"),
+        ),
+        Ending::Ended(reason) => (
+            Some("Unrecoverable"),
+            format!("the group has ended: {reason}"),
+        ),
+        Ending::Refused(limit) => (
+            Some("Unrecoverable"),
+            format!("the group refused this process: {limit}"),
+        ),
+        ending => (
+            Some("Unrecoverable"),
+            format!("this process is no member any more: {ending:?}"),
+        ),
+    }
+}
+
+/// The fields of [`GroupOptions`], by name; durations are in seconds.
+fn group_options(named: BTreeMap<String, f64>) -> PyResult<GroupOptions> {
+    let mut options = GroupOptions::new(1);
+    for (name, value) in named {
+        let seconds = Duration::try_from_secs_f64(value)
+            .map_err(|error| PyValueError::new_err(format!("{name} = {value}: {error}")))?;
+        #[expect(clippy::cast_possible_truncation, reason = "whole numbers of members")]
+        let count = seconds.as_secs() as usize;
+        match &*name {
+            "size_min" => options.size_min = count,
+            "size_first" => options.size_first = count,
+            "form_timeout" => options.form_timeout = seconds,
+            "ready_timeout" => options.ready_timeout = seconds,
+            "below_min_timeout" => options.below_min_timeout = seconds,
+            "replace_wait" => options.replace_wait = seconds,
+            "boundary_timeout" => options.boundary_timeout = seconds,
+            _ => return Err(PyValueError::new_err(format!("no option {name}"))),
+        }
+    }
+    Ok(options)
+}

@@ -1,0 +1,420 @@
+//! The thread of a member, and what it shares with the thread that calls torch.
+
+use std::io;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Cancel, OwnConnections, sleep};
+use c10d_store::StoreError;
+use c10d_store::membership::{
+    Action, Ending, Member, MemberInput, MemberKey, MemberOptions, Membership, Record, Reply,
+};
+
+use crate::call::cancel;
+
+/// How often the connections of a broken mesh are ended until the calling thread is out of it: at first, and at most. One
+/// time suffices, unless torch makes the mesh at that moment.
+const SWEEP_FIRST: Duration = Duration::from_millis(10);
+const SWEEP_MAX: Duration = Duration::from_millis(200);
+
+/// An operation that waits for this long after the end of all connections of its mesh has been lost by gloo: it forgets
+/// those that it has begun to send or to receive. It may also leave a connection open, and never see its end.
+const LOST_AFTER: Duration = Duration::from_millis(250);
+
+/// How long a poll lasts, so that a server that hangs is noticed by a failed answer.
+const POLL_MAX: Duration = Duration::from_secs(60);
+
+/// The service answers at once; a server that is stopped for longer than this is lost.
+const ANSWER_MAX: Duration = Duration::from_secs(300);
+
+/// What comes next for the calling thread.
+#[derive(Debug)]
+pub(super) enum News {
+    /// Leave the mesh.
+    Leave,
+    /// Call torch with this list.
+    Call(Arc<Record>),
+    /// The generation may be used, with this rank.
+    Enter(Arc<Record>, usize),
+    /// The process is no member any more.
+    Over(Ending),
+    /// The service cannot be reached.
+    Lost(String),
+}
+
+/// Why a wait ended without a result.
+#[derive(Debug)]
+pub(super) enum Waited {
+    TimedOut(Duration),
+    Interrupted,
+}
+
+/// A member with its thread, which ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// For the calling thread: Ctrl-C ends its calls.
+    service: Membership,
+    key: MemberKey,
+    started: Instant,
+    closed: Cancel,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    member: Member,
+    /// One thread at a time sends what is owed.
+    is_sending: bool,
+    /// Ends the wait of the calling thread, to look again.
+    caller: Cancel,
+    /// The same for the thread of the watch.
+    watcher: Cancel,
+    news: Option<News>,
+    must_leave: Option<Leaving>,
+    /// To the question that the calling thread has asked: true is Proceed, and StepError.
+    answer: Option<bool>,
+    ending: Option<Ending>,
+    lost: Option<String>,
+    mesh: Mesh,
+}
+
+/// The connections of torch.
+#[derive(Debug)]
+enum Mesh {
+    None,
+    /// Torch is making them; these were there before.
+    Made(OwnConnections),
+    /// They are known. The set is its own fence: no later connection is in it.
+    Is(Arc<OwnConnections>),
+}
+
+/// The calling thread has to leave its mesh.
+#[derive(Debug)]
+struct Leaving {
+    /// The mesh is whole: nobody waits in it.
+    is_at_boundary: bool,
+    next_sweep: Instant,
+    pause: Duration,
+    /// When the connections of the mesh were ended first.
+    swept: Option<Instant>,
+}
+
+impl Watch {
+    pub(super) fn start(service: Membership, key: MemberKey) -> io::Result<Self> {
+        let closed = Cancel::new();
+        let member = Member::new(key, MemberOptions::default());
+        let of_thread = service.with_cancel(&closed);
+        let shared = Arc::new(Shared {
+            service,
+            key,
+            started: Instant::now(),
+            closed,
+            state: Mutex::new(State {
+                member,
+                is_sending: false,
+                caller: Cancel::NEVER,
+                watcher: Cancel::NEVER,
+                news: None,
+                must_leave: None,
+                answer: None,
+                ending: None,
+                lost: None,
+                mesh: Mesh::None,
+            }),
+        });
+        let watched = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("c10d-membership".to_owned())
+            .spawn(move || {
+                let run = AssertUnwindSafe(|| watched.run(&of_thread));
+                if catch_unwind(run).is_err() {
+                    watched.lose("its thread has panicked".to_owned());
+                }
+            })?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// Tells the member what has happened, and the service what follows.
+    pub(super) fn tell(&self, input: MemberInput) {
+        self.shared.step(input);
+        self.shared.send_owed(&self.shared.service);
+    }
+
+    pub(super) fn wait_for_news(&self, timeout: Option<Duration>) -> Result<News, Waited> {
+        self.shared.wait(timeout, State::take_news)
+    }
+
+    /// Asks a question, which ends with its answer or with news.
+    ///
+    /// Returns whether the answer has come: Proceed at a boundary, and after an exception that it is the program's own.
+    pub(super) fn ask(&self, question: MemberInput) -> Result<bool, Waited> {
+        if self.must_leave() {
+            return Ok(false);
+        }
+        self.shared.lock().answer = None;
+        self.tell(question);
+        self.shared.wait(None, |state| {
+            if state.has_news() {
+                return Some(false);
+            }
+            state.answer.take()
+        })
+    }
+
+    pub(super) fn must_leave(&self) -> bool {
+        self.shared.lock().has_news()
+    }
+
+    /// Whether what still waits in the mesh waits in vain.
+    pub(super) fn is_abandoned(&self) -> bool {
+        let state = self.shared.lock();
+        let swept = state.must_leave.as_ref().and_then(|leaving| leaving.swept);
+        swept.is_some_and(|swept| swept.elapsed() >= LOST_AFTER)
+    }
+
+    pub(super) fn forget_mesh(&self) {
+        self.shared.lock().mesh = Mesh::None;
+    }
+
+    pub(super) fn call_begins(&self) -> io::Result<()> {
+        self.shared.lock().mesh = Mesh::Made(OwnConnections::now()?);
+        Ok(())
+    }
+
+    pub(super) fn call_ends(&self, is_ok: bool) -> io::Result<()> {
+        let now = OwnConnections::now()?;
+        let mut state = self.shared.lock();
+        state.mesh = match mem::replace(&mut state.mesh, Mesh::None) {
+            Mesh::Made(before) if is_ok => Mesh::Is(Arc::new(now.since(&before))),
+            _ => Mesh::None,
+        };
+        Ok(())
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.closed.cancel();
+        if let Some(thread) = self.thread.take() {
+            // It has caught its panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn step(&self, input: MemberInput) {
+        let now = self.started.elapsed();
+        let mut state = self.lock();
+        let actions = state.member.step(now, input);
+        for action in actions {
+            state.take(action);
+        }
+        let (caller, watcher) = (state.caller.clone(), state.watcher.clone());
+        drop(state);
+        caller.cancel();
+        watcher.cancel();
+    }
+
+    fn lose(&self, text: String) {
+        let mut state = self.lock();
+        state.lost.get_or_insert(text);
+        state.begin_to_leave(false);
+        let caller = state.caller.clone();
+        drop(state);
+        caller.cancel();
+    }
+
+    /// Sends what the service has not answered, unless another thread does.
+    fn send_owed(&self, service: &Membership) {
+        loop {
+            let message = {
+                let mut state = self.lock();
+                match state.member.owed() {
+                    Some(message) if !state.is_sending && state.lost.is_none() => {
+                        state.is_sending = true;
+                        message
+                    }
+                    _ => return,
+                }
+            };
+            let reply = service.ask(self.key, &message, ANSWER_MAX);
+            self.lock().is_sending = false;
+            match reply {
+                Ok(reply) => self.step(MemberInput::Reply(message, reply)),
+                // The caller raises, or the watch has ended. What is owed stays so.
+                Err(StoreError::Interrupted { .. }) => return,
+                Err(error) => return self.lose(error.to_string()),
+            }
+        }
+    }
+
+    /// Waits until `take` returns something. On the calling thread.
+    fn wait<T>(
+        &self,
+        timeout: Option<Duration>,
+        mut take: impl FnMut(&mut State) -> Option<T>,
+    ) -> Result<T, Waited> {
+        let begun = Instant::now();
+        let signals = cancel();
+        loop {
+            let news = Cancel::new();
+            let wake_at = {
+                let mut state = self.lock();
+                if let Some(taken) = take(&mut state) {
+                    return Ok(taken);
+                }
+                state.caller = news.clone();
+                state.member.wake_at()
+            };
+            let now = self.started.elapsed();
+            if wake_at.is_some_and(|wake_at| now >= wake_at) {
+                self.step(MemberInput::Tick);
+                continue;
+            }
+            if timeout.is_some_and(|timeout| begun.elapsed() >= timeout) {
+                return Err(Waited::TimedOut(begun.elapsed()));
+            }
+            let until_tick = wake_at.map(|wake_at| wake_at.saturating_sub(now));
+            let left = timeout.map(|timeout| timeout.saturating_sub(begun.elapsed()));
+            let pause = until_tick.into_iter().chain(left).min();
+            let pause = pause.unwrap_or(Duration::MAX);
+            if sleep(pause, [&signals, &news]).is_err() && !news.is_cancelled() {
+                return Err(Waited::Interrupted);
+            }
+        }
+    }
+
+    /// The thread of the watch: waits for events, frees the calling thread.
+    fn run(&self, service: &Membership) {
+        while !self.closed.is_cancelled() {
+            self.send_owed(service);
+            self.sweep();
+            let changed = Cancel::new();
+            let (poll, sweep_at) = {
+                let mut state = self.lock();
+                if state.ending.is_some() {
+                    return;
+                }
+                state.watcher = changed.clone();
+                let leaving = state.must_leave.as_ref();
+                let leaving = leaving.filter(|leaving| !leaving.is_at_boundary);
+                (
+                    state.member.poll(),
+                    leaving.map(|leaving| leaving.next_sweep),
+                )
+            };
+            let pause = sweep_at.map_or(POLL_MAX, |due| {
+                due.saturating_duration_since(Instant::now())
+            });
+            match poll {
+                None => {
+                    // Either wakes it.
+                    let _ = sleep(pause, [&self.closed, &changed]);
+                }
+                Some(message) => match service.ask(self.key, &message, pause) {
+                    Ok(Reply::NotYet) => {}
+                    Ok(reply) => self.step(MemberInput::Reply(message, reply)),
+                    Err(error) => return self.stop(error),
+                },
+            }
+        }
+    }
+
+    fn stop(&self, error: StoreError) {
+        if !self.closed.is_cancelled() {
+            self.lose(error.to_string());
+        }
+        // The calling thread may still have to be freed.
+        while !self.closed.is_cancelled() && self.lock().must_leave.is_some() {
+            self.sweep();
+            let _ = sleep(SWEEP_MAX, [&self.closed]);
+        }
+    }
+
+    /// Ends the connections of the mesh that the calling thread has to leave, if that is due.
+    fn sweep(&self) {
+        let mesh = {
+            let mut state = self.lock();
+            let Some(leaving) = &mut state.must_leave else {
+                return;
+            };
+            let now = Instant::now();
+            if leaving.is_at_boundary || now < leaving.next_sweep {
+                return;
+            }
+            leaving.next_sweep = now + leaving.pause;
+            leaving.pause = (leaving.pause * 2).min(SWEEP_MAX);
+            match &state.mesh {
+                Mesh::Is(mesh) => Arc::clone(mesh),
+                Mesh::None | Mesh::Made(_) => return,
+            }
+        };
+        if mesh.end_receiving().is_ok()
+            && let Some(leaving) = &mut self.lock().must_leave
+        {
+            leaving.swept.get_or_insert_with(Instant::now);
+        }
+    }
+}
+
+impl State {
+    fn take(&mut self, action: Action) {
+        match action {
+            Action::LeaveMesh { is_at_boundary } => {
+                self.news = None;
+                self.begin_to_leave(is_at_boundary);
+            }
+            Action::Call { record, .. } => self.news = Some(News::Call(record)),
+            Action::Enter { record, rank } => self.news = Some(News::Enter(record, rank)),
+            Action::Proceed | Action::StepError => self.answer = Some(true),
+            Action::Over(ending) => self.ending = Some(ending),
+            // What is owed is sent anyway.
+            _ => {}
+        }
+    }
+
+    fn begin_to_leave(&mut self, is_at_boundary: bool) {
+        self.must_leave.get_or_insert(Leaving {
+            is_at_boundary,
+            next_sweep: Instant::now(),
+            pause: SWEEP_FIRST,
+            swept: None,
+        });
+    }
+
+    fn has_news(&self) -> bool {
+        self.must_leave.is_some() || self.ending.is_some() || self.lost.is_some()
+    }
+
+    fn take_news(&mut self) -> Option<News> {
+        if let Some(ending) = self.ending {
+            self.must_leave = None;
+            return Some(News::Over(ending));
+        }
+        if let Some(text) = &self.lost {
+            self.must_leave = None;
+            return Some(News::Lost(text.clone()));
+        }
+        if self.must_leave.take().is_some() {
+            return Some(News::Leave);
+        }
+        self.news.take()
+    }
+}

@@ -1,0 +1,199 @@
+"""What the members of ``test_survivors.py`` do. Each says what it sees in the queue ``events`` of the store."""
+
+import json
+import os
+import signal
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+import c10d_rs
+import c10d_rs.torch as ct
+
+# Longer than a test may take: no member is freed by it.
+GROUP_TIMEOUT = timedelta(minutes=30)
+
+# A generation of the wanted size does this many steps more.
+LAST_STEPS = 20
+
+
+class Member:
+    """A member of a test's group."""
+
+    def __init__(self, port: int, rank: int | None, size: int, min_size: int, **options: float) -> None:
+        """Join."""
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(size))
+        if rank is not None:
+            os.environ["RANK"] = str(rank)
+        self.store = c10d_rs.TCPStore("127.0.0.1", port)
+        waits = {name: timedelta(seconds=seconds) for name, seconds in options.items()}
+        self.membership = ct.join(min_size=min_size, timeout=GROUP_TIMEOUT, **waits)  # type: ignore[arg-type]
+
+    def say(self, what: str, **more: Any) -> None:
+        """Report."""
+        event = {"what": what, "id": self.membership.id, "pid": os.getpid(), **more}
+        self.store.queue_push("events", json.dumps(event))
+
+    def enter(self, generation: ct.Generation) -> None:
+        """Report a generation."""
+        fields = ("rank", "size", "members", "joined", "left", "source")
+        self.say("generation", **{name: getattr(generation, name) for name in fields})
+
+
+def add_up(
+    port: int, rank: int | None, size: int, min_size: int, until: int, length: int = 4096, **options: float
+) -> None:
+    """Add up in every step, and end some steps after the group has the size ``until``."""
+    member = Member(port, rank, size, min_size, **options)
+    torch.manual_seed(1)
+    if rank is None:
+        torch.rand(7)  # other random numbers, if it did not take those of the others
+    state: dict[str, Any] = {"total": torch.zeros(1, dtype=torch.float64), "sizes": []}
+    try:
+        for generation in member.membership:
+            member.enter(generation)
+            with generation:
+                step = generation.sync(state)
+                last = step + LAST_STEPS
+                while generation.size != until or step < last:
+                    values = torch.full((length,), float(generation.rank + 1))
+                    dist.all_reduce(values)
+                    expected = generation.size * (generation.size + 1) / 2
+                    if not bool((values == expected).all()):
+                        member.say("wrong", step=step, value=values[0].item(), expected=expected)
+                    step += 1
+                    state["total"] += values[0].item() * torch.rand(1, dtype=torch.float64).item()
+                    state["sizes"].append(generation.size)
+                    if step == 5:
+                        member.say("steps")
+                    generation.boundary(step)
+    except Exception as error:
+        member.say("error", kind=type(error).__name__, text=str(error))
+        return
+    member.say("done", step=step, total=state["total"].item(), sizes=state["sizes"])
+
+
+def train(port: int, rank: int | None, size: int, steps: int, kill: dict[str, int] | None = None) -> None:
+    """Train by DDP on batches that follow from the step, and report the losses."""
+    member = Member(port, rank, size, 1)
+    net, optimizer = model()
+    state: dict[str, Any] = {"net": net, "optimizer": optimizer, "losses": []}
+    earlier = None
+    for generation in member.membership:
+        member.enter(generation)
+        with generation:
+            step = generation.sync(state)
+            parallel = generation.ddp(net, bucket_cap_mb=0.001)
+            if earlier is not None:
+                refuses(earlier)
+            earlier = parallel
+            while step < steps:
+                inputs, targets = (part.chunk(generation.size)[generation.rank] for part in batch(step))
+                optimizer.zero_grad()
+                loss = torch.nn.functional.mse_loss(parallel(inputs), targets)
+                if kill and kill.get(str(member.membership.id)) == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                loss.backward()
+                mean = loss.detach().clone() / generation.size
+                dist.all_reduce(mean)
+                optimizer.step()
+                state["losses"].append(mean.item())
+                step += 1
+                if step == 5:
+                    member.say("steps")
+                generation.boundary(step)
+    member.say("done", losses=state["losses"])
+
+
+def refuses(parallel: Any) -> None:
+    """Check that a DDP object of an earlier generation does not run."""
+    try:
+        parallel(batch(0)[0])
+    except ct.MembershipError:
+        return
+    raise AssertionError("a DDP object of an earlier generation runs")
+
+
+def model() -> tuple[Any, Any]:
+    """Return a net and its optimizer, the same each time."""
+    torch.manual_seed(3)
+    layers = [torch.nn.Linear(8, 8, dtype=torch.float64) for _ in range(4)]
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(8, 1, dtype=torch.float64))
+    return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inputs and targets of a step: 12 rows, which 1, 2, 3 and 4 members share evenly."""
+    numbers = torch.Generator().manual_seed(step)
+    inputs = torch.randn(12, 8, generator=numbers, dtype=torch.float64)
+    return inputs, inputs.sum(1, keepdim=True).sin()
+
+
+def train_alone(port: int, steps: int) -> None:
+    """Train without a group, and report the losses."""
+    net, optimizer = model()
+    losses = []
+    for step in range(steps):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(net(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    store = c10d_rs.TCPStore("127.0.0.1", port)
+    store.queue_push("events", json.dumps({"what": "alone", "losses": losses}))
+
+
+def fail(port: int, rank: int, size: int, kind: str, until: int) -> None:
+    """Raise an exception of the program's own in the fifth step."""
+    member = Member(port, rank, size, 1)
+    try:
+        for generation in member.membership:
+            with generation:
+                step = generation.sync({})
+                while True:
+                    dist.all_reduce(torch.ones(8))
+                    step += 1
+                    if step == 5:
+                        raise {"ValueError": ValueError, "RuntimeError": RuntimeError}[kind]("mine")
+                    generation.boundary(step)
+    except Exception as error:
+        member.say("error", kind=type(error).__name__, text=str(error))
+
+
+def refused(port: int, events: int) -> None:
+    """Join over a server of PyTorch."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.port), RANK="0", WORLD_SIZE="1")
+    store = c10d_rs.TCPStore("127.0.0.1", events)
+    try:
+        ct.join()
+    except ct.Unrecoverable as error:
+        store.queue_push("events", json.dumps({"what": "error", "text": str(error)}))
+
+
+def by_hand(port: int, rank: int, size: int, until: int) -> None:
+    """Make and change the group as PyTorch's documentation of ``_reconfigure`` does."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(size), RANK=str(rank))
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
+    store = c10d_rs.TCPStore("127.0.0.1", port)
+    dist.init_process_group("gloo", timeout=GROUP_TIMEOUT, enable_reconfigure=True)
+    sums: list[float] = []
+    while sums.count(float(until)) < LAST_STEPS:
+        try:
+            uuid, handles = ct.rendezvous_reconfigure(dist._get_reconfigure_handle(), min_size=2)
+            dist._reconfigure(uuid=uuid, handles=handles).wait()
+            while sums.count(float(until)) < LAST_STEPS:
+                values = torch.ones(8)
+                dist.all_reduce(values)
+                sums.append(values[0].item())
+                if len(sums) == 5:
+                    store.queue_push("events", json.dumps({"what": "steps"}))
+        except RuntimeError as error:
+            if isinstance(error, ct.MembershipError) and not isinstance(error, ct.MembershipChanged):
+                raise
+    store.queue_push("events", json.dumps({"what": "done", "id": rank, "sums": sums}))
+    # The others may still be in their last step: the test ends this process.
+    store.wait(["never"], GROUP_TIMEOUT)

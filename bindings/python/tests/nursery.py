@@ -1,0 +1,50 @@
+"""Forks members of groups out of one process that has imported torch, and waits for them.
+
+    python nursery.py
+
+Each line of its input is a JSON list. ["fork", FUNCTION, ARGUMENTS] runs a function of ``members.py`` in a child, and prints
+its process id; ["wait", PID] prints how it has ended.
+"""
+
+import json
+import os
+import sys
+import traceback
+
+import torch
+import torch._dynamo  # which the first optimizer imports, for seconds
+
+import members
+
+torch.set_num_threads(1)
+
+
+def main() -> None:
+    """Do what the lines say."""
+    for line in sys.stdin:
+        kind, *arguments = json.loads(line)
+        if kind == "fork":
+            name, parameters = arguments
+            child = os.fork()
+            if child == 0:
+                run(name, parameters)
+            print(child, flush=True)
+        else:
+            print(os.waitstatus_to_exitcode(os.waitpid(arguments[0], 0)[1]), flush=True)
+
+
+def run(name: str, parameters: dict[str, object]) -> None:
+    """Run a function, and end the process."""
+    status = 1
+    try:
+        getattr(members, name)(**parameters)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""Members of a group die, stop and join, and the survivors go on in their processes. Needs PyTorch 2.14 or later."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from c10d_rs import StoreServer, TCPStore
+
+# Of a whole test. Torch starts slowly on a busy machine.
+LIMIT_SECONDS = 240
+
+TESTS = Path(__file__).resolve().parent
+EXAMPLES = TESTS.parents[2] / "examples" / "survivors"
+
+VARIABLES = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+HAS_RECONFIGURE = "import torch.distributed as dist, sys; sys.exit(not hasattr(dist, '_reconfigure'))"
+
+
+def can_reconfigure() -> bool:
+    """Return whether this environment's torch can change a process group."""
+    return subprocess.run([sys.executable, "-c", HAS_RECONFIGURE]).returncode == 0
+
+
+@unittest.skipUnless(find_spec("torch"), "needs torch in this environment")
+class Survivors(unittest.TestCase):
+    nursery: ClassVar["subprocess.Popen[str]"]
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        if not can_reconfigure():
+            raise unittest.SkipTest("needs PyTorch 2.14 or later")
+        cls.nursery = subprocess.Popen(
+            [sys.executable, str(TESTS / "nursery.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **VARIABLES},
+        )
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.nursery.communicate()
+
+    def setUp(self) -> None:
+        self.server = StoreServer()
+        self.addCleanup(self.server.close)
+        self.store = TCPStore("127.0.0.1", self.server.port, timeout=LIMIT_SECONDS)
+        self.pids: list[int] = []
+        self.addCleanup(self.kill_all)
+        self.events: list[dict[str, Any]] = []
+
+    def kill_all(self) -> None:
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+            self.ask("wait", pid)
+
+    def ask(self, *command: Any) -> int:
+        """Give the nursery a command, and return its answer."""
+        assert self.nursery.stdin is not None and self.nursery.stdout is not None
+        self.nursery.stdin.write(json.dumps(command) + "\n")
+        self.nursery.stdin.flush()
+        return int(self.nursery.stdout.readline())
+
+    def fork(self, function: str, **parameters: Any) -> int:
+        """Start a member, and return its process id."""
+        pid = self.ask("fork", function, {"port": self.server.port, **parameters})
+        self.pids.append(pid)
+        return pid
+
+    def until(self, is_enough: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
+        """Read events until there are enough, and return all."""
+        while not is_enough(self.events):
+            try:
+                self.events.append(json.loads(self.store.queue_pop("events")))
+            except TimeoutError as error:
+                raise AssertionError(f"no further event after {self.events}") from error
+        return self.events
+
+    def of(self, what: str) -> list[dict[str, Any]]:
+        """Return the events of a kind."""
+        return [event for event in self.events if event["what"] == what]
+
+    def wait_for(self, what: str, count: int) -> list[dict[str, Any]]:
+        """Wait for events of a kind, and return them."""
+        self.until(lambda _: len(self.of(what)) >= count)
+        return self.of(what)
+
+    def check_sums(self, members: list[int], sizes: list[int]) -> None:
+        """Check that the members with these ids did all their steps right, in the same processes, and agree."""
+        done = sorted(self.wait_for("done", len(members)), key=lambda event: event["id"])
+        self.assertEqual([event["id"] for event in done], members, self.events)
+        self.assertEqual(self.of("wrong"), [])
+        self.assertEqual(self.of("error"), [])
+        for event in done:
+            seen = [size for index, size in enumerate(event["sizes"]) if event["sizes"][index - 1 : index] != [size]]
+            self.assertEqual(seen, sizes, self.events)
+            self.assertEqual(event["total"], done[0]["total"], self.events)
+            pids = {it["pid"] for it in self.events if it.get("id") == event["id"]}
+            self.assertEqual(pids, {event["pid"]})
+
+    def test_survivors_of_a_kill_go_on(self) -> None:
+        pids = [self.fork("add_up", rank=rank, size=4, min_size=2, until=3) for rank in range(4)]
+        self.wait_for("steps", 4)
+        os.kill(pids[1], signal.SIGKILL)
+        self.check_sums([0, 2, 3], [4, 3])
+        last = self.of("generation")[-1]
+        self.assertEqual((last["members"], last["left"], last["joined"]), ([0, 2, 3], [1], []))
+
+    def test_two_deaths_at_once_and_large_messages(self) -> None:
+        count = {"size": 5, "min_size": 2, "until": 3, "length": 1_000_000}
+        pids = [self.fork("add_up", rank=rank, **count) for rank in range(5)]
+        self.wait_for("steps", 5)
+        os.kill(pids[0], signal.SIGKILL)
+        os.kill(pids[3], signal.SIGKILL)
+        done = self.wait_for("done", 3)
+        self.assertEqual(sorted(event["id"] for event in done), [1, 2, 4], self.events)
+        self.assertEqual(self.of("wrong") + self.of("error"), [])
+
+    def test_newcomer_takes_the_state(self) -> None:
+        for rank in range(3):
+            self.fork("add_up", rank=rank, size=3, min_size=2, until=4)
+        self.wait_for("steps", 3)
+        self.fork("add_up", rank=None, size=3, min_size=2, until=4)
+        self.check_sums([0, 1, 2, 3], [3, 4])
+        self.assertEqual(self.of("generation")[-1]["joined"], [3])
+
+    def test_losses_are_those_of_an_undisturbed_run(self) -> None:
+        steps = 30
+        self.fork("train_alone", steps=steps)
+        kill = {"1": 7, "0": 13}
+        for rank in range(4):
+            self.fork("train", rank=rank, size=4, steps=steps, kill=kill)
+        done = self.wait_for("done", 2)
+        alone = self.wait_for("alone", 1)[0]["losses"]
+        self.assertEqual([event["size"] for event in self.of("generation")], [4] * 4 + [3] * 3 + [2] * 2, self.events)
+        for event in done:
+            self.assertEqual(len(event["losses"]), steps)
+            for ours, theirs in zip(event["losses"], alone, strict=True):
+                self.assertTrue(math.isclose(ours, theirs, rel_tol=1e-9), (ours, theirs))
+
+    def test_replacement_in_training_is_rank_0(self) -> None:
+        steps = 400
+        self.fork("train_alone", steps=steps)
+        for rank in range(3):
+            self.fork("train", rank=rank, size=3, steps=steps, kill={"0": 9})
+        self.until(lambda _: any(event.get("size") == 2 for event in self.events))
+        self.fork("train", rank=None, size=3, steps=steps)
+        done = self.wait_for("done", 3)
+        alone = self.wait_for("alone", 1)[0]["losses"]
+        for event in done:
+            for ours, theirs in zip(event["losses"], alone, strict=True):
+                self.assertTrue(math.isclose(ours, theirs, rel_tol=1e-6, abs_tol=1e-12), (ours, theirs))
+
+    def test_own_exceptions(self) -> None:
+        for rank, kind in ((0, "ValueError"), (1, "RuntimeError")):
+            self.fork("fail", rank=rank, size=2, kind=kind, until=1)
+        errors = sorted(self.wait_for("error", 2), key=lambda event: str(event["id"]))
+        self.assertEqual([(it["kind"], it["text"]) for it in errors], [("ValueError", "mine"), ("RuntimeError", "mine")])
+
+    def test_below_the_minimum(self) -> None:
+        count = {"size": 2, "min_size": 2, "until": 9, "below_min_timeout": 0.5}
+        pids = [self.fork("add_up", rank=rank, **count) for rank in range(2)]
+        self.wait_for("steps", 2)
+        os.kill(pids[0], signal.SIGKILL)
+        error = self.wait_for("error", 1)[0]
+        self.assertEqual((error["id"], error["kind"]), (1, "BelowMinimum"), self.events)
+
+    def run_example(self, name: str, *arguments: str) -> list["subprocess.Popen[str]"]:
+        """Start an example with two ranks."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.server.port), "WORLD_SIZE": "2"}
+        ranks = []
+        for rank in range(2):
+            process = subprocess.Popen(
+                [sys.executable, str(EXAMPLES / name), *arguments],
+                env={**os.environ, **VARIABLES, **address, "RANK": str(rank)},
+                cwd=folder.name,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            self.addCleanup(process.communicate)
+            self.addCleanup(process.kill)
+            ranks.append(process)
+        return ranks
+
+    def test_example_all_reduce(self) -> None:
+        for rank in self.run_example("all_reduce.py", "5", "0"):
+            self.assertIn("5 steps, total 10", rank.communicate(timeout=LIMIT_SECONDS)[0])
+
+    def test_example_train(self) -> None:
+        outputs = [rank.communicate(timeout=LIMIT_SECONDS)[0] for rank in self.run_example("train.py", "10")]
+        self.assertTrue(all("10 steps, loss " in output for output in outputs), outputs)
+
+    def test_example_serve(self) -> None:
+        ranks = self.run_example("serve.py")
+        self.store.queue_push("requests", "1 2 3")
+        self.assertEqual(float(self.store.get("answer to 1 2 3")), 14.0)
+        self.store.queue_push("requests", "stop")
+        self.assertEqual([rank.wait(LIMIT_SECONDS) for rank in ranks], [0, 0])
+
+    def test_as_in_pytorchs_documentation(self) -> None:
+        pids = [self.fork("by_hand", rank=rank, size=4, until=3) for rank in range(4)]
+        self.wait_for("steps", 4)
+        os.kill(pids[0], signal.SIGKILL)
+        done = self.wait_for("done", 3)
+        self.assertEqual(sorted(event["id"] for event in done), [1, 2, 3], self.events)
+        for event in done:
+            self.assertEqual(event["sums"], sorted(event["sums"], reverse=True))
+            self.assertEqual(set(event["sums"]), {4.0, 3.0})
+
+    def test_server_of_pytorch_is_refused(self) -> None:
+        pid = self.ask("fork", "refused", {"port": 0, "events": self.server.port})
+        self.pids.append(pid)
+        self.assertIn("c10d store serve", self.wait_for("error", 1)[0]["text"])
+
+
+if __name__ == "__main__":
+    unittest.main()
