@@ -27,6 +27,7 @@ mod membership;
 mod memory;
 #[cfg(test)]
 mod model_tests;
+mod name_map;
 mod owners;
 mod peak;
 mod recorder;

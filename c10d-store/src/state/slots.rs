@@ -6,10 +6,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use indexmap::IndexMap;
-
 use super::image::KeysImage;
-use super::key_hash::KeyHash;
+use super::name_map::NameMap;
 use super::owners::Ownership;
 use super::recorder::{Mark, Recorder};
 use super::stored::{Stored, Writer, Written};
@@ -21,9 +19,6 @@ use crate::stored_value::Value;
 
 /// The length word of an element in a reply.
 const LENGTH_BYTES: usize = 8;
-
-/// A map with room for at most this many names keeps its memory.
-const KEPT_NAMES: usize = 1024;
 
 /// Copying this many bytes of a snapshot counts as much as visiting a slot.
 const BYTES_PER_VISIT: usize = 1024;
@@ -87,8 +82,8 @@ impl Slot {
     }
 }
 
-/// Indexed, so that a snapshot can continue where it stopped, and a listing need not visit names without a value.
-type Map = IndexMap<Arc<[u8]>, Slot, KeyHash>;
+/// Numbered, so that a snapshot can continue where it stopped, and a listing need not visit names without a value.
+type Map = NameMap<Slot>;
 
 #[derive(Debug, Default)]
 pub(super) struct Slots {
@@ -258,7 +253,8 @@ impl Slots {
 
     /// The names that have a value.
     pub(super) fn names_with_value(&self) -> impl Iterator<Item = &Arc<[u8]>> {
-        self.map.keys().take(self.value_count)
+        let names = self.map.iter().map(|(name, _)| name);
+        names.take(self.value_count)
     }
 
     /// The number of names that the map has memory for.
@@ -419,8 +415,7 @@ impl Slots {
         if let Some(before) = slot.ownership.replace(Box::new(ownership)) {
             self.owned_bytes -= ownership_bytes(&before);
         }
-        let (name, _) = self.map.get_index(index).expect("found above");
-        Arc::clone(name)
+        Arc::clone(self.map.at(index).0)
     }
 
     /// Removes a value; `None` if there is none.
@@ -453,23 +448,14 @@ impl Slots {
 
     /// Removes the slot at this index, which has no value, if nothing is left in it.
     fn remove_if_empty(&mut self, index: usize) {
-        let found = self.map.get_index(index);
-        let Some((key, slot)) = found.filter(|(_, slot)| slot.is_empty()) else {
+        let (key, slot) = self.map.at(index);
+        if !slot.is_empty() {
             return;
-        };
+        }
         if let Some(recorder) = &mut self.recorder {
             recorder.removed(key, slot.changed);
         }
-        self.map.swap_remove_index(index);
-        self.release_memory();
-    }
-
-    /// Returns memory of removed names to the allocator, once most of the map is unused.
-    fn release_memory(&mut self) {
-        let (names, room) = (self.map.len(), self.map.capacity());
-        if room > KEPT_NAMES && names < room / 8 {
-            self.map.shrink_to((2 * names).max(KEPT_NAMES));
-        }
+        self.map.remove_at(index);
     }
 
     /// The slot at `index` has its first value.
@@ -486,22 +472,20 @@ impl Slots {
         }
         if let Some(copy) = &mut self.copy {
             for index in [a, b] {
-                if let Some((name, slot)) = self.map.get_index_mut(index) {
-                    copy.copy(name, slot, self.snapshots);
-                }
+                let (name, slot) = self.map.at_mut(index);
+                copy.copy(name, slot, self.snapshots);
             }
         }
         if let Some(sweep) = &mut self.sweep {
             for (from, to) in [(a, b), (b, a)] {
                 if (from..to).contains(&sweep.left.wrapping_sub(1))
-                    && let Some((name, _)) = self.map.get_index(from)
-                    && sweep.sweep.deletes(name)
+                    && sweep.sweep.deletes(self.map.at(from).0)
                 {
-                    sweep.moved.push(Arc::clone(name));
+                    sweep.moved.push(Arc::clone(self.map.at(from).0));
                 }
             }
         }
-        self.map.swap_indices(a, b);
+        self.map.exchange(a, b);
     }
 
     /// A deletion of the names with this prefix, but not of those with the other one, that begins now.
@@ -543,10 +527,11 @@ impl Slots {
                 };
                 sweep.left = at;
                 budget -= 1;
-                match self.map.get_index(at) {
-                    Some((name, _)) if sweep.sweep.deletes(name) => Arc::clone(name),
-                    _ => continue,
+                let (name, _) = self.map.at(at);
+                if !sweep.sweep.deletes(name) {
+                    continue;
                 }
+                Arc::clone(name)
             };
             let Some(slot) = self.map.get(&name) else {
                 continue;
@@ -657,9 +642,9 @@ impl Slots {
         // Waiters are not part of a slot's copy.
         let index = self
             .map
-            .get_index_of(key)
+            .number_of(key)
             .unwrap_or_else(|| insert(&mut self.map, self.snapshots, key));
-        let (name, slot) = &mut self.map.get_index_mut(index).expect("found or inserted");
+        let (name, slot) = self.map.at_mut(index);
         *slot
             .waiters
             .get_or_insert_with(|| new_list(Arc::clone(name)))
@@ -667,8 +652,8 @@ impl Slots {
 
     /// The last waiter of a name was removed.
     pub(super) fn remove_waiters(&mut self, name: &[u8]) {
-        if let Some((index, _, slot)) = self.map.get_full_mut(name) {
-            slot.waiters = None;
+        if let Some(index) = self.map.number_of(name) {
+            self.map.at_mut(index).1.waiters = None;
             self.remove_if_empty(index);
         }
     }
@@ -744,12 +729,11 @@ impl Slots {
             }
             copy.left -= 1;
             let mut cost = 1;
-            if let Some((key, slot)) = self.map.get_index_mut(copy.left) {
-                if matches!(copy.target, Target::Chunks(_)) {
-                    cost += slot.bytes() / BYTES_PER_VISIT;
-                }
-                copy.copy(key, slot, self.snapshots);
+            let (key, slot) = self.map.at_mut(copy.left);
+            if matches!(copy.target, Target::Chunks(_)) {
+                cost += slot.bytes() / BYTES_PER_VISIT;
             }
+            copy.copy(key, slot, self.snapshots);
             *budget = budget.saturating_sub(cost);
         }
         true
@@ -774,7 +758,8 @@ fn find<'m>(
     snapshot: u32,
     key: &[u8],
 ) -> Option<(usize, &'m mut Slot)> {
-    let (index, name, slot) = map.get_full_mut(key)?;
+    let index = map.number_of(key)?;
+    let (name, slot) = map.at_mut(index);
     if let Some(copy) = copy {
         copy.copy(name, slot, snapshot);
     }
@@ -789,11 +774,11 @@ fn find_or_insert<'m>(
     snapshot: u32,
     key: &[u8],
 ) -> (usize, &'m mut Slot) {
-    let index = match map.get_index_of(key) {
+    let index = match map.number_of(key) {
         Some(index) => index,
         None => insert(map, snapshot, key),
     };
-    let (name, slot) = map.get_index_mut(index).expect("found or inserted");
+    let (name, slot) = map.at_mut(index);
     if let Some(copy) = copy {
         copy.copy(name, slot, snapshot);
     }
@@ -806,5 +791,5 @@ fn insert(map: &mut Map, snapshot: u32, key: &[u8]) -> usize {
         copied_in: snapshot,
         ..Slot::default()
     };
-    map.insert_full(key.into(), slot).0
+    map.insert(key.into(), slot)
 }
