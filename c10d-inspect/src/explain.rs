@@ -10,7 +10,7 @@ use crate::job::Job;
 use crate::launched::Launched;
 use crate::meeting::meetings;
 use crate::options::ExplainOptions;
-use crate::parts::{groups, nodes, unknown_processes, waits};
+use crate::parts::{groups, memberships, nodes, unknown_processes, waits};
 use crate::ranks::{milliseconds, ranks};
 use crate::report::{Finding, Report};
 use crate::text;
@@ -43,6 +43,7 @@ pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
         unknown_processes: unknown_processes(&job),
         nodes: nodes(&job),
         groups: groups(&job),
+        memberships: memberships(&job),
         waits: waits(&job),
         workers_stores: match meetings(&job).is_empty() {
             true => job.workers_stores.clone(),

@@ -35,7 +35,7 @@ pub use announced::{
 pub use explain::explain;
 pub use options::ExplainOptions;
 pub use report::{
-    Finding, FindingKind, Group, NodeReport, Process, RankReport, RankSet, RankState, Report,
-    Sureness, WaitFor, WorkersStore,
+    Finding, FindingKind, Group, MembershipReport, NodeReport, Process, RankReport, RankSet,
+    RankState, Report, Sureness, WaitFor, WorkersStore,
 };
 pub use translate::translate;

@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use c10d_store::Opcode;
-use c10d_store::PendingWait;
+use c10d_store::membership::{Attempt, GroupStage};
+use c10d_store::{GroupRecord, Opcode, PendingWait};
 
 use crate::identity::shown_name;
 use crate::index::Slot;
 use crate::job::Job;
 use crate::keys::{Maker, meaning};
 use crate::ranks::{last_request, milliseconds};
-use crate::report::{Group, NodeReport, Process, RankSet, WaitFor};
+use crate::report::{Group, MembershipReport, NodeReport, Process, RankSet, WaitFor};
 use crate::text;
 
 /// The most entries of one list.
@@ -25,6 +25,36 @@ struct Waiting {
     since: Duration,
     connections: usize,
     ranks: Vec<usize>,
+}
+
+/// The most members that are named of those that a group waits for.
+const AWAITED_MAX: usize = 8;
+
+/// The groups whose members agree through the server.
+pub(crate) fn memberships(job: &Job<'_>) -> Vec<MembershipReport> {
+    let groups = job.index.snapshot.groups.iter();
+    groups
+        .map(|GroupRecord { name, status }| {
+            let awaited = status.members.iter().filter(|member| member.is_awaited);
+            let named = awaited.clone().take(AWAITED_MAX).map(|it| match it.rank {
+                Some(rank) => format!("{} (rank {rank})", it.member),
+                None => it.member.to_string(),
+            });
+            MembershipReport {
+                // As the client calls it.
+                name: text::shown(name.strip_prefix(b"/").unwrap_or(name)),
+                stage: status.stage.to_string(),
+                is_settled: matches!(status.stage, GroupStage::Committed | GroupStage::Ended(_)),
+                generation: status.generation.map_or(0, Attempt::count),
+                attempt: status.attempt.count(),
+                size: status.size,
+                members: status.members.len(),
+                waits_for: named.collect(),
+                waits_for_count: awaited.count(),
+                time_left_ms: status.time_left.map(milliseconds),
+            }
+        })
+        .collect()
 }
 
 /// What is waited for, the longest wait first.

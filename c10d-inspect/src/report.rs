@@ -34,6 +34,8 @@ pub struct Report {
     pub nodes: Vec<NodeReport>,
     /// The groups that are being made or have been made.
     pub groups: Vec<Group>,
+    /// The groups whose members agree through the store's server, by name.
+    pub memberships: Vec<MembershipReport>,
     /// What is waited for, the longest wait first.
     pub waits: Vec<WaitFor>,
     /// The stores of the workers whose nodes meet at this one, that of the latest round first. Empty for a store that
@@ -66,6 +68,33 @@ pub struct WorkersStore {
     pub round: u64,
     /// The address, as `host:port` or `[host]:port`.
     pub address: String,
+}
+
+/// A process group whose members agree through the store's server.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct MembershipReport {
+    /// The name, without control characters.
+    pub name: String,
+    /// What the group is doing, as in "members leave their mesh".
+    pub stage: String,
+    /// Whether all is well: a generation works, or the group has ended.
+    pub is_settled: bool,
+    /// The number of the last generation, and of the newest attempt; 0 for none.
+    pub generation: u32,
+    /// See `generation`.
+    pub attempt: u32,
+    /// How many members the last generation has.
+    pub size: usize,
+    /// The processes of the group, and those that wait to be.
+    pub members: usize,
+    /// Who is waited for, at most 8, as in "member 2.1 (rank 0)".
+    pub waits_for: Vec<String>,
+    /// How many are waited for.
+    pub waits_for_count: usize,
+    /// The time until the group goes on without them, in milliseconds.
+    pub time_left_ms: Option<u64>,
 }
 
 /// One thing that was found.

@@ -4,8 +4,10 @@ use std::fmt::Write as _;
 
 use c10d_socket::printable;
 
-use crate::report::{Finding, FindingKind, Group, NodeReport, RankReport, Report, WaitFor};
-use crate::text::ranks;
+use crate::report::{
+    Finding, FindingKind, Group, MembershipReport, NodeReport, RankReport, Report, WaitFor,
+};
+use crate::text::{count, joined, ranks};
 
 /// The width of [`TextStyle::PLAIN`]: longer lines of a log are hard to read.
 const COLUMNS_DEFAULT: usize = 100;
@@ -68,6 +70,7 @@ fn write_report(report: &Report, lines: &mut Lines) {
     lines.list("Groups that are not complete", &forming, |group| {
         group_text(group)
     });
+    lines.list("Memberships", &report.memberships, membership_text);
     lines.list("Waited for", &report.waits, wait_text);
     let lost: Vec<&NodeReport> = report.nodes.iter().filter(|n| !n.is_connected).collect();
     lines.list("Nodes without a connection", &lost, |node| node_text(node));
@@ -138,6 +141,30 @@ fn write_suspects(report: &Report, lines: &mut Lines) {
     if suspects.iter().any(has_stack) {
         lines.paragraph("  ", Color::Dim, "their Python stacks: c10d stacks");
     }
+}
+
+/// One group in one line, as in "workers: generation 3 of 4 members; members leave their mesh; waits for member 2.1 (rank 0), for
+/// 4 s at most".
+fn membership_text(group: &MembershipReport) -> String {
+    let mut text = match group.generation {
+        0 => format!("{}: no generation", group.name),
+        generation => {
+            let size = count(group.size, "member");
+            format!("{}: generation {generation} of {size}", group.name)
+        }
+    };
+    text.push_str(&format!("; {}", group.stage));
+    if group.waits_for_count > 0 {
+        let mut names = group.waits_for.clone();
+        if group.waits_for_count > names.len() {
+            names.push(format!("{} more", group.waits_for_count - names.len()));
+        }
+        text.push_str(&format!("; waits for {}", joined(&names)));
+        if let Some(left) = group.time_left_ms {
+            text.push_str(&format!(", for {} at most", age_text(left)));
+        }
+    }
+    text
 }
 
 /// One rank in one line, as in "rank 2 on vm, pid 4711: has not connected; last request 25 s ago: Add /init/".

@@ -1,5 +1,6 @@
 //! Where a group is, for its owner and for people.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::attempt::Attempt;
@@ -42,6 +43,20 @@ pub enum GroupStage {
     Breaking,
     /// Nothing happens any more.
     Ended(EndReason),
+}
+
+impl fmt::Display for GroupStage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Forming => "it waits for its first members",
+            Self::Proposed => "members leave their mesh",
+            Self::Calling => "members are in torch's call",
+            Self::Committed => "it works",
+            Self::Changing => "it stops at a step boundary",
+            Self::Breaking => "too few members are left, or it waits for replacements",
+            Self::Ended(reason) => return write!(f, "it has ended: {reason}"),
+        })
+    }
 }
 
 /// One process of a group.

@@ -87,8 +87,8 @@ pub use server::{
     recommended_memory_max,
 };
 pub use snapshot::{
-    Announcement, CloseReason, Closed, ConnectionId, ConnectionRecord, Counters, KeyRecord,
-    LastRequest, PendingWait, QueueRecord, Snapshot, VALUE_HEAD_BYTES_MAX, Version,
+    Announcement, CloseReason, Closed, ConnectionId, ConnectionRecord, Counters, GroupRecord,
+    KeyRecord, LastRequest, PendingWait, QueueRecord, Snapshot, VALUE_HEAD_BYTES_MAX, Version,
 };
 pub use store::{DEFAULT_TIMEOUT, Store, StoreHandle};
 pub use store_ext::StoreExt;

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use c10d_membership::GroupStatus;
 use c10d_socket::printable;
 
 use crate::wire::Opcode;
@@ -38,6 +39,8 @@ pub struct Snapshot {
     pub keys_left_out: usize,
     /// The queues that are not empty.
     pub queues: Vec<QueueRecord>,
+    /// The process groups whose members agree through the server, by name.
+    pub groups: Vec<GroupRecord>,
     /// What launchers have announced; the last announcement of each connection, closed ones included.
     pub announcements: Vec<Announcement>,
     /// Totals since the server's start.
@@ -211,6 +214,15 @@ pub struct QueueRecord {
     pub key: Box<[u8]>,
     /// The number of elements.
     pub length: usize,
+}
+
+/// A process group whose members agree through the server (docs/membership.md).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GroupRecord {
+    /// The name, as a key.
+    pub name: Box<[u8]>,
+    /// Where the group is.
+    pub status: GroupStatus,
 }
 
 /// What a launcher has announced about its workers (docs/wire-extensions.md, ANNOUNCE). The store does not look into it.

@@ -51,6 +51,7 @@ pub(super) fn without_bystanders(report: &Report) -> Report {
         unknown_processes: report.unknown_processes.clone(),
         nodes: report.nodes.clone(),
         groups: report.groups.clone(),
+        memberships: report.memberships.clone(),
         waits: report.waits.clone(),
         workers_stores: report.workers_stores.clone(),
     }

@@ -5,7 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_inspect::http::EventKind;
+use c10d_inspect::report_text::TextStyle;
 use c10d_inspect::{Report, explain};
+use c10d_store::membership::{Event, EventNumber, GroupOptions, MemberKey, Message, Reply};
 use c10d_store::{SnapshotError, Store, StoreExt, TcpStore};
 use serde_json::{Value, json};
 
@@ -77,6 +79,52 @@ fn the_report_of_the_page_is_that_of_the_library() {
     assert_eq!(answered.headline, expected.headline);
     let report = front.status.report(LIMIT).expect("a report");
     assert_eq!(report.headline, expected.headline);
+}
+
+/// docs/wire-extensions.md, section 9.13.
+#[test]
+fn a_report_says_for_which_member_a_group_waits() {
+    let front = Front::of_a_store();
+    let store = TcpStore::connect("127.0.0.1", front.address.port()).expect("a client");
+    let group = store.membership("workers").expect("a group");
+    group
+        .open(&GroupOptions::new(2), "reconfigure/")
+        .expect("opened");
+    let members = [0, 7].map(|id| MemberKey::new(id, 1));
+    let mut proposed = None;
+    for member in members {
+        let handle = format!("gloo:{}", member.id.0).into();
+        let hello = Message::Hello { handle, step: 0 };
+        group.ask(member, &hello, LIMIT).expect("an answer");
+    }
+    let poll = Message::Poll {
+        after: EventNumber::NONE,
+        is_leaving: false,
+    };
+    let reply = group.ask(members[0], &poll, LIMIT).expect("an answer");
+    if let Reply::Event(_, Event::Propose { attempt, .. }) = reply {
+        proposed = Some(attempt);
+    }
+    let ready = Message::Ready {
+        attempt: proposed.expect("proposed"),
+        handle: "gloo:0".into(),
+        step: 0,
+    };
+    group.ask(members[0], &ready, LIMIT).expect("an answer");
+
+    let text = front.get("/why.json").body;
+    let report: Report = serde_json::from_str(&text).expect("a report");
+    let [found] = &report.memberships[..] else {
+        panic!("{text}");
+    };
+    assert_eq!((found.name.as_str(), found.members), ("workers", 2));
+    assert_eq!((found.generation, found.attempt), (0, 1));
+    assert_eq!(found.waits_for, ["member 7.1"]);
+    assert!(!found.is_settled);
+    assert!(!report.is_stuck, "a poll is no standstill");
+    let text = report.to_text(TextStyle::PLAIN);
+    let line = "workers: no generation; members leave their mesh; waits for member 7.1, for";
+    assert!(text.contains(line), "{text}");
 }
 
 #[test]

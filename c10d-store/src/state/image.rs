@@ -12,8 +12,8 @@ use super::stored::{Stored, Written};
 use super::waiters::Origin;
 use crate::moment::Moment;
 use crate::snapshot::{
-    Announcement, ConnectionRecord, Counters, KeyRecord, PendingWait, QueueRecord, Snapshot,
-    VALUE_HEAD_BYTES_MAX, Version,
+    Announcement, ConnectionRecord, Counters, GroupRecord, KeyRecord, PendingWait, QueueRecord,
+    Snapshot, VALUE_HEAD_BYTES_MAX, Version,
 };
 
 /// The most missing keys of a wait in a snapshot.
@@ -25,6 +25,7 @@ pub(crate) struct Image {
     pub(super) now: Moment,
     pub(super) counters: Counters,
     pub(super) announcements: Vec<Announcement>,
+    pub(super) groups: Vec<GroupRecord>,
     pub(super) connections: ConnectionsImage,
     pub(super) keys: KeysImage,
 }
@@ -116,6 +117,7 @@ impl Image {
             keys_left_out: self.keys.left_out,
             queues: self.queue_records(),
             announcements: self.announcements.clone(),
+            groups: self.groups.clone(),
             counters: self.counters.clone(),
         }
     }

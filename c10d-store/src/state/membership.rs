@@ -15,6 +15,7 @@ use super::{Refusal, StoreState};
 use crate::journal::batch::{BatchWriter, Effect as Change};
 use crate::message::{ConnId, Replies, Reply};
 use crate::moment::Moment;
+use crate::snapshot::GroupRecord;
 use crate::stored_value::Value;
 use crate::wire::{GroupReply, GroupRequest, Opcode, Opening};
 
@@ -125,6 +126,18 @@ impl StoreState {
         };
         self.reply_of_group(conn, waits, &reply, list, replies);
         Ok(())
+    }
+
+    /// The groups, for a snapshot.
+    pub(super) fn group_records(&self) -> Vec<GroupRecord> {
+        let now = self.now.since_start();
+        let groups = self.groups.by_name.iter();
+        groups
+            .map(|(name, carried)| GroupRecord {
+                name: (**name).into(),
+                status: carried.group.status(now),
+            })
+            .collect()
     }
 
     /// How many things are known of all groups: polls, connections, members, timers.

@@ -163,6 +163,7 @@ struct SnapshotInProgress {
     now: Moment,
     counters: Counters,
     announcements: Vec<crate::snapshot::Announcement>,
+    groups: Vec<crate::snapshot::GroupRecord>,
     connections: Option<ConnectionsImage>,
     keys: Option<KeysImage>,
 }
@@ -437,6 +438,7 @@ impl StoreState {
             now: self.now,
             counters,
             announcements: self.announcements.to_vec(),
+            groups: self.group_records(),
             connections: None,
             keys: None,
         }));
@@ -461,12 +463,14 @@ impl StoreState {
                 now,
                 counters,
                 announcements,
+                groups,
                 connections: Some(connections),
                 keys: Some(keys),
             } => Some(Image {
                 now,
                 counters,
                 announcements,
+                groups,
                 connections,
                 keys,
             }),
