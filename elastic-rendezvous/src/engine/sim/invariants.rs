@@ -25,6 +25,9 @@ pub(super) struct Invariants {
     opened_at: BTreeMap<i64, Duration>,
     /// The nodes that others have dropped and that are not listed again.
     dropped: BTreeSet<NodeId>,
+    /// The last round in which the heartbeat of a node came late: for others it may count as dropped
+    /// (docs/rendezvous.md, SPARE 3).
+    overdue_in: BTreeMap<NodeId, i64>,
     /// The nodes that remember a round from before the store was emptied, as they have read only what others wrote
     /// since. The ranks that they give are not those of the last round.
     stale: BTreeSet<NodeId>,
@@ -40,6 +43,7 @@ impl Invariants {
             seen: BTreeMap::new(),
             opened_at: BTreeMap::new(),
             dropped: BTreeSet::new(),
+            overdue_in: BTreeMap::new(),
             stale: BTreeSet::new(),
         }
     }
@@ -97,6 +101,11 @@ impl Invariants {
         if !after.complete {
             self.opened_at.entry(after.round).or_insert(now);
         }
+        let written = before.iter().flat_map(|version| &version.written_at);
+        let overdue_after = self.settings.dead_after() / 2;
+        let overdue = written.filter(|(_, at)| now.saturating_sub(**at) > overdue_after);
+        let overdue = overdue.map(|(node, _)| (node.clone(), old.round));
+        self.overdue_in.extend(overdue);
         let unlisted = old.last_heartbeats.keys().filter(|node| *node != writer);
         let unlisted = unlisted.filter(|node| !after.last_heartbeats.contains_key(*node));
         self.dropped.extend(unlisted.cloned());
@@ -143,7 +152,9 @@ impl Invariants {
         let claimants: Vec<&NodeId> = members
             .keys()
             .filter(|node| !after.participants.contains_key(*node))
-            .filter(|node| comes_back(node) && !self.dropped.contains(*node))
+            .filter(|node| comes_back(node))
+            .filter(|node| !self.dropped.contains(*node))
+            .filter(|node| self.overdue_in.get(*node).is_none_or(|it| it < round))
             .collect();
         let free = self.settings.max_nodes - after.participants.len();
         assert!(

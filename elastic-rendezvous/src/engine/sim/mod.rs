@@ -33,8 +33,10 @@ use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
 use crate::values::stored::Token;
 
-/// How long a node waits for an answer that is lost.
+/// How long a node waits for an answer that is lost, and for that of a write in a [rough](Network::ROUGH) network: so
+/// short there that a live node is never overdue for the others, which the invariants need.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// After which time a request has failed in a silent network.
 const ATTEMPT: Duration = Duration::from_secs(5);
@@ -454,9 +456,14 @@ impl World {
     }
 
     fn respond(&mut self, index: usize, request_id: u64, response: Response, is_answered: bool) {
-        if !is_answered || self.random.f64() < self.network.lost {
-            let at = self.now + REPLY_TIMEOUT;
-            return self.schedule(at, index, Event::Failure(request_id));
+        let is_lost = self.random.f64() < self.network.lost;
+        if is_lost || !is_answered {
+            let timeout = if is_lost {
+                REPLY_TIMEOUT
+            } else {
+                WRITE_TIMEOUT
+            };
+            return self.schedule(self.now + timeout, index, Event::Failure(request_id));
         }
         let at = self.now + self.latency();
         let response = Box::new(response);
