@@ -142,6 +142,24 @@ fn two_nodes_that_keep_their_workers_in_every_order() {
     assert!(tried >= 20_000, "{tried}");
 }
 
+/// Those that are left wait in the exit barrier for each other, and not for the node that is lost.
+#[test]
+fn nodes_that_survive_another_one_end_together() {
+    let mut world = World::new(Shape {
+        nodes: 3,
+        nodes_min: 3,
+        keep: Some((true, Duration::ZERO)),
+        ..TWO_NODES
+    });
+    world.apply(Event::CompleteRound);
+    for node in 0..3 {
+        world.apply(Event::EndPreparation(node));
+    }
+    world.apply(Event::Lose(2));
+    end(&mut world);
+    assert_eq!(world.now, Duration::ZERO);
+}
+
 /// A node does not join the next round, comes back into it or after it, or is stopped meanwhile.
 #[test]
 fn two_nodes_with_health_checks_in_every_order() {
