@@ -55,7 +55,7 @@ impl Round {
         let why = match death.group {
             GroupNews::GoesOn => self.after_death(running, &death, now, out)?,
             GroupNews::IsEmpty => {
-                "no worker is a member of their group, which the script must join".to_owned()
+                "no worker is a member of their group, as c10d_rs.torch.join() makes one".to_owned()
             }
             GroupNews::Ended(reason) => format!("their group has ended: {reason}"),
             GroupNews::OutOfReach(error) => format!("their group cannot be asked: {error}"),
