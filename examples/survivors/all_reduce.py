@@ -1,5 +1,9 @@
 """Adds up a number of each rank once a second. Kill a rank, or start another one: the others go on in their processes.
 
+    c10d run --standalone --nproc-per-node 4 --keep-workers --min-workers 1 --max-restarts 9 all_reduce.py
+
+Or without a launcher:
+
     c10d store serve --port 29400 &
     export MASTER_ADDR=127.0.0.1 MASTER_PORT=29400 WORLD_SIZE=4
     for rank in 0 1 2 3; do RANK=$rank python all_reduce.py & done

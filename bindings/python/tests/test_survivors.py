@@ -134,6 +134,16 @@ class Survivors(unittest.TestCase):
         self.check_sums([0, 1, 2, 3], [3, 4])
         self.assertEqual(self.of("generation")[-1]["joined"], [3])
 
+    def test_member_that_is_stopped(self) -> None:
+        pids = [self.fork("add_up", rank=rank, size=4, min_size=2, until=3) for rank in range(4)]
+        self.wait_for("steps", 4)
+        os.kill(pids[2], signal.SIGSTOP)
+        self.wait_for("done", 3)
+        os.kill(pids[2], signal.SIGCONT)
+        error = self.wait_for("error", 1)[0]
+        self.assertEqual((error["id"], error["kind"]), (2, "Evicted"), self.events)
+        self.assertEqual(self.of("wrong"), [])
+
     def test_losses_are_those_of_an_undisturbed_run(self) -> None:
         steps = 30
         self.fork("train_alone", steps=steps)

@@ -16,7 +16,7 @@ from c10d_rs._errors import DistError, MembershipChanged, MembershipError, Unrec
 from c10d_rs._gloo import Waits, ddp
 from c10d_rs._native import Membership as _Native
 from c10d_rs._native import Store as _Store
-from c10d_rs._place import Place, check_torch
+from c10d_rs._place import SILENCE_MAX, Place, check_torch
 from c10d_rs._state import sync
 
 _log = logging.getLogger("c10d_rs")
@@ -41,6 +41,7 @@ def join(
     name: str | None = None,
     first_size: int | None = None,
     timeout: timedelta = _TIMEOUT,
+    silence_max: timedelta = SILENCE_MAX,
     step: int = 0,
     **waits: timedelta,
 ) -> "Membership":
@@ -48,7 +49,7 @@ def join(
 
     The store is that of ``MASTER_ADDR`` and ``MASTER_PORT``, or a ``TCPStore`` of this package; its server is one of this
     project. The group forms with ``first_size`` members, by default ``WORLD_SIZE``, and goes on with at least ``min_size``.
-    All members give the same numbers and waits. ``step`` is the number of steps that this process has done already.
+    All members give the same numbers and waits. A process of which the server hears nothing for ``silence_max`` is removed. ``step`` is the number of steps that this process has done already.
 
     The waits: ``form_timeout``, ``ready_timeout``, ``below_min_timeout``, ``replace_wait``, ``boundary_timeout``
     (docs/survivors.md). Raises Unrecoverable if torch or the server cannot do it.
@@ -62,7 +63,7 @@ def join(
     options = {name: wait.total_seconds() for name, wait in waits.items()}
     options |= {"size_min": size_min, "size_first": max(size_first, size_min)}
     member, incarnation, serial = place.identity(size_first)
-    native = place.open(place.key(_TORCH_KEYS), member, incarnation, options)
+    native = place.open(place.key(_TORCH_KEYS), member, incarnation, options, silence_max)
     try:
         dist.init_process_group(
             "gloo",

@@ -203,6 +203,7 @@ class Membership:
         member: int,
         incarnation: int,
         options: dict[str, float],
+        silence_max: timedelta | float,
     ) -> Membership: ...
     @property
     def must_leave(self) -> bool: ...

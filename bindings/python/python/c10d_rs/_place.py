@@ -11,6 +11,9 @@ from c10d_rs._native import Membership as _Native
 from c10d_rs._native import Store as _Store
 from c10d_rs._native import TCPStore as _TCPStore
 
+# Of a process that is stopped, or whose host is lost. A system that swaps runs one again in seconds.
+SILENCE_MAX = timedelta(seconds=10)
+
 # Of torch's calls of its store.
 _STORE_TIMEOUT = timedelta(minutes=5)
 
@@ -61,7 +64,9 @@ class Place:
             member = size_first + self.own.add(self.key("ids"), 1) - 1
         return member, 1, member
 
-    def open(self, key_prefix: str, member: int, incarnation: int, options: dict[str, float]) -> _Native:
+    def open(
+        self, key_prefix: str, member: int, incarnation: int, options: dict[str, float], silence_max: timedelta
+    ) -> _Native:
         """Open the group. Torch's keys of a generation begin with the prefix."""
         try:
             return _Native(
@@ -71,6 +76,7 @@ class Place:
                 member,
                 incarnation,
                 options,
+                silence_max,
             )
         except NotImplementedError as error:
             reason = f"survivors need a store of this project, as c10d run and c10d store serve have: {error}"

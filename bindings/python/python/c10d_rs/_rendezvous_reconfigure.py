@@ -9,7 +9,7 @@ from torch import distributed as dist
 from c10d_rs._errors import MembershipChanged, MembershipError, class_of
 from c10d_rs._gloo import Waits
 from c10d_rs._native import Membership as _Native
-from c10d_rs._place import Place, check_torch
+from c10d_rs._place import SILENCE_MAX, Place, check_torch
 
 _TIMEOUT = timedelta(minutes=10)
 
@@ -46,7 +46,7 @@ class _Group:
         keys = _KEYS
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             keys = f"/worker/attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{keys}"
-        self.native: _Native = place.open(keys, member, 1, options)
+        self.native: _Native = place.open(keys, member, 1, options, SILENCE_MAX)
         self.waits = Waits(self.native, self.confirm)
         self.uuid: int | None = None
         self.has_joined = False

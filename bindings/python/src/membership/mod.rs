@@ -22,7 +22,7 @@ use crate::errors::raise;
 use crate::owned::Owned;
 use crate::store::Store;
 
-use self::watch::{News, Waited, Watch};
+use self::watch::{News, Settings, Waited, Watch};
 
 /// A member of a group. One thread calls it; the thread `c10d-membership` waits for the service, and frees the calling
 /// thread from collectives of a broken generation.
@@ -53,7 +53,8 @@ impl Membership {
     /// Opens the group, on a connection of its own, and starts the thread. `options` are the group's sizes and waits, in
     /// seconds, which all members must give alike.
     #[new]
-    #[pyo3(signature = (store, group, key_prefix, member, incarnation, options))]
+    #[pyo3(signature = (store, group, key_prefix, member, incarnation, options, silence_max))]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them")]
     fn new(
         py: Python<'_>,
         store: PyRef<'_, Store>,
@@ -62,14 +63,19 @@ impl Membership {
         member: u64,
         incarnation: u64,
         options: BTreeMap<String, f64>,
+        silence_max: Timeout,
     ) -> PyResult<Self> {
         let options = group_options(options)?;
+        let settings = Settings {
+            key: MemberKey::new(member, incarnation),
+            silence_max: silence_max.0,
+        };
         let service = store.handle.call(py, |store| {
             let service = store.membership(&group)?.with_cancel(&cancel());
             service.open(&options, &key_prefix)?;
             Ok(service)
         })?;
-        let watch = Watch::start(service, MemberKey::new(member, incarnation))?;
+        let watch = Watch::start(service, settings)?;
         Ok(Self {
             watch: Owned::new("membership", Arc::new(watch)),
         })

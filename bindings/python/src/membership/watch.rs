@@ -24,11 +24,16 @@ const SWEEP_MAX: Duration = Duration::from_millis(200);
 /// those that it has begun to send or to receive. It may also leave a connection open, and never see its end.
 const LOST_AFTER: Duration = Duration::from_millis(250);
 
-/// How long a poll lasts, so that a server that hangs is noticed by a failed answer.
-const POLL_MAX: Duration = Duration::from_secs(60);
-
 /// The service answers at once; a server that is stopped for longer than this is lost.
 const ANSWER_MAX: Duration = Duration::from_secs(300);
+
+/// Who this process is, and when it counts as silent.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) key: MemberKey,
+    /// The service removes a member from which it hears nothing for so long.
+    pub(super) silence_max: Duration,
+}
 
 /// What comes next for the calling thread.
 #[derive(Debug)]
@@ -63,7 +68,7 @@ pub(super) struct Watch {
 struct Shared {
     /// For the calling thread: Ctrl-C ends its calls.
     service: Membership,
-    key: MemberKey,
+    settings: Settings,
     started: Instant,
     closed: Cancel,
     state: Mutex<State>,
@@ -109,13 +114,13 @@ struct Leaving {
 }
 
 impl Watch {
-    pub(super) fn start(service: Membership, key: MemberKey) -> io::Result<Self> {
+    pub(super) fn start(service: Membership, settings: Settings) -> io::Result<Self> {
         let closed = Cancel::new();
-        let member = Member::new(key, MemberOptions::default());
+        let member = Member::new(settings.key, MemberOptions::default());
         let of_thread = service.with_cancel(&closed);
         let shared = Arc::new(Shared {
             service,
-            key,
+            settings,
             started: Instant::now(),
             closed,
             state: Mutex::new(State {
@@ -254,7 +259,7 @@ impl Shared {
                     _ => return,
                 }
             };
-            let reply = service.ask(self.key, &message, ANSWER_MAX);
+            let reply = service.ask(self.settings.key, &message, ANSWER_MAX);
             self.lock().is_sending = false;
             match reply {
                 Ok(reply) => self.step(MemberInput::Reply(message, reply)),
@@ -301,11 +306,20 @@ impl Shared {
         }
     }
 
-    /// The thread of the watch: waits for events, frees the calling thread.
+    /// The thread of the watch: waits for events, frees the calling thread, says that this process is alive.
     fn run(&self, service: &Membership) {
+        let silence_max = self.settings.silence_max;
+        let mut alive_at = Instant::now();
         while !self.closed.is_cancelled() {
             self.send_owed(service);
             self.sweep();
+            if Instant::now() >= alive_at {
+                alive_at = Instant::now() + silence_max / 4;
+                // Whether it was silent for too long, it learns by the poll.
+                if let Err(error) = service.keep_alive(silence_max) {
+                    return self.stop(error);
+                }
+            }
             let changed = Cancel::new();
             let (poll, sweep_at) = {
                 let mut state = self.lock();
@@ -320,15 +334,14 @@ impl Shared {
                     leaving.map(|leaving| leaving.next_sweep),
                 )
             };
-            let pause = sweep_at.map_or(POLL_MAX, |due| {
-                due.saturating_duration_since(Instant::now())
-            });
+            let due = sweep_at.map_or(alive_at, |sweep_at| sweep_at.min(alive_at));
+            let pause = due.saturating_duration_since(Instant::now());
             match poll {
                 None => {
                     // Either wakes it.
                     let _ = sleep(pause, [&self.closed, &changed]);
                 }
-                Some(message) => match service.ask(self.key, &message, pause) {
+                Some(message) => match service.ask(self.settings.key, &message, pause) {
                     Ok(Reply::NotYet) => {}
                     Ok(reply) => self.step(MemberInput::Reply(message, reply)),
                     Err(error) => return self.stop(error),
