@@ -388,10 +388,13 @@ impl Holder {
 
     pub(super) fn on_state(&mut self, stored: Option<(RendezvousState, Token)>, now: Now) {
         // What was decided for another state is decided anew.
-        self.decided.clear();
-        for (_, client) in self.clients.iter_mut() {
-            if client.status == Status::Decided {
-                client.status = Status::Pending { is_spare: false };
+        for (index, answer) in self.decided.drain(..) {
+            if let Some(client) = self.clients.get_mut(index) {
+                client.status = match answer.kind {
+                    // Its request was fulfilled before.
+                    AnswerKind::Evicted { round } => Status::Member { round },
+                    _ => Status::Pending { is_spare: false },
+                };
             }
         }
         // A conflict must not cost anybody a heartbeat.

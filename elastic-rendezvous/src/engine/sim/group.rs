@@ -370,6 +370,12 @@ fn history_with_torch(seed: u64) {
     settle(&mut world);
 }
 
+/// A holder whose write conflicted applied the request of a dead member again that another node had dropped.
+#[test]
+fn a_history_that_once_failed_keeps_the_laws() {
+    history(2092228126802799850);
+}
+
 /// docs/rendezvous.md, GROUP 3 and 6.
 #[test]
 fn random_histories_keep_the_laws() {
