@@ -103,6 +103,11 @@ impl Notices {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The store has lost its data: this node's number may be that of another's notice.
+    fn start_anew(&self) {
+        *self.own() = None;
+    }
+
     fn count_key(&self) -> String {
         format!("{}/n", self.prefix)
     }
@@ -207,6 +212,12 @@ impl NoticeBoard {
         self.known = read;
     }
 
+    /// The store has lost its data.
+    pub(crate) fn start_anew(&mut self) {
+        self.known.clear();
+        self.notices.start_anew();
+    }
+
     /// The nodes that do not come back at present.
     pub(crate) fn gone(&self) -> BTreeSet<NodeId> {
         let known = self.known.iter();
@@ -298,6 +309,29 @@ mod tests {
         early.write(&absent("a", "no GPU")).unwrap();
         assert_eq!(early.read().unwrap().last(), Some(&absent("a", "no GPU")));
         assert_eq!(store.num_keys().unwrap(), 129);
+    }
+
+    /// docs/rendezvous.md, NOTICE 2.
+    #[test]
+    fn a_node_whose_store_was_emptied_takes_no_other_notice_back() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let early = Notices::new(Arc::clone(&store), "job");
+        early.write(&absent("a", "no GPU")).unwrap();
+        for key in [
+            "torch.rendezvous.job/notice/n",
+            "torch.rendezvous.job/notice/1",
+        ] {
+            store.delete_key(key).unwrap();
+        }
+        let mut board = NoticeBoard::new(early.clone());
+        board.refresh(&node("a"));
+        let other = Notices::new(Arc::clone(&store), "job");
+        other.write(&absent("b", "no disk")).unwrap();
+        board.start_anew();
+        early.withdraw().unwrap();
+        assert_eq!(other.read().unwrap(), [absent("b", "no disk")]);
+        early.write(&absent("a", "no GPU")).unwrap();
+        assert_eq!(other.read().unwrap().len(), 2);
     }
 
     /// docs/rendezvous.md, NOTICE 3.

@@ -324,6 +324,7 @@ impl HandlerLoop {
     /// Goes on as a node that is in no round: the store has lost what this one knows.
     fn start_anew(&mut self, lost: Option<RendezvousError>) -> Result<Reply, RendezvousError> {
         self.states.backend().start_anew()?;
+        self.notices.start_anew();
         if let Some((group, index)) = &mut self.group {
             let counted = group.count_handler();
             *index = counted.map_err(|error| self.states.failed(error))?;
