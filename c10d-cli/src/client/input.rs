@@ -53,3 +53,9 @@ pub(super) fn file(path: &Path) -> Result<Vec<u8>, Failure> {
 pub(super) fn bytes_of(argument: &OsStr) -> &[u8] {
     argument.as_bytes()
 }
+
+/// A key given on the command line.
+pub(super) fn key(argument: &OsStr) -> Result<&str, Failure> {
+    let not_text = || Failure::Usage(format!("the key {argument:?} is not UTF-8"));
+    argument.to_str().ok_or_else(not_text)
+}

@@ -19,7 +19,7 @@ use elastic_agent::{
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use super::input::bytes_of;
+use super::input::{self, bytes_of};
 use super::target::{Client, TargetArgs};
 use crate::failure::Failure;
 use crate::quantity::parse_duration;
@@ -114,11 +114,11 @@ struct Lease<'a> {
 impl<'a> Lease<'a> {
     fn acquire(args: &'a LeaseArgs) -> Result<Self, Failure> {
         let value = match &args.value {
-            Some(value) => super::input::argument(value)?,
+            Some(value) => input::argument(value)?,
             None => format!("{}:{}", host_name(), process::id()).into_bytes(),
         };
         let will = match args.will.as_deref() {
-            Some([key, value]) => Some((super::key_of(key)?, bytes_of(value))),
+            Some([key, value]) => Some((input::key(key)?, bytes_of(value))),
             _ => None,
         };
         let observer = args.target.connect()?;

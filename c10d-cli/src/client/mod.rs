@@ -368,10 +368,13 @@ fn multi_set(args: &MultiSetArgs) -> Result<(), Failure> {
                 pair[0]
             )));
         };
-        pairs.push((key_of(key)?, input::argument(value)?));
+        pairs.push((input::key(key)?, input::argument(value)?));
     }
     for pair in args.file.chunks_exact(2) {
-        pairs.push((key_of(&pair[0])?, input::file(&PathBuf::from(&pair[1]))?));
+        pairs.push((
+            input::key(&pair[0])?,
+            input::file(&PathBuf::from(&pair[1]))?,
+        ));
     }
     let pairs: Vec<(&str, &[u8])> = pairs
         .iter()
@@ -381,11 +384,6 @@ fn multi_set(args: &MultiSetArgs) -> Result<(), Failure> {
     client.write("multi-set".to_owned(), |store| store.multi_set(&pairs))?;
     let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();
     args.target.answer(json!({ "keys": keys }), b"")
-}
-
-fn key_of(argument: &OsString) -> Result<&str, Failure> {
-    let not_text = || Failure::Usage(format!("the key {argument:?} is not UTF-8"));
-    argument.to_str().ok_or_else(not_text)
 }
 
 fn as_strs(keys: &[String]) -> Vec<&str> {
