@@ -241,6 +241,8 @@ impl World {
             let world = (self.emptied, answer.round);
             self.worlds.on_start(&node.me, world, self.now);
         }
+        // A node that comes back after it has left for good is a member again only now.
+        self.gone.remove(&node.me);
         node.joins.push(answer);
         node.stage = Stage::Member;
     }
@@ -405,7 +407,6 @@ impl World {
                 // One rejoin replaces all queued ones.
                 node.commands
                     .retain(|command| !matches!(command, Command::Rejoin));
-                self.gone.remove(&node.me);
                 self.laws.on_join(&node.me);
                 (Operation::Join, settings.join_timeout)
             }
