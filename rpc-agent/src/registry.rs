@@ -12,6 +12,7 @@ use bytes::Bytes;
 use crate::context::{Context, Reply};
 use crate::handler_error::HandlerError;
 use crate::peer::{FunctionId, Functions};
+use crate::registry_id::RegistryId;
 
 /// The longest name of a function, in bytes.
 pub const FUNCTION_NAME_BYTES_MAX: usize = 255;
@@ -131,19 +132,6 @@ impl Registry {
         Ok(())
     }
 }
-
-/// Identifies a [`Registry`], so that code which registers functions can check later that an agent was started with
-/// the same registry.
-#[derive(Debug, Clone, Default)]
-pub struct RegistryId(Arc<u8>);
-
-impl PartialEq for RegistryId {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Eq for RegistryId {}
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,7 +8,7 @@ use super::clock::RoundClock;
 use super::ending::{RoundCause, RoundEnding};
 use super::error::AgentError;
 use super::input::{Effect, Effects, RoundSummary};
-use super::keep::KeepOptions;
+use super::keep_options::KeepOptions;
 use super::outcome::AgentOutcome;
 use super::phase::Phase;
 use crate::failure::Failures;

@@ -12,6 +12,7 @@ mod ending;
 mod error;
 mod input;
 mod keep;
+mod keep_options;
 mod machine;
 mod members;
 mod not_started;
@@ -28,7 +29,7 @@ pub use self::error::AgentError;
 pub(crate) use self::input::{
     Death, Effect, Facts, GroupNews, Input, RoundSummary, StartTimes, Stop, Stopped,
 };
-pub use self::keep::KeepOptions;
+pub use self::keep_options::KeepOptions;
 pub(crate) use self::machine::{Round, Settings};
 pub(crate) use self::members::MembersChange;
 pub use self::outcome::AgentOutcome;

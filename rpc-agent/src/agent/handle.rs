@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::error::RpcError;
 use crate::future::{Promise, RpcFuture, contained};
 use crate::metrics::MetricsSnapshot;
-use crate::registry::RegistryId;
+use crate::registry_id::RegistryId;
 use crate::retry::RetryGroup;
 use crate::runtime::Runtime;
 use crate::worker::{Destination, WorkerId, WorkerInfo};

@@ -26,7 +26,7 @@ use crate::metrics::MetricsSnapshot;
 use crate::options::AgentOptions;
 use crate::peer::{Config, IncomingLimits};
 use crate::pool::{Pool, Work};
-use crate::registry::RegistryId;
+use crate::registry_id::RegistryId;
 use crate::segmented_queue::SegmentedQueue;
 use crate::sync::{Lock, Monitor, WaitEnd, waker};
 use crate::termination::{Activity, Dead, Termination, TerminationError};
