@@ -49,7 +49,8 @@ def join(
 
     The store is that of ``MASTER_ADDR`` and ``MASTER_PORT``, or a ``TCPStore`` of this package; its server is one of this
     project. The group forms with ``first_size`` members, by default ``WORLD_SIZE``, and goes on with at least ``min_size``.
-    All members give the same numbers and waits. A process of which the server hears nothing for ``silence_max`` is removed. ``step`` is the number of steps that this process has done already.
+    All members give the same numbers and waits. A process of which the server hears nothing for ``silence_max`` is removed.
+    ``step`` is the number of steps that this process has done already.
 
     The waits: ``form_timeout``, ``ready_timeout``, ``below_min_timeout``, ``replace_wait``, ``boundary_timeout``
     (docs/survivors.md). Raises Unrecoverable if torch or the server cannot do it.
