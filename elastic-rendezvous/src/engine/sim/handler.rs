@@ -356,7 +356,9 @@ impl World {
             }
             Command::Rejoin => {
                 let is_joining = node.stage == Stage::Busy(Operation::Join);
-                let has_left = node.stage == Stage::Ended(Outcome::Left);
+                // The invariants do not know nodes that come back although they have left for good.
+                let may_return = self.invariants.is_none();
+                let has_left = may_return && node.stage == Stage::Ended(Outcome::Left);
                 if has_left {
                     node.stage = Stage::Away;
                 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::store::Version;
 use crate::engine::group_ranks::{Ranks, assign};
+use crate::engine::last_round::REJOIN_GRACE;
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
@@ -28,6 +29,9 @@ pub(super) struct Invariants {
     /// The last round in which the heartbeat of a node came late: for others it may count as dropped
     /// (docs/rendezvous.md, SPARE 3).
     overdue_in: BTreeMap<NodeId, i64>,
+    /// Since when nodes are not listed that looked old by the times in the state, as their clocks are behind. After
+    /// [`REJOIN_GRACE`] they may count as dropped too.
+    missing_since: BTreeMap<NodeId, Duration>,
     /// The nodes that remember a round from before the store was emptied, as they have read only what others wrote
     /// since. The ranks that they give are not those of the last round.
     stale: BTreeSet<NodeId>,
@@ -44,6 +48,7 @@ impl Invariants {
             opened_at: BTreeMap::new(),
             dropped: BTreeSet::new(),
             overdue_in: BTreeMap::new(),
+            missing_since: BTreeMap::new(),
             stale: BTreeSet::new(),
         }
     }
@@ -106,6 +111,7 @@ impl Invariants {
         let overdue = written.filter(|(_, at)| now.saturating_sub(**at) > overdue_after);
         let overdue = overdue.map(|(node, _)| (node.clone(), old.round));
         self.overdue_in.extend(overdue);
+        self.note_missing(old, after, now);
         let unlisted = old.last_heartbeats.keys().filter(|node| *node != writer);
         let unlisted = unlisted.filter(|node| !after.last_heartbeats.contains_key(*node));
         self.dropped.extend(unlisted.cloned());
@@ -123,6 +129,21 @@ impl Invariants {
                     silence > self.settings.dead_after(),
                     "{writer} drops {node}, which wrote {silence:?} ago"
                 );
+            }
+        }
+    }
+
+    fn note_missing(&mut self, old: &RendezvousState, after: &RendezvousState, now: Duration) {
+        self.missing_since
+            .retain(|node, _| !after.last_heartbeats.contains_key(node));
+        // Another node may have read the first heartbeats up to an interval apart.
+        let interval = self.settings.keep_alive_interval;
+        let old_after = self.settings.dead_after() / 2 - interval;
+        let newest = old.last_heartbeats.values().max();
+        for (node, heartbeat) in &old.last_heartbeats {
+            let is_old = newest.is_some_and(|newest| newest.since(*heartbeat) > old_after);
+            if is_old && !after.last_heartbeats.contains_key(node) {
+                self.missing_since.insert(node.clone(), now);
             }
         }
     }
@@ -155,6 +176,10 @@ impl Invariants {
             .filter(|node| comes_back(node))
             .filter(|node| !self.dropped.contains(*node))
             .filter(|node| self.overdue_in.get(*node).is_none_or(|it| it < round))
+            .filter(|node| {
+                let since = self.missing_since.get(*node);
+                since.is_none_or(|since| now.saturating_sub(*since) < REJOIN_GRACE)
+            })
             .collect();
         let free = self.settings.max_nodes - after.participants.len();
         assert!(
