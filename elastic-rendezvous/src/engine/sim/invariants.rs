@@ -29,8 +29,9 @@ pub(super) struct Invariants {
     /// The last round in which the heartbeat of a node came late: for others it may count as dropped
     /// (docs/rendezvous.md, SPARE 3).
     overdue_in: BTreeMap<NodeId, i64>,
-    /// Since when nodes are not listed that looked old by the times in the state, as their clocks are behind. After
-    /// [`REJOIN_GRACE`] they may count as dropped too.
+    /// When nodes looked old last by the times in the state, as their clocks are behind.
+    looked_old: BTreeMap<NodeId, Duration>,
+    /// Since when such nodes are not listed. After [`REJOIN_GRACE`] they may count as dropped too.
     missing_since: BTreeMap<NodeId, Duration>,
     /// The nodes that remember a round from before the store was emptied, as they have read only what others wrote
     /// since. The ranks that they give are not those of the last round.
@@ -48,6 +49,7 @@ impl Invariants {
             opened_at: BTreeMap::new(),
             dropped: BTreeSet::new(),
             overdue_in: BTreeMap::new(),
+            looked_old: BTreeMap::new(),
             missing_since: BTreeMap::new(),
             stale: BTreeSet::new(),
         }
@@ -141,8 +143,13 @@ impl Invariants {
         let old_after = self.settings.dead_after() / 2 - interval;
         let newest = old.last_heartbeats.values().max();
         for (node, heartbeat) in &old.last_heartbeats {
-            let is_old = newest.is_some_and(|newest| newest.since(*heartbeat) > old_after);
-            if is_old && !after.last_heartbeats.contains_key(node) {
+            if newest.is_some_and(|newest| newest.since(*heartbeat) > old_after) {
+                self.looked_old.insert(node.clone(), now);
+            }
+            // Others may not have read the heartbeats since.
+            let looked_old = self.looked_old.get(node);
+            let looked_old = looked_old.is_some_and(|at| now - *at < self.settings.dead_after());
+            if looked_old && !after.last_heartbeats.contains_key(node) {
                 self.missing_since.insert(node.clone(), now);
             }
         }
