@@ -280,7 +280,9 @@ fn outages(seed: u64) {
             _ => world.command(node, Command::Rejoin),
         }
     }
-    world.run_until(Duration::from_millis(horizon + longest), |_| false);
+    // A node learns of its removal later: after keep-alive, its last attempt and a pause.
+    let late = world.settings.dead_after() + 10 * SECOND;
+    world.run_until(Duration::from_millis(horizon + longest) + late, |_| false);
     if world.alive() < world.settings.min_nodes {
         return;
     }
