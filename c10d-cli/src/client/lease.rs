@@ -27,7 +27,7 @@ use crate::quantity::parse_duration;
 /// The longest time between two questions to the server, whether the key is still held, or free.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A third of it, the pause between two signs of life, is then longer than the 250 ms in which the server notices silence.
+/// A third of it, the pause between two heartbeats, is then longer than the 250 ms in which the server notices silence.
 const TTL_MIN: Duration = Duration::from_secs(1);
 
 /// The shown characters of another holder's value.
@@ -50,7 +50,7 @@ pub(crate) struct LeaseArgs {
     #[arg(long, num_args = 2, value_names = ["KEY", "VALUE"], allow_negative_numbers = true)]
     will: Option<Vec<OsString>>,
 
-    /// The server ends the lease after this time without a sign of life, at least 1s. The end of a connection ends it at
+    /// The server ends the lease after this time without a heartbeat, at least 1s. The end of a connection ends it at
     /// once.
     #[arg(long, value_name = "TIME", value_parser = ttl, default_value = "15s")]
     ttl: Duration,

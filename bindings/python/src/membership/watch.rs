@@ -182,7 +182,7 @@ impl Watch {
         self.shared.lock().has_news()
     }
 
-    /// Whether what still waits in the mesh waits in vain.
+    /// Whether operations that still wait in the mesh can never end.
     pub(super) fn is_abandoned(&self) -> bool {
         let state = self.shared.lock();
         let swept = state.must_leave.as_ref().and_then(|leaving| leaving.swept);
