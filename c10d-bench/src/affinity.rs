@@ -1,8 +1,7 @@
 //! Pins threads, and the threads and processes that they start, to cores.
 
+use crate::failure::{Context as _, Failure};
 use std::io;
-
-use super::error::BenchError;
 
 /// One core for the servers, and one for the load generator.
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +34,7 @@ impl Cores {
     }
 
     /// Tries both cores. Leaves this thread on the generator's core.
-    fn try_out(self) -> Result<(), BenchError> {
+    fn try_out(self) -> Result<(), Failure> {
         pin_this_thread(self.server)?;
         pin_this_thread(self.generator)
     }
@@ -44,8 +43,8 @@ impl Cores {
 /// Runs `start` on the servers' core, which threads and processes inherit that it starts.
 pub(super) fn on_server_core<T>(
     cores: Option<Cores>,
-    start: impl FnOnce() -> Result<T, BenchError>,
-) -> Result<T, BenchError> {
+    start: impl FnOnce() -> Result<T, Failure>,
+) -> Result<T, Failure> {
     let Some(cores) = cores else {
         return start();
     };
@@ -55,8 +54,8 @@ pub(super) fn on_server_core<T>(
     started
 }
 
-fn pin_this_thread(core: usize) -> Result<(), BenchError> {
-    pin(core).map_err(BenchError::system("cannot pin a thread to a core"))
+fn pin_this_thread(core: usize) -> Result<(), Failure> {
+    pin(core).context("cannot pin a thread to a core")
 }
 
 #[cfg(target_os = "linux")]

@@ -1,16 +1,18 @@
 //! A server in a child process: the parent starts and kills it, the child announces its address.
 
 use std::env;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
 
 #[cfg(target_os = "linux")]
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-use super::affinity::{Cores, on_server_core};
-use super::error::BenchError;
-use super::process::Process;
+use crate::affinity::{Cores, on_server_core};
+use crate::failure::{Context as _, Failure};
+use crate::output::print_line;
+use crate::process::Process;
 
 /// The start of the line with a server's address; `c10d store serve` prints it too.
 const ANNOUNCEMENT: &str = "listening on ";
@@ -24,11 +26,10 @@ pub(super) struct ServerChild {
 
 impl ServerChild {
     /// Starts `c10d` with these arguments on the servers' core, and waits for its address.
-    pub(super) fn start(arguments: &[String], cores: Option<Cores>) -> Result<Self, BenchError> {
+    pub(super) fn start(arguments: &[String], cores: Option<Cores>) -> Result<Self, Failure> {
         let child = on_server_core(cores, || {
-            let executable = env::current_exe().map_err(BenchError::system(
-                "cannot find the executable of this process",
-            ))?;
+            let executable =
+                env::current_exe().context("cannot find the executable of this process")?;
             let log_level = env::var_os("RUST_LOG").unwrap_or_else(|| "warn".into());
             Command::new(executable)
                 .args(arguments)
@@ -37,7 +38,7 @@ impl ServerChild {
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .spawn()
-                .map_err(BenchError::system("cannot start the server"))
+                .context("cannot start the server")
         })?;
         let mut server = Self {
             child,
@@ -46,7 +47,7 @@ impl ServerChild {
         };
         server.address = server
             .read_address()
-            .map_err(BenchError::system("the server did not report its address"))?;
+            .context("the server did not report its address")?;
         Ok(server)
     }
 
@@ -93,7 +94,13 @@ pub(super) fn end_with_measurement() {
 }
 
 /// In the child: reports its address to the parent.
-pub(super) fn announce(address: SocketAddr) -> io::Result<()> {
-    let mut stdout = io::stdout();
-    writeln!(stdout, "{ANNOUNCEMENT}{address}").and_then(|()| stdout.flush())
+pub(super) fn announce(address: SocketAddr) -> Result<(), Failure> {
+    print_line(format_args!("{ANNOUNCEMENT}{address}"))
+}
+
+/// In the child: its threads serve until it is killed.
+pub(super) fn park() -> ! {
+    loop {
+        thread::park();
+    }
 }

@@ -1,58 +1,104 @@
 //! Why a measurement failed: its exit code and its message of one line.
 
+use std::fmt;
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
-/// Exit codes are those of `c10d`.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
-    /// Invalid arguments. Exit code 2, as for arguments that clap rejects.
-    #[error("{0}")]
-    Usage(String),
-
-    /// A measurement could not be finished. Exit code 3.
-    #[error(transparent)]
-    Bench(Box<dyn std::error::Error + Send + Sync>),
-
-    /// Standard output cannot be written, as when the disk is full. Exit code 4.
-    #[error("cannot write to standard output: {0}")]
-    Output(#[source] io::Error),
-
-    /// The reader of standard output closed it, as `head` does. Without a message. Exit code 141, that of a
-    /// program ended by SIGPIPE, which Rust programs ignore.
-    #[error("")]
-    OutputClosed,
-
-    /// A system call failed. Exit code 3.
-    #[error("{what}: {source}")]
-    System {
-        /// The attempted action.
-        what: String,
-        /// The system's error.
-        source: io::Error,
-    },
+/// An error of any kind with what was attempted before it. It implements no `Error`, so that every error
+/// [becomes one](From) with `?`.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    text: String,
+    /// Those of `c10d`: 2 for invalid arguments, as for those that clap rejects; 4 if standard output cannot be written,
+    /// as when the disk is full; 141, that of a program ended by SIGPIPE, if its reader closed it; otherwise 3.
+    exit_code: u8,
 }
 
 impl Failure {
-    /// Prints one line on standard error; returns the exit code. Ignores a closed standard error.
-    pub(crate) fn report(&self) -> ExitCode {
-        let text = self.to_string();
-        if !text.is_empty() {
-            let one_line = text.lines().collect::<Vec<_>>().join(" ");
-            let _ = writeln!(io::stderr(), "c10d-bench: {one_line}");
+    /// A measurement could not be finished.
+    pub(crate) fn new(text: impl fmt::Display) -> Self {
+        Self {
+            text: text.to_string(),
+            exit_code: 3,
         }
-        ExitCode::from(match self {
-            Self::Usage(_) => 2,
-            Self::Bench(_) | Self::System { .. } => 3,
-            Self::Output(_) => 4,
-            Self::OutputClosed => 141,
-        })
     }
 
-    pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        |source| Self::System {
-            what: what.into(),
-            source,
+    /// Invalid arguments.
+    pub(crate) fn usage(text: impl fmt::Display) -> Self {
+        Self {
+            exit_code: 2,
+            ..Self::new(text)
         }
+    }
+
+    /// Standard output cannot be written, or its reader closed it, as `head` does.
+    pub(crate) fn output(error: &io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self {
+                text: String::new(),
+                exit_code: 141,
+            },
+            _ => Self {
+                text: format!("cannot write to standard output: {error}"),
+                exit_code: 4,
+            },
+        }
+    }
+
+    /// A figure for wrong answers would be worthless.
+    pub(crate) fn wrong_answer(
+        address: SocketAddr,
+        request: &str,
+        detail: impl fmt::Display,
+    ) -> Self {
+        Self::new(format!(
+            "the server at {address} answered {request} incorrectly: {detail}"
+        ))
+    }
+
+    /// Prints one line on standard error; returns the exit code. Ignores a closed standard error.
+    pub(crate) fn report(&self) -> ExitCode {
+        if !self.text.is_empty() {
+            let one_line = self.text.lines().collect::<Vec<_>>().join(" ");
+            let _ = writeln!(io::stderr(), "c10d-bench: {one_line}");
+        }
+        ExitCode::from(self.exit_code)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl<E: std::error::Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::new(error)
+    }
+}
+
+/// Adds what was attempted to an error.
+pub(crate) trait Context<T> {
+    fn context(self, attempt: &str) -> Result<T, Failure>;
+
+    /// With a text that is made only after an error.
+    fn with_context<D: fmt::Display>(self, attempt: impl FnOnce() -> D) -> Result<T, Failure>;
+}
+
+impl<T, E: Into<Failure>> Context<T> for Result<T, E> {
+    fn context(self, attempt: &str) -> Result<T, Failure> {
+        self.with_context(|| attempt)
+    }
+
+    fn with_context<D: fmt::Display>(self, attempt: impl FnOnce() -> D) -> Result<T, Failure> {
+        self.map_err(|error| {
+            let failure: Failure = error.into();
+            Failure {
+                text: format!("{}: {}", attempt(), failure.text),
+                ..failure
+            }
+        })
     }
 }

@@ -3,17 +3,17 @@
 //! Sends bytes and counts replies, whose meaning only the workload knows. The length of each reply is known
 //! beforehand, so nothing is parsed while the clock runs.
 
+use std::fmt::Display;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use crate::failure::{Context as _, Failure};
 use c10d_socket::{TlsClient, TlsLayer};
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Registry, Token};
 use rustix::io::Errno;
 use socket2::{Domain, SockRef, Socket, Type};
-
-use super::error::BenchError;
 
 /// Events received per poll.
 pub(super) const EVENTS_PER_POLL: usize = 1024;
@@ -87,13 +87,9 @@ pub(super) struct Flooded {
 
 impl Fleet {
     /// A fleet without connections.
-    pub(super) fn new(address: SocketAddr, tls: Option<TlsClient>) -> Result<Self, BenchError> {
-        let failed = "cannot poll";
-        let poll = Poll::new().map_err(BenchError::system(failed))?;
-        let registry = poll
-            .registry()
-            .try_clone()
-            .map_err(BenchError::system(failed))?;
+    pub(super) fn new(address: SocketAddr, tls: Option<TlsClient>) -> Result<Self, Failure> {
+        let poll = Poll::new().context("cannot poll")?;
+        let registry = poll.registry().try_clone().context("cannot poll")?;
         Ok(Self {
             poll,
             events: Events::with_capacity(EVENTS_PER_POLL),
@@ -128,8 +124,8 @@ impl Fleet {
         window: usize,
         greeting: &[u8],
         reply_bytes: usize,
-        mut check: impl FnMut(&mut Links, &[u8]) -> Result<(), BenchError>,
-    ) -> Result<(), BenchError> {
+        mut check: impl FnMut(&mut Links, &[u8]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         for _ in self.len()..count.min(self.len() + window) {
             self.links.open(greeting, reply_bytes)?;
         }
@@ -146,8 +142,8 @@ impl Fleet {
     /// reply is missing.
     pub(super) fn run(
         &mut self,
-        mut on_reply: impl FnMut(&mut Links, usize, &[u8]) -> Result<(), BenchError>,
-    ) -> Result<(), BenchError> {
+        mut on_reply: impl FnMut(&mut Links, usize, &[u8]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         while self.links.waiting > 0 {
             self.poll_once(|links, index, bytes| {
                 let Some(reply) = links.take_in(index, bytes)? else {
@@ -167,7 +163,7 @@ impl Fleet {
         link: usize,
         request: &[u8],
         reply_bytes: usize,
-    ) -> Result<Vec<u8>, BenchError> {
+    ) -> Result<Vec<u8>, Failure> {
         let mut answer = Vec::new();
         self.links.ask(link, request, reply_bytes)?;
         self.run(|_, _, reply| {
@@ -178,11 +174,7 @@ impl Fleet {
     }
 
     /// Keeps `depth` units in flight on every link for `time`, then waits for the remaining answers.
-    pub(super) fn flood(
-        &mut self,
-        flood: Flood<'_>,
-        time: Duration,
-    ) -> Result<Flooded, BenchError> {
+    pub(super) fn flood(&mut self, flood: Flood<'_>, time: Duration) -> Result<Flooded, Failure> {
         let mut remainders = vec![0; flood.batches.len()];
         let start = Instant::now();
         for (index, batch) in flood.batches.iter().enumerate() {
@@ -222,20 +214,16 @@ impl Fleet {
     /// Polls once, and passes on the received bytes of each link.
     fn poll_once(
         &mut self,
-        mut on_bytes: impl FnMut(&mut Links, usize, &[u8]) -> Result<(), BenchError>,
-    ) -> Result<(), BenchError> {
+        mut on_bytes: impl FnMut(&mut Links, usize, &[u8]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let links = &mut self.links;
         match self.poll.poll(&mut self.events, Some(SILENCE_MAX)) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-            Err(error) => return Err(BenchError::system("cannot poll")(error)),
+            Err(error) => return Err(error).context("cannot poll"),
         }
         if self.events.is_empty() {
-            return Err(BenchError::Stalled {
-                address: links.address,
-                silence: SILENCE_MAX,
-                missing: links.waiting,
-            });
+            return Err(stalled(links.address, links.waiting));
         }
         for event in &self.events {
             let index = event.token().0;
@@ -323,7 +311,7 @@ impl Links {
         link: usize,
         request: &[u8],
         reply_bytes: usize,
-    ) -> Result<(), BenchError> {
+    ) -> Result<(), Failure> {
         debug_assert_eq!(self.links[link].reply_bytes, 0, "one reply at a time");
         self.links[link].reply_bytes = reply_bytes;
         self.waiting += 1;
@@ -331,7 +319,7 @@ impl Links {
     }
 
     /// Sends bytes without a reply, or with one that is already [expected](Self::expect).
-    pub(super) fn send(&mut self, link: usize, bytes: &[u8]) -> Result<(), BenchError> {
+    pub(super) fn send(&mut self, link: usize, bytes: &[u8]) -> Result<(), Failure> {
         if self.links[link].tls.is_none() {
             return self.send_plain(link, bytes);
         }
@@ -348,12 +336,12 @@ impl Links {
     }
 
     /// Sends what TLS has sealed.
-    fn send_sealed(&mut self, link: usize) -> Result<(), BenchError> {
+    fn send_sealed(&mut self, link: usize) -> Result<(), Failure> {
         let mut sealed = std::mem::take(&mut self.sealed);
         sealed.clear();
         if let Some(tls) = &mut self.links[link].tls {
             let sent = tls.send(&mut sealed);
-            sent.map_err(BenchError::system("no memory"))?;
+            sent.context("no memory")?;
         }
         let result = if sealed.is_empty() {
             Ok(())
@@ -364,7 +352,7 @@ impl Links {
         result
     }
 
-    fn send_plain(&mut self, link: usize, bytes: &[u8]) -> Result<(), BenchError> {
+    fn send_plain(&mut self, link: usize, bytes: &[u8]) -> Result<(), Failure> {
         let taken = if self.links[link].unsent.is_empty() {
             match self.links[link].stream.write(bytes) {
                 Ok(count) => count,
@@ -388,13 +376,13 @@ impl Links {
         self.waiting += 1;
     }
 
-    fn open(&mut self, greeting: &[u8], reply_bytes: usize) -> Result<(), BenchError> {
+    fn open(&mut self, greeting: &[u8], reply_bytes: usize) -> Result<(), Failure> {
         let address = self.address;
-        let failed = |source| BenchError::Connect { address, source };
+        let failed = || format!("cannot connect to {address}");
         let index = self.links.len();
-        let stream = open_socket(address, index, &self.registry).map_err(failed)?;
+        let stream = open_socket(address, index, &self.registry).with_context(failed)?;
         let tls = self.tls.as_ref().map(TlsClient::start).transpose();
-        let tls = tls.map_err(|error| failed(io::Error::other(error)))?;
+        let tls = tls.with_context(failed)?;
         self.links.push(Link {
             stream,
             tls,
@@ -405,7 +393,7 @@ impl Links {
         self.ask(index, greeting, reply_bytes)
     }
 
-    fn flush(&mut self, index: usize) -> Result<(), BenchError> {
+    fn flush(&mut self, index: usize) -> Result<(), Failure> {
         let link = &mut self.links[index];
         while !link.unsent.is_empty() {
             match link.stream.write(&link.unsent) {
@@ -421,7 +409,7 @@ impl Links {
     }
 
     /// Adds bytes to the reply of a link; returns the reply when it is complete.
-    fn take_in(&mut self, index: usize, bytes: &[u8]) -> Result<Option<Vec<u8>>, BenchError> {
+    fn take_in(&mut self, index: usize, bytes: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
         let link = &mut self.links[index];
         link.reply.extend_from_slice(bytes);
         if link.reply.len() > link.reply_bytes {
@@ -442,19 +430,24 @@ impl Links {
         self.links[index].reply = reply;
     }
 
-    pub(super) fn wrong_answer(&self, request: &'static str, detail: String) -> BenchError {
-        BenchError::WrongAnswer {
-            address: self.address,
-            request,
-            detail,
-        }
+    pub(super) fn wrong_answer(&self, request: &str, detail: impl Display) -> Failure {
+        Failure::wrong_answer(self.address, request, detail)
     }
 
-    fn lost(&self, link: usize, source: io::Error) -> BenchError {
-        BenchError::ConnectionLost {
-            address: self.address,
-            link,
-            source,
-        }
+    fn lost(&self, link: usize, error: io::Error) -> Failure {
+        lost(self.address, link, error)
     }
+}
+
+/// The server did not send anything for [`SILENCE_MAX`].
+pub(super) fn stalled(address: SocketAddr, missing: usize) -> Failure {
+    Failure::new(format!(
+        "the server at {address} sent nothing for {SILENCE_MAX:?}; {missing} replies are missing"
+    ))
+}
+
+pub(super) fn lost(address: SocketAddr, link: usize, error: io::Error) -> Failure {
+    Failure::new(format!(
+        "lost connection {link} to the server at {address}: {error}"
+    ))
 }

@@ -11,8 +11,8 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 use slab::Slab;
 
-use super::child::{announce, end_with_measurement};
-use crate::failure::Failure;
+use crate::child::{announce, end_with_measurement};
+use crate::failure::{Context as _, Failure};
 use crate::numbers::at_least_one;
 use crate::open_files;
 
@@ -78,15 +78,9 @@ pub(super) fn run(args: &FloorArgs) -> Result<(), Failure> {
         .with_host("127.0.0.1")
         .with_port(args.port);
     // A literal address has one listener.
-    let listener = listen(&options)
-        .map_err(io::Error::other)
-        .map_err(Failure::system("cannot listen"))?
-        .remove(0);
-    listener
-        .local_addr()
-        .and_then(announce)
-        .map_err(Failure::system("cannot write to standard output"))?;
-    serve(TcpListener::from_std(listener), args).map_err(Failure::system("cannot poll"))
+    let listener = listen(&options).context("cannot listen")?.remove(0);
+    announce(listener.local_addr()?)?;
+    serve(TcpListener::from_std(listener), args).context("cannot poll")
 }
 
 const LISTENER: Token = Token(usize::MAX);

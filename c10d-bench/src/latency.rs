@@ -1,6 +1,32 @@
-//! Statistics of latencies.
+//! Measures latencies, and their statistics.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Repeats an operation for `time`, at least once. Returns how long each took.
+pub(super) fn repeat<E>(
+    time: Duration,
+    operation: impl FnMut() -> Result<(), E>,
+) -> Result<Vec<Duration>, E> {
+    repeat_with(time, operation, || Ok(()))
+}
+
+/// As [`repeat`], each operation followed by the unmeasured `after`.
+pub(super) fn repeat_with<E>(
+    time: Duration,
+    mut operation: impl FnMut() -> Result<(), E>,
+    mut after: impl FnMut() -> Result<(), E>,
+) -> Result<Vec<Duration>, E> {
+    let mut times = Vec::new();
+    let mut started = Instant::now();
+    let end = started + time;
+    while times.is_empty() || started < end {
+        operation()?;
+        times.push(started.elapsed());
+        after()?;
+        started = Instant::now();
+    }
+    Ok(times)
+}
 
 /// The median and the 99th percentile in microseconds. `times` holds at least one.
 pub(super) fn percentiles(times: &mut [Duration]) -> [f64; 2] {

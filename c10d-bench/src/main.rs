@@ -7,7 +7,6 @@
 
 mod affinity;
 mod child;
-mod error;
 mod failure;
 mod fleet;
 mod floor;
@@ -28,9 +27,8 @@ mod workload;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use crate::failure::Failure;
+use clap::Parser;
 
 /// Measures a store server, a rendezvous, RPC calls, or remote references.
 #[derive(Debug, Parser)]

@@ -9,10 +9,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let written = stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush());
-    written.map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe => Failure::OutputClosed,
-        _ => Failure::Output(error),
-    })
+    written.map_err(|error| Failure::output(&error))
 }
 
 pub(crate) fn print_line(answer: impl std::fmt::Display) -> Result<(), Failure> {

@@ -1,11 +1,19 @@
-//! Options and rules shared by the benchmarks of two workers: where the two run, how often and how long
-//! each figure is measured, and which of two measurements goes first.
+//! The two workers of a benchmark, in one process or in two, and the options of such benchmarks.
 
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
+use c10d_store::{HashStore, ServerOptions, Store, TcpStoreServer};
 use clap::Args;
+use rpc_agent::{Agent, AgentOptions, Registry, Secret, WorkerInfo};
 
+use crate::affinity::{Cores, on_server_core};
+use crate::child::{ServerChild, announce, end_with_measurement, park};
+use crate::failure::{Context as _, Failure};
 use crate::numbers::{at_least_one, round_seconds};
+use crate::workload::setting::open_store;
 
 /// The timeout of each step: far above every plausible figure.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
@@ -59,26 +67,117 @@ impl Place {
     }
 }
 
-/// Whether the first and the second measurement of a round is the floor. They alternate, as the second finds
-/// caches filled by the first.
-pub(super) const fn order(round: usize) -> [bool; 2] {
-    let floor_first = !round.is_multiple_of(2);
-    [floor_first, !floor_first]
+/// One of the two workers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Role {
+    name: &'static str,
+    rank: u32,
+}
+
+/// Serves calls, or owns values.
+pub(super) const SERVER: Role = Role {
+    name: "server",
+    rank: 0,
+};
+
+const CLIENT: Role = Role {
+    name: "client",
+    rank: 1,
+};
+
+/// Two workers.
+#[derive(Debug)]
+pub(super) struct Pair<W> {
+    pub(super) client: W,
+    /// Dropped after the client, which would otherwise report a lost worker.
+    pub(super) host: Host<W>,
+}
+
+/// Keeps the server running.
+#[derive(Debug)]
+pub(super) enum Host<W> {
+    Worker(W),
+    Process(ServerChild),
+}
+
+impl<W: Send + 'static> Pair<W> {
+    /// Both in this process. Threads inherit their core from the one that starts them.
+    pub(super) fn in_process(
+        cores: Option<Cores>,
+        start: impl Fn(Role, Arc<dyn Store>) -> Result<W, Failure> + Clone + Send + 'static,
+    ) -> Result<Self, Failure> {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let (its_start, its_store) = (start.clone(), Arc::clone(&store));
+        // On another thread, as a start returns only when both workers have joined.
+        let starting = on_server_core(cores, || {
+            thread::Builder::new()
+                .name("bench-start".to_owned())
+                .spawn(move || its_start(SERVER, its_store))
+                .context("cannot start a thread")
+        })?;
+        let client = start(CLIENT, store);
+        let panicked = |_| Err(Failure::new("the thread that starts a worker panicked"));
+        let server = starting.join().unwrap_or_else(panicked);
+        Ok(Self {
+            client: client?,
+            host: Host::Worker(server?),
+        })
+    }
+
+    /// The server in a process of its own with these arguments, which also serves the store.
+    pub(super) fn two_processes(
+        cores: Option<Cores>,
+        arguments: &[String],
+        start: impl Fn(Role, Arc<dyn Store>) -> Result<W, Failure>,
+    ) -> Result<Self, Failure> {
+        let child = ServerChild::start(arguments, cores)?;
+        Ok(Self {
+            client: start(CLIENT, open(child.address())?)?,
+            host: Host::Process(child),
+        })
+    }
+}
+
+/// The server process: serves a store, and a worker that joins through it, until it is killed.
+pub(super) fn serve<W>(
+    start: impl FnOnce(Role, Arc<dyn Store>) -> Result<W, Failure>,
+) -> Result<(), Failure> {
+    end_with_measurement();
+    let server = TcpStoreServer::bind((Ipv4Addr::LOCALHOST, 0), ServerOptions::default())?;
+    announce(server.local_addr())?;
+    let _worker = start(SERVER, open(server.local_addr())?)?;
+    park()
+}
+
+pub(super) fn start_agent(
+    role: Role,
+    secret: Option<&Secret>,
+    registry: Registry,
+    store: Arc<dyn Store>,
+) -> Result<Agent, Failure> {
+    let mut options = AgentOptions::new(role.name, role.rank)
+        .with_world_size(2)
+        .with_host("127.0.0.1")
+        .with_timeout(PATIENCE)
+        .with_start_timeout(PATIENCE);
+    if let Some(secret) = secret {
+        options = options.with_secret(secret.clone());
+    }
+    Ok(Agent::start(options, registry, store)?)
+}
+
+/// The server, as the client sees it. Looked up once, so that no call does it.
+pub(super) fn server_of(client: &Agent) -> Result<WorkerInfo, Failure> {
+    Ok(client.handle().worker(SERVER.name)?)
+}
+
+fn open(store: SocketAddr) -> Result<Arc<dyn Store>, Failure> {
+    Ok(Arc::new(open_store(store, None)?))
 }
 
 pub(super) fn in_flight(text: &str) -> Result<usize, String> {
     match at_least_one(text)? {
         count if count <= IN_FLIGHT_MAX => Ok(count),
         _ => Err(format!("must be from 1 to {IN_FLIGHT_MAX}")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_floor_is_first_in_every_second_round() {
-        assert_eq!([order(0), order(1)], [[false, true], [true, false]]);
     }
 }

@@ -221,6 +221,37 @@ impl Row {
     }
 }
 
+/// Measures rows in `rounds` after a warm-up: with the floor, or only the measured software. The two are measured in
+/// turn, so that other load affects both, and each is the first in every second round, as the second finds caches filled
+/// by the first.
+pub(super) fn measure_in_turn<const N: usize>(
+    rows: &mut [Row; N],
+    rounds: usize,
+    has_floor: bool,
+    mut measure: impl FnMut(bool) -> Result<[f64; N], Failure>,
+) -> Result<(), Failure> {
+    for round in 0..=rounds {
+        for is_floor in order(round) {
+            if is_floor && !has_floor {
+                continue;
+            }
+            let figures = measure(is_floor)?;
+            if round > 0 {
+                for (row, figure) in rows.iter_mut().zip(figures) {
+                    row.push(is_floor, figure);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether the first and the second measurement of a round is the floor.
+pub(super) const fn order(round: usize) -> [bool; 2] {
+    let floor_first = !round.is_multiple_of(2);
+    [floor_first, !floor_first]
+}
+
 /// The result of a benchmark.
 #[derive(Debug)]
 pub(super) struct Report {
@@ -346,6 +377,25 @@ mod tests {
         assert_eq!(samples(&[3.0]).median(), Some(3.0));
         assert_eq!(samples(&[9.0, 1.0]).median(), Some(5.0));
         assert_eq!(samples(&[9.0, 1.0, 2.0]).median(), Some(2.0));
+    }
+
+    #[test]
+    fn the_floor_is_first_in_every_second_round() {
+        assert_eq!([order(0), order(1)], [[false, true], [true, false]]);
+        let mut rows = [Row::new("add", Unit::OperationsPerSecond)];
+        let mut measured = Vec::new();
+        measure_in_turn(&mut rows, 2, true, |is_floor| {
+            measured.push(is_floor);
+            Ok([measured.len() as f64])
+        })
+        .unwrap();
+        assert_eq!(measured, [false, true, true, false, false, true]);
+        // Round 0 is the warm-up.
+        let [row] = &rows;
+        assert_eq!(
+            (&row.samples.0[..], &row.floor.0[..]),
+            (&[4.0, 5.0][..], &[3.0, 6.0][..])
+        );
     }
 
     #[test]

@@ -3,7 +3,6 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
-use std::thread;
 
 use c10d_journal::SqliteJournal;
 use c10d_relay::{Relay, RelayOptions};
@@ -11,7 +10,7 @@ use c10d_socket::{Credentials, HostPort, ListenOptions, Secret, listen};
 use c10d_store::{ServerOptions, TcpStoreServer};
 use clap::Args;
 
-use super::child::{announce, end_with_measurement};
+use crate::child::{announce, end_with_measurement, park};
 use crate::failure::Failure;
 
 #[derive(Debug, Args)]
@@ -64,11 +63,11 @@ pub(crate) fn serve_store(args: &StoreServerArgs) -> Result<(), Failure> {
         None => ServerOptions::default(),
     };
     let options = match &args.dir {
-        Some(directory) => options.with_journal(SqliteJournal::open(directory).map_err(failed)?),
+        Some(directory) => options.with_journal(SqliteJournal::open(directory)?),
         None => options,
     };
-    let server = TcpStoreServer::serve(listeners()?, options).map_err(failed)?;
-    announce(server.local_addr()).map_err(Failure::Output)?;
+    let server = TcpStoreServer::serve(listeners()?, options)?;
+    announce(server.local_addr())?;
     park()
 }
 
@@ -79,31 +78,21 @@ pub(crate) fn serve_relay(args: &RelayServerArgs) -> Result<(), Failure> {
         Some(credentials) => RelayOptions::default().with_credentials(credentials),
         None => RelayOptions::default(),
     };
-    let relay = Relay::start(args.upstream.clone(), listeners()?, options).map_err(failed)?;
-    announce(relay.local_addrs()[0]).map_err(Failure::Output)?;
+    let relay = Relay::start(args.upstream.clone(), listeners()?, options)?;
+    announce(relay.local_addrs()[0])?;
     park()
 }
 
 /// On a free port of 127.0.0.1.
 fn listeners() -> Result<Vec<TcpListener>, Failure> {
     let options = ListenOptions::default().with_host("127.0.0.1").with_port(0);
-    listen(&options).map_err(failed)
+    Ok(listen(&options)?)
 }
 
 fn credentials(secret_file: Option<&PathBuf>) -> Result<Option<Credentials>, Failure> {
     let Some(path) = secret_file else {
         return Ok(None);
     };
-    let secrets = Secret::read_file(path).map_err(failed)?;
-    Ok(Some(Credentials::from_secrets(secrets).map_err(failed)?))
-}
-
-fn failed(error: impl std::error::Error + Send + Sync + 'static) -> Failure {
-    Failure::Bench(Box::new(error))
-}
-
-fn park() -> ! {
-    loop {
-        thread::park();
-    }
+    let secrets = Secret::read_file(path)?;
+    Ok(Some(Credentials::from_secrets(secrets)?))
 }

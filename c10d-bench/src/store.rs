@@ -1,30 +1,29 @@
 //! `c10d-bench store`: selects the server and the workloads.
 
-use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
 use c10d_socket::HostPort;
 use clap::{Args, ValueEnum};
 
-use super::affinity::Cores;
-use super::child::ServerChild;
-use super::process::Process;
-use super::report::{Goal, Report};
-use super::servers::StoreServerArgs;
-use super::workload::client::client;
-use super::workload::durable::durable;
-use super::workload::large::large_values;
-use super::workload::ping::ping;
-use super::workload::prefix::prefix;
-use super::workload::ranks::{RanksShape, ranks};
-use super::workload::secret::secret;
-use super::workload::setting::Setting;
-use super::workload::strangers::strangers;
-use super::workload::throughput::{Kind, Throughput};
-use crate::failure::Failure;
+use crate::affinity::Cores;
+use crate::child::ServerChild;
+use crate::failure::{Context as _, Failure};
 use crate::numbers::{at_least_one, round_seconds};
 use crate::open_files;
+use crate::process::Process;
+use crate::report::{Goal, Report};
+use crate::servers::StoreServerArgs;
+use crate::workload::client::client;
+use crate::workload::durable::durable;
+use crate::workload::large::large_values;
+use crate::workload::ping::ping;
+use crate::workload::prefix::prefix;
+use crate::workload::ranks::{RanksShape, ranks};
+use crate::workload::secret::secret;
+use crate::workload::setting::Setting;
+use crate::workload::strangers::strangers;
+use crate::workload::throughput::{Kind, Throughput};
 
 /// Measures a store server from one thread. Without --connect it starts a server, on a core of its own.
 ///
@@ -287,8 +286,8 @@ fn resolve(target: &HostPort) -> Result<SocketAddr, Failure> {
     let failed = || format!("cannot look up {target}");
     let mut addresses = (target.host(), target.port())
         .to_socket_addrs()
-        .map_err(Failure::system(failed()))?;
+        .with_context(failed)?;
     addresses
         .next()
-        .ok_or_else(|| Failure::system(failed())(io::ErrorKind::NotFound.into()))
+        .ok_or_else(|| Failure::new(format!("{}: no address", failed())))
 }

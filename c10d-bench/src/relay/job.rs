@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::TlsClient;
 
-use super::super::error::BenchError;
-use super::super::workload::requests;
-use super::super::workload::setting::Setting;
 use super::node::Ask;
 use super::nodes::{Nodes, Turns};
+use crate::failure::Failure;
+use crate::workload::requests;
+use crate::workload::setting::Setting;
 
 /// The job's size.
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +38,7 @@ impl RelayedJob {
         shape: Shape,
         setting: &Setting,
         tls: Option<&TlsClient>,
-    ) -> Result<(Self, Duration), BenchError> {
+    ) -> Result<(Self, Duration), Failure> {
         let mut nodes = Nodes::new(setting.server, tls.cloned(), shape.ranks_per_node)?;
         let address = setting.server;
         let (ping, count) = (requests::ping(), requests::count_worker());
@@ -54,11 +54,11 @@ impl RelayedJob {
             if nonce == requests::HELLO_REPLY {
                 return Ok(());
             }
-            Err(BenchError::WrongAnswer {
+            Err(Failure::wrong_answer(
                 address,
-                request: "PING",
-                detail: format!("{nonce:02x?}"),
-            })
+                "PING",
+                format!("{nonce:02x?}"),
+            ))
         })?;
         let time = start.elapsed();
         if !requests::are_consecutive(joined, shape.ranks()) {
@@ -69,7 +69,7 @@ impl RelayedJob {
     }
 
     /// Each rank sets a key to a value as long as gloo's address of a rank.
-    pub(super) fn publish(&mut self) -> Result<(), BenchError> {
+    pub(super) fn publish(&mut self) -> Result<(), Failure> {
         let address = self.nodes.address();
         let ping = requests::ping();
         for rank in 0..self.nodes.ranks() {
@@ -92,7 +92,7 @@ impl RelayedJob {
         &mut self,
         address: SocketAddr,
         setting: &Setting,
-    ) -> Result<Duration, BenchError> {
+    ) -> Result<Duration, Failure> {
         let add = requests::add("bench/back", 1);
         let ask = Ask {
             requests: &[&add],
@@ -118,7 +118,7 @@ impl RelayedJob {
     pub(super) fn barrier_by_add_and_wait(
         &mut self,
         turns: Turns,
-    ) -> Result<(Duration, usize), BenchError> {
+    ) -> Result<(Duration, usize), Failure> {
         let ranks = self.nodes.ranks();
         // The keys of the two barriers differ.
         let name = format!("{turns:?}").to_lowercase();
@@ -154,7 +154,7 @@ impl RelayedJob {
     }
 
     /// All ranks wait for one key: from its SET to the last wake-up.
-    pub(super) fn one_key_wakes_all(&mut self) -> Result<Duration, BenchError> {
+    pub(super) fn one_key_wakes_all(&mut self) -> Result<Duration, Failure> {
         let (wait, ping) = (requests::wait("bench/go"), requests::ping());
         let address = self.nodes.address();
         // The answer to a PING behind the WAIT proves that it has started.
@@ -183,13 +183,10 @@ fn expect<const N: usize>(
     address: SocketAddr,
     reply: &[u8],
     expected: [u8; N],
-) -> Result<Option<Ask<'static>>, BenchError> {
+) -> Result<Option<Ask<'static>>, Failure> {
     if reply == expected {
         return Ok(None);
     }
-    Err(BenchError::WrongAnswer {
-        address,
-        request: "a rank's request",
-        detail: format!("{reply:02x?}"),
-    })
+    let detail = format!("{reply:02x?}");
+    Err(Failure::wrong_answer(address, "a rank's request", detail))
 }

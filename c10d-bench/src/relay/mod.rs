@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::affinity::Cores;
-use super::report::Report;
-use super::workload::setting::Setting;
+use crate::affinity::Cores;
 use crate::failure::Failure;
 use crate::numbers::{at_least_one, round_seconds};
 use crate::open_files;
+use crate::report::Report;
+use crate::workload::setting::Setting;
 use job::Shape;
 
 /// Measures what a relay on each node changes. The floor of each figure is the same without relays.

@@ -16,17 +16,13 @@ pub(super) struct Ask<'r> {
 }
 
 /// Why a session cannot go on.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(super) enum NodeError {
-    Violation(Violation),
+    #[error(transparent)]
+    Violation(#[from] Violation),
     /// The store has closed a rank's connection, or sent more than it was asked for.
+    #[error("{0}")]
     Unexpected(&'static str),
-}
-
-impl From<Violation> for NodeError {
-    fn from(violation: Violation) -> Self {
-        Self::Violation(violation)
-    }
 }
 
 #[derive(Debug, Default)]

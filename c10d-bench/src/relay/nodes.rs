@@ -4,6 +4,7 @@
 //! Makes the handshakes and keeps the rules of the session. Only the workload knows the meaning of replies.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -16,9 +17,9 @@ use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Poll};
 
-use super::super::error::BenchError;
-use super::super::fleet::{EVENTS_PER_POLL, READ_BYTES, SILENCE_MAX, open_socket};
 use super::node::{Ask, Node, NodeError};
+use crate::failure::{Context as _, Failure};
+use crate::fleet::{EVENTS_PER_POLL, READ_BYTES, SILENCE_MAX, lost, open_socket, stalled};
 
 /// How long after an arrival a relay acknowledges it, if it has nothing else to send.
 const REPORT_DELAY: Duration = Duration::from_millis(200);
@@ -119,7 +120,7 @@ impl<F: FnMut(&mut Node, usize, &[u8]) -> Result<(), Failed>> OnReply for F {}
 enum Failed {
     Io(io::Error),
     Node(NodeError),
-    Bench(BenchError),
+    Bench(Failure),
 }
 
 impl From<io::Error> for Failed {
@@ -134,8 +135,8 @@ impl From<NodeError> for Failed {
     }
 }
 
-impl From<BenchError> for Failed {
-    fn from(error: BenchError) -> Self {
+impl From<Failure> for Failed {
+    fn from(error: Failure) -> Self {
         Self::Bench(error)
     }
 }
@@ -146,8 +147,8 @@ impl Nodes {
         address: SocketAddr,
         tls: Option<TlsClient>,
         ranks_per_node: usize,
-    ) -> Result<Self, BenchError> {
-        let poll = Poll::new().map_err(BenchError::system("cannot poll"))?;
+    ) -> Result<Self, Failure> {
+        let poll = Poll::new().context("cannot poll")?;
         Ok(Self {
             poll,
             events: Events::with_capacity(EVENTS_PER_POLL),
@@ -184,8 +185,8 @@ impl Nodes {
         count: usize,
         window: usize,
         greeting: Ask<'_>,
-        check: impl FnMut(&[u8]) -> Result<(), BenchError>,
-    ) -> Result<(), BenchError> {
+        check: impl FnMut(&[u8]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let open = |nodes: &mut Self, index| {
             let link = nodes.open_link(index)?;
             nodes.relays.push(Relay {
@@ -211,13 +212,13 @@ impl Nodes {
         address: SocketAddr,
         window: usize,
         request: Ask<'_>,
-        check: impl FnMut(&[u8]) -> Result<(), BenchError>,
-    ) -> Result<(), BenchError> {
+        check: impl FnMut(&[u8]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         self.address = address;
         self.reports.clear();
         for relay in &mut self.relays {
             let lost = self.poll.registry().deregister(&mut relay.link.stream);
-            lost.map_err(BenchError::system("cannot poll"))?;
+            lost.context("cannot poll")?;
         }
         let open = |nodes: &mut Self, index: usize| {
             let link = nodes.open_link(index)?;
@@ -234,10 +235,10 @@ impl Nodes {
         &mut self,
         count: usize,
         window: usize,
-        open: impl Fn(&mut Self, usize) -> Result<(), BenchError>,
+        open: impl Fn(&mut Self, usize) -> Result<(), Failure>,
         greeting: Ask<'_>,
-        mut check: impl FnMut(&[u8]) -> Result<(), BenchError>,
-    ) -> Result<(), BenchError> {
+        mut check: impl FnMut(&[u8]) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let mut opened = 0;
         loop {
             let pending = self.waiting.div_ceil(self.ranks_per_node);
@@ -261,7 +262,7 @@ impl Nodes {
     }
 
     /// All ranks ask.
-    pub(super) fn ask_all(&mut self, turns: Turns, ask: Ask<'_>) -> Result<(), BenchError> {
+    pub(super) fn ask_all(&mut self, turns: Turns, ask: Ask<'_>) -> Result<(), Failure> {
         let per_node = self.ranks_per_node;
         match turns {
             Turns::Together => {
@@ -294,13 +295,13 @@ impl Nodes {
     }
 
     /// A rank asks, in a turn of its own.
-    pub(super) fn ask_one(&mut self, rank: usize, ask: Ask<'_>) -> Result<(), BenchError> {
+    pub(super) fn ask_one(&mut self, rank: usize, ask: Ask<'_>) -> Result<(), Failure> {
         self.ask(rank, ask)?;
         self.end_turn(rank / self.ranks_per_node)
     }
 
     /// A rank sends a request without a reply, in a turn of its own.
-    pub(super) fn send_one(&mut self, rank: usize, request: &[u8]) -> Result<(), BenchError> {
+    pub(super) fn send_one(&mut self, rank: usize, request: &[u8]) -> Result<(), Failure> {
         let (index, place) = (rank / self.ranks_per_node, rank % self.ranks_per_node);
         let sent = self.relays[index].node.send(place, &[request]);
         sent.map_err(|error| failure(self.address, index, error.into()))?;
@@ -311,39 +312,39 @@ impl Nodes {
     pub(super) fn run<'r>(
         &mut self,
         turns: Turns,
-        mut on_reply: impl FnMut(usize, &[u8]) -> Result<Option<Ask<'r>>, BenchError>,
-    ) -> Result<(), BenchError> {
+        mut on_reply: impl FnMut(usize, &[u8]) -> Result<Option<Ask<'r>>, Failure>,
+    ) -> Result<(), Failure> {
         while self.waiting > 0 {
             self.poll_once(turns, &mut on_reply)?;
         }
         Ok(())
     }
 
-    pub(super) fn wrong_answer(&self, request: &'static str, detail: String) -> BenchError {
-        wrong_answer(self.address, request, detail)
+    pub(super) fn wrong_answer(&self, request: &str, detail: impl Display) -> Failure {
+        Failure::wrong_answer(self.address, request, detail)
     }
 
-    fn open_link(&self, index: usize) -> Result<Link, BenchError> {
+    fn open_link(&self, index: usize) -> Result<Link, Failure> {
         let address = self.address;
-        let failed = |source| BenchError::Connect { address, source };
-        let stream = open_socket(address, index, self.poll.registry()).map_err(failed)?;
+        let failed = || format!("cannot connect to {address}");
+        let stream = open_socket(address, index, self.poll.registry()).with_context(failed)?;
         let tls = self.tls.as_ref().map(TlsClient::start).transpose();
         Ok(Link {
             stream,
-            tls: tls.map_err(|error| failed(io::Error::other(error)))?,
+            tls: tls.with_context(failed)?,
             out: SendBuf::new(),
             phase: Phase::Connecting,
         })
     }
 
-    fn ask(&mut self, rank: usize, ask: Ask<'_>) -> Result<(), BenchError> {
+    fn ask(&mut self, rank: usize, ask: Ask<'_>) -> Result<(), Failure> {
         let (index, place) = (rank / self.ranks_per_node, rank % self.ranks_per_node);
         self.waiting += 1;
         let asked = self.relays[index].node.ask(place, ask);
         asked.map_err(|error| failure(self.address, index, error.into()))
     }
 
-    fn end_turn(&mut self, index: usize) -> Result<(), BenchError> {
+    fn end_turn(&mut self, index: usize) -> Result<(), Failure> {
         let relay = &mut self.relays[index];
         let sent = relay.link.end_turn(&mut relay.node);
         sent.map_err(|error| failure(self.address, index, error.into()))
@@ -353,8 +354,8 @@ impl Nodes {
     fn poll_once<'r>(
         &mut self,
         turns: Turns,
-        on_reply: &mut impl FnMut(usize, &[u8]) -> Result<Option<Ask<'r>>, BenchError>,
-    ) -> Result<(), BenchError> {
+        on_reply: &mut impl FnMut(usize, &[u8]) -> Result<Option<Ask<'r>>, Failure>,
+    ) -> Result<(), Failure> {
         let now = Instant::now();
         self.send_reports(now)?;
         let next_report = self.reports.front().map(|(at, _)| *at - now);
@@ -362,14 +363,10 @@ impl Nodes {
         match self.poll.poll(&mut self.events, Some(timeout)) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
-            Err(error) => return Err(BenchError::system("cannot poll")(error)),
+            Err(error) => return Err(error).context("cannot poll"),
         }
         if self.events.is_empty() && next_report.is_none() {
-            return Err(BenchError::Stalled {
-                address: self.address,
-                silence: SILENCE_MAX,
-                missing: self.waiting,
-            });
+            return Err(stalled(self.address, self.waiting));
         }
         let report_at = Instant::now() + REPORT_DELAY;
         for event in &self.events {
@@ -404,7 +401,7 @@ impl Nodes {
     }
 
     /// Acknowledges what has arrived a while ago.
-    fn send_reports(&mut self, now: Instant) -> Result<(), BenchError> {
+    fn send_reports(&mut self, now: Instant) -> Result<(), Failure> {
         while let Some((at, index)) = self.reports.front().copied() {
             if at > now {
                 break;
@@ -555,27 +552,10 @@ impl SessionName {
     }
 }
 
-fn failure(address: SocketAddr, link: usize, failed: Failed) -> BenchError {
+fn failure(address: SocketAddr, link: usize, failed: Failed) -> Failure {
     match failed {
-        Failed::Io(source) => BenchError::ConnectionLost {
-            address,
-            link,
-            source,
-        },
-        Failed::Node(NodeError::Violation(violation)) => {
-            wrong_answer(address, "a session", violation.to_string())
-        }
-        Failed::Node(NodeError::Unexpected(detail)) => {
-            wrong_answer(address, "a session", detail.to_owned())
-        }
+        Failed::Io(error) => lost(address, link, error),
+        Failed::Node(error) => Failure::wrong_answer(address, "a session", error),
         Failed::Bench(error) => error,
-    }
-}
-
-fn wrong_answer(address: SocketAddr, request: &'static str, detail: String) -> BenchError {
-    BenchError::WrongAnswer {
-        address,
-        request,
-        detail,
     }
 }

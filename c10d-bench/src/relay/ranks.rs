@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use super::super::error::BenchError;
-use super::super::pair::order;
-use super::super::process::Process;
-use super::super::report::{Goal, Row, Unit};
-use super::super::workload::ranks::Job;
-use super::super::workload::setting::Setting;
 use super::job::{RelayedJob, Shape};
 use super::nodes::Turns;
 use super::server::Server;
+use crate::failure::Failure;
+use crate::process::Process;
+use crate::report::{Goal, Row, Unit, order};
+use crate::workload::ranks::Job;
+use crate::workload::setting::Setting;
 
 /// The rows, in this order.
 const CONNECTIONS: usize = 0;
@@ -42,7 +41,7 @@ pub(super) fn ranks(
     shape: Shape,
     setting: &Setting,
     with_secret: bool,
-) -> Result<Vec<Row>, BenchError> {
+) -> Result<Vec<Row>, Failure> {
     let mut rows = [
         ("connections", Unit::Count),
         ("memory per node", Unit::Bytes),
@@ -87,7 +86,7 @@ pub(super) fn ranks(
 }
 
 /// Relays only: how long the ranks of very many nodes take to connect.
-pub(super) fn init(shape: Shape, setting: &Setting, with_secret: bool) -> Result<Row, BenchError> {
+pub(super) fn init(shape: Shape, setting: &Setting, with_secret: bool) -> Result<Row, Failure> {
     let name = format!("init of {} ranks", shape.ranks());
     let mut row = Row::new(name, Unit::Milliseconds);
     row.goal = Some(Goal::AtMost(5000.0));
@@ -103,7 +102,7 @@ pub(super) fn init(shape: Shape, setting: &Setting, with_secret: bool) -> Result
     Ok(row)
 }
 
-fn relayed(shape: Shape, setting: &Setting, server: &Server) -> Result<Figures, BenchError> {
+fn relayed(shape: Shape, setting: &Setting, server: &Server) -> Result<Figures, Failure> {
     let tls = server.tls()?;
     let mut figures = Figures::default();
     let before = Usage::of(server.process());
@@ -119,7 +118,7 @@ fn relayed(shape: Shape, setting: &Setting, server: &Server) -> Result<Figures, 
     Ok(figures)
 }
 
-fn direct(shape: Shape, setting: &Setting, server: &Server) -> Result<Figures, BenchError> {
+fn direct(shape: Shape, setting: &Setting, server: &Server) -> Result<Figures, Failure> {
     let tls = server.tls()?;
     let mut figures = Figures::default();
     let before = Usage::of(server.process());

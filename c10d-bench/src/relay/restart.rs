@@ -6,21 +6,21 @@ use std::time::Instant;
 use c10d_store::{Store, TcpStore};
 use tempfile::TempDir;
 
-use super::super::error::BenchError;
-use super::super::report::{Goal, Row, Unit};
-use super::super::workload::durable::serve;
-use super::super::workload::setting::Setting;
 use super::job::{RelayedJob, Shape};
+use crate::failure::{Context as _, Failure};
+use crate::report::{Goal, Row, Unit};
+use crate::workload::durable::serve;
+use crate::workload::setting::Setting;
 
 /// Relays only.
-pub(super) fn restart(shape: Shape, setting: &Setting) -> Result<[Row; 2], BenchError> {
+pub(super) fn restart(shape: Shape, setting: &Setting) -> Result<[Row; 2], Failure> {
     let ranks = shape.ranks();
     let mut reopen = Row::new(format!("reopen of {ranks} ranks"), Unit::Milliseconds);
     let mut back = Row::new(format!("{ranks} ranks back"), Unit::Milliseconds);
     reopen.goal = Some(Goal::AtMost(1000.0));
     back.goal = Some(Goal::AtMost(3000.0));
     for _ in 0..setting.rounds {
-        let directory = TempDir::new().map_err(BenchError::system("cannot make a directory"))?;
+        let directory = TempDir::new().context("cannot make a directory")?;
         let server = serve(directory.path(), setting)?;
         let first = Setting {
             server: server.address(),

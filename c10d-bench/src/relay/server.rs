@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 
 use c10d_socket::{Credentials, Protocol, TlsClient};
 
-use super::super::affinity::Cores;
-use super::super::child::ServerChild;
-use super::super::error::BenchError;
-use super::super::process::Process;
-use super::super::servers::StoreServerArgs;
-use super::super::workload::secret::{SecretServer, unusable};
+use crate::affinity::Cores;
+use crate::child::ServerChild;
+use crate::failure::{Context as _, Failure};
+use crate::process::Process;
+use crate::servers::StoreServerArgs;
+use crate::workload::secret::SecretServer;
 
 pub(super) enum Server {
     Plain(ServerChild),
@@ -17,7 +17,7 @@ pub(super) enum Server {
 }
 
 impl Server {
-    pub(super) fn start(cores: Option<Cores>, with_secret: bool) -> Result<Self, BenchError> {
+    pub(super) fn start(cores: Option<Cores>, with_secret: bool) -> Result<Self, Failure> {
         if with_secret {
             return Ok(Self::Secret(SecretServer::start(cores)?));
         }
@@ -56,11 +56,11 @@ impl Server {
     }
 
     /// For connections with the secret.
-    pub(super) fn tls(&self) -> Result<Option<TlsClient>, BenchError> {
+    pub(super) fn tls(&self) -> Result<Option<TlsClient>, Failure> {
         let host = self.address().ip().to_string();
         let tls = self
             .credentials()
             .map(|it| it.client(Protocol::Store, &host));
-        tls.transpose().map_err(unusable)
+        tls.transpose().context("the secret")
     }
 }

@@ -1,16 +1,17 @@
 //! Checks that the nodes of a measured rendezvous agree.
 
-use super::error::RendezvousBenchError;
 use super::protocol::Joined;
+use crate::failure::Failure;
 
 /// Checks that nodes are in one round of `nodes` nodes, and that each has a rank of its own. `dead` of the
 /// ranks belong to nodes that were killed.
-pub(super) fn check(
-    joined: &Joined,
-    nodes: usize,
-    dead: usize,
-) -> Result<(), RendezvousBenchError> {
-    let disagreement = |detail| Err(RendezvousBenchError::Disagreement { nodes, detail });
+pub(super) fn check(joined: &Joined, nodes: usize, dead: usize) -> Result<(), Failure> {
+    // A figure without agreement would be worthless.
+    let disagreement = |detail: String| {
+        Err(Failure::new(format!(
+            "{nodes} nodes do not agree: {detail}"
+        )))
+    };
     let mut ranks = joined.ranks.clone();
     ranks.sort_unstable();
     if let Some(pair) = ranks.windows(2).find(|pair| pair[0] == pair[1]) {

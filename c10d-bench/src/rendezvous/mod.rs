@@ -7,7 +7,6 @@
 //! Two experiments kill one node without leaving: after all have joined, or while they join.
 
 mod agreement;
-mod error;
 mod kernel;
 mod node;
 mod nodes;
@@ -17,23 +16,21 @@ mod round;
 mod stations;
 
 use std::fmt::Write as _;
-use std::io;
 use std::time::Duration;
 
 use clap::Args;
 use serde_json::{Value, json};
 
-use self::error::RendezvousBenchError;
 use self::kernel::{Loopback, available_memory};
 pub(crate) use self::nodes::RendezvousNodesArgs;
 use self::protocol::{End, Report};
 use self::round::{Plan, Round, Victim, measure};
-use super::child::end_with_measurement;
-use super::report::Samples;
-use crate::failure::Failure;
+use crate::child::end_with_measurement;
+use crate::failure::{Context as _, Failure};
 use crate::numbers::at_least_one;
 use crate::open_files;
 use crate::output::{print, print_line};
+use crate::report::Samples;
 
 /// Files of a process besides one connection a node: the server's own sockets, the workers' store, standard streams, and
 /// two more connections of each node of a small job.
@@ -137,7 +134,7 @@ pub(super) fn run(args: &RendezvousBenchArgs) -> Result<(), Failure> {
     let victim = args.victim();
     if victim != Victim::None && args.nodes.contains(&1) {
         let text = "a node can only be killed among at least 2 nodes";
-        return Err(Failure::Usage(text.to_owned()));
+        return Err(Failure::usage(text));
     }
     // The processes inherit the limit.
     let files_left = open_files::raise_limit();
@@ -176,17 +173,13 @@ pub(super) fn run(args: &RendezvousBenchArgs) -> Result<(), Failure> {
         print(&table(&rows))?;
     }
     if let Some(error) = failure {
-        let what = "cannot measure the rendezvous";
-        return Err(Failure::system(what)(io::Error::other(error)));
+        return Err(error).context("cannot measure the rendezvous");
     }
     match rows.iter().map(Row::lost).sum() {
         0 => Ok(()),
-        lost => Err(Failure::Bench(
-            format!(
-                "{lost} nodes dropped out of their rounds at rest, or could not access the store"
-            )
-            .into(),
-        )),
+        lost => Err(Failure::new(format!(
+            "{lost} nodes dropped out of their rounds at rest, or could not access the store"
+        ))),
     }
 }
 
@@ -222,11 +215,7 @@ struct Figure {
 }
 
 impl Row {
-    fn measure(
-        plan: Plan<'_>,
-        rounds: usize,
-        files_left: Option<u64>,
-    ) -> Result<Self, RendezvousBenchError> {
+    fn measure(plan: Plan<'_>, rounds: usize, files_left: Option<u64>) -> Result<Self, Failure> {
         let nodes_per_process = check_limits(&plan, files_left)?;
         let plan = Plan {
             nodes_per_process,
@@ -372,17 +361,18 @@ fn table(rows: &[Row]) -> String {
 }
 
 /// Checks that open files and memory suffice. Returns the most nodes in one process.
-fn check_limits(plan: &Plan<'_>, files_left: Option<u64>) -> Result<usize, RendezvousBenchError> {
+fn check_limits(plan: &Plan<'_>, files_left: Option<u64>) -> Result<usize, Failure> {
     // The node that replaces a killed one.
     let extra = u64::from(matches!(plan.victim, Victim::First { .. }));
     let nodes = (plan.nodes as u64).saturating_add(extra);
     let needed = nodes.saturating_mul(MEMORY_PER_NODE);
     if let Some(available) = available_memory().filter(|available| *available < needed) {
-        return Err(RendezvousBenchError::TooLittleMemory {
-            nodes: plan.nodes,
-            needed,
-            available,
-        });
+        return Err(Failure::new(format!(
+            "{} nodes need at least {} MiB of memory, but only {} MiB are available",
+            plan.nodes,
+            needed >> 20,
+            available >> 20
+        )));
     }
     let Some(left) = files_left else {
         return Ok(plan.nodes_per_process);
@@ -390,11 +380,10 @@ fn check_limits(plan: &Plan<'_>, files_left: Option<u64>) -> Result<usize, Rende
     let connections = nodes.div_ceil(plan.nodes_per_connection as u64);
     let needed = connections.saturating_add(OTHER_FILES);
     if left < needed {
-        return Err(RendezvousBenchError::TooFewFiles {
-            nodes: plan.nodes,
-            needed,
-            left,
-        });
+        return Err(Failure::new(format!(
+            "{} nodes need {needed} open files in the store's process, but the limit allows only {left} (ulimit -Hn)",
+            plan.nodes
+        )));
     }
     let fit = usize::try_from(left.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX);
     let fit = fit.saturating_mul(plan.nodes_per_connection);

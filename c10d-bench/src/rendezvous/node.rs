@@ -4,13 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::failure::{Context as _, Failure};
 use c10d_store::{Store, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousError, RendezvousSettings,
     Traffic,
 };
-
-use super::error::RendezvousBenchError;
 
 pub(super) const RUN_ID: &str = "bench";
 
@@ -42,12 +41,11 @@ pub(super) struct Node {
 
 impl Node {
     /// Connects node number `node`.
-    pub(super) fn connect(job: &Job, node: usize) -> Result<Self, RendezvousBenchError> {
+    pub(super) fn connect(job: &Job, node: usize) -> Result<Self, Failure> {
         let options = TcpStoreOptions::default().with_timeout(PATIENCE);
         let store = TcpStore::open(&job.store.ip().to_string(), job.store.port(), options)
-            .map_err(Box::new)
-            .map_err(|source| RendezvousBenchError::Connect { node, source })?;
-        Self::new(job, node, Arc::new(store)).map_err(RendezvousBenchError::rendezvous(node))
+            .with_context(|| format!("cannot connect node {node} to the store"))?;
+        Self::new(job, node, Arc::new(store)).with_context(|| format!("node {node}"))
     }
 
     fn new(job: &Job, node: usize, store: Arc<dyn Store>) -> Result<Self, RendezvousError> {

@@ -15,10 +15,10 @@ use elastic_rendezvous::{
     NodeState, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
 
-use super::error::RendezvousBenchError;
 use super::kernel::now;
 use super::node::{Job, Node, addr_of};
 use super::protocol::{End, Joined, Order, Report, Sum, Told, World};
+use crate::failure::{Context as _, Failure};
 
 /// The stack of each thread, which a thousand threads multiply.
 pub(super) const STACK_BYTES: usize = 256 << 10;
@@ -110,7 +110,7 @@ enum Input {
 }
 
 /// Carries out orders until there are no more.
-pub(super) fn serve(args: &RendezvousNodesArgs) -> Result<(), RendezvousBenchError> {
+pub(super) fn serve(args: &RendezvousNodesArgs) -> Result<(), Failure> {
     Process::connect(args)?.run()
 }
 
@@ -139,7 +139,7 @@ struct Unsent {
 }
 
 impl Process {
-    fn connect(args: &RendezvousNodesArgs) -> Result<Self, RendezvousBenchError> {
+    fn connect(args: &RendezvousNodesArgs) -> Result<Self, Failure> {
         let job = args.job();
         let nodes = args
             .nodes()
@@ -160,10 +160,7 @@ impl Process {
                     // The main thread ends at the first failure.
                     let _ = to_inbox.send(Input::Joined { index, at, result });
                 })
-                .map_err(|source| RendezvousBenchError::Thread {
-                    node: args.first + index,
-                    source,
-                })?;
+                .with_context(|| no_thread(args.first + index))?;
         }
         let told = vec![false; nodes.len()];
         Ok(Self {
@@ -179,7 +176,7 @@ impl Process {
         })
     }
 
-    fn run(&mut self) -> Result<(), RendezvousBenchError> {
+    fn run(&mut self) -> Result<(), Failure> {
         let to_inbox = self.to_inbox.clone();
         thread::spawn(move || {
             read_orders(|order| {
@@ -216,7 +213,7 @@ impl Process {
         }
     }
 
-    fn carry_out(&mut self, order: Order) -> Result<(), RendezvousBenchError> {
+    fn carry_out(&mut self, order: Order) -> Result<(), Failure> {
         match order {
             Order::Start => {
                 self.start.wait();
@@ -256,7 +253,7 @@ impl Process {
     }
 
     /// Ends all nodes at once.
-    fn end(&self, how: End) -> Result<(), RendezvousBenchError> {
+    fn end(&self, how: End) -> Result<(), Failure> {
         let mut ends = Vec::with_capacity(self.nodes.len());
         for (index, node) in self.nodes.iter().enumerate() {
             let (node, number) = (Arc::clone(node), self.first + index);
@@ -267,17 +264,18 @@ impl Process {
                     End::Close => node.handler.shutdown(),
                     End::Leave => node.handler.leave().is_ok(),
                 })
-                .map_err(|source| RendezvousBenchError::Thread {
-                    node: number,
-                    source,
-                })?;
+                .with_context(|| no_thread(number))?;
             ends.push((number, end));
         }
         for (node, end) in ends {
             match end.join() {
                 Ok(true) => {}
-                Ok(false) => return Err(RendezvousBenchError::NotEnded { node }),
-                Err(_) => return Err(RendezvousBenchError::Panic { node }),
+                Ok(false) => {
+                    return Err(Failure::new(format!(
+                        "node {node} could not close or leave the rendezvous: its log says why"
+                    )));
+                }
+                Err(_) => return Err(panicked(node)),
             }
         }
         Ok(())
@@ -288,11 +286,11 @@ impl Process {
         index: usize,
         at: Duration,
         result: Option<Result<RendezvousInfo, RendezvousError>>,
-    ) -> Result<(), RendezvousBenchError> {
+    ) -> Result<(), Failure> {
         let node = self.first + index;
         let round = result
-            .ok_or(RendezvousBenchError::Panic { node })?
-            .map_err(RendezvousBenchError::rendezvous(node))?;
+            .ok_or_else(|| panicked(node))?
+            .with_context(|| format!("node {node}"))?;
         let world = World {
             round: round.round,
             nodes: round.world_size,
@@ -303,7 +301,7 @@ impl Process {
         self.unsent.send_soon(self.joined == self.nodes.len())
     }
 
-    fn on_told(&mut self, index: usize, at: Duration) -> Result<(), RendezvousBenchError> {
+    fn on_told(&mut self, index: usize, at: Duration) -> Result<(), Failure> {
         if std::mem::replace(&mut self.told[index], true) {
             return Ok(());
         }
@@ -378,9 +376,17 @@ fn report_loss(node: &Node, index: usize, victim: &str, to_inbox: &Sender<Input>
         }));
 }
 
+fn no_thread(node: usize) -> String {
+    format!("cannot start a thread for node {node} (ulimit -u, kernel.pid_max)")
+}
+
+fn panicked(node: usize) -> Failure {
+    Failure::new(format!("the thread of node {node} panicked"))
+}
+
 impl Unsent {
     /// Sends the reports now if they are complete, otherwise soon.
-    fn send_soon(&mut self, are_complete: bool) -> Result<(), RendezvousBenchError> {
+    fn send_soon(&mut self, are_complete: bool) -> Result<(), Failure> {
         if are_complete {
             return self.send();
         }
@@ -389,7 +395,7 @@ impl Unsent {
         Ok(())
     }
 
-    fn send(&mut self) -> Result<(), RendezvousBenchError> {
+    fn send(&mut self) -> Result<(), Failure> {
         let Self { joined, told, .. } = std::mem::take(self);
         if !joined.ranks.is_empty() {
             send(&Report::Joined(joined))?;
@@ -420,7 +426,7 @@ pub(super) fn read_orders(mut take: impl FnMut(Option<Order>) -> bool) {
     take(None);
 }
 
-pub(super) fn send(report: &Report) -> Result<(), RendezvousBenchError> {
+pub(super) fn send(report: &Report) -> Result<(), Failure> {
     let write = || -> io::Result<()> {
         let mut line = serde_json::to_vec(report)?;
         line.push(b'\n');
@@ -428,5 +434,5 @@ pub(super) fn send(report: &Report) -> Result<(), RendezvousBenchError> {
         stdout.write_all(&line)?;
         stdout.flush()
     };
-    write().map_err(RendezvousBenchError::report)
+    write().context("cannot report to the measurement")
 }

@@ -3,16 +3,16 @@
 use std::env;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::ops::Range;
+use std::process::ExitStatus;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::super::error::BenchError;
-use super::error::RendezvousBenchError;
 use super::node::{Job, KEEP_ALIVE_ATTEMPTS, PATIENCE};
 use super::nodes::{RendezvousNodesArgs, STACK_BYTES};
 use super::protocol::{Order, Report};
+use crate::failure::{Context as _, Failure};
 
 /// How long the processes may report nothing, besides the time until a silent node counts as lost. Longer than
 /// the timeout of the nodes, whose errors say more.
@@ -45,7 +45,7 @@ enum Received {
 
 impl Processes {
     /// Starts a process for each of `groups`, and waits until all nodes are connected.
-    pub(super) fn start(job: &Job, groups: &[Range<usize>]) -> Result<Self, RendezvousBenchError> {
+    pub(super) fn start(job: &Job, groups: &[Range<usize>]) -> Result<Self, Failure> {
         let (to_inbox, inbox) = channel();
         let mut this = Self {
             processes: Vec::with_capacity(groups.len()),
@@ -66,11 +66,7 @@ impl Processes {
     }
 
     /// Sends an order to one process.
-    pub(super) fn order(
-        &mut self,
-        process: usize,
-        order: &Order,
-    ) -> Result<(), RendezvousBenchError> {
+    pub(super) fn order(&mut self, process: usize, order: &Order) -> Result<(), Failure> {
         self.processes[process].order(order)
     }
 
@@ -80,7 +76,7 @@ impl Processes {
         waited_for: &'static str,
         order: &Order,
         pick: impl Fn(Report) -> Option<T>,
-    ) -> Result<Vec<T>, RendezvousBenchError> {
+    ) -> Result<Vec<T>, Failure> {
         for process in &mut self.processes {
             process.order(order)?;
         }
@@ -92,7 +88,7 @@ impl Processes {
         &mut self,
         waited_for: &'static str,
         pick: impl Fn(Report) -> Option<T>,
-    ) -> Result<Vec<T>, RendezvousBenchError> {
+    ) -> Result<Vec<T>, Failure> {
         let mut picked = Vec::with_capacity(self.processes.len());
         while picked.len() < self.processes.len() {
             picked.extend(pick(self.next(waited_for)?));
@@ -101,20 +97,14 @@ impl Processes {
     }
 
     /// The next report of any process.
-    pub(super) fn next(
-        &mut self,
-        waited_for: &'static str,
-    ) -> Result<Report, RendezvousBenchError> {
+    pub(super) fn next(&mut self, waited_for: &'static str) -> Result<Report, Failure> {
         let limit = self.silence_max;
         self.next_within(limit)?
-            .ok_or(RendezvousBenchError::Silence { waited_for, limit })
+            .ok_or_else(|| silence(waited_for, limit))
     }
 
     /// The next report of any process, or `None` if there is none for so long.
-    pub(super) fn next_within(
-        &mut self,
-        limit: Duration,
-    ) -> Result<Option<Report>, RendezvousBenchError> {
+    pub(super) fn next_within(&mut self, limit: Duration) -> Result<Option<Report>, Failure> {
         let start = Instant::now();
         loop {
             let left = limit.saturating_sub(start.elapsed());
@@ -126,24 +116,25 @@ impl Processes {
             };
             match received {
                 Received::Report(Report::Failed { text }) => {
-                    return Err(RendezvousBenchError::InProcess(text));
+                    return Err(Failure::new(text));
                 }
                 Received::Report(report) => return Ok(Some(report)),
-                Received::BadReport(line) => return Err(RendezvousBenchError::BadReport(line)),
+                Received::BadReport(line) => {
+                    return Err(Failure::new(format!(
+                        "a process of nodes sent a line that is not a report: {line}"
+                    )));
+                }
                 Received::End => self.processes[number].on_end()?,
             }
         }
     }
 
     /// Kills a process, so that its nodes end without leaving.
-    pub(super) fn kill(&mut self, process: usize) -> Result<(), RendezvousBenchError> {
+    pub(super) fn kill(&mut self, process: usize) -> Result<(), Failure> {
         let process = &mut self.processes[process];
         process.is_killed = true;
         let killed = process.child.kill().and_then(|()| process.child.wait());
-        killed
-            .map(drop)
-            .map_err(BenchError::system("cannot kill a process of nodes"))
-            .map_err(Into::into)
+        killed.map(drop).context("cannot kill a process of nodes")
     }
 }
 
@@ -153,10 +144,9 @@ impl NodeProcess {
         nodes: &Range<usize>,
         number: usize,
         to_inbox: &Sender<(usize, Received)>,
-    ) -> Result<Self, RendezvousBenchError> {
-        let executable = env::current_exe().map_err(BenchError::system(
-            "cannot find the executable of this process",
-        ))?;
+    ) -> Result<Self, Failure> {
+        let executable =
+            env::current_exe().context("cannot find the executable of this process")?;
         let log_level = env::var_os("RUST_LOG").unwrap_or_else(|| "error".into());
         let mut child = Command::new(executable)
             .args(RendezvousNodesArgs::command_line(job, nodes))
@@ -167,7 +157,7 @@ impl NodeProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(BenchError::system("cannot start a process of nodes"))?;
+            .context("cannot start a process of nodes")?;
         let (orders, reports) = (child.stdin.take(), child.stdout.take());
         let process = Self {
             child,
@@ -179,12 +169,12 @@ impl NodeProcess {
             let to_inbox = to_inbox.clone();
             thread::Builder::new()
                 .spawn(move || read_reports(reports, number, &to_inbox))
-                .map_err(BenchError::system("cannot start a thread"))?;
+                .context("cannot start a thread")?;
         }
         Ok(process)
     }
 
-    fn order(&mut self, order: &Order) -> Result<(), RendezvousBenchError> {
+    fn order(&mut self, order: &Order) -> Result<(), Failure> {
         if self.is_killed {
             return Ok(());
         }
@@ -199,25 +189,25 @@ impl NodeProcess {
         match write() {
             // Its last report, or its status, says more; both are received next.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            written => written
-                .map_err(BenchError::system("cannot write to a process of nodes"))
-                .map_err(Into::into),
+            written => written.context("cannot write to a process of nodes"),
         }
     }
 
     /// After the end of a process: fails unless the measurement has killed it.
-    fn on_end(&mut self) -> Result<(), RendezvousBenchError> {
+    fn on_end(&mut self) -> Result<(), Failure> {
         if self.is_killed {
             return Ok(());
         }
         let status = self
             .child
             .wait()
-            .map_err(BenchError::system("cannot wait for a process of nodes"))?;
-        Err(RendezvousBenchError::ProcessEnded {
-            nodes: self.nodes.clone(),
-            status,
-        })
+            .context("cannot wait for a process of nodes")?;
+        let Range { start, end } = self.nodes;
+        Err(Failure::new(format!(
+            "the process of nodes {start} to {} ended early ({status}){}",
+            end.saturating_sub(1),
+            memory_hint(status)
+        )))
     }
 }
 
@@ -226,6 +216,21 @@ impl Drop for NodeProcess {
         // Both fail only if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+pub(super) fn silence(waited_for: &str, limit: Duration) -> Failure {
+    Failure::new(format!(
+        "{waited_for}: no report of a process of nodes for {limit:?}"
+    ))
+}
+
+/// The system ends a process by a signal when memory runs out; so does Rust when an allocation fails.
+pub(super) fn memory_hint(status: ExitStatus) -> &'static str {
+    if status.code().is_none() {
+        ": memory may not suffice"
+    } else {
+        ""
     }
 }
 

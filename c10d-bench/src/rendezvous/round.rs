@@ -7,14 +7,15 @@ use c10d_store::{StoreError, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::RendezvousState;
 use elastic_rendezvous::codec::{CodecLimits, SENTINEL, from_text};
 
-use super::super::child::ServerChild;
-use super::super::servers::StoreServerArgs;
 use super::agreement::check;
-use super::error::RendezvousBenchError;
 use super::kernel::{Loopback, connections_to, now};
 use super::node::{Job, KEEP_ALIVE_ATTEMPTS, PATIENCE, RUN_ID, addr_of};
 use super::processes::Processes;
 use super::protocol::{End, Joined, Order, Report, Sum, Told};
+use crate::child::ServerChild;
+use crate::failure::Failure;
+use crate::rendezvous::processes::{memory_hint, silence};
+use crate::servers::StoreServerArgs;
 
 /// The pause between reads of the state.
 const STATE_POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -99,7 +100,7 @@ pub(super) struct Killed {
 }
 
 /// Measures one rendezvous, or two if the first node is to be killed: one without that.
-pub(super) fn measure(plan: &Plan<'_>) -> Result<Round, RendezvousBenchError> {
+pub(super) fn measure(plan: &Plan<'_>) -> Result<Round, Failure> {
     let mut round = measured(plan.nodes, plan, |fleet| fleet.measure(plan))?;
     if let Victim::First { after } = plan.victim {
         // One more, which may take the killed node's place.
@@ -115,8 +116,8 @@ pub(super) fn measure(plan: &Plan<'_>) -> Result<Round, RendezvousBenchError> {
 fn measured<T>(
     nodes: usize,
     plan: &Plan<'_>,
-    measure: impl FnOnce(&mut Fleet<'_>) -> Result<T, RendezvousBenchError>,
-) -> Result<T, RendezvousBenchError> {
+    measure: impl FnOnce(&mut Fleet<'_>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
     let mut store = ServerChild::start(&StoreServerArgs::command_line(&[]), None)?;
     let job = Job {
         store: store.address(),
@@ -138,7 +139,10 @@ fn measured<T>(
     });
     result.map_err(|error| match store.ended() {
         // The nodes' errors only say that they have lost their connections.
-        Some(status) => RendezvousBenchError::StoreEnded { status },
+        Some(status) => Failure::new(format!(
+            "the store's process ended early ({status}){}",
+            memory_hint(status)
+        )),
         None => error,
     })
 }
@@ -178,7 +182,7 @@ struct Fleet<'s> {
 }
 
 impl Fleet<'_> {
-    fn measure(&mut self, plan: &Plan<'_>) -> Result<Round, RendezvousBenchError> {
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Round, Failure> {
         let others = match plan.victim {
             Victim::None => FIRST,
             Victim::First { .. } | Victim::Last => self.start_first()?,
@@ -228,11 +232,7 @@ impl Fleet<'_> {
         Ok(round)
     }
 
-    fn measure_killed(
-        &mut self,
-        plan: &Plan<'_>,
-        after: Duration,
-    ) -> Result<Killed, RendezvousBenchError> {
+    fn measure_killed(&mut self, plan: &Plan<'_>, after: Duration) -> Result<Killed, Failure> {
         let others = self.start_first()?;
         let moved = plan.loopback.start();
         if after.is_zero() {
@@ -248,7 +248,10 @@ impl Fleet<'_> {
                 self.take_in(report);
             }
             if !self.joined.ranks.is_empty() {
-                return Err(RendezvousBenchError::KilledTooLate { after });
+                return Err(Failure::new(format!(
+                    "the round was complete before its first node was killed after {after:?}: choose a smaller \
+                     --kill-first-after"
+                )));
             }
             self.processes.kill(FIRST)?;
         }
@@ -260,10 +263,7 @@ impl Fleet<'_> {
                     silent_since = Instant::now();
                 }
                 None if silent_since.elapsed() > PATIENCE => {
-                    return Err(RendezvousBenchError::Silence {
-                        waited_for: "joining without the first node",
-                        limit: PATIENCE,
-                    });
+                    return Err(silence("joining without the first node", PATIENCE));
                 }
                 None => {}
             }
@@ -283,7 +283,7 @@ impl Fleet<'_> {
     }
 
     /// Starts the first node and waits until it has joined the round. Returns the process after its own.
-    fn start_first(&mut self) -> Result<usize, RendezvousBenchError> {
+    fn start_first(&mut self) -> Result<usize, Failure> {
         self.processes.order(FIRST, &Order::Start)?;
         let store = self.open_store()?;
         let start = Instant::now();
@@ -293,17 +293,14 @@ impl Fleet<'_> {
                 self.take_in(report);
             }
             if start.elapsed() > PATIENCE {
-                return Err(RendezvousBenchError::Silence {
-                    waited_for: "joining of the first node",
-                    limit: PATIENCE,
-                });
+                return Err(silence("joining of the first node", PATIENCE));
             }
         }
         Ok(FIRST + 1)
     }
 
     /// Starts the nodes of all processes from this one on. Returns the time of the start signal.
-    fn start_from(&mut self, first: usize) -> Result<Duration, RendezvousBenchError> {
+    fn start_from(&mut self, first: usize) -> Result<Duration, Failure> {
         let start = now();
         for process in first..self.processes.len() {
             self.processes.order(process, &Order::Start)?;
@@ -318,7 +315,7 @@ impl Fleet<'_> {
     }
 
     /// Leaves the nodes alone, and counts what they do.
-    fn rest(&mut self, plan: &Plan<'_>) -> Result<Rest, RendezvousBenchError> {
+    fn rest(&mut self, plan: &Plan<'_>) -> Result<Rest, Failure> {
         let (moved, start) = (plan.loopback.start(), Instant::now());
         // Returns early with the error of a process; a late report is ignored.
         while self
@@ -347,7 +344,7 @@ impl Fleet<'_> {
     }
 
     /// Kills a node after its next heartbeat, and waits until all others know it.
-    fn kill_last(&mut self, plan: &Plan<'_>) -> Result<Loss, RendezvousBenchError> {
+    fn kill_last(&mut self, plan: &Plan<'_>) -> Result<Loss, Failure> {
         let victim = addr_of(plan.nodes - 2);
         let is_watching = |report| matches!(report, Report::Watching).then_some(());
         let watch = Order::Watch { victim };
@@ -379,7 +376,7 @@ impl Fleet<'_> {
         })
     }
 
-    fn is_complete_with(&self, addr: &str) -> Result<bool, RendezvousBenchError> {
+    fn is_complete_with(&self, addr: &str) -> Result<bool, Failure> {
         let state = read_state(&self.open_store()?)?;
         Ok(state.is_some_and(|state| {
             state.complete && state.participants.keys().any(|node| *node.addr == *addr)
@@ -397,7 +394,7 @@ impl Fleet<'_> {
 }
 
 /// The state that nodes of every implementation share; `None` before the first write.
-fn read_state(store: &TcpStore) -> Result<Option<RendezvousState>, RendezvousBenchError> {
+fn read_state(store: &TcpStore) -> Result<Option<RendezvousState>, Failure> {
     let text = store.get(&format!("torch.rendezvous.{RUN_ID}"))?;
     if text == SENTINEL {
         return Ok(None);

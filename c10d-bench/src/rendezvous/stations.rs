@@ -24,11 +24,11 @@ use elastic_rendezvous::{C10dBackend, Now, RendezvousSettings, Timestamp, Traffi
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 
-use super::error::RendezvousBenchError;
 use super::kernel;
 use super::node::{Job, KEEP_ALIVE_ATTEMPTS, PATIENCE, RUN_ID, addr_of};
 use super::nodes::{read_orders, send};
 use super::protocol::{Joined, Order, Report, Sum, World};
+use crate::failure::{Context as _, Failure};
 
 /// How long joins are collected for one report.
 const COLLECTING_TIME: Duration = Duration::from_millis(20);
@@ -42,7 +42,7 @@ const WAKER: Token = Token(usize::MAX);
 const MASTER_KEYS: [&str; 2] = ["MASTER_ADDR", "MASTER_PORT"];
 
 /// Carries out orders until there are no more.
-pub(super) fn serve(job: &Job, nodes: Range<usize>) -> Result<(), RendezvousBenchError> {
+pub(super) fn serve(job: &Job, nodes: Range<usize>) -> Result<(), Failure> {
     Stations::connect(job, nodes)?.run()
 }
 
@@ -100,21 +100,20 @@ fn now() -> Now {
     }
 }
 
-fn lost(source: io::Error) -> RendezvousBenchError {
-    RendezvousBenchError::Link(source)
-}
+/// What failed if a connection did.
+const LINK: &str = "the connection of nodes that share one failed";
 
 impl Stations {
-    fn connect(job: &Job, numbers: Range<usize>) -> Result<Self, RendezvousBenchError> {
+    fn connect(job: &Job, numbers: Range<usize>) -> Result<Self, Failure> {
         let nodes_per_connection = job.nodes_per_connection;
-        let poll = Poll::new().map_err(lost)?;
+        let poll = Poll::new().context(LINK)?;
         let node = numbers.start;
         let store = open_store(job, node)?;
-        let failed = || RendezvousBenchError::rendezvous(node);
-        let backend = C10dBackend::new(Arc::clone(&store), RUN_ID).map_err(failed())?;
+        let failed = || format!("node {node}");
+        let backend = C10dBackend::new(Arc::clone(&store), RUN_ID).with_context(failed)?;
         let backend = Arc::new(backend);
         let settings = RendezvousSettings::new(RUN_ID, job.nodes, job.nodes)
-            .map_err(|error| failed()(error.into()))?
+            .with_context(failed)?
             .with_join_timeout(PATIENCE)
             .with_keep_alive(job.keep_alive, KEEP_ALIVE_ATTEMPTS);
         let (mut links, mut nodes) = (Vec::new(), Vec::new());
@@ -129,12 +128,12 @@ impl Stations {
                 &addr_of(number),
                 now(),
             );
-            let opened = opened.map_err(RendezvousBenchError::rendezvous(number))?;
+            let opened = opened.with_context(|| format!("node {number}"))?;
             let link = links.len() - 1;
             links[link].stream.push_open(client, 0);
             links[link].flush()?;
             nodes.push(Station {
-                node: Some(opened.ok_or(RendezvousBenchError::NoGroup)?),
+                node: Some(opened.ok_or_else(no_group)?),
                 link,
                 client,
                 credit: Credit::default(),
@@ -142,7 +141,7 @@ impl Stations {
                 steps: 0,
             });
         }
-        let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(lost)?);
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER).context(LINK)?);
         let (to_orders, orders) = channel();
         thread::spawn(move || {
             read_orders(|order| {
@@ -170,7 +169,7 @@ impl Stations {
         })
     }
 
-    fn run(&mut self) -> Result<(), RendezvousBenchError> {
+    fn run(&mut self) -> Result<(), Failure> {
         send(&Report::Connected)?;
         let mut events = Events::with_capacity(1024);
         let mut buffer = vec![0; 64 << 10];
@@ -180,7 +179,7 @@ impl Stations {
                 .poll(&mut events, self.timeout())
                 .or_else(|error| match error.kind() {
                     io::ErrorKind::Interrupted => Ok(()),
-                    _ => Err(lost(error)),
+                    _ => Err(error).context(LINK),
                 })?;
             loop {
                 match self.orders.try_recv() {
@@ -225,14 +224,14 @@ impl Stations {
         Some(timeout.min(COLLECTING_TIME))
     }
 
-    fn flush(&mut self) -> Result<(), RendezvousBenchError> {
+    fn flush(&mut self) -> Result<(), Failure> {
         for link in self.links.iter_mut().filter(|link| link.is_dirty) {
             link.flush()?;
         }
         Ok(())
     }
 
-    fn carry_out(&mut self, order: &Order) -> Result<(), RendezvousBenchError> {
+    fn carry_out(&mut self, order: &Order) -> Result<(), Failure> {
         match order {
             Order::Start => {
                 for place in 0..self.nodes.len() {
@@ -274,7 +273,7 @@ impl Stations {
     }
 
     /// Steps a node until it waits.
-    fn drive(&mut self, place: usize) -> Result<(), RendezvousBenchError> {
+    fn drive(&mut self, place: usize) -> Result<(), Failure> {
         loop {
             let station = &mut self.nodes[place];
             let Some(node) = &mut station.node else {
@@ -319,7 +318,7 @@ impl Stations {
                     }
                     return Ok(());
                 }
-                Need::Failed => return Err(RendezvousBenchError::NotJoined),
+                Need::Failed => return Err(Failure::new("a node has not joined")),
             }
         }
     }
@@ -388,7 +387,7 @@ impl Stations {
     }
 
     /// The end of a wait or a pause.
-    fn on_timer(&mut self, place: usize) -> Result<(), RendezvousBenchError> {
+    fn on_timer(&mut self, place: usize) -> Result<(), Failure> {
         let station = &mut self.nodes[place];
         if let Some(waiting) = &mut station.waiting {
             if !waiting.scan.is_cancelled() {
@@ -409,27 +408,26 @@ impl Stations {
         self.drive(place)
     }
 
-    fn receive(&mut self, link: usize, buffer: &mut [u8]) -> Result<(), RendezvousBenchError> {
+    fn receive(&mut self, link: usize, buffer: &mut [u8]) -> Result<(), Failure> {
         loop {
             let count = match self.links[link].socket.read(buffer) {
-                Ok(0) => return Err(lost(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).context(LINK),
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(lost(error)),
+                Err(error) => return Err(error).context(LINK),
             };
             let is_all = count < buffer.len();
             let mut bytes = &buffer[..count];
             let mut ready = Vec::new();
             let it = &mut self.links[link];
-            let broken = |_| lost(io::ErrorKind::InvalidData.into());
-            while let Some(mut stream) = it.stream.next_bytes(&mut bytes).map_err(broken)? {
-                while let Some(frame) = it.frames.next(&mut stream).map_err(broken)? {
+            while let Some(mut stream) = it.stream.next_bytes(&mut bytes).context(LINK)? {
+                while let Some(frame) = it.frames.next(&mut stream).context(LINK)? {
                     match frame {
                         Frame::Data { client, bytes } => {
                             let place = it.first + client as usize;
                             let station = &mut self.nodes[place];
-                            station.credit.received(bytes.len()).map_err(broken)?;
+                            station.credit.received(bytes.len()).context(LINK)?;
                             if let Some(credit) = station.credit.used(bytes.len()) {
                                 it.stream.push_credit(client, credit);
                             }
@@ -439,9 +437,12 @@ impl Stations {
                         }
                         Frame::Credit { client, bytes } => {
                             let station = &mut self.nodes[it.first + client as usize];
-                            station.credit.returned(bytes).map_err(broken)?;
+                            station.credit.returned(bytes).context(LINK)?;
                         }
-                        _ => return Err(lost(io::ErrorKind::ConnectionAborted.into())),
+                        _ => {
+                            return Err(io::Error::from(io::ErrorKind::ConnectionAborted))
+                                .context(LINK);
+                        }
                     }
                 }
             }
@@ -454,7 +455,7 @@ impl Stations {
         }
     }
 
-    fn on_reply(&mut self, place: usize) -> Result<(), RendezvousBenchError> {
+    fn on_reply(&mut self, place: usize) -> Result<(), Failure> {
         let station = &mut self.nodes[place];
         let Some(waiting) = station.waiting.take() else {
             return Ok(());
@@ -480,20 +481,20 @@ impl Stations {
     }
 
     /// Gives a node that performs its requests itself a thread.
-    fn hold(&mut self, place: usize) -> Result<(), RendezvousBenchError> {
+    fn hold(&mut self, place: usize) -> Result<(), Failure> {
         let Some(mut node) = self.nodes[place].node.take() else {
             return Ok(());
         };
-        let failed = move || RendezvousBenchError::rendezvous(place);
+        let failed = move || format!("node {place}");
         let store = open_store(&self.job, place)?;
-        let backend = C10dBackend::new(Arc::clone(&store), RUN_ID).map_err(failed())?;
+        let backend = C10dBackend::new(Arc::clone(&store), RUN_ID).with_context(failed)?;
         self.traffics.push(backend.traffic());
-        node.move_to(Arc::new(backend)).map_err(failed())?;
+        node.move_to(Arc::new(backend)).with_context(failed)?;
         let joins = self.to_joins.clone();
         thread::spawn(move || {
             loop {
-                if let Err(error) = node.perform(now) {
-                    let text = failed()(error).to_string();
+                if let Err(failure) = node.perform(now).with_context(failed) {
+                    let text = failure.to_string();
                     // Without a measurement that reads it, nobody needs the report.
                     let _ = send(&Report::Failed { text });
                     return;
@@ -532,13 +533,13 @@ impl Stations {
 
 impl Station {
     /// Takes bytes of the reply. Returns whether it is complete.
-    fn take(&mut self, mut bytes: &[u8]) -> Result<bool, RendezvousBenchError> {
+    fn take(&mut self, mut bytes: &[u8]) -> Result<bool, Failure> {
         let Some(waiting) = &mut self.waiting else {
-            return Err(lost(io::ErrorKind::InvalidData.into()));
+            return Err(io::Error::from(io::ErrorKind::InvalidData)).context(LINK);
         };
         let all = bytes;
         let scanned = waiting.scan.advance(&mut bytes);
-        let is_complete = scanned.map_err(|error| lost(io::Error::other(error)))?;
+        let is_complete = scanned.context(LINK)?;
         waiting.bytes.extend(&all[..all.len() - bytes.len()]);
         Ok(is_complete)
     }
@@ -559,29 +560,19 @@ impl Waiting {
 }
 
 impl Link {
-    fn connect(
-        job: &Job,
-        first: usize,
-        token: Token,
-        poll: &Poll,
-    ) -> Result<Self, RendezvousBenchError> {
+    fn connect(job: &Job, first: usize, token: Token, poll: &Poll) -> Result<Self, Failure> {
         let target = HostPort::new(job.store.ip().to_string(), job.store.port());
         let dialer = SessionDialer::new(target, ConnectOptions::default(), None, PATIENCE);
-        let mut dialer = dialer
-            .map_err(io::Error::other)
-            .map_err(lost)?
-            .expecting_sessions();
+        let mut dialer = dialer.context(LINK)?.expecting_sessions();
         let deadline = Deadline::after(Instant::now(), PATIENCE);
         let link = dialer.connect(0, deadline);
-        let mut link = link.map_err(io::Error::other).map_err(lost)?;
+        let mut link = link.context(LINK)?;
         let both = Interest::READABLE | Interest::WRITABLE;
         poll.registry()
             .register(&mut link.socket, token, both)
-            .map_err(lost)?;
+            .context(LINK)?;
         let mut stream = SessionStream::default();
-        stream
-            .attach(link.received_by_server)
-            .map_err(|error| lost(io::Error::other(error)))?;
+        stream.attach(link.received_by_server).context(LINK)?;
         Ok(Self {
             socket: link.socket,
             out: SendBuf::new(),
@@ -592,10 +583,10 @@ impl Link {
         })
     }
 
-    fn flush(&mut self) -> Result<(), RendezvousBenchError> {
+    fn flush(&mut self) -> Result<(), Failure> {
         loop {
             self.stream.fill(&mut self.out, UNSENT_BYTES);
-            let is_sent = self.out.flush(&mut self.socket).map_err(lost)?;
+            let is_sent = self.out.flush(&mut self.socket).context(LINK)?;
             if !is_sent || !self.stream.has_unsent() {
                 self.is_dirty = false;
                 return Ok(());
@@ -604,11 +595,14 @@ impl Link {
     }
 }
 
-fn open_store(job: &Job, node: usize) -> Result<Arc<dyn Store>, RendezvousBenchError> {
+fn no_group() -> Failure {
+    Failure::new("so few nodes form no group: nodes that share a connection need more")
+}
+
+fn open_store(job: &Job, node: usize) -> Result<Arc<dyn Store>, Failure> {
     let options = TcpStoreOptions::default().with_timeout(PATIENCE);
     let store = TcpStore::open(&job.store.ip().to_string(), job.store.port(), options)
-        .map_err(Box::new)
-        .map_err(|source| RendezvousBenchError::Connect { node, source })?;
+        .with_context(|| format!("cannot connect node {node} to the store"))?;
     Ok(Arc::new(store))
 }
 
@@ -616,7 +610,7 @@ fn master_keys(round: i64) -> [String; 2] {
     MASTER_KEYS.map(|key| format!("torch.rendezvous.{RUN_ID}.{round}/{key}"))
 }
 
-fn publish(store: &dyn Store, round: i64) -> Result<(), RendezvousBenchError> {
+fn publish(store: &dyn Store, round: i64) -> Result<(), Failure> {
     let [addr, port] = master_keys(round);
     store.set(&addr, "127.0.0.1")?;
     store.set(&port, "1")?;
@@ -624,7 +618,7 @@ fn publish(store: &dyn Store, round: i64) -> Result<(), RendezvousBenchError> {
 }
 
 /// Agrees on the workers' store as a node that blocks. Returns its host.
-fn settle(store: &dyn Store, round: i64, rank: usize) -> Result<String, RendezvousBenchError> {
+fn settle(store: &dyn Store, round: i64, rank: usize) -> Result<String, Failure> {
     if rank == 0 {
         publish(store, round)?;
     }

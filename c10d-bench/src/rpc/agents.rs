@@ -1,30 +1,20 @@
 //! Two agents, of which the second serves an echo function.
 
 use std::collections::VecDeque;
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use c10d_store::{
-    HashStore, ServerOptions, Store, StoreExt, TcpStore, TcpStoreOptions, TcpStoreServer,
-};
-use rpc_agent::{
-    Agent, AgentOptions, FutureMessage, Registry, Reply, RpcError, Secret, WorkerInfo,
-};
+use c10d_store::StoreExt;
+use rpc_agent::{Agent, FutureMessage, Registry, Reply, RpcError, Secret, WorkerInfo};
 
-use super::super::affinity::{Cores, on_server_core};
-use super::super::child::ServerChild;
-use super::super::error::BenchError;
-use super::super::pair::PATIENCE;
 use super::echo_client::{EchoClient, check_length};
-use super::error::RpcBenchError;
 use super::peer::PeerKind;
+use crate::affinity::Cores;
+use crate::failure::Failure;
+use crate::latency::repeat;
+use crate::pair::{Pair, server_of, start_agent};
 
-pub(in super::super) const SERVER: &str = "server";
-pub(in super::super) const CLIENT: &str = "client";
 const FUNCTION: &str = "echo";
 
 /// A function that does not answer before [`FORGET`] is called.
@@ -43,72 +33,46 @@ const EXPIRY_MIN: Duration = Duration::from_millis(500);
 /// A calling agent, and the agent that it calls.
 #[derive(Debug)]
 pub(super) struct AgentPair {
-    client: Agent,
-    /// Looked up once, so that no call does it.
+    pair: Pair<Agent>,
     server: WorkerInfo,
-    /// Dropped after the client, which would otherwise report a lost worker.
-    _host: Host,
-}
-
-/// Keeps the server running.
-#[derive(Debug)]
-#[expect(dead_code, reason = "dropping it ends the server")]
-enum Host {
-    Agent(Agent),
-    Process(ServerChild),
 }
 
 impl AgentPair {
-    /// Both in this process. Threads inherit their core from the one that starts them.
     pub(super) fn in_process(
         cores: Option<Cores>,
         secret: Option<&Secret>,
-    ) -> Result<Self, RpcBenchError> {
-        let store: Arc<dyn Store> = Arc::new(HashStore::new());
-        let its_store = Arc::clone(&store);
-        let its_secret = secret.cloned();
-        // On another thread, as a start returns only when both workers have joined.
-        let starting = on_server_core(cores, || {
-            thread::Builder::new()
-                .name("bench-rpc-start".to_owned())
-                .spawn(move || start_with(its_secret, SERVER, 0, echo()?, its_store))
-                .map_err(BenchError::system("cannot start a thread"))
-        })?;
-        let client = start_with(secret.cloned(), CLIENT, 1, Registry::new(), store);
-        let server = starting.join().map_err(|_| RpcBenchError::Panic)?;
-        Self::new(client?, Host::Agent(server?))
+    ) -> Result<Self, Failure> {
+        let secret = secret.cloned();
+        Self::new(Pair::in_process(cores, move |role, store| {
+            start_agent(role, secret.as_ref(), echo()?, store)
+        })?)
     }
 
-    /// The server in a process of its own, which also serves the store.
     pub(super) fn two_processes(
         cores: Option<Cores>,
         secret: Option<&Secret>,
-    ) -> Result<Self, RpcBenchError> {
+    ) -> Result<Self, Failure> {
         let kind = match secret {
             None => PeerKind::Agent,
             Some(_) => PeerKind::AgentWithSecret,
         };
-        let child = ServerChild::start(&kind.command_line(), cores)?;
-        let store = open(child.address())?;
-        if let Some(secret) = secret {
-            store.set(SECRET_KEY, secret.to_text().as_bytes())?;
-        }
-        let client = start_with(secret.cloned(), CLIENT, 1, Registry::new(), store)?;
-        Self::new(client, Host::Process(child))
+        let pair = Pair::two_processes(cores, &kind.command_line(), |role, store| {
+            if let Some(secret) = secret {
+                store.set(SECRET_KEY, secret.to_text().as_bytes())?;
+            }
+            start_agent(role, secret, Registry::new(), store)
+        });
+        Self::new(pair?)
     }
 
-    fn new(client: Agent, host: Host) -> Result<Self, RpcBenchError> {
-        let server = client.handle().worker(SERVER)?;
-        Ok(Self {
-            client,
-            server,
-            _host: host,
-        })
+    fn new(pair: Pair<Agent>) -> Result<Self, Failure> {
+        let server = server_of(&pair.client)?;
+        Ok(Self { pair, server })
     }
 
     /// Makes [`EXPIRING`] concurrent calls that are not answered; returns how long after its deadline each
     /// ended. The deadlines are spread evenly over `time`.
-    pub(super) fn expire(&self, time: Duration) -> Result<Vec<Duration>, RpcBenchError> {
+    pub(super) fn expire(&self, time: Duration) -> Result<Vec<Duration>, Failure> {
         let (ended, ends) = mpsc::channel();
         for index in 0..EXPIRING {
             // 7919 is prime: the deadlines are not in the order of the calls.
@@ -116,6 +80,7 @@ impl AgentPair {
             let timeout = EXPIRY_MIN + time.mul_f64(place);
             let deadline = Instant::now() + timeout;
             let call = self
+                .pair
                 .client
                 .handle()
                 .call(&self.server, KEEP)
@@ -126,10 +91,8 @@ impl AgentPair {
                 let late = deadline.elapsed();
                 let late = match result {
                     Err(RpcError::Timeout { .. }) => Ok(late),
-                    Err(error) => Err(RpcBenchError::Call(error.clone())),
-                    Ok(answer) => Err(RpcBenchError::WrongAnswer {
-                        bytes: answer.len(),
-                    }),
+                    Err(error) => Err(Failure::new(error)),
+                    Ok(_) => Err(Failure::new("a call that is not answered has an answer")),
                 };
                 // Fails after the first error, which drops the receiver.
                 let _ = ended.send(late);
@@ -137,7 +100,8 @@ impl AgentPair {
         }
         drop(ended);
         let late: Vec<_> = ends.iter().collect::<Result<_, _>>()?;
-        self.client
+        self.pair
+            .client
             .handle()
             .call(&self.server, FORGET)
             .send_bytes(Bytes::new())
@@ -146,7 +110,8 @@ impl AgentPair {
     }
 
     fn send(&self, payload: &Bytes) -> FutureMessage {
-        self.client
+        self.pair
+            .client
             .handle()
             .call(&self.server, FUNCTION)
             .send_bytes(payload.clone())
@@ -154,26 +119,12 @@ impl AgentPair {
 }
 
 impl EchoClient for AgentPair {
-    fn echo(&mut self, payload: &Bytes) -> Result<Bytes, RpcBenchError> {
+    fn echo(&mut self, payload: &Bytes) -> Result<Bytes, Failure> {
         Ok(self.send(payload).wait()?)
     }
 
-    fn one_at_a_time(
-        &mut self,
-        payload: &Bytes,
-        time: Duration,
-    ) -> Result<Vec<Duration>, RpcBenchError> {
-        let mut times = Vec::new();
-        let mut sent = Instant::now();
-        let end = sent + time;
-        while times.is_empty() || sent < end {
-            let answer = self.echo(payload)?;
-            let answered = Instant::now();
-            check_length(payload, answer.len())?;
-            times.push(answered - sent);
-            sent = answered;
-        }
-        Ok(times)
+    fn one_at_a_time(&mut self, payload: &Bytes, time: Duration) -> Result<Vec<Duration>, Failure> {
+        repeat(time, || check_length(payload, self.echo(payload)?.len()))
     }
 
     fn many_at_a_time(
@@ -181,7 +132,7 @@ impl EchoClient for AgentPair {
         payload: &Bytes,
         in_flight: usize,
         time: Duration,
-    ) -> Result<u64, RpcBenchError> {
+    ) -> Result<u64, Failure> {
         let end = Instant::now() + time;
         let mut waiting: VecDeque<_> = (0..in_flight).map(|_| self.send(payload)).collect();
         let mut answered = 0;
@@ -196,27 +147,20 @@ impl EchoClient for AgentPair {
     }
 }
 
-/// The server process. Its threads serve until it is killed.
-pub(super) fn serve(
-    has_secret: bool,
-    announce: impl FnOnce(SocketAddr) -> io::Result<()>,
-) -> Result<(), RpcBenchError> {
-    let server = TcpStoreServer::bind((Ipv4Addr::LOCALHOST, 0), ServerOptions::default())?;
-    announce(server.local_addr()).map_err(BenchError::system("cannot write to standard output"))?;
-    let store = open(server.local_addr())?;
-    let secret = if has_secret {
-        let text = store.get(SECRET_KEY)?;
-        Some(Secret::from_text(&String::from_utf8_lossy(&text))?)
-    } else {
-        None
-    };
-    let _agent = start_with(secret, SERVER, 0, echo()?, store)?;
-    loop {
-        thread::park();
-    }
+/// The server process.
+pub(super) fn serve(has_secret: bool) -> Result<(), Failure> {
+    crate::pair::serve(|role, store| {
+        let secret = if has_secret {
+            let text = store.get(SECRET_KEY)?;
+            Some(Secret::from_text(&String::from_utf8_lossy(&text))?)
+        } else {
+            None
+        };
+        start_agent(role, secret.as_ref(), echo()?, store)
+    })
 }
 
-fn echo() -> Result<Registry, RpcBenchError> {
+fn echo() -> Result<Registry, Failure> {
     let mut registry = Registry::new();
     registry.register_bytes(FUNCTION, |_, payload| Ok(payload))?;
     let kept: Arc<Mutex<Vec<Reply>>> = Arc::default();
@@ -231,37 +175,4 @@ fn echo() -> Result<Registry, RpcBenchError> {
         Ok(Bytes::new())
     })?;
     Ok(registry)
-}
-
-pub(in super::super) fn open(store: SocketAddr) -> Result<Arc<dyn Store>, RpcBenchError> {
-    let options = TcpStoreOptions::default().with_timeout(PATIENCE);
-    let store = TcpStore::open(&store.ip().to_string(), store.port(), options)?;
-    Ok(Arc::new(store))
-}
-
-pub(in super::super) fn start(
-    name: &str,
-    rank: u32,
-    registry: Registry,
-    store: Arc<dyn Store>,
-) -> Result<Agent, RpcBenchError> {
-    start_with(None, name, rank, registry, store)
-}
-
-fn start_with(
-    secret: Option<Secret>,
-    name: &str,
-    rank: u32,
-    registry: Registry,
-    store: Arc<dyn Store>,
-) -> Result<Agent, RpcBenchError> {
-    let mut options = AgentOptions::new(name, rank)
-        .with_world_size(2)
-        .with_host("127.0.0.1")
-        .with_timeout(PATIENCE)
-        .with_start_timeout(PATIENCE);
-    if let Some(secret) = secret {
-        options = options.with_secret(secret);
-    }
-    Agent::start(options, registry, store).map_err(|error| RpcBenchError::Start(Box::new(error)))
 }

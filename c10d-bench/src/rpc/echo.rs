@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 use byteorder::{ByteOrder, LittleEndian};
 use bytes::Bytes;
 
-use super::super::affinity::{Cores, on_server_core};
-use super::super::child::ServerChild;
-use super::super::error::BenchError;
-use super::super::pair::PATIENCE;
 use super::echo_client::{EchoClient, PAYLOAD_BYTES_MAX, check_length};
-use super::error::RpcBenchError;
 use super::peer::PeerKind;
+use crate::affinity::{Cores, on_server_core};
+use crate::child::{ServerChild, announce, end_with_measurement};
+use crate::failure::{Context as _, Failure};
+use crate::latency::repeat;
+use crate::pair::PATIENCE;
 
 /// The length before each payload.
 const HEADER_BYTES: usize = 4;
@@ -63,7 +63,7 @@ impl Drop for ServerThread {
 
 impl EchoPair {
     /// The server on a thread of this process.
-    pub(super) fn in_process(cores: Option<Cores>) -> Result<Self, RpcBenchError> {
+    pub(super) fn in_process(cores: Option<Cores>) -> Result<Self, Failure> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let stream = connect(listener.local_addr()?)?;
         let (other_end, _) = listener.accept()?;
@@ -71,13 +71,13 @@ impl EchoPair {
             thread::Builder::new()
                 .name("bench-echo".to_owned())
                 .spawn(move || answer(other_end))
-                .map_err(BenchError::system("cannot start a thread"))
+                .context("cannot start a thread")
         })?;
         Ok(Self::new(stream, Host::Thread(ServerThread(Some(thread)))))
     }
 
     /// The server in a process of its own.
-    pub(super) fn two_processes(cores: Option<Cores>) -> Result<Self, RpcBenchError> {
+    pub(super) fn two_processes(cores: Option<Cores>) -> Result<Self, Failure> {
         let child = ServerChild::start(&PeerKind::Echo.command_line(), cores)?;
         let stream = connect(child.address())?;
         Ok(Self::new(stream, Host::Process(child)))
@@ -92,7 +92,7 @@ impl EchoPair {
     }
 
     /// Waits for a complete frame, consumes all complete ones, and returns their number.
-    fn receive(&mut self, payload: &Bytes) -> Result<usize, RpcBenchError> {
+    fn receive(&mut self, payload: &Bytes) -> Result<usize, Failure> {
         loop {
             let whole = self.frames.receive(&mut self.stream)?;
             if whole.frames == 0 {
@@ -110,7 +110,7 @@ impl EchoPair {
         payload: &Bytes,
         in_flight: usize,
         end: Instant,
-    ) -> Result<u64, RpcBenchError> {
+    ) -> Result<u64, Failure> {
         let batch = frame(payload)?.repeat(in_flight);
         let frame_bytes = HEADER_BYTES + payload.len();
         self.stream.write_all(&batch)?;
@@ -134,7 +134,7 @@ impl EchoPair {
         payload: &Bytes,
         in_flight: usize,
         end: Instant,
-    ) -> Result<u64, RpcBenchError> {
+    ) -> Result<u64, Failure> {
         let frame = frame(payload)?;
         let mut writing = self.stream.try_clone()?;
         let (permits, permitted) = mpsc::channel();
@@ -157,8 +157,8 @@ impl EchoPair {
                 let _ = self.stream.shutdown(Shutdown::Both);
             }
             match writer.join() {
-                Ok(written) => written.map_err(RpcBenchError::from).and(read),
-                Err(_) => Err(io::Error::other("the writing thread panicked").into()),
+                Ok(written) => written.context("the bare echo").and(read),
+                Err(_) => Err(Failure::new("the writing thread panicked")),
             }
         })
     }
@@ -169,7 +169,7 @@ impl EchoPair {
         in_flight: usize,
         end: Instant,
         permits: mpsc::Sender<()>,
-    ) -> Result<u64, RpcBenchError> {
+    ) -> Result<u64, Failure> {
         let mut waiting = 0;
         let mut answered = 0;
         let mut wanted = in_flight;
@@ -191,7 +191,7 @@ impl EchoPair {
 }
 
 impl EchoClient for EchoPair {
-    fn echo(&mut self, payload: &Bytes) -> Result<Bytes, RpcBenchError> {
+    fn echo(&mut self, payload: &Bytes) -> Result<Bytes, Failure> {
         self.stream.write_all(&frame(payload)?)?;
         loop {
             let whole = self.frames.receive(&mut self.stream)?;
@@ -203,23 +203,12 @@ impl EchoClient for EchoPair {
         }
     }
 
-    fn one_at_a_time(
-        &mut self,
-        payload: &Bytes,
-        time: Duration,
-    ) -> Result<Vec<Duration>, RpcBenchError> {
+    fn one_at_a_time(&mut self, payload: &Bytes, time: Duration) -> Result<Vec<Duration>, Failure> {
         let frame = frame(payload)?;
-        let mut times = Vec::new();
-        let mut sent = Instant::now();
-        let end = sent + time;
-        while times.is_empty() || sent < end {
+        repeat(time, || {
             self.stream.write_all(&frame)?;
-            self.receive(payload)?;
-            let answered = Instant::now();
-            times.push(answered - sent);
-            sent = answered;
-        }
-        Ok(times)
+            self.receive(payload).map(drop)
+        })
     }
 
     fn many_at_a_time(
@@ -227,7 +216,7 @@ impl EchoClient for EchoPair {
         payload: &Bytes,
         in_flight: usize,
         time: Duration,
-    ) -> Result<u64, RpcBenchError> {
+    ) -> Result<u64, Failure> {
         let end = Instant::now() + time;
         if in_flight * (HEADER_BYTES + payload.len()) <= UNREAD_BYTES_MAX {
             self.window_of_small(payload, in_flight, end)
@@ -238,11 +227,12 @@ impl EchoClient for EchoPair {
 }
 
 /// The server process: serves one connection until it ends.
-pub(super) fn serve(announce: impl FnOnce(SocketAddr) -> io::Result<()>) -> io::Result<()> {
+pub(super) fn serve() -> Result<(), Failure> {
+    end_with_measurement();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     announce(listener.local_addr()?)?;
     let (stream, _) = listener.accept()?;
-    answer(stream)
+    answer(stream).context("the bare echo")
 }
 
 /// Sends back each complete frame until the client disconnects.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::error::RpcBenchError;
+use crate::failure::Failure;
 use crate::numbers::PayloadBytes;
 
 /// An agent's default limits allow a few of these in flight.
@@ -13,15 +13,11 @@ pub(super) const PAYLOAD_BYTES_MAX: usize = PayloadBytes::MAX.0;
 /// A client of an echo server.
 pub(super) trait EchoClient {
     /// One round trip.
-    fn echo(&mut self, payload: &Bytes) -> Result<Bytes, RpcBenchError>;
+    fn echo(&mut self, payload: &Bytes) -> Result<Bytes, Failure>;
 
     /// Makes round trips one after the other for `time`, at least one; returns their times. Checks only the
     /// length of answers.
-    fn one_at_a_time(
-        &mut self,
-        payload: &Bytes,
-        time: Duration,
-    ) -> Result<Vec<Duration>, RpcBenchError>;
+    fn one_at_a_time(&mut self, payload: &Bytes, time: Duration) -> Result<Vec<Duration>, Failure>;
 
     /// Keeps `in_flight` payloads in flight for `time`, then waits for the remaining answers; returns the
     /// number of answers.
@@ -30,15 +26,21 @@ pub(super) trait EchoClient {
         payload: &Bytes,
         in_flight: usize,
         time: Duration,
-    ) -> Result<u64, RpcBenchError>;
+    ) -> Result<u64, Failure>;
+}
+
+/// A figure for wrong answers would be worthless.
+pub(super) fn wrong_answer(payload: &Bytes) -> Failure {
+    let bytes = payload.len();
+    Failure::new(format!(
+        "the answer differs from the {bytes} bytes that were sent"
+    ))
 }
 
 /// The length stands for the whole answer while the clock runs; the warm-up compares each byte.
-pub(super) fn check_length(payload: &Bytes, answer_bytes: usize) -> Result<(), RpcBenchError> {
+pub(crate) fn check_length(payload: &Bytes, answer_bytes: usize) -> Result<(), Failure> {
     if answer_bytes == payload.len() {
         return Ok(());
     }
-    Err(RpcBenchError::WrongAnswer {
-        bytes: payload.len(),
-    })
+    Err(wrong_answer(payload))
 }

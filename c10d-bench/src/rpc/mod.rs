@@ -3,13 +3,11 @@
 //! The two workers share one process, or have one each. Each round measures agents and echo one right after
 //! the other, so that other load affects both; ratios are of the same round.
 
-pub(super) mod agents;
+mod agents;
 mod echo;
-mod echo_client;
-pub(super) mod error;
+pub(super) mod echo_client;
 mod peer;
 
-use std::io;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,16 +17,15 @@ use rpc_agent::Secret;
 use self::agents::{AgentPair, EXPIRING};
 use self::echo::EchoPair;
 use self::echo_client::EchoClient;
-use self::error::RpcBenchError;
 use self::peer::PeerKind;
 pub(super) use self::peer::RpcPeerArgs;
-use super::affinity::Cores;
-use super::child::{announce, end_with_measurement};
-use super::latency::percentiles;
-use super::pair::{GOAL_IN_FLIGHT, PairArgs, Place, in_flight};
-use super::report::{Goal, Report, Row, Unit};
-use crate::failure::Failure;
+use crate::affinity::Cores;
+use crate::failure::{Context as _, Failure};
+use crate::latency::percentiles;
 use crate::numbers::PayloadBytes;
+use crate::pair::{GOAL_IN_FLIGHT, PairArgs, Place, in_flight};
+use crate::report::{Goal, Report, Row, Unit};
+use crate::rpc::echo_client::wrong_answer;
 
 /// The payload to which goals apply.
 const GOAL_PAYLOAD_BYTES: usize = 64;
@@ -80,9 +77,7 @@ pub(super) fn run(args: &RpcBenchArgs) -> Result<(), Failure> {
     if args.secret {
         notes.push("the floor of calls with a secret is the same call without one".to_owned());
     }
-    let rows = measure(args, cores)
-        .map_err(io::Error::other)
-        .map_err(Failure::system("cannot measure calls"))?;
+    let rows = measure(args, cores).context("cannot measure calls")?;
     let report = Report {
         subject: format!("calls between two workers, {} in flight", args.in_flight),
         notes,
@@ -93,17 +88,15 @@ pub(super) fn run(args: &RpcBenchArgs) -> Result<(), Failure> {
 
 /// The second process: serves until it is killed, or its client disconnects.
 pub(super) fn serve(args: &RpcPeerArgs) -> Result<(), Failure> {
-    end_with_measurement();
     match args.kind {
-        PeerKind::Agent => agents::serve(false, announce),
-        PeerKind::AgentWithSecret => agents::serve(true, announce),
-        PeerKind::Echo => echo::serve(announce).map_err(RpcBenchError::from),
+        PeerKind::Agent => agents::serve(false),
+        PeerKind::AgentWithSecret => agents::serve(true),
+        PeerKind::Echo => echo::serve(),
     }
-    .map_err(io::Error::other)
-    .map_err(Failure::system("cannot serve"))
+    .context("cannot serve")
 }
 
-fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RpcBenchError> {
+fn measure(args: &RpcBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, Failure> {
     let time = args.pair.time();
     let secret = if args.secret {
         Some(Secret::random()?)
@@ -197,13 +190,11 @@ impl Comparison {
         payload: &Bytes,
         in_flight: usize,
         time: Duration,
-    ) -> Result<(), RpcBenchError> {
+    ) -> Result<(), Failure> {
         for side in self.sides(0) {
             let side = self.side(side);
             if side.echo(payload)? != payload {
-                return Err(RpcBenchError::WrongAnswer {
-                    bytes: payload.len(),
-                });
+                return Err(wrong_answer(payload));
             }
             side.one_at_a_time(payload, time)?;
             side.many_at_a_time(payload, in_flight, time)?;
@@ -219,7 +210,7 @@ impl Comparison {
         time: Duration,
         round: usize,
         (rows, secured): &mut (Figures, Option<Figures>),
-    ) -> Result<(), RpcBenchError> {
+    ) -> Result<(), Failure> {
         let mut push = |side: Side, figure: usize, value: f64| {
             if side != Side::Secured {
                 rows[figure].push(side == Side::Echo, value);

@@ -4,23 +4,19 @@
 //! by the second. Latencies stand beside those of a plain call in the same round. A measurement of many
 //! references ends when both sides have freed everything, not when the last handle is dropped.
 
-mod error;
 mod workers;
 
-use std::io;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use self::error::RRefBenchError;
 use self::workers::WorkerPair;
-use super::affinity::Cores;
-use super::child::{announce, end_with_measurement};
-use super::latency::percentiles;
-use super::pair::{GOAL_IN_FLIGHT, PairArgs, Place, in_flight, order};
-use super::report::{Goal, Report, Row, Unit};
-use crate::failure::Failure;
+use crate::affinity::Cores;
+use crate::failure::{Context as _, Failure};
+use crate::latency::percentiles;
 use crate::numbers::at_least_one;
+use crate::pair::{GOAL_IN_FLIGHT, PairArgs, Place, in_flight};
+use crate::report::{Goal, Report, Row, Unit, order};
 
 /// Each reference takes some hundred bytes on both sides.
 const LIVE_MAX: usize = 10_000_000;
@@ -45,9 +41,7 @@ pub(super) fn run(args: &RRefBenchArgs) -> Result<(), Failure> {
     let mut notes = Vec::new();
     let cores = Cores::choose(!args.pair.no_pin, &mut notes);
     notes.push("the floor is a plain call with 8 bytes each way".to_owned());
-    let rows = measure(args, cores)
-        .map_err(io::Error::other)
-        .map_err(Failure::system("cannot measure references"))?;
+    let rows = measure(args, cores).context("cannot measure references")?;
     let report = Report {
         subject: format!(
             "references to values of another worker, {} alive at a time",
@@ -61,13 +55,10 @@ pub(super) fn run(args: &RRefBenchArgs) -> Result<(), Failure> {
 
 /// The second process: owns values until it is killed.
 pub(super) fn serve() -> Result<(), Failure> {
-    end_with_measurement();
-    workers::serve(announce)
-        .map_err(io::Error::other)
-        .map_err(Failure::system("cannot serve"))
+    workers::serve().context("cannot serve")
 }
 
-fn measure(args: &RRefBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RRefBenchError> {
+fn measure(args: &RRefBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, Failure> {
     let time = args.pair.time();
     // First, and with an owner of its own: memory freed by other measurements would be reused unnoticed.
     let memory = owner_memory(args.live, cores)?;
@@ -91,7 +82,7 @@ fn measure(args: &RRefBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, RRefB
 }
 
 /// The owner's memory per live reference, including its value of 8 bytes. `None` without /proc.
-fn owner_memory(live: usize, cores: Option<Cores>) -> Result<Option<Row>, RRefBenchError> {
+fn owner_memory(live: usize, cores: Option<Cores>) -> Result<Option<Row>, Failure> {
     let mut workers = WorkerPair::two_processes(cores)?;
     workers.some_lives(1)?;
     let before = workers.owner_bytes();
@@ -141,7 +132,7 @@ impl Comparison {
     }
 
     /// Fills caches and buffers.
-    fn warm_up(&mut self, time: Duration) -> Result<(), RRefBenchError> {
+    fn warm_up(&mut self, time: Duration) -> Result<(), Failure> {
         self.workers.plain_calls(time)?;
         self.workers.create_and_fetch(time)?;
         self.workers.lives(self.in_flight, time)?;
@@ -150,7 +141,7 @@ impl Comparison {
     }
 
     /// One round: references and plain calls alternate in going first.
-    fn measure(&mut self, time: Duration, round: usize) -> Result<(), RRefBenchError> {
+    fn measure(&mut self, time: Duration, round: usize) -> Result<(), Failure> {
         let Self {
             workers,
             in_flight,

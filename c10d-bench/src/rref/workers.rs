@@ -1,24 +1,20 @@
 //! Two workers, of which the second owns the values that the first creates.
 
 use std::collections::VecDeque;
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use c10d_store::{HashStore, ServerOptions, Store, TcpStoreServer};
+use c10d_store::Store;
 use rpc_agent::{Agent, Registry, WorkerInfo};
 use rref::{Functions, RRef, RRefFuture, RRefs, TableSizes};
 
-use super::super::affinity::{Cores, on_server_core};
-use super::super::child::ServerChild;
-use super::super::error::BenchError;
-use super::super::pair::PATIENCE;
-use super::super::rpc::agents::{CLIENT, SERVER, open, start};
-use super::super::rpc::error::RpcBenchError;
-use super::error::RRefBenchError;
+use crate::affinity::Cores;
+use crate::failure::Failure;
+use crate::latency::repeat;
+use crate::pair::{Host, PATIENCE, Pair, Role, server_of, start_agent};
+use crate::rpc::echo_client::check_length;
 
 /// The function that creates a value equal to its argument.
 const MAKE: &str = "make";
@@ -35,12 +31,8 @@ const CHECK_PAUSE: Duration = Duration::from_micros(50);
 /// The worker that creates values, and the worker that owns them.
 #[derive(Debug)]
 pub(super) struct WorkerPair {
-    rrefs: RRefs,
-    client: Worker,
-    /// Looked up once, so that no request does it.
+    pair: Pair<Worker>,
     server: WorkerInfo,
-    /// Dropped after the client, which would otherwise report a lost worker.
-    host: Host,
     next: u64,
 }
 
@@ -51,94 +43,66 @@ struct Worker {
     rrefs: RRefs,
 }
 
-/// Keeps the server running.
-#[derive(Debug)]
-enum Host {
-    Worker(Worker),
-    Process(ServerChild),
-}
-
 impl WorkerPair {
-    /// Both in this process. Threads inherit their core from the one that starts them.
-    pub(super) fn in_process(cores: Option<Cores>) -> Result<Self, RRefBenchError> {
-        let store: Arc<dyn Store> = Arc::new(HashStore::new());
-        let its_store = Arc::clone(&store);
-        // On another thread, as a start returns only when both workers have joined.
-        let starting = on_server_core(cores, || {
-            thread::Builder::new()
-                .name("bench-rref-start".to_owned())
-                .spawn(move || Worker::start(SERVER, 0, its_store))
-                .map_err(BenchError::system("cannot start a thread"))
-        })?;
-        let client = Worker::start(CLIENT, 1, store);
-        let server = starting.join().map_err(|_| RpcBenchError::Panic)?;
-        Self::new(client?, Host::Worker(server?))
+    pub(super) fn in_process(cores: Option<Cores>) -> Result<Self, Failure> {
+        Self::new(Pair::in_process(cores, Worker::start)?)
     }
 
-    /// The server in a process of its own, which also serves the store.
-    pub(super) fn two_processes(cores: Option<Cores>) -> Result<Self, RRefBenchError> {
-        let arguments = ["rref-peer"].map(str::to_owned);
-        let child = ServerChild::start(&arguments, cores)?;
-        let client = Worker::start(CLIENT, 1, open(child.address())?)?;
-        Self::new(client, Host::Process(child))
+    pub(super) fn two_processes(cores: Option<Cores>) -> Result<Self, Failure> {
+        let arguments = ["rref-peer".to_owned()];
+        Self::new(Pair::two_processes(cores, &arguments, Worker::start)?)
     }
 
-    fn new(client: Worker, host: Host) -> Result<Self, RRefBenchError> {
+    fn new(pair: Pair<Worker>) -> Result<Self, Failure> {
         Ok(Self {
-            rrefs: client.rrefs.clone(),
-            server: client.agent.handle().worker(SERVER)?,
-            client,
-            host,
+            server: server_of(&pair.client.agent)?,
+            pair,
             next: 0,
         })
     }
 
     /// The owner's memory; `None` if it is in this process, or without /proc.
     pub(super) fn owner_bytes(&self) -> Option<u64> {
-        match &self.host {
+        match &self.pair.host {
             Host::Worker(_) => None,
             Host::Process(child) => child.process().anonymous_bytes(),
         }
     }
 
     /// The number of the owner's values; 0 if it is another process.
-    pub(super) fn owned(&self) -> Result<usize, RRefBenchError> {
-        Ok(match &self.host {
+    pub(super) fn owned(&self) -> Result<usize, Failure> {
+        Ok(match &self.pair.host {
             Host::Worker(worker) => worker.rrefs.sizes()?.owners,
             Host::Process(_) => 0,
         })
     }
 
-    fn create(&mut self) -> Result<Created, RRefBenchError> {
+    fn create(&mut self) -> Result<Created, Failure> {
         let value = self.next;
         self.next += 1;
-        let rref = self.rrefs.call(&self.server, MAKE).remote(value)?;
+        let rref = self
+            .pair
+            .client
+            .rrefs
+            .call(&self.server, MAKE)
+            .remote(value)?;
         Ok(Created { rref, value })
     }
 
     /// Makes plain calls one after the other for `time`, at least one; returns their times.
-    pub(super) fn plain_calls(&self, time: Duration) -> Result<Vec<Duration>, RRefBenchError> {
+    pub(super) fn plain_calls(&self, time: Duration) -> Result<Vec<Duration>, Failure> {
         let payload = Bytes::from_static(&[7; 8]);
-        one_at_a_time(time, || {
-            let agent = self.client.agent.handle();
+        repeat(time, || {
+            let agent = self.pair.client.agent.handle();
             let answer = agent.call(&self.server, ECHO).send_bytes(payload.clone());
-            let bytes = answer.wait()?.len();
-            if bytes == payload.len() {
-                Ok(())
-            } else {
-                let sent = payload.len();
-                Err(RpcBenchError::WrongAnswer { bytes: sent }.into())
-            }
+            check_length(&payload, answer.wait()?.len())
         })
     }
 
     /// Creates and fetches values one after the other for `time`, at least one; returns the times. The drop
     /// of a reference overlaps the next creation.
-    pub(super) fn create_and_fetch(
-        &mut self,
-        time: Duration,
-    ) -> Result<Vec<Duration>, RRefBenchError> {
-        let times = one_at_a_time(time, || {
+    pub(super) fn create_and_fetch(&mut self, time: Duration) -> Result<Vec<Duration>, Failure> {
+        let times = repeat(time, || {
             let created = self.create()?;
             created.check(created.rref.to_here(Some(PATIENCE))?)
         })?;
@@ -148,17 +112,13 @@ impl WorkerPair {
 
     /// Keeps `in_flight` references alive, each created, fetched and dropped, for `time`, then waits until
     /// all are freed; returns their number.
-    pub(super) fn lives(
-        &mut self,
-        in_flight: usize,
-        time: Duration,
-    ) -> Result<u64, RRefBenchError> {
+    pub(super) fn lives(&mut self, in_flight: usize, time: Duration) -> Result<u64, Failure> {
         let end = Instant::now() + time;
         self.lives_while(in_flight, || Instant::now() < end)
     }
 
     /// Creates, fetches and drops `count` references, all concurrently.
-    pub(super) fn some_lives(&mut self, count: usize) -> Result<u64, RRefBenchError> {
+    pub(super) fn some_lives(&mut self, count: usize) -> Result<u64, Failure> {
         self.lives_while(count, || false)
     }
 
@@ -166,7 +126,7 @@ impl WorkerPair {
         &mut self,
         in_flight: usize,
         keep_going: impl Fn() -> bool,
-    ) -> Result<u64, RRefBenchError> {
+    ) -> Result<u64, Failure> {
         let mut alive = VecDeque::with_capacity(in_flight);
         for _ in 0..in_flight {
             alive.push_back(self.create_and_ask()?);
@@ -184,7 +144,7 @@ impl WorkerPair {
         Ok(lived)
     }
 
-    fn create_and_ask(&mut self) -> Result<(Created, RRefFuture<u64>), RRefBenchError> {
+    fn create_and_ask(&mut self) -> Result<(Created, RRefFuture<u64>), Failure> {
         let created = self.create()?;
         let fetched = created.rref.fetch(Some(PATIENCE))?;
         Ok((created, fetched))
@@ -195,7 +155,7 @@ impl WorkerPair {
         &mut self,
         in_flight: usize,
         time: Duration,
-    ) -> Result<u64, RRefBenchError> {
+    ) -> Result<u64, Failure> {
         let end = Instant::now() + time;
         let mut alive = VecDeque::with_capacity(in_flight);
         for _ in 0..in_flight {
@@ -215,10 +175,7 @@ impl WorkerPair {
     }
 
     /// Creates `count` references whose values exist.
-    pub(super) fn create_and_keep(
-        &mut self,
-        count: usize,
-    ) -> Result<Vec<RRef<u64>>, RRefBenchError> {
+    pub(super) fn create_and_keep(&mut self, count: usize) -> Result<Vec<RRef<u64>>, Failure> {
         let mut alive = Vec::with_capacity(count);
         let mut creating = VecDeque::with_capacity(CREATING);
         while alive.len() < count {
@@ -234,16 +191,18 @@ impl WorkerPair {
     }
 
     /// Waits until no reference is alive and the owner has freed all values.
-    pub(super) fn wait_until_freed(&self) -> Result<(), RRefBenchError> {
+    pub(super) fn wait_until_freed(&self) -> Result<(), Failure> {
         let began = Instant::now();
         loop {
-            let left = self.rrefs.sizes()?;
+            let left = self.pair.client.rrefs.sizes()?;
             if is_empty(&left) && self.owned()? == 0 {
                 return Ok(());
             }
             let after = began.elapsed();
             if after > PATIENCE {
-                return Err(RRefBenchError::NotFreed { after, left });
+                return Err(Failure::new(format!(
+                    "dropped references are not freed after {after:?}: {left:?}"
+                )));
             }
             thread::sleep(CHECK_PAUSE);
         }
@@ -264,53 +223,31 @@ struct Created {
 }
 
 impl Created {
-    fn check(&self, found: u64) -> Result<(), RRefBenchError> {
+    fn check(&self, found: u64) -> Result<(), Failure> {
         let wanted = self.value;
         if found == wanted {
             return Ok(());
         }
-        Err(RRefBenchError::WrongValue { wanted, found })
+        Err(Failure::new(format!(
+            "created the value {wanted}, but fetched {found}"
+        )))
     }
-}
-
-fn one_at_a_time(
-    time: Duration,
-    mut step: impl FnMut() -> Result<(), RRefBenchError>,
-) -> Result<Vec<Duration>, RRefBenchError> {
-    let mut times = Vec::new();
-    let mut began = Instant::now();
-    let end = began + time;
-    while times.is_empty() || began < end {
-        step()?;
-        let done = Instant::now();
-        times.push(done - began);
-        began = done;
-    }
-    Ok(times)
 }
 
 impl Worker {
-    fn start(name: &str, rank: u32, store: Arc<dyn Store>) -> Result<Self, RRefBenchError> {
+    fn start(role: Role, store: Arc<dyn Store>) -> Result<Self, Failure> {
         let mut functions = Functions::new();
         functions.register(MAKE, |_, value: u64| Ok(value))?;
         let mut registry = Registry::new();
         registry.register_bytes(ECHO, |_, payload| Ok(payload))?;
         let rrefs = RRefs::register(&mut registry, functions)?;
-        let agent = start(name, rank, registry, store)?;
+        let agent = start_agent(role, None, registry, store)?;
         rrefs.attach(agent.handle())?;
         Ok(Self { agent, rrefs })
     }
 }
 
-/// The server process. Its threads serve until it is killed.
-pub(super) fn serve(
-    announce: impl FnOnce(SocketAddr) -> io::Result<()>,
-) -> Result<(), RRefBenchError> {
-    let server = TcpStoreServer::bind((Ipv4Addr::LOCALHOST, 0), ServerOptions::default())
-        .map_err(RpcBenchError::from)?;
-    announce(server.local_addr()).map_err(BenchError::system("cannot write to standard output"))?;
-    let _worker = Worker::start(SERVER, 0, open(server.local_addr())?)?;
-    loop {
-        thread::park();
-    }
+/// The server process.
+pub(super) fn serve() -> Result<(), Failure> {
+    crate::pair::serve(Worker::start)
 }

@@ -2,26 +2,22 @@
 //! there again after its server was killed.
 
 use std::fs::OpenOptions;
-use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{Store, StoreExt, TcpStore, TcpStoreOptions};
+use c10d_store::{Store, StoreExt};
 use tempfile::TempDir;
 
-use super::super::child::ServerChild;
-use super::super::error::BenchError;
-use super::super::latency::percentiles;
-use super::super::report::{Goal, Row, Unit};
-use super::super::servers::StoreServerArgs;
-use super::setting::Setting;
+use super::setting::{Setting, open_store};
 use super::throughput::{Kind, Throughput};
-
-/// Longer than any operation takes.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
+use crate::child::ServerChild;
+use crate::failure::{Context as _, Failure};
+use crate::latency::{percentiles, repeat};
+use crate::report::{Goal, Row, Unit, measure_in_turn};
+use crate::servers::StoreServerArgs;
 
 /// Connections of the client that writes while another one reads.
 const WRITERS: usize = 16;
@@ -32,12 +28,12 @@ const REOPENED_VALUE_BYTES: usize = 100;
 const PAIRS: usize = 1000;
 
 /// Against the server of the setting, which has no journal.
-pub(in super::super) fn durable(
+pub(crate) fn durable(
     setting: &Setting,
     set_get: &Throughput,
     reopened_keys: usize,
-) -> Result<Vec<Row>, BenchError> {
-    let directory = TempDir::new().map_err(BenchError::system("cannot make a directory"))?;
+) -> Result<Vec<Row>, Failure> {
+    let directory = TempDir::new().context("cannot make a directory")?;
     let child = serve(directory.path(), setting)?;
     let with_journal = Setting {
         server: child.address(),
@@ -54,19 +50,16 @@ pub(in super::super) fn durable(
     let mut rows = vec![
         against(setting, &with_journal, &add, 0.9)?,
         against(setting, &with_journal, set_get, 0.7)?,
-        one_add(&with_journal, directory.path())?,
-        clean_reads(setting, &with_journal)?,
     ];
+    rows.extend(one_add(&with_journal, directory.path())?);
+    rows.extend(clean_reads(setting, &with_journal)?);
     drop(child);
     rows.push(reopen(setting, reopened_keys)?);
     Ok(rows)
 }
 
 /// Starts a server with what is in the directory.
-pub(in super::super) fn serve(
-    directory: &Path,
-    setting: &Setting,
-) -> Result<ServerChild, BenchError> {
+pub(crate) fn serve(directory: &Path, setting: &Setting) -> Result<ServerChild, Failure> {
     let option = format!("--dir={}", directory.display());
     ServerChild::start(&StoreServerArgs::command_line(&[&option]), setting.cores)
 }
@@ -76,7 +69,7 @@ fn against(
     with_journal: &Setting,
     throughput: &Throughput,
     goal: f64,
-) -> Result<Row, BenchError> {
+) -> Result<Row, Failure> {
     let fleets = [
         with_journal.fleet(throughput.connections, None)?,
         plain.fleet(throughput.connections, None)?,
@@ -93,61 +86,55 @@ fn against(
 }
 
 /// The floor is a write of as many bytes and fdatasync(2), in the same file system.
-fn one_add(setting: &Setting, directory: &Path) -> Result<Row, BenchError> {
+fn one_add(setting: &Setting, directory: &Path) -> Result<[Row; 1], Failure> {
     const BYTES: usize = 200;
-    let failed = BenchError::system("cannot write a file");
     let file = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
         .open(directory.join("floor"))
         .and_then(|file| file.write_all_at(&[0; 1 << 16], 0).map(|()| file))
-        .map_err(failed)?;
-    let store = open(setting)?;
-    let mut row = Row::new("add p50 durable", Unit::Microseconds);
-    row.goal = Some(Goal::AboveFloorAtMost(40.0));
-    for round in 0..=setting.rounds {
-        let p50 = timed(setting.round_time, || store.add("bench/one", 1).map(drop))?;
-        let mut at = 0;
-        let floor = timed(setting.round_time, || {
+        .context("cannot write a file")?;
+    let store = open_store(setting.server, None)?;
+    let mut rows = [Row::new("add p50 durable", Unit::Microseconds)];
+    rows[0].goal = Some(Goal::AboveFloorAtMost(40.0));
+    let mut at = 0;
+    measure_in_turn(&mut rows, setting.rounds, true, |is_floor| {
+        if !is_floor {
+            return median(setting.round_time, || {
+                Ok(store.add("bench/one", 1).map(drop)?)
+            });
+        }
+        median(setting.round_time, || {
             at = (at + BYTES as u64) % (1 << 15);
             let written = file.write_all_at(&[1; BYTES], at);
             let kept = written.and_then(|()| file.sync_data());
-            kept.map_err(BenchError::system("cannot write a file"))
-        })?;
-        if round > 0 {
-            row.samples.push(p50);
-            row.floor.push(floor);
-        }
-    }
-    Ok(row)
+            kept.context("cannot write a file")
+        })
+    })?;
+    Ok(rows)
 }
 
 /// GET of a key that nobody writes, while others are written.
-fn clean_reads(plain: &Setting, with_journal: &Setting) -> Result<Row, BenchError> {
-    let mut row = Row::new("get p50 beside writes", Unit::Microseconds);
-    row.goal = Some(Goal::RatioAtMost(1.2));
-    for round in 0..=plain.rounds {
-        let durable = read_beside_writes(with_journal)?;
-        let floor = read_beside_writes(plain)?;
-        if round > 0 {
-            row.samples.push(durable);
-            row.floor.push(floor);
-        }
-    }
-    Ok(row)
+fn clean_reads(plain: &Setting, with_journal: &Setting) -> Result<[Row; 1], Failure> {
+    let mut rows = [Row::new("get p50 beside writes", Unit::Microseconds)];
+    rows[0].goal = Some(Goal::RatioAtMost(1.2));
+    measure_in_turn(&mut rows, plain.rounds, true, |is_floor| {
+        read_beside_writes(if is_floor { plain } else { with_journal })
+    })?;
+    Ok(rows)
 }
 
-fn read_beside_writes(setting: &Setting) -> Result<f64, BenchError> {
+fn read_beside_writes(setting: &Setting) -> Result<[f64; 1], Failure> {
     let is_over = AtomicBool::new(false);
-    let reader = open(setting)?;
+    let reader = open_store(setting.server, None)?;
     reader.set("bench/clean", [7; 64])?;
     thread::scope(|scope| {
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
                 let is_over = &is_over;
-                scope.spawn(move || -> Result<(), BenchError> {
-                    let store = open(setting)?;
+                scope.spawn(move || -> Result<(), Failure> {
+                    let store = open_store(setting.server, None)?;
                     let key = format!("bench/write/{writer}");
                     while !is_over.load(Ordering::Relaxed) {
                         store.add(&key, 1)?;
@@ -158,7 +145,9 @@ fn read_beside_writes(setting: &Setting) -> Result<f64, BenchError> {
                 })
             })
             .collect();
-        let p50 = timed(setting.round_time, || reader.get("bench/clean").map(drop));
+        let p50 = median(setting.round_time, || {
+            Ok(reader.get("bench/clean").map(drop)?)
+        });
         is_over.store(true, Ordering::Relaxed);
         for writer in writers {
             writer.join().expect("no panic")?;
@@ -168,13 +157,10 @@ fn read_beside_writes(setting: &Setting) -> Result<f64, BenchError> {
 }
 
 /// From the start of a server to its first answer, with the keys that it had when it was killed.
-fn reopen(setting: &Setting, count: usize) -> Result<Row, BenchError> {
-    let directory = TempDir::new().map_err(BenchError::system("cannot make a directory"))?;
+fn reopen(setting: &Setting, count: usize) -> Result<Row, Failure> {
+    let directory = TempDir::new().context("cannot make a directory")?;
     let child = serve(directory.path(), setting)?;
-    let store = open(&Setting {
-        server: child.address(),
-        ..*setting
-    })?;
+    let store = open_store(child.address(), None)?;
     let value = [7; REOPENED_VALUE_BYTES];
     for first in (0..count).step_by(PAIRS) {
         let keys: Vec<String> = (first..count.min(first + PAIRS))
@@ -191,37 +177,20 @@ fn reopen(setting: &Setting, count: usize) -> Result<Row, BenchError> {
     for _ in 0..setting.rounds {
         let started = Instant::now();
         let child = serve(directory.path(), setting)?;
-        let store = open(&Setting {
-            server: child.address(),
-            ..*setting
-        })?;
+        let store = open_store(child.address(), None)?;
         let keys = store.num_keys()?;
         row.samples.push(started.elapsed().as_secs_f64() * 1e3);
         if keys < count as u64 {
-            let lost = io::Error::other(format!("{keys} keys are left"));
-            return Err(BenchError::system("reopening")(lost));
+            return Err(Failure::new(format!(
+                "after a restart {keys} keys are left"
+            )));
         }
     }
     Ok(row)
 }
 
-fn open(setting: &Setting) -> Result<TcpStore, BenchError> {
-    let options = TcpStoreOptions::default().with_timeout(SILENCE_MAX);
-    let host = setting.server.ip().to_string();
-    Ok(TcpStore::open(&host, setting.server.port(), options)?)
-}
-
 /// The median time of a call, in microseconds.
-fn timed<E: Into<BenchError>>(
-    time: Duration,
-    mut call: impl FnMut() -> Result<(), E>,
-) -> Result<f64, BenchError> {
-    let mut times = Vec::new();
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        let started = Instant::now();
-        call().map_err(Into::into)?;
-        times.push(started.elapsed());
-    }
-    Ok(percentiles(&mut times)[0])
+fn median(time: Duration, call: impl FnMut() -> Result<(), Failure>) -> Result<[f64; 1], Failure> {
+    let [p50, _] = percentiles(&mut repeat(time, call)?);
+    Ok([p50])
 }

@@ -1,6 +1,7 @@
 //! The workloads of `c10d-bench store`, one a file; `c10d-bench relay` uses some of them.
 
 pub(super) mod client;
+mod connection;
 pub(super) mod durable;
 pub(super) mod large;
 pub(super) mod ping;

@@ -4,28 +4,25 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::TlsClient;
 
-use super::super::child::ServerChild;
-use super::super::error::BenchError;
-use super::super::fleet::{Fleet, Links};
-use super::super::floor::{FloorArgs, FloorMode};
-use super::super::report::{Goal, Row, Unit};
 use super::requests;
 use super::setting::Setting;
+use crate::child::ServerChild;
+use crate::failure::Failure;
+use crate::fleet::{Fleet, Links};
+use crate::floor::{FloorArgs, FloorMode};
+use crate::report::{Goal, Row, Unit};
 
 /// The size of the job, and the number of rounds.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct RanksShape {
-    pub(in super::super) ranks: usize,
-    pub(in super::super) rounds: usize,
+pub(crate) struct RanksShape {
+    pub(crate) ranks: usize,
+    pub(crate) rounds: usize,
     /// Whether the server is this project's.
-    pub(in super::super) has_extensions: bool,
+    pub(crate) has_extensions: bool,
 }
 
 /// All figures of a job, with one connection per rank.
-pub(in super::super) fn ranks(
-    shape: RanksShape,
-    setting: &Setting,
-) -> Result<Vec<Row>, BenchError> {
+pub(crate) fn ranks(shape: RanksShape, setting: &Setting) -> Result<Vec<Row>, Failure> {
     let mut rows = [
         "ranks connect",
         "ranks barrier add+wait",
@@ -110,7 +107,7 @@ fn floor(
     ranks: usize,
     child: &ServerChild,
     setting: &Setting,
-) -> Result<(Duration, Duration), BenchError> {
+) -> Result<(Duration, Duration), Failure> {
     let mut fleet = Fleet::new(child.address(), None)?;
     let start = Instant::now();
     fleet.connect(
@@ -132,7 +129,7 @@ fn floor(
 
 /// The connected ranks of one round, with keys of its own, as a barrier key can be used once.
 #[derive(Debug)]
-pub(in super::super) struct Job {
+pub(crate) struct Job {
     fleet: Fleet,
     round: usize,
     /// Keys to delete at the end.
@@ -141,12 +138,12 @@ pub(in super::super) struct Job {
 
 impl Job {
     /// Measures connect, VALIDATE, PING and ADD to `init/`, until the last answer.
-    pub(in super::super) fn connect(
+    pub(crate) fn connect(
         ranks: usize,
         round: usize,
         setting: &Setting,
         tls: Option<&TlsClient>,
-    ) -> Result<(Self, Duration), BenchError> {
+    ) -> Result<(Self, Duration), Failure> {
         let mut fleet = Fleet::new(setting.server, tls.cloned())?;
         let join = requests::join();
         let mut joined = Vec::with_capacity(ranks);
@@ -181,7 +178,7 @@ impl Job {
 
     /// ADD, then WAIT on one key, which the last one to arrive SETs. From the first request to the
     /// last wake.
-    pub(in super::super) fn barrier_by_add_and_wait(&mut self) -> Result<Duration, BenchError> {
+    pub(crate) fn barrier_by_add_and_wait(&mut self) -> Result<Duration, Failure> {
         let ranks = self.fleet.len();
         let arrivals = self.key("arrivals");
         let done = self.key("done");
@@ -203,7 +200,7 @@ impl Job {
         Ok(start.elapsed())
     }
 
-    fn barrier_by_command(&mut self) -> Result<Duration, BenchError> {
+    fn barrier_by_command(&mut self) -> Result<Duration, Failure> {
         let ranks = self.fleet.len();
         let world_size = i64::try_from(ranks).unwrap_or(i64::MAX);
         let barrier = requests::barrier(&self.key("barrier"), world_size);
@@ -217,7 +214,7 @@ impl Job {
     }
 
     /// All ranks wait for one key: from its SET to the last wake-up.
-    pub(in super::super) fn one_key_wakes_all(&mut self) -> Result<Duration, BenchError> {
+    pub(crate) fn one_key_wakes_all(&mut self) -> Result<Duration, Failure> {
         let ranks = self.fleet.len();
         let key = self.key("go");
         self.wait_and_make_sure(|_| requests::wait(&key))?;
@@ -233,7 +230,7 @@ impl Job {
     }
 
     /// All ranks wait for a value of 128 bytes, as that of a broadcast: from its SET to the last byte received.
-    fn value_reaches_all(&mut self) -> Result<Duration, BenchError> {
+    fn value_reaches_all(&mut self) -> Result<Duration, Failure> {
         let value = [7; 128];
         let key = self.key("broadcast");
         let set = requests::set(&key, &value);
@@ -241,7 +238,7 @@ impl Job {
     }
 
     /// All ranks wait for the will of another connection: from its end to the last byte received.
-    fn death_reaches_all(&mut self, setting: &Setting) -> Result<Duration, BenchError> {
+    fn death_reaches_all(&mut self, setting: &Setting) -> Result<Duration, Failure> {
         let (alive, dead) = (self.key("alive"), self.key("dead"));
         let will = [7; 128];
         let mut member = setting.fleet(1, None)?;
@@ -257,8 +254,8 @@ impl Job {
         &mut self,
         key: &str,
         value: &[u8],
-        write: impl FnOnce(&mut Fleet) -> Result<(), BenchError>,
-    ) -> Result<Duration, BenchError> {
+        write: impl FnOnce(&mut Fleet) -> Result<(), Failure>,
+    ) -> Result<Duration, Failure> {
         let answer = [&requests::STOP_WAITING[..], &requests::blob(value)].concat();
         let expected = |links: &Links, reply: &[u8]| {
             if reply == answer {
@@ -278,7 +275,7 @@ impl Job {
 
     /// Each rank waits for a key of its own, then cancels: from the first WAIT until all are known to wait,
     /// and from the first cancel to the last answer.
-    fn wait_apart_then_cancel(&mut self) -> Result<(Duration, Duration), BenchError> {
+    fn wait_apart_then_cancel(&mut self) -> Result<(Duration, Duration), Failure> {
         let round = self.round;
         let start = Instant::now();
         self.wait_and_make_sure(|rank| requests::wait(&format!("bench/{round}/never/{rank}")))?;
@@ -294,7 +291,7 @@ impl Job {
     }
 
     /// Starts a wait on every link; the answer to a PING behind it proves that it has started.
-    fn wait_and_make_sure(&mut self, wait: impl Fn(usize) -> Vec<u8>) -> Result<(), BenchError> {
+    fn wait_and_make_sure(&mut self, wait: impl Fn(usize) -> Vec<u8>) -> Result<(), Failure> {
         let ping = requests::ping();
         for rank in 0..self.fleet.len() {
             let request = [wait(rank).as_slice(), &ping].concat();
@@ -308,7 +305,7 @@ impl Job {
 
     /// Deletes the round's keys and closes all connections. Returns when the server has noticed, which the
     /// answer to a new connection proves.
-    fn leave(mut self, setting: &Setting) -> Result<(), BenchError> {
+    fn leave(mut self, setting: &Setting) -> Result<(), Failure> {
         for key in &self.keys {
             self.fleet.call(0, &requests::delete(key), 8)?;
         }
@@ -330,7 +327,7 @@ fn expect<const N: usize>(
     request: &'static str,
     reply: &[u8],
     expected: [u8; N],
-) -> Result<(), BenchError> {
+) -> Result<(), Failure> {
     if reply == expected {
         return Ok(());
     }

@@ -3,31 +3,50 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use c10d_socket::TlsClient;
+use c10d_socket::{ConnectOptions, Credentials, TlsClient};
+use c10d_store::{TcpStore, TcpStoreOptions};
 
-use super::super::affinity::Cores;
-use super::super::error::BenchError;
-use super::super::fleet::Fleet;
-use super::super::process::Process;
 use super::requests;
+use crate::affinity::Cores;
+use crate::failure::Failure;
+use crate::fleet::{Fleet, SILENCE_MAX};
+use crate::process::Process;
+
+/// Opens a store with the client library. Does not repeat a failed attempt to connect.
+pub(crate) fn open_store(
+    address: SocketAddr,
+    credentials: Option<&Credentials>,
+) -> Result<TcpStore, Failure> {
+    let mut options = TcpStoreOptions::default()
+        .with_timeout(SILENCE_MAX)
+        .with_connect_options(ConnectOptions::default().with_rounds_max(1));
+    if let Some(credentials) = credentials {
+        options = options.with_credentials(credentials.clone());
+    }
+    Ok(TcpStore::open(
+        &address.ip().to_string(),
+        address.port(),
+        options,
+    )?)
+}
 
 /// The settings of all workloads.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Setting {
+pub(crate) struct Setting {
     /// The measured server.
-    pub(in super::super) server: SocketAddr,
+    pub(crate) server: SocketAddr,
     /// The server's process, if it is known and on this machine.
-    pub(in super::super) process: Option<Process>,
+    pub(crate) process: Option<Process>,
     /// The cores of this thread and of the servers that it starts.
-    pub(in super::super) cores: Option<Cores>,
+    pub(crate) cores: Option<Cores>,
     /// Whether to measure the floor.
-    pub(in super::super) floor: bool,
+    pub(crate) floor: bool,
     /// How often each figure is measured.
-    pub(in super::super) rounds: usize,
+    pub(crate) rounds: usize,
     /// How long a round lasts, for workloads without a natural end.
-    pub(in super::super) round_time: Duration,
+    pub(crate) round_time: Duration,
     /// How many connections are opened at a time.
-    pub(in super::super) connect_window: usize,
+    pub(crate) connect_window: usize,
 }
 
 impl Setting {
@@ -36,7 +55,7 @@ impl Setting {
         &self,
         connections: usize,
         tls: Option<&TlsClient>,
-    ) -> Result<Fleet, BenchError> {
+    ) -> Result<Fleet, Failure> {
         let mut fleet = Fleet::new(self.server, tls.cloned())?;
         let hello = requests::hello();
         fleet.connect(

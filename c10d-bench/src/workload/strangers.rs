@@ -7,24 +7,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Credentials, CredentialsError, Protocol, Secret};
-use c10d_store::{TcpStore, TcpStoreOptions};
 use socket2::{Domain, Socket, Type};
 
-use super::super::error::BenchError;
-use super::super::latency::percentiles;
-use super::super::report::{Goal, Row, Unit};
 use super::requests;
-use super::secret::{SecretServer, unusable};
+use super::secret::SecretServer;
 use super::setting::Setting;
+use crate::failure::{Context as _, Failure};
+use crate::fleet::SILENCE_MAX;
+use crate::latency::{percentiles, repeat};
+use crate::report::{Goal, Row, Unit};
+use crate::workload::setting::open_store;
 
 /// How many connections strangers open in a second.
 const ATTEMPTS_PER_SECOND: u32 = 10_000;
 
 /// The strangers' address: failed handshakes count for each address.
 const SOURCE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 66);
-
-/// Longer than any operation takes.
-const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// What a stranger sends first, and what it may get.
 struct Attempt {
@@ -38,20 +36,13 @@ const ALERT: u8 = 0x15;
 const HANDSHAKE: u8 = 0x16;
 
 /// Alternates between quiet rounds and rounds with strangers; the floor is the quiet one.
-pub(in super::super) fn strangers(setting: &Setting) -> Result<[Row; 3], BenchError> {
+pub(crate) fn strangers(setting: &Setting) -> Result<[Row; 3], Failure> {
     let server = SecretServer::start(setting.cores)?;
     let (address, host) = (server.address(), server.address().ip().to_string());
-    let attempts = attempts(&server.credentials, &host).map_err(unusable)?;
-    let options = TcpStoreOptions::default()
-        .with_timeout(SILENCE_MAX)
-        .with_credentials(server.credentials.clone());
-    let store = TcpStore::open(&host, address.port(), options)?;
-    let ping = || -> Result<[f64; 2], BenchError> {
-        let mut times = Vec::new();
-        let end = Instant::now() + setting.round_time;
-        while Instant::now() < end {
-            times.push(store.ping()?);
-        }
+    let attempts = attempts(&server.credentials, &host).context("the secret")?;
+    let store = open_store(address, Some(&server.credentials))?;
+    let ping = || -> Result<[f64; 2], Failure> {
+        let mut times = repeat(setting.round_time, || store.ping().map(drop))?;
         Ok(percentiles(&mut times))
     };
     ping()?;
@@ -68,11 +59,9 @@ pub(in super::super) fn strangers(setting: &Setting) -> Result<[Row; 3], BenchEr
             let flood = scope.spawn(|| flood(address, &attempts, &is_over));
             let measured = ping();
             is_over.store(true, Ordering::Relaxed);
-            let refused = flood.join().unwrap_or_else(|_| {
-                let error = io::Error::other("the strangers' thread panicked");
-                Err(BenchError::system("strangers")(error))
-            });
-            Ok::<_, BenchError>((measured?, refused?))
+            let panicked = |_| Err(Failure::new("the strangers' thread panicked"));
+            let refused = flood.join().unwrap_or_else(panicked);
+            Ok::<_, Failure>((measured?, refused?))
         })?;
         median.samples.push(p50);
         tail.samples.push(p99);
@@ -117,12 +106,8 @@ fn attempts(right: &Credentials, host: &str) -> Result<[Attempt; 4], Credentials
 }
 
 /// Tries to get in until told to end. Returns the attempts a second.
-fn flood(
-    address: SocketAddr,
-    attempts: &[Attempt],
-    is_over: &AtomicBool,
-) -> Result<f64, BenchError> {
-    let failed = |source| BenchError::Connect { address, source };
+fn flood(address: SocketAddr, attempts: &[Attempt], is_over: &AtomicBool) -> Result<f64, Failure> {
+    let failed = || format!("cannot connect to {address}");
     let started = Instant::now();
     let mut made = 0_u32;
     while !is_over.load(Ordering::Relaxed) {
@@ -132,14 +117,14 @@ fn flood(
             thread::sleep(early.max(Duration::from_millis(1)));
         }
         let attempt = &attempts[made as usize % attempts.len()];
-        let answer = try_once(address, &attempt.bytes).map_err(failed)?;
+        let answer = try_once(address, &attempt.bytes).with_context(failed)?;
         if answer.is_some() && answer != attempt.answer {
             let detail = format!("{} got {answer:02x?}", attempt.name);
-            return Err(BenchError::WrongAnswer {
+            return Err(Failure::wrong_answer(
                 address,
-                request: "a stranger's first bytes",
+                "a stranger's first bytes",
                 detail,
-            });
+            ));
         }
         made += 1;
     }

@@ -2,17 +2,17 @@
 
 use c10d_socket::TlsClient;
 
-use super::super::child::ServerChild;
-use super::super::error::BenchError;
-use super::super::fleet::{Fleet, Flood};
-use super::super::floor::{FloorArgs, FloorMode};
-use super::super::process::Process;
-use super::super::report::{Goal, Row, Samples, Unit};
 use super::requests;
 use super::setting::Setting;
+use crate::child::ServerChild;
+use crate::failure::Failure;
+use crate::fleet::{Fleet, Flood};
+use crate::floor::{FloorArgs, FloorMode};
+use crate::process::Process;
+use crate::report::{Goal, Row, Samples, Unit};
 
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) enum Kind {
+pub(crate) enum Kind {
     /// ADD of 1; each connection has a key of its own.
     Add,
     /// SET and GET of the same key, two operations; each connection has a key of its own.
@@ -20,13 +20,13 @@ pub(in super::super) enum Kind {
 }
 
 #[derive(Debug, Clone)]
-pub(in super::super) struct Throughput {
-    pub(in super::super) name: String,
-    pub(in super::super) kind: Kind,
-    pub(in super::super) connections: usize,
+pub(crate) struct Throughput {
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) connections: usize,
     /// Requests (ADD) or pairs (SET and GET) in flight per connection.
-    pub(in super::super) depth: usize,
-    pub(in super::super) goal: Option<Goal>,
+    pub(crate) depth: usize,
+    pub(crate) goal: Option<Goal>,
 }
 
 /// The requests of a workload, encoded once.
@@ -40,7 +40,7 @@ struct Batches {
 
 impl Throughput {
     /// Alternates between server and floor, so that other load affects both.
-    pub(in super::super) fn measure(&self, setting: &Setting) -> Result<Row, BenchError> {
+    pub(crate) fn measure(&self, setting: &Setting) -> Result<Row, Failure> {
         let batches = self.batches();
         let mut server = setting.fleet(self.connections, None)?;
         let mut sent = self.warm_up(&mut server)?;
@@ -84,7 +84,7 @@ impl Throughput {
         &self,
         setting: &Setting,
         tls: &TlsClient,
-    ) -> Result<[Samples; 2], BenchError> {
+    ) -> Result<[Samples; 2], Failure> {
         let sealed = setting.fleet(self.connections, Some(tls))?;
         let plain = setting.fleet(self.connections, None)?;
         self.measure_in_turn(setting, [sealed, plain])
@@ -95,7 +95,7 @@ impl Throughput {
         &self,
         setting: &Setting,
         mut fleets: [Fleet; 2],
-    ) -> Result<[Samples; 2], BenchError> {
+    ) -> Result<[Samples; 2], Failure> {
         let batches = self.batches();
         let mut all = [Samples::default(), Samples::default()];
         for round in 0..=setting.rounds {
@@ -152,7 +152,7 @@ impl Throughput {
 
     /// Sends one request on each connection and compares the whole reply; later ones are only counted.
     /// Returns the number of units sent.
-    fn warm_up(&self, fleet: &mut Fleet) -> Result<u64, BenchError> {
+    fn warm_up(&self, fleet: &mut Fleet) -> Result<u64, Failure> {
         let value = self.value();
         for connection in 0..self.connections {
             let key = self.key(connection);
@@ -175,7 +175,7 @@ impl Throughput {
     }
 
     /// Checks by the counters that every ADD was executed once.
-    fn check_totals(&self, fleet: &mut Fleet, sent: u64) -> Result<(), BenchError> {
+    fn check_totals(&self, fleet: &mut Fleet, sent: u64) -> Result<(), Failure> {
         if !matches!(self.kind, Kind::Add) {
             return Ok(());
         }
@@ -197,7 +197,7 @@ impl Throughput {
         child: &ServerChild,
         batches: &Batches,
         setting: &Setting,
-    ) -> Result<Fleet, BenchError> {
+    ) -> Result<Fleet, Failure> {
         let mut fleet = Fleet::new(child.address(), None)?;
         fleet.connect(
             self.connections,
@@ -228,7 +228,7 @@ impl Batches {
         depth: usize,
         setting: &Setting,
         process: Option<Process>,
-    ) -> Result<Measured, BenchError> {
+    ) -> Result<Measured, Failure> {
         let flood = Flood {
             batches: &self.batches,
             unit_bytes: self.unit_bytes,
