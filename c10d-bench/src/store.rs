@@ -7,13 +7,12 @@ use c10d_socket::HostPort;
 use clap::{Args, ValueEnum};
 
 use crate::affinity::Cores;
-use crate::child::ServerChild;
 use crate::failure::{Context as _, Failure};
 use crate::numbers::{at_least_one, round_seconds};
 use crate::open_files;
 use crate::process::Process;
 use crate::report::{Goal, Report};
-use crate::servers::StoreServerArgs;
+use crate::store_server::{Access, StoreServer};
 use crate::workload::client::client;
 use crate::workload::durable::durable;
 use crate::workload::large::large_values;
@@ -159,7 +158,7 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
             )
         }
         None => {
-            let child = ServerChild::start(&StoreServerArgs::command_line(&[]), cores)?;
+            let child = StoreServer::start(cores, Access::Open)?;
             let subject = "a new server".to_owned();
             (subject, child.address(), Some(child.process()), Some(child))
         }

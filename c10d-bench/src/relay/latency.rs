@@ -3,12 +3,12 @@
 
 use c10d_store::{Store, StoreError, StoreExt, TcpStore};
 
-use super::server::Server;
 use crate::child::ServerChild;
 use crate::failure::Failure;
 use crate::latency::{percentiles, repeat};
 use crate::report::{Goal, Row, Unit, measure_in_turn};
 use crate::servers::RelayServerArgs;
+use crate::store_server::{Access, StoreServer};
 use crate::workload::setting::{Setting, open_store};
 
 const KEY: &str = "bench/relay/value";
@@ -21,8 +21,8 @@ const ADDED_MAX: f64 = 25.0;
 type Operation<'o> = &'o dyn Fn(&TcpStore) -> Result<(), StoreError>;
 
 /// Alternates between the relay and the store: the medians of GET and ADD of each round.
-pub(super) fn latency(setting: &Setting, with_secret: bool) -> Result<[Row; 2], Failure> {
-    let server = Server::start(setting.cores, with_secret)?;
+pub(super) fn latency(setting: &Setting, access: Access) -> Result<[Row; 2], Failure> {
+    let server = StoreServer::start(setting.cores, access)?;
     let upstream = server.address();
     let command = RelayServerArgs::command_line(upstream, server.secret_file_option());
     // Without cores: on that of this thread.

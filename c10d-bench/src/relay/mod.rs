@@ -10,7 +10,6 @@ mod node;
 mod nodes;
 mod ranks;
 mod restart;
-mod server;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -22,6 +21,7 @@ use crate::failure::Failure;
 use crate::numbers::{at_least_one, round_seconds};
 use crate::open_files;
 use crate::report::Report;
+use crate::store_server::Access;
 use crate::workload::setting::Setting;
 use job::Shape;
 
@@ -108,6 +108,11 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
         round_time: Duration::from_secs_f64(args.seconds),
         connect_window: args.connect_window,
     };
+    let access = if args.secret {
+        Access::Secret
+    } else {
+        Access::Open
+    };
     let mut rows = Vec::new();
     for workload in ALL {
         if !args.only.is_empty() && !args.only.contains(&workload) {
@@ -115,14 +120,14 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
         }
         let per_node = args.ranks_per_node;
         match workload {
-            Workload::Latency => rows.extend(latency::latency(&setting, args.secret)?),
+            Workload::Latency => rows.extend(latency::latency(&setting, access)?),
             Workload::Ranks => {
                 let nodes = nodes_that_fit(args.nodes, per_node, files_left, &mut notes);
                 let shape = Shape {
                     nodes,
                     ranks_per_node: per_node,
                 };
-                rows.extend(ranks::ranks(shape, &setting, args.secret)?);
+                rows.extend(ranks::ranks(shape, &setting, access)?);
             }
             Workload::Init | Workload::Restart => {
                 let nodes = nodes_that_fit(args.init_nodes, 1, files_left, &mut notes);
@@ -131,7 +136,7 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
                     ranks_per_node: per_node,
                 };
                 if workload == Workload::Init {
-                    rows.push(ranks::init(shape, &setting, args.secret)?);
+                    rows.push(ranks::init(shape, &setting, access)?);
                 } else {
                     rows.extend(restart::restart(shape, &setting)?);
                 }

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::job::{RelayedJob, Shape};
 use super::nodes::Turns;
-use super::server::Server;
 use crate::failure::Failure;
 use crate::process::Process;
 use crate::report::{Goal, Row, Unit, order};
+use crate::store_server::{Access, StoreServer};
 use crate::workload::ranks::Job;
 use crate::workload::setting::Setting;
 
@@ -37,11 +37,7 @@ impl Figures {
 }
 
 /// Alternates between a job with relays and one without, each with a new server.
-pub(super) fn ranks(
-    shape: Shape,
-    setting: &Setting,
-    with_secret: bool,
-) -> Result<Vec<Row>, Failure> {
+pub(super) fn ranks(shape: Shape, setting: &Setting, access: Access) -> Result<Vec<Row>, Failure> {
     let mut rows = [
         ("connections", Unit::Count),
         ("memory per node", Unit::Bytes),
@@ -63,7 +59,7 @@ pub(super) fn ranks(
     }
     for round in 0..setting.rounds {
         for is_direct in order(round) {
-            let server = Server::start(setting.cores, with_secret)?;
+            let server = StoreServer::start(setting.cores, access)?;
             let setting = Setting {
                 server: server.address(),
                 ..*setting
@@ -86,12 +82,12 @@ pub(super) fn ranks(
 }
 
 /// Relays only: how long the ranks of very many nodes take to connect.
-pub(super) fn init(shape: Shape, setting: &Setting, with_secret: bool) -> Result<Row, Failure> {
+pub(super) fn init(shape: Shape, setting: &Setting, access: Access) -> Result<Row, Failure> {
     let name = format!("init of {} ranks", shape.ranks());
     let mut row = Row::new(name, Unit::Milliseconds);
     row.goal = Some(Goal::AtMost(5000.0));
     for _ in 0..setting.rounds {
-        let server = Server::start(setting.cores, with_secret)?;
+        let server = StoreServer::start(setting.cores, access)?;
         let setting = Setting {
             server: server.address(),
             ..*setting
@@ -102,7 +98,7 @@ pub(super) fn init(shape: Shape, setting: &Setting, with_secret: bool) -> Result
     Ok(row)
 }
 
-fn relayed(shape: Shape, setting: &Setting, server: &Server) -> Result<Figures, Failure> {
+fn relayed(shape: Shape, setting: &Setting, server: &StoreServer) -> Result<Figures, Failure> {
     let tls = server.tls()?;
     let mut figures = Figures::default();
     let before = Usage::of(server.process());
@@ -118,7 +114,7 @@ fn relayed(shape: Shape, setting: &Setting, server: &Server) -> Result<Figures, 
     Ok(figures)
 }
 
-fn direct(shape: Shape, setting: &Setting, server: &Server) -> Result<Figures, Failure> {
+fn direct(shape: Shape, setting: &Setting, server: &StoreServer) -> Result<Figures, Failure> {
     let tls = server.tls()?;
     let mut figures = Figures::default();
     let before = Usage::of(server.process());

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::job::{RelayedJob, Shape};
 use crate::failure::{Context as _, Failure};
 use crate::report::{Goal, Row, Unit};
-use crate::workload::durable::serve;
+use crate::store_server::StoreServer;
 use crate::workload::setting::Setting;
 
 /// Relays only.
@@ -21,7 +21,7 @@ pub(super) fn restart(shape: Shape, setting: &Setting) -> Result<[Row; 2], Failu
     back.goal = Some(Goal::AtMost(3000.0));
     for _ in 0..setting.rounds {
         let directory = TempDir::new().context("cannot make a directory")?;
-        let server = serve(directory.path(), setting)?;
+        let server = StoreServer::with_journal(directory.path(), setting.cores)?;
         let first = Setting {
             server: server.address(),
             ..*setting
@@ -30,7 +30,7 @@ pub(super) fn restart(shape: Shape, setting: &Setting) -> Result<[Row; 2], Failu
         job.publish()?;
         drop(server);
         let started = Instant::now();
-        let server = serve(directory.path(), setting)?;
+        let server = StoreServer::with_journal(directory.path(), setting.cores)?;
         let address = server.address();
         let store = TcpStore::connect(&address.ip().to_string(), address.port())?;
         store.num_keys()?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::failure::{Context as _, Failure};
 use c10d_store::{Store, TcpStore, TcpStoreOptions};
+use clap::Args;
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousError, RendezvousSettings,
     Traffic,
@@ -20,16 +21,42 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 pub(super) const KEEP_ALIVE_ATTEMPTS: u32 = 3;
 
 /// The rendezvous that nodes join.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Job {
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Job {
     /// The rendezvous' store.
+    #[arg(long)]
     pub(super) store: SocketAddr,
-    /// The number of nodes in the round.
+
+    /// How many nodes are in the round.
+    #[arg(long)]
     pub(super) nodes: usize,
-    /// The interval of heartbeats.
-    pub(super) keep_alive: Duration,
+
+    /// The interval of heartbeats, in milliseconds.
+    #[arg(long)]
+    pub(super) keep_alive: u64,
+
     /// How many nodes share a connection; 1 for nodes with handlers and threads of their own.
+    #[arg(long)]
     pub(super) nodes_per_connection: usize,
+}
+
+impl Job {
+    pub(super) const fn keep_alive(&self) -> Duration {
+        Duration::from_millis(self.keep_alive)
+    }
+
+    pub(super) fn settings(&self) -> Result<RendezvousSettings, RendezvousError> {
+        Ok(RendezvousSettings::new(RUN_ID, self.nodes, self.nodes)?
+            .with_join_timeout(PATIENCE)
+            .with_keep_alive(self.keep_alive(), KEEP_ALIVE_ATTEMPTS))
+    }
+
+    /// Connects to the store.
+    pub(super) fn open_store(&self) -> Result<Arc<dyn Store>, Failure> {
+        let options = TcpStoreOptions::default().with_timeout(PATIENCE);
+        let store = TcpStore::open(&self.store.ip().to_string(), self.store.port(), options);
+        Ok(Arc::new(store.context("cannot connect to the store")?))
+    }
 }
 
 /// A node before it has joined.
@@ -42,22 +69,17 @@ pub(super) struct Node {
 impl Node {
     /// Connects node number `node`.
     pub(super) fn connect(job: &Job, node: usize) -> Result<Self, Failure> {
-        let options = TcpStoreOptions::default().with_timeout(PATIENCE);
-        let store = TcpStore::open(&job.store.ip().to_string(), job.store.port(), options)
-            .with_context(|| format!("cannot connect node {node} to the store"))?;
-        Self::new(job, node, Arc::new(store)).with_context(|| format!("node {node}"))
+        Self::new(job, node).with_context(|| format!("node {node}"))
     }
 
-    fn new(job: &Job, node: usize, store: Arc<dyn Store>) -> Result<Self, RendezvousError> {
+    fn new(job: &Job, node: usize) -> Result<Self, Failure> {
+        let store = job.open_store()?;
         let backend = C10dBackend::new(Arc::clone(&store), RUN_ID)?;
         let traffic = backend.traffic();
-        let settings = RendezvousSettings::new(RUN_ID, job.nodes, job.nodes)?
-            .with_join_timeout(PATIENCE)
-            .with_keep_alive(job.keep_alive, KEEP_ALIVE_ATTEMPTS);
         let options = DynamicRendezvousOptions::new()
             .with_local_addr(addr_of(node))
             .with_workers_host("127.0.0.1");
-        let handler = DynamicRendezvous::new(Arc::new(backend), store, settings, options)?;
+        let handler = DynamicRendezvous::new(Arc::new(backend), store, job.settings()?, options)?;
         Ok(Self { handler, traffic })
     }
 }

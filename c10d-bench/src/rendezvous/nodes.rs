@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, Write};
-use std::net::SocketAddr;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -29,10 +28,6 @@ const COLLECTING_TIME: Duration = Duration::from_millis(20);
 /// The nodes of one process.
 #[derive(Debug, Args)]
 pub(crate) struct RendezvousNodesArgs {
-    /// The rendezvous' store.
-    #[arg(long)]
-    store: SocketAddr,
-
     /// The number of the first node in this process.
     #[arg(long)]
     first: usize,
@@ -41,17 +36,8 @@ pub(crate) struct RendezvousNodesArgs {
     #[arg(long)]
     count: usize,
 
-    /// How many nodes are in the round.
-    #[arg(long)]
-    nodes: usize,
-
-    /// The interval of heartbeats, in milliseconds.
-    #[arg(long)]
-    keep_alive: u64,
-
-    /// How many nodes share a connection; 1 for nodes with handlers and threads of their own.
-    #[arg(long)]
-    nodes_per_connection: usize,
+    #[command(flatten)]
+    pub(super) job: Job,
 }
 
 impl RendezvousNodesArgs {
@@ -63,22 +49,13 @@ impl RendezvousNodesArgs {
             format!("--first={}", nodes.start),
             format!("--count={}", nodes.len()),
             format!("--nodes={}", job.nodes),
-            format!("--keep-alive={}", job.keep_alive.as_millis()),
+            format!("--keep-alive={}", job.keep_alive),
             format!("--nodes-per-connection={}", job.nodes_per_connection),
         ]
     }
 
     pub(super) const fn nodes(&self) -> Range<usize> {
         self.first..self.first.saturating_add(self.count)
-    }
-
-    pub(super) fn job(&self) -> Job {
-        Job {
-            store: self.store,
-            nodes: self.nodes,
-            keep_alive: Duration::from_millis(self.keep_alive),
-            nodes_per_connection: self.nodes_per_connection,
-        }
     }
 }
 
@@ -140,10 +117,9 @@ struct Unsent {
 
 impl Process {
     fn connect(args: &RendezvousNodesArgs) -> Result<Self, Failure> {
-        let job = args.job();
         let nodes = args
             .nodes()
-            .map(|node| Node::connect(&job, node).map(Arc::new))
+            .map(|node| Node::connect(&args.job, node).map(Arc::new))
             .collect::<Result<Vec<_>, _>>()?;
         let (to_inbox, inbox) = channel();
         let start = Arc::new(Barrier::new(nodes.len() + 1));
@@ -221,11 +197,7 @@ impl Process {
             Order::Sum => {
                 let mut sum = Sum::default();
                 for node in &self.nodes {
-                    sum.add(Sum {
-                        writes_tried: node.traffic.writes_tried(),
-                        writes_done: node.traffic.writes_done(),
-                        state_bytes: node.traffic.bytes(),
-                    });
+                    sum.add(Sum::of(&node.traffic));
                 }
                 send(&Report::Sum(sum))?;
             }

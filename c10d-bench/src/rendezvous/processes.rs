@@ -50,7 +50,7 @@ impl Processes {
         let mut this = Self {
             processes: Vec::with_capacity(groups.len()),
             inbox,
-            silence_max: SILENCE_MAX + job.keep_alive * (KEEP_ALIVE_ATTEMPTS + 1),
+            silence_max: SILENCE_MAX + job.keep_alive() * (KEEP_ALIVE_ATTEMPTS + 1),
         };
         for (number, nodes) in groups.iter().enumerate() {
             let process = NodeProcess::start(job, nodes, number, &to_inbox)?;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
+use elastic_rendezvous::Traffic;
 use serde::{Deserialize, Serialize};
 
 /// From the measurement to a process of nodes.
@@ -118,6 +119,14 @@ impl Joined {
 }
 
 impl Sum {
+    pub(super) fn of(traffic: &Traffic) -> Self {
+        Self {
+            writes_tried: traffic.writes_tried(),
+            writes_done: traffic.writes_done(),
+            state_bytes: traffic.bytes(),
+        }
+    }
+
     pub(super) fn add(&mut self, other: Self) {
         self.writes_tried += other.writes_tried;
         self.writes_done += other.writes_done;

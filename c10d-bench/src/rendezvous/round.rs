@@ -3,19 +3,19 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use c10d_store::{StoreError, StoreExt, TcpStore, TcpStoreOptions};
+use c10d_store::{Store, StoreExt};
 use elastic_rendezvous::RendezvousState;
 use elastic_rendezvous::codec::{CodecLimits, SENTINEL, from_text};
 
 use super::agreement::check;
 use super::kernel::{Loopback, connections_to, now};
 use super::node::{Job, KEEP_ALIVE_ATTEMPTS, PATIENCE, RUN_ID, addr_of};
+use super::options::{RendezvousBenchArgs, Victim};
 use super::processes::Processes;
 use super::protocol::{End, Joined, Order, Report, Sum, Told};
-use crate::child::ServerChild;
 use crate::failure::Failure;
 use crate::rendezvous::processes::{memory_hint, silence};
-use crate::servers::StoreServerArgs;
+use crate::store_server::{Access, StoreServer};
 
 /// The pause between reads of the state.
 const STATE_POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -23,93 +23,66 @@ const STATE_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long a round may remain without a report before the state is read: a node may wait for the next one.
 const STATE_CHECK_TIME: Duration = Duration::from_millis(200);
 
-/// A node that is killed without leaving.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Victim {
-    None,
-    /// One of the last to join, after all have ranks.
-    Last,
-    /// The first to join, so long after the others were started.
-    First {
-        after: Duration,
-    },
-}
-
 /// What to measure.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan<'p> {
+    pub(super) options: &'p RendezvousBenchArgs,
     pub(super) nodes: usize,
     /// How many nodes share a process at most.
     pub(super) nodes_per_process: usize,
-    pub(super) nodes_per_connection: usize,
-    pub(super) keep_alive: Duration,
-    /// How long the nodes are at rest after they have joined.
-    pub(super) rest: Duration,
     pub(super) victim: Victim,
-    /// How the nodes end together, if they do.
-    pub(super) ends: Option<End>,
     pub(super) loopback: &'p Loopback,
 }
 
-/// The figures of one rendezvous.
-#[derive(Debug, Default)]
-pub(super) struct Round {
-    /// From the start of the first process until all nodes were connected.
-    pub(super) connecting: Duration,
-    /// From the start signal until the last node knew its rank and the workers' store.
-    pub(super) agreeing: Duration,
-    /// What the loopback device moved meanwhile; `None` without /proc.
-    pub(super) loopback_bytes: Option<f64>,
-    /// The most memory of the store's process; `None` without /proc.
-    pub(super) store_bytes_max: Option<u64>,
-    /// When all had joined; `None` without /proc.
-    pub(super) connections: Option<usize>,
-    pub(super) sum: Sum,
-    pub(super) rest: Option<Rest>,
-    pub(super) loss: Option<Loss>,
-    /// From the signal to end until the last node had ended.
-    pub(super) ending: Option<Duration>,
-    /// With the first node killed.
-    pub(super) killed: Option<Killed>,
-}
-
-/// The time after all nodes have joined.
+/// A figure of one round; without a value if the system has no /proc.
 #[derive(Debug)]
-pub(super) struct Rest {
-    /// What the loopback device moved a second; `None` without /proc.
-    pub(super) bytes_per_second: Option<f64>,
-    /// The number of nodes that dropped out of the round, or could not access the store.
-    pub(super) lost: usize,
+pub(super) struct Figure {
+    pub(super) name: &'static str,
+    pub(super) value: Option<f64>,
+    pub(super) decimals: usize,
 }
 
-/// How the nodes were told that another was killed, in seconds.
-#[derive(Debug)]
-pub(super) struct Loss {
-    /// From the time at which the killed node counts as lost, until the first node and the last knew it.
-    pub(super) first_told: f64,
-    pub(super) last_told: f64,
-    /// From its end until the last node knew it.
-    pub(super) since_kill: f64,
+impl Figure {
+    pub(super) const fn new(name: &'static str, value: Option<f64>, decimals: usize) -> Self {
+        Self {
+            name,
+            value,
+            decimals,
+        }
+    }
+
+    fn count(name: &'static str, value: u64) -> Self {
+        Self::new(name, Some(value as f64), 0)
+    }
+
+    fn milliseconds(name: &'static str, seconds: f64) -> Self {
+        Self::new(name, Some(seconds * 1e3), 1)
+    }
 }
 
-/// A rendezvous whose first node was killed.
-#[derive(Debug)]
-pub(super) struct Killed {
-    pub(super) agreeing: Duration,
-    pub(super) loopback_bytes: Option<f64>,
-}
+/// The first figure: from the start signal until the last node knew its rank and the workers' store.
+pub(super) const AGREE: &str = "agree_ms";
 
-/// Measures one rendezvous, or two if the first node is to be killed: one without that.
-pub(super) fn measure(plan: &Plan<'_>) -> Result<Round, Failure> {
-    let mut round = measured(plan.nodes, plan, |fleet| fleet.measure(plan))?;
+/// The number of nodes that dropped out of the round at rest, or could not access the store.
+pub(super) const REST_LOST: &str = "rest_lost";
+
+/// Measures one rendezvous, or two if the first node is to be killed: one without that. Returns the same names in every
+/// round.
+pub(super) fn measure(plan: &Plan<'_>) -> Result<Vec<Figure>, Failure> {
+    let (mut figures, agreeing) = measured(plan.nodes, plan, |fleet| fleet.measure(plan))?;
     if let Victim::First { after } = plan.victim {
         // One more, which may take the killed node's place.
-        let killed = measured(plan.nodes + 1, plan, |fleet| {
+        let (killed, loopback_bytes) = measured(plan.nodes + 1, plan, |fleet| {
             fleet.measure_killed(plan, after)
         })?;
-        round.killed = Some(killed);
+        let (killed, agreeing) = (killed.as_secs_f64(), agreeing.as_secs_f64());
+        figures.extend([
+            Figure::milliseconds("killed_agree_ms", killed),
+            Figure::milliseconds("killed_more_ms", killed - agreeing),
+            Figure::new("killed_loopback_bytes", loopback_bytes, 0),
+        ]);
     }
-    Ok(round)
+    Ok(figures)
 }
 
 /// Starts a store and `nodes` nodes, and measures.
@@ -118,12 +91,12 @@ fn measured<T>(
     plan: &Plan<'_>,
     measure: impl FnOnce(&mut Fleet<'_>) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let mut store = ServerChild::start(&StoreServerArgs::command_line(&[]), None)?;
+    let mut store = StoreServer::start(None, Access::Open)?;
     let job = Job {
         store: store.address(),
         nodes: plan.nodes,
-        keep_alive: plan.keep_alive,
-        nodes_per_connection: plan.nodes_per_connection,
+        keep_alive: plan.options.keep_alive,
+        nodes_per_connection: plan.options.nodes_per_connection,
     };
     let groups = groups(nodes, plan.nodes_per_process, plan.victim);
     let start = Instant::now();
@@ -137,7 +110,7 @@ fn measured<T>(
         };
         measure(&mut fleet)
     });
-    result.map_err(|error| match store.ended() {
+    result.map_err(|error| match store.child.ended() {
         // The nodes' errors only say that they have lost their connections.
         Some(status) => Failure::new(format!(
             "the store's process ended early ({status}){}",
@@ -174,7 +147,7 @@ const LAST: usize = 1;
 #[derive(Debug)]
 struct Fleet<'s> {
     processes: Processes,
-    store: &'s ServerChild,
+    store: &'s StoreServer,
     connecting: Duration,
     job: Job,
     /// The nodes that know their ranks.
@@ -182,7 +155,8 @@ struct Fleet<'s> {
 }
 
 impl Fleet<'_> {
-    fn measure(&mut self, plan: &Plan<'_>) -> Result<Round, Failure> {
+    /// Returns the figures, and how long the nodes took to agree.
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<(Vec<Figure>, Duration), Failure> {
         let others = match plan.victim {
             Victim::None => FIRST,
             Victim::First { .. } | Victim::Last => self.start_first()?,
@@ -193,46 +167,72 @@ impl Fleet<'_> {
             let report = self.processes.next("joining")?;
             self.take_in(report);
         }
-        let mut round = Round {
-            connecting: self.connecting,
-            agreeing: self.joined.last_at.saturating_sub(start),
-            loopback_bytes: plan.loopback.moved_since(moved),
-            connections: connections_to(self.store.address().port()),
-            ..Round::default()
-        };
+        let agreeing = self.joined.last_at.saturating_sub(start);
+        let loopback_bytes = plan.loopback.moved_since(moved);
+        let connections = connections_to(self.store.address().port());
         check(&self.joined, plan.nodes, 0)?;
-        let sums = self
+        let mut sum = Sum::default();
+        for counted in self
             .processes
             .ask_all("counting", &Order::Sum, |report| match report {
                 Report::Sum(sum) => Some(sum),
                 _ => None,
-            })?;
-        for sum in sums {
-            round.sum.add(sum);
+            })?
+        {
+            sum.add(counted);
         }
-        if !plan.rest.is_zero() {
-            round.rest = Some(self.rest(plan)?);
+        let mut later = Vec::new();
+        if plan.options.rest > 0 {
+            later.extend(self.rest(plan)?);
         }
         if plan.victim == Victim::Last {
-            round.loss = Some(self.kill_last(plan)?);
+            later.extend(self.kill_last(plan)?);
         }
         // At rest, the store may need more than while the nodes joined.
-        round.store_bytes_max = self.store.process().peak_bytes();
-        if let Some(how) = plan.ends {
-            let start = now();
-            let ended =
-                self.processes
-                    .ask_all("ending", &Order::End(how), |report| match report {
-                        Report::Ended { at } => Some(at),
-                        _ => None,
-                    })?;
-            let last = ended.into_iter().max();
-            round.ending = last.map(|last| last.saturating_sub(start));
+        let store_bytes_max = self.store.process().peak_bytes();
+        if let Some(how) = plan.options.end {
+            later.push(self.end(how)?);
         }
-        Ok(round)
+        let per_node = connections.map(|count| count as f64 / plan.nodes as f64);
+        let mut figures = vec![
+            Figure::milliseconds(AGREE, agreeing.as_secs_f64()),
+            Figure::new("loopback_bytes", loopback_bytes, 0),
+            Figure::new(
+                "store_peak_bytes",
+                store_bytes_max.map(|bytes| bytes as f64),
+                0,
+            ),
+            Figure::new("connections_per_node", per_node, 2),
+            Figure::milliseconds("connect_ms", self.connecting.as_secs_f64()),
+            Figure::count("writes_tried", sum.writes_tried),
+            Figure::count("writes_done", sum.writes_done),
+            Figure::count("state_bytes", sum.state_bytes),
+        ];
+        figures.extend(later);
+        Ok((figures, agreeing))
     }
 
-    fn measure_killed(&mut self, plan: &Plan<'_>, after: Duration) -> Result<Killed, Failure> {
+    /// From the signal to end until the last node had ended.
+    fn end(&mut self, how: End) -> Result<Figure, Failure> {
+        let start = now();
+        let order = Order::End(how);
+        let ended = self
+            .processes
+            .ask_all("ending", &order, |report| match report {
+                Report::Ended { at } => Some(at),
+                _ => None,
+            })?;
+        let last = ended.into_iter().max().unwrap_or(start);
+        let ending = last.saturating_sub(start);
+        Ok(Figure::milliseconds("end_ms", ending.as_secs_f64()))
+    }
+
+    /// Returns how long the nodes took to agree, and what the loopback device moved meanwhile.
+    fn measure_killed(
+        &mut self,
+        plan: &Plan<'_>,
+        after: Duration,
+    ) -> Result<(Duration, Option<f64>), Failure> {
         let others = self.start_first()?;
         let moved = plan.loopback.start();
         if after.is_zero() {
@@ -274,20 +274,18 @@ impl Fleet<'_> {
                 _ => {}
             }
         };
-        let killed = Killed {
-            agreeing: self.joined.last_at.saturating_sub(start),
-            loopback_bytes: plan.loopback.moved_since(moved),
-        };
+        let agreeing = self.joined.last_at.saturating_sub(start);
+        let loopback_bytes = plan.loopback.moved_since(moved);
         check(&self.joined, plan.nodes, dead)?;
-        Ok(killed)
+        Ok((agreeing, loopback_bytes))
     }
 
     /// Starts the first node and waits until it has joined the round. Returns the process after its own.
     fn start_first(&mut self) -> Result<usize, Failure> {
         self.processes.order(FIRST, &Order::Start)?;
-        let store = self.open_store()?;
+        let store = self.job.open_store()?;
         let start = Instant::now();
-        while read_state(&store)?.is_none_or(|state| state.participants.is_empty()) {
+        while read_state(&*store)?.is_none_or(|state| state.participants.is_empty()) {
             // Reports an error of the node.
             if let Some(report) = self.processes.next_within(STATE_POLL_INTERVAL)? {
                 self.take_in(report);
@@ -315,12 +313,13 @@ impl Fleet<'_> {
     }
 
     /// Leaves the nodes alone, and counts what they do.
-    fn rest(&mut self, plan: &Plan<'_>) -> Result<Rest, Failure> {
+    fn rest(&mut self, plan: &Plan<'_>) -> Result<[Figure; 2], Failure> {
+        let time = Duration::from_secs(plan.options.rest);
         let (moved, start) = (plan.loopback.start(), Instant::now());
         // Returns early with the error of a process; a late report is ignored.
         while self
             .processes
-            .next_within(plan.rest.saturating_sub(start.elapsed()))?
+            .next_within(time.saturating_sub(start.elapsed()))?
             .is_some()
         {}
         let seconds = start.elapsed().as_secs_f64();
@@ -337,14 +336,15 @@ impl Fleet<'_> {
         let mut lost = lost.concat();
         lost.sort_unstable();
         lost.dedup();
-        Ok(Rest {
-            bytes_per_second: bytes.map(|bytes| bytes / seconds),
-            lost: lost.len(),
-        })
+        let per_node = bytes.map(|bytes| bytes / seconds / plan.nodes as f64);
+        Ok([
+            Figure::new("rest_bytes_per_node_second", per_node, 1),
+            Figure::count(REST_LOST, lost.len() as u64),
+        ])
     }
 
     /// Kills a node after its next heartbeat, and waits until all others know it.
-    fn kill_last(&mut self, plan: &Plan<'_>) -> Result<Loss, Failure> {
+    fn kill_last(&mut self, plan: &Plan<'_>) -> Result<[Figure; 3], Failure> {
         let victim = addr_of(plan.nodes - 2);
         let is_watching = |report| matches!(report, Report::Watching).then_some(());
         let watch = Order::Watch { victim };
@@ -366,35 +366,26 @@ impl Fleet<'_> {
                 _ => {}
             }
         }
-        let lost_at = heartbeat_at + plan.keep_alive * KEEP_ALIVE_ATTEMPTS;
+        let lost_at = heartbeat_at + self.job.keep_alive() * KEEP_ALIVE_ATTEMPTS;
         // Nodes that count earlier than that are early by a negative time.
         let since = |at: Duration, start: Duration| at.as_secs_f64() - start.as_secs_f64();
-        Ok(Loss {
-            first_told: since(told.first_at, lost_at),
-            last_told: since(told.last_at, lost_at),
-            since_kill: since(told.last_at, killed_at),
-        })
+        Ok([
+            Figure::milliseconds("first_told_ms", since(told.first_at, lost_at)),
+            Figure::milliseconds("last_told_ms", since(told.last_at, lost_at)),
+            Figure::milliseconds("kill_to_last_told_ms", since(told.last_at, killed_at)),
+        ])
     }
 
     fn is_complete_with(&self, addr: &str) -> Result<bool, Failure> {
-        let state = read_state(&self.open_store()?)?;
+        let state = read_state(&*self.job.open_store()?)?;
         Ok(state.is_some_and(|state| {
             state.complete && state.participants.keys().any(|node| *node.addr == *addr)
         }))
     }
-
-    fn open_store(&self) -> Result<TcpStore, StoreError> {
-        let options = TcpStoreOptions::default().with_timeout(PATIENCE);
-        TcpStore::open(
-            &self.job.store.ip().to_string(),
-            self.job.store.port(),
-            options,
-        )
-    }
 }
 
 /// The state that nodes of every implementation share; `None` before the first write.
-fn read_state(store: &TcpStore) -> Result<Option<RendezvousState>, Failure> {
+fn read_state(store: &dyn Store) -> Result<Option<RendezvousState>, Failure> {
     let text = store.get(&format!("torch.rendezvous.{RUN_ID}"))?;
     if text == SENTINEL {
         return Ok(None);

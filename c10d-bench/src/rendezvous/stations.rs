@@ -18,14 +18,14 @@ use c10d_socket::{ConnectOptions, Deadline, HostPort, SendBuf};
 use c10d_store::unstable::{
     Credit, Frame, FrameReader, ReplyScan, RequestBuf, SessionDialer, SessionStream,
 };
-use c10d_store::{Known, Opcode, Store, StoreExt, TcpStore, TcpStoreOptions};
+use c10d_store::{Known, Opcode, Store, StoreExt};
 use elastic_rendezvous::unstable::{GroupNode, KeyRequest, Need};
-use elastic_rendezvous::{C10dBackend, Now, RendezvousSettings, Timestamp, Traffic};
+use elastic_rendezvous::{C10dBackend, Now, Timestamp, Traffic};
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::kernel;
-use super::node::{Job, KEEP_ALIVE_ATTEMPTS, PATIENCE, RUN_ID, addr_of};
+use super::node::{Job, PATIENCE, RUN_ID, addr_of};
 use super::nodes::{read_orders, send};
 use super::protocol::{Joined, Order, Report, Sum, World};
 use crate::failure::{Context as _, Failure};
@@ -108,14 +108,11 @@ impl Stations {
         let nodes_per_connection = job.nodes_per_connection;
         let poll = Poll::new().context(LINK)?;
         let node = numbers.start;
-        let store = open_store(job, node)?;
         let failed = || format!("node {node}");
+        let store = job.open_store().with_context(failed)?;
         let backend = C10dBackend::new(Arc::clone(&store), RUN_ID).with_context(failed)?;
         let backend = Arc::new(backend);
-        let settings = RendezvousSettings::new(RUN_ID, job.nodes, job.nodes)
-            .with_context(failed)?
-            .with_join_timeout(PATIENCE)
-            .with_keep_alive(job.keep_alive, KEEP_ALIVE_ATTEMPTS);
+        let settings = job.settings().with_context(failed)?;
         let (mut links, mut nodes) = (Vec::new(), Vec::new());
         for (place, number) in numbers.enumerate() {
             if place % nodes_per_connection == 0 {
@@ -246,11 +243,7 @@ impl Stations {
             Order::Sum => {
                 let mut sum = Sum::default();
                 for traffic in &self.traffics {
-                    sum.add(Sum {
-                        writes_tried: traffic.writes_tried(),
-                        writes_done: traffic.writes_done(),
-                        state_bytes: traffic.bytes(),
-                    });
+                    sum.add(Sum::of(traffic));
                 }
                 send(&Report::Sum(sum))
             }
@@ -486,7 +479,7 @@ impl Stations {
             return Ok(());
         };
         let failed = move || format!("node {place}");
-        let store = open_store(&self.job, place)?;
+        let store = self.job.open_store().with_context(failed)?;
         let backend = C10dBackend::new(Arc::clone(&store), RUN_ID).with_context(failed)?;
         self.traffics.push(backend.traffic());
         node.move_to(Arc::new(backend)).with_context(failed)?;
@@ -597,13 +590,6 @@ impl Link {
 
 fn no_group() -> Failure {
     Failure::new("so few nodes form no group: nodes that share a connection need more")
-}
-
-fn open_store(job: &Job, node: usize) -> Result<Arc<dyn Store>, Failure> {
-    let options = TcpStoreOptions::default().with_timeout(PATIENCE);
-    let store = TcpStore::open(&job.store.ip().to_string(), job.store.port(), options)
-        .with_context(|| format!("cannot connect node {node} to the store"))?;
-    Ok(Arc::new(store))
 }
 
 fn master_keys(round: i64) -> [String; 2] {

@@ -13,11 +13,10 @@ use tempfile::TempDir;
 
 use super::setting::{Setting, open_store};
 use super::throughput::{Kind, Throughput};
-use crate::child::ServerChild;
 use crate::failure::{Context as _, Failure};
 use crate::latency::{percentiles, repeat};
 use crate::report::{Goal, Row, Unit, measure_in_turn};
-use crate::servers::StoreServerArgs;
+use crate::store_server::StoreServer;
 
 /// Connections of the client that writes while another one reads.
 const WRITERS: usize = 16;
@@ -34,7 +33,7 @@ pub(crate) fn durable(
     reopened_keys: usize,
 ) -> Result<Vec<Row>, Failure> {
     let directory = TempDir::new().context("cannot make a directory")?;
-    let child = serve(directory.path(), setting)?;
+    let child = StoreServer::with_journal(directory.path(), setting.cores)?;
     let with_journal = Setting {
         server: child.address(),
         process: Some(child.process()),
@@ -56,12 +55,6 @@ pub(crate) fn durable(
     drop(child);
     rows.push(reopen(setting, reopened_keys)?);
     Ok(rows)
-}
-
-/// Starts a server with what is in the directory.
-pub(crate) fn serve(directory: &Path, setting: &Setting) -> Result<ServerChild, Failure> {
-    let option = format!("--dir={}", directory.display());
-    ServerChild::start(&StoreServerArgs::command_line(&[&option]), setting.cores)
 }
 
 fn against(
@@ -159,7 +152,7 @@ fn read_beside_writes(setting: &Setting) -> Result<[f64; 1], Failure> {
 /// From the start of a server to its first answer, with the keys that it had when it was killed.
 fn reopen(setting: &Setting, count: usize) -> Result<Row, Failure> {
     let directory = TempDir::new().context("cannot make a directory")?;
-    let child = serve(directory.path(), setting)?;
+    let child = StoreServer::with_journal(directory.path(), setting.cores)?;
     let store = open_store(child.address(), None)?;
     let value = [7; REOPENED_VALUE_BYTES];
     for first in (0..count).step_by(PAIRS) {
@@ -176,7 +169,7 @@ fn reopen(setting: &Setting, count: usize) -> Result<Row, Failure> {
     row.goal = (count == 1_000_000).then_some(Goal::AtMost(1500.0));
     for _ in 0..setting.rounds {
         let started = Instant::now();
-        let child = serve(directory.path(), setting)?;
+        let child = StoreServer::with_journal(directory.path(), setting.cores)?;
         let store = open_store(child.address(), None)?;
         let keys = store.num_keys()?;
         row.samples.push(started.elapsed().as_secs_f64() * 1e3);

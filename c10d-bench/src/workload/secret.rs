@@ -1,21 +1,15 @@
 //! What a shared secret costs: the same requests to one server, with the secret and plain, in turn.
 
-use std::io::{self, Write};
-use std::net::SocketAddr;
 use std::time::Instant;
 
-use c10d_socket::{Credentials, Protocol, Secret, TlsClient};
-use tempfile::NamedTempFile;
+use c10d_socket::{Credentials, TlsClient};
 
 use super::setting::Setting;
 use super::throughput::Throughput;
-use crate::affinity::Cores;
-use crate::child::ServerChild;
-use crate::failure::{Context as _, Failure};
+use crate::failure::Failure;
 use crate::latency::{percentiles, repeat};
-use crate::process::Process;
 use crate::report::{Goal, Row, Unit, measure_in_turn};
-use crate::servers::StoreServerArgs;
+use crate::store_server::{Access, StoreServer};
 use crate::workload::setting::open_store;
 
 /// New connections in a round: each one is a full handshake.
@@ -23,25 +17,21 @@ const HANDSHAKES: usize = 200;
 
 /// The figures of a server that serves both kinds of clients; the floor of each row is the plain one.
 pub(crate) fn secret(setting: &Setting, throughput: &Throughput) -> Result<[Row; 4], Failure> {
-    let server = SecretServer::start_serving_plain_too(setting.cores)?;
+    let server = StoreServer::start(setting.cores, Access::PlainToo)?;
     let setting = Setting {
         server: server.address(),
         ..*setting
     };
-    let credentials = &server.credentials;
-    let host = setting.server.ip().to_string();
-    let tls = credentials
-        .client(Protocol::Store, &host)
-        .context("the secret")?;
-    let many = against_plain(&setting, throughput, &tls)?;
-    let [ping, tail, connect] = latencies(&setting, credentials)?;
+    let tls = server.tls()?;
+    let many = against_plain(&setting, throughput, tls.as_ref())?;
+    let [ping, tail, connect] = latencies(&setting, server.credentials())?;
     Ok([many, ping, tail, connect])
 }
 
 fn against_plain(
     setting: &Setting,
     throughput: &Throughput,
-    tls: &TlsClient,
+    tls: Option<&TlsClient>,
 ) -> Result<Row, Failure> {
     let [with_secret, plain] = throughput.measure_both(setting, tls)?;
     let mut row = Row::new(
@@ -55,9 +45,9 @@ fn against_plain(
 }
 
 /// PING of the client library, and opening a store.
-fn latencies(setting: &Setting, credentials: &Credentials) -> Result<[Row; 3], Failure> {
+fn latencies(setting: &Setting, credentials: Option<&Credentials>) -> Result<[Row; 3], Failure> {
     let address = setting.server;
-    let sealed = open_store(address, Some(credentials))?;
+    let sealed = open_store(address, credentials)?;
     let plain = open_store(address, None)?;
     let names = ["ping p50 secret", "ping p99 secret", "open p50 secret"];
     let mut rows = names.map(|name| Row::new(name, Unit::Microseconds));
@@ -68,63 +58,11 @@ fn latencies(setting: &Setting, credentials: &Credentials) -> Result<[Row; 3], F
         let mut times = Vec::new();
         for _ in 0..HANDSHAKES {
             let started = Instant::now();
-            drop(open_store(address, (!is_floor).then_some(credentials))?);
+            drop(open_store(address, credentials.filter(|_| !is_floor))?);
             times.push(started.elapsed());
         }
         let [opening, _] = percentiles(&mut times);
         Ok([p50, p99, opening])
     })?;
     Ok(rows)
-}
-
-/// A server with a new secret, in a child process.
-pub(crate) struct SecretServer {
-    child: ServerChild,
-    file: NamedTempFile,
-    pub(crate) credentials: Credentials,
-}
-
-impl SecretServer {
-    pub(crate) fn start(cores: Option<Cores>) -> Result<Self, Failure> {
-        Self::start_with(cores, &[])
-    }
-
-    fn start_serving_plain_too(cores: Option<Cores>) -> Result<Self, Failure> {
-        Self::start_with(cores, &["--plain-from-same-user"])
-    }
-
-    fn start_with(cores: Option<Cores>, options: &[&str]) -> Result<Self, Failure> {
-        let secret = Secret::random().context("the secret")?;
-        // Only this user may read it.
-        let write = || {
-            let mut file = NamedTempFile::new()?;
-            file.write_all(secret.to_text().as_bytes())?;
-            io::Result::Ok(file)
-        };
-        let file = write().context("cannot write a secret")?;
-        let file_option = option(&file);
-        let command = StoreServerArgs::command_line(&[&[file_option.as_str()], options].concat());
-        Ok(Self {
-            child: ServerChild::start(&command, cores)?,
-            file,
-            credentials: Credentials::from(secret),
-        })
-    }
-
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.child.address()
-    }
-
-    pub(crate) fn process(&self) -> Process {
-        self.child.process()
-    }
-
-    /// The option with which another process uses the secret.
-    pub(crate) fn secret_file_option(&self) -> String {
-        option(&self.file)
-    }
-}
-
-fn option(file: &NamedTempFile) -> String {
-    format!("--secret-file={}", file.path().display())
 }

@@ -10,12 +10,12 @@ use c10d_socket::{Credentials, CredentialsError, Protocol, Secret};
 use socket2::{Domain, Socket, Type};
 
 use super::requests;
-use super::secret::SecretServer;
 use super::setting::Setting;
 use crate::failure::{Context as _, Failure};
 use crate::fleet::SILENCE_MAX;
 use crate::latency::{percentiles, repeat};
 use crate::report::{Goal, Row, Unit};
+use crate::store_server::{Access, StoreServer};
 use crate::workload::setting::open_store;
 
 /// How many connections strangers open in a second.
@@ -37,10 +37,10 @@ const HANDSHAKE: u8 = 0x16;
 
 /// Alternates between quiet rounds and rounds with strangers; the floor is the quiet one.
 pub(crate) fn strangers(setting: &Setting) -> Result<[Row; 3], Failure> {
-    let server = SecretServer::start(setting.cores)?;
-    let (address, host) = (server.address(), server.address().ip().to_string());
-    let attempts = attempts(&server.credentials, &host).context("the secret")?;
-    let store = open_store(address, Some(&server.credentials))?;
+    let server = StoreServer::start(setting.cores, Access::Secret)?;
+    let address = server.address();
+    let attempts = attempts(&server)?;
+    let store = open_store(address, server.credentials())?;
     let ping = || -> Result<[f64; 2], Failure> {
         let mut times = repeat(setting.round_time, || store.ping().map(drop))?;
         Ok(percentiles(&mut times))
@@ -71,9 +71,10 @@ pub(crate) fn strangers(setting: &Setting) -> Result<[Row; 3], Failure> {
 }
 
 /// A client without a secret, one with another, one that has heard the name of the key, and noise.
-fn attempts(right: &Credentials, host: &str) -> Result<[Attempt; 4], CredentialsError> {
+fn attempts(server: &StoreServer) -> Result<[Attempt; 4], Failure> {
+    let host = server.address().ip().to_string();
     let hello_of = |credentials: &Credentials| -> Result<Vec<u8>, CredentialsError> {
-        let mut layer = credentials.client(Protocol::Store, host)?.start()?;
+        let mut layer = credentials.client(Protocol::Store, &host)?.start()?;
         layer.seal(&[IoSlice::new(&requests::hello())]);
         let mut hello = Vec::new();
         // Writing to memory cannot fail.
@@ -81,6 +82,7 @@ fn attempts(right: &Credentials, host: &str) -> Result<[Attempt; 4], Credentials
         Ok(hello)
     };
     let wrong = Credentials::from(Secret::random()?);
+    let right = server.credentials().unwrap_or(&wrong);
     Ok([
         Attempt {
             name: "a client without a secret",

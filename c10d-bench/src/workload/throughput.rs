@@ -83,9 +83,9 @@ impl Throughput {
     pub(super) fn measure_both(
         &self,
         setting: &Setting,
-        tls: &TlsClient,
+        tls: Option<&TlsClient>,
     ) -> Result<[Samples; 2], Failure> {
-        let sealed = setting.fleet(self.connections, Some(tls))?;
+        let sealed = setting.fleet(self.connections, tls)?;
         let plain = setting.fleet(self.connections, None)?;
         self.measure_in_turn(setting, [sealed, plain])
     }
