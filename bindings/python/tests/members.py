@@ -125,14 +125,21 @@ def model() -> tuple[Any, Any]:
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the inputs and targets of a step: 12 rows, which 1, 2, 3 and 4 members share evenly."""
+    """Return the inputs and targets of a step: 840 rows, which up to 8 members share evenly."""
     numbers = torch.Generator().manual_seed(step)
-    inputs = torch.randn(12, 8, generator=numbers, dtype=torch.float64)
+    inputs = torch.randn(840, 8, generator=numbers, dtype=torch.float64)
     return inputs, inputs.sum(1, keepdim=True).sin()
 
 
 def train_alone(port: int, steps: int) -> None:
     """Train without a group, and report the losses."""
+    losses = losses_alone(steps)
+    store = c10d_rs.TCPStore("127.0.0.1", port)
+    store.queue_push("events", json.dumps({"what": "alone", "losses": losses}))
+
+
+def losses_alone(steps: int) -> list[float]:
+    """Return the losses of a run without a group."""
     net, optimizer = model()
     losses = []
     for step in range(steps):
@@ -142,8 +149,7 @@ def train_alone(port: int, steps: int) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    store = c10d_rs.TCPStore("127.0.0.1", port)
-    store.queue_push("events", json.dumps({"what": "alone", "losses": losses}))
+    return losses
 
 
 def fail(port: int, rank: int, size: int, kind: str, until: int) -> None:
@@ -161,6 +167,23 @@ def fail(port: int, rank: int, size: int, kind: str, until: int) -> None:
                     generation.boundary(step)
     except Exception as error:
         member.say("error", kind=type(error).__name__, text=str(error))
+
+
+def barrier(port: int, rank: int | None, size: int) -> None:
+    """Leave an operation behind that never ends, and wait for all in the next generation."""
+    member = Member(port, rank, size, 1)
+    for generation in member.membership:
+        member.enter(generation)
+        with generation:
+            step = generation.sync({})
+            if generation.is_first:
+                # Each waits for the other to send.
+                dist.broadcast(torch.ones(8), group_src=1 - generation.rank, async_op=True)
+            while generation.is_first:
+                step += 1
+                generation.boundary(step)
+            dist.barrier()
+    member.say("done")
 
 
 def refused(port: int, events: int) -> None:

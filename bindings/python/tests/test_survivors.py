@@ -144,6 +144,13 @@ class Survivors(unittest.TestCase):
         self.assertEqual((error["id"], error["kind"]), (2, "Evicted"), self.events)
         self.assertEqual(self.of("wrong"), [])
 
+    def test_barrier_with_an_operation_that_never_ends(self) -> None:
+        for rank in range(2):
+            self.fork("barrier", rank=rank, size=2)
+        self.wait_for("generation", 2)
+        self.fork("barrier", rank=None, size=2)
+        self.wait_for("done", 3)
+
     def test_losses_are_those_of_an_undisturbed_run(self) -> None:
         steps = 30
         self.fork("train_alone", steps=steps)

@@ -2,7 +2,7 @@
 
 The native thread ends the receiving side of a broken mesh's connections, on which gloo's operations fail. Gloo forgets those
 that it has begun to send or to receive (``Pair::signalException`` visits pending ones only): they wait for the group's
-timeout. So waits are made in slices.
+timeout. So waits are made in slices, and barriers of another operation.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
+from torch._C._distributed_c10d import AllreduceOptions as _AllreduceOptions
+from torch._C._distributed_c10d import ProcessGroup as _ProcessGroup
 from torch._C._distributed_c10d import Work as _Work
 
 from c10d_rs._errors import MembershipChanged, MembershipError, Unrecoverable
@@ -58,6 +60,18 @@ class Waits:
                     raise MembershipChanged("the members change, and gloo has lost this operation")
 
         _Work.wait = wait
+        self._original_barrier = original_barrier = _ProcessGroup.barrier
+
+        def barrier(group: Any, *arguments: Any, **named: Any) -> Any:
+            """Begin what ``torch.distributed.barrier`` asks for. Gloo's own waits for lost operations too."""
+            opts = named.get("opts")
+            if opts is None or opts.device is None or opts.device.type != "cpu":
+                return original_barrier(group, *arguments, **named)
+            options = _AllreduceOptions()
+            options.asyncOp, options.timeout = opts.asyncOp, opts.timeout
+            return group.allreduce([torch.zeros(1)], options)
+
+        _ProcessGroup.barrier = barrier
 
     def check(self) -> None:
         """Raise Unrecoverable if gloo has no thread left."""
@@ -68,6 +82,7 @@ class Waits:
     def close(self) -> None:
         """End."""
         _Work.wait = self._original
+        _ProcessGroup.barrier = self._original_barrier
 
 
 def ddp(generation: "Generation", module: Any, options: dict[str, Any]) -> Any:
