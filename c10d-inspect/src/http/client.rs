@@ -4,15 +4,18 @@
 //! that a stopped or hostile server costs its caller a bounded time and amount of memory.
 
 use std::fmt;
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
-use c10d_socket::printable;
+use c10d_socket::{Cancel, printable};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Bytes};
 use hyper::client::conn::http1;
@@ -67,6 +70,7 @@ pub struct HttpRequest {
     path: String,
     limit: usize,
     token: Option<Token>,
+    cancel: Cancel,
 }
 
 impl HttpRequest {
@@ -79,6 +83,7 @@ impl HttpRequest {
             path: path.into(),
             limit: ANSWER_BYTES_MAX,
             token: None,
+            cancel: Cancel::NEVER,
         }
     }
 
@@ -102,6 +107,13 @@ impl HttpRequest {
     #[must_use]
     pub fn with_token(mut self, token: Option<&str>) -> Self {
         self.token = token.map(|token| Token::new(token.to_owned()));
+        self
+    }
+
+    /// Ends the exchange. Default [`Cancel::NEVER`].
+    #[must_use]
+    pub fn with_cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
         self
     }
 
@@ -231,6 +243,13 @@ pub enum HttpError {
         timeout: Duration,
     },
 
+    /// The request's [`Cancel`] has ended the exchange.
+    #[error("the request to {target} was cancelled")]
+    Cancelled {
+        /// The server.
+        target: Target,
+    },
+
     /// The server closed the connection without an answer, as PyTorch's store does for HTTP.
     #[error("{target} closed the connection without an answer; it may not support HTTP")]
     Closed {
@@ -353,7 +372,16 @@ pub(super) async fn exchange(
     timeout: Duration,
 ) -> Result<HttpResponse, HttpError> {
     let progress = Arc::new(Progress(AtomicU8::new(Progress::CONNECTING)));
-    match time::timeout(timeout, connect_and_talk(request, &progress, true)).await {
+    let mut talk = pin!(connect_and_talk(request, &progress, true));
+    let mut watch = request.cancel.watch();
+    let talk = poll_fn(|context| {
+        if watch.is_due() && watch.ask(|| context.waker().clone()) {
+            let target = request.target.clone();
+            return Poll::Ready(Err(HttpError::Cancelled { target }));
+        }
+        talk.as_mut().poll(context)
+    });
+    match time::timeout(timeout, talk).await {
         Ok(answer) => answer,
         Err(_) => {
             let target = request.target.clone();

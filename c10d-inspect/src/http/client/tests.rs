@@ -285,3 +285,23 @@ fn answers_are_in_the_order_of_the_requests_and_a_slow_server_delays_no_other() 
     assert_eq!(texts, ["slow", "0", "1", "2", "3", "4", "5", "6", "7"]);
     assert!(fetch_all(&[], PATIENCE, 0).is_empty());
 }
+
+#[test]
+fn a_cancel_ends_the_exchange_with_a_silent_server() {
+    let cancel = Cancel::new();
+    let by_server = cancel.clone();
+    let server = Scripted::start(move |stream| {
+        by_server.cancel();
+        // Until the client closes the connection.
+        let _ = stream.read(&mut [0]);
+    });
+    let request = server.get().with_cancel(cancel);
+    let error = fetch(&request, PATIENCE).unwrap_err();
+    assert!(matches!(error, HttpError::Cancelled { .. }), "{error}");
+    server.thread.join().unwrap();
+    // And those that begin later.
+    assert!(matches!(
+        fetch(&request, PATIENCE),
+        Err(HttpError::Cancelled { .. })
+    ));
+}

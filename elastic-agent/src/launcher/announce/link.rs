@@ -1,7 +1,6 @@
 //! The connection on which announcements travel.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::agent::StartedWorkers;
@@ -24,21 +23,12 @@ fn pauses() -> BackoffOptions {
         .with_max(Duration::from_secs(30))
 }
 
-/// The store in use, which another thread may close.
-pub(super) type Open = Arc<Mutex<Option<Arc<TcpStore>>>>;
-
-/// Ends a call that another thread makes.
-pub(super) fn close(open: &Open) {
-    let store = open.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(store) = store {
-        store.close();
-    }
-}
-
 /// Sends announcements to one store: that of the workers of the current round, or that of the rendezvous.
 #[derive(Debug)]
 pub(super) struct Link {
-    open: Open,
+    store: Option<TcpStore>,
+    /// Ends lookups, connecting and calls: the owner is ending.
+    cancel: Cancel,
     /// `None` if the workers' store is not served by an agent.
     target: Option<HostPort>,
     /// What the store asks for.
@@ -52,9 +42,10 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(open: Open) -> Self {
+    pub(super) fn new(cancel: Cancel) -> Self {
         Self {
-            open,
+            store: None,
+            cancel,
             target: None,
             credentials: None,
             reached_at: None,
@@ -66,17 +57,17 @@ impl Link {
     }
 
     /// Sends to a store that stays the same.
-    pub(super) fn to(open: Open, store: HostPort, credentials: Option<Credentials>) -> Self {
+    pub(super) fn to(store: HostPort, credentials: Option<Credentials>, cancel: Cancel) -> Self {
         Self {
             target: Some(store),
             credentials,
-            ..Self::new(open)
+            ..Self::new(cancel)
         }
     }
 
     /// Ends the connection. The next announcement makes a new one.
-    pub(super) fn close(&self) {
-        close(&self.open);
+    pub(super) fn close(&mut self) {
+        self.store = None;
     }
 
     /// Sends to the store of these workers from now on.
@@ -88,11 +79,11 @@ impl Link {
         if self.target == target && self.reached_at.as_ref() == Some(reached_at) {
             return;
         }
-        close(&self.open);
+        self.store = None;
         let deadline = Deadline::after(Instant::now(), TIMEOUT);
-        let mut address = address_of(reached_at, deadline);
+        let mut address = address_of(reached_at, deadline, &self.cancel);
         if started.relay.is_some() {
-            address.seen_as = seen_by(master, deadline);
+            address.seen_as = seen_by(master, deadline, &self.cancel);
         }
         self.address = Some(address);
         self.reached_at = Some(reached_at.clone());
@@ -110,12 +101,12 @@ impl Link {
 
     /// Whether there is a connection.
     pub(super) fn is_open(&self) -> bool {
-        self.current().is_some()
+        self.store.is_some()
     }
 
     /// Waits until the server has taken the announcements so far, for at most 1 s.
     pub(super) fn confirm(&self) {
-        if let Some(store) = self.current() {
+        if let Some(store) = &self.store {
             // A connection that was lost shows at the next announcement.
             let _ = store.ping();
         }
@@ -138,53 +129,44 @@ impl Link {
             Ok(false) => {
                 log::debug!("the store {target} takes no announcements of workers");
                 self.is_unsupported = true;
-                close(&self.open);
+                self.store = None;
             }
             Err(error) => {
                 log::debug!("cannot announce the workers of this node: {error}");
-                close(&self.open);
+                self.store = None;
                 self.not_before = Some(Instant::now() + self.backoff.next_delay());
             }
         }
     }
 
-    fn try_send(&self, target: &HostPort, bytes: &[u8]) -> Result<bool, StoreError> {
-        let store = match self.current() {
-            Some(store) => store,
-            None => {
-                let mut options = TcpStoreOptions::default().with_timeout(TIMEOUT);
-                if let Some(credentials) = &self.credentials {
-                    options = options.with_credentials(credentials.clone());
-                }
-                let store = TcpStore::open(target.host(), target.port(), options)?;
-                let store = Arc::new(store);
-                *self.open.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Some(Arc::clone(&store));
-                store
+    fn try_send(&mut self, target: &HostPort, bytes: &[u8]) -> Result<bool, StoreError> {
+        if self.store.is_none() {
+            let mut options = TcpStoreOptions::default()
+                .with_timeout(TIMEOUT)
+                .with_cancel(self.cancel.clone());
+            if let Some(credentials) = &self.credentials {
+                options = options.with_credentials(credentials.clone());
             }
-        };
-        store.announce(bytes)
-    }
-
-    fn current(&self) -> Option<Arc<TcpStore>> {
-        self.open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+            let store = TcpStore::open(target.host(), target.port(), options)?;
+            self.store = Some(store);
+        }
+        self.store
+            .as_ref()
+            .map_or(Ok(false), |store| store.announce(bytes))
     }
 }
 
 /// The address of this machine that the store sees; `None` if it is unknown.
-fn seen_by(master: &HostPort, deadline: Deadline) -> Option<IpAddr> {
-    let addresses = resolve(master, deadline, &Cancel::NEVER).ok()?;
+fn seen_by(master: &HostPort, deadline: Deadline, cancel: &Cancel) -> Option<IpAddr> {
+    let addresses = resolve(master, deadline, cancel).ok()?;
     own_address_towards(*addresses.first()?).ok()
 }
 
 /// The addresses at which workers reach the store. A store on this machine is also reached by loopback.
-fn address_of(master: &HostPort, deadline: Deadline) -> StoreAddress {
-    let addresses = resolve(master, deadline, &Cancel::NEVER).unwrap_or_default();
+fn address_of(master: &HostPort, deadline: Deadline, cancel: &Cancel) -> StoreAddress {
+    let addresses = resolve(master, deadline, cancel).unwrap_or_default();
     let mut ips: Vec<IpAddr> = addresses.iter().map(|it| it.ip().to_canonical()).collect();
-    if resolve_local(master, deadline, &Cancel::NEVER).is_ok_and(|local| !local.is_empty()) {
+    if resolve_local(master, deadline, cancel).is_ok_and(|local| !local.is_empty()) {
         ips.extend([
             IpAddr::from(Ipv4Addr::LOCALHOST),
             IpAddr::from(Ipv6Addr::LOCALHOST),
@@ -194,5 +176,37 @@ fn address_of(master: &HostPort, deadline: Deadline) -> StoreAddress {
         ips,
         port: master.port(),
         seen_as: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn the_owner_ends_connecting_to_a_silent_store() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let store = HostPort::new("127.0.0.1", silent.local_addr().unwrap().port());
+        let cancel = Cancel::new();
+        let mut link = Link::to(store.clone(), None, cancel.clone());
+        let sending = thread::spawn(move || link.try_send(&store, b"{}"));
+        let connected = silent.accept().unwrap();
+        cancel.cancel();
+        let error = sending.join().unwrap().unwrap_err();
+        assert!(matches!(error, StoreError::Interrupted { .. }), "{error}");
+        drop(connected);
+    }
+
+    #[test]
+    fn the_owner_ends_lookups() {
+        let cancel = Cancel::new();
+        cancel.cancel();
+        let named = HostPort::new("localhost", 1);
+        let address = address_of(&named, Deadline::NEVER, &cancel);
+        assert_eq!(address.ips, Vec::<IpAddr>::new());
+        assert_eq!(seen_by(&named, Deadline::NEVER, &cancel), None);
     }
 }

@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 use crate::agent::{AgentEvent, AgentListener, StartedWorker, StartedWorkers};
 use crate::worker::WorkerExit;
 use c10d_inspect::AnnouncedNode;
-use c10d_socket::{Credentials, HostPort};
+use c10d_socket::{Cancel, Credentials, HostPort};
 use elastic_rendezvous::Listener;
 
 use super::debug_servers::ProxyAddress;
 use super::processes::{Scanner, StoreAddress};
-use link::{Link, Open};
+use link::Link;
 use meeting::{Meeting, MeetingReport};
 pub(super) use roster::NodeIdentity;
 use roster::{EarlyExits, Roster, Step};
@@ -34,14 +34,15 @@ const THREAD: &str = "announce";
 /// How long the end of the job waits for the last announcement.
 const LAST_WORD_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Announces the workers of an agent until it is dropped, which joins its thread. The drop takes 300 ms at
-/// most, or 1 s while the thread connects to a store that does not answer.
+/// Announces the workers of an agent until it is dropped, which joins its thread. The drop takes 300 ms at most.
 ///
 /// A launcher is connected to the rendezvous' store for this only while it waits for nodes.
 #[derive(Debug)]
 pub(super) struct Announcer {
     messages: Sender<Message>,
     shared: Arc<Shared>,
+    /// Ends what the thread waits for.
+    cancel: Cancel,
     ended: Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
@@ -49,10 +50,6 @@ pub(super) struct Announcer {
 /// What the thread shares with its owner.
 #[derive(Debug, Default)]
 struct Shared {
-    /// The workers' store, which the thread may be using.
-    open: Open,
-    /// The rendezvous' store, the same.
-    open_rendezvous: Open,
     /// The last announcement.
     last: Mutex<AnnouncedNode>,
     /// Whether the current store has taken one.
@@ -85,15 +82,15 @@ impl Announcer {
         let (messages, inbox) = channel();
         let (end, ended) = channel();
         let shared = Arc::<Shared>::default();
+        let cancel = Cancel::new();
         let thread = Thread {
             identity,
             inbox,
             shared: Arc::clone(&shared),
             scanner: Scanner::new(PathBuf::from("/proc")),
-            link: Link::new(Arc::clone(&shared.open)),
-            rendezvous: rendezvous.map(|(store, credentials)| {
-                Link::to(Arc::clone(&shared.open_rendezvous), store, credentials)
-            }),
+            link: Link::new(cancel.clone()),
+            rendezvous: rendezvous
+                .map(|(store, credentials)| Link::to(store, credentials, cancel.clone())),
             meeting: Meeting::default(),
             roster: None,
             early: EarlyExits::default(),
@@ -108,6 +105,7 @@ impl Announcer {
         Ok(Self {
             messages,
             shared,
+            cancel,
             ended,
             thread: Some(thread),
         })
@@ -188,8 +186,7 @@ impl Drop for Announcer {
         // The thread may have panicked.
         let _ = self.messages.send(Message::End);
         if self.ended.recv_timeout(LAST_WORD_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
-            link::close(&self.shared.open);
-            link::close(&self.shared.open_rendezvous);
+            self.cancel.cancel();
         }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
 use c10d_inspect::report_text::TextStyle;
 use c10d_inspect::{FindingKind, Report};
+use c10d_socket::Cancel;
 use elastic_rendezvous::{Listener, RendezvousEvent};
 
 pub(super) use self::blame::explain as explain_failure;
@@ -49,7 +50,8 @@ const NEVER: Duration = Duration::from_secs(100 * 365 * 86400);
 /// The live line names missing ranks that have been missing for this time.
 const LINE_AFTER: Duration = Duration::from_secs(3);
 
-/// Explains until it is dropped, which joins its thread within 2 s.
+/// Explains until it is dropped, which joins its thread: at once, or within 2 s if a store of this process does not
+/// answer.
 #[derive(Debug)]
 pub(super) struct Explainer {
     messages: Sender<Message>,
@@ -70,6 +72,8 @@ struct Shared {
     last_stuck: Mutex<Option<(Instant, Report)>>,
     /// The reports of the last failure.
     failure: Mutex<Option<FailureReports>>,
+    /// Ends lookups and questions to other hosts.
+    cancel: Cancel,
 }
 
 #[derive(Debug)]
@@ -102,6 +106,7 @@ impl Explainer {
             source: Mutex::default(),
             last_stuck: Mutex::default(),
             failure: Mutex::default(),
+            cancel: Cancel::new(),
         });
         let thread = Thread {
             after: options.explain_after,
@@ -181,6 +186,7 @@ impl Drop for Explainer {
     fn drop(&mut self) {
         // The thread may have panicked.
         let _ = self.messages.send(Message::End);
+        self.shared.cancel.cancel();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -293,7 +299,8 @@ impl Thread {
 
     fn work(&mut self, started: &StartedWorkers) {
         let local = self.shared.local.clone();
-        let source = Source::of(started, &self.shared.hosted, local);
+        let cancel = self.shared.cancel.clone();
+        let source = Source::of(started, &self.shared.hosted, local, cancel);
         *lock(&self.shared.source) = Some(source.clone());
         let after = self.after.unwrap_or(NEVER).min(NEVER);
         let watch = Watch::new(after, source.is_remote());

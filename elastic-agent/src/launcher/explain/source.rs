@@ -29,20 +29,25 @@ pub(super) struct Source {
     addresses: Vec<SocketAddr>,
     token: Option<String>,
     local: LocalView,
+    cancel: Cancel,
 }
 
 impl Source {
-    /// Finds the store of these workers. Blocks for at most 1 s, to look up a name.
-    pub(super) fn of(started: &StartedWorkers, hosted: &Hosted, local: LocalView) -> Self {
+    /// Finds the store of these workers. Blocks for at most 1 s, to look up a name, or until `cancel` ends it.
+    pub(super) fn of(
+        started: &StartedWorkers,
+        hosted: &Hosted,
+        local: LocalView,
+        cancel: Cancel,
+    ) -> Self {
         let master = started.master.clone();
         let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
-        let is_here = || {
-            resolve_local(&master, deadline, &Cancel::NEVER).is_ok_and(|local| !local.is_empty())
-        };
+        let is_here =
+            || resolve_local(&master, deadline, &cancel).is_ok_and(|local| !local.is_empty());
         let own = hosted.on_port(master.port()).filter(|_| is_here());
         let addresses = match own {
             None if started.is_agent_store => {
-                resolve(&master, deadline, &Cancel::NEVER).unwrap_or_default()
+                resolve(&master, deadline, &cancel).unwrap_or_default()
             }
             _ => Vec::new(),
         };
@@ -52,6 +57,7 @@ impl Source {
             addresses,
             token: hosted.token().map(str::to_owned),
             local,
+            cancel,
         }
     }
 
@@ -92,7 +98,8 @@ impl Source {
         let address = *self.addresses.first()?;
         let request = HttpRequest::get(Target::Tcp(address), "/why.json")
             .with_token(self.token.as_deref())
-            .with_limit(REPORT_BYTES_MAX);
+            .with_limit(REPORT_BYTES_MAX)
+            .with_cancel(self.cancel.clone());
         match fetch(&request, timeout) {
             Ok(answer) if answer.is_success() => serde_json::from_slice(&answer.body).ok(),
             Ok(_) => None,
