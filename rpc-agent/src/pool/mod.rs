@@ -18,12 +18,10 @@
 //! The [`scheduler`] makes all decisions and has no thread, lock or clock. The [`threads`] lock it, take a
 //! step, unlock it and carry the step out. Neither knows sockets, peers, or what a task does.
 
-#[cfg(test)]
-mod fake;
 #[cfg(all(test, shuttle))]
 mod model_tests;
 mod scheduler;
-#[cfg(all(test, not(shuttle)))]
+#[cfg(test)]
 mod tests;
 mod threads;
 

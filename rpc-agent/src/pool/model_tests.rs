@@ -2,8 +2,8 @@
 //!
 //! A lost wake-up leaves all threads asleep, which the checker reports as a deadlock.
 
-use super::fake::{FakeWork, Gate};
 use super::scheduler::PoolGauges;
+use super::tests::fake::{FakeWork, Gate};
 use crate::sync::{Arc, thread};
 
 fn check(model: fn()) {

@@ -4,8 +4,6 @@
 //! collects in [`Effects`], which the caller takes after each step and carries out.
 
 #[cfg(all(test, not(shuttle)))]
-mod exploration;
-#[cfg(all(test, not(shuttle)))]
 mod tests;
 
 use std::mem;

@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use super::*;
+use super::super::*;
 
 /// How many external events may still happen.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -1,5 +1,7 @@
 //! Unit tests of the scheduler's decisions.
 
+mod exploration;
+
 use super::*;
 
 type Decisions = Next<&'static str, u32>;

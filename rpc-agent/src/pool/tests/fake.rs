@@ -5,20 +5,20 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
 
-use super::threads::{Pool, Work};
+use crate::pool::threads::{Pool, Work};
 use crate::segmented_queue::SegmentedQueue;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Arc, Monitor};
 
 /// After this time a test that hangs fails.
-pub(super) const LONG: Duration = Duration::from_secs(30);
+pub(in crate::pool) const LONG: Duration = Duration::from_secs(30);
 
-pub(super) type Body = Box<dyn FnOnce(&Arc<FakeWork>) + Send>;
+pub(in crate::pool) type Body = Box<dyn FnOnce(&Arc<FakeWork>) + Send>;
 
-pub(super) struct FakeWork {
-    pub(super) pool: Arc<Pool<FakeRequest>>,
+pub(in crate::pool) struct FakeWork {
+    pub(in crate::pool) pool: Arc<Pool<FakeRequest>>,
     /// How requests and callbacks ended so far.
-    pub(super) fates: Arc<Monitor<Fates>>,
+    pub(in crate::pool) fates: Arc<Monitor<Fates>>,
     network: Monitor<Network>,
     unsent: AtomicBool,
     collected: AtomicBool,
@@ -35,18 +35,18 @@ struct Network {
 
 /// Numbers of requests and callbacks, in order of time.
 #[derive(Debug, Default)]
-pub(super) struct Fates {
-    pub(super) ran: Vec<u32>,
-    pub(super) refused: Vec<u32>,
-    pub(super) dropped: Vec<u32>,
-    pub(super) called_back: Vec<u32>,
-    pub(super) flushed: u32,
-    pub(super) is_work_dropped: bool,
+pub(in crate::pool) struct Fates {
+    pub(in crate::pool) ran: Vec<u32>,
+    pub(in crate::pool) refused: Vec<u32>,
+    pub(in crate::pool) dropped: Vec<u32>,
+    pub(in crate::pool) called_back: Vec<u32>,
+    pub(in crate::pool) flushed: u32,
+    pub(in crate::pool) is_work_dropped: bool,
 }
 
 impl Fates {
     /// Every request that ran, was refused or was dropped.
-    pub(super) fn requests(&self) -> Vec<u32> {
+    pub(in crate::pool) fn requests(&self) -> Vec<u32> {
         let mut all = [&*self.ran, &self.refused, &self.dropped].concat();
         all.sort_unstable();
         all
@@ -63,7 +63,7 @@ impl Drop for OwnedWork {
 }
 
 /// A request with a number; how it ends is noted.
-pub(super) struct FakeRequest {
+pub(in crate::pool) struct FakeRequest {
     number: u32,
     is_slow: bool,
     arrived_at: Instant,
@@ -147,7 +147,7 @@ impl Work<FakeRequest> for OwnedWork {
 
 impl FakeWork {
     /// Starts a pool.
-    pub(super) fn start(handlers_max: usize, threads_max: usize) -> Arc<Self> {
+    pub(in crate::pool) fn start(handlers_max: usize, threads_max: usize) -> Arc<Self> {
         let work = Arc::new(Self {
             pool: Pool::new("test", handlers_max, threads_max),
             fates: Arc::default(),
@@ -166,7 +166,7 @@ impl FakeWork {
         }
     }
 
-    pub(super) fn request(
+    pub(in crate::pool) fn request(
         &self,
         number: u32,
         body: impl FnOnce(&Arc<Self>) + Send + 'static,
@@ -181,18 +181,22 @@ impl FakeWork {
     }
 
     /// A request arrives from the network.
-    pub(super) fn arrive(&self, number: u32, body: impl FnOnce(&Arc<Self>) + Send + 'static) {
+    pub(in crate::pool) fn arrive(
+        &self,
+        number: u32,
+        body: impl FnOnce(&Arc<Self>) + Send + 'static,
+    ) {
         let request = self.request(number, body);
         self.arrive_together([request]);
     }
 
-    pub(super) fn arrive_together(&self, requests: impl IntoIterator<Item = FakeRequest>) {
+    pub(in crate::pool) fn arrive_together(&self, requests: impl IntoIterator<Item = FakeRequest>) {
         self.network.lock().arrived.extend(requests);
         self.network.notify_all();
     }
 
     /// A request is submitted.
-    pub(super) fn submit(
+    pub(in crate::pool) fn submit(
         self: &Arc<Self>,
         number: u32,
         body: impl FnOnce(&Arc<Self>) + Send + 'static,
@@ -201,7 +205,7 @@ impl FakeWork {
         self.pool.submit([request]);
     }
 
-    pub(super) fn call_back(
+    pub(in crate::pool) fn call_back(
         self: &Arc<Self>,
         number: u32,
         callback: impl FnOnce() + Send + 'static,
@@ -216,7 +220,7 @@ impl FakeWork {
     }
 
     /// Leaves something to be sent, as a function on a thread of the pool does.
-    pub(super) fn leave_unsent(self: &Arc<Self>) {
+    pub(in crate::pool) fn leave_unsent(self: &Arc<Self>) {
         self.unsent.store(true, Ordering::SeqCst);
         if !self.pool.is_own_thread() || !self.pool.is_watched() {
             self.flush();
@@ -224,19 +228,19 @@ impl FakeWork {
     }
 
     /// Waits at a gate in the way in which a function waits for a call of its own.
-    pub(super) fn wait_at(self: &Arc<Self>, gate: &Gate) {
+    pub(in crate::pool) fn wait_at(self: &Arc<Self>, gate: &Gate) {
         self.flush();
         let _waiting = self.pool.enter_wait();
         gate.pass();
     }
 
-    pub(super) fn note(&self, note: impl FnOnce(&mut Fates)) {
+    pub(in crate::pool) fn note(&self, note: impl FnOnce(&mut Fates)) {
         note(&mut self.fates.lock());
         self.fates.notify_all();
     }
 
     /// Waits until the condition holds.
-    pub(super) fn until(&self, what: &str, is_so: impl Fn(&Fates) -> bool) {
+    pub(in crate::pool) fn until(&self, what: &str, is_so: impl Fn(&Fates) -> bool) {
         let deadline = deadline();
         let mut fates = self.fates.lock();
         while !is_so(&fates) {
@@ -252,7 +256,7 @@ impl FakeWork {
 
     /// Takes the requests that were not polled.
     #[cfg(shuttle)]
-    pub(super) fn unread(&self) -> Vec<u32> {
+    pub(in crate::pool) fn unread(&self) -> Vec<u32> {
         let arrived = std::mem::take(&mut self.network.lock().arrived);
         let numbers = arrived.iter().map(|request| request.number).collect();
         // They were not the pool's to drop.
@@ -263,14 +267,14 @@ impl FakeWork {
     }
 
     #[cfg(not(shuttle))]
-    pub(super) fn polls(&self) -> u64 {
+    pub(in crate::pool) fn polls(&self) -> u64 {
         self.network.lock().polls
     }
 }
 
 /// Where threads wait until it is opened.
 #[derive(Debug, Default)]
-pub(super) struct Gate(Monitor<GateState>);
+pub(in crate::pool) struct Gate(Monitor<GateState>);
 
 #[derive(Debug, Default)]
 struct GateState {
@@ -279,7 +283,7 @@ struct GateState {
 }
 
 impl Gate {
-    pub(super) fn pass(&self) {
+    pub(in crate::pool) fn pass(&self) {
         let deadline = deadline();
         let mut gate = self.0.lock();
         gate.arrivals += 1;
@@ -291,13 +295,13 @@ impl Gate {
         }
     }
 
-    pub(super) fn open(&self) {
+    pub(in crate::pool) fn open(&self) {
         self.0.lock().is_open = true;
         self.0.notify_all();
     }
 
     /// Waits until this number of threads have arrived in all.
-    pub(super) fn await_arrivals(&self, arrivals: usize) {
+    pub(in crate::pool) fn await_arrivals(&self, arrivals: usize) {
         let deadline = deadline();
         let mut gate = self.0.lock();
         while gate.arrivals < arrivals {
@@ -311,7 +315,7 @@ impl Gate {
     }
 
     #[cfg(not(shuttle))]
-    pub(super) fn arrivals(&self) -> usize {
+    pub(in crate::pool) fn arrivals(&self) -> usize {
         self.0.lock().arrivals
     }
 }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Instant;
 
 use super::fake::{FakeWork, Gate, LONG};
-use super::scheduler::{PoolGauges, Scheduler};
+use crate::pool::scheduler::{PoolGauges, Scheduler};
 
 fn gate() -> Arc<Gate> {
     Arc::default()
