@@ -4,14 +4,15 @@
 
 use std::collections::BTreeMap;
 
+use slab::Slab;
+
 /// End of a linked list.
 const NONE: u32 = u32::MAX;
 
 /// Stands for no deadline.
 const NEVER: u64 = u64::MAX;
 
-/// A call's id on the wire: slot and generation. Unique in one [`InFlight`] until one slot has been used
-/// 2^32 times.
+/// A call's id on the wire: its slot, and the number of the call. Unique among 2^32 calls in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CallId(u64);
 
@@ -24,16 +25,12 @@ impl CallId {
         self.0
     }
 
-    const fn new(slot: u32, generation: u32) -> Self {
-        Self(((generation as u64) << 32) | slot as u64)
+    const fn new(slot: u32, number: u32) -> Self {
+        Self(((number as u64) << 32) | slot as u64)
     }
 
     const fn slot(self) -> u32 {
         (self.0 & 0xFFFF_FFFF) as u32
-    }
-
-    const fn generation(self) -> u32 {
-        (self.0 >> 32) as u32
     }
 }
 
@@ -44,10 +41,9 @@ impl CallId {
 /// and allocates nothing while the number of calls stays below its previous maximum.
 #[derive(Debug)]
 pub(crate) struct InFlight<T> {
-    slots: Vec<Slot<T>>,
-    /// Head of the list of free slots.
-    free: u32,
-    len: usize,
+    calls: Slab<Entry<T>>,
+    /// Of the latest call; 0 before the first.
+    last_number: u32,
     /// Head of the list of calls, newest first, for each deadline except `recent`.
     buckets: BTreeMap<u64, u32>,
     /// The deadline added last. Most calls have the same timeout, so consecutive calls share a deadline, and
@@ -63,20 +59,8 @@ struct Bucket {
 }
 
 #[derive(Debug)]
-struct Slot<T> {
-    /// Generation of the slot's call or, in a free slot, of the next call.
-    generation: u32,
-    content: Content<T>,
-}
-
-#[derive(Debug)]
-enum Content<T> {
-    Free { next: u32 },
-    Call(Entry<T>),
-}
-
-#[derive(Debug)]
 struct Entry<T> {
+    id: CallId,
     value: T,
     deadline_ms: u64,
     /// Neighbours in the list of calls with this deadline.
@@ -88,9 +72,8 @@ impl<T> InFlight<T> {
     /// Allocates nothing.
     pub(crate) const fn new() -> Self {
         Self {
-            slots: Vec::new(),
-            free: NONE,
-            len: 0,
+            calls: Slab::new(),
+            last_number: 0,
             buckets: BTreeMap::new(),
             recent: Bucket {
                 deadline_ms: NEVER,
@@ -100,8 +83,8 @@ impl<T> InFlight<T> {
     }
 
     /// Number of calls.
-    pub(crate) const fn len(&self) -> usize {
-        self.len
+    pub(crate) fn len(&self) -> usize {
+        self.calls.len()
     }
 
     /// Adds a call. The caller rounds the deadline up to milliseconds; `None` is no deadline.
@@ -116,50 +99,35 @@ impl<T> InFlight<T> {
             self.make_recent(deadline_ms);
             self.recent.first
         };
-        let entry = Content::Call(Entry {
+        let vacant = self.calls.vacant_entry();
+        let slot = u32::try_from(vacant.key()).unwrap_or(NONE);
+        assert!(
+            slot != NONE,
+            "fewer than 2^32 calls to one peer are in flight"
+        );
+        // No call has number 0, so that a small id invented by a peer matches no call.
+        self.last_number = self.last_number.checked_add(1).unwrap_or(1);
+        let id = CallId::new(slot, self.last_number);
+        vacant.insert(Entry {
+            id,
             value,
             deadline_ms,
             previous: NONE,
             next,
         });
-        let index = self.free;
-        let (index, generation) = match self.slots.get_mut(index as usize) {
-            Some(slot) => {
-                if let Content::Free { next } = std::mem::replace(&mut slot.content, entry) {
-                    self.free = next;
-                }
-                (index, slot.generation)
-            }
-            None => {
-                let index = u32::try_from(self.slots.len()).unwrap_or(NONE);
-                assert!(
-                    index != NONE,
-                    "fewer than 2^32 calls to one peer are in flight"
-                );
-                self.slots.push(Slot {
-                    generation: 1,
-                    content: entry,
-                });
-                (index, 1)
-            }
-        };
         if deadline_ms != NEVER {
             if let Some(neighbour) = self.entry_mut(next) {
-                neighbour.previous = index;
+                neighbour.previous = slot;
             }
-            self.recent.first = index;
+            self.recent.first = slot;
         }
-        self.len += 1;
-        CallId::new(index, generation)
+        id
     }
 
     /// The value of a call; `None` if it is not in flight.
     pub(crate) fn get(&self, id: CallId) -> Option<&T> {
-        let slot = self.slots.get(id.slot() as usize)?;
-        match &slot.content {
-            Content::Call(entry) if slot.generation == id.generation() => Some(&entry.value),
-            _ => None,
-        }
+        let entry = self.calls.get(id.slot() as usize)?;
+        (entry.id == id).then_some(&entry.value)
     }
 
     pub(crate) fn contains(&self, id: CallId) -> bool {
@@ -169,7 +137,7 @@ impl<T> InFlight<T> {
     /// Removes the call that a response belongs to; `None` if it has expired or completed, or never was.
     pub(crate) fn complete(&mut self, id: CallId) -> Option<T> {
         self.get(id)?;
-        let entry = self.remove(id.slot())?;
+        let entry = self.calls.try_remove(id.slot() as usize)?;
         self.unlink(&entry);
         Some(entry.value)
     }
@@ -186,12 +154,8 @@ impl<T> InFlight<T> {
                 self.buckets.remove(&deadline_ms).unwrap_or(NONE)
             };
             let start = expired.len();
-            while let Some(slot) = self.slots.get(index as usize) {
-                let id = CallId::new(index, slot.generation);
-                let Some(entry) = self.remove(index) else {
-                    break;
-                };
-                expired.push((id, entry.value));
+            while let Some(entry) = self.calls.try_remove(index as usize) {
+                expired.push((entry.id, entry.value));
                 index = entry.next;
             }
             expired[start..].reverse();
@@ -216,16 +180,8 @@ impl<T> InFlight<T> {
     pub(crate) fn drain(&mut self) -> Vec<(CallId, T)> {
         self.buckets.clear();
         self.recent.first = NONE;
-        let mut drained = Vec::with_capacity(self.len);
-        for index in 0..self.slots.len() {
-            // There are fewer than 2^32 slots.
-            let index = index as u32;
-            let generation = self.slots[index as usize].generation;
-            if let Some(entry) = self.remove(index) {
-                drained.push((CallId::new(index, generation), entry.value));
-            }
-        }
-        drained
+        let calls = self.calls.drain();
+        calls.map(|entry| (entry.id, entry.value)).collect()
     }
 
     fn make_recent(&mut self, deadline_ms: u64) {
@@ -246,30 +202,10 @@ impl<T> InFlight<T> {
     }
 
     fn entry_mut(&mut self, index: u32) -> Option<&mut Entry<T>> {
-        match &mut self.slots.get_mut(index as usize)?.content {
-            Content::Call(entry) => Some(entry),
-            Content::Free { .. } => None,
-        }
+        self.calls.get_mut(index as usize)
     }
 
-    /// Frees a slot. Its entry stays linked: see [`InFlight::unlink`].
-    fn remove(&mut self, index: u32) -> Option<Entry<T>> {
-        let slot = self.slots.get_mut(index as usize)?;
-        if let Content::Free { .. } = slot.content {
-            return None;
-        }
-        let free = Content::Free { next: self.free };
-        let Content::Call(entry) = std::mem::replace(&mut slot.content, free) else {
-            return None;
-        };
-        // No call has generation 0, so that a small id invented by a peer matches no call.
-        slot.generation = slot.generation.checked_add(1).unwrap_or(1);
-        self.free = index;
-        self.len -= 1;
-        Some(entry)
-    }
-
-    /// Removes an entry from the list of its deadline.
+    /// Removes an entry, which has left the table, from the list of its deadline.
     fn unlink(&mut self, entry: &Entry<T>) {
         if entry.deadline_ms == NEVER {
             return;
@@ -288,8 +224,7 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Checks that each call with a deadline is in the list of that deadline once, and each free slot in the
-    /// free list.
+    /// Checks that each call with a deadline is in the list of that deadline once.
     #[cfg(test)]
     fn check_invariants(&self) {
         let mut listed = 0;
@@ -302,31 +237,16 @@ impl<T> InFlight<T> {
         for (deadline_ms, first) in buckets.clone().chain([recent]) {
             let (mut index, mut before) = (first, NONE);
             while index != NONE {
-                let Content::Call(entry) = &self.slots[index as usize].content else {
-                    panic!("a list of calls contains a free slot");
-                };
+                let entry = &self.calls[index as usize];
                 assert_eq!((entry.deadline_ms, entry.previous), (deadline_ms, before));
                 (before, index) = (index, entry.next);
                 listed += 1;
             }
         }
         assert!(buckets.clone().all(|(_, first)| first != NONE));
-        let calls = self.slots.iter().filter_map(|slot| match &slot.content {
-            Content::Call(entry) => Some(entry),
-            Content::Free { .. } => None,
-        });
-        assert_eq!(calls.clone().count(), self.len);
-        let with_deadline = calls.filter(|entry| entry.deadline_ms != NEVER).count();
-        assert_eq!(with_deadline, listed);
-        let (mut index, mut free) = (self.free, 0);
-        while index != NONE {
-            let Content::Free { next } = self.slots[index as usize].content else {
-                panic!("the free list contains a call");
-            };
-            index = next;
-            free += 1;
-        }
-        assert_eq!(free + self.len, self.slots.len());
+        let calls = self.calls.iter();
+        let with_deadline = calls.filter(|(_, entry)| entry.deadline_ms != NEVER);
+        assert_eq!(with_deadline.count(), listed);
     }
 }
 
