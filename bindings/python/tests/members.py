@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,6 +74,27 @@ def add_up(
         member.say("error", kind=type(error).__name__, text=str(error))
         return
     member.say("done", step=step, total=state["total"].item(), sizes=state["sizes"])
+
+
+def stay(port: int, rank: int | None, size: int, min_size: int) -> None:
+    """Add up until the end of the process, and report the first sum of each generation."""
+    member = Member(port, rank, size, min_size)
+    for generation in member.membership:
+        is_first = True
+        with generation:
+            step = generation.sync({})
+            while True:
+                values = torch.full((1000,), float(generation.rank + 1))
+                dist.all_reduce(values)
+                if bool((values != generation.size * (generation.size + 1) / 2).any()):
+                    member.say("wrong", step=step, value=values[0].item())
+                if is_first:
+                    is_first = False
+                    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+                    descriptors = len(os.listdir("/proc/self/fd"))
+                    member.say("sum", size=generation.size, resident=resident, descriptors=descriptors)
+                step += 1
+                generation.boundary(step)
 
 
 def train(port: int, rank: int | None, size: int, steps: int, kill: dict[str, int] | None = None) -> None:
@@ -195,6 +217,13 @@ def refused(port: int, events: int) -> None:
         ct.join()
     except ct.Unrecoverable as error:
         store.queue_push("events", json.dumps({"what": "error", "text": str(error)}))
+
+
+def reconfigure(**parameters: Any) -> None:
+    """Go through the cases of PyTorch's own test."""
+    import reconfigure_cases
+
+    reconfigure_cases.run(**parameters)
 
 
 def by_hand(port: int, rank: int, size: int, until: int) -> None:

@@ -14,9 +14,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from c10d_rs import StoreServer, TCPStore
+from c10d_rs.__main__ import command
 
 # Of a whole test. Torch starts slowly on a busy machine.
 LIMIT_SECONDS = 240
+
+# Of one group: 1,000 take some minutes.
+CHANGES = int(os.environ.get("C10D_CHANGES", "40"))
+
+# What may be left of a change, as a heap is not the same size each time.
+BYTES_PER_CHANGE = 2000
 
 TESTS = Path(__file__).resolve().parent
 EXAMPLES = TESTS.parents[2] / "examples" / "survivors"
@@ -192,6 +199,38 @@ class Survivors(unittest.TestCase):
         error = self.wait_for("error", 1)[0]
         self.assertEqual((error["id"], error["kind"]), (1, "BelowMinimum"), self.events)
 
+    def churn(self, cycles: int, min_size: int) -> list[dict[str, Any]]:
+        """Kill and replace the third member so often. Return what one of the others has reported."""
+        pids = [self.fork("stay", rank=rank, size=3, min_size=min_size) for rank in range(3)]
+        sums = self.wait_for("sum", 3)
+        for _ in range(cycles):
+            pid = pids.pop()
+            os.kill(pid, signal.SIGKILL)
+            self.pids.remove(pid)
+            self.ask("wait", pid)
+            if min_size < 3:
+                sums = self.wait_for("sum", len(sums) + 2)
+                self.assertEqual([it["size"] for it in sums[-2:]], [2, 2], sums[-9:])
+            pids.append(self.fork("stay", rank=None, size=3, min_size=min_size))
+            sums = self.wait_for("sum", len(sums) + 3)
+            self.assertEqual([it["size"] for it in sums[-3:]], [3, 3, 3], sums[-9:])
+            self.assertEqual({it["pid"] for it in sums[-3:]}, set(pids), sums[-9:])
+        self.assertEqual(self.of("wrong"), [])
+        return [it for it in sums if it["pid"] == pids[0]]
+
+    def test_minimum_is_reached_and_left_again(self) -> None:
+        cycles = max(10, CHANGES // 20)
+        self.assertEqual(len(self.churn(cycles, min_size=3)), cycles + 1)
+
+    def test_changes_leave_no_memory_and_descriptors_behind(self) -> None:
+        sums = self.churn(CHANGES // 2, min_size=2)
+        # After the first changes, which load code and fill caches. The number of connections follows from the members.
+        before, after = sums[len(sums) // 4], sums[-1]
+        print(f"{CHANGES} changes: from {before} to {after}", file=sys.stderr)
+        self.assertEqual({it["descriptors"] for it in sums[2:] if it["size"] == 3}, {after["descriptors"]})
+        grown = after["resident"] - before["resident"]
+        self.assertLess(grown, (8 << 20) + CHANGES * BYTES_PER_CHANGE, (before, after))
+
     def run_example(self, name: str, *arguments: str) -> list["subprocess.Popen[str]"]:
         """Start an example with two ranks."""
         folder = tempfile.TemporaryDirectory()
@@ -235,6 +274,23 @@ class Survivors(unittest.TestCase):
         for event in done:
             self.assertEqual(event["sums"], sorted(event["sums"], reverse=True))
             self.assertEqual(set(event["sums"]), {4.0, 3.0})
+
+    def test_cases_of_pytorchs_own_test(self) -> None:
+        relay = subprocess.Popen(
+            [command(), "relay", f"--upstream=127.0.0.1:{self.server.port}", "--listen=127.0.0.1:0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.addCleanup(relay.communicate)
+        self.addCleanup(relay.kill)
+        assert relay.stdout is not None
+        through = int(relay.stdout.readline().rpartition(":")[2])
+        for port, client in ((self.server.port, "torch"), (self.server.port, "c10d_rs"), (through, "torch")):
+            self.events.clear()
+            for rank in range(3):
+                self.fork("reconfigure", port=port, rank=rank, client=client, events=self.server.port)
+            self.wait_for("passed", 3)
 
     def test_server_of_pytorch_is_refused(self) -> None:
         pid = self.ask("fork", "refused", {"port": 0, "events": self.server.port})

@@ -1,0 +1,107 @@
+"""A rank of the jobs of ``nemesis.py``: trains by DDP and adds up in every step, until the file ``finish`` exists.
+
+It writes a line for each generation and each step, and how it ended, to a file of its own, whose name is its id and its
+process id.
+"""
+
+import faulthandler
+import json
+import os
+import random
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+import c10d_rs.torch as ct
+
+sys.path.insert(0, str(Path(__file__).parent))
+from members import GROUP_TIMEOUT, batch, model
+
+# Longer than a pause of the machine, shorter than the stops of the nemesis.
+SILENCE_MAX = timedelta(seconds=4)
+
+# A busy machine must not look like a member that hangs.
+PATIENCE = timedelta(minutes=2)
+
+
+class Lines:
+    """The file of this process. Each line is one write, so that a kill leaves whole lines."""
+
+    def __init__(self, folder: Path) -> None:
+        """Create it."""
+        name = folder / f"{os.environ['C10D_MEMBER_ID']}-{os.getpid()}"
+        self.file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def say(self, **fields: Any) -> None:
+        """Write a line."""
+        os.write(self.file, json.dumps(fields).encode() + b"\n")
+
+
+def train(folder: Path, lines: Lines) -> None:
+    """Take part until the end."""
+    membership = ct.join(
+        timeout=GROUP_TIMEOUT,
+        silence_max=SILENCE_MAX,
+        ready_timeout=PATIENCE,
+        below_min_timeout=PATIENCE,
+    )
+    net, optimizer = model()
+    state: dict[str, Any] = {"net": net, "optimizer": optimizer}
+    for generation in membership:
+        uuid = generation.uuid
+        lines.say(uuid=uuid, rank=generation.rank, members=generation.members, at=time.monotonic())
+        with generation:
+            step = generation.sync(state)
+            parallel = generation.ddp(net, bucket_cap_mb=0.001)
+            is_last = False
+            while not is_last:
+                inputs, targets = (part.chunk(generation.size)[generation.rank] for part in batch(step))
+                optimizer.zero_grad()
+                loss = torch.nn.functional.mse_loss(parallel(inputs), targets)
+                loss.backward()
+                mean = loss.detach().clone() / generation.size
+                dist.all_reduce(mean)
+                is_last = add_up(generation, step, lines, is_end=(folder / "finish").exists())
+                optimizer.step()
+                lines.say(uuid=uuid, step=step, loss=mean.item())
+                step += 1
+                generation.boundary(step)
+    lines.say(done=True)
+
+
+def add_up(generation: ct.Generation, step: int, lines: Lines, *, is_end: bool) -> bool:
+    """Check a sum, which is exact in this type, and return whether any rank has seen the end."""
+    length = random.Random(step).choice([4, 1000, 50_000])
+    values = torch.full((length,), float(generation.rank + 1 + step % 7))
+    values[0] = is_end
+    dist.all_reduce(values)
+    expected = generation.size * (generation.size + 1) / 2 + generation.size * (step % 7)
+    if not bool((values[1:] == expected).all()):
+        lines.say(wrong=values[1:4].tolist(), expected=expected, uuid=generation.uuid, step=step)
+    return bool(values[0] > 0)
+
+
+def main() -> None:
+    """Run, and write down an exception."""
+    # A relay of the test's own, in place of the launcher's.
+    os.environ["MASTER_PORT"] = os.environ.get("NEMESIS_RELAY_PORT", os.environ["MASTER_PORT"])
+    torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1)  # shows where a rank hangs
+    folder = Path(sys.argv[1])
+    lines = Lines(folder)
+    lines.say(node=int(os.environ["NEMESIS_NODE"]))
+    try:
+        train(folder, lines)
+    except BaseException as error:
+        lines.say(error=type(error).__name__, text=str(error))
+        raise
+
+
+if __name__ == "__main__":
+    main()
