@@ -139,11 +139,11 @@ impl StoreState {
 
     /// Ends the keys of owners that were silent for too long.
     pub(crate) fn end_silent(&mut self, replies: &mut impl Replies) {
-        while let Some(id) = self.owners.next_check(self.now) {
+        while let Some((due, id)) = self.owners.next_check(self.now) {
             let conn = self.owners.owners.get(&id).and_then(|owner| owner.conn);
             let last = conn.and_then(|conn| self.directory.last_request(conn));
             let (connection, last) = last.unwrap_or_default();
-            if self.owners.is_silent(id, last, self.now)
+            if self.owners.is_silent(id, last, due, self.now)
                 && let Some(owner) = self.owners.owners.get_mut(&id)
             {
                 owner.has_been_silent = true;

@@ -342,6 +342,56 @@ fn no_key_ends_by_a_pause_that_is_shorter_than_the_silence() {
     }
 }
 
+/// docs/wire-extensions.md, EPHEMERAL 5. A stopped member is missed by so much, whatever its group does.
+#[test]
+fn a_server_that_is_awake_ends_the_keys_of_a_silent_owner_within_21_ms() {
+    let ms = Duration::from_millis(1);
+    for silence in [1, 30, 500, 2000] {
+        let mut store = Store::default();
+        store.connect(A);
+        store.claim(A, "a", "", ("", ""));
+        assert!(store.keep_alive(A, silence));
+        store.pass(ms * 10, Duration::ZERO);
+        // Any request counts.
+        store.on(A, Request::GetNumKeys);
+        store.pass(ms * silence, Duration::ZERO);
+        assert!(store.has("a"), "silence {silence}");
+        store.pass(ms * 21, Duration::ZERO);
+        assert!(!store.has("a"), "silence {silence}");
+    }
+}
+
+/// docs/wire-extensions.md, EPHEMERAL 5. It may be stopped at any time, and for any; it reads what has
+/// arrived within 60 ms.
+#[test]
+fn a_server_that_was_stopped_hears_what_has_arrived_first() {
+    let ms = Duration::from_millis(1);
+    for stopped_at in (0..2200).step_by(7) {
+        for stopped_for in [30, 110, 900, 9000] {
+            let mut store = Store::default();
+            store.connect(A);
+            store.claim(A, "a", "", ("", ""));
+            assert!(store.keep_alive(A, 1000));
+            for heard in [500, 1000, 1500, 2000] {
+                let until = (ms * heard.min(stopped_at)).max(store.now);
+                store.pass(until - store.now, Duration::ZERO);
+                if heard <= stopped_at {
+                    assert!(store.keep_alive(A, 1000), "stopped at {stopped_at}");
+                }
+            }
+            store.pass((ms * stopped_at).max(store.now) - store.now, Duration::ZERO);
+            store.now += ms * stopped_for;
+            store.state.set_now(Moment::from(store.now));
+            store.state.end_silent(&mut Recorder::default());
+            store.pass(ms * 60, ms);
+            assert!(
+                store.keep_alive(A, 1000),
+                "stopped at {stopped_at} ms for {stopped_for} ms"
+            );
+        }
+    }
+}
+
 /// Whatever is set, and however often owners change, nothing is left of those that have ended.
 #[test]
 fn changes_of_ownership_leave_the_memory_flat() {

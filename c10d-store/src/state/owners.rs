@@ -21,9 +21,13 @@ use crate::session::SessionId;
 /// The most keys of an owner: its end is one step.
 pub(super) const OWNED_KEYS_MAX: usize = 1024;
 
-/// How long an owner that seems silent has for a request that has arrived already: the server may have been busy, or
-/// stopped.
+/// How long a server that was busy or stopped has to read what has arrived meanwhile: an owner that seemed silent at one
+/// look is silent if it still is at another one, so much later.
 const SUSPICION: Duration = Duration::from_millis(100);
+
+/// How late a request of an owner may come, and the server for a look that ends the owner's keys. More says that the server
+/// was busy or stopped itself, and that the time it has had to read is not known.
+const LATE_MAX: Duration = Duration::from_millis(20);
 
 /// An owner of keys. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -95,8 +99,17 @@ pub(super) struct Owner {
     pub(super) has_been_silent: bool,
     /// When it is looked at.
     check: Option<Moment>,
-    /// The last request at that time, if it seemed silent.
-    suspected: Option<Moment>,
+    /// If it seemed silent at the last look.
+    suspicion: Option<Suspicion>,
+}
+
+/// What the server knew of an owner that seemed silent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Suspicion {
+    /// Its last request.
+    last: Moment,
+    /// The server was late. The next look decides, late or not, as it may always be.
+    was_late: bool,
 }
 
 impl Owner {
@@ -121,6 +134,12 @@ impl Owner {
 /// The longest silence; 0 is any.
 pub(super) fn silence_max(millis: u32) -> Option<Duration> {
     (millis > 0).then(|| Duration::from_millis(u64::from(millis)))
+}
+
+/// When an owner that has sent nothing since `last` seems silent, and when it is.
+fn looks_at(last: Moment, silence_max: Duration) -> (Moment, Moment) {
+    let silence = silence_max.saturating_add(LATE_MAX);
+    (last + silence.saturating_sub(SUSPICION), last + silence)
 }
 
 /// The owners of keys, and those that have asked for the end of their keys after a silence.
@@ -238,7 +257,9 @@ impl Owners {
             return;
         };
         let by = match owner.silence_max {
-            Some(silence_max) if !owner.keys.is_empty() || owner.speaks => Some(now + silence_max),
+            Some(silence_max) if !owner.keys.is_empty() || owner.speaks => {
+                Some(looks_at(now, silence_max).0)
+            }
             _ => None,
         };
         // One that is too early asks again then.
@@ -247,18 +268,25 @@ impl Owners {
         }
     }
 
-    /// An owner that may be silent, with its connection and since when it is known to be one.
-    pub(super) fn next_check(&mut self, now: Moment) -> Option<OwnerId> {
+    /// An owner that may be silent, and when it was to be looked at.
+    pub(super) fn next_check(&mut self, now: Moment) -> Option<(Moment, OwnerId)> {
         let (at, id) = *self.checks.first()?;
         if at > now {
             return None;
         }
         self.set_check(id, None);
-        Some(id)
+        Some((at, id))
     }
 
-    /// Decides about an owner whose last request came at this time. Returns whether it is silent.
-    pub(super) fn is_silent(&mut self, id: OwnerId, last: Moment, now: Moment) -> bool {
+    /// Decides about an owner whose last request came at this time, by a look that was due at another. Returns whether it
+    /// is silent.
+    pub(super) fn is_silent(
+        &mut self,
+        id: OwnerId,
+        last: Moment,
+        due: Moment,
+        now: Moment,
+    ) -> bool {
         let Some(owner) = self.owners.get_mut(&id) else {
             return false;
         };
@@ -266,17 +294,21 @@ impl Owners {
             return false;
         };
         let last = last.max(owner.heard);
-        let end = last + silence_max;
-        if end <= now && owner.suspected == Some(last) {
-            owner.suspected = None;
+        let (suspected, ended) = looks_at(last, silence_max);
+        let before = owner.suspicion.take().filter(|it| it.last == last);
+        let was_late = now > due + LATE_MAX;
+        if ended <= now && before.is_some_and(|it| it.was_late || !was_late) {
             return true;
         }
-        let next = if end <= now {
-            owner.suspected = Some(last);
-            now + SUSPICION
+        if suspected <= now {
+            owner.suspicion = Some(Suspicion { last, was_late });
+        }
+        let next = if now < suspected {
+            suspected
+        } else if now < ended && !was_late {
+            ended
         } else {
-            owner.suspected = None;
-            end
+            ended.max(now + SUSPICION)
         };
         self.set_check(id, Some(next));
         false
