@@ -1,5 +1,6 @@
 """What the members of ``test_survivors.py`` do. Each says what it sees in the queue ``events`` of the store."""
 
+import copy
 import json
 import os
 import signal
@@ -127,6 +128,30 @@ def train(port: int, rank: int | None, size: int, steps: int, kill: dict[str, in
                     member.say("steps")
                 generation.boundary(step)
     member.say("done", losses=state["losses"])
+
+
+def own_ddp(port: int, rank: int, size: int) -> None:
+    """Train by one DDP object of the program's own in all generations, and report how that ends."""
+    member = Member(port, rank, size, 1)
+    net, _ = model()
+    parallel: Any = None
+    try:
+        for generation in member.membership:
+            member.enter(generation)
+            with generation:
+                step = generation.sync({"net": net})
+                parallel = parallel or torch.nn.parallel.DistributedDataParallel(net)
+                copy.deepcopy(parallel)
+                while True:
+                    parallel(batch(step)[0]).sum().backward()
+                    dist.all_reduce(torch.ones(8))
+                    step += 1
+                    if step == 3 and rank == 1:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    generation.boundary(step)
+                    dist.all_reduce(torch.ones(8))
+    except Exception as error:
+        member.say("error", kind=type(error).__name__, text=str(error))
 
 
 def refuses(parallel: Any) -> None:

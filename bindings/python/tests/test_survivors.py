@@ -185,6 +185,14 @@ class Survivors(unittest.TestCase):
             for ours, theirs in zip(event["losses"], alone, strict=True):
                 self.assertTrue(math.isclose(ours, theirs, rel_tol=1e-6, abs_tol=1e-12), (ours, theirs))
 
+    def test_ddp_object_of_the_programs_own_is_refused_in_the_next_generation(self) -> None:
+        for rank in range(3):
+            self.fork("own_ddp", rank=rank, size=3)
+        for error in self.wait_for("error", 2):
+            self.assertEqual(error["kind"], "MembershipError", self.events)
+            self.assertIn("DDP object is of an earlier generation", error["text"])
+        self.assertEqual([event["size"] for event in self.of("generation")], [3] * 3 + [2] * 2)
+
     def test_own_exceptions(self) -> None:
         for rank, kind in ((0, "ValueError"), (1, "RuntimeError")):
             self.fork("fail", rank=rank, size=2, kind=kind, until=1)

@@ -1,4 +1,4 @@
-"""What gloo lacks: waits that end when a generation is broken, and a DDP that cannot be used in the wrong one.
+"""What gloo lacks: waits that end when a generation is broken, and DDP objects that cannot be used in the wrong one.
 
 The native thread ends the receiving side of a broken mesh's connections, on which gloo's operations fail. Gloo forgets those
 that it has begun to send or to receive (``Pair::signalException`` visits pending ones only): they wait for the group's
@@ -14,6 +14,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import AllreduceOptions as _AllreduceOptions
 from torch._C._distributed_c10d import ProcessGroup as _ProcessGroup
 from torch._C._distributed_c10d import Work as _Work
+from torch.nn.parallel import DistributedDataParallel as _Ddp
 
 from c10d_rs._errors import MembershipChanged, MembershipError, Unrecoverable
 from c10d_rs._native import Membership as _Native
@@ -85,18 +86,57 @@ class Waits:
         _ProcessGroup.barrier = self._original_barrier
 
 
-def ddp(generation: "Generation", module: Any, options: dict[str, Any]) -> Any:
-    """Return a ``DistributedDataParallel`` that works in this generation only."""
-    wrapped = torch.nn.parallel.DistributedDataParallel(module, **options)
-    pending: list[tuple[Any, Any, Any]] = []
+class DdpGuard:
+    """Refuses each ``DistributedDataParallel`` in other generations than that in which it was made, until it is closed.
 
-    def check(*_: Any) -> None:
-        if not generation.is_current:
-            raise MembershipError("this DDP object is of an earlier generation: make one by generation.ddp in each")
+    One whose backward failed has the divisor of that iteration in the next one: gradients that are wrong by the factor of the
+    sizes, once, without an error. A newcomer's has other buckets than an old one, which ends processes.
+    """
+
+    def __init__(self) -> None:
+        """Begin with the objects that are made from now on."""
+        self._original = original = _Ddp.__init__
+
+        def init(wrapped: Any, *arguments: Any, **options: Any) -> None:
+            original(wrapped, *arguments, **options)
+            wrapped.register_forward_pre_hook(_OfGeneration(_communicator()))
+
+        _Ddp.__init__ = init
+
+    def close(self) -> None:
+        """End with the objects that were made until now."""
+        _Ddp.__init__ = self._original
+
+
+class _OfGeneration:
+    """A hook that fails in another generation. A class, as a DDP object can be copied and pickled."""
+
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+
+    def __call__(self, *_: Any) -> None:
+        if _communicator() != self.uuid:
+            raise MembershipError(
+                "this DDP object is of an earlier generation, in which its gradients may have been left half done: "
+                "make a new one in each generation, by generation.ddp or DistributedDataParallel"
+            )
+
+
+def _communicator() -> str:
+    """Return what torch calls the communicator of the default group now."""
+    uuid: str = dist._get_reconfigure_handle().split(":")[2]
+    return uuid
+
+
+def ddp(generation: "Generation", module: Any, options: dict[str, Any]) -> Any:
+    """Return a ``DistributedDataParallel`` whose waits end with this generation."""
+    wrapped = _Ddp(module, **options)
+    pending: list[tuple[Any, Any, Any]] = []
 
     def average(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Add up a bucket while the next one is made, and wait for all with the last: torch's own wait has no end."""
-        check()
+        if not generation.is_current:
+            raise MembershipError("this backward is of an earlier generation")
         tensor = bucket.buffer().div_(generation.size)
         future: Any = torch.futures.Future()
         pending.append((dist.all_reduce(tensor, async_op=True), future, tensor))
@@ -108,6 +148,5 @@ def ddp(generation: "Generation", module: Any, options: dict[str, Any]) -> Any:
                 done.set_result(result)
         return future
 
-    wrapped.register_forward_pre_hook(check)
     wrapped.register_comm_hook(None, average)
     return wrapped

@@ -13,7 +13,7 @@ from typing import Any, Optional
 from torch import distributed as dist
 
 from c10d_rs._errors import DistError, MembershipChanged, MembershipError, Unrecoverable, class_of
-from c10d_rs._gloo import Waits, ddp
+from c10d_rs._gloo import DdpGuard, Waits, ddp
 from c10d_rs._native import Membership as _Native
 from c10d_rs._native import Store as _Store
 from c10d_rs._place import SILENCE_MAX, Place, check_torch
@@ -90,6 +90,7 @@ class Membership:
         """Call ``join`` instead."""
         self._native = native
         self._waits = Waits(native)
+        self._guard = DdpGuard()
         self._id = member
         self._step = step
         self._members: list[int] = []
@@ -154,6 +155,7 @@ class Membership:
         """End the membership without waiting for the others, which go on without this process."""
         self._is_over = True
         self._waits.close()
+        self._guard.close()
         self._native.close()
 
     def _advance(self, timeout: timedelta | None = None) -> Optional["Generation"]:
@@ -229,9 +231,10 @@ class Generation:
         return self._newest
 
     def ddp(self, module: Any, **options: Any) -> Any:
-        """Return a ``DistributedDataParallel`` for this generation; it refuses to run in another one. Call ``sync`` before.
+        """Return a ``DistributedDataParallel`` for this generation. Call ``sync`` before.
 
-        An object that was used in a backward that failed gives wrong gradients once, so there is a new one each time.
+        No DDP object runs in another generation than that in which it was made. The waits of this one end when its
+        generation is broken.
         """
         if not self._is_synced:
             raise MembershipError("call generation.sync first: DDP takes the weights of rank 0, which may be new")

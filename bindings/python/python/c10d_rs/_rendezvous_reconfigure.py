@@ -7,7 +7,7 @@ from typing import Any
 from torch import distributed as dist
 
 from c10d_rs._errors import MembershipChanged, MembershipError, class_of
-from c10d_rs._gloo import Waits
+from c10d_rs._gloo import DdpGuard, Waits
 from c10d_rs._native import Membership as _Native
 from c10d_rs._place import SILENCE_MAX, Place, check_torch
 
@@ -48,6 +48,7 @@ class _Group:
             keys = f"/worker/attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{keys}"
         self.native: _Native = place.open(keys, member, 1, options, SILENCE_MAX)
         self.waits = Waits(self.native, self.confirm)
+        self.guard = DdpGuard()
         self.uuid: int | None = None
         self.has_joined = False
         self.is_out = False
@@ -97,6 +98,7 @@ class _Group:
         global _group
         _group = None
         self.waits.close()
+        self.guard.close()
         self.native.close()
 
 
