@@ -7,7 +7,9 @@ mod header;
 mod journal;
 mod reader;
 mod rows;
+mod store_journal;
 mod wal;
 
 pub use journal::SqliteJournal;
 pub use reader::SqliteJournalReader;
+pub use store_journal::StoreJournal;
