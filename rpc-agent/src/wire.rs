@@ -113,13 +113,7 @@ impl Header {
         } else {
             Kind::RequestPart
         };
-        Self {
-            kind,
-            is_large: false,
-            body_bytes: payload_bytes,
-            aux: 0,
-            id,
-        }
+        header(kind, payload_bytes, 0, id)
     }
 
     /// Length of header and body.
@@ -349,7 +343,8 @@ impl Frame<'_> {
                 function,
                 payload,
             } => {
-                encode_request_head(*id, *budget_ms, function, payload.len(), out);
+                let call = Some((*budget_ms, *function));
+                encode_start(*id, call, payload.len() as u64, out);
                 out.extend_from_slice(payload);
             }
             Self::LargeRequest {
@@ -357,28 +352,13 @@ impl Frame<'_> {
                 budget_ms,
                 function,
                 payload_bytes,
-            } => {
-                let body_bytes = BUDGET_BYTES + TOTAL_BYTES + function.len();
-                let header = Header {
-                    is_large: true,
-                    ..header(Kind::Request, body_bytes, name_length(function), *id)
-                };
-                header.encode(out);
-                write_u32(out, *budget_ms);
-                write_u64(out, *payload_bytes);
-                out.extend_from_slice(function.as_bytes());
-            }
+            } => encode_start(*id, Some((*budget_ms, function)), *payload_bytes, out),
             Self::Response { id, payload } => {
-                encode_response_head(*id, payload.len(), out);
+                encode_start(*id, None, payload.len() as u64, out);
                 out.extend_from_slice(payload);
             }
             Self::LargeResponse { id, payload_bytes } => {
-                let header = Header {
-                    is_large: true,
-                    ..header(Kind::Response, TOTAL_BYTES, 0, *id)
-                };
-                header.encode(out);
-                write_u64(out, *payload_bytes);
+                encode_start(*id, None, *payload_bytes, out);
             }
             Self::Error { id, failure } => encode_error(*id, failure, out),
             Self::RequestPart { id, payload } => {
@@ -394,37 +374,36 @@ impl Frame<'_> {
     }
 }
 
-/// Appends a request without its payload.
+/// Appends a request (`call`: its budget in milliseconds and its function) or a response, without its payload. A payload
+/// of more than [`PART_BYTES`] follows in parts.
 ///
 /// # Panics
-/// If the payload or the name is too long for a frame.
-pub(crate) fn encode_request_head(
+/// If the name is too long for a frame.
+pub(crate) fn encode_start(
     id: u64,
-    budget_ms: u32,
-    function: &str,
-    payload_bytes: usize,
+    call: Option<(u32, &str)>,
+    payload_bytes: u64,
     out: &mut Vec<u8>,
 ) {
-    assert!(
-        payload_bytes <= PART_BYTES,
-        "a long payload is sent in parts"
-    );
-    let body_bytes = BUDGET_BYTES + function.len() + payload_bytes;
-    header(Kind::Request, body_bytes, name_length(function), id).encode(out);
-    write_u32(out, budget_ms);
-    out.extend_from_slice(function.as_bytes());
-}
-
-/// Appends a response without its payload.
-///
-/// # Panics
-/// If the payload is too long for a frame.
-pub(crate) fn encode_response_head(id: u64, payload_bytes: usize, out: &mut Vec<u8>) {
-    assert!(
-        payload_bytes <= PART_BYTES,
-        "a long payload is sent in parts"
-    );
-    header(Kind::Response, payload_bytes, 0, id).encode(out);
+    let is_large = payload_bytes > PART_BYTES as u64;
+    let follows = if is_large {
+        TOTAL_BYTES
+    } else {
+        payload_bytes as usize
+    };
+    let (kind, head_bytes, name) = match call {
+        Some((_, name)) => (Kind::Request, BUDGET_BYTES + name.len(), name),
+        None => (Kind::Response, 0, ""),
+    };
+    let header = header(kind, head_bytes + follows, name_length(name), id);
+    Header { is_large, ..header }.encode(out);
+    if let Some((budget_ms, _)) = call {
+        write_u32(out, budget_ms);
+    }
+    if is_large {
+        write_u64(out, payload_bytes);
+    }
+    out.extend_from_slice(name.as_bytes());
 }
 
 /// Decodes the first frame of `bytes`, and returns it with its length; `None` if it is not complete. Only

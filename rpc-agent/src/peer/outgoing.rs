@@ -15,7 +15,7 @@ use bytes::Bytes;
 use crate::segmented_queue::SegmentedQueue;
 use crate::wire::{
     Frame, HEADER_BYTES, Header, LARGE_MESSAGES_BYTES_MAX, LARGE_MESSAGES_MAX, PART_BYTES,
-    encode_request_head, encode_response_head,
+    encode_start,
 };
 
 /// Payloads up to this length are copied; longer ones are sent without a copy.
@@ -142,33 +142,12 @@ impl Outgoing {
     /// # Panics
     /// If the function name does not fit in a frame.
     pub(crate) fn push_request(&mut self, id: u64, budget_ms: u32, function: &str, payload: Bytes) {
-        if payload.len() <= PART_BYTES {
-            let bytes = payload.len();
-            self.push_small(Some(id), payload, |out| {
-                encode_request_head(id, budget_ms, function, bytes, out);
-            });
-            return;
-        }
-        let payload_bytes = payload.len() as u64;
-        let start = Frame::LargeRequest {
-            id,
-            budget_ms,
-            function,
-            payload_bytes,
-        };
-        self.push_large(id, false, &start, payload);
+        self.push_message(id, Some((budget_ms, function)), payload);
     }
 
     /// Queues a response.
     pub(crate) fn push_response(&mut self, id: u64, payload: Bytes) {
-        if payload.len() <= PART_BYTES {
-            let bytes = payload.len();
-            self.push_small(None, payload, |out| encode_response_head(id, bytes, out));
-            return;
-        }
-        let payload_bytes = payload.len() as u64;
-        let start = Frame::LargeResponse { id, payload_bytes };
-        self.push_large(id, true, &start, payload);
+        self.push_message(id, None, payload);
     }
 
     /// Queues any other small frame. It overtakes large messages, so push a Goodbye only after they are
@@ -184,12 +163,7 @@ impl Outgoing {
         let mut encoded = Encoded::default();
         frame.encode(&mut encoded.copied);
         self.unsent_bytes += encoded.bytes() as u64;
-        self.unfinished = Some(Batch {
-            encoded,
-            sent_bytes: 0,
-            settled_bytes: 0,
-            kept_bytes: 0,
-        });
+        self.unfinished = Some(Batch::new(encoded));
     }
 
     /// Bytes not yet known to be written, payloads included.
@@ -228,12 +202,7 @@ impl Outgoing {
         }
         self.encode_ahead();
         self.release();
-        Some(Batch {
-            encoded,
-            sent_bytes: 0,
-            settled_bytes: 0,
-            kept_bytes: 0,
-        })
+        Some(Batch::new(encoded))
     }
 
     /// Takes a batch back. Its unwritten bytes are sent first.
@@ -304,6 +273,24 @@ impl Outgoing {
             .collect()
     }
 
+    fn push_message(&mut self, id: u64, call: Option<(u32, &str)>, payload: Bytes) {
+        let payload_bytes = payload.len() as u64;
+        let start = |out: &mut Vec<u8>| encode_start(id, call, payload_bytes, out);
+        if payload.len() <= PART_BYTES {
+            return self.push_small(call.map(|_| id), payload, start);
+        }
+        let mut stream = Stream {
+            id,
+            is_response: call.is_none(),
+            start: Vec::new(),
+            rest: payload,
+            payload_bytes,
+        };
+        start(&mut stream.start);
+        self.unsent_bytes += stream.wire_bytes();
+        self.not_begun.push_back(stream);
+    }
+
     /// Queues a frame: `head` encodes all of it except the payload.
     fn push_small(
         &mut self,
@@ -340,20 +327,6 @@ impl Outgoing {
         };
         self.unsent_bytes += waiting.bytes() as u64;
         self.waiting.push_back(waiting);
-    }
-
-    fn push_large(&mut self, id: u64, is_response: bool, start: &Frame<'_>, payload: Bytes) {
-        let mut bytes = Vec::new();
-        start.encode(&mut bytes);
-        let stream = Stream {
-            id,
-            is_response,
-            start: bytes,
-            payload_bytes: payload.len() as u64,
-            rest: payload,
-        };
-        self.unsent_bytes += stream.wire_bytes();
-        self.not_begun.push_back(stream);
     }
 
     /// Takes one part of one large message. A new message starts before one in progress continues, if the
@@ -446,6 +419,15 @@ impl Outgoing {
 }
 
 impl Batch {
+    const fn new(encoded: Encoded) -> Self {
+        Self {
+            encoded,
+            sent_bytes: 0,
+            settled_bytes: 0,
+            kept_bytes: 0,
+        }
+    }
+
     /// Writes until the batch is written or the write would block. May be called again.
     ///
     /// # Errors
