@@ -49,6 +49,14 @@ impl BoundedStore {
         }
     }
 
+    /// The store, whose operations end by this deadline, or somewhat later if it does not answer.
+    pub(crate) fn by(&self, by: Deadline) -> &dyn Store {
+        let timeout = by.remaining(Instant::now());
+        let timeout = timeout.map(|timeout| timeout.max(ANSWER_TIMEOUT_MIN));
+        self.store.set_timeout(timeout);
+        &*self.store
+    }
+
     /// Waits before a repeated operation, which fails if a cancel has ended the pause.
     pub(crate) fn pause(&self, pause: Duration) {
         let _ = sleep(pause, [&self.cancel]);
@@ -62,14 +70,6 @@ impl BoundedStore {
         self.store.full_key(key)
     }
 
-    pub(crate) fn set(&self, key: &str, value: &[u8], by: Deadline) -> Result<(), StoreError> {
-        self.answered_by(by).set(key, value)
-    }
-
-    pub(crate) fn add(&self, key: &str, delta: i64, by: Deadline) -> Result<i64, StoreError> {
-        self.answered_by(by).add(key, delta)
-    }
-
     /// Writes `desired` if the value is `expected`, or if the key is missing and `expected` is empty.
     /// Returns the present value otherwise.
     pub(crate) fn replace(
@@ -79,21 +79,12 @@ impl BoundedStore {
         desired: &[u8],
         by: Deadline,
     ) -> Result<Result<(), Vec<u8>>, StoreError> {
-        let swap = self.answered_by(by).compare_set(key, expected, desired)?;
+        let swap = self.by(by).compare_set(key, expected, desired)?;
         Ok(if swap.value() == desired {
             Ok(())
         } else {
             Err(swap.into_value())
         })
-    }
-
-    pub(crate) fn delete(&self, key: &str, by: Deadline) -> Result<bool, StoreError> {
-        self.answered_by(by).delete_key(key)
-    }
-
-    /// The value, or `None` if the key is missing. Does not wait for the key.
-    pub(crate) fn try_get(&self, key: &str, by: Deadline) -> Result<Option<Vec<u8>>, StoreError> {
-        self.answered_by(by).try_get(key)
     }
 
     /// Blocks until all keys exist. `false` if the deadline passes first.
@@ -103,11 +94,6 @@ impl BoundedStore {
             Err(error) if error.is_timeout() => Ok(false),
             Err(error) => Err(error),
         }
-    }
-
-    /// The values of keys that exist.
-    pub(crate) fn get_all(&self, keys: &[&str], by: Deadline) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.answered_by(by).multi_get(keys)
     }
 
     /// Finds the missing keys by bisection, which needs few requests if few are missing. Blocks for at most
@@ -124,7 +110,7 @@ impl BoundedStore {
                 missing.is_complete = false;
                 break;
             }
-            if self.answered_by(by).check(&keys[range.clone()])? {
+            if self.by(by).check(&keys[range.clone()])? {
                 continue;
             }
             if range.len() == 1 {
@@ -138,21 +124,6 @@ impl BoundedStore {
         }
         Ok(missing)
     }
-
-    /// Opens a second handle with a connection of its own.
-    pub(crate) fn clone_store(&self, by: Deadline) -> Result<Arc<dyn Store>, StoreError> {
-        self.answered_by(by).clone_store()
-    }
-
-    fn answered_by(&self, by: Deadline) -> &dyn Store {
-        self.store.set_timeout(answer_timeout(by));
-        &*self.store
-    }
-}
-
-fn answer_timeout(by: Deadline) -> Option<Duration> {
-    let timeout = by.remaining(Instant::now());
-    timeout.map(|timeout| timeout.max(ANSWER_TIMEOUT_MIN))
 }
 
 #[cfg(test)]
@@ -179,9 +150,10 @@ mod tests {
     #[test]
     fn a_missing_key_is_none_at_once() {
         let store = BoundedStore::new(Arc::new(HashStore::new()));
-        assert_eq!(store.try_get("k", Deadline::NEVER).unwrap(), None);
-        store.set("k", b"", Deadline::NEVER).unwrap();
-        let there = store.try_get("k", Deadline::at(Instant::now())).unwrap();
+        assert_eq!(store.by(Deadline::NEVER).try_get("k").unwrap(), None);
+        store.by(Deadline::NEVER).set("k", b"").unwrap();
+        let now = Deadline::at(Instant::now());
+        let there = store.by(now).try_get("k").unwrap();
         assert_eq!(there, Some(Vec::new()));
     }
 

@@ -90,7 +90,8 @@ fn change(
 
 fn read_text(store: &BoundedStore, by: Deadline) -> Result<Vec<u8>, DirectoryError> {
     let text = store
-        .try_get(LIST_KEY, by)
+        .by(by)
+        .try_get(LIST_KEY)
         .map_err(DirectoryError::store("reading the list of members"))?;
     Ok(text.unwrap_or_default())
 }

@@ -164,7 +164,7 @@ impl Directory {
 
     /// Opens a second handle to the store. Blocks until the deadline at most.
     pub(crate) fn clone_store(&self, by: Deadline) -> Result<Arc<dyn Store>, StoreError> {
-        self.store.clone_store(by)
+        self.store.by(by).clone_store()
     }
 
     /// Leaves the group. Others notice when they read this worker's address.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
+use c10d_store::StoreExt;
 
 use super::bounded_store::BoundedStore;
 use super::error::DirectoryError;
@@ -44,7 +45,8 @@ pub(super) fn join(
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     await_all(store, &keys, started, by)?;
     let values = store
-        .get_all(&keys, by)
+        .by(by)
+        .multi_get(&keys)
         .map_err(DirectoryError::store("reading the names of all workers"))?;
     let mut members = Members::default();
     for (rank, value) in (0..world_size).zip(values) {
@@ -68,7 +70,8 @@ pub(super) fn read(
 ) -> Result<Option<Member>, DirectoryError> {
     let key = claim_key(id);
     let value = store
-        .try_get(&key, by)
+        .by(by)
+        .try_get(&key)
         .map_err(DirectoryError::store("reading a worker's address"))?;
     value
         .map(|value| Member::parse(id, &value))
@@ -79,7 +82,8 @@ pub(super) fn read(
 /// Releases the rank, so that the worker can join again.
 pub(super) fn leave(store: &BoundedStore, me: &Member, by: Deadline) -> Result<(), DirectoryError> {
     store
-        .delete(&claim_key(me.info.id), by)
+        .by(by)
+        .delete_key(&claim_key(me.info.id))
         .map_err(DirectoryError::store("leaving the group"))?;
     Ok(())
 }
@@ -96,7 +100,8 @@ fn claim(store: &BoundedStore, me: &Member, by: Deadline) -> Result<(), Director
         .map_err(|error| DirectoryError::corrupt(store, &key, &error))?;
     let refused = format!("{} {me}", me.info.id);
     store
-        .set(REFUSED_KEY, refused.as_bytes(), by)
+        .by(by)
+        .set(REFUSED_KEY, refused.as_bytes())
         .map_err(DirectoryError::store(
             "publishing that a rank was claimed twice",
         ))?;
@@ -139,7 +144,8 @@ fn await_all(
 
 fn check_none_refused(store: &BoundedStore, by: Deadline) -> Result<(), DirectoryError> {
     let read = store
-        .try_get(REFUSED_KEY, by)
+        .by(by)
+        .try_get(REFUSED_KEY)
         .map_err(DirectoryError::store(
             "checking whether a worker was refused",
         ))?;

@@ -51,7 +51,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline, printable};
-use c10d_store::{Store, StoreError};
+use c10d_store::{Store, StoreError, StoreExt};
 
 use crate::directory::BoundedStore;
 use crate::shortlist::Shortlist;
@@ -158,18 +158,18 @@ impl Termination {
                 Step::AddStarted { started } => {
                     // The sum may wrap: it is only compared.
                     let key = self.round_key("started");
-                    self.store.add(&key, started.cast_signed(), by)?;
+                    self.store.by(by).add(&key, started.cast_signed())?;
                     self.core.added();
                 }
                 Step::Arrive => {
-                    self.store.set(&self.here_key(&self.me), b"", by)?;
-                    let count = self.store.add(&self.round_key("count"), 1, by)?;
+                    self.store.by(by).set(&self.here_key(&self.me), b"")?;
+                    let count = self.store.by(by).add(&self.round_key("count"), 1)?;
                     self.core.arrived(count.cast_unsigned());
                 }
                 Step::Publish => {
-                    let sum = self.store.add(&self.round_key("started"), 0, by)?;
+                    let sum = self.store.by(by).add(&self.round_key("started"), 0)?;
                     let ready = self.round_key("ready");
-                    self.store.set(&ready, sum.to_string().as_bytes(), by)?;
+                    self.store.by(by).set(&ready, sum.to_string().as_bytes())?;
                     self.core.sum_known(sum.cast_unsigned());
                 }
                 Step::AwaitSum => {
@@ -264,7 +264,7 @@ impl Termination {
                 Err(StoreError::Interrupted { .. }) => false,
                 waited => waited?,
             };
-            if has_sum && let Some(sum) = self.store.try_get(&ready, by)? {
+            if has_sum && let Some(sum) = self.store.by(by).try_get(&ready)? {
                 return self.parse_sum(&ready, &sum);
             }
             if by.has_passed(Instant::now()) {
@@ -291,9 +291,10 @@ impl Termination {
 
     /// All workers have terminated, so a store that has stopped is not an error.
     fn depart(&self, by: Deadline) {
-        let departed = self.store.add(&self.key("left"), 1, by).and_then(|left| {
+        let store = self.store.by(by);
+        let departed = store.add(&self.key("left"), 1).and_then(|left| {
             if left.cast_unsigned() == self.workers.len() as u64 {
-                self.store.set(&self.key("all_left"), b"", by)
+                store.set(&self.key("all_left"), b"")
             } else {
                 Ok(())
             }
