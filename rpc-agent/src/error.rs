@@ -17,6 +17,15 @@ pub struct CallSite {
     pub function: Arc<str>,
 }
 
+impl CallSite {
+    pub(crate) fn of(to: &WorkerInfo, function: impl Into<Arc<str>>) -> Box<Self> {
+        Box::new(Self {
+            to: to.clone(),
+            function: function.into(),
+        })
+    }
+}
+
 impl fmt::Display for CallSite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let WorkerInfo { id, name } = &self.to;
@@ -113,7 +122,7 @@ pub enum RpcError {
         cause: Arc<io::Error>,
     },
     /// The function returned an error, or panicked. The text begins as PyTorch's does.
-    #[error("Error on Node {}: {call}: {}: {message}", call.to.id, describe_remote(*panicked))]
+    #[error("Error on Node {}: {call}: {}: {message}", call.to.id, if *panicked { "the function panicked" } else { "the function failed" })]
     Remote {
         /// The call that failed.
         call: Box<CallSite>,
@@ -173,7 +182,7 @@ pub enum RpcError {
     /// The request or the answer is longer than both workers accept. See
     /// [`AgentOptions::with_message_bytes_max`](crate::AgentOptions::with_message_bytes_max).
     #[error(
-        "{call}: the {message} has {}, the lower message_bytes_max of both workers is {bytes_max}", describe_length(*bytes)
+        "{call}: the {message} has {}, the lower message_bytes_max of both workers is {bytes_max}", bytes.map_or_else(|| "too many bytes".to_owned(), |bytes| format!("{bytes} bytes"))
     )]
     TooLarge {
         /// The call that failed.
@@ -295,18 +304,9 @@ fn describe_outcome(outcome: Outcome) -> &'static str {
     }
 }
 
-fn describe_length(bytes: Option<u64>) -> String {
-    match bytes {
-        Some(bytes) => format!("{bytes} bytes"),
-        None => "too many bytes".to_owned(),
-    }
-}
-
 fn describe_timeout(outcome: Outcome, cause: Option<&str>) -> String {
-    match cause {
-        Some(cause) => format!("{}: {cause}", describe_outcome(outcome)),
-        None => describe_outcome(outcome).to_owned(),
-    }
+    let cause = cause.map_or(String::new(), |cause| format!(": {cause}"));
+    format!("{}{cause}", describe_outcome(outcome))
 }
 
 fn describe_attempts(max_retries: u32, attempts: u32, outcome: Outcome, last: &RpcError) -> String {
@@ -322,12 +322,4 @@ fn describe_attempts(max_retries: u32, attempts: u32, outcome: Outcome, last: &R
         ""
     };
     format!("{early}Attempts: {attempts}{earlier}")
-}
-
-fn describe_remote(panicked: bool) -> &'static str {
-    if panicked {
-        "the function panicked"
-    } else {
-        "the function failed"
-    }
 }

@@ -80,10 +80,7 @@ impl Dialer {
             // A worker that has left does not come back.
             Ok(None) if self.directory.is_dynamic() => {
                 let error = self.driver.no_such_worker(&Destination::Info(&peer.info));
-                return Err(AttemptFailure::Hopeless {
-                    cause: error.to_string().into(),
-                    is_dead: false,
-                });
+                return Err(AttemptFailure::Hopeless(error.to_string().into()));
             }
             Ok(None) => return Err(again("the worker has not published its address".to_owned())),
             Err(error) => return Err(again(error.to_string())),
@@ -98,8 +95,7 @@ impl Dialer {
             let cause = error.to_string().into();
             if error.is_refused() {
                 // A worker listens from before its address is published until it ends.
-                let is_dead = true;
-                AttemptFailure::Hopeless { cause, is_dead }
+                AttemptFailure::Dead(cause)
             } else {
                 AttemptFailure::Again(cause)
             }
@@ -109,8 +105,7 @@ impl Dialer {
             let source = error.get_ref();
             if source.is_some_and(|it| it.is::<TlsError>() || it.is::<NoSecret>()) {
                 // It has another secret, or this worker has none, now and later.
-                let is_dead = false;
-                AttemptFailure::Hopeless { cause, is_dead }
+                AttemptFailure::Hopeless(cause)
             } else {
                 AttemptFailure::Again(cause)
             }

@@ -185,9 +185,6 @@ impl Retried {
     }
 
     fn site(&self) -> Box<CallSite> {
-        Box::new(CallSite {
-            to: self.peer.info.clone(),
-            function: Arc::clone(&self.function),
-        })
+        CallSite::of(&self.peer.info, Arc::clone(&self.function))
     }
 }

@@ -37,10 +37,7 @@ impl Driver {
         match fault {
             Fault::Deliver => self.request_now(peer, call, payload),
             Fault::Fail => {
-                let site = Box::new(CallSite {
-                    to: peer.info.clone(),
-                    function: call.function.into(),
-                });
+                let site = CallSite::of(&peer.info, call.function);
                 let cause = NotSent::Injected;
                 let error = RpcError::NotSent { call: site, cause };
                 self.complete(peer, &call.promise, call.started_at, Err(error));

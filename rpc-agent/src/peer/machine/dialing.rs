@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Backoff, BackoffOptions};
 
 use super::state::{Absence, Dial, Peer, Phase};
-use crate::error::{NotSent, RpcError};
+use crate::error::NotSent;
 use crate::peer::connection::{Connection, ConnectionId};
 use crate::peer::effect::{Effect, End, Notice};
 use crate::peer::incoming::{Incoming, Message};
@@ -25,11 +25,9 @@ pub(crate) enum AttemptFailure {
     /// A later one may succeed.
     Again(Arc<str>),
     /// A later one would not succeed.
-    Hopeless {
-        cause: Arc<str>,
-        /// The process has ended.
-        is_dead: bool,
-    },
+    Hopeless(Arc<str>),
+    /// The process has ended.
+    Dead(Arc<str>),
 }
 
 /// What becomes of a connection that was dialed and welcomed.
@@ -120,11 +118,10 @@ impl<P, S: Clone> Peer<P, S> {
             .as_mut()
             .is_some_and(|pair| pair.on_refuse(refuse));
         let cause = format!("refused: {}", refuse.text).into();
-        let is_dead = false;
         let failure = if may_retry {
             AttemptFailure::Again(cause)
         } else {
-            AttemptFailure::Hopeless { cause, is_dead }
+            AttemptFailure::Hopeless(cause)
         };
         self.attempt_failed(number, failure, now);
     }
@@ -154,7 +151,8 @@ impl<P, S: Clone> Peer<P, S> {
                 }
                 (cause, false)
             }
-            AttemptFailure::Hopeless { cause, is_dead } => (cause, is_dead),
+            AttemptFailure::Hopeless(cause) => (cause, false),
+            AttemptFailure::Dead(cause) => (cause, true),
         };
         let absence = match *before {
             _ if is_dead => Absence::Dead,
@@ -168,10 +166,7 @@ impl<P, S: Clone> Peer<P, S> {
             cause: Arc::clone(&cause),
             calls_failed: self.in_flight.len(),
         }));
-        self.fail_calls(false, |site, _, _| RpcError::NotSent {
-            call: site,
-            cause: NotSent::Connect(Arc::clone(&cause)),
-        });
+        self.fail_calls(false, &NotSent::Connect(cause));
     }
 
     /// Decides on a connection that the peer has made. It replaces one that the peer no longer has.
@@ -184,13 +179,10 @@ impl<P, S: Clone> Peer<P, S> {
         (socket, address): (S, SocketAddr),
         decoder: Incoming,
     ) -> Result<ConnectionId, (RefuseReason, u32)> {
-        if matches!(self.phase, Phase::Replaced) {
-            return Err((RefuseReason::WrongWorker, 0));
-        }
-        let Some(pair) = &mut self.pair else {
-            return Err((RefuseReason::WrongWorker, 0));
+        let links = match (&self.phase, &mut self.pair) {
+            (Phase::Replaced, _) | (_, None) => return Err((RefuseReason::WrongWorker, 0)),
+            (_, Some(pair)) => pair.on_hello(hello)?,
         };
-        let links = pair.on_hello(hello)?;
         if self.is_connected() {
             let error = io::Error::new(
                 io::ErrorKind::ConnectionReset,

@@ -4,8 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::state::{Absence, Peer, Phase};
-use crate::error::{CallSite, NotSent, Outcome, RpcError};
-use crate::peer::call::PendingCall;
+use crate::error::{NotSent, Outcome, RpcError};
 use crate::peer::effect::{Count, Effect, End, Notice};
 use crate::peer::outgoing::Outgoing;
 use crate::peer::pair::PairState;
@@ -20,10 +19,7 @@ impl<P, S: Clone> Peer<P, S> {
             let error = io::Error::new(io::ErrorKind::ConnectionReset, REPLACED);
             self.end_connection(End::Failed(error));
         } else {
-            self.fail_calls(false, |site, _, _| RpcError::NotSent {
-                call: site,
-                cause: NotSent::Connect(REPLACED.into()),
-            });
+            self.fail_calls(false, &NotSent::Connect(REPLACED.into()));
         }
         self.phase = Phase::Replaced;
     }
@@ -48,10 +44,7 @@ impl<P, S: Clone> Peer<P, S> {
             self.phase = Phase::Absent(before);
         }
         self.admission.connection_ended();
-        self.fail_calls(had_connection, |site, _, outcome| RpcError::Shutdown {
-            call: site,
-            outcome,
-        });
+        self.fail_calls(had_connection, &NotSent::Connect("shut down".into()));
     }
 
     /// Ends the connection in use.
@@ -87,7 +80,7 @@ impl<P, S: Clone> Peer<P, S> {
             self.effects.push(Effect::Count(Count::RequestRefused));
         }
         let calls_failed = self.in_flight.len();
-        self.fail_calls(true, |site, call, outcome| call.lost(site, outcome, &error));
+        self.fail_calls(true, &NotSent::ConnectionLost(error));
         self.effects.push(Effect::Notify(if has_left {
             Notice::Left { incarnation }
         } else {
@@ -114,12 +107,8 @@ impl<P, S: Clone> Peer<P, S> {
         true
     }
 
-    /// Fails all calls: with `error`, or as shut down. A request of which no byte was sent has not been executed.
-    pub(super) fn fail_calls(
-        &mut self,
-        had_connection: bool,
-        error: impl Fn(Box<CallSite>, &PendingCall<P>, Outcome) -> RpcError,
-    ) {
+    /// Fails all calls: for this cause, or as shut down. A request of which no byte was sent has not been executed.
+    pub(super) fn fail_calls(&mut self, had_connection: bool, cause: &NotSent) {
         let mut unsent = self.outgoing.unsent_requests();
         unsent.sort_unstable();
         self.outgoing = Outgoing::held();
@@ -128,13 +117,19 @@ impl<P, S: Clone> Peer<P, S> {
                 !had_connection || !call.is_repeated && unsent.binary_search(&id.get()).is_ok();
             let outcome = Outcome::of_request(is_unsent);
             let site = self.site(&call.function);
-            let error = if self.is_closing {
-                RpcError::Shutdown {
+            let error = match cause {
+                _ if self.is_closing => RpcError::Shutdown {
                     call: site,
                     outcome,
-                }
-            } else {
-                error(site, &call, outcome)
+                },
+                NotSent::ConnectionLost(cause) if !is_unsent => RpcError::ConnectionLost {
+                    call: site,
+                    cause: Arc::clone(cause),
+                },
+                cause => RpcError::NotSent {
+                    call: site,
+                    cause: cause.clone(),
+                },
             };
             self.complete(call, Err(error));
         }

@@ -138,10 +138,7 @@ impl<P, S: Clone> Peer<P, S> {
     }
 
     pub(super) fn site(&self, function: &Arc<str>) -> Box<CallSite> {
-        Box::new(CallSite {
-            to: self.info.clone(),
-            function: Arc::clone(function),
-        })
+        CallSite::of(&self.info, Arc::clone(function))
     }
 
     /// The largest message that goes between this agent and the peer, in bytes.

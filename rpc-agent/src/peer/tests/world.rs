@@ -511,10 +511,7 @@ impl World {
         let now = self.now;
         let other = &self.sides[1 - side];
         if other.is_shut_down {
-            let failure = AttemptFailure::Hopeless {
-                cause: "refused".into(),
-                is_dead: true,
-            };
+            let failure = AttemptFailure::Dead("refused".into());
             self.input(side, |machine| {
                 machine.attempt_failed(dial, failure, now);
             });
