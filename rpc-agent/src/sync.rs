@@ -60,11 +60,27 @@ impl<T> Monitor<T> {
         self.has_changed.notify_all();
     }
 
+    /// [`Monitor::wait_with`] of a monitor that is shared.
+    pub(crate) fn wait_for(
+        self: &Arc<Self>,
+        until: (Deadline, &Cancel),
+        is_over: impl FnMut(&mut T) -> bool,
+    ) -> Result<MutexGuard<'_, T>, WaitEnd>
+    where
+        T: Send + 'static,
+    {
+        let waker = || {
+            let monitor = Arc::clone(self);
+            waker(move || monitor.ring())
+        };
+        self.wait_with(until, waker, is_over)
+    }
+
     /// Waits until `is_over`. `waker` makes one that [rings](Self::ring) this monitor.
     ///
     /// # Errors
     /// The deadline has passed, or `cancel` has ended the wait.
-    pub(crate) fn wait_for(
+    pub(crate) fn wait_with(
         &self,
         (deadline, cancel): (Deadline, &Cancel),
         waker: impl Fn() -> Waker,

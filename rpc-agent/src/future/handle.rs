@@ -58,7 +58,7 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
 
     /// Creates a completed future.
     pub fn ready(result: Result<T, RpcError>) -> Self {
-        Self::of(Arc::new(Slot::complete_from_the_start(result)))
+        Self::of(Arc::new(Slot::new(Some(result), None, Hint::NONE)))
     }
 
     /// Creates a pending future. `executor` runs its callbacks, and is told `hint` by threads that wait.
@@ -66,7 +66,7 @@ impl<T: Clone + Send + 'static> RpcFuture<T> {
         executor: Option<Arc<dyn Executor>>,
         hint: Hint,
     ) -> (Promise<T>, Self) {
-        let slot = Arc::new(Slot::new(executor, hint));
+        let slot = Arc::new(Slot::new(None, executor, hint));
         let promise = Promise {
             slot: Arc::clone(&slot),
         };

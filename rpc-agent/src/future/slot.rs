@@ -36,15 +36,8 @@ struct State<T> {
 pub(super) struct WakerKey(u64);
 
 impl<T> Slot<T> {
-    pub(super) fn new(executor: Option<Arc<dyn Executor>>, hint: Hint) -> Self {
-        Self::with_result(None, executor, hint)
-    }
-
-    pub(super) fn complete_from_the_start(result: Result<T, RpcError>) -> Self {
-        Self::with_result(Some(result), None, Hint::NONE)
-    }
-
-    fn with_result(
+    /// `None`: pending.
+    pub(super) fn new(
         result: Option<Result<T, RpcError>>,
         executor: Option<Arc<dyn Executor>>,
         hint: Hint,
@@ -173,7 +166,7 @@ impl<T: Clone + Send + 'static> Slot<T> {
             waker(move || slot.state.ring())
         };
         let mut waits = 0;
-        let waited = self.state.wait_for((deadline, cancel), waker, |state| {
+        let waited = self.state.wait_with((deadline, cancel), waker, |state| {
             state.waiting += 1 - waits;
             waits = 1;
             state.result.is_some()

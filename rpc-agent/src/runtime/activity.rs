@@ -8,7 +8,7 @@ mod model_tests;
 use c10d_socket::{Cancel, Deadline};
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Arc, Monitor, waker};
+use crate::sync::{Arc, Monitor};
 
 /// Counter of pending operations.
 #[derive(Debug, Default)]
@@ -62,12 +62,8 @@ impl Activity {
     /// Waits for zero, the deadline, `cancel`, or [`Activity::end_waits`]. Returns whether zero was reached.
     pub(crate) fn wait_idle(&self, deadline: Deadline, cancel: &Cancel) -> bool {
         self.has_waiter.store(true, Ordering::SeqCst);
-        let waker = || {
-            let idle = Arc::clone(&self.idle);
-            waker(move || idle.ring())
-        };
         let mut is_idle = false;
-        let waited = self.idle.wait_for((deadline, cancel), waker, |()| {
+        let waited = self.idle.wait_for((deadline, cancel), |()| {
             is_idle = self.under_way() == 0;
             is_idle || self.waits_ended.load(Ordering::SeqCst)
         });

@@ -28,7 +28,7 @@ use crate::peer::{Config, IncomingLimits};
 use crate::pool::{Pool, Work};
 use crate::registry_id::RegistryId;
 use crate::segmented_queue::SegmentedQueue;
-use crate::sync::{Lock, Monitor, WaitEnd, waker};
+use crate::sync::{Lock, Monitor, WaitEnd};
 use crate::termination::{Activity, Dead, Termination, TerminationError};
 
 /// How long the end of an agent waits for a thread that is writing to a connection. None of them blocks.
@@ -178,13 +178,9 @@ impl Runtime {
         if is_running() && self.driver.pool.is_own_thread() {
             return Err(self.busy(began.elapsed()));
         }
-        let waker = || {
-            let is_ending = Arc::clone(&self.is_ending);
-            waker(move || is_ending.ring())
-        };
         let waited = self
             .is_ending
-            .wait_for((deadline, &self.cancel), waker, |is_ending| {
+            .wait_for((deadline, &self.cancel), |is_ending| {
                 !*is_ending || !is_running()
             });
         *waited.map_err(|end| self.not_ended(end, began))? = true;

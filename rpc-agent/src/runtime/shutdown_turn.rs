@@ -4,7 +4,7 @@
 
 use c10d_socket::{Cancel, Deadline};
 
-use crate::sync::{Arc, Monitor, WaitEnd, waker};
+use crate::sync::{Arc, Monitor, WaitEnd};
 use crate::termination::Termination;
 
 /// The right to run the coordinated shutdown, and where the last attempt stopped.
@@ -24,12 +24,8 @@ impl ShutdownTurn {
         deadline: Deadline,
         cancel: &Cancel,
     ) -> Result<Option<Termination>, WaitEnd> {
-        let waker = || {
-            let state = Arc::clone(&self.0);
-            waker(move || state.ring())
-        };
         let is_free = |state: &mut State| !state.is_taken;
-        let mut state = self.0.wait_for((deadline, cancel), waker, is_free)?;
+        let mut state = self.0.wait_for((deadline, cancel), is_free)?;
         state.is_taken = true;
         Ok(state.stopped.take())
     }
