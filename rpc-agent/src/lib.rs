@@ -35,6 +35,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod clock;
 mod context;
 mod directory;
 mod error;
@@ -45,7 +46,6 @@ mod future;
 pub mod fuzzing;
 mod handler_error;
 mod metrics;
-mod milliseconds;
 mod options;
 mod peer;
 mod pool;

@@ -1,11 +1,9 @@
 //! A call to a peer.
 
-use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::error::{CallSite, NotSent, Outcome, RpcError};
-use crate::milliseconds::milliseconds;
+use crate::clock::milliseconds;
 
 /// A call that is about to be made. `P` is the shell's means to complete it.
 pub(crate) struct NewCall<'a, P> {
@@ -28,25 +26,6 @@ pub(crate) struct PendingCall<P> {
     /// `None` for no limit.
     pub(crate) timeout: Option<Duration>,
     pub(super) is_repeated: bool,
-}
-
-impl<P> PendingCall<P> {
-    /// The error of a call whose connection ended.
-    pub(super) fn lost(
-        &self,
-        call: Box<CallSite>,
-        outcome: Outcome,
-        cause: &Arc<io::Error>,
-    ) -> RpcError {
-        let cause = Arc::clone(cause);
-        match outcome {
-            Outcome::NotExecuted => RpcError::NotSent {
-                call,
-                cause: NotSent::ConnectionLost(cause),
-            },
-            _ => RpcError::ConnectionLost { call, cause },
-        }
-    }
 }
 
 /// The milliseconds that a request tells its callee: rounded up, so that no time becomes 0, which means no limit.

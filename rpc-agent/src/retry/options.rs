@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::group::RetryGroup;
-use crate::milliseconds::milliseconds;
+use crate::clock::milliseconds;
 
 /// How often, when, and after which errors a call is retried.
 ///

@@ -9,10 +9,10 @@ use c10d_socket::Deadline;
 
 use super::driver::Driver;
 use super::entry::PeerEntry;
+use crate::clock::milliseconds;
 use crate::directory::Directory;
 use crate::error::RpcError;
 use crate::future::{Executor, FutureMessage, Hint, Promise, RpcFuture};
-use crate::milliseconds::milliseconds;
 use crate::peer::NewCall;
 use crate::worker::Destination;
 

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use c10d_socket::Cancel;
 
 use super::activity::Activity;
-use super::clock::Clock;
 use super::dial_threads::DialThreads;
 use super::entry::{Core, CoreEffects, PeerEntry, State};
 use super::gathered::Gathered;
@@ -16,6 +15,7 @@ use super::listeners::Listeners;
 use super::sockets::Sockets;
 use super::stage::Stage;
 use super::table::PeerTable;
+use crate::clock::Clock;
 use crate::error::RpcError;
 use crate::fault::FaultPlan;
 use crate::future::{Job, Promise, contained};
@@ -270,26 +270,25 @@ impl Driver {
 
     /// Hands a callback to the pool, which runs it at once when it has stopped.
     pub(super) fn call_back(&self, callback: Callback) {
-        self.activity.begin();
-        let activity = Arc::clone(&self.activity);
-        self.pool.call_back(Box::new(move || {
-            callback();
-            activity.end();
-        }));
+        self.pool.call_back(self.counted(callback));
     }
 
     /// Runs a job on a thread of the pool; after the agent's end it is dropped.
     pub(super) fn spawn(&self, job: Callback) {
-        self.activity.begin();
-        let activity = Arc::clone(&self.activity);
-        let counted: Callback = Box::new(move || {
-            job();
-            activity.end();
-        });
-        if let Err(counted) = self.pool.queue_callback(counted) {
+        if let Err(counted) = self.pool.queue_callback(self.counted(job)) {
             drop(counted);
             self.activity.end();
         }
+    }
+
+    /// Counts a job as activity from now on until it has run.
+    fn counted(&self, job: Callback) -> Callback {
+        self.activity.begin();
+        let activity = Arc::clone(&self.activity);
+        Box::new(move || {
+            job();
+            activity.end();
+        })
     }
 
     fn input<R>(

@@ -18,7 +18,6 @@
 mod acceptor;
 mod activity;
 mod caller;
-mod clock;
 mod dial_threads;
 mod dialer;
 mod driver;

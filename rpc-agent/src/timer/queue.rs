@@ -6,12 +6,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::milliseconds::milliseconds;
+use crate::clock::Clock;
 
 #[derive(Debug)]
 pub(super) struct TimerQueue<T> {
-    /// The milliseconds count from here.
-    epoch: Instant,
+    clock: Clock,
     /// By due time in ms; none of the lists is empty.
     values: BTreeMap<u64, Vec<T>>,
     len: usize,
@@ -20,7 +19,7 @@ pub(super) struct TimerQueue<T> {
 impl<T> TimerQueue<T> {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            epoch: now,
+            clock: Clock::new(now),
             values: BTreeMap::new(),
             len: 0,
         }
@@ -28,7 +27,7 @@ impl<T> TimerQueue<T> {
 
     /// Keeps a value until `at`. Returns whether it is now due before all others.
     pub(super) fn schedule(&mut self, at: Instant, value: T) -> bool {
-        let at_ms = milliseconds(at.saturating_duration_since(self.epoch));
+        let at_ms = self.clock.ms_until(at);
         let is_first = self
             .values
             .first_key_value()
@@ -40,8 +39,7 @@ impl<T> TimerQueue<T> {
 
     /// Takes out the values that are due, in order of due time, then of insertion.
     pub(super) fn due(&mut self, now: Instant) -> Vec<T> {
-        let since = now.saturating_duration_since(self.epoch);
-        let now_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+        let now_ms = self.clock.ms_of(now);
         let mut due = Vec::new();
         while let Some(first) = self.values.first_entry()
             && *first.key() <= now_ms
@@ -55,7 +53,7 @@ impl<T> TimerQueue<T> {
     /// The time until a value is due; `None` when none waits.
     pub(super) fn poll_timeout(&self, now: Instant) -> Option<Duration> {
         let (at_ms, _) = self.values.first_key_value()?;
-        let present = now.saturating_duration_since(self.epoch);
+        let present = now.saturating_duration_since(self.clock.start());
         Some(Duration::from_millis(*at_ms).saturating_sub(present))
     }
 
