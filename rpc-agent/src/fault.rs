@@ -389,11 +389,8 @@ struct Fingerprint(u64);
 
 impl Fingerprint {
     fn of(leg: Leg, function: &str, to: WorkerId, payload: &[u8]) -> Self {
-        let leg = match leg {
-            Leg::Request => 0,
-            Leg::Answer => 1,
-        };
-        Self(mix(u64::from(to.get()) << 1 | leg))
+        let is_answer = u64::from(leg == Leg::Answer);
+        Self(mix(u64::from(to.get()) << 1 | is_answer))
             .with(function.as_bytes())
             .with(payload)
     }
@@ -401,15 +398,9 @@ impl Fingerprint {
     fn with(self, bytes: &[u8]) -> Self {
         // The length separates adjacent fields: `ab` + `c` and `a` + `bc` differ.
         let mut state = mix(self.0 ^ bytes.len() as u64);
-        let mut words = bytes.chunks_exact(8);
-        for word in &mut words {
-            state = (state ^ LittleEndian::read_u64(word))
-                .wrapping_mul(GOLDEN_GAMMA)
-                .rotate_left(29);
-        }
-        let rest = words.remainder();
-        if !rest.is_empty() {
-            state ^= LittleEndian::read_uint(rest, rest.len());
+        for word in bytes.chunks(8) {
+            let word = LittleEndian::read_uint(word, word.len());
+            state = (state ^ word).wrapping_mul(GOLDEN_GAMMA).rotate_left(29);
         }
         Self(mix(state))
     }

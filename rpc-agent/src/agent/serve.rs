@@ -61,37 +61,31 @@ impl Work<Served> for Service {
             call: ServedCall::begin(&self.agent, reply_to, request.deadline, is_deferred),
         };
         let payload = request.payload;
-        // Counted and logged before the answer: the caller may look at once.
-        let note_panic = |context: &Context, text: &str| {
-            runtime.driver.metrics.requests.panics.add(1);
-            log::error!(
-                "{}: function `{}` panicked, called by {}: {text}",
-                runtime.driver.me(),
-                context.function(),
-                context.caller()
-            );
-        };
-        match &function.body {
-            Body::Direct(run) => {
-                let result = catch_panic(|| run(&context, payload));
-                function.ran_for(began.elapsed());
-                match result {
-                    Ok(answer) => context.call.answer(answer),
-                    Err(text) => {
-                        note_panic(&context, &text);
-                        context.call.panicked(&text);
-                    }
-                }
-            }
+        let result = catch_panic(|| match &function.body {
+            Body::Direct(run) => Some(run(&context, payload)),
             Body::Deferred(run) => {
-                let reply = Reply {
-                    pending: Some(context.call.clone()),
-                };
-                let result = catch_panic(|| run(&context, payload, reply));
-                function.ran_for(began.elapsed());
-                if let Err(text) = result {
-                    // The reply was dropped on the way, and has answered.
-                    note_panic(&context, &text);
+                let pending = Some(context.call.clone());
+                run(&context, payload, Reply { pending });
+                None
+            }
+        });
+        function.ran_for(began.elapsed());
+        match result {
+            Ok(Some(answer)) => context.call.answer(answer),
+            // The reply answers.
+            Ok(None) => {}
+            Err(text) => {
+                // Counted and logged before the answer: the caller may look at once.
+                runtime.driver.metrics.requests.panics.add(1);
+                log::error!(
+                    "{}: function `{}` panicked, called by {}: {text}",
+                    runtime.driver.me(),
+                    context.function(),
+                    context.caller()
+                );
+                // A reply was dropped on the way, and has answered.
+                if !is_deferred {
+                    context.call.panicked(&text);
                 }
             }
         }

@@ -154,8 +154,8 @@ struct Part {
 
 /// An incomplete large message.
 struct Assembly {
-    /// `None` for a response.
-    request: Option<RequestHead>,
+    /// Of a request: its budget in milliseconds, and its function; `None` for a response.
+    request: Option<(u32, Option<FunctionId>)>,
     /// Empty when unwanted.
     payload: Vec<u8>,
     /// Payload bytes in `payload`. The start of the next frame may follow them until [`Incoming::received`].
@@ -164,12 +164,6 @@ struct Assembly {
     missing_bytes: u64,
     payload_bytes: u64,
     is_wanted: bool,
-}
-
-#[derive(Debug)]
-struct RequestHead {
-    budget_ms: u32,
-    function: Option<FunctionId>,
 }
 
 impl Incoming {
@@ -487,11 +481,8 @@ impl Incoming {
                 function,
                 payload_bytes,
             } => {
-                let request = RequestHead {
-                    budget_ms,
-                    function: recipient.find_function(function),
-                };
-                return self.begin_message(header.kind, id, payload_bytes, Some(request), true);
+                let request = Some((budget_ms, recipient.find_function(function)));
+                return self.begin_message(header.kind, id, payload_bytes, request, true);
             }
             Frame::LargeResponse { id, payload_bytes } => {
                 let is_wanted = recipient.wants_response(id);
@@ -531,7 +522,7 @@ impl Incoming {
         kind: Kind,
         id: u64,
         payload_bytes: u64,
-        request: Option<RequestHead>,
+        request: Option<(u32, Option<FunctionId>)>,
         is_wanted: bool,
     ) -> Result<(), WireError> {
         self.check_length(payload_bytes)?;
@@ -635,10 +626,7 @@ impl Incoming {
         let id = part.key.id;
         let payload = Bytes::from(assembly.payload);
         recipient.take(match assembly.request {
-            Some(RequestHead {
-                budget_ms,
-                function,
-            }) => Message::Request {
+            Some((budget_ms, function)) => Message::Request {
                 id,
                 budget_ms,
                 function,

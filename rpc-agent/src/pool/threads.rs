@@ -265,17 +265,11 @@ impl<R: Send + 'static> Pool<R> {
             state = match state.scheduler.next(&mut thread) {
                 Next::CallBack(callback) => {
                     self.unlock(state);
-                    self.continue_as(Role::Runs(Task::Callback));
-                    run_task(callback);
-                    self.continue_as(Role::None);
-                    self.lock_and(|scheduler| scheduler.returned(&mut thread))
+                    self.run_task(&mut thread, Task::Callback, callback)
                 }
                 Next::Run(request) => {
                     self.unlock(state);
-                    self.continue_as(Role::Runs(Task::Handler));
-                    run_task(|| work.run(request));
-                    self.continue_as(Role::None);
-                    self.lock_and(|scheduler| scheduler.returned(&mut thread))
+                    self.run_task(&mut thread, Task::Handler, || work.run(request))
                 }
                 Next::Refuse(request) => {
                     self.unlock(state);
@@ -328,6 +322,25 @@ impl<R: Send + 'static> Pool<R> {
                 }
             };
         }
+    }
+
+    /// Runs a task, which contains the panics of the program's functions itself. A panic of what is dropped after them
+    /// must not cost the pool a thread.
+    fn run_task(
+        &self,
+        thread: &mut Thread,
+        task: Task,
+        run: impl FnOnce(),
+    ) -> MutexGuard<'_, State<R>> {
+        self.continue_as(Role::Runs(task));
+        if cfg!(shuttle) {
+            // The model checker reports panics.
+            run();
+        } else {
+            contained("a task", run);
+        }
+        self.continue_as(Role::None);
+        self.lock_and(|scheduler| scheduler.returned(thread))
     }
 
     fn sleep<'a>(
@@ -459,17 +472,6 @@ impl<R: Send + 'static> Pool<R> {
 
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
-    }
-}
-
-/// Runs a task, which contains the panics of the program's functions itself. A panic of what is dropped after them
-/// must not cost the pool a thread.
-fn run_task(task: impl FnOnce()) {
-    if cfg!(shuttle) {
-        // The model checker reports panics.
-        task();
-    } else {
-        contained("a task", task);
     }
 }
 

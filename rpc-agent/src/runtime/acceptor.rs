@@ -131,9 +131,8 @@ impl Acceptor {
     /// Accepts connections and starts their handshakes. Requests that came with those that make room go to `admitted`.
     pub(super) fn accept(&mut self, now: Instant, admitted: &mut impl Extend<Served>) {
         loop {
-            let (handshakes, sockets) = (&self.handshakes, &self.driver.sockets);
-            let stage = |key| stage_of(handshakes, sockets, key);
-            let open = handshakes.len();
+            let stage = |key| stage_of(&self.handshakes, &self.driver.sockets, key);
+            let open = self.handshakes.len();
             match self.listeners.next(&mut self.rules, open, stage) {
                 Step::Read((token, _)) => self.readable(token, admitted),
                 Step::Close((token, _)) => self.close(token, &Refusal::MakesRoom),
@@ -215,8 +214,7 @@ impl Acceptor {
     }
 
     fn handshake_begun(&mut self, key: Key) {
-        let (handshakes, sockets) = (&self.handshakes, &self.driver.sockets);
-        let stage = |key| stage_of(handshakes, sockets, key);
+        let stage = |key| stage_of(&self.handshakes, &self.driver.sockets, key);
         for (oldest, _) in self.rules.handshake_begun(key, stage) {
             self.close(oldest, &"handshake limit reached, and it is the oldest");
         }
@@ -261,9 +259,8 @@ impl Acceptor {
                 watched: READABLE,
             },
         );
-        let (handshakes, sockets) = (&self.handshakes, &self.driver.sockets);
-        self.rules
-            .admitted(key, |key| stage_of(handshakes, sockets, key));
+        let stage = |key| stage_of(&self.handshakes, &self.driver.sockets, key);
+        self.rules.admitted(key, stage);
         Ok(())
     }
 
