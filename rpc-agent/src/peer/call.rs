@@ -1,9 +1,11 @@
-//! A call to a peer.
+//! A call to a peer, and the error of one that the peer reports.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::clock::milliseconds;
+use crate::error::{CallMessage, CallSite, Outcome, RpcError};
+use crate::wire::Failure;
 
 /// A call that is about to be made. `P` is the shell's means to complete it.
 pub(crate) struct NewCall<'a, P> {
@@ -35,4 +37,41 @@ pub(super) fn budget_ms(timeout: Option<Duration>) -> u32 {
             .unwrap_or(u32::MAX)
             .max(1)
     })
+}
+
+impl Failure {
+    /// The error of the call that got this answer. `message_bytes_max` is the limit of the pair.
+    pub(super) fn into_error<P>(
+        self,
+        call: Box<CallSite>,
+        pending: &PendingCall<P>,
+        message_bytes_max: u64,
+    ) -> RpcError {
+        match self {
+            Self::Handler(message) => RpcError::Remote {
+                call,
+                message,
+                panicked: false,
+            },
+            Self::Panicked(message) => RpcError::Remote {
+                call,
+                message,
+                panicked: true,
+            },
+            Self::NoSuchFunction => RpcError::NoSuchFunction { call },
+            Self::Rejected(reason) => RpcError::Rejected { call, reason },
+            Self::AnswerTooLarge { bytes } => RpcError::TooLarge {
+                call,
+                message: CallMessage::Answer,
+                bytes,
+                bytes_max: message_bytes_max,
+            },
+            Self::DeadlinePassed => RpcError::Timeout {
+                call,
+                after: pending.timeout.unwrap_or_default(),
+                outcome: Outcome::NotExecuted,
+                cause: Some("its deadline had passed before the function could begin".into()),
+            },
+        }
+    }
 }

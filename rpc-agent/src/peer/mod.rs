@@ -14,7 +14,6 @@ mod call;
 mod config;
 mod connection;
 mod effect;
-mod failure;
 mod functions;
 mod in_flight;
 mod incoming;

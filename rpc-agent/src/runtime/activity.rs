@@ -8,7 +8,7 @@ mod model_tests;
 use c10d_socket::{Cancel, Deadline};
 
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::sync::{Arc, Monitor};
+use crate::sync::{Arc, Monitor, WaitEnd};
 
 /// Counter of pending operations.
 #[derive(Debug, Default)]
@@ -59,16 +59,23 @@ impl Activity {
         self.idle.ring();
     }
 
-    /// Waits for zero, the deadline, `cancel`, or [`Activity::end_waits`]. Returns whether zero was reached.
-    pub(crate) fn wait_idle(&self, deadline: Deadline, cancel: &Cancel) -> bool {
+    /// Waits for zero.
+    ///
+    /// # Errors
+    /// The deadline has passed, or `cancel` or [`Activity::end_waits`] has ended the wait.
+    pub(crate) fn wait_idle(&self, deadline: Deadline, cancel: &Cancel) -> Result<(), WaitEnd> {
         self.has_waiter.store(true, Ordering::SeqCst);
         let mut is_idle = false;
         let waited = self.idle.wait_for((deadline, cancel), |()| {
             is_idle = self.under_way() == 0;
             is_idle || self.waits_ended.load(Ordering::SeqCst)
         });
-        drop(waited);
-        is_idle
+        drop(waited?);
+        if is_idle {
+            Ok(())
+        } else {
+            Err(WaitEnd::Cancelled)
+        }
     }
 }
 
@@ -80,16 +87,17 @@ mod tests {
     #[test]
     fn a_wait_ends_with_the_last_operation() {
         let activity = Arc::new(Activity::default());
-        assert!(activity.wait_idle(Deadline::NEVER, &Cancel::NEVER));
+        assert_eq!(activity.wait_idle(Deadline::NEVER, &Cancel::NEVER), Ok(()));
         activity.begin_call();
         activity.begin();
-        assert!(!activity.wait_idle(Deadline::at(Instant::now()), &Cancel::NEVER));
+        let late = activity.wait_idle(Deadline::at(Instant::now()), &Cancel::NEVER);
+        assert_eq!(late, Err(WaitEnd::Late));
         let other = Arc::clone(&activity);
         let ending = std::thread::spawn(move || {
             other.end();
             other.end();
         });
-        assert!(activity.wait_idle(Deadline::NEVER, &Cancel::NEVER));
+        assert_eq!(activity.wait_idle(Deadline::NEVER, &Cancel::NEVER), Ok(()));
         ending.join().unwrap();
         assert_eq!((activity.under_way(), activity.calls_started()), (0, 1));
     }

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use c10d_socket::Deadline;
 
 use super::driver::Driver;
-use super::entry::PeerEntry;
+use super::peers::PeerEntry;
 use crate::clock::milliseconds;
 use crate::directory::Directory;
 use crate::error::RpcError;

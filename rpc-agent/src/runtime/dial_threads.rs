@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::entry::PeerEntry;
+use super::peers::PeerEntry;
 
 /// More attempts at a time than this wait for each other.
 const THREADS_MAX: usize = 8;

@@ -15,7 +15,7 @@ use c10d_socket::{
 
 use super::dial_threads::Attempt;
 use super::driver::Driver;
-use super::entry::PeerEntry;
+use super::peers::PeerEntry;
 use super::reader::Inbox;
 use super::received::{invalid, received};
 use super::socket::NOT_SENT_LOW_WATER_BYTES;

@@ -9,12 +9,11 @@ use c10d_socket::Cancel;
 
 use super::activity::Activity;
 use super::dial_threads::DialThreads;
-use super::entry::{Core, CoreEffects, PeerEntry, State};
 use super::gathered::Gathered;
 use super::listeners::Listeners;
+use super::peers::{Core, CoreEffects, PeerEntry, PeerTable, State};
 use super::sockets::Sockets;
 use super::stage::Stage;
-use super::table::PeerTable;
 use crate::clock::Clock;
 use crate::error::RpcError;
 use crate::fault::FaultPlan;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::entry::PeerEntry;
+use super::peers::PeerEntry;
 use crate::sync::Lock;
 
 /// Which peers are to be flushed by the next thread that is about to sleep.

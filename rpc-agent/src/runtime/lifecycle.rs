@@ -14,8 +14,8 @@ use super::acceptor::AcceptOptions;
 use super::caller::Caller;
 use super::dialer::Dialer;
 use super::driver::{Driver, Served};
-use super::entry::Core;
 use super::future_driver::FutureDriver;
+use super::peers::Core;
 use super::poller::Poller;
 use super::retrier::Retrier;
 use super::shutdown_turn::ShutdownTurn;
@@ -193,14 +193,8 @@ impl Runtime {
             return self.join(deadline);
         }
         let began = Instant::now();
-        if !self.driver.activity.wait_idle(deadline, &self.cancel) {
-            let end = if self.is_interrupted() || self.cancel.is_cancelled() {
-                WaitEnd::Cancelled
-            } else {
-                WaitEnd::Late
-            };
-            return Err(self.not_ended(end, began));
-        }
+        let waited = self.driver.activity.wait_idle(deadline, &self.cancel);
+        waited.map_err(|end| self.not_ended(end, began))?;
         self.directory.leave(deadline, &self.cancel)?;
         Ok(())
     }
@@ -302,7 +296,7 @@ impl Runtime {
 }
 
 impl Activity for Runtime {
-    fn wait_idle(&self, by: Deadline, cancel: &Cancel) -> bool {
+    fn wait_idle(&self, by: Deadline, cancel: &Cancel) -> Result<(), WaitEnd> {
         self.driver.activity.wait_idle(by, cancel)
     }
 

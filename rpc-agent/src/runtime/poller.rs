@@ -10,7 +10,7 @@ use mio::{Events, Poll};
 
 use super::acceptor::{AcceptOptions, Acceptor};
 use super::driver::{Driver, Served};
-use super::entry::PeerEntry;
+use super::peers::PeerEntry;
 use super::reader::{self, ReadBuffers, ReadEnd};
 use super::sockets::{Owner, Sockets, WAKER};
 use crate::peer::{ConnectionId, Reads};

@@ -6,7 +6,7 @@ use std::time::Instant;
 use c10d_socket::{Cancel, Deadline, wait_for_either, wait_for_input};
 
 use super::driver::{Driver, Served};
-use super::entry::{Core, CoreEffects, PeerEntry};
+use super::peers::{Core, CoreEffects, PeerEntry};
 use super::received::Received;
 use super::tls::SealedReads;
 use crate::peer::{Connection, ConnectionId, FunctionId, Message, ReadNext, Reads, Recipient};

@@ -10,7 +10,7 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::caller::Caller;
-use super::entry::PeerEntry;
+use super::peers::PeerEntry;
 use crate::error::{CallSite, NotSent, RpcError};
 use crate::future::{FutureMessage, Promise};
 use crate::retry::{RetryGroup, RetryMembership, RetryOptions, RetryState, Verdict};

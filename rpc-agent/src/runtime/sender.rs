@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::driver::Driver;
-use super::entry::PeerEntry;
+use super::peers::PeerEntry;
 use crate::error::{CallSite, NotSent, RpcError};
 use crate::fault::{Fault, Leg};
 use crate::future::Promise;

@@ -11,7 +11,7 @@ use mio::unix::SourceFd;
 use mio::{Interest, Token, Waker};
 use slab::Slab;
 
-use super::entry::PeerEntry;
+use super::peers::PeerEntry;
 use super::socket::Socket;
 use super::tls::Tls;
 use crate::peer::Watch;

@@ -55,7 +55,7 @@ use c10d_store::{Store, StoreError, StoreExt};
 
 use crate::directory::BoundedStore;
 use crate::shortlist::Shortlist;
-use crate::sync::waker;
+use crate::sync::{WaitEnd, waker};
 use crate::worker::WorkerInfo;
 use detector::{Detector, Step};
 pub use error::TerminationError;
@@ -73,9 +73,11 @@ const VALUE_CHARS_SHOWN_MAX: usize = 40;
 /// What termination detection needs to know of its own worker.
 pub(crate) trait Activity {
     /// Blocks until the worker is idle: at one moment, none of its calls is unanswered, no callback or
-    /// handler runs, and no retry is queued. `false` if the deadline passes first or the wait is
-    /// interrupted.
-    fn wait_idle(&self, by: Deadline, cancel: &Cancel) -> bool;
+    /// handler runs, and no retry is queued.
+    ///
+    /// # Errors
+    /// The deadline has passed, or `cancel` or the end of the worker's agent has ended the wait.
+    fn wait_idle(&self, by: Deadline, cancel: &Cancel) -> Result<(), WaitEnd>;
 
     /// Number of calls that the worker has started since its start. Retries belong to their call.
     fn calls_started(&self) -> u64;
@@ -205,21 +207,19 @@ impl Termination {
         cancel: &Cancel,
     ) -> Result<(), TerminationError> {
         let before = activity.calls_started();
-        if activity.wait_idle(by, cancel) {
-            self.core.was_idle(before, activity.calls_started());
-            return Ok(());
-        }
+        let waited = activity.wait_idle(by, cancel);
         let (round, elapsed) = (self.core.round(), started.elapsed());
-        Err(if activity.is_interrupted() || cancel.is_cancelled() {
-            TerminationError::Interrupted { round, elapsed }
-        } else {
-            TerminationError::Busy {
+        waited.map_err(|end| match end {
+            WaitEnd::Cancelled => TerminationError::Interrupted { round, elapsed },
+            WaitEnd::Late => TerminationError::Busy {
                 me: Box::new(self.me.clone()),
                 round,
                 calls_out: activity.calls_out(),
                 elapsed,
-            }
-        })
+            },
+        })?;
+        self.core.was_idle(before, activity.calls_started());
+        Ok(())
     }
 
     fn await_sum(

@@ -82,17 +82,20 @@ impl Calls {
 }
 
 impl Activity for Calls {
-    fn wait_idle(&self, by: Deadline, _: &Cancel) -> bool {
+    fn wait_idle(&self, by: Deadline, _: &Cancel) -> Result<(), WaitEnd> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let mut out = self.out.lock().unwrap();
         while *out > 0 {
             let left = by.remaining(Instant::now()).unwrap_or(PATIENCE);
-            if left.is_zero() || self.is_interrupted() {
-                return false;
+            if self.is_interrupted() {
+                return Err(WaitEnd::Cancelled);
+            }
+            if left.is_zero() {
+                return Err(WaitEnd::Late);
             }
             out = self.changed.wait_timeout(out, left).unwrap().0;
         }
-        true
+        Ok(())
     }
 
     fn calls_started(&self) -> u64 {

@@ -24,7 +24,7 @@ fn a_wait_ends_with_the_last_of_nested_operations_under_shuttle() {
             }
         });
         // A missed wakeup is a deadlock, which the model checker reports.
-        assert!(activity.wait_idle(Deadline::NEVER, &Cancel::NEVER));
+        assert_eq!(activity.wait_idle(Deadline::NEVER, &Cancel::NEVER), Ok(()));
         assert_eq!(activity.under_way(), 0);
         ending.join().unwrap();
     };
@@ -45,8 +45,8 @@ fn two_concurrent_waits_both_end_under_shuttle() {
             let activity = Arc::clone(&activity);
             move || activity.end()
         });
-        assert!(activity.wait_idle(Deadline::NEVER, &Cancel::NEVER));
-        assert!(other.join().unwrap());
+        assert_eq!(activity.wait_idle(Deadline::NEVER, &Cancel::NEVER), Ok(()));
+        assert_eq!(other.join().unwrap(), Ok(()));
         ending.join().unwrap();
     };
     shuttle::check_dfs(model, Some(200_000));
@@ -65,11 +65,11 @@ fn a_wait_with_a_deadline_returns_true_only_at_zero_under_shuttle() {
             });
             let later = std::time::Duration::from_secs(3600);
             let deadline = Deadline::after(std::time::Instant::now(), later);
-            if activity.wait_idle(deadline, &Cancel::NEVER) {
+            if activity.wait_idle(deadline, &Cancel::NEVER).is_ok() {
                 assert_eq!(activity.under_way(), 0);
             }
             ending.join().unwrap();
-            assert!(activity.wait_idle(deadline, &Cancel::NEVER));
+            assert_eq!(activity.wait_idle(deadline, &Cancel::NEVER), Ok(()));
         },
         4000,
     );
