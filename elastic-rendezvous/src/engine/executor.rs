@@ -89,6 +89,9 @@ pub(crate) struct Executor {
     requested_at: Duration,
     /// A time at or before the request for the current state.
     known_as_of: Duration,
+    /// When a write in place of the state of `token` was requested first. The state of another token shows whether it
+    /// took effect.
+    write_requested_at: Option<Duration>,
     conflicts: u32,
     observations: Observations,
     dropped: BTreeMap<NodeId, Dropped>,
@@ -129,6 +132,7 @@ impl Executor {
             since: now.monotonic,
             requested_at: now.monotonic,
             known_as_of: now.monotonic,
+            write_requested_at: None,
             conflicts: 0,
             observations: Observations::new(now),
             dropped: BTreeMap::new(),
@@ -215,11 +219,11 @@ impl Executor {
         loop {
             if self.phase == Phase::Sync {
                 self.requested_at = now.monotonic;
-                return if self.is_dirty {
-                    Need::Write
-                } else {
-                    Need::Read
-                };
+                if !self.is_dirty {
+                    return Need::Read;
+                }
+                self.write_requested_at.get_or_insert(now.monotonic);
+                return Need::Write;
             }
             let decision = self.decide(now);
             self.last_decision = Some(decision);
@@ -598,6 +602,12 @@ impl Executor {
         let mut lost = self.overdue(&state, now);
         self.known_as_of = self.requested_at;
         self.observations.observe(&state, &self.settings, now);
+        if token != self.token
+            && let Some(at) = self.write_requested_at.take()
+        {
+            // This process may have been stopped before it got the answer.
+            self.observations.backdate(&self.me, at);
+        }
         self.state = state;
         self.token = token;
         self.is_dirty = false;

@@ -115,6 +115,13 @@ impl Observations {
         self.adopt(state, now, true, |_| false);
     }
 
+    /// The heartbeat of `me` in the state that was adopted last was written at `at` or later, unless it was known before.
+    pub(crate) fn backdate(&mut self, me: &NodeId, at: Duration) {
+        if let Some(sighting) = self.peers.get_mut(me) {
+            sighting.seen_at = sighting.seen_at.min(at);
+        }
+    }
+
     fn adopt(
         &mut self,
         state: &RendezvousState,

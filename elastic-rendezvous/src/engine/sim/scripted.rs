@@ -95,6 +95,44 @@ fn a_heartbeat_is_due_when_the_last_one_is_an_interval_old() {
     assert_eq!(written, due.wall);
 }
 
+/// The process is stopped between its write and the answer, or learns only from a later read that it has written.
+/// docs/rendezvous.md, OUTAGE 3.
+#[test]
+fn a_heartbeat_is_as_old_as_the_request_that_wrote_it() {
+    for is_answered in [true, false] {
+        let mut executor = executor(Operation::Join, open(&["peer"], START.wall));
+        assert_eq!(executor.step(START), Need::Write);
+        let mut written = executor.to_write().0.clone();
+        let late = at(14 * SECOND);
+        if is_answered {
+            executor.on_written(Written::Ours(token(2)), late);
+        } else {
+            executor.on_outage();
+            assert_eq!(executor.step(late), Need::Read);
+            written.last_heartbeats.insert(node("peer"), late.wall);
+            executor.on_read(Some((written, token(2))), late);
+        }
+        assert_eq!(
+            executor.heartbeat_due_at(),
+            Some(START.monotonic + 5 * SECOND)
+        );
+        assert_eq!(
+            executor.is_kept_until(),
+            Some(START.monotonic + 15 * SECOND)
+        );
+        assert_eq!(executor.step(late), Need::Write);
+        assert_eq!(rule(&executor), Rule::J14, "answered: {is_answered}");
+        // A conflict: it is still due.
+        let mut others = executor.to_write().0.clone();
+        others.last_heartbeats.insert(node("me"), START.wall);
+        executor.on_written(Written::Theirs(Box::new(others), token(3)), late);
+        assert_eq!(executor.step(late), Need::Write);
+        executor.on_written(Written::Ours(token(4)), late);
+        let due_at = late.monotonic + 5 * SECOND;
+        assert_eq!(executor.heartbeat_due_at(), Some(due_at));
+    }
+}
+
 /// docs/rendezvous.md, CLOCK 5.
 #[test]
 fn the_last_call_is_over_when_more_than_its_time_has_passed() {
