@@ -32,9 +32,6 @@ const LEASE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How many members poll the lease that often.
 const DEPUTIES: usize = 4;
 
-/// How often the other members poll it, in intervals of heartbeats: in case the deputies die with the holder.
-const HEARTBEATS_PER_LEASE_POLL: u32 = 12;
-
 /// A lease that is not renewed for this time, as a node has seen it, is free. Longer by the second for each node that
 /// may take part: thousands that the holder wakes delay its renewals, and each of them answers to a new holder.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -420,8 +417,13 @@ impl Station {
             self.timers
                 .set(Timer::Heartbeat, at.saturating_add(to_next));
             // The heartbeat has ended the wait: to end and begin it again for a poll costs twice what the poll does.
+            let soon = if self.polls_with_heartbeats() {
+                interval.saturating_mul(2)
+            } else {
+                interval / 2
+            };
             for poll in [Timer::LeasePoll, Timer::SecondPoll] {
-                if self.timers.is_due(poll, at.saturating_add(interval / 2)) {
+                if self.timers.is_due(poll, at.saturating_add(soon)) {
                     self.timers.set(poll, at);
                 }
             }
@@ -508,7 +510,7 @@ impl Station {
     }
 
     fn poll_lease(&mut self, at: Duration) -> Ask {
-        if !self.timers.take_due(Timer::SecondPoll, at) {
+        if !self.timers.take_due(Timer::SecondPoll, at) && !self.polls_with_heartbeats() {
             let pause = self.lease_timeout().saturating_add(SECOND_POLL);
             self.timers.set_in(Timer::SecondPoll, at, pause);
         }
@@ -534,12 +536,17 @@ impl Station {
             let most = least.saturating_add(more).min(LEASE_POLL_INTERVAL_MAX);
             return self.staggered(least, most);
         }
-        if self.membership.as_ref().is_none_or(|it| it.rank < DEPUTIES) {
-            return self.staggered(least, least.saturating_add(least / 4));
+        if self.polls_with_heartbeats() {
+            return self.settings.keep_alive_interval.saturating_mul(2);
         }
-        let interval = self.settings.keep_alive_interval;
-        let most = interval.saturating_mul(HEARTBEATS_PER_LEASE_POLL);
-        self.staggered(most / 2, most)
+        self.staggered(least, least.saturating_add(least / 4))
+    }
+
+    /// Whether this node is a member that polls the lease only when a heartbeat ends its wait: in case the deputies die
+    /// with the holder. Nodes that write alone may then form another world.
+    fn polls_with_heartbeats(&self) -> bool {
+        let membership = self.membership.as_ref();
+        !self.is_requesting() && membership.is_some_and(|it| it.rank >= DEPUTIES)
     }
 
     /// A time between these, such that not all nodes do the same at the same time.

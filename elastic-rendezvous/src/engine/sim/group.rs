@@ -183,6 +183,36 @@ fn a_node_that_was_stopped_for_seven_seconds_is_not_taken_for_dead() {
     }
 }
 
+/// The members with the lowest ranks may share a rack with the holder.
+/// docs/rendezvous.md, GROUP 2.
+#[test]
+fn the_members_go_on_soon_if_those_that_poll_the_lease_each_second_die_with_the_holder() {
+    for seed in 0..200 {
+        let mut world = World::new(seed, settings(2, 9));
+        for _ in 0..9 {
+            let after = Duration::from_millis(world.random.u64(..2000));
+            add_after(&mut world, Kind::Group, after);
+        }
+        let end = world.now + SECOND * 40;
+        assert!(world.run_until(end, World::is_settled), "seed {seed}");
+        let after = Duration::from_millis(world.random.u64(..10_000));
+        world.run_for(after);
+        let state = world.store.state();
+        for index in 0..9 {
+            if state.participants[&world.nodes[index].me] < 4 || world.holder() == Some(index) {
+                world.command(index, Command::Crash);
+            }
+        }
+        // Two heartbeats until there is a holder, which sees the silence of the dead from then on.
+        let end = world.now + SECOND * 10 + world.settings.dead_after() + SECOND * 5;
+        assert!(
+            world.run_until(end, |world| world.alive() >= 4 && world.is_settled()),
+            "seed {seed}: {}",
+            world.describe()
+        );
+    }
+}
+
 /// Up to 60 nodes in a round get this command within some milliseconds, and all have ended within `limit` after that.
 fn nodes_end(command: Command, limit: Duration) {
     for seed in 0..200 {
