@@ -372,7 +372,9 @@ impl Holder {
         }
         let (index, node) = (request.index, request.node.clone());
         let leaves = request.kind == RequestKind::Leave;
-        let Some(before) = self.clients.accept(request) else {
+        // Only a request makes this holder list a node, so the stored state lists a new one.
+        let is_listed = self.draft.lists(&node);
+        let Some(before) = self.clients.accept(request, is_listed) else {
             return false;
         };
         if before == Status::Decided {
@@ -564,7 +566,7 @@ impl Holder {
 
     /// Forgets the requests of dropped nodes: one that lives repeats its request.
     fn forget(&mut self, is_gone: impl Fn(&Client) -> bool) {
-        let gone = self.clients.remove(is_gone);
+        let gone = self.clients.forget(is_gone);
         self.decided.retain(|(index, _)| !gone.contains_key(index));
         let round = self.draft.state.round;
         let notices = gone.into_iter().map(|(index, number)| {
@@ -621,6 +623,46 @@ impl Holder {
 mod tests {
     use super::*;
     use crate::values::timestamp::Timestamp;
+
+    /// A spare has left by its own write, and its earlier request comes before it wrote.
+    #[test]
+    fn a_node_that_has_left_is_not_listed_again_by_a_request_from_before() {
+        let now = Now {
+            monotonic: Duration::from_secs(1000),
+            wall: Timestamp::from_micros(1_800_000_000_000_000),
+        };
+        let (me, spare) = (NodeId::new("node", 1, 0), NodeId::new("spare", 1, 0));
+        let settings = RendezvousSettings::for_test(1, 1);
+        let mut holder = Holder::new(me.clone(), settings, 1, now);
+        let mut state = RendezvousState {
+            complete: true,
+            ..RendezvousState::default()
+        };
+        state.participants.insert(me.clone(), 0);
+        state.last_heartbeats.insert(me, now.wall);
+        let left = state.clone();
+        state.redundancy_list.insert(spare.clone());
+        state.last_heartbeats.insert(spare.clone(), now.wall);
+        assert_eq!(holder.task(now), Task::ReadState);
+        holder.on_state(Some((state, Token::new([1]))), now);
+        let join = Request {
+            index: 7,
+            number: 1,
+            epoch: 1,
+            node: spare.clone(),
+            kind: RequestKind::Join { after: -1 },
+        };
+        holder.on_requests([join.clone()], now);
+        assert_eq!(holder.task(now), Task::WriteState);
+        let conflict = Written::Theirs(Box::new(left), Token::new([2]));
+        holder.on_written(conflict, now);
+        while let Task::Answer(_) | Task::WriteSummary(_) = holder.task(now) {}
+        // A copy of it, from before the node was notified.
+        holder.on_requests([join], now);
+        holder.task(now);
+        let (state, _) = holder.to_write();
+        assert!(!state.last_heartbeats.contains_key(&spare), "{state:?}");
+    }
 
     #[test]
     fn a_new_holder_can_renew_its_lease_between_its_notices() {

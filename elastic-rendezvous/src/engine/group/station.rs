@@ -55,6 +55,8 @@ pub(crate) struct Station {
     asked_at: Duration,
     /// When the last operation began that showed the others that this node lives.
     heard_at: Duration,
+    /// Whether the lease was polled since a request was posted last.
+    has_polled: bool,
     /// The number of the last request.
     number: u32,
     heartbeats: u64,
@@ -130,6 +132,10 @@ struct Tenure {
     /// The lease as it was written last.
     lease: Vec<u8>,
     renewals: u64,
+    /// When the last renewal that succeeded was requested.
+    renewed_at: Duration,
+    /// Others may have seen the lease as free, and have left alone: their requests are in the queue.
+    takes_first: bool,
     phase: TenurePhase,
     /// When the holder leaves its round itself, and until when it may put that off; `None` while it does not want to.
     leaves: Option<(Duration, Duration)>,
@@ -211,6 +217,7 @@ impl Station {
             asked: Ask::Idle,
             asked_at: now.monotonic,
             heard_at: now.monotonic,
+            has_polled: false,
             number: 0,
             heartbeats: 0,
             answer: Vec::new(),
@@ -447,8 +454,13 @@ impl Station {
                     lease: self.lease(epoch, Some(0), generation),
                 };
             }
-            if self.is_requesting() {
-                return self.done(Err(Ending::NoHolder), None);
+            // A holder that lives after all and takes an earlier request of this node must find this one too.
+            if matches!(&self.phase, Phase::Requesting(posting) if posting.epoch == epoch) {
+                return if self.has_polled {
+                    self.done(Err(Ending::NoHolder), None)
+                } else {
+                    self.poll_lease(at)
+                };
             }
         }
         if self.timers.is_due(Timer::LeasePoll, at) || self.timers.is_due(Timer::SecondPoll, at) {
@@ -584,7 +596,10 @@ impl Station {
             self.heard_at = self.asked_at;
         }
         match (asked, reply) {
-            (Ask::ReadLease, Reply::Value(lease)) => self.on_lease(lease.unwrap_or_default(), now),
+            (Ask::ReadLease, Reply::Value(lease)) => {
+                self.has_polled = true;
+                self.on_lease(lease.unwrap_or_default(), now);
+            }
             (Ask::Claim { lease, .. }, Reply::Value(current)) => {
                 self.on_claimed(&lease, current.unwrap_or_default(), now);
             }
@@ -604,6 +619,7 @@ impl Station {
             (Ask::Push(request), Reply::Done) if self.misdirected.last() == Some(&request) => {
                 self.misdirected.pop();
             }
+            (Ask::Push(_), Reply::Done) => self.has_polled = false,
             (Ask::TakeRequests { .. }, Reply::Requests(texts)) => self.on_requests(&texts, now),
             (asked, reply) => self.on_reply_to_holder(asked, reply, now),
         }
@@ -637,9 +653,12 @@ impl Station {
     fn on_claimed(&mut self, lease: &[u8], current: Vec<u8>, now: Now) {
         let at = now.monotonic;
         let is_mine = current == lease;
+        let timeout = self.lease_timeout();
         match &mut self.role {
             Role::Holder(tenure) if is_mine => {
                 tenure.lease = current;
+                tenure.takes_first |= at.saturating_sub(tenure.renewed_at) >= timeout;
+                tenure.renewed_at = self.asked_at;
                 // No other node can have asked for these requests.
                 self.misdirected.clear();
             }

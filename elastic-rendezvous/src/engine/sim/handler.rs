@@ -68,6 +68,9 @@ impl World {
     }
 
     pub(super) fn send(&mut self, index: usize, request: Request) {
+        if let Request::Group(ask) = &request {
+            self.trace(index, || format!("asks {ask:?}"));
+        }
         let is_repeated = self.random.f64() < self.network.twice
             && matches!(&request, Request::Group(ask) if matches!(**ask, GroupAsk::Push(_)));
         let node = &mut self.nodes[index];
@@ -210,7 +213,7 @@ impl World {
             (Operation::Exit, Ok(_)) => Stage::Away,
             (Operation::Leave, result) => {
                 if result.is_ok() {
-                    self.laws.on_left(&node.me);
+                    self.laws.on_left(&node.me, self.now);
                 }
                 Stage::Ended(Outcome::Left)
             }

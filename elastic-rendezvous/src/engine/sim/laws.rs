@@ -20,6 +20,8 @@ pub(super) struct Laws {
     joined: BTreeMap<(i64, usize), NodeId>,
     firsts: BTreeMap<i64, NodeId>,
     left: BTreeSet<NodeId>,
+    /// The nodes that were on a list since they began to join, and are on none now.
+    removed: BTreeSet<NodeId>,
     died: BTreeMap<NodeId, Duration>,
     /// Until when nodes stood still.
     stopped_until: BTreeMap<NodeId, Duration>,
@@ -36,11 +38,18 @@ impl Laws {
 
     pub(super) fn on_join(&mut self, node: &NodeId) {
         self.left.remove(node);
+        self.removed.remove(node);
+        self.died.remove(node);
     }
 
-    /// A node that has left is on no list until it joins again: no request is applied a second time.
-    pub(super) fn on_left(&mut self, node: &NodeId) {
-        self.left.insert(node.clone());
+    /// A node that has left is on no list until it joins again: no request is applied a second time. If it was on none
+    /// before, a write that lists it may be on its way, of a holder of which it has seen no renewal.
+    pub(super) fn on_left(&mut self, node: &NodeId, now: Duration) {
+        if self.removed.contains(node) {
+            self.left.insert(node.clone());
+        } else {
+            self.died.insert(node.clone(), now);
+        }
     }
 
     pub(super) fn on_write(
@@ -55,7 +64,13 @@ impl Laws {
         assert!(state.round <= before.round + 1, "a round is left out");
         assert!(state.closed >= before.closed, "it is opened again");
         check_state(state, settings);
+        for node in before.last_heartbeats.keys() {
+            if !state.last_heartbeats.contains_key(node) {
+                self.removed.insert(node.clone());
+            }
+        }
         for node in state.last_heartbeats.keys() {
+            self.removed.remove(node);
             let is_new = !before.last_heartbeats.contains_key(node);
             assert!(
                 !is_new || !self.left.contains(node),

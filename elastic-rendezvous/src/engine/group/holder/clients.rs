@@ -44,11 +44,15 @@ pub(super) enum Status {
     Evicted,
     /// Its request is fulfilled.
     Over,
+    /// Others have dropped it, or it has left by itself. It was notified: if it lives, it numbers its request anew. Copies
+    /// of the old one may still arrive.
+    Forgotten,
 }
 
 impl Clients {
-    /// Adopts a request. Returns what had become of the node's last one, or `None` if the request is ignored.
-    pub(super) fn accept(&mut self, request: Request) -> Option<Status> {
+    /// Adopts a request; `is_listed`: whether the node is on a list. Returns what had become of its last one, or `None` if
+    /// the request is ignored.
+    pub(super) fn accept(&mut self, request: Request, is_listed: bool) -> Option<Status> {
         let index = request.index;
         let arrival = self.arrivals + 1;
         let mut status = match request.kind {
@@ -61,10 +65,13 @@ impl Clients {
                 return None;
             }
             let before = client.status;
+            if before == Status::Forgotten && request.number == last.number {
+                return None;
+            }
             let is_known = match before {
                 Status::Pending { .. } | Status::Decided => true,
                 Status::Member { .. } => matches!(request.kind, RequestKind::Stay { .. }),
-                Status::Evicted | Status::Over => false,
+                Status::Evicted | Status::Over | Status::Forgotten => false,
             };
             if request == *last && is_known {
                 return None;
@@ -86,7 +93,7 @@ impl Clients {
                 status,
                 heartbeat: Some(Vec::new()),
                 is_fresh: false,
-                was_listed: false,
+                was_listed: is_listed,
                 arrival,
             };
             self.by_index.insert(index, client);
@@ -97,18 +104,17 @@ impl Clients {
         Some(before)
     }
 
-    /// Removes the nodes for which `is_gone` is true. Returns their indices and the numbers of their last requests.
-    pub(super) fn remove(&mut self, is_gone: impl Fn(&Client) -> bool) -> BTreeMap<u32, u32> {
-        let gone = self.by_index.iter().filter(|(_, client)| is_gone(client));
-        let gone: BTreeMap<u32, u32> = gone
-            .map(|(index, client)| (*index, client.request.number))
-            .collect();
-        for index in gone.keys() {
-            if let Some(client) = self.by_index.remove(index) {
-                self.order.remove(&client.arrival);
-            }
-        }
-        gone
+    /// Forgets the requests of the nodes for which `is_gone` is true. Returns their indices and the numbers of their last
+    /// requests.
+    pub(super) fn forget(&mut self, is_gone: impl Fn(&Client) -> bool) -> BTreeMap<u32, u32> {
+        let clients = self.by_index.iter_mut();
+        let gone = clients
+            .filter(|(_, client)| client.status != Status::Forgotten && is_gone(client))
+            .map(|(index, client)| {
+                client.status = Status::Forgotten;
+                (*index, client.request.number)
+            });
+        gone.collect()
     }
 
     pub(super) fn get(&self, index: u32) -> Option<&Client> {

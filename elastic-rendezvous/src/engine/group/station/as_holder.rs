@@ -85,6 +85,9 @@ impl Station {
             let lease = self.lease(epoch, Some(renewals), generation);
             return Ask::Claim { expected, lease };
         }
+        if std::mem::take(&mut tenure.takes_first) {
+            return Ask::TakeRequests { until: at };
+        }
         let mut leaves_at = Duration::MAX;
         if let Phase::Requesting(posting) | Phase::Member(posting) = &mut self.phase
             && posting.epoch != Some(epoch)
@@ -191,6 +194,8 @@ impl Station {
             holder,
             lease,
             renewals: 0,
+            renewed_at: self.asked_at,
+            takes_first: false,
             // The summary of the holder before names the nodes that have left.
             phase: if epoch > 1 {
                 TenurePhase::Checking
@@ -199,7 +204,8 @@ impl Station {
             },
             leaves: None,
         }));
-        self.timers.set_in(Timer::Renewal, now.monotonic, RENEWAL);
+        // From then on the others see this lease.
+        self.timers.set_in(Timer::Renewal, self.asked_at, RENEWAL);
     }
 }
 
