@@ -140,7 +140,15 @@ impl World {
                 return;
             }
             let now = node.clock(self.now);
-            match node.engine_mut().step(now) {
+            let mut ask = node.engine_mut().step(now);
+            if node.stage == Stage::Member
+                && !node.commands.is_empty()
+                && let Some(until) = until_mut(&mut ask)
+            {
+                // A member that has something to do waits no more.
+                *until = now.monotonic;
+            }
+            match ask {
                 Ask::ReadState => return self.send(index, Request::ReadState),
                 Ask::CheckState => {
                     let token = node.engine().to_write().and_then(|(_, token)| token);
@@ -421,5 +429,14 @@ impl World {
         node.stage = Stage::Busy(operation);
         let deadline = node.deadline;
         node.engine_mut().begin(operation, deadline, now);
+    }
+}
+
+/// Until when the node waits, in the store or not.
+const fn until_mut(ask: &mut Ask) -> Option<&mut Duration> {
+    match ask {
+        Ask::AwaitState { until, .. } | Ask::Pause { until } => Some(until),
+        Ask::Group(ask) => ask.until_mut(),
+        _ => None,
     }
 }
