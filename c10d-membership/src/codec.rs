@@ -26,10 +26,10 @@ pub struct Malformed;
 const MEMBERS_MAX: u32 = 1 << 16;
 
 /// The most bytes of a handle.
-const HANDLE_BYTES_MAX: u32 = 1 << 12;
+pub(crate) const HANDLE_BYTES_MAX: u32 = 1 << 12;
 
 /// No seat has fewer bytes.
-const SEAT_BYTES_MIN: usize = 2 * 8 + 8 + 4 + 4;
+pub(crate) const SEAT_BYTES_MIN: usize = 2 * 8 + 8 + 4 + 4;
 
 /// The rank of a newcomer, and a time that does not come.
 const NONE: u32 = u32::MAX;
@@ -327,6 +327,24 @@ fn decode_event(
     })
 }
 
+impl Encode for Seat {
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.member.encode(out);
+        put_u64(out, self.step);
+        put_u32(out, self.previous.unwrap_or(NONE));
+        put_text(out, &self.handle);
+    }
+
+    fn decode(bytes: &mut &[u8]) -> Result<Self, Malformed> {
+        Ok(Self {
+            member: MemberKey::decode(bytes)?,
+            step: u64_of(bytes)?,
+            previous: rank_of(bytes)?,
+            handle: text_of(bytes)?,
+        })
+    }
+}
+
 impl Encode for Record {
     fn encode(&self, out: &mut Vec<u8>) {
         out.reserve(8 + 4 + 4 + self.seats.len() * (SEAT_BYTES_MIN + 48));
@@ -334,10 +352,7 @@ impl Encode for Record {
         put_u32(out, saturated(self.source));
         put_u32(out, saturated(self.seats.len()));
         for seat in &self.seats {
-            seat.member.encode(out);
-            put_u64(out, seat.step);
-            put_u32(out, seat.previous.unwrap_or(NONE));
-            put_text(out, &seat.handle);
+            seat.encode(out);
         }
     }
 
@@ -350,12 +365,7 @@ impl Encode for Record {
         }
         let mut seats = Vec::with_capacity(count);
         for _ in 0..count {
-            seats.push(Seat {
-                member: MemberKey::decode(bytes)?,
-                step: u64_of(bytes)?,
-                previous: rank_of(bytes)?,
-                handle: text_of(bytes)?,
-            });
+            seats.push(Seat::decode(bytes)?);
         }
         Ok(Self {
             attempt,
@@ -629,13 +639,13 @@ fn end_of(bytes: &mut &[u8]) -> Result<EndReason, Malformed> {
     })
 }
 
-fn put_u32(out: &mut Vec<u8>, number: u32) {
+pub(crate) fn put_u32(out: &mut Vec<u8>, number: u32) {
     let mut word = [0; 4];
     LE::write_u32(&mut word, number);
     out.extend_from_slice(&word);
 }
 
-fn put_u64(out: &mut Vec<u8>, number: u64) {
+pub(crate) fn put_u64(out: &mut Vec<u8>, number: u64) {
     let mut word = [0; 8];
     LE::write_u64(&mut word, number);
     out.extend_from_slice(&word);
@@ -652,17 +662,17 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-fn saturated(number: usize) -> u32 {
+pub(crate) fn saturated(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Result<&'a [u8], Malformed> {
+pub(crate) fn take<'a>(bytes: &mut &'a [u8], count: usize) -> Result<&'a [u8], Malformed> {
     let (taken, rest) = bytes.split_at_checked(count).ok_or(Malformed)?;
     *bytes = rest;
     Ok(taken)
 }
 
-fn byte_of(bytes: &mut &[u8]) -> Result<u8, Malformed> {
+pub(crate) fn byte_of(bytes: &mut &[u8]) -> Result<u8, Malformed> {
     Ok(take(bytes, 1)?[0])
 }
 
@@ -674,11 +684,11 @@ fn flag_of(bytes: &mut &[u8]) -> Result<bool, Malformed> {
     }
 }
 
-fn u32_of(bytes: &mut &[u8]) -> Result<u32, Malformed> {
+pub(crate) fn u32_of(bytes: &mut &[u8]) -> Result<u32, Malformed> {
     Ok(LE::read_u32(take(bytes, 4)?))
 }
 
-fn u64_of(bytes: &mut &[u8]) -> Result<u64, Malformed> {
+pub(crate) fn u64_of(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     Ok(LE::read_u64(take(bytes, 8)?))
 }
 

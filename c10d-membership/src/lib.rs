@@ -6,6 +6,7 @@ pub mod codec;
 mod event;
 mod group;
 mod identity;
+pub mod list_change;
 mod member;
 mod message;
 mod options;

@@ -1,9 +1,12 @@
 //! What `fuzz/` calls. Present in fuzzing builds only.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use byteorder::{LE, WriteBytesExt};
 use c10d_membership::codec::{Encode, decode_all};
+use c10d_membership::list_change::{decode_list, encode_change};
 use c10d_membership::{Kept, Record};
 
 use crate::journal::batch::{BatchWriter, FORMAT_VERSION, checksum, effects};
@@ -48,7 +51,27 @@ pub fn membership(bytes: &[u8]) {
         assert_eq!(reply.encode(Duration::ZERO), bytes);
     }
     again::<Record>(bytes);
+    changes(bytes);
     again::<Kept>(bytes);
+}
+
+/// A list, and what follows it as a change of it, and the other way round.
+fn changes(mut bytes: &[u8]) {
+    let Ok(base) = Record::decode(&mut bytes) else {
+        return;
+    };
+    let base = Arc::new(base);
+    let Ok(list) = decode_list(bytes, Some(&base)) else {
+        return;
+    };
+    let members: BTreeSet<_> = list.seats.iter().map(|seat| seat.member).collect();
+    if members.len() < list.seats.len() {
+        // No list of a server, and perhaps too long for the bytes that it would take.
+        return;
+    }
+    let mut written = Vec::new();
+    encode_change(&list, &base, &mut written);
+    assert_eq!(decode_list(&written, Some(&base)), Ok(list));
 }
 
 fn again<T: Encode>(bytes: &[u8]) {

@@ -7,7 +7,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use c10d_membership::codec::{Malformed, decode_all, list_of};
+use c10d_membership::codec::{Malformed, list_of};
+use c10d_membership::list_change::decode_list;
 pub use c10d_membership::*;
 use c10d_socket::{Cancel, printable};
 
@@ -113,6 +114,7 @@ impl Membership {
         let request = GroupRequest::Say {
             member,
             known: known.as_ref().map(|list| list.attempt),
+            takes_changes: true,
             message: message.clone(),
         };
         let waits = matches!(message, Message::Poll { .. });
@@ -254,7 +256,7 @@ impl Call<'_> {
             };
             let list = match &**list {
                 [] => known,
-                bytes => Some(Arc::new(decode_all(bytes)?)),
+                bytes => Some(Arc::new(decode_list(bytes, known.as_ref())?)),
             };
             GroupReply::decode(reply, |_| list)
         };

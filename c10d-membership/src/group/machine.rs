@@ -160,6 +160,11 @@ impl Group {
         self.roster.get(member).is_some()
     }
 
+    /// The list of the generation, or of the last one while the group has none.
+    pub const fn committed(&self) -> Option<&Arc<Record>> {
+        self.committed.as_ref()
+    }
+
     /// About the most memory that the group takes, in bytes.
     pub fn memory_bytes(&self) -> usize {
         let handle = self.options.handle_bytes_max;

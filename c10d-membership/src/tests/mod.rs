@@ -9,6 +9,7 @@ mod driven;
 mod form;
 mod laws;
 mod limits;
+mod list_change;
 mod lost;
 mod member;
 mod process;

@@ -8,7 +8,7 @@ use super::connection::{Follows, Waited};
 use super::waiting::Repeat;
 use crate::error::{Operation, StoreError};
 use crate::groups::Groups;
-use crate::wire::Opcode;
+use crate::wire::{GroupRequest, Opcode};
 
 /// A reply and a list.
 const BLOBS: usize = 2;
@@ -27,6 +27,8 @@ impl Groups for TcpStore {
         if !lease.has_membership() {
             return Err(call.unsupported());
         }
+        let whole = (!lease.has_list_changes()).then(|| GroupRequest::without_changes(request));
+        let request = whole.as_deref().unwrap_or(request);
         if !waits {
             let timeout = at_least_an_answer(timeout);
             let blobs = call.ask_by(

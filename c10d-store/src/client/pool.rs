@@ -654,6 +654,13 @@ impl Lease<'_> {
             .is_some_and(Connection::has_membership)
     }
 
+    /// Whether the server sends what has changed in a list.
+    pub(super) fn has_list_changes(&self) -> bool {
+        self.connection
+            .as_ref()
+            .is_some_and(Connection::has_list_changes)
+    }
+
     /// Whether END_WAITS has ended the last wait. True once.
     pub(super) fn take_wait_ended(&mut self) -> bool {
         let connection = self.connection.as_mut();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byteorder::{ByteOrder, LittleEndian};
-use c10d_membership::codec::decode_all;
+use c10d_membership::list_change::decode_list;
 use c10d_membership::{
     Attempt, Cause, EndReason, Event, EventNumber, GroupOptions, GroupStage, Leave, Limit,
     MemberKey, Message, Reason, Record, Reply,
@@ -64,6 +64,11 @@ fn key_request(opcode: Opcode, key: &str) -> Vec<u8> {
     bytes.to_bytes()
 }
 
+/// Whether a member takes a list as what differs from the last one.
+fn takes_changes(id: u64) -> bool {
+    id % 2 == 1
+}
+
 /// A server, whose members each have the connection of their id.
 struct World {
     server: SimServer,
@@ -72,6 +77,8 @@ struct World {
     /// By member: the newest list, and the number of the last event.
     lists: BTreeMap<u64, Arc<Record>>,
     seen: BTreeMap<u64, EventNumber>,
+    /// The bytes of the last list that was read.
+    list_bytes: usize,
 }
 
 impl World {
@@ -86,6 +93,7 @@ impl World {
             now: Duration::ZERO,
             lists: BTreeMap::new(),
             seen: BTreeMap::new(),
+            list_bytes: 0,
         };
         let opened = world.ask(LAUNCHER, &GroupRequest::Open(opening(size_first)));
         assert_eq!(opened, GroupReply::Done);
@@ -104,6 +112,7 @@ impl World {
         let request = GroupRequest::Say {
             member: key,
             known,
+            takes_changes: false,
             message,
         };
         match self.ask(conn, &request) {
@@ -121,6 +130,7 @@ impl World {
         let request = GroupRequest::Say {
             member: member(id),
             known,
+            takes_changes: takes_changes(id),
             message: poll(after),
         };
         let bytes = bytes_of(self.group, Opcode::MembershipPoll, &request);
@@ -170,7 +180,13 @@ impl World {
         let known = id.and_then(|id| self.lists.get(&id).cloned());
         let list = match list {
             [] => known,
-            bytes => Some(Arc::new(decode_all(bytes).expect("a list"))),
+            bytes => {
+                let is_change = bytes[7] & 0x80 != 0;
+                assert!(!is_change || id.is_some_and(takes_changes));
+                self.list_bytes = bytes.len();
+                let list = decode_list(bytes, known.as_ref());
+                Some(Arc::new(list.expect("a list")))
+            }
         };
         if let (Some(id), Some(list)) = (id, &list) {
             self.lists.insert(id, Arc::clone(list));
@@ -183,10 +199,20 @@ impl World {
         self.server.at(Moment::from(self.now));
     }
 
+    /// The handle that torch has for a member in its last list.
+    fn handle(&self, id: u64) -> String {
+        let list = self.lists.get(&id);
+        let place = list.and_then(|list| Some((list.rank_of(member(id))?, list.attempt.uuid())));
+        match place {
+            Some((rank, uuid)) => format!("gloo:{rank}:{uuid}:{id}:10.0.0.1:29500"),
+            None => format!("gloo:{id}:-1:{id}:10.0.0.1:29500"),
+        }
+    }
+
     /// Members say hello, and agree on a list.
     fn form(&mut self, ids: Range<u64>) -> Arc<Record> {
         for id in ids.clone() {
-            assert_eq!(self.say(id, hello(&format!("gloo:{id}"))), Reply::Accepted);
+            assert_eq!(self.say(id, hello(&self.handle(id))), Reply::Accepted);
         }
         for id in ids.clone() {
             self.start_poll(id, EventNumber::NONE);
@@ -203,7 +229,7 @@ impl World {
             };
             let ready = Message::Ready {
                 attempt,
-                handle: format!("gloo:{id}:{attempt}").into(),
+                handle: self.handle(id).into(),
                 step: id,
             };
             assert_eq!(self.say(id, ready), Reply::Accepted);
@@ -275,6 +301,62 @@ fn the_end_of_a_connection_is_that_of_its_member() {
         let lost = Cause::Lost(member(3), Reason::Silent);
         assert_eq!(leave, Leave::Now(lost));
     }
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 12.
+#[test]
+fn members_that_have_the_last_list_are_sent_what_has_changed() {
+    let mut world = World::new(64, 64);
+    world.form(0..64);
+    let whole = world.list_bytes;
+    assert!(whole > 64 * 50);
+    world.server.close(40);
+    let survivors = (0..64).filter(|id| *id != 40);
+    // Odd ones take changes, and all read the same list; the steps differ.
+    let record = world.agree(survivors.clone());
+    assert_eq!(record.seats.len(), 63);
+    assert!(world.list_bytes < 160, "{} bytes", world.list_bytes);
+    for id in survivors.clone() {
+        assert_eq!(world.lists[&id], record, "member {id}");
+    }
+
+    // An attempt fails whose list all have got: the next one is told as a change of that.
+    world.server.close(62);
+    let survivors = survivors.filter(|id| *id != 62);
+    for id in survivors.clone() {
+        let (number, event) = world.event(id);
+        let Event::Propose { attempt, .. } = event else {
+            panic!("{event:?}");
+        };
+        let ready = Message::Ready {
+            attempt,
+            handle: world.handle(id).into(),
+            step: 9,
+        };
+        assert_eq!(world.say(id, ready), Reply::Accepted);
+        world.start_poll(id, number);
+    }
+    let mut failed = None;
+    for id in survivors.clone() {
+        let (number, event) = world.event(id);
+        let Event::Call { record, .. } = event else {
+            panic!("{event:?}");
+        };
+        world.start_poll(id, number);
+        failed = Some(record);
+    }
+    world.server.close(0);
+    let survivors = survivors.filter(|id| *id != 0);
+    let record = world.agree(survivors);
+    assert!(record.attempt > failed.expect("it was called").attempt);
+    assert_eq!(record.seats.len(), 61);
+    assert!(world.list_bytes < 160, "{} bytes", world.list_bytes);
+    // One that has lost it gets it whole.
+    world.lists.remove(&63);
+    world.start_poll(63, EventNumber(world.seen[&63].0 - 1));
+    let (_, event) = world.event(63);
+    assert_eq!(event, Event::Commit { record });
+    assert!(world.list_bytes > 61 * 50);
 }
 
 /// docs/wire-extensions.md, MEMBERSHIP 5.
@@ -515,6 +597,7 @@ fn a_server_has_a_limited_number_of_groups_and_forgets_those_that_serve_nobody()
     let said = |id| GroupRequest::Say {
         member: member(id),
         known: None,
+        takes_changes: true,
         message: hello("gloo"),
     };
     for group in 0..1024 {
@@ -595,6 +678,7 @@ fn what_is_no_request_to_a_group_closes_the_connection() {
     let say = |message| GroupRequest::Say {
         member: member(0),
         known: None,
+        takes_changes: true,
         message,
     };
     let cut = |request: &GroupRequest| {

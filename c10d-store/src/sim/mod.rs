@@ -110,7 +110,11 @@ impl SimServer {
         let mut hello = RequestBuf::new();
         hello.hello();
         self.send(conn, &hello.to_bytes());
-        assert_eq!(self.take(conn), [0xff, 7, 0x0d, 0xc1], "the capabilities");
+        assert_eq!(
+            self.take(conn),
+            [0xff, 0x0f, 0x0d, 0xc1],
+            "the capabilities"
+        );
     }
 
     /// The bytes that the server has sent to a connection since the last call.

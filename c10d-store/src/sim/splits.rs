@@ -104,6 +104,7 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
                 let said = GroupRequest::Say {
                     member,
                     known,
+                    takes_changes: number % 3 == 0,
                     message,
                 };
                 let value = match number % 4 {

@@ -10,9 +10,9 @@ use siphasher::sip::SipHasher13;
 
 use super::conn_hash::ConnHash;
 use super::recorder::Mark;
+use super::sent_lists::SentLists;
 use crate::message::ConnId;
 use crate::moment::Moment;
-use crate::stored_value::Value;
 use crate::wire::Opening;
 
 /// About the memory of a group without members.
@@ -31,6 +31,7 @@ pub(super) struct Polling {
     pub(super) member: MemberKey,
     pub(super) after: EventNumber,
     pub(super) known: Option<Attempt>,
+    pub(super) takes_changes: bool,
 }
 
 #[derive(Debug)]
@@ -43,8 +44,7 @@ pub(super) struct CarriedGroup {
     pub(super) polls: BTreeMap<MemberKey, ConnId>,
     /// The connections that have spoken for a member, the last ones last.
     pub(super) speakers: BTreeMap<MemberKey, Vec<ConnId>>,
-    /// The last list that was sent, as bytes that all replies share.
-    pub(super) list: Option<(Attempt, Value)>,
+    pub(super) lists: SentLists,
     /// Waits on keys of attempts up to this one fail.
     pub(super) released: Option<Attempt>,
     /// Of its last effect in the journal.
@@ -105,10 +105,7 @@ impl Groups {
                 self.timers.insert((timer, Arc::clone(name)));
             }
         }
-        let list = carried.list.as_ref();
-        let memory = GROUP_BYTES
-            + carried.group.memory_bytes()
-            + list.map_or(0, |(_, list)| list.as_bytes().len());
+        let memory = GROUP_BYTES + carried.group.memory_bytes() + carried.lists.memory_bytes();
         self.memory_bytes += memory;
         self.memory_bytes -= std::mem::replace(&mut carried.memory_bytes, memory);
     }
@@ -121,7 +118,7 @@ impl Groups {
             number: self.opened,
             polls: BTreeMap::new(),
             speakers: BTreeMap::new(),
-            list: None,
+            lists: SentLists::default(),
             released: None,
             changed: Mark::default(),
             timer: None,

@@ -77,6 +77,7 @@ impl StoreState {
             GroupRequest::Say {
                 member,
                 known,
+                takes_changes,
                 message,
             } => {
                 let polls = match &message {
@@ -96,13 +97,15 @@ impl StoreState {
                         member,
                         after,
                         known,
+                        takes_changes,
                     };
                     self.wait_for_event(conn, polling, replies);
                     return Ok(());
                 }
                 let list = list_of(&reply).cloned();
                 let list = list.filter(|list| known != Some(list.attempt));
-                let list = list.and_then(|list| self.list_bytes(&name, &list));
+                let base = known.filter(|_| takes_changes);
+                let list = list.and_then(|list| self.list_bytes(&name, &list, base));
                 (GroupReply::Reply(reply), list)
             }
             _ if waits => return Err(Refusal::NotAGroupRequest),
@@ -309,6 +312,7 @@ impl StoreState {
             member,
             after,
             known,
+            takes_changes,
         } = (**polling).clone();
         let Some(carried) = self.groups.by_name.get(&name) else {
             return;
@@ -319,7 +323,8 @@ impl StoreState {
         }
         let list = list_of(&reply).cloned();
         let list = list.filter(|list| known != Some(list.attempt));
-        let list = list.and_then(|list| self.list_bytes(&name, &list));
+        let base = known.filter(|_| takes_changes);
+        let list = list.and_then(|list| self.list_bytes(&name, &list, base));
         self.directory.keep(conn, &self.waiters);
         self.cancel(conn);
         self.reply_of_group(conn, true, &GroupReply::Reply(reply), list, replies);
@@ -345,19 +350,24 @@ impl StoreState {
         self.miss(conn, &name, Wants::Event);
     }
 
-    /// A list as bytes, which are made once.
-    fn list_bytes(&mut self, name: &Arc<[u8]>, list: &Record) -> Option<Value> {
+    /// A list as bytes, which are made once: whole, or what differs from the one of attempt `base`.
+    fn list_bytes(
+        &mut self,
+        name: &Arc<[u8]>,
+        list: &Arc<Record>,
+        base: Option<Attempt>,
+    ) -> Option<Value> {
         let carried = self.groups.by_name.get_mut(name)?;
-        let made = carried.list.as_ref();
-        if made.is_none_or(|(attempt, _)| *attempt != list.attempt) {
-            let mut bytes = Vec::new();
-            list.encode(&mut bytes);
-            self.work += super::work_of(&bytes);
-            carried.list = Some((list.attempt, Value::from_tail(bytes, 0)));
+        if carried.lists.start(list, carried.group.committed()) {
             self.groups.update(name);
         }
-        let carried = self.groups.by_name.get(name)?;
-        carried.list.as_ref().map(|(_, bytes)| bytes.clone())
+        let carried = self.groups.by_name.get_mut(name)?;
+        let (bytes, is_new) = carried.lists.bytes(base)?;
+        if is_new {
+            self.work += super::work_of(bytes.as_bytes());
+            self.groups.update(name);
+        }
+        Some(bytes)
     }
 
     fn reply_of_group(

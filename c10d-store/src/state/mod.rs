@@ -32,6 +32,7 @@ mod owners;
 mod peak;
 mod recorder;
 mod recovery;
+mod sent_lists;
 mod slots;
 #[cfg(test)]
 mod snapshot_tests;

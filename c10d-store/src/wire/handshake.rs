@@ -44,6 +44,9 @@ pub const CAPABILITY_END_WAITS: u32 = 1 << 9;
 /// The server supports MEMBERSHIP (0x8b) and MEMBERSHIP_POLL (0x8c).
 pub const CAPABILITY_MEMBERSHIP: u32 = 1 << 10;
 
+/// The server sends what has changed in the list of a group.
+pub const CAPABILITY_LIST_CHANGES: u32 = 1 << 11;
+
 /// The capabilities of this crate's server.
 pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_WAIT_CHANGE
@@ -55,12 +58,13 @@ pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_EPHEMERAL
     | CAPABILITY_DELETE_PREFIX
     | CAPABILITY_END_WAITS
-    | CAPABILITY_MEMBERSHIP;
+    | CAPABILITY_MEMBERSHIP
+    | CAPABILITY_LIST_CHANGES;
 
-/// The reply of this crate's server to a PING. Without groups it does not show their bit.
+/// The reply of this crate's server to a PING. Without groups it does not show their bits.
 pub(crate) const fn reply_to_ping(nonce: u32, offers_groups: bool) -> u32 {
     if nonce == CAPABILITY_NONCE && !offers_groups {
-        CAPABILITY_NONCE | (CAPABILITIES & !CAPABILITY_MEMBERSHIP)
+        CAPABILITY_NONCE | (CAPABILITIES & !(CAPABILITY_MEMBERSHIP | CAPABILITY_LIST_CHANGES))
     } else if nonce == CAPABILITY_NONCE {
         CAPABILITY_NONCE | CAPABILITIES
     } else {

@@ -20,6 +20,7 @@ mod kind {
     pub(super) const END: u8 = 4;
     pub(super) const STATUS: u8 = 5;
     pub(super) const KEEP_ALIVE: u8 = 6;
+    pub(super) const SAY_TO_CHANGES: u8 = 7;
 
     pub(super) const NOT_OPEN: u8 = 1;
     pub(super) const DONE: u8 = 2;
@@ -40,6 +41,8 @@ pub(crate) enum GroupRequest {
         member: MemberKey,
         /// The attempt of the newest list that the peer has.
         known: Option<Attempt>,
+        /// Whether the peer takes a list as what differs from that one.
+        takes_changes: bool,
         message: Message,
     },
     /// This process has ended.
@@ -90,9 +93,13 @@ impl GroupRequest {
             Self::Say {
                 member,
                 known,
+                takes_changes,
                 message,
             } => {
-                out.push(kind::SAY);
+                out.push(match takes_changes {
+                    false => kind::SAY,
+                    true => kind::SAY_TO_CHANGES,
+                });
                 member.encode(&mut out);
                 match known {
                     Some(attempt) => attempt.encode(&mut out),
@@ -114,11 +121,22 @@ impl GroupRequest {
         out
     }
 
+    /// The same request, to a server that sends whole lists only.
+    pub(crate) fn without_changes(bytes: &[u8]) -> Vec<u8> {
+        let mut bytes = bytes.to_vec();
+        if let Some(kind) = bytes.first_mut().filter(|it| **it == kind::SAY_TO_CHANGES) {
+            *kind = kind::SAY;
+        }
+        bytes
+    }
+
     /// Whether the bytes may be a request that adds a group or a member.
     pub(crate) fn may_add(bytes: &[u8]) -> bool {
         match bytes.split_first() {
             Some((&kind::OPEN, _)) => true,
-            Some((&kind::SAY, said)) => said.get(SAID_AT) == Some(&Message::HELLO_BYTE),
+            Some((&(kind::SAY | kind::SAY_TO_CHANGES), said)) => {
+                said.get(SAID_AT) == Some(&Message::HELLO_BYTE)
+            }
             _ => false,
         }
     }
@@ -127,7 +145,7 @@ impl GroupRequest {
         let (&kind, mut rest) = bytes.split_first().ok_or(Malformed)?;
         Ok(match (kind, rest) {
             (kind::OPEN, _) => Self::Open(Opening::decode(rest)?),
-            (kind::SAY, _) => {
+            (kind::SAY | kind::SAY_TO_CHANGES, _) => {
                 let member = MemberKey::decode(&mut rest)?;
                 let (list, rest) = rest
                     .split_at_checked(size_of_val(&NO_LIST))
@@ -139,6 +157,7 @@ impl GroupRequest {
                 Self::Say {
                     member,
                     known,
+                    takes_changes: kind == kind::SAY_TO_CHANGES,
                     message: decode_all(rest)?,
                 }
             }
