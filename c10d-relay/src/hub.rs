@@ -74,6 +74,7 @@ impl Hub {
         Self {
             limits,
             is_kept: true,
+            reader: FrameReader::taking_pieces(),
             ..Self::default()
         }
     }
@@ -92,7 +93,7 @@ impl Hub {
     /// number of ranks whose connections are closed, as that cannot be done for them.
     pub(crate) fn restart(&mut self) -> usize {
         self.stream = SessionStream::default();
-        self.reader = FrameReader::default();
+        self.reader = FrameReader::taking_pieces();
         self.turn = Turn::default();
         self.waiting_to_send.clear();
         self.is_kept = true;
@@ -245,6 +246,10 @@ impl Hub {
                 let client = match frame {
                     Frame::Data { client, bytes } => {
                         self.on_replies(client, bytes)?;
+                        client
+                    }
+                    Frame::Shared { client, bytes } => {
+                        self.on_replies(client, &bytes)?;
                         client
                     }
                     Frame::Credit { client, bytes } => {

@@ -84,7 +84,8 @@ impl Relay {
             options.resume_timeout(),
         )?
         .expecting_sessions()
-        .carrying_over();
+        .carrying_over()
+        .taking_pieces();
         let status = Arc::new(Status::default());
         let event_loop = EventLoop::new(Parts {
             poll,

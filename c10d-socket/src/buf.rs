@@ -169,6 +169,28 @@ impl SendBuf {
         rest.pieces.push_back(Piece::Shared { bytes, sent: start });
     }
 
+    /// The first shared piece that is not sent: how many unsent bytes are before it, its bytes, and how many of those are
+    /// sent.
+    #[must_use]
+    pub fn first_shared(&self) -> Option<(usize, &Arc<Vec<u8>>, usize)> {
+        let mut before = self.head.len() - self.head_sent;
+        for piece in &self.rest.as_ref()?.pieces {
+            match piece {
+                Piece::Shared { bytes, sent } => return Some((before, bytes, *sent)),
+                Piece::Copied { .. } => before += piece.unsent().len(),
+            }
+        }
+        None
+    }
+
+    /// Takes the first `count` unsent bytes as sent, or all if there are fewer.
+    pub fn skip(&mut self, count: usize) {
+        self.advance(count.min(self.unsent_bytes()));
+        if self.is_empty() {
+            self.release();
+        }
+    }
+
     /// Moves everything unsent of another buffer behind what is here.
     pub fn append(&mut self, other: Self) {
         if self.is_empty() && other.memory_bytes() > CAPACITY_KEPT_MAX {
@@ -316,6 +338,29 @@ mod tests {
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn shared_pieces_are_found_and_skipped() {
+        let mut out = SendBuf::new();
+        assert!(out.first_shared().is_none());
+        let shared = Arc::new(vec![7; 10]);
+        out.push(b"head");
+        out.push_shared(Arc::clone(&shared), 2);
+        out.push(b"between");
+        out.push_shared(Arc::clone(&shared), 0);
+        let place = |out: &SendBuf| out.first_shared().map(|(before, _, sent)| (before, sent));
+        assert_eq!(place(&out), Some((4, 2)));
+        out.skip(1);
+        assert_eq!(place(&out), Some((3, 2)));
+        out.skip(6);
+        assert_eq!(place(&out), Some((0, 5)));
+        out.skip(5);
+        assert_eq!(place(&out), Some((7, 0)));
+        assert_eq!((out.unsent_bytes(), out.copied_bytes()), (17, 7));
+        out.skip(100);
+        assert!(out.is_empty() && out.first_shared().is_none());
+        assert_eq!(Arc::strong_count(&shared), 1);
     }
 
     #[test]

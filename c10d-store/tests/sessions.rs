@@ -99,14 +99,24 @@ struct Link {
     /// What each client has been sent.
     replies: BTreeMap<u32, Vec<u8>>,
     closed: Vec<u32>,
+    /// What has arrived on the link.
+    link_bytes: usize,
 }
+
+/// A bit of the milliseconds of SESSION: the client takes pieces.
+const TAKES_PIECES: u32 = 1 << 30;
 
 /// Sends SESSION after the handshake. Returns the connection, and the status; `None` if it was closed.
 fn ask(address: SocketAddr, attempt: u64) -> (TcpStream, Option<u8>) {
-    ask_store(address, attempt, [0; 16])
+    ask_store(address, attempt, [0; 16], 0)
 }
 
-fn ask_store(address: SocketAddr, attempt: u64, store: [u8; 16]) -> (TcpStream, Option<u8>) {
+fn ask_store(
+    address: SocketAddr,
+    attempt: u64,
+    store: [u8; 16],
+    flags: u32,
+) -> (TcpStream, Option<u8>) {
     let mut socket = TcpStream::connect(address).expect("the server accepts");
     socket.set_read_timeout(Some(LONG)).expect("an option");
     socket.set_write_timeout(Some(LONG)).expect("an option");
@@ -118,7 +128,7 @@ fn ask_store(address: SocketAddr, attempt: u64, store: [u8; 16]) -> (TcpStream, 
     bytes.extend(store);
     let mut numbers = [0; 20];
     LittleEndian::write_u64(&mut numbers[..8], attempt);
-    LittleEndian::write_u32(&mut numbers[16..], 600_000);
+    LittleEndian::write_u32(&mut numbers[16..], 600_000 | flags);
     bytes.extend(numbers);
     socket.write_all(&bytes).expect("the server reads");
     let mut answer = [0; 29];
@@ -130,15 +140,23 @@ fn ask_store(address: SocketAddr, attempt: u64, store: [u8; 16]) -> (TcpStream, 
 
 impl Link {
     fn open(address: SocketAddr) -> Self {
-        let (socket, status) = ask(address, 1);
+        Self::open_with(address, 0)
+    }
+
+    fn open_with(address: SocketAddr, flags: u32) -> Self {
+        let (socket, status) = ask_store(address, 1, [0; 16], flags);
         assert_eq!(status, Some(0), "accepted");
         Self {
             socket,
             stream: SessionStream::default(),
-            reader: FrameReader::default(),
+            reader: match flags {
+                0 => FrameReader::default(),
+                _ => FrameReader::taking_pieces(),
+            },
             credits: BTreeMap::new(),
             replies: BTreeMap::new(),
             closed: Vec::new(),
+            link_bytes: 0,
         }
     }
 
@@ -161,24 +179,28 @@ impl Link {
         let mut bytes = vec![0; 256 << 10];
         let count = self.socket.read(&mut bytes).expect("the server sends");
         assert!(count > 0, "the server has closed the link");
+        self.link_bytes += count;
         let mut bytes = &bytes[..count];
         while let Some(mut piece) = self.stream.next_bytes(&mut bytes).expect("link frames") {
             while let Some(frame) = self.reader.next(&mut piece).expect("frames") {
                 match frame {
-                    Frame::Data { client, bytes } => {
-                        let credit = self.credits.get_mut(&client).expect("it was opened");
-                        credit.received(bytes.len()).expect("it had credit");
-                        self.replies.entry(client).or_default().extend(bytes);
-                        if let Some(returned) = credit.used(bytes.len()) {
-                            self.stream.push_credit(client, returned);
-                        }
-                    }
+                    Frame::Data { client, bytes } => self.take(client, bytes),
+                    Frame::Shared { client, bytes } => self.take(client, &bytes),
                     Frame::Close { client } => self.closed.push(client),
                     _ => {}
                 }
             }
         }
         self.send();
+    }
+
+    fn take(&mut self, client: u32, bytes: &[u8]) {
+        let credit = self.credits.get_mut(&client).expect("it was opened");
+        credit.received(bytes.len()).expect("it had credit");
+        self.replies.entry(client).or_default().extend(bytes);
+        if let Some(returned) = credit.used(bytes.len()) {
+            self.stream.push_credit(client, returned);
+        }
     }
 
     fn receive_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
@@ -217,6 +239,57 @@ fn requests<'v>(build: impl FnOnce(&mut RequestBuf<'v>)) -> Vec<u8> {
     let mut request = RequestBuf::new();
     build(&mut request);
     request.to_bytes()
+}
+
+/// docs/wire-extensions.md, SESSION 16.
+#[test]
+fn a_long_value_travels_once_for_all_clients() {
+    let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
+    let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
+    let values = [1, 2].map(|first| {
+        let bytes = (0..700_000).map(|at| (at * first % 251) as u8);
+        bytes.collect::<Vec<_>>()
+    });
+    let mut link = Link::open_with(server.local_addr(), TAKES_PIECES);
+    let clients: Vec<u32> = (0..64).collect();
+    link.open_clients(0..64);
+    let get = requests(|it| {
+        it.opcode(Opcode::Get).user_key("k");
+    });
+    let expected = values.each_ref().map(|value| {
+        let mut reply = (value.len() as u64).to_le_bytes().to_vec();
+        reply.extend(value);
+        reply
+    });
+    let expected = expected.concat();
+    for (round, value) in values.iter().enumerate() {
+        store.set("k", value).expect("set");
+        assert_eq!(store.get("k").expect("get"), *value);
+        link.stream.push_group(&clients, &get);
+        link.send();
+        let length = (round + 1) * expected.len() / 2;
+        link.receive_until("all values", |link| {
+            link.received_bytes() == clients.len() * length
+        });
+    }
+    assert!(link.replies.values().all(|replies| *replies == expected));
+    let moved = link.link_bytes;
+    assert!(moved < 3 * expected.len() / 2, "{moved} bytes");
+
+    // A client that is closed, and a value that is deleted, leave nothing that others would get.
+    link.stream.push_close(3);
+    store.set("k", &values[0]).expect("set");
+    assert!(store.delete_key("k").expect("delete_key"));
+    store.set("k", &values[1]).expect("set");
+    assert_eq!(store.get("k").expect("get"), values[1]);
+    link.replies.clear();
+    link.stream.push_group(&clients, &get);
+    link.send();
+    link.receive_until("all values", |link| {
+        link.received_bytes() == 63 * expected.len() / 2
+    });
+    let last = &expected[expected.len() / 2..];
+    assert!(link.replies.values().all(|replies| replies == last));
 }
 
 /// A frame of 400 bytes makes the server list 1 MB for each of 100 clients, twice.
@@ -380,7 +453,7 @@ fn an_attempt_without_a_number_is_refused() {
 #[test]
 fn after_a_refusal_the_connection_is_an_ordinary_one() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
-    let (mut socket, status) = ask_store(server.local_addr(), 1, [7; 16]);
+    let (mut socket, status) = ask_store(server.local_addr(), 1, [7; 16], 0);
     assert_eq!(status, Some(1));
     socket.write_all(&[0x0d, 1, 2, 3, 4]).expect("a PING");
     let mut answer = [0; 4];

@@ -7,7 +7,7 @@ use libfuzzer_sys::fuzz_target;
 
 /// What the frames are, and how many bytes of the stream arrived.
 fn frames(bytes: &[u8], piece_bytes: usize) -> (Vec<u8>, u64, bool) {
-    let (mut stream, mut reader) = (SessionStream::default(), FrameReader::default());
+    let (mut stream, mut reader) = (SessionStream::default(), FrameReader::taking_pieces());
     stream.push(&[7; 100]);
     stream.fill(&mut SendBuf::new(), usize::MAX);
     let mut seen = Vec::new();

@@ -85,7 +85,7 @@ impl Node {
                     Frame::Close { client } => got.push(Got::Close(client)),
                     Frame::Credit { client, bytes } => got.push(Got::Credit(client, bytes)),
                     Frame::Resume { client, request } => got.push(Got::Resume(client, request)),
-                    Frame::Done { .. } | Frame::End => {}
+                    Frame::Done { .. } | Frame::Shared { .. } | Frame::End => {}
                 }
             }
         }

@@ -3,11 +3,12 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use c10d_relay::{Relay, RelayOptions};
-use c10d_store::{HashStore, Store};
+use c10d_store::{HashStore, Store, StoreExt, TcpStore};
 
-use crate::basics::{relay_to, server, wait_until};
+use crate::basics::{rank_of, relay_to, server, wait_until};
 use crate::history::Op;
 use crate::proxy::Proxy;
 use crate::workload::{
@@ -43,6 +44,45 @@ fn one_history(seed: u64, cuts_min: usize) {
         wait_until("the cuts", || cuts() >= cuts_min || traffic.has_ended());
     });
     for proxy in &proxies {
+        proxy.cut_after(0, 0);
+    }
+}
+
+/// docs/wire-extensions.md, SESSION 16: the ranks of a node read long values, which travel in pieces that they share, while
+/// the relay's connection is cut.
+#[test]
+fn values_that_ranks_share_are_whole_over_cuts() {
+    const RANKS: usize = 8;
+    const ROUNDS: usize = 12;
+    let server = server();
+    let store = TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client");
+    for seed in seeds(3) {
+        let proxy = Proxy::to(server.local_addr());
+        let relay = relay_to(proxy.port(), RelayOptions::default());
+        let ranks: Vec<TcpStore> = (0..RANKS).map(|_| rank_of(&relay)).collect();
+        proxy.cut_after(seed, 300_000);
+        let mut random = fastrand::Rng::with_seed(seed);
+        thread::scope(|scope| {
+            let readers = ranks.iter().map(|rank| {
+                scope.spawn(move || {
+                    let keys = (0..ROUNDS).map(|round| format!("{seed}/{round}"));
+                    keys.map(|key| rank.get(&key).expect("get"))
+                        .collect::<Vec<_>>()
+                })
+            });
+            let readers: Vec<_> = readers.collect();
+            let values = (0..ROUNDS).map(|round| {
+                let mut value = vec![0; random.usize(16 << 10..500_000)];
+                random.fill(&mut value);
+                store.set(&format!("{seed}/{round}"), &value).expect("set");
+                value
+            });
+            let values: Vec<Vec<u8>> = values.collect();
+            for reader in readers {
+                assert!(reader.join().expect("no panic") == values);
+            }
+        });
+        assert!(proxy.cuts() > 1, "{} cuts", proxy.cuts());
         proxy.cut_after(0, 0);
     }
 }

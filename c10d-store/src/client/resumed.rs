@@ -285,7 +285,10 @@ impl Resumed {
                     }
                     Frame::Close { .. } | Frame::End => self.is_closed = true,
                     Frame::Done { request, .. } => self.outstanding.done(request),
-                    Frame::Open { .. } | Frame::Group(_) | Frame::Resume { .. } => {}
+                    Frame::Open { .. }
+                    | Frame::Group(_)
+                    | Frame::Resume { .. }
+                    | Frame::Shared { .. } => {}
                 }
             }
         }

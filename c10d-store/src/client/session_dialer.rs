@@ -30,6 +30,7 @@ pub struct SessionDialer {
     keep: Duration,
     expects_sessions: bool,
     carries_over: bool,
+    takes_pieces: bool,
     closer: Closer,
     cancel: Cancel,
 }
@@ -129,6 +130,7 @@ impl SessionDialer {
             keep,
             expects_sessions: false,
             carries_over: false,
+            takes_pieces: false,
             closer: Closer::default(),
             cancel: Cancel::NEVER,
         })
@@ -149,6 +151,13 @@ impl SessionDialer {
     #[must_use]
     pub fn carrying_over(mut self) -> Self {
         self.carries_over = true;
+        self
+    }
+
+    /// The caller reads frames with [`FrameReader::taking_pieces`](crate::unstable::FrameReader::taking_pieces).
+    #[must_use]
+    pub fn taking_pieces(mut self) -> Self {
+        self.takes_pieces = true;
         self
     }
 
@@ -246,6 +255,7 @@ impl SessionDialer {
             received,
             keep: self.keep,
             carries_over: self.carries_over,
+            takes_pieces: self.takes_pieces,
         };
         let mut request = RequestBuf::new();
         request.hello();

@@ -12,7 +12,9 @@ use slab::Slab;
 use super::backlog::Backlog;
 use super::carried::Carried;
 use super::timers::Timers;
-use crate::session::{FrameReader, Hello, SessionId, SessionStream, StoreId, Violation, Welcome};
+use crate::session::{
+    FrameReader, Hello, SentPieces, SessionId, SessionStream, StoreId, Violation, Welcome,
+};
 
 /// The most sessions at a time. Each has a relay, thus a node, behind it.
 const SESSIONS_MAX: usize = 65_536;
@@ -40,6 +42,8 @@ pub(super) struct Session {
     id: SessionId,
     pub(super) stream: SessionStream,
     pub(super) reader: FrameReader,
+    /// What the peer has of long values; `None` if it takes no pieces.
+    pub(super) pieces: Option<Box<SentPieces>>,
     pub(super) backlog: Backlog,
     /// The open clients in the order of their numbers, each with the token of its connection.
     clients: Vec<(u32, Token)>,
@@ -173,6 +177,9 @@ impl Sessions {
         } else if session.stream.attach(hello.received).is_err() {
             return unknown;
         }
+        if is_restarted || session.attempt == 0 {
+            session.pieces = hello.takes_pieces.then(Box::default);
+        }
         session.attempt = hello.attempt;
         session.keep = hello.keep.min(self.keep_max);
         session.expires = None;
@@ -260,6 +267,7 @@ impl Sessions {
             id,
             stream: SessionStream::default(),
             reader: FrameReader::default(),
+            pieces: None,
             backlog: Backlog::default(),
             clients: Vec::new(),
             last_client: None,
@@ -370,6 +378,7 @@ mod tests {
             received: 0,
             keep: KEEP,
             carries_over: false,
+            takes_pieces: false,
         }
     }
 

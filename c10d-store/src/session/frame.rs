@@ -1,10 +1,12 @@
 //! Frames: whose bytes the stream carries (docs/wire-extensions.md, SESSION 6).
 
 use std::io::{self, Write};
+use std::sync::Arc;
 
 use byteorder::{ByteOrder, LittleEndian};
 use c10d_socket::SendBuf;
 
+use super::pieces::Pieces;
 use super::stream::SessionStream;
 use super::violation::Violation;
 
@@ -25,6 +27,8 @@ const CREDIT: u8 = 5;
 const END: u8 = 6;
 const RESUME: u8 = 7;
 const DONE: u8 = 8;
+const PIECE: u8 = 9;
+const SHARED: u8 = 10;
 
 /// An item of a session's stream. Clients have numbers, which the client's side gives out in ascending order and never
 /// uses again.
@@ -43,6 +47,13 @@ pub enum Frame<'a> {
         client: u32,
         /// At least one, and not more than have arrived.
         bytes: &'a [u8],
+    },
+    /// The next bytes of a client's replies, which other clients get too. From the server only.
+    Shared {
+        /// Its number within the session.
+        client: u32,
+        /// At least one.
+        bytes: Arc<Vec<u8>>,
     },
     /// The same bytes of several clients, one after the other. To the server only.
     Group(Group),
@@ -137,6 +148,17 @@ impl SessionStream {
         self.push(bytes);
     }
 
+    /// Appends a piece of a value, which the peer keeps in a place.
+    pub(super) fn push_piece(&mut self, place: u32, bytes: &[u8]) {
+        self.push(&head(PIECE, place, length(bytes.len())));
+        self.push(bytes);
+    }
+
+    /// Appends a [`Frame::Shared`] of the piece in a place, for which there must be [credit](super::Credit).
+    pub(super) fn push_shared(&mut self, client: u32, place: u32) {
+        self.push(&head(SHARED, client, place));
+    }
+
     /// Appends a [`Frame::Close`].
     pub fn push_close(&mut self, client: u32) {
         self.push(&head(CLOSE, client, 0));
@@ -204,6 +226,8 @@ pub struct FrameReader {
     /// Bytes left of a DATA frame.
     data_left: usize,
     group: Option<Box<PartialGroup>>,
+    /// `None` if the peer may not send pieces.
+    pieces: Option<Box<Pieces>>,
 }
 
 #[derive(Debug)]
@@ -213,6 +237,15 @@ struct PartialGroup {
 }
 
 impl FrameReader {
+    /// Of a server that was told that pieces are taken (docs/wire-extensions.md, SESSION 16).
+    #[must_use]
+    pub fn taking_pieces() -> Self {
+        Self {
+            pieces: Some(Box::new(Pieces::new())),
+            ..Self::default()
+        }
+    }
+
     /// Takes the next frame from the front of `bytes`; `None` once they are used up.
     ///
     /// # Errors
@@ -221,7 +254,12 @@ impl FrameReader {
         if let Some(group) = self.continue_group(bytes) {
             return Ok(group.map(Frame::Group));
         }
-        if self.data_left == 0 {
+        while self.data_left == 0 {
+            if let Some(pieces) = &mut self.pieces
+                && !pieces.take_in(bytes)
+            {
+                return Ok(None);
+            }
             if self.head_bytes == HEAD_BYTES {
                 self.head_bytes = 0;
             }
@@ -231,24 +269,28 @@ impl FrameReader {
             if self.head_bytes < HEAD_BYTES {
                 return Ok(None);
             }
-            let number = LittleEndian::read_u32(&self.head[5..]);
-            match self.head[0] {
-                DATA => self.data_left = number as usize,
-                GROUP => {
+            let (client, number) = (self.client(), LittleEndian::read_u32(&self.head[5..]));
+            match (self.head[0], &mut self.pieces) {
+                (DATA, _) if number == 0 => {
+                    return Err(Violation::new("it sent no bytes of a client"));
+                }
+                (DATA, _) => self.data_left = number as usize,
+                (GROUP, _) => {
                     self.start_group(number as usize)?;
                     return Ok(self.continue_group(bytes).flatten().map(Frame::Group));
                 }
-                kind => return short_frame(kind, self.client(), number).map(Some),
+                (PIECE, Some(pieces)) => pieces.start(client, number)?,
+                (SHARED, Some(pieces)) => {
+                    let bytes = pieces.get(number)?;
+                    return Ok(Some(Frame::Shared { client, bytes }));
+                }
+                (kind, _) => return short_frame(kind, client, number).map(Some),
             }
         }
         let data = take(bytes, self.data_left);
         self.data_left -= data.len();
         if data.is_empty() {
-            return if self.data_left == 0 {
-                Err(Violation::new("it sent no bytes of a client"))
-            } else {
-                Ok(None)
-            };
+            return Ok(None);
         }
         Ok(Some(Frame::Data {
             client: self.client(),

@@ -20,6 +20,8 @@ pub(crate) struct Hello {
     pub(crate) keep: Duration,
     /// It can send requests again to a server that was restarted (docs/wire-extensions.md, SESSION 12).
     pub(crate) carries_over: bool,
+    /// It takes pieces (docs/wire-extensions.md, SESSION 16).
+    pub(crate) takes_pieces: bool,
 }
 
 /// The reply to SESSION.
@@ -46,6 +48,8 @@ const RESTARTED: u8 = 3;
 
 /// In the milliseconds: the peer carries requests over.
 const CARRIES_OVER: u32 = 1 << 31;
+/// In the milliseconds: the peer takes pieces.
+const TAKES_PIECES: u32 = 1 << 30;
 
 impl Hello {
     /// The length of the encoded form: two ids, two u64, and milliseconds as u32.
@@ -58,20 +62,28 @@ impl Hello {
         LittleEndian::write_u64(&mut bytes[32..40], self.attempt);
         LittleEndian::write_u64(&mut bytes[40..48], self.received);
         let millis = u32::try_from(self.keep.as_millis()).unwrap_or(u32::MAX);
-        let flag = if self.carries_over { CARRIES_OVER } else { 0 };
-        LittleEndian::write_u32(&mut bytes[48..], millis.min(CARRIES_OVER - 1) | flag);
+        let mut word = millis.min(TAKES_PIECES - 1);
+        for (is_set, flag) in [
+            (self.carries_over, CARRIES_OVER),
+            (self.takes_pieces, TAKES_PIECES),
+        ] {
+            word |= if is_set { flag } else { 0 };
+        }
+        LittleEndian::write_u32(&mut bytes[48..], word);
         bytes
     }
 
     pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Self {
-        let millis = LittleEndian::read_u32(&bytes[48..]);
+        let word = LittleEndian::read_u32(&bytes[48..]);
+        let millis = word & !(CARRIES_OVER | TAKES_PIECES);
         Self {
             session: SessionId(id_of(&bytes[..16])),
             store: StoreId(id_of(&bytes[16..32])),
             attempt: LittleEndian::read_u64(&bytes[32..40]),
             received: LittleEndian::read_u64(&bytes[40..48]),
-            keep: Duration::from_millis(u64::from(millis & !CARRIES_OVER)),
-            carries_over: millis & CARRIES_OVER != 0,
+            keep: Duration::from_millis(u64::from(millis)),
+            carries_over: word & CARRIES_OVER != 0,
+            takes_pieces: word & TAKES_PIECES != 0,
         }
     }
 }
@@ -128,6 +140,7 @@ mod tests {
             received: 1 << 40,
             keep: Duration::from_millis(600_000),
             carries_over: false,
+            takes_pieces: true,
         };
         assert_eq!(Hello::decode(&hello.encode()), hello);
         let carries_over = Hello {

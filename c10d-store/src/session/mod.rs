@@ -23,6 +23,7 @@ mod id;
 mod link_frame;
 mod outstanding;
 mod passed;
+mod pieces;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -33,5 +34,6 @@ pub use frame::{Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, Group};
 pub(crate) use hello::{Hello, Welcome};
 pub(crate) use id::{SessionId, StoreId, random_seed};
 pub use outstanding::{NotCarried, Outstanding, ReplyError};
+pub(crate) use pieces::{Piece, SentPieces};
 pub use stream::{SESSION_WINDOW_BYTES, SessionStream};
 pub use violation::Violation;

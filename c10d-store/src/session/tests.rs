@@ -237,6 +237,23 @@ fn a_peer_that_breaks_the_rules_is_found_out() {
             "{bytes:?}"
         );
     }
+    // Pieces: a place and a length that none has, no bytes, one that was not sent; and to a server.
+    let bad: [&[u8]; 4] = [
+        &[9, 16, 0, 0, 0, 1, 0, 0, 0, 7],
+        &[9, 0, 0, 0, 0, 1, 0, 1, 0, 7],
+        &[9, 0, 0, 0, 0, 0, 0, 0, 0, 7],
+        &[10, 1, 0, 0, 0, 3, 0, 0, 0],
+    ];
+    for mut bytes in bad {
+        assert!(
+            FrameReader::taking_pieces().next(&mut bytes).is_err(),
+            "{bytes:?}"
+        );
+    }
+    for kind in [9, 10] {
+        let mut bytes = &[kind, 0, 0, 0, 0, 1, 0, 0, 0, 7][..];
+        assert!(FrameReader::default().next(&mut bytes).is_err());
+    }
 }
 
 /// docs/wire-extensions.md, SESSION 6.
@@ -246,7 +263,12 @@ fn frames_are_the_same_for_any_split() {
     stream.push_open(1, 4711);
     stream.push_data(1, b"request");
     stream.push_group(&[1, 7, 2], b"the same");
+    stream.push_piece(15, b"a piece");
+    stream.push_piece(0, b"another one");
+    stream.push_shared(2, 15);
     stream.push_credit(1, 300);
+    stream.push_piece(15, b"later");
+    stream.push_shared(7, 15);
     stream.push_close(1);
     stream.push_end();
     let mut out = SendBuf::new();
@@ -255,7 +277,7 @@ fn frames_are_the_same_for_any_split() {
     out.flush(&mut wire).expect("memory takes everything");
 
     let frames_of = |piece: usize| {
-        let (mut reader, mut stream) = (FrameReader::default(), SessionStream::default());
+        let (mut reader, mut stream) = (FrameReader::taking_pieces(), SessionStream::default());
         let (mut data, mut others) = (Vec::new(), Vec::new());
         for mut link in wire.chunks(piece) {
             while let Some(mut bytes) = stream.next_bytes(&mut link).expect("link frames") {
@@ -280,7 +302,9 @@ fn frames_are_the_same_for_any_split() {
         [
             "Open { client: 1, port: 4711 }".to_owned(),
             format!("[1, 7, 2] {:?}", b"the same"),
+            format!("Shared {{ client: 2, bytes: {:?} }}", b"a piece"),
             "Credit { client: 1, bytes: 300 }".to_owned(),
+            format!("Shared {{ client: 7, bytes: {:?} }}", b"later"),
             "Close { client: 1 }".to_owned(),
             "End".to_owned(),
         ]

@@ -11,7 +11,7 @@ use super::{EventLoop, Input, Ready};
 use crate::request_parser::{ParseError, RequestParser};
 use crate::server::connection::{Carrier, Client, Connection, Phase, conn_id_of};
 use crate::server::sessions::{Attached, Candidate};
-use crate::session::{Frame, Group, Hello, Violation};
+use crate::session::{Frame, Group, Hello, Piece, Violation};
 use crate::snapshot::CloseReason;
 use crate::state::KeptClient;
 
@@ -243,7 +243,7 @@ impl EventLoop {
                 }
             }
             // Not to the server.
-            Frame::Done { .. } => {}
+            Frame::Done { .. } | Frame::Shared { .. } => {}
         }
         Ok(())
     }
@@ -459,13 +459,29 @@ impl EventLoop {
         let Some(session) = self.sessions.get_mut(slot) else {
             return;
         };
-        let stream = &mut session.stream;
+        let (stream, pieces) = (&mut session.stream, &mut session.pieces);
         let mut lacks_room = false;
         let has_replies = client.replies().is_some();
         if let Some((out, credit)) = client.replies() {
             while !out.is_empty() {
+                let piece = pieces.as_mut().and_then(|it| Some((it, Piece::of(out)?)));
+                let mut before_piece = out.unsent_bytes();
+                if let Some((pieces, (before, piece))) = piece {
+                    if before == 0 && piece.len() > credit.to_send() {
+                        // It gets credit for all of it soon, as it has much to read.
+                        break;
+                    }
+                    if before == 0 && piece.len() <= stream.room() {
+                        pieces.push(number, &piece, stream);
+                        out.skip(piece.len());
+                        credit.sent(piece.len());
+                        continue;
+                    }
+                    // Less than a piece, so that the next one begins where it does for others.
+                    before_piece = if before == 0 { piece.len() } else { before };
+                }
                 let count = [
-                    out.unsent_bytes(),
+                    before_piece,
                     credit.to_send(),
                     stream.room(),
                     CLIENT_FRAME_BYTES_MAX,
@@ -477,7 +493,7 @@ impl EventLoop {
                 stream.push_data_from(number, out, count);
                 credit.sent(count);
             }
-            lacks_room = !out.is_empty() && credit.to_send() > 0;
+            lacks_room = !out.is_empty() && credit.to_send() > 0 && stream.room() == 0;
         }
         if lacks_room && !client.waits_for_room {
             client.waits_for_room = true;

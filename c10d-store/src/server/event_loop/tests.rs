@@ -39,6 +39,7 @@ impl Session {
             attempt: 1,
             received: 0,
             carries_over: false,
+            takes_pieces: false,
             keep: Duration::MAX,
         };
         let candidate = Candidate {

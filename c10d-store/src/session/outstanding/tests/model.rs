@@ -172,7 +172,7 @@ impl Server {
                     it.credit.returned(bytes).expect("it had credit");
                 }
             }
-            Frame::Done { .. } => panic!("not to the server"),
+            Frame::Done { .. } | Frame::Shared { .. } => panic!("not to the server"),
             Frame::End => {
                 self.is_ended = true;
                 self.stream.push_end();
