@@ -179,7 +179,7 @@ impl RelayedJob {
     }
 }
 
-fn expect<const N: usize>(
+pub(super) fn expect<const N: usize>(
     address: SocketAddr,
     reply: &[u8],
     expected: [u8; N],

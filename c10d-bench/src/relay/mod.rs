@@ -6,6 +6,7 @@
 
 mod job;
 mod latency;
+mod members;
 mod node;
 mod nodes;
 mod ranks;
@@ -42,6 +43,10 @@ pub(crate) struct RelayBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
     nodes: usize,
 
+    /// The number of members of `members`, on as many nodes as they need.
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = at_least_one)]
+    members: usize,
+
     /// The number of ranks of each node.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = ranks_per_node)]
     ranks_per_node: usize,
@@ -77,15 +82,18 @@ enum Workload {
     Latency,
     /// Ranks of many nodes that connect, meet in barriers and wait for one key; and the server's memory.
     Ranks,
+    /// Members of a group agree on a list, and on another one after a death, with relays only.
+    Members,
     /// The ranks of very many nodes connect, with relays only.
     Init,
     /// Then the store, which has a journal and no secret, is killed and started again.
     Restart,
 }
 
-const ALL: [Workload; 4] = [
+const ALL: [Workload; 5] = [
     Workload::Latency,
     Workload::Ranks,
+    Workload::Members,
     Workload::Init,
     Workload::Restart,
 ];
@@ -128,6 +136,14 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
                     ranks_per_node: per_node,
                 };
                 rows.extend(ranks::ranks(shape, &setting, access)?);
+            }
+            Workload::Members => {
+                let wanted = args.members.div_ceil(per_node);
+                let shape = Shape {
+                    nodes: nodes_that_fit(wanted, 1, files_left, &mut notes),
+                    ranks_per_node: per_node,
+                };
+                rows.extend(members::members(shape, &setting, access)?);
             }
             Workload::Init | Workload::Restart => {
                 let nodes = nodes_that_fit(args.init_nodes, 1, files_left, &mut notes);

@@ -3,8 +3,10 @@
 //! Does what `c10d-relay` does with what ranks ask and with what the store sends, without the connections between the
 //! two. Pure: no socket or clock.
 
+use c10d_store::Opcode;
 use c10d_store::unstable::{
-    Credit, Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, SessionStream, Violation,
+    Credit, Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, ReplyScan, SessionStream,
+    Violation,
 };
 
 /// Requests of a rank, and the length of all their replies.
@@ -14,6 +16,37 @@ pub(super) struct Ask<'r> {
     pub(super) requests: &'r [&'r [u8]],
     pub(super) reply_bytes: usize,
 }
+
+/// A request whose reply says how long it is.
+#[derive(Debug)]
+pub(super) struct Scanned {
+    pub(super) opcode: Opcode,
+    pub(super) request: Vec<u8>,
+}
+
+/// What a rank asks.
+pub(super) trait Asking {
+    /// In this turn of the node.
+    fn put(self, node: &mut Node, rank: usize) -> Result<(), NodeError>;
+}
+
+impl Asking for Ask<'_> {
+    fn put(self, node: &mut Node, rank: usize) -> Result<(), NodeError> {
+        debug_assert!(!node.ranks[rank].is_waiting(), "one reply at a time");
+        node.ranks[rank].reply_bytes = self.reply_bytes;
+        node.send(rank, self.requests)
+    }
+}
+
+impl Asking for Scanned {
+    fn put(self, node: &mut Node, rank: usize) -> Result<(), NodeError> {
+        node.expect_scanned(rank, self.opcode);
+        node.send(rank, &[&self.request])
+    }
+}
+
+/// Of a scanned reply, a rank keeps so much; the first one of a node keeps all.
+const KEPT_BYTES: usize = 256;
 
 /// Why a session cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +75,8 @@ struct Rank {
     reply: Vec<u8>,
     /// The length of the expected reply; 0 if none is expected.
     reply_bytes: usize,
+    /// The expected reply says how long it is.
+    scan: Option<ReplyScan>,
     /// The last request of this turn that this rank takes part in, from 1.
     last_in_turn: usize,
     /// How many requests it has sent.
@@ -55,10 +90,19 @@ struct Shared {
     clients: Vec<u32>,
 }
 
+impl Rank {
+    const fn is_waiting(&self) -> bool {
+        self.reply_bytes > 0 || self.scan.is_some()
+    }
+}
+
 impl Node {
     /// A new session with this number of ranks, whose connections are opened.
     pub(super) fn with_ranks(count: usize) -> Self {
-        let mut node = Self::default();
+        let mut node = Self {
+            reader: FrameReader::taking_pieces(),
+            ..Self::default()
+        };
         for client in 0..count {
             node.ranks.push(Rank::default());
             node.stream.push_open(number(client), 0);
@@ -70,7 +114,7 @@ impl Node {
     /// SESSION 13).
     pub(super) fn carry_over(&mut self) {
         self.stream = SessionStream::default();
-        self.reader = FrameReader::default();
+        self.reader = FrameReader::taking_pieces();
         for (client, rank) in self.ranks.iter_mut().enumerate() {
             debug_assert_eq!(rank.reply_bytes, 0, "all replies have arrived");
             rank.credit = Credit::default();
@@ -79,11 +123,15 @@ impl Node {
         }
     }
 
-    /// A rank sends requests, in this turn.
-    pub(super) fn ask(&mut self, rank: usize, ask: Ask<'_>) -> Result<(), NodeError> {
-        debug_assert_eq!(self.ranks[rank].reply_bytes, 0, "one reply at a time");
-        self.ranks[rank].reply_bytes = ask.reply_bytes;
-        self.send(rank, ask.requests)
+    /// A rank expects a reply to a request of an earlier turn.
+    pub(super) fn expect_scanned(&mut self, rank: usize, opcode: Opcode) {
+        debug_assert!(!self.ranks[rank].is_waiting(), "one reply at a time");
+        self.ranks[rank].scan = ReplyScan::new(opcode, 1);
+    }
+
+    /// The connection of a rank ends, in this turn.
+    pub(super) fn close(&mut self, rank: usize) {
+        self.stream.push_close(number(rank));
     }
 
     /// A rank sends requests, in this turn, that have no replies.
@@ -124,26 +172,26 @@ impl Node {
     ) -> Result<(), E> {
         while let Some(mut piece) = self.stream.next_bytes(&mut link).map_err(NodeError::from)? {
             while let Some(frame) = self.reader.next(&mut piece).map_err(NodeError::from)? {
-                match frame {
-                    Frame::Data { client, bytes } => {
-                        let Some(reply) = self.take_in(client, bytes)? else {
-                            continue;
-                        };
-                        on_reply(self, client as usize, &reply)?;
-                        self.give_back(client as usize, reply);
-                    }
+                let (client, reply) = match frame {
+                    Frame::Data { client, bytes } => (client, self.take_in(client, bytes)?),
+                    Frame::Shared { client, bytes } => (client, self.take_in(client, &bytes)?),
                     Frame::Credit { client, bytes } => {
                         let credit = &mut self.rank(client)?.credit;
                         credit.returned(bytes).map_err(NodeError::from)?;
+                        continue;
                     }
                     Frame::Close { .. } => {
                         return Err(NodeError::Unexpected("it closed a rank").into());
                     }
                     // The ranks wait for replies, which say more.
-                    Frame::Done { .. } => {}
+                    Frame::Done { .. } => continue,
                     Frame::Open { .. } | Frame::Group(_) | Frame::Resume { .. } | Frame::End => {
                         return Err(NodeError::Unexpected("no frame of a server").into());
                     }
+                };
+                if let Some(reply) = reply {
+                    on_reply(self, client as usize, &reply)?;
+                    self.give_back(client as usize, reply);
                 }
             }
         }
@@ -155,13 +203,26 @@ impl Node {
         let rank = self.rank(client)?;
         rank.credit.received(bytes.len())?;
         let returned = rank.credit.used(bytes.len());
-        rank.reply.extend_from_slice(bytes);
-        if rank.reply.len() > rank.reply_bytes {
-            return Err(NodeError::Unexpected("it sent more than it was asked for"));
-        }
-        let is_complete = rank.reply.len() == rank.reply_bytes;
+        let is_complete = if let Some(scan) = &mut rank.scan {
+            let kept = if client == 0 { usize::MAX } else { KEPT_BYTES };
+            let room = kept - rank.reply.len();
+            rank.reply
+                .extend_from_slice(&bytes[..bytes.len().min(room)]);
+            let mut rest = bytes;
+            let is_complete = scan.advance(&mut rest);
+            if !rest.is_empty() {
+                return Err(NodeError::Unexpected("it sent more than it was asked for"));
+            }
+            is_complete.map_err(|_| NodeError::Unexpected("it sent no reply to the request"))?
+        } else {
+            rank.reply.extend_from_slice(bytes);
+            if rank.reply.len() > rank.reply_bytes {
+                return Err(NodeError::Unexpected("it sent more than it was asked for"));
+            }
+            rank.reply.len() == rank.reply_bytes
+        };
         let reply = is_complete.then(|| {
-            rank.reply_bytes = 0;
+            (rank.reply_bytes, rank.scan) = (0, None);
             std::mem::take(&mut rank.reply)
         });
         if let Some(returned) = returned {
@@ -228,21 +289,14 @@ mod tests {
     fn ranks_share_a_frame_only_within_a_turn_and_keep_their_order() {
         let mut node = Node::with_ranks(3);
         for rank in 0..3 {
-            node.ask(rank, ask(&[ADD])).expect("credit");
+            ask(&[ADD]).put(&mut node, rank).expect("credit");
         }
         node.end_turn();
         assert_eq!(node.frames, 1);
         for rank in 0..3 {
             node.ranks[rank].reply_bytes = 0;
-            node.ask(
-                rank,
-                if rank == 1 {
-                    ask(&[SET, WAIT])
-                } else {
-                    ask(&[WAIT])
-                },
-            )
-            .expect("credit");
+            let requests: &[&[u8]] = if rank == 1 { &[SET, WAIT] } else { &[WAIT] };
+            ask(requests).put(&mut node, rank).expect("credit");
         }
         // Rank 1's WAIT comes after its SET, so it cannot join rank 0's, which comes before. Rank 2 joins the first.
         assert_eq!(node.turn.len(), 3);
@@ -250,7 +304,7 @@ mod tests {
         node.end_turn();
         for rank in 0..2 {
             node.ranks[rank].reply_bytes = 0;
-            node.ask(rank, ask(&[WAIT])).expect("credit");
+            ask(&[WAIT]).put(&mut node, rank).expect("credit");
             node.end_turn();
         }
         assert_eq!(node.frames, 1 + 3 + 2);

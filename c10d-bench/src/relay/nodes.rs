@@ -17,7 +17,7 @@ use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Poll};
 
-use super::node::{Ask, Node, NodeError};
+use super::node::{Ask, Asking, Node, NodeError};
 use crate::failure::{Context as _, Failure};
 use crate::fleet::{EVENTS_PER_POLL, READ_BYTES, SILENCE_MAX, lost, open_socket, stalled};
 
@@ -27,8 +27,10 @@ const REPORT_DELAY: Duration = Duration::from_millis(200);
 /// How long a relay asks the store to remember its session, in milliseconds.
 const KEEP_MILLIS: u32 = 600_000;
 
-/// A bit of the milliseconds: a relay can send requests again to a store that was restarted.
+/// Bits of the milliseconds: a relay can send requests again to a store that was restarted, and takes long values in pieces
+/// that its ranks share.
 const CARRIES_OVER: u32 = 1 << 31;
+const TAKES_PIECES: u32 = 1 << 30;
 
 /// How the answer to SESSION starts if the session has begun, or goes on.
 const ACCEPTED: u8 = 0;
@@ -92,6 +94,14 @@ struct Link {
     tls: Option<TlsLayer>,
     out: SendBuf,
     phase: Phase,
+    moved: Moved,
+}
+
+/// Bytes of a link, or of all.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Moved {
+    pub(super) sent: u64,
+    pub(super) received: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,6 +110,16 @@ enum Phase {
     Hello,
     Session,
     Open,
+}
+
+impl Moved {
+    /// What has moved after `before`.
+    pub(super) const fn since(self, before: Self) -> Self {
+        Self {
+            sent: self.sent - before.sent,
+            received: self.received - before.received,
+        }
+    }
 }
 
 /// One turn of a relay.
@@ -171,6 +191,15 @@ impl Nodes {
     /// The number of ranks of all nodes.
     pub(super) fn ranks(&self) -> usize {
         self.relays.len() * self.ranks_per_node
+    }
+
+    /// The bytes that have moved on all links so far.
+    pub(super) fn moved(&self) -> Moved {
+        let links = self.relays.iter().map(|relay| relay.link.moved);
+        links.fold(Moved::default(), |sum, it| Moved {
+            sent: sum.sent + it.sent,
+            received: sum.received + it.received,
+        })
     }
 
     /// The frames with requests that all relays have sent so far.
@@ -256,7 +285,7 @@ impl Nodes {
             }
             self.poll_once(Turns::Apart, &mut |_, reply| {
                 check(reply)?;
-                Ok(None)
+                Ok(None::<Ask<'_>>)
             })?;
         }
     }
@@ -294,8 +323,26 @@ impl Nodes {
         self.waiting += self.ranks();
     }
 
+    /// Expects the reply of `opcode` to each rank but one, to a request asked before.
+    pub(super) fn expect_scanned(&mut self, opcode: Opcode, but: usize) {
+        for rank in (0..self.ranks()).filter(|rank| *rank != but) {
+            let relay = &mut self.relays[rank / self.ranks_per_node];
+            relay
+                .node
+                .expect_scanned(rank % self.ranks_per_node, opcode);
+            self.waiting += 1;
+        }
+    }
+
+    /// The connection of a rank ends.
+    pub(super) fn close(&mut self, rank: usize) -> Result<(), Failure> {
+        let index = rank / self.ranks_per_node;
+        self.relays[index].node.close(rank % self.ranks_per_node);
+        self.end_turn(index)
+    }
+
     /// A rank asks, in a turn of its own.
-    pub(super) fn ask_one(&mut self, rank: usize, ask: Ask<'_>) -> Result<(), Failure> {
+    pub(super) fn ask_one(&mut self, rank: usize, ask: impl Asking) -> Result<(), Failure> {
         self.ask(rank, ask)?;
         self.end_turn(rank / self.ranks_per_node)
     }
@@ -309,10 +356,10 @@ impl Nodes {
     }
 
     /// Passes every reply and its rank to `on_reply`, which may have the rank ask again, until no reply is missing.
-    pub(super) fn run<'r>(
+    pub(super) fn run<A: Asking>(
         &mut self,
         turns: Turns,
-        mut on_reply: impl FnMut(usize, &[u8]) -> Result<Option<Ask<'r>>, Failure>,
+        mut on_reply: impl FnMut(usize, &[u8]) -> Result<Option<A>, Failure>,
     ) -> Result<(), Failure> {
         while self.waiting > 0 {
             self.poll_once(turns, &mut on_reply)?;
@@ -334,13 +381,14 @@ impl Nodes {
             tls: tls.with_context(failed)?,
             out: SendBuf::new(),
             phase: Phase::Connecting,
+            moved: Moved::default(),
         })
     }
 
-    fn ask(&mut self, rank: usize, ask: Ask<'_>) -> Result<(), Failure> {
+    fn ask(&mut self, rank: usize, ask: impl Asking) -> Result<(), Failure> {
         let (index, place) = (rank / self.ranks_per_node, rank % self.ranks_per_node);
         self.waiting += 1;
-        let asked = self.relays[index].node.ask(place, ask);
+        let asked = ask.put(&mut self.relays[index].node, place);
         asked.map_err(|error| failure(self.address, index, error.into()))
     }
 
@@ -351,10 +399,10 @@ impl Nodes {
     }
 
     /// Polls once. Each relay that has received something has one turn.
-    fn poll_once<'r>(
+    fn poll_once<A: Asking>(
         &mut self,
         turns: Turns,
-        on_reply: &mut impl FnMut(usize, &[u8]) -> Result<Option<Ask<'r>>, Failure>,
+        on_reply: &mut impl FnMut(usize, &[u8]) -> Result<Option<A>, Failure>,
     ) -> Result<(), Failure> {
         let now = Instant::now();
         self.send_reports(now)?;
@@ -378,7 +426,7 @@ impl Nodes {
                 *waiting -= 1;
                 if let Some(ask) = on_reply(first_rank + place, reply)? {
                     *waiting += 1;
-                    node.ask(place, ask)?;
+                    ask.put(node, place)?;
                 }
                 Ok(())
             };
@@ -426,7 +474,10 @@ impl Relay {
         while event.is_readable() || event.is_error() {
             let count = match self.link.stream.read(turn.buffer) {
                 Ok(0) => return Err(Failed::Io(io::ErrorKind::UnexpectedEof.into())),
-                Ok(count) => count,
+                Ok(count) => {
+                    self.link.moved.received += count as u64;
+                    count
+                }
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => break,
                     io::ErrorKind::Interrupted => continue,
@@ -525,13 +576,16 @@ impl Link {
         if self.phase == Phase::Connecting {
             return Ok(());
         }
-        match &mut self.tls {
+        let before = self.out.unsent_bytes();
+        let result = match &mut self.tls {
             None => self.out.flush(&mut self.stream).map(drop),
             Some(tls) => {
                 self.out.flush(&mut tls.sealing(&mut self.stream))?;
                 tls.send(&mut self.stream).map(drop)
             }
-        }
+        };
+        self.moved.sent += (before - self.out.unsent_bytes()) as u64;
+        result
     }
 }
 
@@ -547,7 +601,7 @@ impl SessionName {
         request
             .u64(self.attempt)
             .u64(received)
-            .u32(KEEP_MILLIS | CARRIES_OVER);
+            .u32(KEEP_MILLIS | CARRIES_OVER | TAKES_PIECES);
         request.to_bytes()
     }
 }

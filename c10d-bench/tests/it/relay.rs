@@ -11,6 +11,7 @@ fn jobs_with_relays_are_measured_beside_jobs_without() {
         "--nodes=5",
         "--ranks-per-node=3",
         "--init-nodes=7",
+        "--members=21",
         "--connect-window=2",
         "--json",
     ];
@@ -30,6 +31,11 @@ fn jobs_with_relays_are_measured_beside_jobs_without() {
             ("barrier requests per node", true),
             ("barrier add+wait apart", true),
             ("one key wakes all", true),
+            ("first list of 21 members", true),
+            ("first list: sent by the server", true),
+            ("death: all have the new list", true),
+            ("death: sent by the server", true),
+            ("death: sent by the relays", true),
             ("init of 21 ranks", true),
             ("reopen of 21 ranks", true),
             ("21 ranks back", true),
@@ -56,6 +62,43 @@ fn jobs_with_relays_are_measured_beside_jobs_without() {
                 _ => {}
             }
         }
+    }
+}
+
+/// The list of 1000 members travels once for each node, and after a death only what has changed in it.
+#[test]
+fn the_bytes_of_lists_grow_with_the_nodes_and_not_with_their_members() {
+    const MEMBERS: f64 = 1000.0;
+    // A member with a handle of torch.
+    const LIST_BYTES: f64 = MEMBERS * 64.0;
+    for per_node in [5, 50] {
+        let words = [
+            "relay",
+            "--json",
+            "--no-pin",
+            "--rounds=1",
+            "--only=members",
+        ];
+        let shape = [
+            "--members=1000".to_owned(),
+            format!("--ranks-per-node={per_node}"),
+        ];
+        let words = words.map(str::to_owned).into_iter().chain(shape);
+        let ended = run(words.collect::<Vec<_>>());
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
+        let bytes = |name: &str| {
+            let rows = report["rows"].as_array().unwrap();
+            let row = rows.iter().find(|row| row["name"] == name);
+            row.unwrap()["median"].as_f64().unwrap()
+        };
+        let nodes = MEMBERS / f64::from(per_node);
+        let first = bytes("first list: sent by the server");
+        let others = MEMBERS * 400.0;
+        assert!(first > nodes * LIST_BYTES * 0.9, "{first}");
+        assert!(first < nodes * LIST_BYTES * 1.1 + others, "{first}");
+        let death = bytes("death: sent by the server");
+        assert!(death < others, "{death}");
     }
 }
 
