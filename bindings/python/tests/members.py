@@ -24,9 +24,11 @@ LAST_STEPS = 20
 class Member:
     """A member of a test's group."""
 
-    def __init__(self, port: int, rank: int | None, size: int, min_size: int, **options: float) -> None:
-        """Join."""
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(size))
+    def __init__(
+        self, port: int, rank: int | None, size: int, min_size: int, master: int | None = None, **options: float
+    ) -> None:
+        """Join, over the store of the test or of the port ``master``."""
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(master or port), WORLD_SIZE=str(size))
         if rank is not None:
             os.environ["RANK"] = str(rank)
         self.store = c10d_rs.TCPStore("127.0.0.1", port)
@@ -45,10 +47,17 @@ class Member:
 
 
 def add_up(
-    port: int, rank: int | None, size: int, min_size: int, until: int, length: int = 4096, **options: float
+    port: int,
+    rank: int | None,
+    size: int,
+    min_size: int,
+    until: int,
+    length: int = 4096,
+    master: int | None = None,
+    **options: float,
 ) -> None:
     """Add up in every step, and end some steps after the group has the size ``until``."""
-    member = Member(port, rank, size, min_size, **options)
+    member = Member(port, rank, size, min_size, master, **options)
     torch.manual_seed(1)
     if rank is None:
         torch.rand(7)  # other random numbers, if it did not take those of the others
@@ -233,15 +242,12 @@ def barrier(port: int, rank: int | None, size: int) -> None:
     member.say("done")
 
 
-def refused(port: int, events: int) -> None:
-    """Join over a server of PyTorch."""
+def serve_pytorchs_store(port: int) -> None:
+    """Serve a store of PyTorch, and report its port in the store of the test."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.port), RANK="0", WORLD_SIZE="1")
-    store = c10d_rs.TCPStore("127.0.0.1", events)
-    try:
-        ct.join()
-    except ct.Unrecoverable as error:
-        store.queue_push("events", json.dumps({"what": "error", "text": str(error)}))
+    store = c10d_rs.TCPStore("127.0.0.1", port)
+    store.set("port of PyTorch's", str(server.port))
+    store.wait(["never"], GROUP_TIMEOUT)
 
 
 def reconfigure(**parameters: Any) -> None:

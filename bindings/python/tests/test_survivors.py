@@ -300,10 +300,51 @@ class Survivors(unittest.TestCase):
                 self.fork("reconfigure", port=port, rank=rank, client=client, events=self.server.port)
             self.wait_for("passed", 3)
 
-    def test_server_of_pytorch_is_refused(self) -> None:
-        pid = self.ask("fork", "refused", {"port": 0, "events": self.server.port})
-        self.pids.append(pid)
-        self.assertIn("c10d store serve", self.wait_for("error", 1)[0]["text"])
+    def pytorchs_store(self) -> int:
+        """Start a server of PyTorch that outlives the members, and return its port."""
+        self.fork("serve_pytorchs_store")
+        return int(self.store.get("port of PyTorch's"))
+
+    def host(self, master: int) -> tuple[int, int]:
+        """Return the epoch and the member of the server that the members run over a store of PyTorch."""
+        with TCPStore("127.0.0.1", master) as store:
+            epoch, _, member, _ = store.get("c10d_rs/survivors-0/service/host").split()
+        return int(epoch), int(member)
+
+    def test_over_a_store_of_pytorch_survivors_go_on_and_a_newcomer_comes_in(self) -> None:
+        master = self.pytorchs_store()
+        count = {"size": 4, "min_size": 2, "until": 4, "master": master}
+        pids = [self.fork("add_up", rank=rank, **count) for rank in range(4)]
+        self.wait_for("steps", 4)
+        epoch, host = self.host(master)
+        # Then the member that serves the others.
+        os.kill(pids[(host + 1) % 4], signal.SIGKILL)
+        self.until(lambda _: sum(event["size"] == 3 for event in self.of("generation")) >= 3)
+        self.assertEqual(self.host(master), (epoch, host))
+        os.kill(pids[host], signal.SIGKILL)
+        self.until(lambda _: sum(event["size"] == 2 for event in self.of("generation")) >= 2)
+        self.assertEqual(self.host(master)[0], epoch + 1)
+        for _ in range(2):
+            self.fork("add_up", rank=None, **count)
+        done = self.wait_for("done", 4)
+        survivors = [rank for rank in range(4) if rank not in (host, (host + 1) % 4)]
+        self.assertEqual(sorted(event["id"] for event in done), [*survivors, 4, 5], self.events)
+        self.assertEqual(self.of("wrong") + self.of("error"), [])
+        self.assertEqual({event["total"] for event in done}, {done[0]["total"]})
+
+    def test_over_a_store_of_pytorch_a_server_that_is_stopped_decides_nothing_any_more(self) -> None:
+        master = self.pytorchs_store()
+        count = {"size": 4, "min_size": 1, "until": 3, "master": master}
+        pids = [self.fork("add_up", rank=rank, **count) for rank in range(4)]
+        self.wait_for("steps", 4)
+        epoch, host = self.host(master)
+        os.kill(pids[host], signal.SIGSTOP)
+        self.wait_for("done", 3)
+        os.kill(pids[host], signal.SIGCONT)
+        error = self.wait_for("error", 1)[0]
+        self.assertEqual((error["id"], error["kind"]), (host, "Evicted"), self.events)
+        self.assertEqual(self.of("wrong"), [])
+        self.assertGreater(self.host(master)[0], epoch)
 
 
 if __name__ == "__main__":

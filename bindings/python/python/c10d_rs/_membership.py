@@ -47,9 +47,10 @@ def join(
 ) -> "Membership":
     """Join the group of this job, as the default process group of torch, over gloo. Iterate over the result.
 
-    The store is that of ``MASTER_ADDR`` and ``MASTER_PORT``, or a ``TCPStore`` of this package; its server is one of this
-    project. The group forms with ``first_size`` members, by default ``WORLD_SIZE``, and goes on with at least ``min_size``.
-    All members give the same numbers and waits. A process of which the server hears nothing for ``silence_max`` is removed.
+    The store is that of ``MASTER_ADDR`` and ``MASTER_PORT``, or a ``TCPStore`` of this package. If its server is PyTorch's, one
+    of the members serves the others. The group forms with ``first_size`` members, by default ``WORLD_SIZE``, and goes on with
+    at least ``min_size``. All members give the same numbers and waits. A process of which the server hears nothing for
+    ``silence_max`` is removed.
     ``step`` is the number of steps that this process has done already.
 
     The waits: ``form_timeout``, ``ready_timeout``, ``below_min_timeout``, ``replace_wait``, ``boundary_timeout``
@@ -96,6 +97,7 @@ class Membership:
         self._members: list[int] = []
         self._generation: Generation | None = None
         self._has_joined = False
+        self._is_leaving = False
         self._is_finishing = False
         self._is_over = False
 
@@ -131,6 +133,7 @@ class Membership:
 
     def leave(self) -> None:
         """Leave the group at the next boundary, where the loop ends. Call it in a generation, before ``boundary``."""
+        self._is_leaving = True
         self._native.leave()
 
     def finish(self) -> None:
@@ -172,6 +175,8 @@ class Membership:
         else:
             _, error, text = news
             self.close()
+            if error is None and not self._is_leaving:
+                error, text = "Evicted", "the others have finished without this process"
             if error is not None and not self._is_finishing:
                 raise class_of(error)(text)
         return None

@@ -24,6 +24,10 @@ def check_torch() -> None:
         raise Unrecoverable("survivors need PyTorch 2.14 or later: this one cannot change a process group")
 
 
+def _server_of(store: _Store) -> tuple[str, int] | None:
+    return (store.host, store.port) if isinstance(store, _TCPStore) else None
+
+
 class Place:
     """Where the group is: its store and its name."""
 
@@ -38,6 +42,7 @@ class Place:
             raise Unrecoverable("set MASTER_ADDR and MASTER_PORT, or give join a store")
         round_ = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.name = name or environment.get("C10D_MEMBERSHIP_GROUP") or f"survivors-{round_}"
+        self.peer = _server_of(store) if store else (self.host, int(self.port))
         # The connection of the membership, which torch does not use.
         self.own = store.clone() if store else _TCPStore(self.host, int(self.port), secret_file=self.secret)
 
@@ -77,9 +82,10 @@ class Place:
                 incarnation,
                 options,
                 silence_max,
+                self.peer,
             )
         except NotImplementedError as error:
-            reason = f"survivors need a store of this project, as c10d run and c10d store serve have: {error}"
+            reason = f"survivors need a TCPStore, whose server all members reach: {error}"
             raise Unrecoverable(reason) from error
 
     def torch_store(self) -> Any:
