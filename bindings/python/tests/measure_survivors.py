@@ -3,7 +3,7 @@
 Members add up without a pause over gloo. One after another is killed at a random moment, and later replaced by a fork; then
 some are stopped. Times are from the launcher's ``waitpid``, the fork, or ``silence_max`` after the stop, to the first right
 sum of the last member. A wrong sum, a survivor that ends, or a change that takes a minute fails the run. The seed is
-printed; SEED repeats it.
+printed; SEED repeats it. STATE_MB gives the members a state of so many MB in 32 tensors, which replacements take.
 """
 
 import json
@@ -28,6 +28,7 @@ KILLS = 50
 SIZES = [4, 8, 16]
 LIMIT_SECONDS = 60
 SILENCE_MAX = timedelta(seconds=2)
+STATE_MB = int(os.environ.get("STATE_MB", "0"))
 
 
 def add_up(port: int, rank: int | None, size: int, reports: int) -> None:
@@ -35,9 +36,13 @@ def add_up(port: int, rank: int | None, size: int, reports: int) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(size))
     if rank is not None:
         os.environ["RANK"] = str(rank)
+    make = torch.zeros if rank is None else torch.ones
+    state = {str(part): make(STATE_MB * 1_000_000 // 128) for part in range(32)}
     for generation in ct.join(min_size=2, silence_max=SILENCE_MAX):
         with generation:
-            step = generation.sync({})
+            step = generation.sync(state)
+            if not all(part[-1] == 1 for part in state.values() if len(part)):
+                raise ArithmeticError("this member has not taken the state")
             is_first = True
             while True:
                 values = torch.ones(1024)
@@ -122,7 +127,7 @@ def main() -> None:
     numbers = [int(it) for it in sys.argv[1:]]
     kills, sizes = (numbers or [KILLS])[0], numbers[1:] or SIZES
     seed = int(os.environ.get("SEED", time.time_ns()))
-    print(f"SEED={seed}, load {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"SEED={seed}, state {STATE_MB} MB, load {os.getloadavg()[0]:.1f}", flush=True)
     chance = random.Random(seed)
     torch.set_num_threads(1)
     for size in sizes:

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import signal
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,31 @@ def train(port: int, rank: int | None, size: int, steps: int, kill: dict[str, in
                     member.say("steps")
                 generation.boundary(step)
     member.say("done", losses=state["losses"])
+
+
+# The id of the newcomer that does not die in ``take_over``.
+LAST_TAKER = 6
+
+
+def take_over(port: int, rank: int | None, size: int, die_after: float | None = None) -> None:
+    """Work until a newcomer has a large state of the others, unless it dies while it takes that."""
+    member = Member(port, rank, size, 1)
+    small = [torch.full((count,), count, dtype=torch.int16) for count in range(2000)]
+    state = {"large": [torch.rand(3_000_001) for _ in range(8)], "small": small, "none": torch.rand(0)}
+    if rank is None:
+        state["small"] = [torch.zeros(1)]
+    for generation in member.membership:
+        member.enter(generation)
+        with generation:
+            if die_after is not None:
+                threading.Timer(die_after, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            step = generation.sync(state)
+            numbers = [sum(float(it.double().sum()) for it in state[name]) for name in ("large", "small")]
+            member.say("state", numbers=numbers, size=generation.size)
+            while LAST_TAKER not in generation.members:
+                dist.all_reduce(torch.ones(8))
+                step += 1
+                generation.boundary(step)
 
 
 def own_ddp(port: int, rank: int, size: int) -> None:

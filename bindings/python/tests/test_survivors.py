@@ -102,6 +102,10 @@ class Survivors(unittest.TestCase):
         self.until(lambda _: len(self.of(what)) >= count)
         return self.of(what)
 
+    def wait_for_size(self, size: int, count: int) -> None:
+        """Wait until members have said so often that they are in a generation of this size."""
+        self.until(lambda _: sum(event["size"] == size for event in self.of("generation")) >= count)
+
     def check_sums(self, members: list[int], sizes: list[int]) -> None:
         """Check that the members with these ids did all their steps right, in the same processes, and agree."""
         done = sorted(self.wait_for("done", len(members)), key=lambda event: event["id"])
@@ -140,6 +144,17 @@ class Survivors(unittest.TestCase):
         self.fork("add_up", rank=None, size=3, min_size=2, until=4)
         self.check_sums([0, 1, 2, 3], [3, 4])
         self.assertEqual(self.of("generation")[-1]["joined"], [3])
+
+    def test_newcomers_die_while_they_take_a_large_state_until_one_has_it(self) -> None:
+        for rank in range(3):
+            self.fork("take_over", rank=rank, size=3)
+        self.wait_for_size(3, 3)
+        for turn, delay in enumerate((0.0, 0.01, 0.03)):
+            self.fork("take_over", rank=None, size=3, die_after=delay)
+            self.wait_for_size(3, 3 * (turn + 2))
+        self.fork("take_over", rank=None, size=3)
+        self.until(lambda _: sum(event["id"] == 6 for event in self.of("state")) >= 1)
+        self.assertEqual(len({json.dumps(event["numbers"]) for event in self.of("state")}), 1)
 
     def test_member_that_is_stopped(self) -> None:
         pids = [self.fork("add_up", rank=rank, size=4, min_size=2, until=3) for rank in range(4)]
@@ -319,10 +334,10 @@ class Survivors(unittest.TestCase):
         epoch, host = self.host(master)
         # Then the member that serves the others.
         os.kill(pids[(host + 1) % 4], signal.SIGKILL)
-        self.until(lambda _: sum(event["size"] == 3 for event in self.of("generation")) >= 3)
+        self.wait_for_size(3, 3)
         self.assertEqual(self.host(master), (epoch, host))
         os.kill(pids[host], signal.SIGKILL)
-        self.until(lambda _: sum(event["size"] == 2 for event in self.of("generation")) >= 2)
+        self.wait_for_size(2, 2)
         self.assertEqual(self.host(master)[0], epoch + 1)
         for _ in range(2):
             self.fork("add_up", rank=None, **count)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-# Small tensors travel together: a message has a cost of its own.
-_CHUNK_BYTES = 16 << 20
+# Small tensors travel together, as a message has a cost of its own; a large one alone, as a copy has, too.
+_CHUNK_BYTES = 1 << 20
 
 _RANDOM = "c10d_rs.random"
 
@@ -17,7 +17,8 @@ _RANDOM = "c10d_rs.random"
 def sync(state: dict[str, Any], rank: int, source: int, takers: list[int], *, has_random: bool) -> None:
     """Give the state of the source to the takers. All ranks call it. Nothing is loaded before all has arrived.
 
-    A broadcast, even if there is one taker: gloo's receive from one rank has no wait that another thread can end.
+    A single taker gets the tensors by an all-to-all in which the others have nothing to pass: gloo's receive from one rank has no
+    wait that another thread can end.
     """
     if not takers:
         return
@@ -31,8 +32,9 @@ def sync(state: dict[str, Any], rank: int, source: int, takers: list[int], *, ha
         _pass_bytes(pickled, source)
     else:
         values = _unpack(_pass_bytes(None, source), tensors)
+    taker = takers[0] if len(takers) == 1 else None
     for chunk in _chunks(tensors):
-        _pass_tensors(chunk, source, is_source=is_source)
+        _pass_tensors(chunk, rank, source, taker)
     if rank in takers:
         _load(state, values)
 
@@ -48,17 +50,38 @@ def _pass_bytes(data: bytes | None, source: int) -> bytes:
     return data if data is not None else content.numpy().tobytes()
 
 
-def _pass_tensors(tensors: list[torch.Tensor], source: int, *, is_source: bool) -> None:
-    """Pass tensors of which the others have empty ones."""
-    flat = torch.empty(sum(map(_bytes, tensors)), dtype=torch.uint8)
-    parts = flat.split([_bytes(tensor) for tensor in tensors])
-    if is_source:
-        for part, tensor in zip(parts, tensors, strict=True):
-            part.copy_(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
-    dist.broadcast(flat, group_src=source)
-    if not is_source:
-        for part, tensor in zip(parts, tensors, strict=True):
-            tensor.reshape(-1).view(torch.uint8).copy_(part)
+def _pass_tensors(tensors: list[torch.Tensor], rank: int, source: int, taker: int | None) -> None:
+    """Pass tensors of which the others have empty ones, to one taker or to all."""
+    nothing, none = torch.empty(0, dtype=torch.uint8), [0] * dist.get_world_size()
+    if taker is not None and rank not in (source, taker):
+        dist.all_to_all_single(nothing, nothing, none, none)
+        return
+    parts = [_as_bytes(tensor) for tensor in tensors]
+    if len(parts) == 1:
+        data = parts[0]
+    elif rank == source:
+        data = torch.cat(parts)
+    else:
+        data = torch.empty(sum(map(len, parts)), dtype=torch.uint8)
+    if taker is None:
+        dist.broadcast(data, group_src=source)
+    elif rank == source:
+        dist.all_to_all_single(nothing, data, none, _only(taker, len(data)))
+    else:
+        dist.all_to_all_single(data, nothing, _only(source, len(data)), none)
+    if len(parts) > 1 and rank != source:
+        for part, received in zip(parts, data.split([len(part) for part in parts]), strict=True):
+            part.copy_(received)
+
+
+def _only(rank: int, size: int) -> list[int]:
+    """Return a size for one rank, and none for the others."""
+    return [size if other == rank else 0 for other in range(dist.get_world_size())]
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, without a copy if it is dense and in the memory of the CPU."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 class _Pickler(pickle.Pickler):
@@ -102,18 +125,20 @@ def _unpack(data: bytes, tensors: list[torch.Tensor]) -> dict[str, Any]:
 def _chunks(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     """Return the same parts on all ranks, as they depend on the sizes only."""
     chunks: list[list[torch.Tensor]] = []
+    small: list[torch.Tensor] = []
     room = 0
     for tensor in tensors:
-        if _bytes(tensor) > room:
-            chunks.append([])
+        size = int(tensor.numel() * tensor.element_size())
+        if size >= _CHUNK_BYTES:
+            chunks.append([tensor])
+            continue
+        if size > room:
+            small = []
+            chunks.append(small)
             room = _CHUNK_BYTES
-        chunks[-1].append(tensor)
-        room -= _bytes(tensor)
+        small.append(tensor)
+        room -= size
     return chunks
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())
 
 
 def _value(entry: Any) -> Any:
