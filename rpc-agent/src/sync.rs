@@ -115,35 +115,26 @@ impl<T> Monitor<T> {
     }
 
     /// Releases the lock until notified or the deadline passes. The flag is true if the deadline has
-    /// passed. Spurious wakeups are possible.
-    #[cfg(not(shuttle))]
+    /// passed. Spurious wakeups are possible. The model has no clock: a deadline passes at a random point,
+    /// [`Deadline::NEVER`] never.
     pub(crate) fn wait_until<'a>(
         &'a self,
         guard: MutexGuard<'a, T>,
         deadline: Deadline,
     ) -> (MutexGuard<'a, T>, bool) {
-        let Some(left) = deadline.remaining(std::time::Instant::now()) else {
-            let guard = self.has_changed.wait(guard);
-            return (guard.unwrap_or_else(PoisonError::into_inner), false);
+        let left = if cfg!(shuttle) {
+            (deadline != Deadline::NEVER).then_some(Duration::MAX)
+        } else {
+            deadline.remaining(std::time::Instant::now())
         };
-        if left.is_zero() {
-            return (guard, true);
+        match left {
+            None => {
+                let guard = self.has_changed.wait(guard);
+                (guard.unwrap_or_else(PoisonError::into_inner), false)
+            }
+            Some(Duration::ZERO) => (guard, true),
+            Some(left) => wait_timeout(&self.has_changed, guard, &self.value.0, left),
         }
-        wait_timeout(&self.has_changed, guard, &self.value.0, left)
-    }
-
-    /// The model has no clock: a deadline passes at a random point, [`Deadline::NEVER`] never.
-    #[cfg(shuttle)]
-    pub(crate) fn wait_until<'a>(
-        &'a self,
-        guard: MutexGuard<'a, T>,
-        deadline: Deadline,
-    ) -> (MutexGuard<'a, T>, bool) {
-        if deadline == Deadline::NEVER {
-            let guard = self.has_changed.wait(guard);
-            return (guard.unwrap_or_else(PoisonError::into_inner), false);
-        }
-        wait_timeout(&self.has_changed, guard, &self.value.0, Duration::ZERO)
     }
 }
 

@@ -106,8 +106,8 @@ impl AgentHandle {
     /// A coordinated shutdown waits for the job. Once the agent has ended, the job is dropped on the calling
     /// thread. A panic of the job is logged.
     pub fn spawn(&self, job: impl FnOnce() + Send + 'static) {
-        self.runtime
-            .spawn(Box::new(move || contained("a job", job)));
+        let driver = &self.runtime.driver;
+        driver.spawn(Box::new(move || contained("a job", job)));
     }
 
     /// [`AgentHandle::spawn`] at the given time, or at once if it has passed.

@@ -25,8 +25,8 @@ pub(super) fn join(
 ) -> Result<Members, DirectoryError> {
     change(store, me, by, |members| {
         members.add(me.clone()).map_err(|taken| match taken {
-            Taken::Name { holder } => DirectoryError::name_taken(&holder, me),
-            Taken::Id { holder } => DirectoryError::id_taken(&holder, me),
+            Taken::Name(holder) => DirectoryError::name_taken(&holder, me),
+            Taken::Id(holder) => DirectoryError::id_taken(&holder, me),
         })
     })
 }

@@ -26,11 +26,11 @@ pub(crate) struct Members {
     by_name: HashMap<Box<str>, WorkerId>,
 }
 
-/// Why a worker cannot join: another member has its name or its id.
+/// Why a worker cannot join: this member has its name or its id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Taken {
-    Name { holder: Member },
-    Id { holder: Member },
+    Name(Member),
+    Id(Member),
 }
 
 impl Members {
@@ -96,15 +96,13 @@ impl Members {
         if let Some(holder) = self.by_id.get(&member.info.id)
             && holder.info.name != member.info.name
         {
-            let holder = holder.clone();
-            return Err(Taken::Id { holder });
+            return Err(Taken::Id(holder.clone()));
         }
         if let Some(holder) = self.by_name.get(member.info.name.as_str())
             && *holder != member.info.id
             && let Some(holder) = self.by_id.get(holder)
         {
-            let holder = holder.clone();
-            return Err(Taken::Name { holder });
+            return Err(Taken::Name(holder.clone()));
         }
         let name = member.info.name.as_str();
         self.by_name.insert(name.into(), member.info.id);
@@ -203,11 +201,9 @@ mod tests {
         let mut members = Members::default();
         members.add(member("a", 0, 1)).unwrap();
         let holder = member("a", 0, 1);
-        let name = Taken::Name {
-            holder: holder.clone(),
-        };
+        let name = Taken::Name(holder.clone());
         assert_eq!(members.add(member("a", 1, 2)), Err(name));
-        assert_eq!(members.add(member("b", 0, 2)), Err(Taken::Id { holder }));
+        assert_eq!(members.add(member("b", 0, 2)), Err(Taken::Id(holder)));
         assert_eq!(members.version(), 1);
         members.check_invariants();
     }

@@ -55,7 +55,7 @@ pub(super) fn join(
             .and_then(|id| Member::parse(id, &value))
             .map_err(|error| DirectoryError::corrupt(store, keys[rank as usize], &error))?;
         // Ids differ, as the keys do.
-        if let Err(Taken::Name { holder } | Taken::Id { holder }) = members.add(member.clone()) {
+        if let Err(Taken::Name(holder) | Taken::Id(holder)) = members.add(member.clone()) {
             return Err(DirectoryError::name_taken(&holder, &member));
         }
     }
@@ -143,13 +143,13 @@ fn await_all(
 }
 
 fn check_none_refused(store: &BoundedStore, by: Deadline) -> Result<(), DirectoryError> {
-    let read = store
+    let refused = store
         .by(by)
         .try_get(REFUSED_KEY)
         .map_err(DirectoryError::store(
             "checking whether a worker was refused",
         ))?;
-    let Some(refused) = read else {
+    let Some(refused) = refused else {
         return Ok(());
     };
     // The id, a space, and the refused worker's name and address.
@@ -163,18 +163,9 @@ fn check_none_refused(store: &BoundedStore, by: Deadline) -> Result<(), Director
     let Some(refused) = refused else {
         return Ok(());
     };
-    match read_holder(store, &refused, by)? {
+    let holder = read(store, refused.info.id, by)?;
+    match holder.filter(|holder| *holder != refused) {
         Some(holder) => Err(DirectoryError::id_taken(&holder, &refused)),
         None => Ok(()),
     }
-}
-
-/// The worker that holds the rank for which another one was refused.
-fn read_holder(
-    store: &BoundedStore,
-    refused: &Member,
-    by: Deadline,
-) -> Result<Option<Member>, DirectoryError> {
-    let holder = read(store, refused.info.id, by)?;
-    Ok(holder.filter(|holder| holder != refused))
 }

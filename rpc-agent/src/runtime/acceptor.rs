@@ -17,7 +17,7 @@ use mio::net::{TcpListener, TcpStream};
 use super::driver::{Driver, Served};
 use super::reader::{self, ReadBuffers};
 use super::received::Received;
-use super::socket::{NOT_SENT_LOW_WATER_BYTES, Socket};
+use super::socket::Socket;
 use super::sockets::{Owner, Sockets};
 use super::tls::{SealedReads, Tls};
 use crate::peer::{
@@ -229,7 +229,6 @@ impl Acceptor {
 
     fn begin(&mut self, stream: TcpStream, now: Instant) -> io::Result<()> {
         configure_accepted(&stream, &self.options.socket_options)?;
-        let _ = socket2::SockRef::from(&stream).set_tcp_notsent_lowat(NOT_SENT_LOW_WATER_BYTES);
         let tls = match &self.options.tls {
             None => None,
             Some(server) => {
@@ -243,7 +242,7 @@ impl Acceptor {
             }
         };
         let driver = &self.driver;
-        let socket = driver.sockets.adopt(stream, tls, None)?;
+        let socket = driver.sockets.adopt(stream, tls, Owner::Handshake)?;
         if let Err(error) = driver.sockets.watch(&socket, Watch::default(), READABLE) {
             driver.sockets.release(&socket, Watch::default());
             return Err(error);

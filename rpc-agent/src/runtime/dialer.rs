@@ -18,7 +18,7 @@ use super::driver::Driver;
 use super::peers::PeerEntry;
 use super::reader::Inbox;
 use super::received::{invalid, received};
-use super::socket::NOT_SENT_LOW_WATER_BYTES;
+use super::sockets::Owner;
 use super::tls::{ASKS_FOR_SECRET, Tls};
 use crate::directory::Directory;
 use crate::future::catch_panic;
@@ -177,12 +177,9 @@ impl Dialer {
         match first {
             Message::Welcome(welcome) => {
                 let stream = mio::net::TcpStream::from_std(link.stream);
-                let _ =
-                    socket2::SockRef::from(&stream).set_tcp_notsent_lowat(NOT_SENT_LOW_WATER_BYTES);
-                let socket =
-                    driver
-                        .sockets
-                        .adopt(stream, link.tls.map(Tls::established), Some(peer))?;
+                let tls = link.tls.map(Tls::established);
+                let owner = Owner::Peer(Arc::clone(peer));
+                let socket = driver.sockets.adopt(stream, tls, owner)?;
                 let connection = (Arc::clone(&socket), socket.address);
                 let welcomed = driver.step(peer, |core| {
                     core.welcomed(dial, &welcome, connection, decoder, messages, now)

@@ -273,7 +273,7 @@ impl Driver {
     }
 
     /// Runs a job on a thread of the pool; after the agent's end it is dropped.
-    pub(super) fn spawn(&self, job: Callback) {
+    pub(crate) fn spawn(&self, job: Callback) {
         if let Err(counted) = self.pool.queue_callback(self.counted(job)) {
             drop(counted);
             self.activity.end();

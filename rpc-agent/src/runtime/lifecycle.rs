@@ -157,11 +157,6 @@ impl Runtime {
         let _ = timer.schedule(at, Box::new(move || driver.spawn(job)));
     }
 
-    /// Runs a job on a thread of the pool; after the agent's end it is dropped.
-    pub(crate) fn spawn(&self, job: Job) {
-        self.driver.spawn(job);
-    }
-
     /// Runs a callback when the agent has ended; one that comes too late is dropped.
     pub(crate) fn on_end(&self, callback: Job) {
         let mut callbacks = self.ended.lock();

@@ -19,9 +19,6 @@ pub(crate) struct Socket {
     pub(super) tls: Option<Tls>,
 }
 
-/// At most this many unsent bytes of a connection are with the system: bytes handed to it cannot be overtaken.
-pub(super) const NOT_SENT_LOW_WATER_BYTES: u32 = 1 << 20;
-
 impl Socket {
     /// What lies between the socket and the frames; `None` without the feature `tls`, so that no branch is left of it.
     pub(super) fn tls(&self) -> Option<&Tls> {

@@ -19,6 +19,9 @@ use crate::sync::Lock;
 
 pub(super) const WAKER: Token = Token(usize::MAX);
 
+/// At most this many unsent bytes of a connection are with the system: bytes handed to it cannot be overtaken.
+const NOT_SENT_LOW_WATER_BYTES: u32 = 1 << 20;
+
 /// No deadline at all.
 const NEVER: u64 = u64::MAX;
 
@@ -108,18 +111,15 @@ impl Sockets {
         is_due
     }
 
-    /// Gives a token to a connection that was accepted, or to one that was dialed (`peer`).
+    /// Gives a token to a connection.
     pub(super) fn adopt(
         &self,
         stream: TcpStream,
         tls: Option<Tls>,
-        peer: Option<&Arc<PeerEntry>>,
+        owner: Owner,
     ) -> io::Result<Arc<Socket>> {
         let address = stream.peer_addr()?;
-        let owner = match peer {
-            Some(peer) => Owner::Peer(Arc::clone(peer)),
-            None => Owner::Handshake,
-        };
+        let _ = socket2::SockRef::from(&stream).set_tcp_notsent_lowat(NOT_SENT_LOW_WATER_BYTES);
         let token = self.owners.lock().insert(owner);
         Ok(Arc::new(Socket {
             token,

@@ -36,8 +36,7 @@ impl<P, S: Clone> Peer<P, S> {
             timeout: call.timeout,
             is_repeated: call.is_repeated,
         };
-        let checked = self.check_call(&pending.function, payload_bytes as u64);
-        if let Err(error) = checked.and_then(|()| self.check_time(&pending)) {
+        if let Err(error) = self.check(&pending, payload_bytes as u64) {
             self.complete(pending, Err(error));
             return None;
         }
@@ -124,20 +123,8 @@ impl<P, S: Clone> Peer<P, S> {
         }
     }
 
-    /// A call with a timeout of zero expires before it is sent.
-    fn check_time(&self, call: &PendingCall<P>) -> Result<(), RpcError> {
-        if call.timeout != Some(Duration::ZERO) {
-            return Ok(());
-        }
-        Err(RpcError::Timeout {
-            call: self.site(&call.function),
-            after: Duration::ZERO,
-            outcome: Outcome::of_request(!call.is_repeated),
-            cause: Some("its timeout is zero".into()),
-        })
-    }
-
-    fn check_call(&self, function: &Arc<str>, payload_bytes: u64) -> Result<(), RpcError> {
+    fn check(&self, pending: &PendingCall<P>, payload_bytes: u64) -> Result<(), RpcError> {
+        let function = &pending.function;
         let call = || self.site(function);
         if matches!(self.phase, Phase::Replaced) {
             return Err(RpcError::NotSent {
@@ -172,6 +159,15 @@ impl<P, S: Clone> Peer<P, S> {
                     waiting_bytes,
                     max_bytes,
                 },
+            });
+        }
+        if pending.timeout == Some(Duration::ZERO) {
+            // It expires before it is sent.
+            return Err(RpcError::Timeout {
+                call: call(),
+                after: Duration::ZERO,
+                outcome: Outcome::of_request(!pending.is_repeated),
+                cause: Some("its timeout is zero".into()),
             });
         }
         Ok(())

@@ -205,29 +205,28 @@ impl<P, S: Clone> Peer<P, S> {
     /// Whether the peer is known to have ended or left. One whose connection was lost is dialed, so that a later
     /// question has an answer: no call may ever find out.
     pub(crate) fn is_known_dead(&mut self, now: Instant) -> bool {
-        match self.phase {
-            Phase::Absent(absence)
-            | Phase::Dialing {
-                before: absence, ..
-            } if absence.is_final() => true,
-            Phase::Absent(Absence::Lost) if !self.is_closing => {
-                self.begin_dial(Absence::Lost, now);
-                false
-            }
-            _ => false,
+        if self.absence().is_some_and(Absence::is_final) {
+            return true;
         }
+        if matches!(self.phase, Phase::Absent(Absence::Lost)) && !self.is_closing {
+            self.begin_dial(Absence::Lost, now);
+        }
+        false
     }
 
     /// Whether its connection was lost, and no other was made.
     pub(crate) fn is_lost(&self) -> bool {
-        matches!(
-            self.phase,
-            Phase::Absent(Absence::Lost)
-                | Phase::Dialing {
-                    before: Absence::Lost,
-                    ..
-                }
-        )
+        self.absence() == Some(Absence::Lost)
+    }
+
+    fn absence(&self) -> Option<Absence> {
+        match self.phase {
+            Phase::Absent(absence)
+            | Phase::Dialing {
+                before: absence, ..
+            } => Some(absence),
+            _ => None,
+        }
     }
 
     /// The incarnation of the process at the other end of the last connection.
