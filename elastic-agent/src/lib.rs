@@ -28,7 +28,7 @@ mod relay;
 mod restart_policy;
 mod round;
 #[cfg(test)]
-mod round_costs;
+mod round_costs_tests;
 pub mod scheduler;
 mod signal_name;
 mod sys;

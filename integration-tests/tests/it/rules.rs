@@ -174,7 +174,7 @@ fn tests_of<'t>(source: &Path, text: &'t str) -> &'t str {
         .any(|part| ["tests", "sim"].iter().any(|it| part.as_os_str() == *it));
     let name = source.file_name().unwrap_or_default().to_string_lossy();
     if is_folder
-        || ["tests.rs", "sim.rs", "round_costs.rs"].contains(&&*name)
+        || ["tests.rs", "sim.rs"].contains(&&*name)
         || name.ends_with("_tests.rs")
     {
         return text;
