@@ -33,6 +33,7 @@ pub mod scheduler;
 mod signal_name;
 mod sys;
 mod template;
+mod threads;
 mod watchdog;
 mod worker;
 mod worker_list;

@@ -1,7 +1,7 @@
 //! How other threads reach a running agent.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use c10d_socket::Cancel;
@@ -10,6 +10,7 @@ use elastic_rendezvous::RendezvousHandler;
 
 use super::probes::Probes;
 use crate::signal_name::name_of;
+use crate::threads::lock;
 use crate::worker::{KillSwitch, WorkerExit};
 
 /// Reports signals to an agent, from any thread. Clones reach the same agent.
@@ -67,8 +68,7 @@ impl Shared {
     }
 
     pub(super) fn probes(&self) -> MutexGuard<'_, Probes> {
-        // Each change leaves it valid, even if a thread panics.
-        self.probes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.probes)
     }
 
     /// When the watchdog's loop ran last, in seconds since the epoch; `None` without workers or watchdog.
@@ -79,14 +79,12 @@ impl Shared {
 
     /// The agent is about to wait for other nodes.
     pub(super) fn set_waiting(&self, cancel: Cancel) {
-        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = cancel;
+        *lock(&self.waiting) = cancel;
     }
 
     /// Lets a wait for other nodes check whether it is over.
     pub(super) fn wake_waiting(&self) {
-        let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let cancel = waiting.clone();
-        drop(waiting);
+        let cancel = lock(&self.waiting).clone();
         cancel.wake();
     }
 

@@ -2,10 +2,11 @@
 //! that are waited for. Pure, but for the listeners.
 
 use std::ffi::OsString;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
+use crate::threads::lock;
 use c10d_socket::HostPort;
 use elastic_rendezvous::{
     DEFAULT_PORT, Endpoint, Listener, RanksReport, RendezvousEvent, RendezvousParameters,
@@ -57,7 +58,7 @@ impl Spoken {
                 return;
             };
             log::info!("{}", started_line(started, has_default_threads));
-            let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut shown = lock(&shown);
             if shown.as_ref() != Some(&started.master) {
                 let store = hosted.on_port(started.master.port());
                 let has_page = store.is_some_and(|store| store.has_status());
@@ -79,7 +80,7 @@ impl Spoken {
                 RendezvousEvent::WaitingForRanks(report) => (report.waited, Said::Ranks),
                 _ => return,
             };
-            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut said = lock(&said);
             if waited < QUIET {
                 // Another join.
                 *said = None;

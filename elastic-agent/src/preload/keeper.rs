@@ -2,7 +2,6 @@
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, printable};
@@ -20,6 +19,7 @@ use super::process::{Subreaper, Template};
 use super::start::NotForked;
 use crate::cancelled::Cancelled;
 use crate::output::LineSplitter;
+use crate::threads::JoinedThread;
 
 const THREAD: &str = "preload";
 
@@ -37,7 +37,7 @@ const AHEAD_MAX: Duration = Duration::from_secs(5);
 pub(crate) struct Preloader {
     commands: Sender<Command>,
     wake: PipeWriter,
-    thread: Option<JoinHandle<()>>,
+    thread: JoinedThread,
     is_required: bool,
     /// When workers were asked for ahead, and where they arrive.
     ahead: Option<(Instant, Receiver<Answer>)>,
@@ -63,13 +63,13 @@ impl Preloader {
         ioctl_fionbio(&woken, true)?;
         ioctl_fionbio(&wake, true)?;
         let is_required = plan.preload.is_required;
-        let thread = thread::Builder::new()
-            .name(THREAD.to_owned())
-            .spawn(move || Keeper::new(plan).run(&received, &woken))?;
+        let thread = JoinedThread::start(THREAD, move || {
+            Keeper::new(plan).run(&received, &woken);
+        })?;
         Ok(Self {
             commands,
             wake,
-            thread: Some(thread),
+            thread,
             is_required,
             ahead: None,
         })
@@ -125,11 +125,7 @@ impl Preloader {
 impl Drop for Preloader {
     fn drop(&mut self) {
         self.send(Command::Stop);
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("thread {THREAD} panicked");
-        }
+        self.thread.join();
     }
 }
 
@@ -232,7 +228,7 @@ impl Keeper {
         match poll(&mut watched, timeout.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             // Out of memory.
-            Err(_) => thread::sleep(STALL_CHECK_INTERVAL),
+            Err(_) => std::thread::sleep(STALL_CHECK_INTERVAL),
         }
     }
 

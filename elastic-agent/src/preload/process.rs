@@ -3,7 +3,7 @@
 use std::io::{self, PipeReader};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,7 @@ use super::options::TemplatePlan;
 use super::{link, message};
 use crate::signal_name::{OUT_OF_MEMORY, name_of};
 use crate::sys;
+use crate::threads::lock;
 
 /// The program that the interpreter gets on its command line: it reads the next one from standard input.
 const STUB: &str = "exec(compile(__import__('os').read(0,262144),'<c10d preload>','exec'),{'__name__':'<c10d preload>'})";
@@ -148,7 +149,7 @@ impl Subreaper {
     /// # Errors
     /// The system does not support it.
     pub(super) fn set() -> io::Result<Self> {
-        let mut subreapers = SUBREAPERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut subreapers = lock(&SUBREAPERS);
         if subreapers.0 == 0 {
             subreapers.1 = child_subreaper()?;
             set_child_subreaper(Some(getpid()))?;
@@ -160,7 +161,7 @@ impl Subreaper {
 
 impl Drop for Subreaper {
     fn drop(&mut self) {
-        let mut subreapers = SUBREAPERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut subreapers = lock(&SUBREAPERS);
         subreapers.0 -= 1;
         if subreapers.0 == 0
             && let Err(error) = set_child_subreaper(subreapers.1)

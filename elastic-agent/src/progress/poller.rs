@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 
 use super::file;
 use super::watch::{Mark, ProgressSeen, ProgressWatch, Verdict};
+use crate::threads::{JoinedThread, lock};
 
 /// The thread that decides.
 const THREAD: &str = "progress";
@@ -33,9 +34,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Poller {
     watch: Arc<Mutex<ProgressWatch>>,
-    /// Dropping it ends the threads.
-    stop: Option<Sender<Infallible>>,
-    thread: Option<JoinHandle<()>>,
+    /// Dropping it ends the threads, so it comes before what waits for them.
+    _stop: Sender<Infallible>,
+    _thread: JoinedThread,
 }
 
 /// What files say.
@@ -99,19 +100,17 @@ impl Poller {
 
         let (ready, is_ready) = bounded(1);
         let shared = Arc::clone(&watch);
-        let thread = thread::Builder::new()
-            .name(THREAD.to_owned())
-            .spawn(move || {
-                decide(
-                    &shared, interval, readers, &readings, &stopped, &ready, on_stuck,
-                )
-            })?;
+        let thread = JoinedThread::start(THREAD, move || {
+            decide(
+                &shared, interval, readers, &readings, &stopped, &ready, on_stuck,
+            );
+        })?;
         // Otherwise the files of an earlier round may count as progress. The thread says so after 2 s at most.
         let _ = is_ready.recv();
         Ok(Self {
             watch,
-            stop: Some(stop),
-            thread: Some(thread),
+            _stop: stop,
+            _thread: thread,
         })
     }
 
@@ -121,22 +120,10 @@ impl Poller {
     }
 
     /// Reads the files a last time, and ends the threads. Blocks for 2 s at most.
-    pub(crate) fn finish(mut self) -> ProgressSeen {
-        self.end();
-        self.seen()
-    }
-
-    fn end(&mut self) {
-        self.stop = None;
-        if self.thread.take().is_some_and(|it| it.join().is_err()) {
-            log::error!("thread {THREAD} panicked");
-        }
-    }
-}
-
-impl Drop for Poller {
-    fn drop(&mut self) {
-        self.end();
+    pub(crate) fn finish(self) -> ProgressSeen {
+        let watch = Arc::clone(&self.watch);
+        drop(self);
+        lock(&watch).seen().clone()
     }
 }
 
@@ -230,11 +217,6 @@ fn observe(watch: &Mutex<ProgressWatch>, now: Duration, reading: Reading) {
     } else {
         watch.observe(now, reading.first, reading.marks);
     }
-}
-
-fn lock(watch: &Mutex<ProgressWatch>) -> MutexGuard<'_, ProgressWatch> {
-    // A panic of the other side leaves a watch that is still valid.
-    watch.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ mod backlog;
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use self::backlog::Backlog;
 pub use self::backlog::Next;
+use crate::threads::lock;
 
 /// How much waits for the stream before more is dropped: thousands of log lines, or the output of many failed workers.
 const BACKLOG_BYTES_MAX: usize = 1 << 20;
@@ -84,7 +85,7 @@ impl<T: Send + 'static> QueuedWriter<T> {
 impl<T> QueuedWriter<T> {
     /// Queues an item of about this length. Drops it if the stream is too far behind; the next that is written says so.
     pub fn push(&self, bytes: usize, item: T) {
-        self.shared.lock().backlog.push(bytes, item);
+        lock(&self.shared.state).backlog.push(bytes, item);
         self.shared.changed.notify_all();
     }
 
@@ -92,7 +93,7 @@ impl<T> QueuedWriter<T> {
     /// which counts from before this call, and after a minute in all.
     pub fn finish(&self, stuck_max: Duration) -> bool {
         let started = Instant::now();
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.shared.state);
         loop {
             if state.backlog.is_empty() && state.stuck_since.is_none() {
                 return true;
@@ -113,7 +114,7 @@ impl<T> QueuedWriter<T> {
 impl<T> Drop for QueuedWriter<T> {
     fn drop(&mut self) {
         let is_written = self.finish(Duration::ZERO);
-        self.shared.lock().is_closed = true;
+        lock(&self.shared.state).is_closed = true;
         self.shared.changed.notify_all();
         if let Some(thread) = self.thread.take().filter(|_| is_written)
             && thread.join().is_err()
@@ -124,14 +125,9 @@ impl<T> Drop for QueuedWriter<T> {
 }
 
 impl<T> Shared<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // Each change leaves it valid, even if a thread panics.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits for the next item, which then counts as being written; `None` when the queue is closed and empty.
     fn next(&self) -> Option<Next<T>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.stuck_since = None;
         loop {
             if let Some(next) = state.backlog.pop() {
@@ -153,7 +149,7 @@ impl<T> Shared<T> {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
                     bytes = &bytes[count..];
-                    self.lock().stuck_since = Some(Instant::now());
+                    lock(&self.state).stuck_since = Some(Instant::now());
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 // Another program has made the stream non-blocking.
@@ -199,7 +195,7 @@ mod tests {
             writer.push(LINE.len(), LINE.to_vec());
         }
         // The thread writes what the pipe takes, and is stuck then.
-        while writer.shared.lock().stuck_since.is_none() {
+        while lock(&writer.shared.state).stuck_since.is_none() {
             std::thread::yield_now();
         }
         assert!(!writer.finish(Duration::from_millis(1)));

@@ -13,7 +13,6 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
@@ -27,6 +26,7 @@ use self::request::Lines;
 use self::timers::{Expired, Timers};
 use crate::signal_name::name_of;
 use crate::sys::session_of;
+use crate::threads::JoinedThread;
 
 const THREAD: &str = "watchdog";
 
@@ -44,7 +44,7 @@ pub(crate) struct Watchdog {
     sessions: Sender<Vec<Pid>>,
     /// Closing it ends the thread.
     stop: Option<io::PipeWriter>,
-    thread: Option<JoinHandle<()>>,
+    thread: JoinedThread,
 }
 
 impl Watchdog {
@@ -65,8 +65,7 @@ impl Watchdog {
         let (sessions, assigned) = unbounded();
         let of_loop = Arc::clone(&progress);
         let started = io::pipe().and_then(|(stop_seen, stop)| {
-            let builder = thread::Builder::new().name(THREAD.to_owned());
-            let thread = builder.spawn(move || {
+            let thread = JoinedThread::start(THREAD, move || {
                 Loop {
                     pipe,
                     stop_seen,
@@ -86,7 +85,7 @@ impl Watchdog {
                 progress,
                 sessions,
                 stop: Some(stop),
-                thread: Some(thread),
+                thread,
             }),
             Err(source) => {
                 remove(&path);
@@ -115,11 +114,7 @@ impl Drop for Watchdog {
         let (closed, _) = bounded(0);
         self.sessions = closed;
         self.stop = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("thread {THREAD} panicked");
-        }
+        self.thread.join();
         self.progress.store(0, Ordering::Relaxed);
         remove(&self.path);
     }
@@ -217,7 +212,7 @@ impl Loop {
             Err(error) => {
                 // The system is out of memory. It may recover; the pause prevents a busy loop.
                 log::warn!("the watchdog cannot wait for timers: {error}");
-                thread::sleep(Duration::from_millis(50));
+                std::thread::sleep(Duration::from_millis(50));
                 false
             }
         }

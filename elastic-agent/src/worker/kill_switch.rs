@@ -1,11 +1,12 @@
 //! Escalates a graceful stop to SIGKILL.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use c10d_socket::Cancel;
 use rustix::process::{Pid, Signal};
 
 use super::process_group::{self, NotSent};
+use crate::threads::lock;
 
 /// Lets another thread cut a [`WorkerGroup::stop`] short and kill the workers at once, as after a second
 /// Ctrl-C. Once triggered, it stays so. Clones are the same switch.
@@ -46,7 +47,7 @@ impl KillSwitch {
     pub fn trigger(&self) {
         // First: a group that is covered after the lock was held is killed there.
         self.cancel.cancel();
-        let groups = self.lock();
+        let groups = lock(&self.groups);
         // Killing under the lock: no group is reaped meanwhile.
         let failed = kill(&groups);
         drop(groups);
@@ -55,7 +56,7 @@ impl KillSwitch {
 
     /// Puts the process group of a worker under the switch; kills it at once if the switch is triggered.
     pub(super) fn cover(&self, group: Pid) {
-        let mut groups = self.lock();
+        let mut groups = lock(&self.groups);
         groups.push(group);
         let failed = if self.is_triggered() {
             kill(&[group])
@@ -68,12 +69,7 @@ impl KillSwitch {
 
     /// The reverse of [`cover`](Self::cover), before the worker is reaped.
     pub(super) fn release(&self, group: Pid) {
-        self.lock().retain(|covered| *covered != group);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Pid>> {
-        // A panic while the lock is held leaves nothing half done.
-        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.groups).retain(|covered| *covered != group);
     }
 
     pub(super) fn is_same(&self, other: &Self) -> bool {

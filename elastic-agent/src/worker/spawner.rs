@@ -5,16 +5,18 @@
 
 use std::io;
 use std::process::{Child, Command};
-use std::thread::{self, JoinHandle};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+
+use crate::threads::JoinedThread;
 
 /// The thread `worker-spawn`. Dropping ends it, and on Linux the workers that it started.
 #[derive(Debug)]
 pub(super) struct Spawner {
-    commands: Option<Sender<Command>>,
+    /// Dropping it ends the thread, so it comes first.
+    commands: Sender<Command>,
     children: Receiver<io::Result<Child>>,
-    thread: Option<JoinHandle<()>>,
+    _thread: JoinedThread,
 }
 
 impl Spawner {
@@ -25,22 +27,20 @@ impl Spawner {
     pub(super) fn start() -> io::Result<Self> {
         let (commands, next) = bounded::<Command>(0);
         let (answers, children) = bounded(1);
-        let thread = thread::Builder::new()
-            .name("worker-spawn".to_owned())
-            .spawn(move || {
-                for mut command in next {
-                    // Dropping the command closes this process's copies of the worker's streams.
-                    let child = command.spawn();
-                    drop(command);
-                    if answers.send(child).is_err() {
-                        return;
-                    }
+        let thread = JoinedThread::start("worker-spawn", move || {
+            for mut command in next {
+                // Dropping the command closes this process's copies of the worker's streams.
+                let child = command.spawn();
+                drop(command);
+                if answers.send(child).is_err() {
+                    return;
                 }
-            })?;
+            }
+        })?;
         Ok(Self {
-            commands: Some(commands),
+            commands,
             children,
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 
@@ -50,19 +50,7 @@ impl Spawner {
     /// Those of the system: the program does not exist, or no process is left.
     pub(super) fn spawn(&self, command: Command) -> io::Result<Child> {
         let has_ended = || io::Error::other("the thread worker-spawn has ended");
-        let commands = self.commands.as_ref().ok_or_else(has_ended)?;
-        commands.send(command).map_err(|_| has_ended())?;
+        self.commands.send(command).map_err(|_| has_ended())?;
         self.children.recv().map_err(|_| has_ended())?
-    }
-}
-
-impl Drop for Spawner {
-    fn drop(&mut self) {
-        self.commands = None;
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("thread worker-spawn panicked");
-        }
     }
 }

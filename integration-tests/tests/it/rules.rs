@@ -173,10 +173,7 @@ fn tests_of<'t>(source: &Path, text: &'t str) -> &'t str {
         .components()
         .any(|part| ["tests", "sim"].iter().any(|it| part.as_os_str() == *it));
     let name = source.file_name().unwrap_or_default().to_string_lossy();
-    if is_folder
-        || ["tests.rs", "sim.rs"].contains(&&*name)
-        || name.ends_with("_tests.rs")
-    {
+    if is_folder || ["tests.rs", "sim.rs"].contains(&&*name) || name.ends_with("_tests.rs") {
         return text;
     }
     text.find("\nmod tests {")

@@ -12,11 +12,11 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::agent::{AgentEvent, AgentListener, StartedWorker, StartedWorkers};
+use crate::threads::{JoinedThread, lock};
 use crate::worker::WorkerExit;
 use c10d_inspect::AnnouncedNode;
 use c10d_socket::{Cancel, Credentials, HostPort};
@@ -44,7 +44,7 @@ pub(super) struct Announcer {
     /// Ends what the thread waits for.
     cancel: Cancel,
     ended: Receiver<()>,
-    thread: Option<JoinHandle<()>>,
+    _thread: JoinedThread,
 }
 
 /// What the thread shares with its owner.
@@ -96,18 +96,16 @@ impl Announcer {
             early: EarlyExits::default(),
             proxy,
         };
-        let thread = std::thread::Builder::new()
-            .name(THREAD.to_owned())
-            .spawn(move || {
-                thread.run();
-                drop(end);
-            })?;
+        let thread = JoinedThread::start(THREAD, move || {
+            thread.run();
+            drop(end);
+        })?;
         Ok(Self {
             messages,
             shared,
             cancel,
             ended,
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 
@@ -129,10 +127,9 @@ impl Announcer {
 
     /// A listener that passes the rendezvous' reports on, without blocking.
     pub(super) fn rendezvous_listener(&self) -> Listener {
-        let messages = Mutex::new(self.messages.clone());
+        let messages = self.messages.clone();
         Arc::new(move |event| {
             if let Some(report) = MeetingReport::of(event) {
-                let messages = messages.lock().unwrap_or_else(PoisonError::into_inner);
                 // Fails when the announcer is dropped.
                 let _ = messages.send(Message::Meeting(report));
             }
@@ -171,8 +168,7 @@ pub(super) struct LocalView(Arc<Shared>);
 
 impl LocalView {
     pub(super) fn get(&self) -> AnnouncedNode {
-        let last = self.0.last.lock();
-        last.unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0.last).clone()
     }
 
     /// Whether the workers' store has taken an announcement, so that it is a server of this project.
@@ -187,11 +183,6 @@ impl Drop for Announcer {
         let _ = self.messages.send(Message::End);
         if self.ended.recv_timeout(LAST_WORD_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
             self.cancel.cancel();
-        }
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("thread {THREAD} panicked");
         }
     }
 }
@@ -360,11 +351,7 @@ impl Thread {
         node.meeting = self.meeting.announced(now);
         node.debug_address = self.proxy.as_ref().and_then(ProxyAddress::get);
         let bytes = serde_json::to_vec(&node).unwrap_or_default();
-        *self
-            .shared
-            .last
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = node;
+        *lock(&self.shared.last) = node;
         self.link.send(&bytes);
         let is_known = self.link.is_open();
         self.shared

@@ -11,9 +11,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::agent::{AgentEvent, AgentListener, AgentOptions, StartedWorkers};
+use crate::threads::lock;
 use c10d_inspect::http::{HttpResponse, RequestServer, Target};
 use c10d_inspect::workers::{self, Worker};
 
@@ -92,7 +93,7 @@ impl DebugServers {
             AgentEvent::WorkersStarted(started) | AgentEvent::WorkerReplaced(started, _) => {
                 shared.note_started(started);
             }
-            AgentEvent::Stopping => shared.workers().clear(),
+            AgentEvent::Stopping => lock(&shared.workers).clear(),
             _ => {}
         })
     }
@@ -104,7 +105,7 @@ impl DebugServers {
 
 impl Drop for DebugServers {
     fn drop(&mut self) {
-        let proxy = self.shared.proxy().take();
+        let proxy = lock(&self.shared.proxy).take();
         drop(proxy);
     }
 }
@@ -115,20 +116,11 @@ pub(super) struct ProxyAddress(Arc<Shared>);
 
 impl ProxyAddress {
     pub(super) fn get(&self) -> Option<SocketAddr> {
-        self.0.proxy().as_ref().map(RequestServer::address)
+        lock(&self.0.proxy).as_ref().map(RequestServer::address)
     }
 }
 
 impl Shared {
-    fn workers(&self) -> MutexGuard<'_, BTreeMap<usize, LocalWorker>> {
-        // Each change leaves the table valid, even if a thread panics.
-        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn proxy(&self) -> MutexGuard<'_, Option<RequestServer>> {
-        self.proxy.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn note_started(self: &Arc<Self>, started: &StartedWorkers) {
         let workers = started.workers.iter().map(|worker| {
             let socket =
@@ -136,15 +128,15 @@ impl Shared {
             let pid = worker.pid;
             (worker.rank, LocalWorker { pid, socket })
         });
-        *self.workers() = workers.collect();
-        if self.proxy().is_some() {
+        *lock(&self.workers) = workers.collect();
+        if lock(&self.proxy).is_some() {
             return;
         }
         match self.start_proxy(started) {
             Ok(proxy) => {
                 let address = proxy.address();
                 log::info!("stacks of this node's workers can be read at {address}");
-                *self.proxy() = Some(proxy);
+                *lock(&self.proxy) = Some(proxy);
             }
             Err(error) => {
                 log::warn!("stacks of this node's workers can be read on this host only: {error}");
@@ -166,7 +158,7 @@ impl Shared {
     /// Blocks for up to 9 s, if the worker stands still and py-spy is installed.
     fn answer(&self, path: &str) -> HttpResponse {
         workers::answer(path, |rank| {
-            let worker = self.workers().get(&rank).cloned()?;
+            let worker = lock(&self.workers).get(&rank).cloned()?;
             let targets = vec![Target::Unix(worker.socket)];
             Some(Worker::new(rank, targets, Some(worker.pid)))
         })

@@ -6,12 +6,13 @@ mod summary;
 mod torch;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::agent::{AgentEvent, AgentListener, RoundRecord, StartedWorker, StartedWorkers};
 use crate::failure::ProcessFailure;
 use crate::round::{AgentError, AgentOutcome};
+use crate::threads::lock;
 use elastic_rendezvous::{C10D_BACKEND, Listener, RecordedEvent, RendezvousError, RendezvousEvent};
 use serde_json::Value;
 
@@ -117,7 +118,7 @@ impl Recorder {
     /// nothing for `stuck_max`.
     pub(super) fn finish(&self, result: &Result<AgentOutcome, AgentError>, stuck_max: Duration) {
         let shared = &self.shared;
-        let state = std::mem::take(&mut *shared.lock());
+        let state = std::mem::take(&mut *lock(&shared.state));
         if let Some(last) = state.last {
             for line in shared.last_events(result, &last) {
                 shared.write_torch(&line);
@@ -163,7 +164,7 @@ impl Shared {
     fn note_round(&self, record: &RoundRecord) {
         let line = round::line(&self.names, record);
         self.write(&line);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.summary.add(record);
         state.last = Some(record.clone());
     }
@@ -217,10 +218,5 @@ impl Shared {
         if let Some(file) = &self.file {
             file.write(line);
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic while the lock is held leaves whole rounds.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

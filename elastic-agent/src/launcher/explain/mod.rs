@@ -9,11 +9,11 @@ mod watch;
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
+use crate::threads::{JoinedThread, lock};
 use c10d_inspect::report_text::TextStyle;
 use c10d_inspect::{FindingKind, Report};
 use c10d_socket::Cancel;
@@ -56,7 +56,7 @@ const LINE_AFTER: Duration = Duration::from_secs(3);
 pub(super) struct Explainer {
     messages: Sender<Message>,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    _thread: JoinedThread,
 }
 
 /// What the thread, the agent's and the owner share.
@@ -117,13 +117,11 @@ impl Explainer {
             phase: Phase::Idle,
             line: None,
         };
-        let thread = std::thread::Builder::new()
-            .name(THREAD.to_owned())
-            .spawn(move || thread.run())?;
+        let thread = JoinedThread::start(THREAD, move || thread.run())?;
         Ok(Self {
             messages,
             shared,
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 
@@ -156,7 +154,7 @@ impl Explainer {
 
     /// A listener for the rendezvous.
     pub(super) fn rendezvous_listener(&self) -> Listener {
-        let messages = Mutex::new(self.messages.clone());
+        let messages = self.messages.clone();
         Arc::new(move |event| {
             let message = match event {
                 RendezvousEvent::Waiting(report) if report.missing() > 0 && !report.is_complete => {
@@ -170,7 +168,6 @@ impl Explainer {
                 }
                 _ => return,
             };
-            let messages = messages.lock().unwrap_or_else(PoisonError::into_inner);
             // Fails when the explainer is dropped.
             let _ = messages.send(message);
         })
@@ -187,11 +184,6 @@ impl Drop for Explainer {
         // The thread may have panicked.
         let _ = self.messages.send(Message::End);
         self.shared.cancel.cancel();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("thread {THREAD} panicked");
-        }
     }
 }
 
@@ -208,9 +200,7 @@ impl Shared {
             snapshot,
         });
     }
-}
 
-impl Shared {
     /// Prints what the workers wait for, if the store tells.
     fn print_failure(&self) {
         let reports = lock(&self.failure).clone().unwrap_or_default();
@@ -220,10 +210,6 @@ impl Shared {
                 .message(&format!("when the workers were found stuck: {text}"));
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Debug)]

@@ -8,9 +8,9 @@
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::threads::JoinedThread;
 use crate::worker::KillSwitch;
 
 use super::super::screen::Screen;
@@ -28,7 +28,7 @@ const MESSAGE_MAX: Duration = Duration::from_millis(100);
 pub(super) struct ExitDeadline {
     events: Sender<Event>,
     workers: Arc<OnceLock<KillSwitch>>,
-    thread: Option<JoinHandle<()>>,
+    _thread: JoinedThread,
 }
 
 #[derive(Debug)]
@@ -65,34 +65,32 @@ impl ExitDeadline {
         let (events, inbox) = channel();
         let workers = Arc::<OnceLock<KillSwitch>>::default();
         let of_thread = Arc::clone(&workers);
-        let thread = std::thread::Builder::new()
-            .name(THREAD.to_owned())
-            .spawn(move || {
-                let Ok(Event::Signal(at)) = inbox.recv() else {
-                    return;
-                };
-                if is_done_within(&inbox, at, kill) {
-                    return;
-                }
-                // An agent that comes later is stopped before it starts workers.
-                if let Some(switch) = of_thread.get() {
-                    switch.trigger();
-                }
-                let Some(exit) = exit else { return };
-                if is_done_within(&inbox, at, exit) {
-                    return;
-                }
-                screen.message(&format!(
+        let thread = JoinedThread::start(THREAD, move || {
+            let Ok(Event::Signal(at)) = inbox.recv() else {
+                return;
+            };
+            if is_done_within(&inbox, at, kill) {
+                return;
+            }
+            // An agent that comes later is stopped before it starts workers.
+            if let Some(switch) = of_thread.get() {
+                switch.trigger();
+            }
+            let Some(exit) = exit else { return };
+            if is_done_within(&inbox, at, exit) {
+                return;
+            }
+            screen.message(&format!(
                     "ending {exit:?} after the signal, before the grace period ends: the store, an output or a \
                      worker does not respond\n"
                 ));
-                screen.finish(MESSAGE_MAX);
-                std::process::exit(EXIT_CODE);
-            })?;
+            screen.finish(MESSAGE_MAX);
+            std::process::exit(EXIT_CODE);
+        })?;
         Ok(Self {
             events,
             workers,
-            thread: Some(thread),
+            _thread: thread,
         })
     }
 
@@ -111,11 +109,6 @@ impl Drop for ExitDeadline {
     fn drop(&mut self) {
         // The thread has the receiver until it gets this.
         let _ = self.events.send(Event::Done);
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("thread {THREAD} panicked");
-        }
     }
 }
 

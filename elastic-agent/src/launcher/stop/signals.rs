@@ -2,11 +2,11 @@
 
 use std::io;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::agent::AgentHandle;
+use crate::threads::{JoinedThread, lock};
 use signal_hook::consts::{FORBIDDEN, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals as Iterator};
 use signal_hook::low_level::signal_name;
@@ -25,13 +25,8 @@ const SIGNAL_MAX: i32 = 31;
 #[derive(Debug)]
 pub(super) struct Signals {
     handle: Handle,
-    thread: Option<JoinHandle<()>>,
-    shared: Arc<Shared>,
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+    _thread: JoinedThread,
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Default)]
@@ -61,30 +56,28 @@ impl Signals {
         numbers.dedup();
         let mut signals = Iterator::new(numbers)?;
         let handle = signals.handle();
-        let shared = Arc::<Shared>::default();
-        let of_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name(THREAD.to_owned())
-            .spawn(move || {
-                for signal in signals.forever() {
-                    if ending.contains(&signal) {
-                        timer.start();
-                        of_thread.stop(signal);
-                    } else if let Some(agent) = &of_thread.lock().agent {
-                        agent.forward(signal);
-                    }
+        let state = Arc::<Mutex<State>>::default();
+        let of_thread = Arc::clone(&state);
+        let thread = JoinedThread::start(THREAD, move || {
+            for signal in signals.forever() {
+                if ending.contains(&signal) {
+                    timer.start();
+                    stop(&of_thread, signal);
+                } else if let Some(agent) = &lock(&of_thread).agent {
+                    agent.forward(signal);
                 }
-            })?;
+            }
+        })?;
         Ok(Self {
             handle,
-            thread: Some(thread),
-            shared,
+            _thread: thread,
+            state,
         })
     }
 
     /// Passes signals on to this agent, also those that have arrived.
     pub(super) fn pass_to(&self, agent: AgentHandle) {
-        let mut state = self.shared.lock();
+        let mut state = lock(&self.state);
         let stops = state.stops.clone();
         state.agent = Some(agent.clone());
         drop(state);
@@ -93,7 +86,7 @@ impl Signals {
 
     /// The first signal that stops the launcher; `None` while there is none.
     pub(super) fn stopped_by(&self) -> Option<i32> {
-        self.shared.lock().stops.first().copied()
+        lock(&self.state).stops.first().copied()
     }
 
     /// Does `work` on a thread of its own. Returns its result, or `None` if it takes more than `patience` after a
@@ -117,17 +110,42 @@ impl Signals {
                 // Fails when the caller no longer waits.
                 let _ = sender.send(Some(work()));
             })?;
-        self.shared.on_stop(Box::new(move || {
+        self.on_stop(move || {
             if let Some(stopped) = stopped.upgrade() {
                 // Fails when the caller no longer waits.
                 let _ = stopped.send(None);
             }
-        }));
+        });
         let result = await_result(&inbox, patience);
         if result.is_some() && thread.join().is_err() {
             log::error!("a thread of the launcher panicked");
         }
         Ok(result)
+    }
+
+    /// Makes the first signal call this; at once if there was one.
+    fn on_stop(&self, call: impl FnOnce() + Send + 'static) {
+        let mut state = lock(&self.state);
+        if state.stops.is_empty() {
+            state.on_stop.push(Box::new(call));
+        } else {
+            drop(state);
+            call();
+        }
+    }
+}
+
+fn stop(state: &Mutex<State>, signal: i32) {
+    let mut state = lock(state);
+    if state.stops.len() < 2 {
+        state.stops.push(signal);
+    }
+    let agent = state.agent.clone();
+    let on_stop = std::mem::take(&mut state.on_stop);
+    drop(state);
+    on_stop.into_iter().for_each(|call| call());
+    if let Some(agent) = agent {
+        agent.stop(signal);
     }
 }
 
@@ -138,38 +156,6 @@ fn await_result<T>(inbox: &Receiver<Option<T>>, patience: Duration) -> Option<T>
         Ok(None) => inbox.recv_timeout(patience).unwrap_or_default(),
         // The work panicked.
         Err(_) => None,
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change leaves it valid, even if a thread panics.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn stop(&self, signal: i32) {
-        let mut state = self.lock();
-        if state.stops.len() < 2 {
-            state.stops.push(signal);
-        }
-        let agent = state.agent.clone();
-        let on_stop = std::mem::take(&mut state.on_stop);
-        drop(state);
-        on_stop.into_iter().for_each(|call| call());
-        if let Some(agent) = agent {
-            agent.stop(signal);
-        }
-    }
-
-    /// Makes the first signal call this; at once if there was one.
-    fn on_stop(&self, call: Box<dyn FnOnce() + Send>) {
-        let mut state = self.lock();
-        if state.stops.is_empty() {
-            state.on_stop.push(call);
-        } else {
-            drop(state);
-            call();
-        }
     }
 }
 
@@ -184,11 +170,6 @@ impl std::fmt::Debug for State {
 impl Drop for Signals {
     fn drop(&mut self) {
         self.handle.close();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("thread {THREAD} panicked");
-        }
     }
 }
 
@@ -236,9 +217,9 @@ mod tests {
         let done = signals.unless_stopped("work", LONG, || 7).unwrap();
         assert_eq!(done, Some(7));
         let (_open, closed) = channel::<()>();
-        let shared = Arc::clone(&signals.shared);
+        let state = Arc::clone(&signals.state);
         let left_behind = signals.unless_stopped("work", Duration::ZERO, move || {
-            shared.stop(15);
+            stop(&state, 15);
             closed.recv()
         });
         assert_eq!(left_behind.unwrap(), None);
