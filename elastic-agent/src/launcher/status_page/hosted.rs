@@ -1,7 +1,7 @@
 //! The store servers that this process hosts: observed, with a status page on their port and a limit of their memory.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::Duration;
 
 use c10d_inspect::http::{
@@ -15,6 +15,7 @@ use signal_hook::consts::SIGTERM;
 
 use crate::agent::AgentHandle;
 use crate::launcher::announce::Flusher;
+use crate::threads::lock;
 
 /// How long an answer waits for a look at this node's own workers.
 const OWN_WORKERS_TIMEOUT: Duration = Duration::from_millis(200);
@@ -80,30 +81,13 @@ impl StatusSource for FreshSource {
 
 /// The launcher's own metrics.
 #[derive(Debug)]
-struct Metrics {
-    rounds: Counter,
-    nodes: Gauge,
-    nodes_lost: Counter,
-    workers: Gauge,
-    failures: Counter,
-    restarts: Counter,
-}
-
-/// What happened to the job.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::launcher) enum Happening {
-    /// A round is complete, and the workers have started.
-    Round {
-        number: i64,
-        nodes: usize,
-        workers: usize,
-    },
-    NodeLost(String),
-    WorkerFailed(String),
-    /// Of one worker.
-    Replaced(String),
-    /// Of all workers.
-    Restart(String),
+pub(super) struct Metrics {
+    pub(super) rounds: Counter,
+    pub(super) nodes: Gauge,
+    pub(super) nodes_lost: Counter,
+    pub(super) workers: Gauge,
+    pub(super) failures: Counter,
+    pub(super) restarts: Counter,
 }
 
 impl Hosted {
@@ -191,24 +175,23 @@ impl Hosted {
 
     /// The server that listens on `port`, if this process hosts one.
     pub(in crate::launcher) fn on_port(&self, port: u16) -> Option<HostedServer> {
-        let servers = self.lock();
+        let servers = lock(&self.servers);
         let is_on_port = |it: &&HostedServer| it.addresses.iter().any(|at| at.port() == port);
         servers.iter().find(is_on_port).cloned()
     }
 
-    /// Adds what happened to each status page.
-    pub(in crate::launcher) fn note(&self, happening: &Happening) {
-        let (kind, text) = happening.event();
-        let servers = self.lock().clone();
+    /// Adds what happened to each status page, where `counter` counts it.
+    pub(super) fn note(&self, kind: EventKind, text: &str, counter: impl Fn(&Metrics) -> &Counter) {
+        let servers = lock(&self.servers).clone();
         for status in servers.iter().filter_map(|server| server.status.as_ref()) {
-            status.server.timeline().push(kind, &text);
-            status.metrics.count(happening);
+            status.server.timeline().push(kind, text);
+            counter(&status.metrics).inc();
         }
     }
 
     /// Ends the status pages. Blocks for some seconds at most.
     pub(in crate::launcher) fn end(&self) {
-        let servers = std::mem::take(&mut *self.lock());
+        let servers = std::mem::take(&mut *lock(&self.servers));
         for status in servers.iter().filter_map(|server| server.status.as_ref()) {
             status.server.shutdown();
         }
@@ -216,7 +199,10 @@ impl Hosted {
 
     fn observe(&self, server: &TcpStoreServer) {
         let addresses = server.local_addrs().to_vec();
-        if self.lock().iter().any(|known| known.addresses == addresses) {
+        if lock(&self.servers)
+            .iter()
+            .any(|known| known.addresses == addresses)
+        {
             return;
         }
         if let Some(bytes) = self.memory_max {
@@ -229,15 +215,11 @@ impl Hosted {
             announcements: Arc::clone(&self.announcements),
         };
         let status = options.and_then(|options| Status::start(server, source, options));
-        self.lock().push(HostedServer {
+        lock(&self.servers).push(HostedServer {
             addresses,
             observer,
             status,
         });
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<HostedServer>> {
-        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -294,44 +276,6 @@ impl Metrics {
                 "Failures that ended a round on this node",
             ),
             restarts: into.counter("c10d_run_restarts", "Restarts of this node's workers"),
-        }
-    }
-
-    fn count(&self, happening: &Happening) {
-        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        match happening {
-            Happening::Round { nodes, workers, .. } => {
-                self.rounds.inc();
-                self.nodes.set(gauge(*nodes));
-                self.workers.set(gauge(*workers));
-            }
-            Happening::NodeLost(_) => drop(self.nodes_lost.inc()),
-            Happening::WorkerFailed(_) => drop(self.failures.inc()),
-            Happening::Replaced(_) | Happening::Restart(_) => drop(self.restarts.inc()),
-        }
-    }
-}
-
-impl Happening {
-    fn event(&self) -> (EventKind, String) {
-        match self {
-            Self::Round {
-                number,
-                nodes,
-                workers,
-            } => {
-                let s = |count: usize| if count == 1 { "" } else { "s" };
-                let text = format!(
-                    "round {number}: {nodes} node{}, {workers} worker{}",
-                    s(*nodes),
-                    s(*workers)
-                );
-                (EventKind::Round, text)
-            }
-            Self::NodeLost(text) => (EventKind::NodeLost, format!("lost {text}")),
-            Self::WorkerFailed(text) => (EventKind::Failure, text.clone()),
-            Self::Replaced(text) => (EventKind::Restart, text.clone()),
-            Self::Restart(why) => (EventKind::Restart, format!("the workers restart: {why}")),
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::agent::{AgentEvent, AgentListener};
+use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
+use c10d_inspect::http::EventKind;
 use elastic_rendezvous::{Listener, RendezvousEvent};
 
 mod hosted;
 
-use self::hosted::Happening;
 pub(super) use self::hosted::{Hosted, HostedServer};
 
 /// Notes on the pages what happens.
@@ -19,25 +19,26 @@ impl StatusPage {
     pub(super) fn of_agent(&self) -> AgentListener {
         let hosted = Arc::clone(&self.0);
         Arc::new(move |event| {
-            let happening = match event {
-                AgentEvent::WorkersStarted(started) => Happening::Round {
-                    number: started.round,
-                    nodes: started.nodes,
-                    workers: started.world_size,
-                },
+            let fails = |text: &str| {
+                hosted.note(EventKind::Failure, text, |of| &of.failures);
+            };
+            let restarts = |text: &str| {
+                hosted.note(EventKind::Restart, text, |of| &of.restarts);
+            };
+            match event {
+                AgentEvent::WorkersStarted(started) => note_round(&hosted, started),
                 AgentEvent::WorkerFailed(exit) | AgentEvent::WorkerLost(exit) => {
                     let (rank, exit) = (exit.rank, exit.exit);
-                    Happening::WorkerFailed(format!("worker with rank {rank} failed: {exit}"))
+                    fails(&format!("worker with rank {rank} failed: {exit}"));
                 }
-                AgentEvent::WorkersStuck(stuck) => Happening::WorkerFailed(stuck.to_string()),
+                AgentEvent::WorkersStuck(stuck) => fails(&stuck.to_string()),
                 AgentEvent::WorkerReplaced(_, worker) => {
                     let (rank, pid) = (worker.rank, worker.pid);
-                    Happening::Replaced(format!("rank {rank} starts again alone (pid {pid})"))
+                    restarts(&format!("rank {rank} starts again alone (pid {pid})"));
                 }
-                AgentEvent::Restarting { why } => Happening::Restart((*why).to_owned()),
-                _ => return,
-            };
-            hosted.note(&happening);
+                AgentEvent::Restarting { why } => restarts(&format!("the workers restart: {why}")),
+                _ => {}
+            }
         })
     }
 
@@ -46,8 +47,27 @@ impl StatusPage {
         let hosted = Arc::clone(&self.0);
         Arc::new(move |event| {
             if let RendezvousEvent::NodeLost(lost) = event {
-                hosted.note(&Happening::NodeLost(lost.to_string()));
+                let text = format!("lost {lost}");
+                hosted.note(EventKind::NodeLost, &text, |of| &of.nodes_lost);
             }
         })
     }
+}
+
+/// A round is complete, and its workers have started.
+fn note_round(hosted: &Hosted, started: &StartedWorkers) {
+    let (nodes, workers) = (started.nodes, started.world_size);
+    let s = |count| if count == 1 { "" } else { "s" };
+    let text = format!(
+        "round {}: {nodes} node{}, {workers} worker{}",
+        started.round,
+        s(nodes),
+        s(workers)
+    );
+    let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+    hosted.note(EventKind::Round, &text, |of| {
+        of.nodes.set(gauge(nodes));
+        of.workers.set(gauge(workers));
+        &of.rounds
+    });
 }
