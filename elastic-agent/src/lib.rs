@@ -8,6 +8,7 @@ mod clearing;
 mod command_line;
 pub mod devices;
 mod environment;
+mod exchanged;
 mod exit_barrier;
 mod failure;
 mod health;
@@ -46,6 +47,7 @@ pub use assignment::Assignment;
 pub use c10d_socket::HostPort;
 pub use command_line::{CommandLine, Entrypoint};
 pub use environment::{EnvironmentError, WorkerEnvironment};
+pub use exchanged::MalformedValue;
 pub use failure::{
     ErrorFileError, Failures, ProcessFailure, local_time_and_age, local_time_text, write_error_file,
 };

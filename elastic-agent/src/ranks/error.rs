@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use c10d_store::StoreError;
 
+use crate::exchanged::MalformedValue;
 use crate::worker_list;
 
 /// Why a node got no ranks.
@@ -40,17 +41,8 @@ pub enum RanksError {
     },
 
     /// Another node wrote a value that cannot be parsed.
-    #[error("{key:?} in the {store} holds \"{value}\", which is not {expected}")]
-    Malformed {
-        /// Its label, as `TCP store 10.0.0.1:29500`.
-        store: String,
-        /// With all prefixes.
-        key: String,
-        /// The start of the value.
-        value: String,
-        /// The expected form.
-        expected: &'static str,
-    },
+    #[error(transparent)]
+    Malformed(#[from] MalformedValue),
 
     /// The store failed.
     #[error("cannot exchange ranks: {0}")]

@@ -12,7 +12,7 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, printable};
+use c10d_socket::{Cancel, Deadline};
 use c10d_store::{Store, StoreError, StoreExt};
 
 pub use self::assign::{RankBlock, RoleInfo, assign_ranks};
@@ -20,6 +20,7 @@ pub use self::error::RanksError;
 use self::message::{
     assigned_ranks_key, block_text, parse_block, parse_role_info, role_info_key, role_info_text,
 };
+use crate::exchanged::{MalformedValue, in_time};
 
 /// How many keys a request of the node with group rank 0 has at most: far below the limits of stores
 /// (`WireLimits` in `c10d-store`), so that the store serves other nodes in between.
@@ -58,7 +59,7 @@ pub fn exchange_ranks(
     parse_block(&value).ok_or_else(|| {
         let expected =
             "the ranks of this node's workers, as [first, all, first of role, all of role]";
-        malformed(store, &key, &value, expected)
+        MalformedValue::new(store, &key, &value, expected).into()
     })
 }
 
@@ -77,9 +78,10 @@ fn assign_and_publish(
             break;
         }
         for (key, value) in keys.iter().zip(store.multi_get(keys)?) {
-            nodes.push(parse_role_info(&value).ok_or_else(|| {
-                malformed(store, key, &value, "a node's role and number of workers")
-            })?);
+            let expected = "a node's role and number of workers";
+            let node = parse_role_info(&value)
+                .ok_or_else(|| MalformedValue::new(store, key, &value, expected))?;
+            nodes.push(node);
         }
     }
     if nodes.len() < group_world_size {
@@ -132,23 +134,4 @@ fn find_missing(
 pub(crate) fn forget_ranks(store: &dyn Store, group_rank: usize) -> Result<(), StoreError> {
     store.delete_key(&role_info_key(group_rank))?;
     store.delete_key(&assigned_ranks_key(group_rank)).map(drop)
-}
-
-fn malformed(store: &dyn Store, key: &str, value: &[u8], expected: &'static str) -> RanksError {
-    const SHOWN_CHARS_MAX: usize = 120;
-    RanksError::Malformed {
-        store: store.label(),
-        key: store.full_key(key),
-        value: printable(value, SHOWN_CHARS_MAX).to_string(),
-        expected,
-    }
-}
-
-/// `None` after the timeout.
-fn in_time<T>(waited: Result<T, StoreError>) -> Result<Option<T>, RanksError> {
-    match waited {
-        Ok(value) => Ok(Some(value)),
-        Err(StoreError::Timeout { .. }) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
 }

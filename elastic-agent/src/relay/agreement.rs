@@ -7,10 +7,11 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, printable};
+use c10d_socket::Deadline;
 use c10d_store::{Store, StoreError, StoreExt};
 
 use super::error::NodeRelayError;
+use crate::exchanged::{MalformedValue, in_time};
 
 /// How many ports are proposed. A port that was just free on one machine is in use at 127.0.0.1 of another for one in a
 /// thousand, so a few suffice for a hundred nodes, and this many for thousands.
@@ -174,14 +175,8 @@ impl Member<'_> {
 
     /// The value of a key as soon as it exists. `None` after the deadline.
     fn get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>, NodeRelayError> {
-        match self
-            .store
-            .get_timeout(key, deadline.remaining(Instant::now()))
-        {
-            Ok(value) => Ok(Some(value)),
-            Err(StoreError::Timeout { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        let left = deadline.remaining(Instant::now());
+        Ok(in_time(self.store.get_timeout(key, left))?)
     }
 
     fn no_free_port(&self, (port, refusals): (u16, u64), attempts: u32) -> NodeRelayError {
@@ -194,12 +189,7 @@ impl Member<'_> {
     }
 
     fn malformed(&self, key: &str, value: &[u8], expected: &'static str) -> NodeRelayError {
-        NodeRelayError::Malformed {
-            store: self.store.label(),
-            key: self.store.full_key(key),
-            value: printable(value, VALUE_BYTES_MAX).to_string(),
-            expected,
-        }
+        MalformedValue::new(self.store, key, value, expected).into()
     }
 }
 
@@ -448,7 +438,7 @@ mod tests {
             store.set("c10d/relay/0/port", text.as_bytes()).unwrap();
             let error = agree(&member(&store, 1, 2), &FREE).unwrap_err();
             assert!(
-                matches!(&error, NodeRelayError::Malformed { value, .. } if value == text),
+                matches!(&error, NodeRelayError::Malformed(it) if it.value == text),
                 "{text}: {error}"
             );
         }

@@ -7,6 +7,8 @@ use c10d_relay::RelayError;
 use c10d_socket::HostPort;
 use c10d_store::StoreError;
 
+use crate::exchanged::MalformedValue;
+
 /// Why the workers of a node got no relay.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -96,17 +98,8 @@ pub enum NodeRelayError {
     },
 
     /// Another node wrote a value that cannot be parsed.
-    #[error("{key:?} in the {store} holds \"{value}\", which is not {expected}")]
-    Malformed {
-        /// Its label, as `TCP store 10.0.0.1:29500`.
-        store: String,
-        /// With all prefixes.
-        key: String,
-        /// The start of the value.
-        value: String,
-        /// The expected form.
-        expected: &'static str,
-    },
+    #[error(transparent)]
+    Malformed(#[from] MalformedValue),
 
     /// The round's store failed.
     #[error("cannot agree on the relays' port: {0}")]
