@@ -61,7 +61,15 @@ impl Node {
                 options.local_world_size,
                 local_rank,
             );
-            let mut environment = WorkerEnvironment::new(
+            let starts = usize::try_from(start.starts).unwrap_or(usize::MAX);
+            let progress_file = self.progress.as_ref().map(|directory| {
+                ProgressOptions::worker_file(directory.path(), starts, local_rank)
+            });
+            let debug_socket = options
+                .debug_sockets
+                .as_deref()
+                .map(|directory| AgentOptions::debug_socket(directory, starts, local_rank));
+            let environment = WorkerEnvironment::new(
                 assignment,
                 self.shared.handler.run_id(),
                 &round.bootstrap.master,
@@ -70,30 +78,12 @@ impl Node {
             .with_restarts(restart_count, restarts_max)
             .with_agent_store(round.bootstrap.is_agent_store)
             .with_virtual_local_rank(options.virtual_local_rank)
-            .with_membership(member);
-            if let Some(relay) = relay {
-                environment = environment.with_relay(relay);
-            }
-            if let Some(path) = &logs.error_file {
-                environment = environment.with_error_file(path);
-            }
-            let starts = usize::try_from(start.starts).unwrap_or(usize::MAX);
-            let progress_file = self.progress.as_ref().map(|directory| {
-                ProgressOptions::worker_file(directory.path(), starts, local_rank)
-            });
-            if let Some(path) = &progress_file {
-                environment = environment.with_progress_file(path);
-            }
-            let debug_socket = options
-                .debug_sockets
-                .as_deref()
-                .map(|directory| AgentOptions::debug_socket(directory, starts, local_rank));
-            if let Some(path) = &debug_socket {
-                environment = environment.with_debug_socket(path);
-            }
-            if let Some(path) = timer_file {
-                environment = environment.with_timer_file(path);
-            }
+            .with_membership(member)
+            .with_relay(relay)
+            .with_error_file(logs.error_file.as_deref())
+            .with_progress_file(progress_file.as_deref())
+            .with_debug_socket(debug_socket.as_deref())
+            .with_timer_file(timer_file);
             let prefix = LinePrefix {
                 role: &options.role,
                 local_rank,

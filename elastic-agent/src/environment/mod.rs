@@ -140,15 +140,15 @@ impl<'a> WorkerEnvironment<'a> {
     /// The relay on this node through which the worker reaches the store: MASTER_ADDR and MASTER_PORT name it, and
     /// `C10D_MASTER_ADDR` and `C10D_MASTER_PORT` the store itself. None by default.
     #[must_use]
-    pub const fn with_relay(mut self, relay: &'a HostPort) -> Self {
-        self.relay = Some(relay);
+    pub fn with_relay(mut self, relay: impl Into<Option<&'a HostPort>>) -> Self {
+        self.relay = relay.into();
         self
     }
 
     /// The file in which the worker may leave its exception. None by default: then it cannot.
     #[must_use]
-    pub const fn with_error_file(mut self, path: &'a Path) -> Self {
-        self.error_file = Some(path);
+    pub fn with_error_file(mut self, path: impl Into<Option<&'a Path>>) -> Self {
+        self.error_file = path.into();
         self
     }
 
@@ -163,23 +163,23 @@ impl<'a> WorkerEnvironment<'a> {
     /// The unix socket on which a debug server in the worker should listen, as `C10D_DEBUG_SOCKET`. None by
     /// default: then the variable is inherited.
     #[must_use]
-    pub const fn with_debug_socket(mut self, path: &'a Path) -> Self {
-        self.debug_socket = Some(path);
+    pub fn with_debug_socket(mut self, path: impl Into<Option<&'a Path>>) -> Self {
+        self.debug_socket = path.into();
         self
     }
 
     /// The file in which the worker reports its progress, as `C10D_PROGRESS_FILE`. None by default: then the variable
     /// is inherited.
     #[must_use]
-    pub const fn with_progress_file(mut self, path: &'a Path) -> Self {
-        self.progress_file = Some(path);
+    pub fn with_progress_file(mut self, path: impl Into<Option<&'a Path>>) -> Self {
+        self.progress_file = path.into();
         self
     }
 
     /// The pipe of the watchdog, as `TORCHELASTIC_TIMER_FILE`. None by default: then the variable is inherited.
     #[must_use]
-    pub const fn with_timer_file(mut self, path: &'a Path) -> Self {
-        self.timer_file = Some(path);
+    pub fn with_timer_file(mut self, path: impl Into<Option<&'a Path>>) -> Self {
+        self.timer_file = path.into();
         self
     }
 
@@ -250,15 +250,13 @@ impl<'a> WorkerEnvironment<'a> {
             variables.remove(OsStr::new(STORE_ADDR));
             variables.remove(OsStr::new(STORE_PORT));
         }
-        if let Some(path) = self.debug_socket {
-            variables.insert(DEBUG_SOCKET.into(), path.into());
-        }
-        if let Some(path) = self.progress_file {
-            variables.insert(PROGRESS_FILE.into(), path.into());
-        }
-        if let Some(path) = self.timer_file {
-            variables.insert(TIMER_FILE.into(), path.into());
-        }
+        let paths = [
+            (DEBUG_SOCKET, self.debug_socket),
+            (PROGRESS_FILE, self.progress_file),
+            (TIMER_FILE, self.timer_file),
+        ];
+        let paths = paths.into_iter();
+        variables.extend(paths.filter_map(|(name, path)| Some((name.into(), path?.into()))));
         // Those of an outer launcher name another group.
         variables.retain(|name, _| {
             !name.as_encoded_bytes().starts_with(b"C10D_MEMBER") && name != KEEP_WORKERS

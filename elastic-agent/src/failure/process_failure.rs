@@ -2,9 +2,9 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::error_file::{self, ERROR_FILE_BYTES_MAX, ErrorFile, ErrorFileError};
+use super::local_time::epoch_seconds;
 use crate::regular_file;
 use crate::signal_name::{OUT_OF_MEMORY, signal_name};
 use crate::worker::{ExitKind, WorkerOutcome};
@@ -301,9 +301,4 @@ fn fallback_message(exit: ExitKind, pid: u32) -> String {
             "exit status lost: other code of the launcher's process reaped the worker".to_owned()
         }
     }
-}
-
-fn epoch_seconds(time: SystemTime) -> i64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }

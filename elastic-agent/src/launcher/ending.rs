@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use c10d_inspect::Report;
 use c10d_inspect::report_text::TextStyle;
@@ -13,7 +13,7 @@ use super::feature::JobEnd;
 use super::options::LauncherOptions;
 use super::{hint, leaving};
 use crate::agent::ElasticAgent;
-use crate::failure::{ErrorFileError, Failures, write_error_file};
+use crate::failure::{ErrorFileError, Failures, epoch_seconds, write_error_file};
 use crate::round::{AgentError, AgentOutcome};
 use crate::signal_name::name_of;
 use crate::worker::StartError;
@@ -46,7 +46,7 @@ pub(super) fn conclude(
             log::error!("the job ends: {reason}");
             leave_error_file(options, |path| match failures {
                 Some(failures) => failures.write_error_file(path),
-                None => write_error_file(path, reason, reason, epoch_seconds()),
+                None => write_error_file(path, reason, reason, epoch_seconds(SystemTime::now())),
             });
             handler.shutdown();
         }
@@ -93,7 +93,7 @@ fn conclude_error(
         Some(first) if first.has_error_file() => first.write_error_file(path),
         _ => {
             let text = error.to_string();
-            write_error_file(path, &text, &text, epoch_seconds())
+            write_error_file(path, &text, &text, epoch_seconds(SystemTime::now()))
         }
     });
     match cause {
@@ -108,7 +108,7 @@ fn conclude_error(
 pub(super) fn leave_reason(options: &LauncherOptions, error: &LauncherError) {
     let text = error.to_string();
     leave_error_file(options, |path| {
-        write_error_file(path, &text, &text, epoch_seconds())
+        write_error_file(path, &text, &text, epoch_seconds(SystemTime::now()))
     });
 }
 
@@ -147,9 +147,4 @@ fn leave_error_file(
     {
         log::warn!("{error}");
     }
-}
-
-fn epoch_seconds() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(0))
 }
