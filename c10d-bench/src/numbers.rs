@@ -12,6 +12,14 @@ pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
+/// A count from 1 to `max`.
+pub(crate) fn at_most(max: usize) -> impl Fn(&str) -> Result<usize, String> + Clone {
+    move |text| match at_least_one(text)? {
+        count if count <= max => Ok(count),
+        _ => Err(format!("must be from 1 to {max}")),
+    }
+}
+
 /// The length of one round, in seconds.
 pub(crate) fn round_seconds(text: &str) -> Result<f64, String> {
     match text.parse() {

@@ -19,7 +19,7 @@ use crate::workload::setting::open_store;
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The most calls that one worker queues for another.
-const IN_FLIGHT_MAX: usize = 65_536;
+pub(super) const IN_FLIGHT_MAX: usize = 65_536;
 
 /// The number of concurrent calls or references to which goals apply.
 pub(super) const GOAL_IN_FLIGHT: usize = 64;
@@ -173,11 +173,4 @@ pub(super) fn server_of(client: &Agent) -> Result<WorkerInfo, Failure> {
 
 fn open(store: SocketAddr) -> Result<Arc<dyn Store>, Failure> {
     Ok(Arc::new(open_store(store, None)?))
-}
-
-pub(super) fn in_flight(text: &str) -> Result<usize, String> {
-    match at_least_one(text)? {
-        count if count <= IN_FLIGHT_MAX => Ok(count),
-        _ => Err(format!("must be from 1 to {IN_FLIGHT_MAX}")),
-    }
 }

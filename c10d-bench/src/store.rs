@@ -220,7 +220,7 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
             }
             Workload::Ranks => {
                 let shape = RanksShape {
-                    ranks: ranks_that_fit(args.ranks, files_left, &mut notes),
+                    ranks: open_files::that_fit(args.ranks, "ranks", 1, files_left, &mut notes),
                     rounds: args.rounds.min(LONG_WORKLOAD_ROUNDS_MAX),
                     has_extensions: args.connect.is_none(),
                 };
@@ -266,19 +266,6 @@ fn sweep(args: &StoreBenchArgs) -> impl Iterator<Item = Throughput> {
             goal: None,
         })
     })
-}
-
-fn ranks_that_fit(wanted: usize, files_left: Option<u64>, notes: &mut Vec<String>) -> usize {
-    /// Poll descriptors, pipes to child processes, and the like.
-    const OTHER_FILES: u64 = 64;
-    let room = files_left.map_or(u64::MAX, |left| left.saturating_sub(OTHER_FILES).max(1));
-    if wanted as u64 <= room {
-        return wanted;
-    }
-    notes.push(format!(
-        "{room} ranks instead of {wanted}, because of the limit on open files (ulimit -Hn)"
-    ));
-    usize::try_from(room).unwrap_or(wanted)
 }
 
 fn resolve(target: &HostPort) -> Result<SocketAddr, Failure> {

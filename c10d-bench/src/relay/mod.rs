@@ -19,7 +19,7 @@ use clap::{Args, ValueEnum};
 
 use crate::affinity::Cores;
 use crate::failure::Failure;
-use crate::numbers::{at_least_one, round_seconds};
+use crate::numbers::{at_least_one, at_most, round_seconds};
 use crate::open_files;
 use crate::report::Report;
 use crate::store_server::Access;
@@ -48,7 +48,7 @@ pub(crate) struct RelayBenchArgs {
     members: usize,
 
     /// The number of ranks of each node.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = ranks_per_node)]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_most(RANKS_PER_NODE_MAX))]
     ranks_per_node: usize,
 
     /// The number of nodes of `init` and `restart`.
@@ -121,41 +121,33 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
     } else {
         Access::Open
     };
+    let ranks_per_node = args.ranks_per_node;
+    let mut shape = |nodes, files_per_node| Shape {
+        nodes: open_files::that_fit(nodes, "nodes", files_per_node, files_left, &mut notes),
+        ranks_per_node,
+    };
     let mut rows = Vec::new();
     for workload in ALL {
         if !args.only.is_empty() && !args.only.contains(&workload) {
             continue;
         }
-        let per_node = args.ranks_per_node;
         match workload {
             Workload::Latency => rows.extend(latency::latency(&setting, access)?),
             Workload::Ranks => {
-                let nodes = nodes_that_fit(args.nodes, per_node, files_left, &mut notes);
-                let shape = Shape {
-                    nodes,
-                    ranks_per_node: per_node,
-                };
+                let shape = shape(args.nodes, ranks_per_node);
                 rows.extend(ranks::ranks(shape, &setting, access)?);
             }
             Workload::Members => {
-                let wanted = args.members.div_ceil(per_node);
-                let shape = Shape {
-                    nodes: nodes_that_fit(wanted, 1, files_left, &mut notes),
-                    ranks_per_node: per_node,
-                };
+                let shape = shape(args.members.div_ceil(ranks_per_node), 1);
                 rows.extend(members::members(shape, &setting, access)?);
             }
-            Workload::Init | Workload::Restart => {
-                let nodes = nodes_that_fit(args.init_nodes, 1, files_left, &mut notes);
-                let shape = Shape {
-                    nodes,
-                    ranks_per_node: per_node,
-                };
-                if workload == Workload::Init {
-                    rows.push(ranks::init(shape, &setting, access)?);
-                } else {
-                    rows.extend(restart::restart(shape, &setting)?);
-                }
+            Workload::Init => {
+                let shape = shape(args.init_nodes, 1);
+                rows.push(ranks::init(shape, &setting, access)?);
+            }
+            Workload::Restart => {
+                let shape = shape(args.init_nodes, 1);
+                rows.extend(restart::restart(shape, &setting)?);
             }
         }
     }
@@ -170,34 +162,5 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
     })
 }
 
-/// The number of nodes for whose connections there are files, in this process and in the server's.
-fn nodes_that_fit(
-    wanted: usize,
-    files_per_node: usize,
-    files_left: Option<u64>,
-    notes: &mut Vec<String>,
-) -> usize {
-    /// Poll descriptors, pipes to child processes, and the like.
-    const OTHER_FILES: u64 = 64;
-    let room = files_left.map_or(u64::MAX, |left| left.saturating_sub(OTHER_FILES));
-    let room = (room / files_per_node.max(1) as u64).max(1);
-    match usize::try_from(room) {
-        Ok(room) if room < wanted => {
-            notes.push(format!(
-                "{room} nodes instead of {wanted}, because of the limit on open files (ulimit -Hn)"
-            ));
-            room
-        }
-        _ => wanted,
-    }
-}
-
 /// The most ranks of a node: those of one group of requests.
 const RANKS_PER_NODE_MAX: usize = c10d_store::unstable::GROUP_CLIENTS_MAX;
-
-fn ranks_per_node(text: &str) -> Result<usize, String> {
-    match at_least_one(text)? {
-        count if count <= RANKS_PER_NODE_MAX => Ok(count),
-        _ => Err(format!("must be from 1 to {RANKS_PER_NODE_MAX}")),
-    }
-}

@@ -11,52 +11,25 @@ use crate::store_server::{Access, StoreServer};
 use crate::workload::ranks::Job;
 use crate::workload::setting::Setting;
 
-/// The rows, in this order.
-const CONNECTIONS: usize = 0;
-const MEMORY: usize = 1;
-const INIT: usize = 2;
-const BARRIER: usize = 3;
-const REQUESTS: usize = 4;
-const BARRIER_APART: usize = 5;
-const WAKE_ALL: usize = 6;
-
-/// The figures of one job.
-#[derive(Debug, Default)]
-struct Figures {
-    samples: [Option<f64>; 7],
-}
-
-impl Figures {
-    fn set(&mut self, row: usize, value: f64) {
-        self.samples[row] = Some(value);
-    }
-
-    fn set_time(&mut self, row: usize, time: Duration) {
-        self.set(row, milliseconds(time));
-    }
-}
+/// The figures of one job, in the order of the rows; `None` where the system does not tell.
+type Figures = [Option<f64>; 7];
 
 /// Alternates between a job with relays and one without, each with a new server.
 pub(super) fn ranks(shape: Shape, setting: &Setting, access: Access) -> Result<Vec<Row>, Failure> {
     let mut rows = [
-        ("connections", Unit::Count),
-        ("memory per node", Unit::Bytes),
-        ("init", Unit::Milliseconds),
-        ("barrier add+wait", Unit::Milliseconds),
-        ("barrier requests per node", Unit::Count),
-        ("barrier add+wait apart", Unit::Milliseconds),
-        ("one key wakes all", Unit::Milliseconds),
+        ("connections", Unit::Count, None),
+        ("memory per node", Unit::Bytes, Some(1.0)),
+        ("init", Unit::Milliseconds, Some(0.3)),
+        ("barrier add+wait", Unit::Milliseconds, Some(0.25)),
+        ("barrier requests per node", Unit::Count, None),
+        ("barrier add+wait apart", Unit::Milliseconds, None),
+        ("one key wakes all", Unit::Milliseconds, Some(0.25)),
     ]
-    .map(|(name, unit)| Row::new(name, unit));
-    let goals = [
-        (MEMORY, 1.0),
-        (INIT, 0.3),
-        (BARRIER, 0.25),
-        (WAKE_ALL, 0.25),
-    ];
-    for (row, most) in goals {
-        rows[row].goal = Some(Goal::RatioAtMost(most));
-    }
+    .map(|(name, unit, ratio_max)| {
+        let mut row = Row::new(name, unit);
+        row.goal = ratio_max.map(Goal::RatioAtMost);
+        row
+    });
     for round in 0..setting.rounds {
         for is_direct in order(round) {
             let server = StoreServer::start(setting.cores, access)?;
@@ -69,7 +42,7 @@ pub(super) fn ranks(shape: Shape, setting: &Setting, access: Access) -> Result<V
             } else {
                 relayed(shape, &setting, &server)?
             };
-            for (row, sample) in rows.iter_mut().zip(figures.samples) {
+            for (row, sample) in rows.iter_mut().zip(figures) {
                 if let Some(sample) = sample {
                     row.push(is_direct, sample);
                 }
@@ -100,35 +73,41 @@ pub(super) fn init(shape: Shape, setting: &Setting, access: Access) -> Result<Ro
 
 fn relayed(shape: Shape, setting: &Setting, server: &StoreServer) -> Result<Figures, Failure> {
     let tls = server.tls()?;
-    let mut figures = Figures::default();
     let before = Usage::of(server.process());
-    let (mut job, time) = RelayedJob::connect(shape, setting, tls.as_ref())?;
-    figures.set_time(INIT, time);
-    Usage::of(server.process()).compare(before, shape, &mut figures);
-    let (time, frames) = job.barrier_by_add_and_wait(Turns::Together)?;
-    figures.set_time(BARRIER, time);
-    figures.set(REQUESTS, frames as f64 / shape.nodes as f64);
-    let (time, _) = job.barrier_by_add_and_wait(Turns::Apart)?;
-    figures.set_time(BARRIER_APART, time);
-    figures.set_time(WAKE_ALL, job.one_key_wakes_all()?);
-    Ok(figures)
+    let (mut job, init) = RelayedJob::connect(shape, setting, tls.as_ref())?;
+    let (files, memory) = Usage::of(server.process()).since(before, shape);
+    let (together, frames) = job.barrier_by_add_and_wait(Turns::Together)?;
+    let (apart, _) = job.barrier_by_add_and_wait(Turns::Apart)?;
+    let wake_all = job.one_key_wakes_all()?;
+    Ok([
+        files,
+        memory,
+        Some(milliseconds(init)),
+        Some(milliseconds(together)),
+        Some(frames as f64 / shape.nodes as f64),
+        Some(milliseconds(apart)),
+        Some(milliseconds(wake_all)),
+    ])
 }
 
 fn direct(shape: Shape, setting: &Setting, server: &StoreServer) -> Result<Figures, Failure> {
     let tls = server.tls()?;
-    let mut figures = Figures::default();
     let before = Usage::of(server.process());
-    let (mut job, time) = Job::connect(shape.ranks(), 0, setting, tls.as_ref())?;
-    figures.set_time(INIT, time);
-    Usage::of(server.process()).compare(before, shape, &mut figures);
-    let time = job.barrier_by_add_and_wait()?;
-    figures.set_time(BARRIER, time);
-    figures.set_time(BARRIER_APART, time);
+    let (mut job, init) = Job::connect(shape.ranks(), 0, setting, tls.as_ref())?;
+    let (files, memory) = Usage::of(server.process()).since(before, shape);
+    let barrier = job.barrier_by_add_and_wait()?;
     // ADD and WAIT of each rank, and one SET.
     let requests = 2 * shape.ranks() + 1;
-    figures.set(REQUESTS, requests as f64 / shape.nodes as f64);
-    figures.set_time(WAKE_ALL, job.one_key_wakes_all()?);
-    Ok(figures)
+    let wake_all = job.one_key_wakes_all()?;
+    Ok([
+        files,
+        memory,
+        Some(milliseconds(init)),
+        Some(milliseconds(barrier)),
+        Some(requests as f64 / shape.nodes as f64),
+        Some(milliseconds(barrier)),
+        Some(milliseconds(wake_all)),
+    ])
 }
 
 /// What the server uses; `None` if the system does not tell.
@@ -146,14 +125,14 @@ impl Usage {
         }
     }
 
-    fn compare(self, before: Self, shape: Shape, figures: &mut Figures) {
-        if let (Some(now), Some(before)) = (self.memory, before.memory) {
-            let grown = now.saturating_sub(before) as f64;
-            figures.set(MEMORY, grown / shape.nodes as f64);
-        }
-        if let (Some(now), Some(before)) = (self.files, before.files) {
-            figures.set(CONNECTIONS, now.saturating_sub(before) as f64);
-        }
+    /// The files since `before`, and the memory of a node.
+    fn since(self, before: Self, shape: Shape) -> (Option<f64>, Option<f64>) {
+        let files = self.files.zip(before.files);
+        let memory = self.memory.zip(before.memory);
+        (
+            files.map(|(now, before)| now.saturating_sub(before) as f64),
+            memory.map(|(now, before)| now.saturating_sub(before) as f64 / shape.nodes as f64),
+        )
     }
 }
 

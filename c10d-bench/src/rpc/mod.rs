@@ -22,8 +22,8 @@ pub(super) use self::peer::RpcPeerArgs;
 use crate::affinity::Cores;
 use crate::failure::{Context as _, Failure};
 use crate::latency::percentiles;
-use crate::numbers::PayloadBytes;
-use crate::pair::{GOAL_IN_FLIGHT, PairArgs, Place, in_flight};
+use crate::numbers::{PayloadBytes, at_most};
+use crate::pair::{GOAL_IN_FLIGHT, IN_FLIGHT_MAX, PairArgs, Place};
 use crate::report::{Goal, Report, Row, Unit};
 use crate::rpc::echo_client::wrong_answer;
 
@@ -39,7 +39,7 @@ pub(crate) struct RpcBenchArgs {
     payload: Vec<PayloadBytes>,
 
     /// The number of calls in flight when throughput is measured.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = in_flight)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_most(IN_FLIGHT_MAX))]
     in_flight: usize,
 
     /// Also measures calls with a secret (TLS), beside the same calls without one.

@@ -14,8 +14,8 @@ use self::workers::WorkerPair;
 use crate::affinity::Cores;
 use crate::failure::{Context as _, Failure};
 use crate::latency::percentiles;
-use crate::numbers::at_least_one;
-use crate::pair::{GOAL_IN_FLIGHT, PairArgs, Place, in_flight};
+use crate::numbers::at_most;
+use crate::pair::{GOAL_IN_FLIGHT, IN_FLIGHT_MAX, PairArgs, Place};
 use crate::report::{Goal, Report, Row, Unit, order};
 
 /// Each reference takes some hundred bytes on both sides.
@@ -26,11 +26,11 @@ const LIVE_MAX: usize = 10_000_000;
 #[derive(Debug, Args)]
 pub(crate) struct RRefBenchArgs {
     /// The number of references alive at a time when throughput is measured.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = in_flight)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_most(IN_FLIGHT_MAX))]
     in_flight: usize,
 
     /// The number of references alive when the owner's memory is measured.
-    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = live)]
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = at_most(LIVE_MAX))]
     live: usize,
 
     #[command(flatten)]
@@ -164,13 +164,6 @@ impl Comparison {
         let lived = workers.lives_unread(*in_flight, time)?;
         unread.push(false, lived as f64 / began.elapsed().as_secs_f64());
         Ok(())
-    }
-}
-
-fn live(text: &str) -> Result<usize, String> {
-    match at_least_one(text)? {
-        count if count <= LIVE_MAX => Ok(count),
-        _ => Err(format!("must be from 1 to {LIVE_MAX}")),
     }
 }
 
