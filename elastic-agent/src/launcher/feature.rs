@@ -36,6 +36,11 @@ pub(super) trait Feature {
         let _ = end;
     }
 
+    /// Whether it ends with the workers: it is dropped after [`workers_ended`](Self::workers_ended).
+    fn ends_with_workers(&self) -> bool {
+        false
+    }
+
     /// This node has left the job. In the reverse order of the features.
     fn job_ended(&mut self, end: &JobEnd) {
         let _ = end;

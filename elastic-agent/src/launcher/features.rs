@@ -6,21 +6,21 @@ use std::time::Duration;
 
 use c10d_socket::{Credentials, HostPort, host_name};
 use elastic_rendezvous::{
-    DEFAULT_PORT, Endpoint, Listener, RendezvousError, RendezvousHandler, RendezvousParameters,
+    DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters,
 };
 
 use super::announce::{Announcer, Flusher, LocalView, NodeIdentity};
 use super::debug_servers::{DebugServers, ProxyAddress, START_HOOK};
 use super::error::LauncherError;
 use super::events::{JobNames, Recorder};
-use super::explain::{Explainer, explain_failure};
+use super::explain::Explainer;
 use super::feature::{Feature, JobEnd};
 use super::health_port::HealthPort;
-use super::live_line::{self, LiveLine};
+use super::live_line::LiveLine;
 use super::options::LauncherOptions;
 use super::spoken::Spoken;
 use super::status_page::{Hosted, StatusPage};
-use crate::agent::{AgentHandle, AgentListener, AgentOptions, ElasticAgent};
+use crate::agent::{AgentOptions, ElasticAgent};
 
 /// The features in the order in which they are made and see events. They end in the reverse order.
 const ORDER: [Place; 8] = [
@@ -152,8 +152,11 @@ impl Features {
     }
 
     pub(super) fn workers_ended(&mut self, end: &mut JobEnd) {
-        for feature in self.all.iter_mut().rev() {
-            feature.workers_ended(end);
+        for index in (0..self.all.len()).rev() {
+            self.all[index].workers_ended(end);
+            if self.all[index].ends_with_workers() {
+                self.all.remove(index);
+            }
         }
     }
 
@@ -184,12 +187,6 @@ fn make_health_port(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>,
     Ok(Some(Box::new(server)))
 }
 
-impl Feature for HealthPort {
-    fn watch(&mut self, agent: &AgentHandle) {
-        Self::watch(self, agent.clone());
-    }
-}
-
 fn make_debug_servers(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
     if !making.options.has_debug_servers {
         return Ok(None);
@@ -202,17 +199,7 @@ fn make_debug_servers(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>
         making.agent.preload = Some(preload.with_hook(START_HOOK));
     }
     making.debug = Some((servers.sockets().to_owned(), servers.proxy_address()));
-    Ok(Some(Box::new(Some(servers))))
-}
-
-impl Feature for Option<DebugServers> {
-    fn agent_listener(&self) -> Option<AgentListener> {
-        self.as_ref().map(DebugServers::listener)
-    }
-
-    fn workers_ended(&mut self, _: &mut JobEnd) {
-        *self = None;
-    }
+    Ok(Some(Box::new(servers)))
 }
 
 fn make_announcer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
@@ -227,7 +214,7 @@ fn make_announcer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, L
         .map_err(LauncherError::system("cannot start a thread"))?;
     making.hosted.look_at_workers(announcer.flusher());
     making.announcements = Some((announcer.flusher(), announcer.view()));
-    Ok(Some(Box::new(Some(announcer))))
+    Ok(Some(Box::new(announcer)))
 }
 
 /// The store where the nodes meet, and what it asks for; `None` if they do not meet at a store that listens.
@@ -238,21 +225,6 @@ fn meeting_place(parameters: &RendezvousParameters) -> Option<(HostPort, Option<
     let endpoint: Endpoint = parameters.endpoint().parse().ok()?;
     let store = endpoint.with_default_port(DEFAULT_PORT);
     (!is_file && store.port() != 0).then(|| (store, parameters.credentials().cloned()))
-}
-
-impl Feature for Option<Announcer> {
-    fn rendezvous_listener(&self) -> Option<Listener> {
-        self.as_ref().map(Announcer::rendezvous_listener)
-    }
-
-    fn agent_listener(&self) -> Option<AgentListener> {
-        self.as_ref().map(Announcer::listener)
-    }
-
-    /// Announces how the workers ended.
-    fn workers_ended(&mut self, _: &mut JobEnd) {
-        *self = None;
-    }
 }
 
 fn make_explainer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
@@ -266,43 +238,11 @@ fn make_explainer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, L
         view,
     )
     .map_err(LauncherError::system("cannot start a thread"))?;
-    Ok(Some(Box::new(Some(explainer))))
-}
-
-impl Feature for Option<Explainer> {
-    fn rendezvous_listener(&self) -> Option<Listener> {
-        self.as_ref().map(Explainer::rendezvous_listener)
-    }
-
-    fn agent_listener(&self) -> Option<AgentListener> {
-        self.as_ref().map(Explainer::agent_listener)
-    }
-
-    fn workers_ended(&mut self, end: &mut JobEnd) {
-        if let Some(explainer) = self.take()
-            && let Some(reports) = explainer.failure_reports()
-        {
-            end.why = explain_failure(&reports, end.failures_mut());
-        }
-    }
+    Ok(Some(Box::new(explainer)))
 }
 
 fn make_status_page(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
     Ok(Some(Box::new(StatusPage(Arc::clone(&making.hosted)))))
-}
-
-impl Feature for StatusPage {
-    fn rendezvous_listener(&self) -> Option<Listener> {
-        Some(self.of_rendezvous())
-    }
-
-    fn agent_listener(&self) -> Option<AgentListener> {
-        Some(self.of_agent())
-    }
-
-    fn job_ended(&mut self, _: &JobEnd) {
-        self.0.end();
-    }
 }
 
 fn make_live_line(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
@@ -311,29 +251,9 @@ fn make_live_line(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, L
     Ok(line.map(|line| Box::new(line) as Box<dyn Feature>))
 }
 
-impl Feature for LiveLine {
-    fn rendezvous_listener(&self) -> Option<Listener> {
-        Some(live_line::listener(Arc::clone(&self.0)))
-    }
-
-    fn workers_ended(&mut self, _: &mut JobEnd) {
-        self.0.hide();
-    }
-}
-
 fn make_log_lines(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
     let spoken = Spoken::new(making.options, Arc::clone(&making.hosted));
     Ok(Some(Box::new(spoken)))
-}
-
-impl Feature for Spoken {
-    fn rendezvous_listener(&self) -> Option<Listener> {
-        Some(self.of_rendezvous())
-    }
-
-    fn agent_listener(&self) -> Option<AgentListener> {
-        Some(self.of_agent())
-    }
 }
 
 fn make_events(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
@@ -344,27 +264,11 @@ fn make_events(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, Laun
     Ok(recorder.map(|recorder| Box::new(recorder) as Box<dyn Feature>))
 }
 
-impl Feature for Recorder {
-    fn rendezvous_listener(&self) -> Option<Listener> {
-        Some(self.of_rendezvous())
-    }
-
-    fn agent_listener(&self) -> Option<AgentListener> {
-        Some(self.of_agent())
-    }
-
-    fn could_not_open(&mut self, error: &RendezvousError, stuck_max: Duration) {
-        self.cannot_open(error, stuck_max);
-    }
-
-    fn job_ended(&mut self, end: &JobEnd) {
-        self.finish(&end.result, end.stuck_max);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Mutex;
+
+    use elastic_rendezvous::Listener;
 
     use super::*;
     use crate::command_line::CommandLine;

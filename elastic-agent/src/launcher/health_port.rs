@@ -13,6 +13,8 @@ use crate::agent::AgentHandle;
 use c10d_inspect::http::{HttpResponse, RequestServer};
 use serde_json::json;
 
+use super::feature::Feature;
+
 const THREAD: &str = "health-port";
 
 /// The server. Dropping it closes the port.
@@ -39,11 +41,13 @@ impl HealthPort {
             _server: RequestServer::start(listener, THREAD, None, Arc::new(handler))?,
         })
     }
+}
 
+impl Feature for HealthPort {
     /// From now on the answer is about this agent.
-    pub(super) fn watch(&self, agent: AgentHandle) {
+    fn watch(&mut self, agent: &AgentHandle) {
         // There is one agent.
-        let _ = self.agent.set(agent);
+        let _ = self.agent.set(agent.clone());
     }
 }
 

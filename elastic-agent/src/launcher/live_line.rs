@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use elastic_rendezvous::{Listener, NodeId, RanksReport, RendezvousEvent, WaitReport};
 
+use super::feature::{Feature, JobEnd};
 use super::screen::Screen;
 
 /// Shorter joins show no line.
@@ -13,18 +14,25 @@ const QUIET_MS: u128 = 500;
 #[derive(Debug)]
 pub(super) struct LiveLine(pub(super) Arc<dyn Screen>);
 
-/// Shows the progress of joins. A completed join hides the line before workers start.
-pub(super) fn listener(screen: Arc<dyn Screen>) -> Listener {
-    Arc::new(move |event: &RendezvousEvent<'_>| match event {
-        RendezvousEvent::Waiting(report) if report.waited.as_millis() >= QUIET_MS => {
-            screen.show(&line(report));
-        }
-        RendezvousEvent::WaitingForRanks(report) if report.waited.as_millis() >= QUIET_MS => {
-            screen.show(&line_of_ranks(report));
-        }
-        RendezvousEvent::MembershipChanged => screen.hide(),
-        _ => {}
-    })
+impl Feature for LiveLine {
+    /// Shows the progress of joins. A completed join hides the line before workers start.
+    fn rendezvous_listener(&self) -> Option<Listener> {
+        let screen = Arc::clone(&self.0);
+        Some(Arc::new(move |event: &RendezvousEvent<'_>| match event {
+            RendezvousEvent::Waiting(report) if report.waited.as_millis() >= QUIET_MS => {
+                screen.show(&line(report));
+            }
+            RendezvousEvent::WaitingForRanks(report) if report.waited.as_millis() >= QUIET_MS => {
+                screen.show(&line_of_ranks(report));
+            }
+            RendezvousEvent::MembershipChanged => screen.hide(),
+            _ => {}
+        }))
+    }
+
+    fn workers_ended(&mut self, _: &mut JobEnd) {
+        self.0.hide();
+    }
 }
 
 /// The most important part comes first, as a narrow terminal truncates the line.

@@ -13,6 +13,7 @@ use elastic_rendezvous::{
     WaitReport,
 };
 
+use super::feature::Feature;
 use super::options::LauncherOptions;
 use super::status_page::Hosted;
 
@@ -46,35 +47,14 @@ impl Spoken {
             can_have_debug_server: options.is_python() && !options.has_debug_servers,
         }
     }
+}
 
-    /// Two lines when workers start, and one when they start again at the same store.
-    pub(super) fn of_agent(&self) -> AgentListener {
-        let hosted = Arc::clone(&self.hosted);
-        let has_default_threads = self.has_default_threads;
-        let can_have_debug_server = self.can_have_debug_server;
-        let shown = Mutex::new(None::<HostPort>);
-        Arc::new(move |event| {
-            let AgentEvent::WorkersStarted(started) = event else {
-                return;
-            };
-            log::info!("{}", started_line(started, has_default_threads));
-            let mut shown = lock(&shown);
-            if shown.as_ref() != Some(&started.master) {
-                let store = hosted.on_port(started.master.port());
-                let has_page = store.is_some_and(|store| store.has_status());
-                if let Some(line) = store_line(started, has_page, can_have_debug_server) {
-                    log::info!("{line}");
-                }
-                *shown = Some(started.master.clone());
-            }
-        })
-    }
-
+impl Feature for Spoken {
     /// What a join waits for, unless it is over soon. The handler itself logs the progress every 30 s.
-    pub(super) fn of_rendezvous(&self) -> Listener {
+    fn rendezvous_listener(&self) -> Option<Listener> {
         let endpoint = self.meeting_point.clone();
         let said = Mutex::new(None::<Said>);
-        Arc::new(move |event| {
+        Some(Arc::new(move |event| {
             let (waited, now) = match event {
                 RendezvousEvent::Waiting(report) => (report.waited, Said::of(report)),
                 RendezvousEvent::WaitingForRanks(report) => (report.waited, Said::Ranks),
@@ -96,7 +76,30 @@ impl Spoken {
                     _ => {}
                 }
             }
-        })
+        }))
+    }
+
+    /// Two lines when workers start, and one when they start again at the same store.
+    fn agent_listener(&self) -> Option<AgentListener> {
+        let hosted = Arc::clone(&self.hosted);
+        let has_default_threads = self.has_default_threads;
+        let can_have_debug_server = self.can_have_debug_server;
+        let shown = Mutex::new(None::<HostPort>);
+        Some(Arc::new(move |event| {
+            let AgentEvent::WorkersStarted(started) = event else {
+                return;
+            };
+            log::info!("{}", started_line(started, has_default_threads));
+            let mut shown = lock(&shown);
+            if shown.as_ref() != Some(&started.master) {
+                let store = hosted.on_port(started.master.port());
+                let has_page = store.is_some_and(|store| store.has_status());
+                if let Some(line) = store_line(started, has_page, can_have_debug_server) {
+                    log::info!("{line}");
+                }
+                *shown = Some(started.master.clone());
+            }
+        }))
     }
 }
 

@@ -23,6 +23,7 @@ use c10d_socket::{Cancel, Credentials, HostPort};
 use elastic_rendezvous::Listener;
 
 use super::debug_servers::ProxyAddress;
+use super::feature::Feature;
 use super::processes::{Scanner, StoreAddress};
 use link::Link;
 use meeting::{Meeting, MeetingReport};
@@ -109,10 +110,33 @@ impl Announcer {
         })
     }
 
-    /// A listener that passes the agent's events on, without blocking.
-    pub(super) fn listener(&self) -> AgentListener {
+    /// Waits for announcements, from another thread.
+    pub(super) fn flusher(&self) -> Flusher {
+        Flusher(self.messages.clone())
+    }
+
+    /// What was last found out about this node's workers, though it may not have reached the store.
+    pub(super) fn view(&self) -> LocalView {
+        LocalView(Arc::clone(&self.shared))
+    }
+}
+
+impl Feature for Announcer {
+    /// Passes the rendezvous' reports on, without blocking.
+    fn rendezvous_listener(&self) -> Option<Listener> {
         let messages = self.messages.clone();
-        Arc::new(move |event| {
+        Some(Arc::new(move |event| {
+            if let Some(report) = MeetingReport::of(event) {
+                // Fails when the announcer is dropped.
+                let _ = messages.send(Message::Meeting(report));
+            }
+        }))
+    }
+
+    /// Passes the agent's events on, without blocking.
+    fn agent_listener(&self) -> Option<AgentListener> {
+        let messages = self.messages.clone();
+        Some(Arc::new(move |event| {
             let message = match event {
                 AgentEvent::WorkersStarted(started) => Message::Started((*started).clone()),
                 AgentEvent::WorkerReplaced(_, worker) => Message::Replaced(**worker),
@@ -122,28 +146,12 @@ impl Announcer {
             };
             // Fails when the announcer is dropped.
             let _ = messages.send(message);
-        })
+        }))
     }
 
-    /// A listener that passes the rendezvous' reports on, without blocking.
-    pub(super) fn rendezvous_listener(&self) -> Listener {
-        let messages = self.messages.clone();
-        Arc::new(move |event| {
-            if let Some(report) = MeetingReport::of(event) {
-                // Fails when the announcer is dropped.
-                let _ = messages.send(Message::Meeting(report));
-            }
-        })
-    }
-
-    /// Waits for announcements, from another thread.
-    pub(super) fn flusher(&self) -> Flusher {
-        Flusher(self.messages.clone())
-    }
-
-    /// What was last found out about this node's workers, though it may not have reached the store.
-    pub(super) fn view(&self) -> LocalView {
-        LocalView(Arc::clone(&self.shared))
+    /// Its end announces how the workers ended.
+    fn ends_with_workers(&self) -> bool {
+        true
     }
 }
 

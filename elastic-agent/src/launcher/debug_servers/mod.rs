@@ -18,6 +18,7 @@ use crate::threads::lock;
 use c10d_inspect::http::{HttpResponse, RequestServer, Target};
 use c10d_inspect::workers::{self, Worker};
 
+use super::feature::Feature;
 use files::Files;
 
 const THREAD: &str = "debug-proxy";
@@ -86,20 +87,26 @@ impl DebugServers {
         options.debug_sockets = Some(self.sockets().to_owned());
     }
 
-    /// A listener that keeps up with the agent's workers. Must be called before those that announce workers.
-    pub(super) fn listener(&self) -> AgentListener {
+    pub(super) fn proxy_address(&self) -> ProxyAddress {
+        ProxyAddress(Arc::clone(&self.shared))
+    }
+}
+
+impl Feature for DebugServers {
+    /// Keeps up with the agent's workers. Called before those that announce workers.
+    fn agent_listener(&self) -> Option<AgentListener> {
         let shared = Arc::clone(&self.shared);
-        Arc::new(move |event| match event {
+        Some(Arc::new(move |event| match event {
             AgentEvent::WorkersStarted(started) | AgentEvent::WorkerReplaced(started, _) => {
                 shared.note_started(started);
             }
             AgentEvent::Stopping => lock(&shared.workers).clear(),
             _ => {}
-        })
+        }))
     }
 
-    pub(super) fn proxy_address(&self) -> ProxyAddress {
-        ProxyAddress(Arc::clone(&self.shared))
+    fn ends_with_workers(&self) -> bool {
+        true
     }
 }
 

@@ -50,7 +50,7 @@ fn start(servers: &DebugServers, workers: Vec<StartedWorker>) -> SocketAddr {
     let master = HostPort::new("127.0.0.1", 29500);
     assert_eq!(servers.proxy_address().get(), None);
     let workers = StartedWorkers::alone(master, workers);
-    servers.listener()(&AgentEvent::WorkersStarted(&workers));
+    servers.agent_listener().unwrap()(&AgentEvent::WorkersStarted(&workers));
     servers.proxy_address().get().unwrap()
 }
 
@@ -90,7 +90,7 @@ fn the_launcher_answers_for_its_workers() {
 fn workers_that_are_being_stopped_are_not_asked() {
     let servers = DebugServers::prepare(None).unwrap();
     let address = start(&servers, vec![StartedWorker::new(0, 0, 7)]);
-    servers.listener()(&AgentEvent::Stopping);
+    servers.agent_listener().unwrap()(&AgentEvent::Stopping);
     let request = HttpRequest::get(Target::Tcp(address), "/stacks?rank=0");
     assert_eq!(fetch(&request, PATIENCE).unwrap().status, 404);
     drop(servers);

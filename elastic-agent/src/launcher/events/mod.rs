@@ -19,6 +19,7 @@ use serde_json::Value;
 use self::file::EventFile;
 use self::summary::Summary;
 use self::torch::{Moment, WorkerPlace};
+use super::feature::{Feature, JobEnd};
 use super::options::EventOptions;
 use super::screen::Screen;
 
@@ -74,32 +75,34 @@ impl Recorder {
             }),
         }))
     }
+}
 
-    /// Records starts of workers, and rounds.
-    pub(super) fn of_agent(&self) -> AgentListener {
-        let shared = Arc::clone(&self.shared);
-        Arc::new(move |event| match event {
-            AgentEvent::WorkersStarted(started) => shared.note_start(started),
-            AgentEvent::WorkerReplaced(started, worker) => shared.note_worker(started, worker),
-            AgentEvent::RoundEnded(record) => shared.note_round(record),
-            _ => {}
-        })
-    }
-
+impl Feature for Recorder {
     /// Records the steps of the rendezvous that change what this node is a part of.
-    pub(super) fn of_rendezvous(&self) -> Listener {
+    fn rendezvous_listener(&self) -> Option<Listener> {
         let shared = Arc::clone(&self.shared);
-        Arc::new(move |event| {
+        Some(Arc::new(move |event| {
             if let RendezvousEvent::Recorded(event) = event
                 && let Some(line) = torch::rendezvous_event(event)
             {
                 shared.write(&line);
             }
-        })
+        }))
     }
 
-    /// Records that the rendezvous could not be opened. Waits as [`finish`](Self::finish).
-    pub(super) fn cannot_open(&self, error: &RendezvousError, stuck_max: Duration) {
+    /// Records starts of workers, and rounds.
+    fn agent_listener(&self) -> Option<AgentListener> {
+        let shared = Arc::clone(&self.shared);
+        Some(Arc::new(move |event| match event {
+            AgentEvent::WorkersStarted(started) => shared.note_start(started),
+            AgentEvent::WorkerReplaced(started, worker) => shared.note_worker(started, worker),
+            AgentEvent::RoundEnded(record) => shared.note_round(record),
+            _ => {}
+        }))
+    }
+
+    /// Records that the rendezvous could not be opened. Waits as [`job_ended`](Self::job_ended).
+    fn could_not_open(&mut self, error: &RendezvousError, stuck_max: Duration) {
         let shared = &self.shared;
         // PyTorch's other rendezvous records nothing.
         if shared.names.backend != C10D_BACKEND {
@@ -115,9 +118,9 @@ impl Recorder {
     }
 
     /// Records how the job ended on this node, and prints the summary. Waits until all is in the file, unless it accepts
-    /// nothing for `stuck_max`.
-    pub(super) fn finish(&self, result: &Result<AgentOutcome, AgentError>, stuck_max: Duration) {
-        let shared = &self.shared;
+    /// nothing for some time.
+    fn job_ended(&mut self, end: &JobEnd) {
+        let (shared, result) = (&self.shared, &end.result);
         let state = std::mem::take(&mut *lock(&shared.state));
         if let Some(last) = state.last {
             for line in shared.last_events(result, &last) {
@@ -132,7 +135,7 @@ impl Recorder {
             shared.screen.text(&state.summary.to_string());
         }
         if let Some(file) = &shared.file {
-            file.finish(stuck_max);
+            file.finish(end.stuck_max);
         }
     }
 }

@@ -19,9 +19,9 @@ use c10d_inspect::{FindingKind, Report};
 use c10d_socket::Cancel;
 use elastic_rendezvous::{Listener, RendezvousEvent};
 
-pub(super) use self::blame::explain as explain_failure;
 use self::failure_reports::FailureReports;
 use super::announce::{Flusher, LocalView};
+use super::feature::{Feature, JobEnd};
 use super::options::LauncherOptions;
 use super::screen::Screen;
 use super::status_page::Hosted;
@@ -124,13 +124,34 @@ impl Explainer {
             _thread: thread,
         })
     }
+}
 
-    /// A listener for the agent. At the failure of a worker it blocks until the report is made, for about
-    /// 1 s at most.
-    pub(super) fn agent_listener(&self) -> AgentListener {
+impl Feature for Explainer {
+    fn rendezvous_listener(&self) -> Option<Listener> {
+        let messages = self.messages.clone();
+        Some(Arc::new(move |event| {
+            let message = match event {
+                RendezvousEvent::Waiting(report) if report.missing() > 0 && !report.is_complete => {
+                    let joined = report.participants.iter().map(ToString::to_string);
+                    let joined: Vec<String> = joined.collect();
+                    Message::Meeting(Standstill::of_rendezvous(joined), report.to_string())
+                }
+                RendezvousEvent::WaitingForRanks(report) => {
+                    let joined = (report.is_connected, report.joined);
+                    Message::Meeting(Standstill::of_rendezvous(joined), report.to_string())
+                }
+                _ => return,
+            };
+            // Fails when the explainer is dropped.
+            let _ = messages.send(message);
+        }))
+    }
+
+    /// At the failure of a worker it blocks until the report is made, for about 1 s at most.
+    fn agent_listener(&self) -> Option<AgentListener> {
         let messages = self.messages.clone();
         let shared = Arc::clone(&self.shared);
-        Arc::new(move |event| {
+        Some(Arc::new(move |event| {
             let message = match event {
                 AgentEvent::WorkersStarted(started) => Message::Started((*started).clone()),
                 AgentEvent::Stopping => Message::Stopping,
@@ -149,33 +170,19 @@ impl Explainer {
             };
             // Fails when the explainer is dropped.
             let _ = messages.send(message);
-        })
+        }))
     }
 
-    /// A listener for the rendezvous.
-    pub(super) fn rendezvous_listener(&self) -> Listener {
-        let messages = self.messages.clone();
-        Arc::new(move |event| {
-            let message = match event {
-                RendezvousEvent::Waiting(report) if report.missing() > 0 && !report.is_complete => {
-                    let joined = report.participants.iter().map(ToString::to_string);
-                    let joined: Vec<String> = joined.collect();
-                    Message::Meeting(Standstill::of_rendezvous(joined), report.to_string())
-                }
-                RendezvousEvent::WaitingForRanks(report) => {
-                    let joined = (report.is_connected, report.joined);
-                    Message::Meeting(Standstill::of_rendezvous(joined), report.to_string())
-                }
-                _ => return,
-            };
-            // Fails when the explainer is dropped.
-            let _ = messages.send(message);
-        })
+    /// Tells what was known when a worker failed last, if one has.
+    fn workers_ended(&mut self, end: &mut JobEnd) {
+        let reports = lock(&self.shared.failure).clone();
+        if let Some(reports) = reports {
+            end.why = blame::explain(&reports, end.failures_mut());
+        }
     }
 
-    /// What was known when a worker failed last; `None` if none has failed.
-    pub(super) fn failure_reports(&self) -> Option<FailureReports> {
-        lock(&self.shared.failure).clone()
+    fn ends_with_workers(&self) -> bool {
+        true
     }
 }
 

@@ -6,6 +6,8 @@ use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
 use c10d_inspect::http::EventKind;
 use elastic_rendezvous::{Listener, RendezvousEvent};
 
+use super::feature::{Feature, JobEnd};
+
 mod hosted;
 
 pub(super) use self::hosted::{Hosted, HostedServer};
@@ -14,11 +16,22 @@ pub(super) use self::hosted::{Hosted, HostedServer};
 #[derive(Debug)]
 pub(super) struct StatusPage(pub(super) Arc<Hosted>);
 
-impl StatusPage {
-    /// Adds rounds, failures and restarts.
-    pub(super) fn of_agent(&self) -> AgentListener {
+impl Feature for StatusPage {
+    /// Adds lost nodes.
+    fn rendezvous_listener(&self) -> Option<Listener> {
         let hosted = Arc::clone(&self.0);
-        Arc::new(move |event| {
+        Some(Arc::new(move |event| {
+            if let RendezvousEvent::NodeLost(lost) = event {
+                let text = format!("lost {lost}");
+                hosted.note(EventKind::NodeLost, &text, |of| &of.nodes_lost);
+            }
+        }))
+    }
+
+    /// Adds rounds, failures and restarts.
+    fn agent_listener(&self) -> Option<AgentListener> {
+        let hosted = Arc::clone(&self.0);
+        Some(Arc::new(move |event| {
             let fails = |text: &str| {
                 hosted.note(EventKind::Failure, text, |of| &of.failures);
             };
@@ -39,18 +52,11 @@ impl StatusPage {
                 AgentEvent::Restarting { why } => restarts(&format!("the workers restart: {why}")),
                 _ => {}
             }
-        })
+        }))
     }
 
-    /// Adds lost nodes.
-    pub(super) fn of_rendezvous(&self) -> Listener {
-        let hosted = Arc::clone(&self.0);
-        Arc::new(move |event| {
-            if let RendezvousEvent::NodeLost(lost) = event {
-                let text = format!("lost {lost}");
-                hosted.note(EventKind::NodeLost, &text, |of| &of.nodes_lost);
-            }
-        })
+    fn job_ended(&mut self, _: &JobEnd) {
+        self.0.end();
     }
 }
 
