@@ -283,9 +283,9 @@ def reconfigure(**parameters: Any) -> None:
     reconfigure_cases.run(**parameters)
 
 
-def by_hand(port: int, rank: int, size: int, until: int) -> None:
+def by_hand(port: int, rank: int, size: int, until: int, master: int | None = None) -> None:
     """Make and change the group as PyTorch's documentation of ``_reconfigure`` does."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(size), RANK=str(rank))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(master or port), WORLD_SIZE=str(size), RANK=str(rank))
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     store = c10d_rs.TCPStore("127.0.0.1", port)
     dist.init_process_group("gloo", timeout=GROUP_TIMEOUT, enable_reconfigure=True)

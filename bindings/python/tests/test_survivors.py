@@ -289,7 +289,14 @@ class Survivors(unittest.TestCase):
         self.assertEqual([rank.wait(LIMIT_SECONDS) for rank in ranks], [0, 0])
 
     def test_as_in_pytorchs_documentation(self) -> None:
-        pids = [self.fork("by_hand", rank=rank, size=4, until=3) for rank in range(4)]
+        self.check_by_hand()
+
+    def test_as_in_pytorchs_documentation_over_a_store_of_pytorch(self) -> None:
+        self.check_by_hand(master=self.pytorchs_store())
+
+    def check_by_hand(self, **store: int) -> None:
+        """Check that survivors go on which call the function that PyTorch's documentation names."""
+        pids = [self.fork("by_hand", rank=rank, size=4, until=3, **store) for rank in range(4)]
         self.wait_for("steps", 4)
         os.kill(pids[0], signal.SIGKILL)
         done = self.wait_for("done", 3)
