@@ -1,13 +1,15 @@
 //! `c10d run` with an external store: connections that are cut or fall silent, and a store that comes back empty.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use elastic_rendezvous::RendezvousState;
 use elastic_rendezvous::codec::{self, CodecLimits};
 
-use crate::process::{Running, Server, until};
+use crate::process::{Running, Server, free_port, until};
 use crate::proxy::Proxy;
 use crate::run::Job;
 
@@ -196,4 +198,52 @@ fn a_node_in_silence_stops_its_workers_and_comes_back() {
     assert!(!nodes.runs(&nodes.worker(silent)));
     nodes.proxies[silent].mend();
     nodes.await_world(&[0, 1, 2], 2);
+}
+
+/// docs/rendezvous.md, STATIC 3.
+#[test]
+fn a_node_of_a_static_rendezvous_restarts_its_workers_after_a_cut() {
+    let job = Job::new();
+    let port = free_port();
+    let proxy = Proxy::to(SocketAddr::from(([127, 0, 0, 1], port)));
+    let launchers = ["a", "b"].map(|name| {
+        let (rank, port) = if name == "a" {
+            ("0", port)
+        } else {
+            ("1", proxy.port())
+        };
+        let port = port.to_string();
+        let options = [
+            "--nnodes=2",
+            "--max-restarts=5",
+            "--node-rank",
+            rank,
+            "--master-addr=127.0.0.1",
+            "--master-port",
+            &port,
+        ];
+        let mut command = job.command(&options, SCRIPT);
+        command.env("NODE", name);
+        Running::start(command)
+    });
+    let starts = |name: &str| {
+        let text = fs::read_to_string(job.path(&format!("{name}.starts")));
+        text.unwrap_or_default().lines().count()
+    };
+    until("the workers run", || starts("a") == 1 && starts("b") == 1);
+    proxy.cut(false);
+    // Each node restarts its own workers, and reads its ranks from the store again.
+    for name in ["b", "a"] {
+        fs::write(job.path(&format!("fail.{name}")), "").unwrap();
+        until("a restart", || starts(name) == 2);
+    }
+    // While the connection is idle.
+    proxy.cut(false);
+    thread::sleep(Duration::from_secs(1));
+    fs::write(job.path("stop"), "").unwrap();
+    for launcher in launchers {
+        let ended = launcher.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    job.assert_nothing_runs();
 }

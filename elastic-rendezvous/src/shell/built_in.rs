@@ -1,16 +1,13 @@
 //! Creates the handlers of the built-in backends, `c10d` and `static`, from parameters.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
-use c10d_socket::{Cancel, HostPort};
-use c10d_store::{ConnectOptions, Store, StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{Store, TcpStore};
 
 use crate::shell::c10d_backend::{C10D_BACKEND, C10dBackend};
 use crate::shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 use crate::shell::open_store::{OpenStore, is_tcp, open_store};
-use crate::shell::reconnecting::ReconnectingStore;
+use crate::shell::reconnecting::{ReconnectingStore, connect_to};
 use crate::shell::registry::{RendezvousCreator, RendezvousRegistry};
 use crate::shell::static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
 use crate::shell::workers_claim::claim;
@@ -126,42 +123,12 @@ fn keep_connected(
     let endpoint = parameters.endpoint().parse::<Endpoint>();
     let target = endpoint.map_err(ParametersError::from)?;
     let target = target.with_default_port(DEFAULT_PORT);
-    let server = hosted.and_then(TcpStore::server);
-    // Its own server needs no lookup of a name.
-    let target = server.map_or(target, |server| reachable_here(server.local_addr()));
-    let credentials = parameters.credentials().cloned();
-    let connect = move |timeout: Duration, cancel: &Cancel| -> Result<Arc<dyn Store>, StoreError> {
-        let mut options = TcpStoreOptions::default()
-            // The caller pauses between two attempts.
-            .with_connect_options(ConnectOptions::default().with_rounds_max(1))
-            .with_timeout(timeout)
-            .with_cancel(cancel.clone());
-        if let Some(credentials) = &credentials {
-            options = options.with_credentials(credentials.clone());
-        }
-        let store = TcpStore::open(target.host(), target.port(), options)?;
-        Ok(Arc::new(store.with_cancel(&Cancel::NEVER)))
-    };
-    let patience = settings.dead_after();
-    // Three in the time after which the others drop this node: one finds the connection lost, one is for another.
-    let attempt = patience / 3;
-    let attempt = store.timeout().map_or(attempt, |it| it.min(attempt));
-    Ok(ReconnectingStore::new(
+    let connect = connect_to(target, hosted, parameters.credentials().cloned());
+    Ok(ReconnectingStore::of_connections(
         store,
         Arc::new(connect),
-        attempt,
-        patience,
+        settings.dead_after(),
     ))
-}
-
-/// Where this process reaches a listener of its own.
-fn reachable_here(listener: SocketAddr) -> HostPort {
-    let ip = match listener.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    HostPort::new(ip.to_string(), listener.port())
 }
 
 /// With `c10d` and `static`.

@@ -4,13 +4,14 @@
 //! holds: a server that was restarted may be empty, which the backend recognises.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, sleep};
+use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, HostPort, sleep};
 use c10d_store::{
-    CompareSet, ErrorContext, Known, Operation, Queues, Store, StoreError, StoreExt, StoreHandle,
-    Watch,
+    CompareSet, ConnectOptions, Credentials, ErrorContext, Known, Operation, Queues, Store,
+    StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions, Watch,
 };
 
 use crate::values::error::is_outage;
@@ -19,12 +20,45 @@ use crate::values::error::is_outage;
 const FIRST_DELAY: Duration = Duration::from_millis(50);
 const DELAY_MAX: Duration = Duration::from_secs(1);
 
-/// After a wait of this length without a result, the store is asked whether it is still there.
+/// After a wait of this length without a result, or so long after the last answer, the store is asked whether it is still
+/// there.
 const CHECKED_AFTER: Duration = Duration::from_millis(500);
 
 /// Makes another connection within this time, or until the call is cancelled.
 pub(crate) type Connect =
     dyn Fn(Duration, &Cancel) -> Result<Arc<dyn Store>, StoreError> + Send + Sync;
+
+/// Makes connections to the TCP store at `target`, or to the server that `hosted` has, without a lookup of its name.
+pub(crate) fn connect_to(
+    target: HostPort,
+    hosted: Option<&TcpStore>,
+    credentials: Option<Credentials>,
+) -> impl Fn(Duration, &Cancel) -> Result<TcpStore, StoreError> + Send + Sync + 'static {
+    let server = hosted.and_then(TcpStore::server);
+    let target = server.map_or(target, |server| reachable_here(server.local_addr()));
+    move |timeout: Duration, cancel: &Cancel| {
+        let mut options = TcpStoreOptions::default()
+            // The caller pauses between two attempts.
+            .with_connect_options(ConnectOptions::default().with_rounds_max(1))
+            .with_timeout(timeout)
+            .with_cancel(cancel.clone());
+        if let Some(credentials) = &credentials {
+            options = options.with_credentials(credentials.clone());
+        }
+        let store = TcpStore::open(target.host(), target.port(), options)?;
+        Ok(store.with_cancel(&Cancel::NEVER))
+    }
+}
+
+/// Where this process reaches a listener of its own.
+fn reachable_here(listener: SocketAddr) -> HostPort {
+    let ip = match listener.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    HostPort::new(ip.to_string(), listener.port())
+}
 
 /// A store whose calls go on over another connection if they find theirs lost.
 ///
@@ -52,6 +86,7 @@ struct Current {
     store: Option<Arc<dyn Store>>,
     /// Since when no request was answered.
     lost_since: Option<Instant>,
+    answered_at: Instant,
     has_prompt_watch: bool,
     is_closed: bool,
 }
@@ -64,6 +99,22 @@ enum Repeat {
 }
 
 impl ReconnectingStore {
+    /// Goes on from `store` with connections of [`connect_to`].
+    pub(crate) fn of_connections(
+        store: Arc<dyn Store>,
+        connect: Arc<
+            impl Fn(Duration, &Cancel) -> Result<TcpStore, StoreError> + Send + Sync + 'static,
+        >,
+        patience: Duration,
+    ) -> Self {
+        // Three in the time after which other nodes drop this one: one finds the connection lost, one is for another.
+        let attempt = patience / 3;
+        let attempt = store.timeout().map_or(attempt, |it| it.min(attempt));
+        let connect: Arc<Connect> =
+            Arc::new(move |timeout, cancel| Ok(Arc::new(connect(timeout, cancel)?)));
+        Self::new(store, connect, attempt, patience)
+    }
+
     /// Goes on from `store`. `attempt` is the time for one answer or one connection, `patience` how long calls repeat
     /// their requests while no request of any call is answered.
     pub(crate) fn new(
@@ -84,6 +135,7 @@ impl ReconnectingStore {
                     has_prompt_watch: store.has_prompt_watch(),
                     store: Some(store),
                     lost_since: None,
+                    answered_at: Instant::now(),
                     is_closed: false,
                 }),
             }),
@@ -107,6 +159,11 @@ impl ReconnectingStore {
         repeat: Repeat,
         request: impl Fn(&dyn Store) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
+        let is_idle = self.link.idle_for() >= CHECKED_AFTER;
+        if repeat == Repeat::Never && is_idle && !self.patience.is_zero() {
+            // A connection that was lost meanwhile costs this request nothing.
+            self.check(&[])?;
+        }
         let options = BackoffOptions::default();
         let options = options.with_first(FIRST_DELAY).with_max(DELAY_MAX);
         let mut backoff = Backoff::new(options, fastrand::u64(..));
@@ -251,7 +308,13 @@ impl Link {
     }
 
     fn on_answer(&self) {
-        self.lock().lost_since = None;
+        let mut current = self.lock();
+        current.lost_since = None;
+        current.answered_at = Instant::now();
+    }
+
+    fn idle_for(&self) -> Duration {
+        self.lock().answered_at.elapsed()
     }
 
     fn lost_for(&self) -> Duration {

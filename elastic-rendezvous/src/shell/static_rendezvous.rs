@@ -4,22 +4,23 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline, HostPort, sleep};
 use c10d_store::{
     Credentials, ErrorContext, Operation, PrefixStore, ServerOptions, Store, StoreError, StoreExt,
-    StoreHandle, TcpStore, TcpStoreOptions,
+    TcpStore, TcpStoreOptions,
 };
 
 use crate::shell::bootstrap::protected;
 use crate::shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
+use crate::shell::reconnecting::{ReconnectingStore, connect_to};
 use crate::shell::this_host;
 use crate::values::endpoint::Endpoint;
-use crate::values::error::RendezvousError;
+use crate::values::error::{RendezvousError, is_outage};
 use crate::values::membership::Membership;
 use crate::values::node::NodeId;
 use crate::values::parameters::RendezvousParameters;
@@ -32,6 +33,9 @@ pub const STATIC_BACKEND: &str = "static";
 
 /// How long all nodes may take to join, without a `timeout` setting. The launcher sets 900.
 const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How long a request is repeated while the store does not answer: as long as with the dynamic rendezvous.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 const THREAD: &str = "rendezvous-static";
 
@@ -73,10 +77,19 @@ pub struct StaticRendezvous {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     server_options: ServerOptions,
-    store: Mutex<Option<Arc<TcpStore>>>,
+    met: Mutex<Option<Met>>,
     /// Of this and all later joins.
     cancel: Cancel,
     listeners: Mutex<Listeners>,
+}
+
+/// The store at which all nodes have met.
+#[derive(Debug, Clone)]
+struct Met {
+    store: Arc<dyn Store>,
+    port: u16,
+    /// Keeps the server, if this process has it.
+    _hosted: Option<Arc<TcpStore>>,
 }
 
 #[derive(Default)]
@@ -116,7 +129,7 @@ enum Progress {
         joined: usize,
         named: BTreeMap<usize, NodeId>,
     },
-    AllJoined(Arc<TcpStore>),
+    AllJoined(Met),
     Failed(StoreError),
 }
 
@@ -141,7 +154,7 @@ struct Meeting {
 impl Meeting {
     fn run(mut self) {
         let end = match self.meet() {
-            Ok(Some(store)) => Progress::AllJoined(Arc::new(store)),
+            Ok(Some(met)) => Progress::AllJoined(met),
             Ok(None) => return,
             Err(error) => Progress::Failed(error),
         };
@@ -150,7 +163,7 @@ impl Meeting {
     }
 
     /// Returns `None` if the join was interrupted, or the owner no longer waits.
-    fn meet(&mut self) -> Result<Option<TcpStore>, StoreError> {
+    fn meet(&mut self) -> Result<Option<Met>, StoreError> {
         let mut options = TcpStoreOptions::default();
         if let Some(credentials) = &self.credentials {
             options = options.with_credentials(credentials.clone());
@@ -163,25 +176,49 @@ impl Meeting {
             .with_multi_tenant(true)
             .with_timeout(self.timeout)
             .with_cancel(self.cancel.clone());
-        let store = TcpStore::open(self.target.host(), self.target.port(), options)?;
+        let connection = TcpStore::open(self.target.host(), self.target.port(), options)?;
+        let port = connection.port();
         if self.rank == 0 {
-            let (host, port) = (self.target.host(), store.port());
+            let host = self.target.host();
             log::debug!("this process hosts the rendezvous store at {host}:{port}");
         }
-        if let (Some(hook), Some(server)) = (&self.server_hook, store.server()) {
+        if let (Some(hook), Some(server)) = (&self.server_hook, connection.server()) {
             hook.call(server);
         }
-        let names = PrefixStore::new(self.run_id.clone(), store.clone_store()?);
+        let hosted = connection
+            .server()
+            .map(|_| Arc::new(connection.with_cancel(&Cancel::NEVER)));
+        let first = Arc::new(connection.with_cancel(&self.cancel));
         let name = format!("{} {}", std::process::id(), this_host::full_name());
-        names.set(&name_key(self.rank), name.as_bytes())?;
+        PrefixStore::new(self.run_id.clone(), first).set(&name_key(self.rank), name.as_bytes())?;
         // As PyTorch's nodes do; the host waits for this count.
-        store.count_worker()?;
+        connection.count_worker()?;
+        let connect = Arc::new(connect_to(
+            self.target.clone(),
+            hosted.as_deref(),
+            self.credentials.clone(),
+        ));
+        let store: Arc<dyn Store> = Arc::new(ReconnectingStore::of_connections(
+            Arc::new(connection.with_cancel(&Cancel::NEVER)),
+            Arc::clone(&connect),
+            PATIENCE,
+        ));
+        let names = PrefixStore::new(self.run_id.clone(), store.with_cancel(&self.cancel));
+        let mut count = Count {
+            connection,
+            connect: &*connect,
+            answered_at: Instant::now(),
+        };
         let mut pause = POLL_INTERVAL_MIN;
         let mut next_names_at = Instant::now();
         loop {
-            let joined = usize::try_from(store.worker_count()?).unwrap_or(0);
+            let joined = usize::try_from(count.read(&self.cancel)?).unwrap_or(0);
             if joined >= self.world_size {
-                return Ok(Some(store.with_cancel(&Cancel::NEVER)));
+                return Ok(Some(Met {
+                    store,
+                    port,
+                    _hosted: hosted,
+                }));
             }
             let now = Instant::now();
             if now >= next_names_at && reads_names(self.rank, self.world_size) {
@@ -189,7 +226,7 @@ impl Meeting {
                 self.read_names(&names)?;
             }
             let progress = Progress::Joined {
-                port: store.port(),
+                port,
                 joined,
                 named: self.named.clone(),
             };
@@ -225,6 +262,37 @@ impl Meeting {
             self.named.insert(rank, node);
         }
         Ok(())
+    }
+}
+
+/// Reads how many nodes have joined, over another connection if one is lost.
+struct Count<'a> {
+    connection: TcpStore,
+    connect: &'a dyn Fn(Duration, &Cancel) -> Result<TcpStore, StoreError>,
+    answered_at: Instant,
+}
+
+impl Count<'_> {
+    /// Asks until there is an answer, or has been none for [`PATIENCE`].
+    fn read(&mut self, cancel: &Cancel) -> Result<i64, StoreError> {
+        let mut result = self.connection.worker_count();
+        loop {
+            let error = match result {
+                Err(error) if is_outage(&error) => error,
+                result => {
+                    self.answered_at = Instant::now();
+                    return result;
+                }
+            };
+            let pause = POLL_INTERVAL_MAX;
+            if self.answered_at.elapsed() >= PATIENCE || sleep(pause, [cancel]).is_err() {
+                return Err(error);
+            }
+            result = (self.connect)(PATIENCE / 3, cancel).and_then(|connection| {
+                self.connection = connection.with_cancel(cancel);
+                self.connection.worker_count()
+            });
+        }
     }
 }
 
@@ -277,17 +345,14 @@ impl StaticRendezvous {
             server_hook: parameters.server_hook().cloned(),
             credentials: parameters.credentials().cloned(),
             server_options: parameters.server_options(),
-            store: Mutex::default(),
+            met: Mutex::default(),
             cancel: Cancel::new(),
             listeners: Mutex::default(),
         })
     }
 
-    fn known_store(&self) -> Option<Arc<TcpStore>> {
-        self.store
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    fn met(&self) -> MutexGuard<'_, Option<Met>> {
+        self.met.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn interrupted(&self) -> RendezvousError {
@@ -298,7 +363,7 @@ impl StaticRendezvous {
 
     /// Joins on a separate thread, while this one reports. An interrupt ends what the thread waits for; after a timeout
     /// it ends with its current store call, which has the timeout too.
-    fn meet(&self) -> Result<Arc<TcpStore>, RendezvousError> {
+    fn meet(&self) -> Result<Met, RendezvousError> {
         let (sender, progress) = channel();
         let meeting = Meeting {
             target: self.target.clone(),
@@ -328,7 +393,7 @@ impl StaticRendezvous {
         &self,
         progress: &Receiver<Progress>,
         started: Instant,
-    ) -> Result<Arc<TcpStore>, RendezvousError> {
+    ) -> Result<Met, RendezvousError> {
         let failed = |error: StoreError| RendezvousError::connection(&self.run_id, error);
         let deadline = Deadline::after(started, self.timeout);
         let mut report = self.first_report();
@@ -349,7 +414,7 @@ impl StaticRendezvous {
                 return Err(self.interrupted());
             }
             match received {
-                Ok(Progress::AllJoined(store)) => return Ok(store),
+                Ok(Progress::AllJoined(met)) => return Ok(met),
                 Ok(Progress::Failed(error)) => return Err(failed(error)),
                 Ok(Progress::Joined {
                     port,
@@ -454,20 +519,19 @@ impl RendezvousHandler for StaticRendezvous {
         if self.cancel.is_cancelled() {
             return Err(self.interrupted());
         }
-        let store = match self.known_store() {
-            Some(store) => store,
+        let known = self.met().clone();
+        let Met { store, port, .. } = match known {
+            Some(met) => met,
             None => {
-                let store = self.meet()?;
-                *self.store.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Some(Arc::clone(&store));
+                let met = self.meet()?;
+                *self.met() = Some(met.clone());
                 self.notify(&RendezvousEvent::MembershipChanged);
-                store
+                met
             }
         };
-        let master = HostPort::new(self.target.host(), store.port());
+        let master = HostPort::new(self.target.host(), port);
         // Processes of a single node need none.
         let credentials = self.credentials.clone().filter(|_| self.world_size > 1);
-        let store: Arc<dyn Store> = store;
         Ok(RendezvousInfo::new(
             0,
             Arc::new(PrefixStore::new(self.run_id.clone(), store)),

@@ -1,13 +1,16 @@
 //! Nodes whose connection to the store is cut, falls silent, or leads to a store that was emptied.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use c10d_socket::Cancel;
 use c10d_store::{Store, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
-    Membership, RendezvousError, RendezvousHandler, RendezvousInfo, RendezvousParameters,
-    RendezvousRegistry, RendezvousState, codec, parse_config,
+    Membership, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
+    RendezvousParameters, RendezvousRegistry, RendezvousState, codec, parse_config,
 };
 
 use crate::proxy::Proxy;
@@ -126,6 +129,67 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         assert!(Instant::now() < deadline, "timed out: {what}");
         thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// docs/rendezvous.md, STATIC 3.
+#[test]
+fn nodes_of_a_static_rendezvous_come_back_while_they_wait_and_afterwards() {
+    let node = |rank: usize, port: u16| {
+        let endpoint = format!("127.0.0.1:{port}");
+        let parameters = RendezvousParameters::new("static", endpoint, "job", 3, 3);
+        let config = parse_config(&format!("rank={rank},timeout=60")).expect("settings");
+        let parameters = parameters.expect("parameters").with_config(config);
+        RendezvousRegistry::default()
+            .create(&parameters)
+            .expect("a handler")
+    };
+    // Joins, and waits until the node itself knows that this many have joined; returns the port.
+    let begin = |node: Arc<dyn RendezvousHandler>, joined_min: usize| {
+        let (sender, reports) = channel();
+        node.add_listener(Arc::new(move |event| {
+            if let RendezvousEvent::WaitingForRanks(report) = event {
+                let _ = sender.send((report.endpoint.port(), report.joined));
+            }
+        }));
+        let joining = thread::spawn(move || node.next_rendezvous());
+        loop {
+            let (port, joined) = reports.recv_timeout(LONG).expect("a report");
+            if joined >= joined_min {
+                return (joining, port);
+            }
+        }
+    };
+    let (joining, port) = begin(node(0, 0), 1);
+    let proxy = Proxy::to(SocketAddr::from(([127, 0, 0, 1], port)));
+    let (waiting, _) = begin(node(1, proxy.port()), 2);
+    let accepted = proxy.accepted();
+    proxy.cut(false);
+    eventually("a new connection", || proxy.accepted() > accepted);
+
+    let direct = node(2, port).next_rendezvous().expect("a round");
+    let behind = waiting.join().expect("no panic").expect("a round");
+    let host = joining.join().expect("no panic").expect("a round");
+    assert_eq!((behind.rank, behind.world_size), (1, 3));
+    // Nobody is counted twice: all have come when three have.
+    assert_eq!((host.rank, direct.rank), (0, 2));
+
+    let waits = behind.store.with_cancel(&Cancel::NEVER);
+    let waits = thread::spawn(move || waits.wait_timeout(&["late"], LONG));
+    for _ in 0..3 {
+        let accepted = proxy.accepted();
+        proxy.cut(false);
+        host.store.set("key", b"value").expect("set");
+        assert_eq!(behind.store.get("key").expect("a value"), b"value");
+        assert!(proxy.accepted() > accepted);
+    }
+    host.store.set("late", b"").expect("set");
+    waits.join().expect("no panic").expect("the key");
+    // A counter is raised once, though this request must not be sent again. The connection is lost while it is idle.
+    for count in 1..4 {
+        proxy.cut(false);
+        thread::sleep(Duration::from_secs(1));
+        assert_eq!(behind.store.add("count", 1).expect("a count"), count);
     }
 }
 
