@@ -5,6 +5,8 @@
 #[cfg(target_os = "linux")]
 mod early_signal;
 mod full_console;
+#[cfg(target_os = "linux")]
+mod full_logs;
 mod grace_period;
 mod scheduler;
 

@@ -18,7 +18,8 @@ pub enum Destination {
     File {
         /// The file's path.
         path: PathBuf,
-        /// Whether the console shows the lines as well, each with the worker's prefix.
+        /// Whether the console shows the lines as well, each with the worker's prefix. The worker then writes to a
+        /// pipe, and so is not affected by a file system without space.
         is_shown: bool,
     },
 }

@@ -52,7 +52,7 @@ impl fmt::Debug for Console {
     }
 }
 
-/// What an echo thread shares with its owner.
+/// What a thread that writes output shares with its owner.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// When the write that is under way began; `None` while there is none.
@@ -147,14 +147,14 @@ impl Sink {
 }
 
 impl Progress {
-    /// How long the console has accepted nothing of what is being written.
+    /// How long nothing was accepted of what is being written.
     pub(super) fn stuck_for(&self) -> Duration {
         self.writing_since()
             .map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Repeats a write that was interrupted, or refused by a full non-blocking stream.
-    fn until_accepted<T>(&self, write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    pub(super) fn until_accepted<T>(&self, write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         *self.writing_since() = Some(Instant::now());
         let result = self.repeat(write);
         *self.writing_since() = None;

@@ -16,7 +16,7 @@ use super::processes::{Processes, Worker};
 use super::report::{AbandonedWorker, StopReport};
 use super::waiter::{Ended, OnExit};
 use crate::cancelled::Cancelled;
-use crate::output::{Console, Echo};
+use crate::output::Console;
 use crate::preload::ForkedWorkers;
 use crate::sys;
 
@@ -27,9 +27,10 @@ use crate::sys;
 /// process that left its worker's process group (a daemon) is out of reach, here as in
 /// [`stop`](Self::stop).
 ///
-/// A group has the threads `worker-spawn`, one `worker-wait` per worker, and `worker-stdout` and
-/// `worker-stderr` where output is shown. [`stop`](Self::stop) and `Drop` join them. Dropping a group kills
-/// its processes and waits for their end: milliseconds, or 10 s for a process that the system cannot end.
+/// A group has the threads `worker-spawn`, one `worker-wait` per worker, `worker-stdout` and `worker-stderr`
+/// where output is shown, and `worker-logs` where files have it too. [`stop`](Self::stop) and `Drop` join them.
+/// Dropping a group kills its processes and waits for their end: milliseconds, or 10 s for a process that the
+/// system cannot end.
 ///
 /// ```
 /// use std::time::Duration;
@@ -244,10 +245,8 @@ impl WorkerGroup {
             }
         }
         drop(spawner);
-        self.processes.echoes.iter_mut().for_each(Echo::close);
-        for echo in self.processes.echoes.drain(..) {
-            echo.finish(|| kill_switch.is_none_or(KillSwitch::is_triggered));
-        }
+        let is_killed = || kill_switch.is_none_or(KillSwitch::is_triggered);
+        self.processes.output.finish(is_killed);
     }
 
     fn note_ended(&mut self) {

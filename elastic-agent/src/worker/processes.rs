@@ -17,7 +17,7 @@ use super::plan::{GroupPlan, WorkerPlan};
 use super::spawner::Spawner;
 use super::streams::{GroupSources, OwnStreams, StderrEnd, WorkerStreams};
 use super::waiter::{Assigned, Ended, OnExit, Waiter};
-use crate::output::{Console, Echo};
+use crate::output::{Console, OutputThreads};
 use crate::preload::{ForkedWorkers, WorkerStart};
 use crate::sys;
 
@@ -26,7 +26,7 @@ use crate::sys;
 pub(super) struct Processes {
     pub(super) workers: Vec<Worker>,
     pub(super) ended: Receiver<Ended>,
-    pub(super) echoes: Vec<Echo>,
+    pub(super) output: OutputThreads,
     pub(super) first_output: Arc<OnceLock<Instant>>,
     pub(super) guardian: Option<Guardian>,
     pub(super) spawner: Option<Spawner>,
@@ -64,7 +64,8 @@ impl Processes {
             stderr_ends.push(end);
         }
         let first_output = Arc::clone(&sources.stdout.first_read);
-        let echoes = show(sources, console)?;
+        let output = OutputThreads::start(sources.logs, sources.stdout, sources.stderr, console)
+            .map_err(system)?;
         let spawner = Spawner::start().map_err(system)?;
         let (waiters, ended) = start_waiters(plan.workers.len()).map_err(system)?;
         let guardian = start_guardian(&plan.temporary);
@@ -88,7 +89,7 @@ impl Processes {
         let mut processes = Self {
             workers: Vec::new(),
             ended,
-            echoes,
+            output,
             first_output,
             guardian,
             spawner: Some(spawner),
@@ -225,17 +226,4 @@ fn prepare(worker: &WorkerPlan) -> Command {
         .env_clear()
         .envs(worker.environment.iter().map(|(name, value)| (name, value)));
     command
-}
-
-fn show(sources: GroupSources, console: Console) -> Result<Vec<Echo>, StartError> {
-    let streams = [
-        ("worker-stdout", console.stdout, sources.stdout),
-        ("worker-stderr", console.stderr, sources.stderr),
-    ];
-    let used = streams
-        .into_iter()
-        .filter(|(_, _, sources)| !sources.is_empty());
-    let started = used.map(|(name, writer, sources)| Echo::start(name, writer, sources));
-    let started: Result<Vec<_>, _> = started.collect();
-    started.map_err(|source| StartError::System { source })
 }

@@ -10,7 +10,9 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::logs::{Destination, FilteredLog};
-use crate::output::{CapturedPipe, FollowedFile, LAST_BYTES_MAX, LastBytes, LineCopy, Sources};
+use crate::output::{
+    CapturedPipe, LAST_BYTES_MAX, LastBytes, LineCopy, LoggedStream, ShownLog, Sources,
+};
 use crate::regular_file;
 
 use super::error::StartError;
@@ -97,9 +99,10 @@ impl OwnStreams {
     }
 }
 
-/// What the echo threads show.
+/// What the threads write and show.
 #[derive(Debug, Default)]
 pub(super) struct GroupSources {
+    pub(super) logs: Vec<LoggedStream>,
     pub(super) stdout: Sources,
     pub(super) stderr: Sources,
 }
@@ -109,7 +112,6 @@ impl GroupSources {
     pub(super) fn open(plan: &GroupPlan) -> Result<Self, StartError> {
         let mut sources = Self::default();
         sources.stderr.first_read = Arc::clone(&sources.stdout.first_read);
-        sources.stderr.is_full = Arc::clone(&sources.stdout.is_full);
         sources.stdout.copy = plan.filtered_stdout.as_ref().map(open_copy).transpose()?;
         sources.stderr.copy = plan.filtered_stderr.as_ref().map(open_copy).transpose()?;
         Ok(sources)
@@ -130,15 +132,26 @@ impl GroupSources {
                 streams.stdout = Some(file.into());
             }
             Destination::File { path, is_shown } => {
-                let file = open_log(path, *is_shown, prefix, &mut self.stdout)?;
-                streams.stdout = Some(file.into());
+                let shown = is_shown.then_some(&mut self.stdout);
+                streams.stdout = Some(open_log(path, prefix, shown, &mut self.logs, None)?);
             }
         }
         let end = match &worker.logs.stderr {
             Destination::Console if stderr_is_terminal => StderrEnd::Terminal,
-            Destination::File { path, is_shown } => {
-                let file = open_log(path, *is_shown, prefix, &mut self.stderr)?;
-                streams.stderr = Some(file.into());
+            Destination::File {
+                path,
+                is_shown: true,
+            } => {
+                let (last, shown) = (Arc::default(), Some(&mut self.stderr));
+                let kept = Some(Arc::clone(&last));
+                streams.stderr = Some(open_log(path, prefix, shown, &mut self.logs, kept)?);
+                StderrEnd::Kept(last)
+            }
+            Destination::File {
+                path,
+                is_shown: false,
+            } => {
+                streams.stderr = Some(create(path)?.into());
                 StderrEnd::File(path.clone())
             }
             // A pipe even for output that is not shown: its last lines explain a failure.
@@ -159,20 +172,26 @@ impl GroupSources {
     }
 }
 
-/// Creates a worker's log file, and opens it again if it is to be shown. The worker appends to it, so that
-/// a file truncated by a log rotation stays compact.
+/// Creates a worker's log file; returns what its worker writes to. That appends, so that a file truncated by a log
+/// rotation stays compact. If the output is shown, it is a pipe.
 fn open_log(
     path: &Path,
-    is_shown: bool,
     prefix: &str,
-    sources: &mut Sources,
-) -> Result<File, StartError> {
+    shown: Option<&mut Sources>,
+    logs: &mut Vec<LoggedStream>,
+    last: Option<Arc<Mutex<LastBytes>>>,
+) -> Result<OwnedFd, StartError> {
     let file = create(path)?;
-    if is_shown {
-        let followed = FollowedFile::open(path.to_owned(), prefix.to_owned());
-        sources.files.push(followed.map_err(log_file_error(path))?);
-    }
-    Ok(file)
+    let Some(sources) = shown else {
+        return Ok(file.into());
+    };
+    let (near, far) = io::pipe().map_err(|source| StartError::System { source })?;
+    let stream = LoggedStream::new(near, path, file, last)
+        .map_err(|source| StartError::System { source })?;
+    let shown = ShownLog::open(path, prefix.to_owned(), &stream);
+    sources.files.push(shown.map_err(log_file_error(path))?);
+    logs.push(stream);
+    Ok(far.into())
 }
 
 fn open_copy(log: &FilteredLog) -> Result<LineCopy, StartError> {

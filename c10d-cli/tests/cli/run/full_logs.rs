@@ -1,0 +1,249 @@
+//! `c10d run --tee` with a file system that has no space for the log files: workers and console go on.
+//!
+//! A limit of the launcher's file sizes stands for the file system, except in one test.
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::thread::JoinHandle;
+
+use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+
+use super::*;
+use crate::process::{full_pipe, prepared};
+
+const NOTICE: &str = " bytes of output are missing here";
+
+/// Writes 20,000 numbered lines when it may, and a last one when it may go on.
+const SCRIPT: &str = "
+    cd $C10D_TEST_FOLDER
+    echo $$ > up
+    until [ -e go ]; do sleep 0.02; done
+    i=0
+    while [ $i -lt 20000 ]; do
+        i=$((i + 1))
+        echo line $i || echo > failed
+    done
+    echo > written
+    until [ -e on ]; do sleep 0.02; done
+    echo after || echo > failed";
+
+/// A launcher that keeps and shows standard output.
+struct Teed {
+    job: Job,
+    running: Running,
+}
+
+impl Teed {
+    /// Starts it, with its standard output if one is given, and waits until the worker runs.
+    fn start(script: &str, stdout: Option<io::PipeWriter>) -> Self {
+        let job = Job::new();
+        let logs = format!("--log-dir={}", job.path("logs").display());
+        let mut command = job.command(&["--standalone", "--tee=1", &logs], script);
+        if let Some(stdout) = stdout {
+            command.stdout(stdout);
+        }
+        let running = Running::start(command);
+        job.line("up");
+        Self { job, running }
+    }
+
+    /// From now on its files cannot grow beyond this length.
+    fn limit_files(&self, bytes_max: Option<u64>) {
+        let pid = i32::try_from(self.running.id()).unwrap();
+        let limit = Rlimit {
+            current: bytes_max,
+            ..getrlimit(Resource::Fsize)
+        };
+        prlimit(Pid::from_raw(pid), Resource::Fsize, limit).unwrap();
+    }
+
+    fn touch(&self, name: &str) {
+        fs::write(self.job.path(name), "").unwrap();
+    }
+
+    fn log(&self) -> String {
+        read_log(&self.job.path("logs"))
+    }
+
+    /// Waits for the end; returns the log file.
+    fn end(self) -> String {
+        let (log_dir, Self { job, running }) = (self.job.path("logs"), self);
+        let ended = running.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let warnings = ended.stderr.matches("the console goes on").count();
+        assert!(warnings <= 1, "{ended:?}");
+        assert!(!job.exists("failed"));
+        job.assert_nothing_runs();
+        read_log(&log_dir)
+    }
+}
+
+fn read_log(log_dir: &Path) -> String {
+    let [run] = &children(log_dir)[..] else {
+        panic!("one directory")
+    };
+    fs::read_to_string(run.join("attempt_0/0/stdout.log")).unwrap()
+}
+
+fn read_all(mut console: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut text = String::new();
+        console.read_to_string(&mut text).unwrap();
+        text
+    })
+}
+
+/// What the worker has written.
+fn written() -> String {
+    let lines = (1..=20_000).map(|line| format!("line {line}\n"));
+    lines.collect::<String>() + "after\n"
+}
+
+fn with_prefix(text: &str) -> String {
+    let lines = text.lines().map(|line| format!("[default0]:{line}\n"));
+    lines.collect()
+}
+
+#[test]
+fn a_full_file_system_fails_no_write_and_leaves_the_console_whole() {
+    let mut teed = Teed::start(SCRIPT, None);
+    let console = read_all(teed.running.stdout());
+    teed.limit_files(Some(10_000));
+    teed.touch("go");
+    teed.job.line("written");
+    until("the file is full", || teed.log().len() == 10_000);
+    // Space again: the file says what it lacks, although the worker writes nothing now.
+    teed.limit_files(getrlimit(Resource::Fsize).current);
+    until("a notice", || teed.log().contains(NOTICE));
+    teed.touch("on");
+
+    let log = teed.end();
+    assert_eq!(console.join().unwrap(), with_prefix(&written()));
+    let missing = written().len() - 10_000 - "after\n".len();
+    let notice = format!("[c10d: {missing}{NOTICE}: File too large (os error 27)]\n");
+    let (before, after) = log.split_once(&notice).expect("the notice");
+    assert_eq!(before.trim_end(), written()[..10_000].trim_end());
+    assert_eq!(after, "after\n");
+}
+
+#[test]
+fn a_console_that_accepts_nothing_delays_no_worker_and_the_file_is_its_backlog() {
+    let (reader, stdout) = full_pipe();
+    let teed = Teed::start(SCRIPT, Some(stdout));
+    teed.touch("go");
+    teed.touch("on");
+    teed.job.line("written");
+    let console = read_all(reader);
+    assert_eq!(teed.end(), written());
+    let shown = console.join().unwrap();
+    assert_eq!(shown.trim_start_matches('x'), with_prefix(&written()));
+}
+
+/// More than memory has room for.
+#[test]
+fn a_console_that_accepts_nothing_delays_no_worker_while_the_file_system_is_full() {
+    let (reader, stdout) = full_pipe();
+    let line = "y".repeat(63);
+    let script = format!(
+        "cd $C10D_TEST_FOLDER
+        echo > up
+        until [ -e go ]; do sleep 0.02; done
+        yes {line} | head -n 50000 || echo > failed
+        echo > written
+        until [ -e on ]; do sleep 0.02; done"
+    );
+    let teed = Teed::start(&script, Some(stdout));
+    teed.limit_files(Some(1000));
+    teed.touch("go");
+    teed.job.line("written");
+    let console = read_all(reader);
+    teed.touch("on");
+    teed.end();
+
+    let shown = console.join().unwrap();
+    let mut dropped = 0;
+    for line in shown.lines().filter(|line| line.contains(NOTICE)) {
+        let count = line.split(' ').nth(1).unwrap();
+        dropped += count.parse::<usize>().unwrap();
+    }
+    // Memory keeps 1 MiB, of 3.2 MB.
+    assert!(dropped > 1_000_000 && dropped < 2_500_000, "{dropped}");
+    let letters = shown.matches('y').count() + dropped / 64 * 63;
+    assert!(letters.abs_diff(50_000 * 63) < 1000, "{letters}");
+}
+
+/// The worker writes more than the pipe holds, and waits.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_launcher_that_was_stopped_loses_no_output() {
+    let mut teed = Teed::start(SCRIPT, None);
+    let console = read_all(teed.running.stdout());
+    teed.running.signal(Signal::STOP);
+    teed.touch("go");
+    teed.touch("on");
+    let io = format!("/proc/{}/io", teed.job.line("up"));
+    until("the pipe is full", || {
+        let text = fs::read_to_string(&io).unwrap();
+        let count = text.lines().find_map(|line| line.strip_prefix("wchar: "));
+        count.unwrap().parse::<usize>().unwrap() > 60_000
+    });
+    assert!(!teed.job.exists("written"));
+    teed.running.signal(Signal::CONT);
+    assert_eq!(teed.end(), written());
+    assert_eq!(console.join().unwrap(), with_prefix(&written()));
+}
+
+/// A file system of 256 KiB, which the worker fills and empties. Needs user namespaces.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_system_that_was_full_gets_output_again() {
+    let unshare = |words: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["-rm", "sh", "-c"]).args(words);
+        command
+    };
+    let job = Job::new();
+    let logs = job.path("logs");
+    fs::create_dir(&logs).unwrap();
+    let mount = "mount -t tmpfs -o size=256k none \"$0\" && exec \"$@\"";
+    let folder = logs.to_str().unwrap();
+    let tried = unshare(&[mount, folder, "true"]).output();
+    if !tried.is_ok_and(|it| it.status.success()) {
+        // libtest discards what a test that passes prints.
+        let _ = writeln!(
+            io::stderr(),
+            "skipped: this user cannot mount a file system (unshare -rm)"
+        );
+        return;
+    }
+    let script = "
+        cd $C10D_TEST_FOLDER
+        head -c 1000000 /dev/zero > logs/filler 2> /dev/null
+        i=0
+        while [ $i -lt 20000 ]; do
+            i=$((i + 1))
+            echo line $i || echo > failed
+        done
+        rm logs/filler
+        until grep -q 'missing here' logs/*/attempt_0/0/stdout.log; do sleep 0.02; done
+        echo after || echo > failed
+        until tail -n 1 logs/*/attempt_0/0/stdout.log | grep -q after; do sleep 0.02; done
+        cat logs/*/attempt_0/0/stdout.log > log";
+    let log_dir = format!("--log-dir={folder}");
+    let run = job.command(&["--standalone", "--tee=1", &log_dir], script);
+    let mut command = prepared(unshare(&[mount, folder]));
+    command.arg(run.get_program()).args(run.get_args());
+    let set = run
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
+    command.envs(set);
+    let mut running = Running::start(command);
+    let console = read_all(running.stdout());
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(ended.stderr.matches("No space left on device").count(), 1);
+    assert!(!job.exists("failed"));
+    assert_eq!(console.join().unwrap(), with_prefix(&written()));
+    let log = fs::read_to_string(job.path("log")).unwrap();
+    assert!(log.contains(NOTICE) && log.ends_with("\nafter\n"), "{log}");
+}

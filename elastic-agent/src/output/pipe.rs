@@ -1,0 +1,139 @@
+//! A pipe to which a worker writes.
+
+use std::io::{self, PipeReader, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::io::{ioctl_fionbio, ioctl_fionread};
+
+use super::console::Sink;
+use super::last_bytes::LastBytes;
+
+/// The end that is read, and where the last bytes are kept.
+#[derive(Debug)]
+pub(super) struct WorkerPipe {
+    pipe: PipeReader,
+    last: Option<Arc<Mutex<LastBytes>>>,
+    /// How many bytes are left to read; `None` until the pipe is finished.
+    bytes_left: Option<usize>,
+}
+
+impl WorkerPipe {
+    /// Makes the pipe non-blocking.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(super) fn new(pipe: PipeReader, last: Option<Arc<Mutex<LastBytes>>>) -> io::Result<Self> {
+        // Only this end: with a non-blocking write end the worker would lose output.
+        ioctl_fionbio(&pipe, true)?;
+        Ok(Self {
+            pipe,
+            last,
+            bytes_left: None,
+        })
+    }
+
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.pipe.as_fd()
+    }
+
+    /// Limits reading to what the pipe holds now: a process that the worker left behind may keep it open
+    /// and keep writing.
+    pub(super) fn finish(&mut self) {
+        let held = ioctl_fionread(&self.pipe).unwrap_or(0);
+        self.bytes_left = Some(usize::try_from(held).unwrap_or(usize::MAX));
+    }
+
+    /// Reads once without waiting, to the start of the buffer.
+    pub(super) fn read_once(&mut self, buffer: &mut [u8]) -> PipeState {
+        let room = self.bytes_left.unwrap_or(usize::MAX).min(buffer.len());
+        let count = match self.pipe.read(&mut buffer[..room]) {
+            Ok(0) => return PipeState::Ended,
+            Ok(count) => count,
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return PipeState::Empty,
+                io::ErrorKind::Interrupted => return PipeState::Read(0),
+                _ => {
+                    log::warn!("cannot read the output of a worker: {error}");
+                    return PipeState::Ended;
+                }
+            },
+        };
+        if let Some(left) = &mut self.bytes_left {
+            *left -= count;
+        }
+        if let Some(last) = &self.last {
+            // A panic in `push` leaves the bytes valid.
+            last.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(&buffer[..count]);
+        }
+        PipeState::Read(count)
+    }
+}
+
+/// What a read has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PipeState {
+    /// This many bytes; there may be more.
+    Read(usize),
+    Empty,
+    Ended,
+}
+
+/// The standard error of a worker: shown unchanged or dropped, with its last bytes kept.
+#[derive(Debug)]
+pub(crate) struct CapturedPipe {
+    pub(super) pipe: WorkerPipe,
+    is_shown: bool,
+}
+
+impl CapturedPipe {
+    /// Takes the end of the pipe that is read.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(crate) fn new(
+        pipe: PipeReader,
+        is_shown: bool,
+        last: Arc<Mutex<LastBytes>>,
+    ) -> io::Result<Self> {
+        let pipe = WorkerPipe::new(pipe, Some(last))?;
+        Ok(Self { pipe, is_shown })
+    }
+
+    /// Reads once without waiting.
+    pub(super) fn read_once(&mut self, buffer: &mut [u8], sink: &mut Sink) -> PipeState {
+        let state = self.pipe.read_once(buffer);
+        if let PipeState::Read(count) = state
+            && self.is_shown
+        {
+            sink.raw(&buffer[..count]);
+            sink.flush();
+        }
+        state
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn an_open_pipe_is_read_up_to_its_content_when_finished() {
+        let (near, mut far) = io::pipe().unwrap();
+        let last = Arc::default();
+        let mut pipe = CapturedPipe::new(near, false, Arc::clone(&last)).unwrap();
+        let mut sink = Sink::new("test", Box::new(io::sink()), Arc::default());
+        let mut buffer = [0; 4];
+        assert_eq!(pipe.read_once(&mut buffer, &mut sink), PipeState::Empty);
+        far.write_all(b"1234567").unwrap();
+        pipe.pipe.finish();
+        while pipe.read_once(&mut buffer, &mut sink) != PipeState::Ended {
+            far.write_all(b"more").unwrap();
+        }
+        assert_eq!(last.lock().unwrap().to_vec(), b"1234567");
+    }
+}
