@@ -97,8 +97,8 @@ impl Membership {
     }
 
     /// Sends a message of a member, and returns the answer. [`Message::Poll`] waits for news, for at most `timeout`; then the
-    /// answer is [`Reply::NotYet`]. All others are answered at once. Deadlines of events are the time that was left when
-    /// the server sent them.
+    /// answer is [`Reply::NotYet`], also if the server cannot be asked because it does not answer another call. All others
+    /// are answered at once. Deadlines of events are the time that was left when the server sent them.
     ///
     /// # Errors
     /// [`StoreError::WaitEnded`] if a newer poll of the same member, over another connection, has replaced this one,
@@ -118,7 +118,11 @@ impl Membership {
             message: message.clone(),
         };
         let waits = matches!(message, Message::Poll { .. });
-        match call.exchange(&request, waits, timeout.into(), known)? {
+        let reply = match call.exchange(&request, waits, timeout.into(), known) {
+            Err(error) if waits && error.is_timeout() => None,
+            result => result?,
+        };
+        match reply {
             None => Ok(Reply::NotYet),
             Some(GroupReply::Reply(reply)) => {
                 if let Some(list) = list_of(&reply) {

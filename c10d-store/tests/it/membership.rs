@@ -1,6 +1,9 @@
 //! Groups of members with our client, over real connections: docs/wire-extensions.md, section 9.13.
 
-use std::sync::Arc;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, RwLock};
 use std::thread;
 use std::time::Duration;
 
@@ -9,7 +12,8 @@ use c10d_store::membership::{
     Attempt, Ending, EventNumber, GroupStage, MemberKey, Message, Reason, Reply,
 };
 use c10d_store::{
-    HashStore, PrefixStore, ServerOptions, Store, StoreError, StoreExt, TcpStore, TcpStoreServer,
+    HashStore, PrefixStore, ServerOptions, Store, StoreError, StoreExt, TcpStore, TcpStoreOptions,
+    TcpStoreServer,
 };
 
 use crate::journal::client;
@@ -141,6 +145,73 @@ fn a_poll_waits_until_its_time_has_passed_or_it_is_cancelled() {
         rank.group.end().expect("ended");
         let reply = newer.join().expect("no panic").expect("an answer");
         assert!(matches!(reply, Reply::Ended(_)), "{reply:?}");
+    });
+}
+
+/// Passes bytes on while nobody writes to the gate, and counts those that have come from the client.
+#[derive(Debug, Default)]
+struct Gate {
+    is_open: RwLock<()>,
+    sent: AtomicUsize,
+}
+
+impl Gate {
+    fn pass(&self, mut from: &TcpStream, mut to: &TcpStream, count: impl Fn(usize)) {
+        let mut bytes = [0; 4096];
+        while let Ok(length @ 1..) = from.read(&mut bytes) {
+            count(length);
+            // A test that has failed opens it too.
+            let _open = self.is_open.read();
+            to.write_all(&bytes[..length]).expect("a server");
+        }
+        let _ = to.shutdown(Shutdown::Write);
+    }
+
+    fn pass_on(&self, listener: &TcpListener, port: u16) {
+        let (client, _) = listener.accept().expect("a client");
+        let server = TcpStream::connect(("127.0.0.1", port)).expect("a server");
+        let count = |length| {
+            self.sent.fetch_add(length, Ordering::Relaxed);
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| self.pass(&client, &server, count));
+            self.pass(&server, &client, |_| {});
+        });
+    }
+}
+
+/// As of a store that is restarted behind a relay, while another call waits for its answer.
+#[test]
+fn a_poll_of_a_server_that_does_not_answer_ends_in_time() {
+    let server = serve();
+    let gate = Gate::default();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("bound").port();
+    thread::scope(|scope| {
+        // The store has a connection, and the group one of its own.
+        for _ in 0..2 {
+            scope.spawn(|| gate.pass_on(&listener, server.local_addr().port()));
+        }
+        let store = TcpStore::open("127.0.0.1", port, TcpStoreOptions::default());
+        let store = store.expect("a server");
+        let rank = Rank::new(&store, 0, &options(2));
+        thread::scope(|scope| {
+            let shut = gate.is_open.write().expect("no panic");
+            let sent = gate.sent.load(Ordering::Relaxed);
+            let asked = scope.spawn(|| rank.group.status());
+            wait_until("the question is sent", || {
+                gate.sent.load(Ordering::Relaxed) > sent
+            });
+            let poll = Message::Poll {
+                after: EventNumber::NONE,
+                is_leaving: false,
+            };
+            let polled = rank.group.ask(rank.key, &poll, Duration::from_millis(50));
+            assert_eq!(polled.expect("an answer"), Reply::NotYet);
+            drop(shut);
+            assert!(asked.join().expect("no panic").is_ok());
+        });
+        drop((rank, store));
     });
 }
 
