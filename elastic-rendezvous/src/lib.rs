@@ -16,6 +16,7 @@ pub use shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
 pub use shell::registry::{RendezvousCreator, RendezvousRegistry};
+pub use shell::round_entry::{end_entry, open_round};
 pub use shell::static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
 pub use shell::this_host;
 pub use shell::write_lease::WriteLease;

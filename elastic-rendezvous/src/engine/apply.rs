@@ -1,5 +1,7 @@
 //! The effects of actions on the state (`docs/rendezvous.md`, section 6).
 
+use std::collections::BTreeSet;
+
 use crate::engine::decide::Action;
 use crate::engine::group_ranks::{Ranks, assign};
 use crate::values::node::NodeId;
@@ -32,6 +34,13 @@ pub(crate) fn apply(
             if state.participants.len() == settings.max_nodes {
                 mark_complete(state, before);
             }
+        }
+        Action::EnterRound => {
+            state.redundancy_list.remove(me);
+            let taken: BTreeSet<i64> = state.participants.values().copied().collect();
+            let rank = (0..).find(|rank| !taken.contains(rank)).unwrap_or_default();
+            state.participants.insert(me.clone(), rank);
+            heartbeat(state, me, time);
         }
         Action::AddToWaitList => {
             state.redundancy_list.remove(me);

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use crate::engine::apply::{apply, make_spares, remove_dead};
 use crate::engine::decide::steps_of_action;
-use crate::engine::decide::{self, Action, Context, Decision, Rule};
+use crate::engine::decide::{self, Action, Context, Decision, Entering, Rule};
 use crate::engine::last_round::{LastRound, REJOIN_GRACE};
 use crate::engine::observations::Observations;
 use crate::values::clock::Now;
-use crate::values::goal::{Operation, OperationError};
+use crate::values::goal::{Entry, Operation, OperationError};
 use crate::values::node::NodeId;
 use crate::values::report::{DroppedNode, LeftNode, LostNode, WaitReport};
 use crate::values::settings::{ROLLBACK_WINDOW, RendezvousSettings};
@@ -34,6 +34,10 @@ const CONFLICT_PAUSE_MAX: Duration = Duration::from_millis(500);
 /// How many writes a listed node can at least attempt before the others drop it. With longer pauses,
 /// newcomers, whose pauses are short, would starve it.
 const ATTEMPTS_BEFORE_DROP: u32 = 128;
+
+/// For how long after a round is complete a node waits until it may enter it: for as long as workers usually need to start
+/// with their imports. Then it waits for the next one, for which the members restart.
+const ENTRY_WAIT: Duration = Duration::from_secs(60);
 
 /// What the executor needs before its next step.
 #[derive(Debug, PartialEq)]
@@ -108,6 +112,12 @@ pub(crate) struct Executor {
     last_round: LastRound,
     /// The nodes that say themselves that they have gone (section 10.2).
     gone: BTreeSet<NodeId>,
+    /// What the members of this round say about nodes that want to enter it (section 7.3).
+    entry: Option<(i64, Entry)>,
+    /// The complete round that this node left last.
+    left_round: Option<i64>,
+    /// Whether this operation has entered a round.
+    has_entered: bool,
     /// The report from before this node began to undo a join that timed out.
     at_timeout: Option<WaitReport>,
     last_decision: Option<Decision>,
@@ -143,6 +153,9 @@ impl Executor {
             expected: None,
             last_round: LastRound::default(),
             gone: BTreeSet::new(),
+            entry: None,
+            left_round: None,
+            has_entered: false,
             at_timeout: None,
             last_decision: None,
             dead: Vec::new(),
@@ -208,6 +221,8 @@ impl Executor {
         self.conflicts = 0;
         self.is_dirty = false;
         self.at_timeout = None;
+        self.entry = None;
+        self.has_entered = false;
         self.phase = Phase::Sync;
         if operation == Operation::Exit {
             self.expected = None;
@@ -237,7 +252,7 @@ impl Executor {
             );
             let done = match decision.action {
                 Action::Finish => {
-                    if self.operation == Operation::Join {
+                    if self.operation.is_join() {
                         self.world = self.state.participants.keys().cloned().collect();
                         self.world_round = self.state.round;
                         self.departures.clear();
@@ -491,10 +506,11 @@ impl Executor {
                     || self.all_are_back(now)),
             has_every_rank: decide::has_every_rank(&self.state),
             must_yield: self.must_yield(now),
+            entering: self.entering(now),
         };
         match self.operation {
             Operation::Exit => decide::exit(&ctx),
-            Operation::Join => {
+            Operation::Join | Operation::Enter => {
                 let mut suspects = self.observations.suspects(&self.state, &self.me);
                 decide::amend(decide::join(&ctx), &ctx, suspects.next().is_some())
             }
@@ -509,10 +525,77 @@ impl Executor {
         let (state, settings) = (&self.state, &self.settings);
         let at = now.monotonic;
         let claimants = || self.last_round.claimants(state, &self.gone, at).count();
-        self.operation == Operation::Join
+        self.operation.is_join()
             && self
                 .last_round
                 .must_yield(&self.me, state, settings, at, claimants)
+    }
+
+    /// Whether this node enters the complete round (section 7.3).
+    fn entering(&self, now: Now) -> Entering {
+        let Some(since) = self.observations.complete_since() else {
+            return Entering::No;
+        };
+        if self.operation != Operation::Enter || !self.state.complete {
+            return Entering::No;
+        }
+        if self.state.participants.contains_key(&self.me) {
+            return if self.has_entered {
+                Entering::Now
+            } else {
+                Entering::No
+            };
+        }
+        match self.entry_of_round() {
+            // Nodes that have waited for longer come first.
+            Some(Entry::Open) if self.yields_to_spares() => Entering::Waits,
+            Some(Entry::Open) => Entering::Now,
+            Some(Entry::Unknown) if since.saturating_add(ENTRY_WAIT) < now.monotonic => {
+                Entering::No
+            }
+            _ => Entering::Waits,
+        }
+    }
+
+    fn entry_of_round(&self) -> Option<Entry> {
+        let (round, entry) = self.entry?;
+        (round == self.state.round).then_some(entry)
+    }
+
+    /// Whether the free places of the round are left to spares that were not in it, as this node had one and gave it up.
+    fn yields_to_spares(&self) -> bool {
+        let others = self.state.redundancy_list.iter();
+        let others = others.filter(|node| !self.last_round.has(node)).count();
+        let places = self
+            .settings
+            .max_nodes
+            .saturating_sub(self.state.participants.len());
+        self.left_round == Some(self.state.round) && others >= places
+    }
+
+    /// The round about whose entry this node has to know, as there is a place for it.
+    pub(crate) fn awaits_entry(&self) -> Option<i64> {
+        let state = &self.state;
+        let is_wanted = self.operation == Operation::Enter
+            && state.complete
+            && state.redundancy_list.contains(&self.me)
+            && state.participants.len() < self.settings.max_nodes;
+        is_wanted.then_some(state.round)
+    }
+
+    /// Adopts what the members of a round say. Returns whether that is new; then [`step`](Self::step) decides again.
+    pub(crate) fn on_entry(&mut self, round: i64, entry: Entry) -> bool {
+        let is_new = self.entry != Some((round, entry));
+        self.entry = Some((round, entry));
+        if is_new {
+            self.phase = Phase::Decide;
+        }
+        is_new
+    }
+
+    /// Whether this node has entered the round while it ran.
+    pub(crate) const fn has_entered(&self) -> bool {
+        self.has_entered
     }
 
     /// Whether the join waits for nodes that are on no list, and may have written a notice about it.
@@ -527,7 +610,7 @@ impl Executor {
             let (last, at) = (&self.last_round, now.monotonic);
             return last.claimants(&self.state, &self.gone, at).any(is_unlisted);
         }
-        let is_in_last_call = self.operation == Operation::Join
+        let is_in_last_call = self.operation.is_join()
             && self.state.deadline.is_some()
             && self.state.participants.contains_key(&self.me);
         is_in_last_call && self.expected.iter().flatten().any(is_unlisted)
@@ -567,14 +650,16 @@ impl Executor {
     }
 
     fn apply(&mut self, action: Action, now: Now) {
+        self.has_entered = action == Action::EnterRound;
         if action == Action::RemoveFromParticipants {
+            self.left_round = self.state.complete.then_some(self.state.round);
             // Members that left before this node may be about to rejoin: hence also `world`.
             let nodes = self.state.participants.keys().chain(&self.state.wait_list);
             let others = nodes.chain(&self.world).filter(|node| **node != self.me);
             self.expected = (self.operation == Operation::Exit && self.state.complete)
                 .then(|| others.cloned().collect());
         }
-        if action == Action::RemoveFromRedundancyList && self.operation == Operation::Join {
+        if action == Action::RemoveFromRedundancyList && self.operation.is_join() {
             self.deadline = now.monotonic.saturating_add(self.settings.join_timeout);
         }
         let time = self.observations.time_to_write(now);

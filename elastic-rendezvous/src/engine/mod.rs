@@ -96,6 +96,8 @@ pub(crate) enum Ask {
     AwaitState { part: Part, until: Duration },
     /// The notices of nodes that have gone: [`Reply::Gone`].
     ReadNotices,
+    /// What the members of this round say about nodes that want to enter it: [`Reply::Entry`].
+    ReadEntry { round: i64 },
     /// A report of the waiting join to listeners and log: [`Reply::Nothing`].
     Report,
     /// A request to the keys of the group; the station says to itself what its result is.

@@ -262,6 +262,11 @@ impl Observations {
         Some(begun_at.saturating_add(settings.last_call_timeout))
     }
 
+    /// When this node first saw the round complete.
+    pub(crate) fn complete_since(&self) -> Option<Duration> {
+        self.round.complete.map(|(_, since)| since)
+    }
+
     /// When this node first saw the current last call.
     pub(crate) fn last_call_begun_at(&self) -> Option<Duration> {
         self.round.deadline.map(|(_, seen_at)| seen_at)

@@ -26,6 +26,9 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// How often a join that waits for absent nodes reads whether they say that they have gone.
 const NOTICES_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often a spare with a place asks whether it may enter the round.
+const ENTRY_INTERVAL: Duration = Duration::from_secs(1);
+
 /// How often a waiting join reads the state and reports; less often with many nodes, whose state is long.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 const REPORT_INTERVAL_OF_MANY: Duration = Duration::from_secs(10);
@@ -41,7 +44,8 @@ pub(crate) struct Solo {
     operation: Option<Operation>,
     deadline: Duration,
     /// Whether a join follows the operation.
-    joins_next: bool,
+    /// The join that follows when the node has left its round.
+    next_join: Option<Operation>,
     /// Whether the node has left its last round by [`Operation::Exit`], so that a join begins with the next one.
     has_exited: bool,
     /// The end of the executor's wait, before which notices and reports are due.
@@ -56,6 +60,8 @@ pub(crate) struct Solo {
     last_nodes: Vec<NodeId>,
     /// For which version of the state, and when, a join has read the notices.
     notices_read: Option<(Option<Token>, Duration)>,
+    /// Of which round, and when, a join has asked whether it may enter.
+    entry_read: Option<(i64, Duration)>,
     /// When the join has reported last, and the round and the numbers of participants and waiting nodes.
     reported: Option<(Duration, (i64, usize, usize))>,
     steps: Vec<Step>,
@@ -69,7 +75,7 @@ impl Solo {
             executor: Executor::new(me, settings, now),
             operation: None,
             deadline: now.monotonic,
-            joins_next: false,
+            next_join: None,
             has_exited: false,
             waits_until: None,
             paused_until: None,
@@ -77,6 +83,7 @@ impl Solo {
             round: None,
             last_nodes: Vec::new(),
             notices_read: None,
+            entry_read: None,
             reported: None,
             steps: Vec::new(),
             random: fastrand::Rng::with_seed(seed),
@@ -89,6 +96,7 @@ impl Solo {
         self.waits_until = None;
         self.paused_until = None;
         self.reported = None;
+        self.entry_read = None;
         self.executor.begin(operation, deadline, now);
     }
 
@@ -112,8 +120,8 @@ impl Solo {
             self.rests_until = due.unwrap_or(now.monotonic.saturating_add(interval));
             return None;
         }
-        if std::mem::take(&mut self.joins_next) {
-            self.start(Operation::Join, self.deadline, now);
+        if let Some(join) = self.next_join.take() {
+            self.start(join, self.deadline, now);
             return None;
         }
         // A node that has just joined knows the state. If all nodes of a large round read it again at once, they would
@@ -122,7 +130,7 @@ impl Solo {
         self.has_exited |= operation == Operation::Exit;
         let state = self.executor.state();
         let (round, is_closed) = (state.round, state.closed);
-        let joined = (operation == Operation::Join).then(|| self.joined());
+        let joined = operation.is_join().then(|| self.joined());
         Some(Ok(Answer {
             round,
             is_closed,
@@ -138,16 +146,26 @@ impl Solo {
             .map(|(node, &rank)| (rank, node.clone()))
             .collect();
         nodes.sort();
+        let has_entered = self.executor.has_entered();
+        let highest = nodes
+            .last()
+            .and_then(|(rank, _)| usize::try_from(*rank).ok());
         let nodes: Vec<NodeId> = nodes.into_iter().map(|(_, node)| node).collect();
+        let world_size = match highest {
+            // Ranks of lost members may be free.
+            Some(highest) if has_entered => highest.saturating_add(1),
+            _ => nodes.len(),
+        };
         let rank = self.executor.rank().map_or(0, |(rank, _)| rank);
         self.round = Some(state.round);
         let last = std::mem::replace(&mut self.last_nodes, nodes.clone());
         Joined {
             rank: usize::try_from(rank).unwrap_or(0),
-            world_size: nodes.len(),
+            world_size,
             first: nodes.first().unwrap_or(self.executor.me()).clone(),
             is_same_world: last == nodes,
             nodes,
+            has_entered,
         }
     }
 
@@ -166,6 +184,19 @@ impl Solo {
                 return Ask::ReadNotices;
             }
             until = until.min(at.saturating_add(NOTICES_INTERVAL));
+        }
+        if let Some(round) = self.executor.awaits_entry() {
+            match self.entry_read {
+                Some((known, read_at))
+                    if known == round && at.saturating_sub(read_at) < ENTRY_INTERVAL =>
+                {
+                    until = until.min(read_at.saturating_add(ENTRY_INTERVAL));
+                }
+                _ => {
+                    self.entry_read = Some((round, at));
+                    return Ask::ReadEntry { round };
+                }
+            }
         }
         let state = self.executor.state();
         let counts = (state.round, state.participants.len(), state.wait_list.len());
@@ -211,12 +242,12 @@ impl Engine for Solo {
         if operation != Operation::Close {
             self.round = None;
         }
-        self.joins_next = operation == Operation::Join && !std::mem::take(&mut self.has_exited);
-        let first = if self.joins_next {
-            Operation::Exit
-        } else {
-            operation
-        };
+        self.next_join = None;
+        let mut first = operation;
+        if operation.is_join() && !std::mem::take(&mut self.has_exited) {
+            self.next_join = Some(operation);
+            first = Operation::Exit;
+        }
         self.start(first, deadline, now);
     }
 
@@ -267,6 +298,10 @@ impl Engine for Solo {
                     let pause = longest.mul_f64(self.random.f64());
                     now.monotonic.saturating_add(pause)
                 });
+            }
+            Reply::Entry(round, entry) => {
+                let is_new = self.executor.on_entry(round, entry);
+                self.waits_until = self.waits_until.filter(|_| !is_new);
             }
             Reply::Gone(gone) => {
                 let is_new = self.executor.on_gone(gone);
@@ -332,6 +367,7 @@ impl Engine for Solo {
             lost,
             left,
             unnamed: 0,
+            members: is_same_round.then_some(state.participants.len()),
             is_evicted: !is_same_round || !state.participants.contains_key(self.executor.me()),
             is_closed: state.closed,
         })

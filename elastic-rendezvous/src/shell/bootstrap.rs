@@ -57,6 +57,8 @@ pub(crate) struct Round<'r> {
     /// Whether the round has exactly the nodes of the last round that this node joined. False if unknown,
     /// which costs a wait for the address.
     pub(crate) is_same_world: bool,
+    /// Whether the round was running when this node entered it: its address is published.
+    pub(crate) has_entered: bool,
     /// The host under which other nodes reach this one.
     pub(crate) own_host: &'r str,
     /// Called when this node starts to serve.
@@ -128,6 +130,11 @@ impl Round<'_> {
     pub(crate) fn prefix(&self, number: i64) -> PrefixStore {
         let prefix = format!("torch.rendezvous.{}.{number}", self.run_id);
         PrefixStore::new(prefix, Arc::clone(self.store))
+    }
+
+    /// Whether this node says where the workers' store is.
+    const fn is_chosen_here(&self) -> bool {
+        self.rank == 0 && !self.has_entered
     }
 
     fn failed(&self, error: StoreError) -> RendezvousError {
@@ -232,7 +239,7 @@ impl Bootstrap {
         cancel: &Cancel,
     ) -> Result<BootstrapInfo, NotFound> {
         let last_first = self.first.take();
-        let master = if round.rank == 0 {
+        let master = if round.is_chosen_here() {
             let master = self.choose(round)?;
             round.publish(&master)?;
             master
@@ -262,7 +269,7 @@ impl Bootstrap {
         timeout: Duration,
         cancel: &Cancel,
     ) -> Result<BootstrapInfo, NotFound> {
-        let master = if round.rank == 0 {
+        let master = if round.is_chosen_here() {
             let port = free_port(round)?;
             let master = HostPort::new(round.own_host, port);
             round.publish(&master)?;
@@ -489,6 +496,7 @@ mod tests {
             rank: 1,
             first,
             is_same_world: false,
+            has_entered: false,
             own_host: "127.0.0.1",
             server_hook: None,
         }
@@ -513,6 +521,7 @@ mod tests {
         // Nothing is published.
         let same = Round {
             is_same_world: true,
+            has_entered: false,
             ..in_round(1, &b)
         };
         assert_eq!(settled(&mut bootstrap, &same), old);
@@ -526,6 +535,7 @@ mod tests {
         assert_eq!(settled(&mut bootstrap, &in_round(2, &b)), new);
         let other_first = Round {
             is_same_world: true,
+            has_entered: false,
             ..in_round(3, &a)
         };
         other_first.publish(&old).expect("to publish");
@@ -550,6 +560,7 @@ mod tests {
         );
         let same = Round {
             is_same_world: true,
+            has_entered: false,
             ..round(&store, 2, &b)
         };
         same.publish(&new).expect("to publish");

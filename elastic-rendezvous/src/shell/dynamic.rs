@@ -21,6 +21,7 @@ use crate::shell::handler_loop::{HandlerLoop, Parts};
 use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::shell::notices::{Notice, Notices};
 use crate::shell::old_rounds::keys_before;
+use crate::shell::round_entry::Entries;
 use crate::shell::shared::Shared;
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
@@ -221,6 +222,7 @@ impl DynamicRendezvous {
             access,
             backend: Arc::clone(&backend),
             shared: Arc::clone(&shared),
+            entries: Entries::new(Arc::clone(&store), &settings.run_id),
             inbox,
         });
         let thread = std::thread::Builder::new()
@@ -296,6 +298,35 @@ impl DynamicRendezvous {
         answer.recv().map_err(|_| self.shut_down_error())?
     }
 
+    fn join(&self, goal: Goal) -> Result<RendezvousInfo, RendezvousError> {
+        loop {
+            let answer = self.ask(goal)?;
+            let joined = answer.joined.ok_or_else(|| self.shut_down_error())?;
+            log::debug!(
+                "node {} has joined round {} of run {:?} as rank {} in a world of size {}",
+                self.node.named(),
+                answer.round,
+                self.settings.run_id,
+                joined.rank,
+                joined.world_size,
+            );
+            let settled = self.settle(answer.round, &joined);
+            // The loop may have ended already.
+            let _ = self.to_loop.send(Message::Settled);
+            match settled {
+                Err(RendezvousError::Interrupted { .. }) if !self.is_interrupted() => log::info!(
+                    "round {} has lost a member before it had a workers' store: joining another round",
+                    answer.round,
+                ),
+                Err(error) if error.is_outage() && self.backend.is_reconnecting() => log::warn!(
+                    "round {} has no workers' store: joining another round: {error}",
+                    answer.round,
+                ),
+                settled => return settled,
+            }
+        }
+    }
+
     fn shut_down_error(&self) -> RendezvousError {
         RendezvousError::ShutDown {
             run_id: self.settings.run_id.clone(),
@@ -316,6 +347,7 @@ impl DynamicRendezvous {
             rank: joined.rank,
             first: &joined.first,
             is_same_world: joined.is_same_world,
+            has_entered: joined.has_entered,
             own_host,
             server_hook: self.options.server_hook.as_ref(),
         };
@@ -341,13 +373,15 @@ impl DynamicRendezvous {
                 report: Box::new(self.report_of(number, joined)),
             },
         })?;
-        Ok(RendezvousInfo::new(
+        let mut info = RendezvousInfo::new(
             number,
             Arc::new(round.prefix(number)),
             joined.rank,
             joined.world_size,
             bootstrap,
-        ))
+        );
+        info.has_entered = joined.has_entered;
+        Ok(info)
     }
 
     fn is_interrupted(&self) -> bool {
@@ -402,32 +436,11 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
-        loop {
-            let answer = self.ask(Goal::Join)?;
-            let joined = answer.joined.ok_or_else(|| self.shut_down_error())?;
-            log::debug!(
-                "node {} has joined round {} of run {:?} as rank {} in a world of size {}",
-                self.node.named(),
-                answer.round,
-                self.settings.run_id,
-                joined.rank,
-                joined.world_size,
-            );
-            let settled = self.settle(answer.round, &joined);
-            // The loop may have ended already.
-            let _ = self.to_loop.send(Message::Settled);
-            match settled {
-                Err(RendezvousError::Interrupted { .. }) if !self.is_interrupted() => log::info!(
-                    "round {} has lost a member before it had a workers' store: joining another round",
-                    answer.round,
-                ),
-                Err(error) if error.is_outage() && self.backend.is_reconnecting() => log::warn!(
-                    "round {} has no workers' store: joining another round: {error}",
-                    answer.round,
-                ),
-                settled => return settled,
-            }
-        }
+        self.join(Goal::Join)
+    }
+
+    fn enter_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
+        self.join(Goal::Enter)
     }
 
     fn is_closed(&self) -> Result<bool, RendezvousError> {

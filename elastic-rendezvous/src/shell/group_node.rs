@@ -98,7 +98,7 @@ impl GroupNode {
                 }
             }
             Ask::Pause { until } => Need::Pause(*until),
-            Ask::Report | Ask::ReadNotices => {
+            Ask::Report | Ask::ReadNotices | Ask::ReadEntry { .. } => {
                 self.engine.on_reply(Reply::Nothing, now);
                 self.step(now)
             }

@@ -49,6 +49,16 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// [`RendezvousError::ShutDown`] after [`shutdown`](Self::shutdown), and the errors of the store.
     fn next_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError>;
 
+    /// As [`next_rendezvous`](Self::next_rendezvous); but a running round takes this node in, if it has a place and its
+    /// members [have opened it](crate::open_round). The node waits for that as a spare, for 60 s after it has first seen a
+    /// round that is not open. Only a dynamic rendezvous of up to 32 nodes has such rounds.
+    ///
+    /// # Errors
+    /// As `next_rendezvous`.
+    fn enter_rendezvous(&self) -> Result<RendezvousInfo, RendezvousError> {
+        self.next_rendezvous()
+    }
+
     /// Reads from the store whether the rendezvous is closed. Blocks for at most the store's timeout.
     ///
     /// # Errors
@@ -199,6 +209,9 @@ pub struct RendezvousInfo {
     pub world_size: usize,
     /// The address of the workers' store.
     pub bootstrap: BootstrapInfo,
+    /// Whether the round was running already when this node [entered](RendezvousHandler::enter_rendezvous) it. Its rank may
+    /// then be that of a node that was lost, and some ranks below the number of nodes may be free.
+    pub has_entered: bool,
 }
 
 impl Debug for RendezvousInfo {
@@ -229,6 +242,7 @@ impl RendezvousInfo {
             rank,
             world_size,
             bootstrap,
+            has_entered: false,
         }
     }
 }

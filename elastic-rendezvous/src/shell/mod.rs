@@ -18,6 +18,7 @@ mod old_rounds;
 mod open_store;
 mod reconnecting;
 pub(crate) mod registry;
+pub(crate) mod round_entry;
 mod shared;
 pub(crate) mod static_rendezvous;
 mod stored_state;

@@ -191,9 +191,11 @@ pub(crate) fn error_of(
     match (failure, operation) {
         (OperationError::Closed, _) => RendezvousError::Closed { run_id },
         (OperationError::GracefulExit, _) => RendezvousError::GracefulExit { run_id },
-        (OperationError::Timeout, Operation::Join | Operation::Exit) => RendezvousError::Timeout {
-            report: Box::new(report()),
-        },
+        (OperationError::Timeout, Operation::Join | Operation::Enter | Operation::Exit) => {
+            RendezvousError::Timeout {
+                report: Box::new(report()),
+            }
+        }
         (OperationError::Timeout, operation) => RendezvousError::OperationTimeout {
             run_id,
             operation: match operation {

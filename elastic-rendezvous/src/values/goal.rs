@@ -6,6 +6,8 @@ use crate::values::node::NodeId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Goal {
     Join,
+    /// The same, and a running round takes this node in if its members have opened it.
+    Enter,
     Close,
     /// Closes the rendezvous as the last operation of the handler.
     Shutdown,
@@ -21,7 +23,7 @@ pub(crate) enum Goal {
 pub(crate) struct Answer {
     pub(crate) round: i64,
     pub(crate) is_closed: bool,
-    /// After [`Goal::Join`].
+    /// After [`Goal::Join`] and [`Goal::Enter`].
     pub(crate) joined: Option<Joined>,
 }
 
@@ -36,6 +38,8 @@ pub(crate) struct Joined {
     pub(crate) is_same_world: bool,
     /// The nodes in the order of their ranks; empty if this node knows only their number.
     pub(crate) nodes: Vec<NodeId>,
+    /// Whether the round was running already.
+    pub(crate) has_entered: bool,
 }
 
 /// An operation of a node.
@@ -45,12 +49,37 @@ pub(crate) enum Operation {
     Exit,
     /// Joins the next round that completes.
     Join,
+    /// Enters the running round if its members have opened it, else as [`Operation::Join`].
+    Enter,
     /// Closes the rendezvous for all nodes.
     Close,
     /// Writes a heartbeat if one is due.
     KeepAlive,
     /// Removes the node from all lists.
     Leave,
+}
+
+impl Goal {
+    pub(crate) const fn is_join(self) -> bool {
+        matches!(self, Self::Join | Self::Enter)
+    }
+}
+
+impl Operation {
+    pub(crate) const fn is_join(self) -> bool {
+        matches!(self, Self::Join | Self::Enter)
+    }
+}
+
+/// What its members say about a complete round that another node wants to enter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// Nothing: their workers have not all started, or they let no node in.
+    Unknown,
+    /// It takes nodes in.
+    Open,
+    /// It has done so, and is about to end.
+    Over,
 }
 
 /// How an operation fails.

@@ -18,6 +18,8 @@ pub struct Membership {
     /// How many members are gone besides: of many departures only some are named, and of those that a holder did not
     /// name before it died, none (docs/rendezvous.md, section 10).
     pub unnamed: usize,
+    /// How many nodes are in the round now; `None` if that is not known, as in a group.
+    pub members: Option<usize>,
     /// Whether this node is no longer in its round: the others have dropped it as dead, or started the next
     /// round.
     pub is_evicted: bool,

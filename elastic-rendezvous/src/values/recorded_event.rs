@@ -79,13 +79,13 @@ pub struct RecordedEvent {
 
 /// The step with which a call begins.
 pub(crate) fn step_of_start(goal: Goal) -> Option<Step> {
-    (goal == Goal::Join).then_some(Step::StartsJoin)
+    goal.is_join().then_some(Step::StartsJoin)
 }
 
 /// The step with which a call ends.
 pub(crate) fn step_of_result(goal: Goal, result: &Result<Answer, RendezvousError>) -> Option<Step> {
     Some(match (goal, result) {
-        (Goal::Join, Ok(answer)) => {
+        (Goal::Join | Goal::Enter, Ok(answer)) => {
             let joined = answer.joined.as_ref()?;
             Step::Joined {
                 round: answer.round,
@@ -94,7 +94,7 @@ pub(crate) fn step_of_result(goal: Goal, result: &Result<Answer, RendezvousError
             }
         }
         (Goal::Close | Goal::Shutdown, Ok(_)) => Step::Closed,
-        (Goal::Join, Err(error)) => Step::failed(Method::NextRendezvous, error),
+        (Goal::Join | Goal::Enter, Err(error)) => Step::failed(Method::NextRendezvous, error),
         (Goal::Close, Err(error)) => Step::failed(Method::SetClosed, error),
         (Goal::Shutdown, Err(error)) => Step::failed(Method::Shutdown, error),
         (Goal::Read, Err(error)) => Step::failed(Method::IsClosed, error),

@@ -2,12 +2,46 @@
 //!
 //! Each row selects an action that PyTorch's nodes know too, so both kinds can share a rendezvous.
 
-use super::{Action, Context, Decision, Rule};
+use super::{Action, Context, Decision, Entering, Rule};
 
 /// Amends a `decision` of the join table. `has_suspects`: a participant may have died long ago.
 pub(crate) fn amend(decision: Decision, ctx: &Context<'_>, has_suspects: bool) -> Decision {
     let state = ctx.state;
     let participants = state.participants.len();
+    // PyTorch's node goes on the wait list, and the members restart for it.
+    if state.complete && ctx.entering != Entering::No {
+        match decision.rule {
+            Rule::J10 => {
+                return Decision::new(
+                    Rule::H7,
+                    Action::AddToRedundancyList,
+                    "waiting as a spare until the running round takes it in",
+                );
+            }
+            Rule::J5 if ctx.entering == Entering::Now => {
+                return Decision::new(
+                    Rule::H8,
+                    Action::EnterRound,
+                    "entering the running round, which has a place",
+                );
+            }
+            Rule::J5 if ctx.heartbeat_due => {
+                return Decision::new(
+                    Rule::H9,
+                    Action::KeepAlive,
+                    "a spare until the running round takes it in, heartbeat due",
+                );
+            }
+            Rule::J5 => {
+                return Decision::new(
+                    Rule::H10,
+                    Action::Sync,
+                    "a spare until the running round takes it in",
+                );
+            }
+            _ => {}
+        }
+    }
     // PyTorch's spare takes the place of a member that needs longer to stop its workers.
     if ctx.must_yield && matches!(decision.rule, Rule::J5 | Rule::J13) {
         if ctx.heartbeat_due {
@@ -44,7 +78,7 @@ pub(crate) fn amend(decision: Decision, ctx: &Context<'_>, has_suspects: bool) -
         );
     }
     // PyTorch's node would take rank 2 of 2.
-    if decision.action == Action::Finish && !ctx.has_every_rank {
+    if decision.action == Action::Finish && !ctx.has_every_rank && ctx.entering == Entering::No {
         return Decision::new(
             Rule::H3,
             Action::RemoveFromParticipants,

@@ -30,6 +30,8 @@ pub(crate) enum Action {
     /// Writes a heartbeat.
     KeepAlive,
     AddToParticipants,
+    /// Takes the lowest free rank of a complete round.
+    EnterRound,
     AddToWaitList,
     AddToRedundancyList,
     RemoveFromParticipants,
@@ -54,7 +56,7 @@ pub(crate) enum Action {
 pub(crate) enum Rule {
     E1, E2, E3,
     J1, J2, J3, J4, J5, J6, J7, J8, J9, J10, J11, J12, J13, J14, J15,
-    H1, H2, H3, H4, H5, H6,
+    H1, H2, H3, H4, H5, H6, H7, H8, H9, H10,
     C1, C2, C3,
     K1, K2, K3,
     L1, L2, L3, L4, L5,
@@ -96,6 +98,18 @@ pub(crate) struct Context<'a> {
     pub(crate) has_every_rank: bool,
     /// Whether the free places of the open round are left to members of the last one, of which this node is none.
     pub(crate) must_yield: bool,
+    /// Whether this node enters a complete round.
+    pub(crate) entering: Entering,
+}
+
+/// Whether a node enters the complete round of which it is no member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Entering {
+    /// It does not want to, or has waited for too long until it may.
+    No,
+    /// It may not yet.
+    Waits,
+    Now,
 }
 
 /// Whether the ranks of the participants of a complete round are 0, 1, ... without a gap.

@@ -9,7 +9,9 @@ pub(crate) fn steps_of_action(action: Action, round: i64, completes: bool) -> Ve
     let next = round.saturating_add(1);
     let mut steps = match action {
         Action::KeepAlive => vec![Step::KeepsAlive],
-        Action::AddToParticipants => vec![Step::AddsToParticipants { round }, Step::KeepsAlive],
+        Action::AddToParticipants | Action::EnterRound => {
+            vec![Step::AddsToParticipants { round }, Step::KeepsAlive]
+        }
         Action::AddToWaitList => vec![Step::AddsToWaitList { round: next }, Step::KeepsAlive],
         Action::AddToRedundancyList => {
             vec![Step::AddsToRedundancyList { round: next }, Step::KeepsAlive]

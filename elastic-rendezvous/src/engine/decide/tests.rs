@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Action, Context, Decision, amend, close, exit, join, keep_alive, leave};
+use super::{Action, Context, Decision, Entering, amend, close, exit, join, keep_alive, leave};
 use crate::engine::apply::{apply, make_spares, remove_dead};
 use crate::engine::group_ranks::Ranks;
 use crate::values::node::NodeId;
@@ -15,9 +15,10 @@ const NOW: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 const DEADLINE: Duration = Duration::from_secs(100_000);
 
 /// All actions, found by their names.
-const ACTIONS: [Action; 14] = [
+const ACTIONS: [Action; 15] = [
     Action::KeepAlive,
     Action::AddToParticipants,
+    Action::EnterRound,
     Action::AddToWaitList,
     Action::AddToRedundancyList,
     Action::RemoveFromParticipants,
@@ -95,6 +96,7 @@ struct Event {
     last_call_over: bool,
     has_suspects: bool,
     must_yield: bool,
+    entering: Entering,
 }
 
 fn event(text: &str) -> Event {
@@ -105,6 +107,7 @@ fn event(text: &str) -> Event {
         last_call_over: false,
         has_suspects: false,
         must_yield: false,
+        entering: Entering::No,
     };
     for token in text.split_whitespace() {
         let (key, value) = token.split_once('=').unwrap_or((token, ""));
@@ -113,6 +116,8 @@ fn event(text: &str) -> Event {
             "over" => event.last_call_over = true,
             "old" => event.has_suspects = true,
             "yield" => event.must_yield = true,
+            "waits" => event.entering = Entering::Waits,
+            "enters" => event.entering = Entering::Now,
             "min" => event.settings.min_nodes = value.parse().expect("a number"),
             "max" => event.settings.max_nodes = value.parse().expect("a number"),
             "at" => event.now = moment(value),
@@ -159,6 +164,7 @@ fn check(
             last_call_over: event.last_call_over,
             has_every_rank: super::has_every_rank(&state),
             must_yield: event.must_yield,
+            entering: event.entering,
         };
         let decision = decide(&ctx, event.has_suspects);
         let decided = format!("{:?} {:?}", decision.rule, decision.action);
@@ -182,7 +188,7 @@ fn join_follows_its_table() {
 
 #[test]
 fn amendments_follow_their_table() {
-    let rows = ["H1", "H2", "H3", "H4", "H5", "H6"];
+    let rows = ["H1", "H2", "H3", "H4", "H5", "H6", "H7", "H8", "H9", "H10"];
     let table = include_str!("testdata/amend.txt");
     check("amend.txt", table, &rows, |ctx, has_suspects| {
         amend(join(ctx), ctx, has_suspects)

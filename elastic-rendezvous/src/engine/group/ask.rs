@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::message::Place;
+use crate::values::goal::Entry;
 use crate::values::node::NodeId;
 use crate::values::state::RendezvousState;
 use crate::values::stored::Token;
@@ -79,6 +80,8 @@ pub(crate) enum Reply {
     Count(u32),
     /// The nodes that say that they have gone.
     Gone(BTreeSet<NodeId>),
+    /// What the members of this round say about nodes that want to enter it.
+    Entry(i64, Entry),
     /// A wait is over without a result.
     Nothing,
 }

@@ -151,7 +151,7 @@ impl GroupEngine {
             let until = now.monotonic.saturating_add(RETRY_PAUSE);
             return Ask::Pause { until };
         };
-        if result == Err(Ending::NoHolder) && operation != Operation::Join {
+        if result == Err(Ending::NoHolder) && !operation.is_join() {
             let (me, settings) = (self.station.me().clone(), self.station.settings().clone());
             let mut alone = Solo::new(me, settings, self.seed, now);
             alone.begin(operation, deadline, now);
@@ -194,6 +194,7 @@ impl GroupEngine {
                 first: place.first,
                 is_same_world: last == Some(place.same_as),
                 nodes: Vec::new(),
+                has_entered: false,
             }),
         }
     }
@@ -210,7 +211,8 @@ impl Engine for GroupEngine {
         self.paused_until = None;
         self.closing = Closing::No;
         match operation {
-            Operation::Join => {
+            // A holder lets no node into a running round.
+            Operation::Join | Operation::Enter => {
                 self.joining = Some(Joining::new(now.monotonic, deadline));
                 let after = self.last_round.unwrap_or(-1);
                 self.station.join(after, deadline, now);

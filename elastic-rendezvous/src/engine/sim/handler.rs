@@ -10,7 +10,7 @@ use super::{ATTEMPT, Event, UNAWAITED, World};
 use crate::engine::group::Ask as GroupAsk;
 use crate::engine::{Ask, Reply, decide};
 use crate::values::error::RendezvousError;
-use crate::values::goal::{Answer, Operation, OperationError};
+use crate::values::goal::{Answer, Entry, Operation, OperationError};
 use crate::values::stored::Part;
 
 /// How often a node polls that does not watch the state.
@@ -165,12 +165,26 @@ impl World {
                     let gone = Reply::Gone(self.gone.clone());
                     node.engine_mut().on_reply(gone, now);
                 }
+                Ask::ReadEntry { round } => {
+                    let entry = self.entry(round);
+                    let node = &mut self.nodes[index];
+                    node.engine_mut().on_reply(Reply::Entry(round, entry), now);
+                }
                 Ask::Report => node.engine_mut().on_reply(Reply::Nothing, now),
                 Ask::Group(ask) => return self.send(index, Request::Group(Box::new(ask))),
                 Ask::Pause { until } => return self.pause(index, until, Event::Wake),
                 Ask::StartAnew => return self.send(index, Request::Open),
                 Ask::Done(result) => self.on_done(index, result),
             }
+        }
+    }
+
+    /// What the launchers of the round's members have written about its entry (docs/rendezvous.md, section 7.3).
+    pub(super) fn entry(&self, round: i64) -> Entry {
+        match self.entries.get(&round) {
+            Some((_, true)) => Entry::Over,
+            Some((started, false)) if self.laws.are_all_of(round, started) => Entry::Open,
+            _ => Entry::Unknown,
         }
     }
 
@@ -217,7 +231,9 @@ impl World {
             return node.engine_mut().on_failure(&error, now);
         };
         node.stage = match (operation, result) {
-            (Operation::Join, Ok(answer)) => return self.on_joined(index, answer),
+            (Operation::Join | Operation::Enter, Ok(answer)) => {
+                return self.on_joined(index, answer);
+            }
             (Operation::Exit, Ok(_)) => Stage::Away,
             (Operation::Leave, result) => {
                 if result.is_ok() {
@@ -246,6 +262,10 @@ impl World {
         }
         if let Some(invariants) = &mut self.invariants {
             invariants.on_joined(&node.me, node.is_torch(), node.state());
+        }
+        if node.keeps && !joined.has_entered {
+            let started = &mut self.entries.entry(answer.round).or_default().0;
+            started.insert(node.me.clone());
         }
         // A launcher that stands still stops no workers.
         if !node.is_torch() && node.restarts {
@@ -366,7 +386,7 @@ impl World {
                 }
             }
             Command::Rejoin => {
-                let is_joining = node.stage == Stage::Busy(Operation::Join);
+                let is_joining = matches!(node.stage, Stage::Busy(it) if it.is_join());
                 // The invariants do not know nodes that come back although they have left for good.
                 let may_return = self.invariants.is_none();
                 let has_left = may_return && node.stage == Stage::Ended(Outcome::Left);
@@ -377,7 +397,7 @@ impl World {
                     self.push_command(index, command);
                 }
             }
-            Command::Exit | Command::Leave | Command::Close => {
+            Command::Exit | Command::GiveUp | Command::Leave | Command::Close => {
                 if node.is_alive() {
                     self.push_command(index, command);
                 }
@@ -415,13 +435,19 @@ impl World {
             }
             Some(Command::Close) => (Operation::Close, settings.close_timeout),
             Some(Command::Exit) => (Operation::Exit, settings.join_timeout),
-            _ => {
+            command => {
                 node.is_rejoin_planned = false;
                 // One rejoin replaces all queued ones.
                 node.commands
                     .retain(|command| !matches!(command, Command::Rejoin));
                 self.laws.on_join(&node.me);
-                (Operation::Join, settings.join_timeout)
+                let is_first = node.joins.is_empty();
+                let enters = is_first || matches!(command, Some(Command::GiveUp));
+                if node.keeps && enters {
+                    (Operation::Enter, settings.join_timeout)
+                } else {
+                    (Operation::Join, settings.join_timeout)
+                }
             }
         };
         let now = node.clock(self.now);

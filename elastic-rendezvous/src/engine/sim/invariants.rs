@@ -18,6 +18,8 @@ pub(super) struct Invariants {
     completed: BTreeMap<i64, Ranks>,
     /// The nodes that left a complete round themselves, or that a PyTorch node dropped, by round.
     departed: BTreeMap<i64, BTreeSet<NodeId>>,
+    /// The nodes that have entered complete rounds.
+    entered: BTreeSet<(i64, NodeId)>,
     /// The nodes that have finished their joins, by round and rank.
     joined: BTreeMap<(i64, i64), NodeId>,
     /// The last complete round that each node has read, with the members that it has seen in it.
@@ -44,6 +46,7 @@ impl Invariants {
             settings,
             completed: BTreeMap::new(),
             departed: BTreeMap::new(),
+            entered: BTreeSet::new(),
             joined: BTreeMap::new(),
             seen: BTreeMap::new(),
             opened_at: BTreeMap::new(),
@@ -82,6 +85,16 @@ impl Invariants {
         let nodes = after.participants.iter();
         let ranks: Ranks = nodes.map(|(node, rank)| (node.clone(), *rank)).collect();
         if old.complete && is_same_round {
+            // The laws say which nodes may enter.
+            for (node, rank) in &ranks {
+                if !old.participants.contains_key(node) {
+                    let members = self.completed.entry(after.round).or_default();
+                    members.retain(|_, taken| taken != rank);
+                    members.insert(node.clone(), *rank);
+                    self.joined.remove(&(after.round, *rank));
+                    self.entered.insert((after.round, node.clone()));
+                }
+            }
             for node in old.participants.keys() {
                 if !ranks.contains_key(node) && (node == writer || is_torch) {
                     let departed = self.departed.entry(after.round).or_default();
@@ -238,7 +251,7 @@ impl Invariants {
         for (member, rank) in &seen.participants {
             assert_eq!(world.get(member), Some(rank), "{node} in round {round}");
         }
-        if is_torch {
+        if is_torch || self.entered.contains(&(round, node.clone())) {
             return;
         }
         // Its copy has all members except those that left before it read the state.

@@ -19,6 +19,8 @@ pub(super) struct Laws {
     /// The nodes that have joined, by round and rank.
     joined: BTreeMap<(i64, usize), NodeId>,
     firsts: BTreeMap<i64, NodeId>,
+    /// How many members each round had when it was complete.
+    sizes: BTreeMap<i64, usize>,
     left: BTreeSet<NodeId>,
     /// The nodes that were on a list since they began to join, and are on none now.
     removed: BTreeSet<NodeId>,
@@ -42,6 +44,11 @@ impl Laws {
         self.died.remove(node);
     }
 
+    /// Whether these are all members that the round had when it was complete.
+    pub(super) fn are_all_of(&self, round: i64, nodes: &BTreeSet<NodeId>) -> bool {
+        self.sizes.get(&round) == Some(&nodes.len())
+    }
+
     /// A node that has left is on no list until it joins again: no request is applied a second time. If it was on none
     /// before, a write that lists it may be on its way, of a holder of which it has seen no renewal.
     pub(super) fn on_left(&mut self, node: &NodeId, now: Duration) {
@@ -59,6 +66,7 @@ impl Laws {
         state: &RendezvousState,
         settings: &RendezvousSettings,
         now: Duration,
+        is_open: bool,
     ) {
         assert!(state.round >= before.round, "the round decreases");
         assert!(state.round <= before.round + 1, "a round is left out");
@@ -89,13 +97,23 @@ impl Laws {
         }
         if before.complete && before.round == state.round {
             assert!(state.complete, "round {} is open again", state.round);
-            let grown = state
-                .participants
-                .keys()
-                .find(|node| !before.participants.contains_key(*node));
-            assert_eq!(grown, None, "a complete round grows");
+            let known = &before.participants;
+            let grown = state.participants.iter();
+            for (node, rank) in grown.filter(|(node, _)| !known.contains_key(*node)) {
+                assert!(
+                    is_open && node == writer,
+                    "{writer} lets {node} into a complete round"
+                );
+                // The place of a lost member, or of the node itself, which has left it.
+                let rank = usize::try_from(*rank).expect("a rank");
+                let ranks = self.rounds.entry(state.round).or_default();
+                ranks.retain(|known, taken| *taken != rank && known != node);
+                self.joined.remove(&(state.round, rank));
+            }
         }
         if state.complete {
+            let count = state.participants.len();
+            self.sizes.entry(state.round).or_insert(count);
             let ranks = self.rounds.entry(state.round).or_default();
             for (node, &rank) in &state.participants {
                 let rank = usize::try_from(rank).expect("a rank");
@@ -119,12 +137,15 @@ impl Laws {
             .insert((round, joined.rank), node.clone())
             .filter(|other| other != node);
         assert_eq!(before, None, "two nodes have rank {}", joined.rank);
+        assert!(joined.rank < joined.world_size, "{joined:?}");
+        if joined.has_entered {
+            return;
+        }
         let first = self
             .firsts
             .entry(round)
             .or_insert_with(|| joined.first.clone());
         assert_eq!(*first, joined.first, "two nodes are the first");
-        assert!(joined.rank < joined.world_size, "{joined:?}");
     }
 }
 

@@ -4,6 +4,7 @@
 //! group, and PyTorch's. A seed determines latencies, the order of simultaneous events, and faults of the network. The
 //! simulator replaces the shell's `handler_loop` and the launcher, and uses no threads.
 
+mod entering;
 mod group;
 mod handler;
 mod invariants;
@@ -27,7 +28,7 @@ use self::store::{Request, Response, SimStore, Version, Wait};
 use self::worlds::Worlds;
 use crate::engine::Reply;
 use crate::engine::group::Ask as GroupAsk;
-use crate::values::goal::Answer;
+use crate::values::goal::{Answer, Entry};
 use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
@@ -117,6 +118,8 @@ struct World {
     /// How often the store was emptied.
     emptied: u32,
     worlds: Worlds,
+    /// The members of each round whose workers have started, and whether they take no other node in any more.
+    entries: BTreeMap<i64, (BTreeSet<NodeId>, bool)>,
 }
 
 impl World {
@@ -138,6 +141,7 @@ impl World {
             away_until: Duration::ZERO,
             emptied: 0,
             worlds: Worlds::default(),
+            entries: BTreeMap::new(),
         }
     }
 
@@ -153,6 +157,7 @@ impl World {
                 invariants.on_emptied(nodes);
             }
             self.gone.clear();
+            self.entries.clear();
         }
         for index in 0..self.nodes.len() {
             self.nodes[index].was_cut = true;
@@ -483,7 +488,9 @@ impl World {
         let initial = RendezvousState::default();
         let old = before.as_ref().map_or(&initial, |version| &version.state);
         self.trace(writer, || format!("writes {}", shown(state)));
-        self.laws.on_write(me, old, state, &self.settings, self.now);
+        let is_open = node.keeps && state.complete && self.entry(state.round) == Entry::Open;
+        self.laws
+            .on_write(me, old, state, &self.settings, self.now, is_open);
         if let Some(invariants) = &mut self.invariants {
             let (nodes, gone) = (&self.nodes, &self.gone);
             let comes_back = |node: &NodeId| {

@@ -70,6 +70,8 @@ pub(super) enum Command {
     },
     /// The node leaves its round, and joins no other before [`Self::Rejoin`]: as for a health check.
     Exit,
+    /// It leaves its round and enters the next one that takes it in.
+    GiveUp,
     Leave,
     Close,
     /// The process dies.
@@ -125,6 +127,9 @@ pub(super) struct SimNode {
     pub(super) watching: Watching,
     /// Whether the node joins again when nodes wait or members are lost.
     pub(super) restarts: bool,
+    /// Whether its launcher keeps workers: it restarts only for nodes that wait, and its first join, and that after
+    /// [`Command::GiveUp`], may enter a round.
+    pub(super) keeps: bool,
     pub(super) stage: Stage,
     /// The error of its wall clock, in seconds.
     pub(super) skew: i64,
@@ -171,6 +176,7 @@ impl SimNode {
             index: 0,
             watching: Watching::Members,
             restarts: true,
+            keeps: false,
             stage: Stage::NotStarted,
             skew: 0,
             boot: Duration::from_secs(1000),
@@ -267,7 +273,9 @@ impl SimNode {
         match self.stage {
             Stage::NotStarted | Stage::Away => true,
             Stage::Member => !self.engine().is_busy(),
-            Stage::Busy(Operation::Join | Operation::Exit) => matches!(command, Command::Leave),
+            Stage::Busy(Operation::Join | Operation::Enter | Operation::Exit) => {
+                matches!(command, Command::Leave)
+            }
             Stage::Busy(_) | Stage::Ended(_) => false,
         }
     }
@@ -277,7 +285,7 @@ impl SimNode {
         let Some(membership) = self.engine().membership() else {
             return false;
         };
-        let is_changed = membership.is_evicted || membership.departed() > 0;
+        let is_changed = membership.is_evicted || (membership.departed() > 0 && !self.keeps);
         !membership.is_closed && (is_changed || !membership.waiting.is_empty())
     }
 }

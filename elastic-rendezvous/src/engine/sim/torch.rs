@@ -123,6 +123,7 @@ impl TorchNode {
                 first: nodes[0].clone(),
                 is_same_world: false,
                 nodes,
+                has_entered: false,
             }
         });
         Answer {
@@ -167,13 +168,16 @@ impl TorchNode {
             last_call_over: state.deadline.is_some_and(|deadline| deadline < now.wall),
             has_every_rank: true,
             must_yield: false,
+            entering: decide::Entering::No,
         };
         let decision = match operation {
             Operation::Exit => decide::exit(&ctx),
             Operation::Join => decide::join(&ctx),
             Operation::Close => decide::close(&ctx),
             Operation::KeepAlive => decide::keep_alive(&ctx),
-            Operation::Leave => unreachable!("PyTorch's nodes have no such operation"),
+            Operation::Leave | Operation::Enter => {
+                unreachable!("PyTorch's nodes have no such operation")
+            }
         };
         decision.action
     }

@@ -19,6 +19,7 @@ use crate::shell::group_store::GroupStore;
 use crate::shell::handler::RendezvousEvent;
 use crate::shell::mailbox::{Inbox, Job, Message};
 use crate::shell::notices::NoticeBoard;
+use crate::shell::round_entry::Entries;
 use crate::shell::shared::{LOG_INTERVAL, Shared, error_of, log_wait};
 use crate::shell::stored_state::StoredState;
 use crate::shell::write_lease::WriteLease;
@@ -48,6 +49,7 @@ pub(crate) struct Parts {
     pub(crate) access: Access,
     pub(crate) backend: Arc<dyn RendezvousBackend>,
     pub(crate) shared: Arc<Shared>,
+    pub(crate) entries: Entries,
     pub(crate) inbox: Inbox,
 }
 
@@ -66,6 +68,7 @@ pub(crate) struct HandlerLoop {
     inbox: Inbox,
     jobs: VecDeque<Job>,
     notices: NoticeBoard,
+    entries: Entries,
     /// The operation in progress; [`Operation::KeepAlive`] between two.
     operation: Operation,
     began_at: Duration,
@@ -91,6 +94,7 @@ impl HandlerLoop {
         let index = group.as_ref().map(|(_, index)| *index);
         Self {
             states: StoredState::new(parts.backend, &parts.settings.run_id),
+            entries: parts.entries,
             notices: NoticeBoard::new(parts.shared.notices.clone()),
             clock: parts.clock,
             me: parts.me,
@@ -128,7 +132,7 @@ impl HandlerLoop {
                 self.record(step_of_start(job.goal));
                 let result = self.carry_out(job.goal);
                 self.record(step_of_result(job.goal, &result));
-                self.is_settling = job.goal == Goal::Join && result.is_ok();
+                self.is_settling = job.goal.is_join() && result.is_ok();
                 // The caller may no longer wait.
                 if job.reply.send(result).is_err() {
                     self.is_settling = false;
@@ -147,6 +151,7 @@ impl HandlerLoop {
         let settings = &self.settings;
         let (operation, limit) = match goal {
             Goal::Join => (Operation::Join, settings.join_timeout),
+            Goal::Enter => (Operation::Enter, settings.join_timeout),
             Goal::Exit => (Operation::Exit, settings.join_timeout),
             Goal::Close | Goal::Shutdown => (Operation::Close, settings.close_timeout),
             Goal::Leave => (Operation::Leave, settings.close_timeout),
@@ -160,7 +165,7 @@ impl HandlerLoop {
                 });
             }
         };
-        if operation == Operation::Join {
+        if operation.is_join() {
             self.refuse_if_interrupted()?;
         }
         let result = self.operate(operation, limit);
@@ -229,7 +234,7 @@ impl HandlerLoop {
         if self.is_stopping {
             return Err(self.shut_down_error());
         }
-        if self.operation == Operation::Join {
+        if self.operation.is_join() {
             self.refuse_if_interrupted()?;
         }
         let replied = match self.engine.step(self.clock.now()) {
@@ -305,7 +310,7 @@ impl HandlerLoop {
         let since = *self.outage_since.get_or_insert(now);
         let until = match self.operation {
             Operation::KeepAlive => return false,
-            Operation::Join | Operation::Exit => self.deadline,
+            Operation::Join | Operation::Enter | Operation::Exit => self.deadline,
             // The store may have ended with the job.
             Operation::Close | Operation::Leave => {
                 let attempt = self.settings.dead_after() / 3;

@@ -37,6 +37,13 @@ impl HandlerLoop {
                 self.notices.refresh(&self.me);
                 return Ok(Reply::Gone(self.notices.gone()));
             }
+            Ask::ReadEntry { round } => {
+                let entry = self.entries.read(round);
+                return match entry {
+                    Ok(entry) => Ok(Reply::Entry(round, entry)),
+                    Err(error) => Err(RendezvousError::connection(&self.settings.run_id, error)),
+                };
+            }
             Ask::Report => self.report(),
             Ask::Pause { until } => {
                 let timeout = self.timeout(until);
@@ -138,7 +145,7 @@ impl HandlerLoop {
     /// Calls `wait`, which waits on the store, unless there is a message; then handles that. A message that arrives
     /// meanwhile ends the wait.
     fn wait<T>(&mut self, wait: impl FnOnce(&Self, &Cancel) -> T) -> Option<T> {
-        let is_join = self.operation == Operation::Join;
+        let is_join = self.operation.is_join();
         let waited = self.inbox.wait(is_join, |cancel| wait(self, cancel));
         waited.map_err(|message| self.on_message(message)).ok()
     }

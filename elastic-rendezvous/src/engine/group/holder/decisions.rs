@@ -7,7 +7,7 @@ use super::clients::Status;
 use super::{Holder, Timer};
 use crate::engine::apply::{apply, make_spares, remove_dead};
 use crate::engine::decide::steps_of_action;
-use crate::engine::decide::{self, Action, Context, Decision};
+use crate::engine::decide::{self, Action, Context, Decision, Entering};
 use crate::engine::group::message::{Answer, AnswerKind, Place, Request, RequestKind};
 use crate::engine::last_round::REJOIN_GRACE;
 use crate::values::clock::Now;
@@ -168,6 +168,7 @@ impl Holder {
             heartbeat_due: false,
             last_call_over: pass.is_last_call_over && state.deadline.is_some(),
             has_every_rank: true,
+            entering: Entering::No,
             must_yield: request.kind.is_join() && self.must_yield(&request.node, pass),
         };
         match request.kind {
