@@ -11,10 +11,13 @@ use c10d_store::{Store, StoreError, StoreExt};
 const COUNT_KEY: &str = "torchelastic/agent/terminal_state/num_members";
 const LAST_KEY: &str = "torchelastic/agent/terminal_state/last_member";
 
-/// Checks in, as one of `nodes`. `store` is the round's.
-pub(crate) fn check_in(store: &dyn Store, nodes: usize) -> Result<(), StoreError> {
+/// Checks in, as one of `nodes`; `None` if that is not fixed, and [`open_if`] opens the barrier. `store` is the round's.
+pub(crate) fn check_in(
+    store: &dyn Store,
+    nodes: impl Into<Option<usize>>,
+) -> Result<(), StoreError> {
     let arrived = store.add(COUNT_KEY, 1)?;
-    if usize::try_from(arrived) == Ok(nodes) {
+    if usize::try_from(arrived).ok() == nodes.into() {
         open(store)?;
     }
     Ok(())

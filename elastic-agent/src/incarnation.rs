@@ -18,7 +18,9 @@ pub(crate) fn next(store: &dyn Store, group_rank: usize) -> Result<u64, StoreErr
 }
 
 /// Makes a request again if it may have taken effect.
-fn until_answered<T>(mut request: impl FnMut() -> Result<T, StoreError>) -> Result<T, StoreError> {
+pub(crate) fn until_answered<T>(
+    mut request: impl FnMut() -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
     let mut result = request();
     for _ in 0..REPEATS_MAX {
         match &result {

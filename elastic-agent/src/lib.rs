@@ -19,6 +19,7 @@ mod launcher;
 mod logs;
 mod old_round;
 mod output;
+mod places;
 mod preload;
 mod progress;
 #[cfg(feature = "launcher")]
@@ -70,7 +71,8 @@ pub use ranks::{RankBlock, RanksError, RoleInfo, assign_ranks, exchange_ranks};
 pub use relay::NodeRelayError;
 pub use restart_policy::{RestartBudget, RestartRules};
 pub use round::{
-    AgentError, AgentOutcome, KeepOptions, RoundCause, RoundEnding, RoundPhases, StuckWorkers,
+    AgentError, AgentOutcome, KeepOptions, Replacement, RoundCause, RoundEnding, RoundPhases,
+    StuckWorkers,
 };
 pub use rustix::process::Signal;
 pub use watchdog::WatchdogError;

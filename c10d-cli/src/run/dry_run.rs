@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use elastic_agent::Replacement;
 use elastic_rendezvous::{DEFAULT_PORT, Endpoint, EndpointError, ParametersError};
 use serde_json::{Value, json};
 
@@ -217,9 +218,10 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
     let codes = codes.collect::<Vec<_>>().join(",");
     let time = |time: Option<Duration>| time.map(|time| format!("{time:?}"));
     let keep = plan.launcher.agent().keep_workers().map(|keep| {
-        let dead = match keep.is_replaced {
-            true => format!("dead ones are replaced after {:?}", keep.replace_after),
-            false => "dead ones are not replaced".to_owned(),
+        let dead = match keep.replacement {
+            Replacement::Fork => format!("dead ones are replaced after {:?}", keep.replace_after),
+            Replacement::Spare => "nodes with dead ones are replaced by spares".to_owned(),
+            _ => "dead ones are not replaced".to_owned(),
         };
         format!("{} at least, {dead}", keep.members_min)
     });

@@ -53,7 +53,9 @@ fn a_worker_is_a_member() {
     let name = env::var("C10D_MEMBERSHIP_GROUP").unwrap();
     let group = store.unwrap().membership(&name).unwrap();
     let mut options = GroupOptions::new(variable("C10D_MEMBERS_MIN").unwrap());
-    options.size_first = variable("WORLD_SIZE").unwrap();
+    options.size_first = variable("C10D_MEMBERS_FIRST").unwrap();
+    let (rank, world_size): (u64, u64) = (id, variable("WORLD_SIZE").unwrap());
+    assert!(rank < world_size, "rank {rank} of {world_size}");
     // A test may pause on a busy machine.
     options.ready_timeout = Duration::from_secs(60);
     options.ack_timeout = Duration::from_secs(60);
@@ -229,6 +231,17 @@ impl Members {
     fn finish(self) -> Ended {
         fs::write(self.job.path("finish"), "").unwrap();
         self.end()
+    }
+
+    /// Ends the job of several nodes, none of which has started its workers again.
+    fn finish_with<const N: usize>(self, others: [Running; N]) {
+        fs::write(self.job.path("finish"), "").unwrap();
+        let others = others.map(Running::end);
+        for ended in others.into_iter().chain([self.end()]) {
+            assert_eq!(ended.code, Some(0), "{ended:?}");
+            let is_whole = !ended.stderr.contains("restarting the workers");
+            assert!(is_whole, "{ended:?}");
+        }
     }
 
     fn log(&self) -> String {
@@ -502,6 +515,121 @@ fn workers_survive_those_of_another_node_and_its_loss() {
         !ended.stderr.contains("restarting the workers"),
         "{ended:?}"
     );
+}
+
+/// Nodes of a job with up to three, on a store that outlives each of them.
+fn start_node(job: &Job, nodes: &str, options: &[&str]) -> Running {
+    let endpoint = format!("--rdzv-endpoint={}", job.server().address);
+    let common = [
+        "--keep-workers",
+        nodes,
+        "--nproc-per-node=2",
+        "--max-restarts=9",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=job",
+        "--rdzv-conf=is_host=0,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=12",
+        "--workers-store=rendezvous",
+        &endpoint,
+    ];
+    let mut command = job.command(&[&common, options].concat(), MEMBER);
+    command.env("MEMBER", env::current_exe().unwrap());
+    Running::start(command)
+}
+
+/// Two nodes of such a job, and the members of both.
+fn two_nodes(nodes: &str, options: &[&str]) -> (Members, Running) {
+    let job = Job::with_server();
+    let [launcher, other] = [(), ()].map(|()| start_node(&job, nodes, options));
+    let members = Members {
+        job,
+        launcher: Some(launcher),
+        choices: String::new(),
+    };
+    (members, other)
+}
+
+fn assert_kept(before: &BTreeMap<u64, i32>, after: &BTreeMap<u64, i32>) {
+    for (id, pid) in before {
+        assert_eq!(after.get(id), Some(pid), "member {id} has started again");
+    }
+}
+
+#[test]
+fn a_new_node_grows_a_running_job() {
+    let (members, second) = two_nodes("--nnodes=2:3", &[]);
+    let four = members.generation(4, &[]);
+    let third = start_node(&members.job, "--nnodes=2:3", &[]);
+    let six = members.generation(6, &[]);
+    assert_kept(&four, &six);
+    assert_eq!(six.keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+    let state = members.job.state().unwrap();
+    assert_eq!((state.round, state.participants.len()), (0, 3));
+    // Its workers are replaced like others.
+    kill(six[&4]);
+    let next = members.generation(6, &[six[&4]]);
+    assert_eq!(next[&5], six[&5]);
+    members.finish_with([second, third]);
+}
+
+/// The ranks are those of the lost node.
+#[test]
+fn a_spare_takes_the_place_of_a_lost_node() {
+    let (members, second) = two_nodes("--nnodes=2", &[]);
+    let four = members.generation(4, &[]);
+    let spare = start_node(&members.job, "--nnodes=2", &[]);
+    until("the spare is listed", || {
+        members
+            .job
+            .state()
+            .is_some_and(|it| it.redundancy_list.len() == 1)
+    });
+    second.signal(Signal::KILL);
+    second.end();
+    let mut left = four.clone();
+    until("its workers end with it", || {
+        let live = members.job.processes();
+        left.retain(|_, pid| live.contains(pid));
+        left.len() == 2
+    });
+    let dead: Vec<i32> = four
+        .values()
+        .filter(|pid| !left.values().any(|it| it == *pid))
+        .copied()
+        .collect();
+    let next = members.generation(4, &dead);
+    assert_kept(&left, &next);
+    assert_eq!(next.keys().copied().collect::<Vec<_>>(), [0, 1, 2, 3]);
+    members.finish_with([spare]);
+}
+
+/// The node whose worker has died is a spare then, and takes the place of the other one that dies.
+#[test]
+fn a_node_gives_its_place_up_to_a_spare() {
+    let options = ["--replace=spare"];
+    let (members, second) = two_nodes("--nnodes=2", &options);
+    let four = members.generation(4, &[]);
+    let spare = start_node(&members.job, "--nnodes=2", &options);
+    let spare_is_listed = || {
+        until("a spare is listed", || {
+            let state = members.job.state();
+            state.is_some_and(|it| it.redundancy_list.len() == 1 && it.participants.len() == 2)
+        });
+    };
+    spare_is_listed();
+    kill(four[&3]);
+    let mut dead = vec![four[&2], four[&3]];
+    let next = members.generation(4, &dead);
+    assert_kept(&BTreeMap::from([(0, four[&0]), (1, four[&1])]), &next);
+    spare_is_listed();
+    kill(next[&0]);
+    dead.extend([next[&0], next[&1]]);
+    let last = members.generation(4, &dead);
+    assert_kept(&BTreeMap::from([(2, next[&2]), (3, next[&3])]), &last);
+    assert_eq!(members.job.state().unwrap().round, 0);
+    fs::write(members.job.path("finish"), "").unwrap();
+    for ended in [second.end(), spare.end(), members.end()] {
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
 }
 
 /// At the start, as it is known by then that the workers' store has no such service.

@@ -9,6 +9,7 @@ use elastic_rendezvous::RendezvousInfo;
 
 use super::handle::Shared;
 use crate::incarnation;
+use crate::places::{self, Place};
 use crate::ranks::RanksError;
 use crate::round::{AgentError, GroupNews};
 use crate::worker::WorkerExit;
@@ -24,8 +25,22 @@ pub(super) struct GroupLink {
     credentials: Option<Credentials>,
     cancel: Cancel,
     open: Option<Membership>,
+    first_size: usize,
     /// The number of the start that counts for each worker, by local rank.
     incarnations: Vec<u64>,
+    /// A number of each process that no other one of the group ever has, by local rank.
+    serials: Vec<u64>,
+}
+
+/// Which processes of the group the workers are that start.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GroupStart<'l> {
+    pub(super) name: &'l str,
+    /// How many members it had at first.
+    pub(super) first_size: usize,
+    /// By local rank, as the serials.
+    pub(super) incarnations: &'l [u64],
+    pub(super) serials: &'l [u64],
 }
 
 impl GroupLink {
@@ -36,6 +51,7 @@ impl GroupLink {
     pub(super) fn open(
         round: &RendezvousInfo,
         shared: &Shared,
+        place: Place,
         workers: usize,
     ) -> Result<Self, AgentError> {
         let mut link = Self {
@@ -44,7 +60,9 @@ impl GroupLink {
             credentials: round.bootstrap.credentials.clone(),
             cancel: shared.stopping.clone(),
             open: None,
+            first_size: place.first_size,
             incarnations: Vec::new(),
+            serials: Vec::new(),
         };
         match link.ask(|group| group.status().map(drop)) {
             Ok(()) => {}
@@ -53,24 +71,41 @@ impl GroupLink {
             }
             Err(error) => return Err(RanksError::Store(error).into()),
         }
-        link.incarnations = vec![next_start(round)?; workers];
+        let start = next_start(round)?;
+        link.incarnations = vec![start; workers];
+        // Those of the first processes are their ids.
+        let first = match start {
+            1 if !round.has_entered => place.ranks.first_rank as u64,
+            _ => link.next_serials(round, workers)?,
+        };
+        link.serials = (first..).take(workers).collect();
         Ok(link)
     }
 
-    /// The name of the group, and the number of the last start of all workers.
-    pub(super) fn first_start(&self) -> (&str, u64) {
-        (&self.name, self.incarnations.first().copied().unwrap_or(1))
+    /// The last start of each worker.
+    pub(super) fn start(&self) -> GroupStart<'_> {
+        GroupStart {
+            name: &self.name,
+            first_size: self.first_size,
+            incarnations: &self.incarnations,
+            serials: &self.serials,
+        }
     }
 
-    /// Counts a start of one worker; returns as [`first_start`](Self::first_start).
+    fn next_serials(&self, round: &RendezvousInfo, count: usize) -> Result<u64, AgentError> {
+        let first = places::next_serials(&*round.store, self.first_size, count);
+        Ok(first.map_err(RanksError::Store)?)
+    }
+
+    /// Counts a start of one worker; returns as [`start`](Self::start).
     pub(super) fn next_start(
         &mut self,
         local_rank: usize,
         round: &RendezvousInfo,
-    ) -> Result<(&str, u64), AgentError> {
-        let start = next_start(round)?;
-        self.incarnations[local_rank] = start;
-        Ok((&self.name, start))
+    ) -> Result<GroupStart<'_>, AgentError> {
+        self.incarnations[local_rank] = next_start(round)?;
+        self.serials[local_rank] = self.next_serials(round, 1)?;
+        Ok(self.start())
     }
 
     /// Says that a worker is dead, and asks how the group is after that.

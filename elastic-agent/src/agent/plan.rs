@@ -6,6 +6,7 @@ use c10d_socket::HostPort;
 use elastic_rendezvous::RendezvousInfo;
 use tempfile::TempDir;
 
+use super::group_link::GroupStart;
 use super::handle::Event;
 use super::node::Node;
 use super::options::AgentOptions;
@@ -24,8 +25,8 @@ pub(super) struct PlannedStart<'s> {
     pub(super) restarts: (usize, usize),
     /// How often this agent had started all workers before these.
     pub(super) starts: u64,
-    /// The membership group, and the number of this start.
-    pub(super) group: Option<(&'s str, u64)>,
+    /// The membership group, and which processes these are in it.
+    pub(super) group: Option<GroupStart<'s>>,
 }
 
 impl Node {
@@ -41,20 +42,19 @@ impl Node {
         let options = &self.options;
         let (restart_count, restarts_max) = start.restarts;
         let keep = options.keep.as_ref();
-        let member = start
-            .group
-            .zip(keep)
-            .map(|((group, incarnation), keep)| GroupMember {
-                group,
-                incarnation,
-                members_min: keep.members_min,
-            });
         let logs = self
             .logs
             .start_round(restart_count, options.local_world_size)?;
         let short_host = self.host.split('.').next().unwrap_or_default();
         let mut workers = Vec::with_capacity(options.local_world_size);
         for (local_rank, logs) in logs.workers.into_iter().enumerate() {
+            let member = start.group.zip(keep).map(|(start, keep)| GroupMember {
+                group: start.name,
+                incarnation: start.incarnations[local_rank],
+                serial: start.serials[local_rank],
+                members_first: start.first_size,
+                members_min: keep.members_min,
+            });
             let assignment = ranks.assignment(
                 round.rank,
                 round.world_size,

@@ -1,6 +1,6 @@
 //! The last rounds of this node, and what their stores say.
 
-use elastic_rendezvous::{RendezvousHandler, RendezvousInfo};
+use elastic_rendezvous::{RendezvousHandler, RendezvousInfo, end_entry, open_round};
 
 use crate::exit_barrier;
 use crate::job_end;
@@ -62,6 +62,19 @@ impl Rounds {
     /// How many nodes of the round have finished; `None` if its store does not answer.
     pub(super) fn finished(&self) -> Option<usize> {
         exit_barrier::checked_in(&*self.current()?.store).ok()
+    }
+
+    /// Lets other nodes enter the round. A failure is logged: then nodes that come wait until all restart.
+    pub(super) fn open(&self) {
+        if let Some(Err(error)) = self.current().map(open_round) {
+            log::warn!("no other node can enter the round: {error}");
+        }
+    }
+
+    pub(super) fn end_entry(&self) {
+        if let Some(Err(error)) = self.current().map(end_entry) {
+            log::warn!("cannot tell other nodes that the round is about to end: {error}");
+        }
     }
 
     pub(super) fn facts(&self, has_store_per_round: bool) -> Facts {

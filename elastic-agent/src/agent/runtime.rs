@@ -77,7 +77,7 @@ impl<'a> Runtime<'a> {
 
     fn run_effect(&mut self, effect: Effect) -> Done {
         let input = match effect {
-            Effect::Join => match self.join() {
+            Effect::Join(joins) => match self.join(joins) {
                 Ok(nodes) => Input::Joined { nodes },
                 Err(error) => self.not_started(error),
             },
@@ -162,6 +162,8 @@ impl<'a> Runtime<'a> {
                     running.due.push((Instant::now() + pause, local_rank));
                 }
             }
+            Effect::OpenRound => self.rounds.open(),
+            Effect::EndEntry => self.rounds.end_entry(),
             Effect::TellReplaced(local_rank) => self.tell_replaced(local_rank),
             Effect::Log(level, text) => log::log!(target: LOG, level, "{text}"),
             _ => {}

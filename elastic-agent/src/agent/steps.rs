@@ -15,10 +15,11 @@ use super::runtime::{LOG, Runtime};
 use super::site::{Ended, Prepared, Running, Site};
 use crate::clearing::clear_once;
 use crate::exit_barrier;
+use crate::places::{self, Place};
 use crate::progress::Poller;
 use crate::ranks::{RankBlock, RanksError, RoleInfo, exchange_ranks};
 use crate::relay::NodeRelay;
-use crate::round::{AgentError, Input, MembersChange, StartTimes, Stop, Stopped};
+use crate::round::{AgentError, Input, Joins, MembersChange, StartTimes, Stop, Stopped};
 use crate::signal_name::name_of;
 use crate::watchdog::Watchdog;
 use crate::worker::{WorkerOutcome, WorkerSlots};
@@ -26,10 +27,14 @@ use crate::worker_list;
 
 impl Runtime<'_> {
     /// Joins a round, and returns its number of nodes.
-    pub(super) fn join(&mut self) -> Result<usize, AgentError> {
+    pub(super) fn join(&mut self, joins: Joins) -> Result<usize, AgentError> {
         self.began_at = SystemTime::now();
         self.node.pass_health_check()?;
-        let round = self.node.shared.handler.next_rendezvous()?;
+        let handler = &self.node.shared.handler;
+        let round = match joins {
+            Joins::Next => handler.next_rendezvous()?,
+            Joins::Running => handler.enter_rendezvous()?,
+        };
         let nodes = round.world_size;
         self.rounds.add(round);
         Ok(nodes)
@@ -44,11 +49,12 @@ impl Runtime<'_> {
             return Ok(());
         };
         let relay = self.relay_in(&round)?;
-        let ranks = self.ranks_in(&round)?;
+        let place = self.place_in(&round)?;
+        let ranks = place.ranks;
         let watchdog = self.node.options.watchdog(&self.node.shared)?;
         let workers = self.node.options.local_world_size;
         let members = match self.node.options.keep {
-            Some(_) => Some(GroupLink::open(&round, &self.node.shared, workers)?),
+            Some(_) => Some(self.join_group(&round, place, workers)?),
             None => None,
         };
         let plan = self.node.plan(
@@ -60,7 +66,7 @@ impl Runtime<'_> {
                 restarts,
                 // Counted up when the workers have a plan.
                 starts: self.node.generation,
-                group: members.as_ref().map(GroupLink::first_start),
+                group: members.as_ref().map(GroupLink::start),
             },
         )?;
         self.site = Site::Prepared(Box::new(Prepared {
@@ -86,7 +92,42 @@ impl Runtime<'_> {
         Ok(Some(relay))
     }
 
-    fn ranks_in(&self, round: &RendezvousInfo) -> Result<RankBlock, AgentError> {
+    /// The ranks of this node's workers. The nodes of a round exchange them; one that enters it while it runs takes those
+    /// that the others have left.
+    fn place_in(&self, round: &RendezvousInfo) -> Result<Place, AgentError> {
+        let own = self.own_role();
+        if round.has_entered {
+            return Ok(places::take(&*round.store, round.rank, &own)?);
+        }
+        let ranks = self.ranks_in(round, &own)?;
+        Ok(Place {
+            ranks,
+            first_size: ranks.world_size,
+        })
+    }
+
+    fn own_role(&self) -> RoleInfo {
+        let options = &self.node.options;
+        RoleInfo {
+            role: options.role.clone(),
+            local_world_size: options.local_world_size,
+        }
+    }
+
+    /// Opens the membership group, and writes which place the workers have, for nodes that enter the round.
+    fn join_group(
+        &self,
+        round: &RendezvousInfo,
+        place: Place,
+        workers: usize,
+    ) -> Result<GroupLink, AgentError> {
+        let link = GroupLink::open(round, &self.node.shared, place, workers)?;
+        places::publish(&*round.store, round.rank, &place, &self.own_role())
+            .map_err(RanksError::Store)?;
+        Ok(link)
+    }
+
+    fn ranks_in(&self, round: &RendezvousInfo, own: &RoleInfo) -> Result<RankBlock, AgentError> {
         let options = &self.node.options;
         if options.are_nodes_identical {
             return Ok(RankBlock::identical(
@@ -96,15 +137,11 @@ impl Runtime<'_> {
             ));
         }
         clear_once(round).map_err(RanksError::Store)?;
-        let own = RoleInfo {
-            role: options.role.clone(),
-            local_world_size: options.local_world_size,
-        };
         Ok(exchange_ranks(
             &*round.store,
             round.rank,
             round.world_size,
-            &own,
+            own,
             round.store.timeout(),
             &self.until_over(round),
         )?)

@@ -87,6 +87,10 @@ pub(crate) struct GroupMember<'a> {
     pub(crate) group: &'a str,
     /// Ascends with each process of the worker.
     pub(crate) incarnation: u64,
+    /// A number that no other process of the group ever has.
+    pub(crate) serial: u64,
+    /// How many members the group had at first.
+    pub(crate) members_first: usize,
     /// With fewer members the group does no work.
     pub(crate) members_min: usize,
 }
@@ -263,8 +267,6 @@ impl<'a> WorkerEnvironment<'a> {
         });
         if let Some(membership) = &self.membership {
             let id = ranks.rank as u64;
-            let lives = membership.incarnation.saturating_sub(1);
-            let serial = id.saturating_add(lives.saturating_mul(ranks.world_size as u64));
             let texts = [
                 (KEEP_WORKERS, "1".to_owned()),
                 ("C10D_MEMBERSHIP_GROUP", membership.group.to_owned()),
@@ -273,7 +275,8 @@ impl<'a> WorkerEnvironment<'a> {
                     "C10D_MEMBER_INCARNATION",
                     membership.incarnation.to_string(),
                 ),
-                ("C10D_MEMBER_SERIAL", serial.to_string()),
+                ("C10D_MEMBER_SERIAL", membership.serial.to_string()),
+                ("C10D_MEMBERS_FIRST", membership.members_first.to_string()),
                 ("C10D_MEMBERS_MIN", membership.members_min.to_string()),
             ];
             variables.extend(texts.map(|(name, text)| (name.into(), text.into())));

@@ -53,7 +53,8 @@ impl NodeRelay {
         let timeout = round.store.timeout();
         let (port, listener) = match known {
             Some(port) => bound(port)?,
-            None if round.world_size == 1 => bound(fixed.unwrap_or(0))?,
+            // The others have agreed, and do not wait for a node that enters their round.
+            None if round.world_size == 1 || round.has_entered => bound(fixed.unwrap_or(0))?,
             None => {
                 let store = round.store.with_cancel(cancel);
                 let member = Member {

@@ -7,7 +7,7 @@ use log::Level;
 use super::blame::{blame_for_stall, failed_workers};
 use super::ending::{RoundCause, RoundEnding};
 use super::error::AgentError;
-use super::input::{Effect, Effects, Facts, Stopped};
+use super::input::{Effect, Effects, Facts, Joins, Stopped};
 use super::machine::{Round, finish, log};
 use super::outcome::AgentOutcome;
 use super::phase::{End, Failure, Phase};
@@ -39,10 +39,10 @@ impl Round {
         now: Duration,
         out: &mut Effects,
     ) -> Phase {
-        let stall = match end {
+        let stall = match end.clone() {
             End::Succeeded => {
                 self.report_round(RoundEnding::Succeeded, None, now, out);
-                return Self::enter_barrier(nodes, now, out);
+                return self.enter_barrier(nodes, now, out);
             }
             End::JobEnded(reason) => {
                 let ending = RoundEnding::JobEnded(reason.clone());
@@ -59,12 +59,21 @@ impl Round {
                 };
                 return finish(Ok(outcome), out);
             }
-            End::MembersChanged(why) | End::Evicted(why) => {
-                return self.after_change(why, stopped, now, out);
+            End::MembersChanged(why) => {
+                return self.after_change(why, Joins::Next, stopped, now, out);
             }
-            End::Failed => None,
+            End::Evicted(why) => {
+                // The others may have gone on.
+                let joins = match self.settings.keep {
+                    Some(_) => Joins::Running,
+                    None => Joins::Next,
+                };
+                return self.after_change(why, joins, stopped, now, out);
+            }
+            End::Failed | End::GivenUp => None,
             End::Stuck(stall) => Some(stall),
         };
+        let is_given_up = end == End::GivenUp;
         let mut failures = stopped.failures;
         let failed = failed_workers(failures.as_ref());
         if let (Some(stall), Some(failures)) = (stall, &mut failures) {
@@ -72,6 +81,7 @@ impl Round {
         }
         let failure = Failure {
             stall,
+            is_given_up,
             failures,
             failed,
             has_abandoned: stopped.has_abandoned,
@@ -90,6 +100,7 @@ impl Round {
     fn after_change(
         &mut self,
         why: String,
+        joins: Joins,
         stopped: Stopped,
         now: Duration,
         out: &mut Effects,
@@ -103,7 +114,7 @@ impl Round {
             return finish(Ok(AgentOutcome::Ended { reason, failures }), out);
         }
         self.report_round(ending, None, now, out);
-        self.join_again(RoundCause::MembersChanged(why), None, now, out)
+        self.join_again(RoundCause::MembersChanged(why), None, joins, now, out)
     }
 
     pub(super) fn judge(
@@ -119,7 +130,10 @@ impl Round {
             out.push(Effect::PublishEnd(reason.clone()));
         }
         let Failure {
-            stall, failures, ..
+            stall,
+            is_given_up,
+            failures,
+            ..
         } = failure;
         let (ending, cause) = match stall {
             None => (RoundEnding::Failed, RoundCause::Failure),
@@ -141,14 +155,18 @@ impl Round {
                 ));
                 out.push(Effect::TellRestarting(why.to_owned()));
                 self.report_round(ending, None, now, out);
-                return self.join_again(cause, failures, now, out);
+                let joins = match is_given_up {
+                    true => Joins::Running,
+                    false => Joins::Next,
+                };
+                return self.join_again(cause, failures, joins, now, out);
             }
             Verdict::JoinUncounted => {
                 let why = "the workers of another node were stuck first";
                 out.push(log(Level::Info, format!("restarting the workers: {why}")));
                 out.push(Effect::TellRestarting(why.to_owned()));
                 self.report_round(ending, None, now, out);
-                return self.join_again(cause, failures, now, out);
+                return self.join_again(cause, failures, Joins::Next, now, out);
             }
             Verdict::OthersFinished(finished) => {
                 let error = AgentError::OthersFinished {

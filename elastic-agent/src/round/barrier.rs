@@ -12,13 +12,26 @@ use super::outcome::AgentOutcome;
 use super::phase::{Barrier, Phase};
 
 impl Round {
-    pub(super) fn enter_barrier(nodes: usize, now: Duration, out: &mut Effects) -> Phase {
-        out.push(Effect::EnterBarrier(nodes));
+    pub(super) fn enter_barrier(&self, nodes: usize, now: Duration, out: &mut Effects) -> Phase {
+        let is_fixed = self.settings.keep.is_none();
+        out.push(Effect::EnterBarrier(is_fixed.then_some(nodes)));
         Phase::AtBarrier(Barrier {
             nodes,
             since: now,
             is_late: false,
         })
+    }
+
+    /// How many nodes of the round are left, which had `nodes` when it began.
+    fn nodes_left(&self, membership: Option<&Membership>, nodes: usize) -> usize {
+        let Some(membership) = membership else {
+            return nodes;
+        };
+        match membership.members {
+            // Others may have entered it.
+            Some(members) if self.settings.keep.is_some() => members,
+            _ => nodes.saturating_sub(membership.departed()),
+        }
     }
 
     pub(super) fn in_barrier(
@@ -63,13 +76,12 @@ impl Round {
                     });
                 }
                 let seen = membership.as_deref();
-                if !seen.is_some_and(|it| have_others_gone(it, barrier.nodes, waited)) {
+                let enough = self.nodes_left(seen, barrier.nodes);
+                if !seen.is_some_and(|it| have_others_gone(it, enough, waited)) {
                     if seen.is_some_and(|it| it.is_closed) {
                         let grace = STOP_GRACE.saturating_sub(waited);
                         left = Some(left.map_or(grace, |left| left.min(grace)));
                     }
-                    let departed = seen.map_or(0, Membership::departed);
-                    let enough = barrier.nodes.saturating_sub(departed);
                     out.push(Effect::WaitAtBarrier {
                         timeout: left,
                         enough: self.settings.keep.as_ref().map(|_| enough),
@@ -89,9 +101,9 @@ impl Round {
     }
 }
 
-/// Whether nobody is left to wait for.
-fn have_others_gone(membership: &Membership, nodes: usize, waited: Duration) -> bool {
-    let is_alone = membership.departed() + 1 >= nodes;
+/// Whether nobody is left to wait for, of so many nodes that are left.
+fn have_others_gone(membership: &Membership, left: usize, waited: Duration) -> bool {
+    let is_alone = left <= 1;
     // A node that fails without a restart left closes the rendezvous and never checks in.
     is_alone || (membership.is_closed && waited >= STOP_GRACE)
 }

@@ -73,8 +73,8 @@ pub(crate) enum Input {
 /// What to do. Those with an answer are the last of a step.
 #[derive(Debug)]
 pub(crate) enum Effect {
-    /// Joins the next round. Answered by [`Input::Joined`] or [`Input::NotStarted`].
-    Join,
+    /// Joins a round. Answered by [`Input::Joined`] or [`Input::NotStarted`].
+    Join(Joins),
     /// Starts the relay, gets the ranks, and plans the workers. Answered by [`Input::Prepared`] or
     /// [`Input::NotStarted`].
     Prepare {
@@ -108,8 +108,13 @@ pub(crate) enum Effect {
     ForkAhead,
     /// Stops the workers, and ends what they leave behind.
     Stop(Stop),
-    /// Checks in, as one of this many nodes.
-    EnterBarrier(usize),
+    /// Lets other nodes enter the round, once the workers of all its nodes run.
+    OpenRound,
+    /// Lets none enter it any more.
+    EndEntry,
+    /// Checks in, as one of this many nodes; `None` if nodes may come and go, so that [`Effect::WaitAtBarrier`] says how
+    /// many are enough.
+    EnterBarrier(Option<usize>),
     /// Waits until all nodes have checked in, a signal stops the agent, or the membership is not `seen` any more; for at
     /// most `timeout`. So many are `enough`: all that are left, if workers survive the loss of a node.
     WaitAtBarrier {
@@ -130,6 +135,15 @@ pub(crate) enum Effect {
     Log(Level, String),
     /// The last effect.
     Finish(Box<Result<AgentOutcome, AgentError>>),
+}
+
+/// Which round a node joins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Joins {
+    /// The next one, for which the members of the current one stop their workers.
+    Next,
+    /// The one that runs, if it takes nodes in, else the next one.
+    Running,
 }
 
 /// What listeners are told about the start of workers.

@@ -9,6 +9,7 @@ use log::Level;
 
 use super::blame::{failed_worker, failed_workers};
 use super::input::{Death, Effect, Effects, GroupNews};
+use super::keep_options::Replacement;
 use super::machine::{Round, log};
 use super::phase::{End, Running};
 use crate::restart_policy::Decision;
@@ -29,6 +30,12 @@ impl Round {
         out: &mut Effects,
     ) -> Option<End> {
         let why = match death.group {
+            GroupNews::GoesOn if self.gives_place_up(running.nodes, &death, now) => {
+                let text = "leaving the round for a spare, or to enter it again (--replace spare)";
+                out.push(log(Level::Warn, text));
+                self.worker_failed(death.exit, out);
+                return Some(End::GivenUp);
+            }
             GroupNews::GoesOn => self.after_death(running, &death, now, out)?,
             GroupNews::IsEmpty => {
                 "no worker is a member of their group, as c10d_rs.torch.join() makes one".to_owned()
@@ -40,6 +47,20 @@ impl Round {
         out.push(log(Level::Warn, text));
         self.worker_failed(death.exit, out);
         Some(End::Failed)
+    }
+
+    /// Whether the node as a whole leaves its place to a spare. On the only one, its other workers would be lost.
+    fn gives_place_up(&self, nodes: usize, death: &Death, now: Duration) -> bool {
+        let is_wanted = self
+            .settings
+            .keep
+            .as_ref()
+            .is_some_and(|keep| keep.replacement == Replacement::Spare);
+        let failed = failed_workers(death.failures.as_ref());
+        is_wanted
+            && nodes > 1
+            && self.policy.left(now) > 0
+            && self.policy.why_hopeless(&failed).is_none()
     }
 
     /// Replaces the worker, or not; returns why the others cannot run on.
@@ -56,9 +77,9 @@ impl Round {
         if let Some(reason) = self.policy.why_hopeless(&failed) {
             return Some(reason);
         }
-        let decision = match keep.is_replaced {
-            true => self.policy.after_failure(now, &failed, death.progress),
-            false => Decision::Exhausted,
+        let decision = match keep.replacement {
+            Replacement::None => Decision::Exhausted,
+            _ => self.policy.after_failure(now, &failed, death.progress),
         };
         match decision {
             Decision::EndJob(reason) => return Some(reason),
@@ -84,9 +105,9 @@ impl Round {
                 }
                 running.gone += 1;
                 out.push(Effect::TellLost(death.exit));
-                let why = match keep.is_replaced {
-                    true => "no restart is left",
-                    false => "as --replace none wants",
+                let why = match keep.replacement {
+                    Replacement::None => "as --replace none wants",
+                    _ => "no restart is left",
                 };
                 let text =
                     format!("the worker is not replaced ({why}): {left} of this node are left");

@@ -8,10 +8,22 @@ use std::time::Duration;
 pub struct KeepOptions {
     /// With fewer workers than this no work is done: those that are left wait for others.
     pub members_min: usize,
-    /// Whether another worker is started in the place of one that died, if a restart is left.
-    pub is_replaced: bool,
+    /// What takes the place of a worker that died, if a restart is left.
+    pub replacement: Replacement,
     /// How long after the death.
     pub replace_after: Duration,
+}
+
+/// What takes the place of a worker that died while others run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replacement {
+    /// Another process on its node.
+    Fork,
+    /// A spare node, or if there is none, the same node with new workers: it stops those that are left, and enters the
+    /// running round again. On the only node as [`Fork`](Self::Fork).
+    Spare,
+    /// Nothing.
+    None,
 }
 
 impl KeepOptions {
@@ -20,7 +32,7 @@ impl KeepOptions {
     pub const fn new(members_min: usize) -> Self {
         Self {
             members_min,
-            is_replaced: true,
+            replacement: Replacement::Fork,
             replace_after: Duration::ZERO,
         }
     }

@@ -7,7 +7,7 @@ use log::Level;
 use super::clock::RoundClock;
 use super::ending::{RoundCause, RoundEnding};
 use super::error::AgentError;
-use super::input::{Effect, Effects, RoundSummary};
+use super::input::{Effect, Effects, Joins, RoundSummary};
 use super::keep_options::KeepOptions;
 use super::outcome::AgentOutcome;
 use super::phase::Phase;
@@ -58,7 +58,11 @@ impl Round {
             has_had_workers: false,
             phase: Phase::Joining { failures: None },
         };
-        (round, vec![Effect::Join])
+        let joins = match round.settings.keep {
+            Some(_) => Joins::Running,
+            None => Joins::Next,
+        };
+        (round, vec![Effect::Join(joins)])
     }
 
     /// Joins another round.
@@ -66,12 +70,13 @@ impl Round {
         &mut self,
         cause: RoundCause,
         failures: Option<Failures>,
+        joins: Joins,
         now: Duration,
         out: &mut Effects,
     ) -> Phase {
         self.cause = cause;
         self.clock = RoundClock::start(self.policy.used(), now);
-        out.push(Effect::Join);
+        out.push(Effect::Join(joins));
         Phase::Joining { failures }
     }
 

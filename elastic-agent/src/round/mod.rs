@@ -27,9 +27,9 @@ mod tests;
 pub use self::ending::{RoundCause, RoundEnding, RoundPhases};
 pub use self::error::AgentError;
 pub(crate) use self::input::{
-    Death, Effect, Facts, GroupNews, Input, RoundSummary, StartTimes, Stop, Stopped,
+    Death, Effect, Facts, GroupNews, Input, Joins, RoundSummary, StartTimes, Stop, Stopped,
 };
-pub use self::keep_options::KeepOptions;
+pub use self::keep_options::{KeepOptions, Replacement};
 pub(crate) use self::machine::{Round, Settings};
 pub(crate) use self::members::MembersChange;
 pub use self::outcome::AgentOutcome;

@@ -10,7 +10,7 @@ use log::Level;
 use super::after_failure::{Verdict, verdict};
 use super::ending::{RoundCause, RoundEnding};
 use super::error::AgentError;
-use super::input::{Effect, Effects, Facts, Input};
+use super::input::{Effect, Effects, Facts, Input, Joins};
 use super::machine::{Round, finish, log};
 use super::members::why_members_changed;
 use super::outcome::AgentOutcome;
@@ -48,7 +48,13 @@ impl Round {
             Kind::Outage if signal.is_none() => {
                 let why = format!("the store of the rendezvous was out of reach: {error}");
                 out.push(log(Level::Warn, format!("joining another round: {why}")));
-                self.join_again(RoundCause::MembersChanged(why), failures, now, out)
+                self.join_again(
+                    RoundCause::MembersChanged(why),
+                    failures,
+                    Joins::Next,
+                    now,
+                    out,
+                )
             }
             Kind::Cut | Kind::Outage | Kind::Interrupted => finish(
                 Ok(AgentOutcome::Signalled {
@@ -79,7 +85,13 @@ impl Round {
                     .and_then(|membership| why_members_changed(&membership))
                     .unwrap_or_else(|| "the members of the round changed".to_owned());
                 out.push(log(Level::Info, format!("joining another round: {why}")));
-                self.join_again(RoundCause::MembersChanged(why), failures, now, out)
+                self.join_again(
+                    RoundCause::MembersChanged(why),
+                    failures,
+                    Joins::Next,
+                    now,
+                    out,
+                )
             }
             Input::JobEnd(Some(reason)) => {
                 finish(Ok(AgentOutcome::Ended { reason, failures }), out)
@@ -101,6 +113,7 @@ impl Round {
     ) -> Phase {
         let failure = Failure {
             stall: None,
+            is_given_up: false,
             failures: None,
             failed: Vec::new(),
             has_abandoned: false,
@@ -115,7 +128,7 @@ impl Round {
                 out.push(log(Level::Warn, text));
                 out.push(Effect::TellRestarting(why));
                 self.report_round(ending, None, now, out);
-                return self.join_again(RoundCause::Failure, failures, now, out);
+                return self.join_again(RoundCause::Failure, failures, Joins::Next, now, out);
             }
             Verdict::GiveUp | Verdict::OthersFinished(_) => {
                 self.report_round(ending, None, now, out);

@@ -75,6 +75,8 @@ pub(super) enum Waiting {
 pub(super) enum End {
     Succeeded,
     Failed,
+    /// The node gives its place in the round to a spare: a worker has failed, and those of other nodes go on.
+    GivenUp,
     Stuck(Stall),
     MembersChanged(String),
     /// The others have removed this node, or it must assume that: another world may exist.
@@ -95,6 +97,8 @@ pub(super) struct Stall {
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) stall: Option<Stall>,
+    /// Whether the node may enter its round again, as others go on with it.
+    pub(super) is_given_up: bool,
     pub(super) failures: Option<Failures>,
     pub(super) failed: Vec<FailedWorker>,
     pub(super) has_abandoned: bool,

@@ -27,6 +27,9 @@ impl Round {
         let end = match (input, waiting) {
             (Input::WorkerExited(exit), _) if exit.exit.is_success() => {
                 running.succeeded += 1;
+                if self.settings.keep.is_some() && running.succeeded == 1 {
+                    out.push(Effect::EndEntry);
+                }
                 let ended = running.succeeded + running.gone;
                 (ended == self.settings.local_world_size).then_some(End::Succeeded)
             }
@@ -65,6 +68,8 @@ impl Round {
                 // A store that does not answer, as when its host has failed, does not stop workers that run. The
                 // handler has logged the error.
                 let keeps = self.settings.keep.is_some();
+                let members = membership.as_ref().and_then(|it| it.members);
+                running.nodes = members.filter(|_| keeps).unwrap_or(running.nodes);
                 membership.and_then(|it| running.members_may_have_changed(&it, keeps, out))
             }
             (Input::JobEnd(Some(reason)), _) => {
@@ -120,7 +125,7 @@ impl Round {
         self.clock.end(now, |phases| &mut phases.run);
         let is_restart_likely = match &end {
             End::MembersChanged(_) | End::Evicted(_) => true,
-            End::Failed | End::Stuck(_) => self.policy.left(now) > 0,
+            End::Failed | End::GivenUp | End::Stuck(_) => self.policy.left(now) > 0,
             _ => false,
         };
         if is_restart_likely {

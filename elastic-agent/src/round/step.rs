@@ -47,6 +47,9 @@ impl Round {
                 self.clock.end(now, |phases| &mut phases.start);
                 self.has_had_workers = true;
                 out.push(Effect::TellStarted);
+                if self.settings.keep.is_some() {
+                    out.push(Effect::OpenRound);
+                }
                 out.push(Effect::ReadMembership);
                 Phase::Running(Running {
                     nodes,

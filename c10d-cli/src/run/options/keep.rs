@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use elastic_agent::{KeepOptions, RestartRules};
+use elastic_agent::{KeepOptions, Replacement, RestartRules};
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read};
@@ -24,9 +24,10 @@ pub(super) struct KeepArgs {
     min_workers: Option<Parsed<usize>>,
 
     /// What --keep-workers does about a dead worker: starts another process on the same node, with --preload a fork
-    /// (fork), or goes on without it (none). [default: fork]
-    #[arg(hide_short_help = true, long, value_name = "fork|none", value_parser = Read(replacement))]
-    replace: Option<Parsed<bool>>,
+    /// (fork); gives the place of the node to a spare node, or starts all its workers again (spare); or goes on without
+    /// it (none). [default: fork]
+    #[arg(hide_short_help = true, long, value_name = "fork|spare|none", value_parser = Read(replacement))]
+    replace: Option<Parsed<Replacement>>,
 
     /// How long after a death --keep-workers starts the other process. [default: 0s]
     #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = Read(pause))]
@@ -47,7 +48,7 @@ impl KeepArgs {
             given.push(&option.given);
         }
         if let Some(option) = &self.replace {
-            keep.is_replaced = option.value()?;
+            keep.replacement = option.value()?;
             given.push(&option.given);
         }
         if let Some(option) = &self.replace_after {
@@ -59,7 +60,7 @@ impl KeepArgs {
             warnings.extend(given.into_iter().map(|option| option.has_no_effect(why)));
             return Ok(None);
         }
-        if keep.is_replaced && rules.restarts_max() == Some(0) {
+        if keep.replacement != Replacement::None && rules.restarts_max() == Some(0) {
             warnings.push(
                 "--keep-workers replaces no dead worker: no restart is allowed, see --max-restarts"
                     .to_owned(),
@@ -77,12 +78,12 @@ fn positive(text: &str) -> Result<usize, Refusal> {
     })
 }
 
-/// Whether dead workers are replaced.
-fn replacement(text: &str) -> Result<bool, Refusal> {
+fn replacement(text: &str) -> Result<Replacement, Refusal> {
     match text.trim() {
-        "fork" => Ok(true),
-        "none" => Ok(false),
-        _ => Err(Refusal::IsNot("fork or none")),
+        "fork" => Ok(Replacement::Fork),
+        "spare" => Ok(Replacement::Spare),
+        "none" => Ok(Replacement::None),
+        _ => Err(Refusal::IsNot("fork, spare or none")),
     }
 }
 

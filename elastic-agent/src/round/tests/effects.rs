@@ -125,7 +125,7 @@ fn a_node_that_cannot_exchange_ranks_in_an_outage_joins_another_round() {
         signal,
     };
     let joined = effects(&mut round, [Input::Joined { nodes: 2 }, not_started(None)]);
-    assert!(matches!(joined.last(), Some(Effect::Join)), "{joined:?}");
+    assert!(matches!(joined.last(), Some(Effect::Join(_))), "{joined:?}");
     let ended = effects(
         &mut round,
         [Input::Joined { nodes: 2 }, not_started(Some(15))],
@@ -153,7 +153,7 @@ fn a_start_that_the_system_refuses_counts_as_a_failure() {
         ]
     };
     let again = effects(&mut round, start(None));
-    let [.., Effect::RoundEnded(ended), Effect::Join] = &again[..] else {
+    let [.., Effect::RoundEnded(ended), Effect::Join(_)] = &again[..] else {
         panic!("{again:?}");
     };
     let why = "cannot create the log file /log: no storage space".to_owned();

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::super::input::{Death, Effect, GroupNews, Input};
-use super::super::{KeepOptions, Round};
+use super::super::input::{Death, Effect, Facts, GroupNews, Input, Joins};
+use super::super::{KeepOptions, Replacement, Round};
 use super::workers::failure;
 use super::world::{FINAL, settings};
 use crate::failure::{Failures, ProcessFailure};
@@ -12,12 +12,16 @@ use crate::worker::{ExitKind, WorkerExit, WorkerOutcome};
 
 const NOW: Duration = Duration::ZERO;
 
-/// A round of one node whose three workers run.
+/// A round whose three workers of this node run.
 fn running(restarts: usize, keep: KeepOptions) -> Round {
+    running_of(1, restarts, keep)
+}
+
+fn running_of(nodes: usize, restarts: usize, keep: KeepOptions) -> Round {
     let mut settings = settings(restarts, 3);
     settings.keep = Some(keep);
     let (mut round, _) = Round::begin(settings, NOW);
-    for input in [Input::Joined { nodes: 1 }, Input::Prepared, Input::Started] {
+    for input in [Input::Joined { nodes }, Input::Prepared, Input::Started] {
         round.step(NOW, input);
     }
     round
@@ -84,7 +88,8 @@ fn a_dead_worker_is_replaced_while_a_restart_is_left() {
     assert_eq!(death(&mut round, 1, GroupNews::GoesOn), ["TellLost"]);
     assert_eq!(round.policy.used(), 1);
     let ends = [0, 2].map(|rank| names(round.step(NOW, Input::WorkerExited(exit(rank, 0)))));
-    assert_eq!(ends, [vec![], vec!["Stop".to_owned()]]);
+    let [end, stop] = ["EndEntry", "Stop"].map(str::to_owned);
+    assert_eq!(ends, [vec![end], vec![stop]]);
 }
 
 #[test]
@@ -108,7 +113,7 @@ fn a_replacement_waits_if_that_is_wanted() {
 #[test]
 fn without_replacements_no_restart_is_used_until_too_few_are_left() {
     let keep = KeepOptions {
-        is_replaced: false,
+        replacement: Replacement::None,
         ..KeepOptions::new(2)
     };
     let mut round = running(9, keep);
@@ -116,6 +121,51 @@ fn without_replacements_no_restart_is_used_until_too_few_are_left() {
     let stopped = death(&mut round, 1, GroupNews::GoesOn);
     assert_eq!(stopped, ["TellFailed", "ForkAhead", "Stop"]);
     assert_eq!(round.policy.used(), 0);
+}
+
+/// Those of the other nodes run on, and the node comes back into the round that runs, or is a spare of it.
+#[test]
+fn a_node_gives_its_place_up_to_a_spare_unless_it_is_the_only_one() {
+    let keep = KeepOptions {
+        replacement: Replacement::Spare,
+        ..KeepOptions::new(1)
+    };
+    let mut alone = running(1, keep.clone());
+    assert_eq!(
+        death(&mut alone, 1, GroupNews::GoesOn),
+        ["TellLost", "Replace"]
+    );
+
+    let mut round = running_of(2, 1, keep);
+    assert_eq!(
+        death(&mut round, 1, GroupNews::GoesOn),
+        ["TellFailed", "ForkAhead", "Stop"]
+    );
+    round.step(NOW, Input::Stopped(Box::default()));
+    let effects = round.step(NOW, Input::Facts(Facts::default()));
+    assert!(
+        matches!(effects.last(), Some(Effect::Join(Joins::Running))),
+        "{effects:?}"
+    );
+    assert_eq!(round.policy.used(), 1);
+    // Without a restart it goes on without the worker.
+    for input in [Input::Joined { nodes: 2 }, Input::Prepared, Input::Started] {
+        round.step(NOW, input);
+    }
+    assert_eq!(death(&mut round, 1, GroupNews::GoesOn), ["TellLost"]);
+}
+
+/// All have to meet again if there is nothing to come back to.
+#[test]
+fn a_node_without_a_group_joins_the_next_round() {
+    let mut round = running_of(2, 1, KeepOptions::new(1));
+    death(&mut round, 1, GroupNews::IsEmpty);
+    round.step(NOW, Input::Stopped(Box::default()));
+    let effects = round.step(NOW, Input::Facts(Facts::default()));
+    assert!(
+        matches!(effects.last(), Some(Effect::Join(Joins::Next))),
+        "{effects:?}"
+    );
 }
 
 #[test]

@@ -88,7 +88,7 @@ impl World {
         );
         for (index, node) in self.nodes.iter().enumerate() {
             assert!(
-                node.outcome.is_some() || node.doing == Doing::Lost,
+                node.outcome.is_some() || matches!(node.doing, Doing::Absent | Doing::Lost),
                 "node {index} has no outcome"
             );
         }

@@ -7,6 +7,11 @@ use std::collections::BTreeSet;
 pub(super) struct Meeting {
     pub(super) number: usize,
     pub(super) members: BTreeSet<usize>,
+    /// The members that it had when it was complete, and those of them whose workers have started.
+    pub(super) first: BTreeSet<usize>,
+    pub(super) started: BTreeSet<usize>,
+    /// Whether it takes no node in any more.
+    pub(super) is_entry_over: bool,
     pub(super) lost: BTreeSet<usize>,
     pub(super) left: BTreeSet<usize>,
     pub(super) finished: BTreeSet<usize>,

@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use super::world::{Event, Shape, World};
+use super::super::Replacement;
+use super::world::{Doing, Event, Shape, World};
 
 /// Far more steps than any history needs until all nodes are over.
 const STEPS_MAX: usize = 2000;
@@ -100,6 +101,8 @@ const TWO_NODES: Shape = Shape {
     workers: 1,
     has_health_checks: false,
     keep: None,
+    late: 0,
+    nodes_max: 2,
 };
 
 #[test]
@@ -128,9 +131,10 @@ fn two_nodes_with_two_workers_in_every_order() {
 fn two_nodes_that_keep_their_workers_in_every_order() {
     let mut tried = 0;
     for keep in [
-        (true, Duration::ZERO),
-        (true, Duration::from_secs(1)),
-        (false, Duration::ZERO),
+        (Replacement::Fork, Duration::ZERO),
+        (Replacement::Fork, Duration::from_secs(1)),
+        (Replacement::Spare, Duration::ZERO),
+        (Replacement::None, Duration::ZERO),
     ] {
         let shape = Shape {
             workers: 2,
@@ -148,7 +152,8 @@ fn nodes_that_survive_another_one_end_together() {
     let mut world = World::new(Shape {
         nodes: 3,
         nodes_min: 3,
-        keep: Some((true, Duration::ZERO)),
+        nodes_max: 3,
+        keep: Some((Replacement::Fork, Duration::ZERO)),
         ..TWO_NODES
     });
     world.apply(Event::CompleteRound);
@@ -156,6 +161,55 @@ fn nodes_that_survive_another_one_end_together() {
         world.apply(Event::EndPreparation(node));
     }
     world.apply(Event::Lose(2));
+    end(&mut world);
+    assert_eq!(world.now, Duration::ZERO);
+}
+
+/// A third node enters a round that has a place, or is a spare; the others run on.
+#[test]
+fn nodes_enter_and_leave_a_running_round_in_every_order() {
+    let mut tried = 0;
+    for (replacement, nodes_max) in [(Replacement::Fork, 3), (Replacement::Spare, 2)] {
+        let shape = Shape {
+            nodes: 3,
+            late: 1,
+            nodes_max,
+            keep: Some((replacement, Duration::ZERO)),
+            ..TWO_NODES
+        };
+        tried += explore(&[(1, 1), (2, 2)], 5, shape);
+    }
+    assert!(tried >= 20_000, "{tried}");
+}
+
+/// All wait for all in the exit barrier, also for one that has entered.
+#[test]
+fn a_node_that_enters_is_waited_for_at_the_end() {
+    let mut world = World::new(Shape {
+        nodes: 3,
+        late: 1,
+        nodes_max: 3,
+        keep: Some((Replacement::Fork, Duration::ZERO)),
+        ..TWO_NODES
+    });
+    world.apply(Event::CompleteRound);
+    for event in [
+        Event::EndPreparation(0),
+        Event::EndPreparation(1),
+        Event::Arrive(2),
+        Event::Enter(2),
+        Event::EndPreparation(2),
+        Event::TellMembers(0),
+        Event::TellMembers(1),
+        Event::Exit(0, 0),
+        Event::EndStop(0),
+        Event::Exit(1, 0),
+        Event::EndStop(1),
+    ] {
+        world.apply(event);
+    }
+    let doing: Vec<Doing> = world.nodes.iter().map(|node| node.doing).collect();
+    assert_eq!(doing, [Doing::AtBarrier, Doing::AtBarrier, Doing::Running]);
     end(&mut world);
     assert_eq!(world.now, Duration::ZERO);
 }
@@ -195,15 +249,25 @@ fn more_nodes_at_random() {
 fn random_history(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let nodes = random.usize(3..=6);
+    let replacements = [Replacement::Fork, Replacement::Spare, Replacement::None];
+    let keep = random.bool().then(|| {
+        let pause = Duration::from_secs(random.u64(..2));
+        (replacements[random.usize(..3)], pause)
+    });
+    let late = keep.map_or(0, |_| random.usize(..nodes - 1));
+    let nodes_max = match keep {
+        Some(_) => random.usize(1..=nodes - late),
+        None => nodes,
+    };
     let mut world = World::new(Shape {
         nodes,
-        nodes_min: random.usize(1..=nodes),
+        nodes_min: random.usize(1..=nodes_max),
+        nodes_max,
+        late,
         restarts: random.usize(0..3),
         workers: random.usize(1..=3),
         has_health_checks: random.bool(),
-        keep: random
-            .bool()
-            .then(|| (random.bool(), Duration::from_secs(random.u64(..2)))),
+        keep,
     });
     for _ in 0..random.usize(1..60) {
         let events = world.events();

@@ -10,11 +10,16 @@ use super::world::{BARRIER, Doing, Node, World};
 
 impl World {
     pub(super) fn can_meet(&self) -> bool {
-        let joining = |node: &&Node| node.doing == Doing::Joining && node.signal.is_none();
+        let joining = |node: &&Node| node.joins() && node.signal.is_none();
         let ready = self.nodes.iter().filter(joining).count();
         let live = self.nodes.iter();
-        let live =
-            live.filter(|it| !matches!(it.doing, Doing::Checking | Doing::Over | Doing::Lost));
+        let is_away = |it: &Node| {
+            matches!(
+                it.doing,
+                Doing::Absent | Doing::Checking | Doing::Over | Doing::Lost
+            )
+        };
+        let live = live.filter(|it| !is_away(it));
         let is_old_round_over = self
             .meeting
             .members
@@ -30,20 +35,72 @@ impl World {
     pub(super) fn meet(&mut self) {
         let nodes = self.nodes.iter().enumerate();
         let members: BTreeSet<usize> = nodes
-            .filter(|(_, node)| node.doing == Doing::Joining)
+            .filter(|(_, node)| node.joins())
             .map(|(index, _)| index)
+            .take(self.nodes_max)
             .collect();
+        // Spares.
+        for (index, node) in self.nodes.iter_mut().enumerate() {
+            if node.joins() && !members.contains(&index) {
+                node.doing = Doing::Entering;
+            }
+        }
         self.meeting = Meeting {
             number: self.meeting.number + 1,
             members: members.clone(),
+            first: members.clone(),
             ..Meeting::default()
         };
         for index in members.iter().copied() {
             self.nodes[index].begin_round();
+            self.nodes[index].has_entered = false;
             self.nodes[index].has_news = false;
             let nodes = members.len();
             self.step(index, Input::Joined { nodes });
         }
+    }
+
+    fn present(&self) -> usize {
+        let gone = self.meeting.left.union(&self.meeting.lost);
+        self.meeting.members.len() - gone.count()
+    }
+
+    fn is_running(&self) -> bool {
+        self.present() > 0 && !self.is_closed && !self.is_store_down
+    }
+
+    /// Whether the running round takes a node in.
+    pub(super) fn takes_nodes_in(&self) -> bool {
+        self.is_running()
+            && self.present() < self.nodes_max
+            && self.meeting.started == self.meeting.first
+            && !self.meeting.is_entry_over
+    }
+
+    /// Whether a node waits for the next round, as this one was not opened for long.
+    pub(super) fn is_unopened(&self) -> bool {
+        self.is_running()
+            && self.present() < self.nodes_max
+            && self.meeting.started != self.meeting.first
+            && !self.meeting.is_entry_over
+    }
+
+    /// Whether a node of a job that keeps workers is a spare of a closed rendezvous.
+    pub(super) fn is_spare(&self, index: usize) -> bool {
+        let is_entering = self.nodes[index].doing == Doing::Entering;
+        is_entering && self.is_closed && !self.is_store_down
+    }
+
+    pub(super) fn enter(&mut self, index: usize) {
+        self.meeting.members.insert(index);
+        self.meeting.left.remove(&index);
+        let nodes = self.present();
+        let node = &mut self.nodes[index];
+        node.begin_round();
+        node.has_news = false;
+        node.has_entered = true;
+        self.tell_members();
+        self.step(index, Input::Joined { nodes });
     }
 
     pub(super) fn is_member(&self, index: usize) -> bool {
@@ -110,6 +167,7 @@ impl World {
             set.iter().filter(|it| **it != index).map(id).collect()
         };
         let mut membership = Membership::default();
+        membership.members = Some(self.present());
         membership.is_closed = self.is_closed;
         let lost = others(&self.meeting.lost).into_iter();
         membership.lost = lost.map(|node| LostNode::new(node, BARRIER)).collect();

@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use elastic_rendezvous::{Membership, RendezvousError};
 
-use super::super::KeepOptions;
-use super::super::Settings;
 use super::super::error::AgentError;
-use super::super::input::{Effect, Facts, Input, Stop};
+use super::super::input::{Effect, Facts, Input, Joins, Stop};
 use super::super::outcome::AgentOutcome;
 use super::super::stuck::StuckWorkers;
+use super::super::{KeepOptions, Replacement, Settings};
 use super::meeting::Meeting;
 use crate::ranks::RanksError;
 use crate::restart_policy::RestartRules;
@@ -61,10 +60,18 @@ pub(super) enum Event {
     LookAtBarrier(usize),
     /// The pause before a replacement is over.
     EndPause(usize),
+    /// A late node starts.
+    Arrive(usize),
+    /// A node enters the round that runs.
+    Enter(usize),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Doing {
+    /// Has not started.
+    Absent,
+    /// Joins, and enters the running round if that takes it in.
+    Entering,
     /// Is out of its round, and does not join while its health check fails.
     Checking,
     Joining,
@@ -81,6 +88,8 @@ pub(super) enum Doing {
 pub(super) struct Node {
     pub(super) round: Round,
     pub(super) doing: Doing,
+    /// Whether its round was running when it joined.
+    pub(super) has_entered: bool,
     /// The exit codes of its workers, once they have ended.
     pub(super) exits: Vec<Option<i32>>,
     pub(super) signal: Option<i32>,
@@ -115,6 +124,10 @@ impl Node {
         self.replaced = 0;
     }
 
+    pub(super) const fn joins(&self) -> bool {
+        matches!(self.doing, Doing::Joining | Doing::Entering)
+    }
+
     fn runs_workers(&self) -> bool {
         self.doing == Doing::Running && self.exits.contains(&None)
     }
@@ -125,6 +138,7 @@ pub(super) struct World {
     pub(super) now: Duration,
     pub(super) nodes: Vec<Node>,
     pub(super) nodes_min: usize,
+    pub(super) nodes_max: usize,
     pub(super) meeting: Meeting,
     pub(super) is_closed: bool,
     /// Whether the reason could be read when it was closed.
@@ -133,7 +147,7 @@ pub(super) struct World {
     pub(super) is_close_lost: bool,
     pub(super) is_store_down: bool,
     pub(super) has_health_checks: bool,
-    pub(super) keep: Option<(bool, Duration)>,
+    pub(super) keep: Option<(Replacement, Duration)>,
 }
 
 /// How a job begins.
@@ -146,24 +160,34 @@ pub(super) struct Shape {
     /// How many each node has.
     pub(super) workers: usize,
     pub(super) has_health_checks: bool,
-    /// Whether workers survive others: with a pause before replacements, if they are replaced.
-    pub(super) keep: Option<(bool, Duration)>,
+    /// Whether workers survive others: what replaces them, after which pause. All nodes of such a job enter a running round.
+    pub(super) keep: Option<(Replacement, Duration)>,
+    /// How many of the nodes start later, by [`Event::Arrive`].
+    pub(super) late: usize,
+    /// How many make a full round.
+    pub(super) nodes_max: usize,
 }
 
 impl World {
     pub(super) fn new(shape: Shape) -> Self {
-        let node = || {
+        let first_late = shape.nodes - shape.late;
+        let node = |index| {
             let mut settings = settings(shape.restarts, shape.workers);
-            settings.keep = shape.keep.map(|(is_replaced, replace_after)| KeepOptions {
-                is_replaced,
+            settings.keep = shape.keep.map(|(replacement, replace_after)| KeepOptions {
+                replacement,
                 replace_after,
                 ..KeepOptions::new(1)
             });
             let (round, effects) = Round::begin(settings, Duration::ZERO);
-            assert!(matches!(effects[..], [Effect::Join]));
+            assert!(matches!(effects[..], [Effect::Join(_)]));
             Node {
                 round,
-                doing: Doing::Joining,
+                doing: if index < first_late {
+                    Doing::Joining
+                } else {
+                    Doing::Absent
+                },
+                has_entered: false,
                 exits: vec![None; shape.workers],
                 signal: None,
                 has_news: false,
@@ -178,8 +202,9 @@ impl World {
         };
         Self {
             now: Duration::ZERO,
-            nodes: (0..shape.nodes).map(|_| node()).collect(),
+            nodes: (0..shape.nodes).map(node).collect(),
             nodes_min: shape.nodes_min,
+            nodes_max: shape.nodes_max,
             meeting: Meeting::default(),
             is_closed: false,
             is_closed_with_reason: false,
@@ -228,7 +253,9 @@ impl World {
             if self.can_sicken(node) {
                 events.push(Event::Sicken(index));
             }
-            if !matches!(node.doing, Doing::Over | Doing::Lost) {
+            if node.doing == Doing::Absent {
+                events.push(Event::Arrive(index));
+            } else if !matches!(node.doing, Doing::Over | Doing::Lost) {
                 if node.signal.is_none() {
                     events.push(Event::Signal(index));
                 }
@@ -253,13 +280,18 @@ impl World {
         }
         for (index, node) in self.nodes.iter().enumerate() {
             match node.doing {
-                Doing::Joining | Doing::Checking if self.is_closed || node.signal.is_some() => {
+                Doing::Joining | Doing::Entering | Doing::Checking
+                    if self.is_closed || node.signal.is_some() =>
+                {
                     events.push(Event::FailJoin(index));
                 }
+                Doing::Entering if self.takes_nodes_in() => events.push(Event::Enter(index)),
+                Doing::Entering if self.is_unopened() => events.push(Event::Recover(index)),
                 Doing::Checking => events.push(Event::Recover(index)),
                 Doing::Preparing
                     if self.is_store_down
                         || self.is_changed(index)
+                        || node.has_entered
                         || self.meeting.has_ranks
                         || self.are_all_preparing() =>
                 {
@@ -277,7 +309,7 @@ impl World {
 
     pub(super) fn is_over(&self) -> bool {
         let mut nodes = self.nodes.iter();
-        nodes.all(|node| matches!(node.doing, Doing::Over | Doing::Lost))
+        nodes.all(|node| matches!(node.doing, Doing::Absent | Doing::Over | Doing::Lost))
     }
 
     /// What happens next if nothing goes wrong any more; the store may stay away.
@@ -291,7 +323,7 @@ impl World {
             .enumerate()
             .find(|(_, node)| node.runs_workers())
             .map(|(index, _)| Event::Exit(index, 0));
-        let joining = self.nodes.iter().position(|it| it.doing == Doing::Joining);
+        let joining = self.nodes.iter().position(|it| it.joins());
         let event = ready
             .or(running)
             .or_else(|| events.first().copied())
@@ -341,10 +373,13 @@ impl World {
                 self.meeting.was_down = true;
             }
             Event::CompleteRound => self.meet(),
+            Event::Arrive(index) => self.nodes[index].doing = Doing::Entering,
+            Event::Enter(index) => self.enter(index),
             Event::FailJoin(index) => {
                 let run_id = "job".to_owned();
                 let error = match self.nodes[index].signal {
                     Some(_) => RendezvousError::Interrupted { run_id },
+                    None if self.is_spare(index) => RendezvousError::GracefulExit { run_id },
                     None if self.is_closed && !self.is_store_down => {
                         RendezvousError::Closed { run_id }
                     }
@@ -364,7 +399,9 @@ impl World {
                 };
                 self.fail(index, AgentError::Ranks(error));
             }
-            Event::EndPreparation(index) if self.is_changed(index) => {
+            Event::EndPreparation(index)
+                if self.is_changed(index) && !self.nodes[index].has_entered =>
+            {
                 self.fail(index, AgentError::Ranks(RanksError::Interrupted));
             }
             Event::EndPreparation(index) => {
@@ -428,7 +465,9 @@ impl World {
     fn barrier(&self, index: usize) -> Input {
         if self.is_store_down {
             Input::BarrierFailed("it does not answer".to_owned())
-        } else if self.meeting.is_open || self.meeting.finished == self.meeting.members {
+        } else if self.meeting.is_open
+            || (self.keep.is_none() && self.meeting.finished == self.meeting.members)
+        {
             Input::BarrierOpen
         } else {
             Input::BarrierClosed {
@@ -459,16 +498,23 @@ impl World {
     fn run(&mut self, index: usize, effect: Effect) -> Option<Input> {
         let is_down = self.is_store_down;
         match effect {
-            Effect::Join => {
+            Effect::Join(joins) => {
                 assert!(
                     !self.nodes[index].exits.contains(&Some(FINAL)),
                     "node {index} restarts after an exit code that ends the job"
                 );
                 self.leave(index);
-                self.nodes[index].doing = Doing::Joining;
+                self.nodes[index].doing = match joins {
+                    Joins::Running => Doing::Entering,
+                    Joins::Next => Doing::Joining,
+                };
                 // The members are told that somebody waits.
                 self.tell_members();
             }
+            Effect::OpenRound if !is_down && !self.nodes[index].has_entered => {
+                self.meeting.started.insert(index);
+            }
+            Effect::EndEntry if !is_down => self.meeting.is_entry_over = true,
             Effect::Prepare { .. } => self.nodes[index].doing = Doing::Preparing,
             Effect::Start(_) => {
                 if self.nodes[index].signal.is_some() {
@@ -516,7 +562,8 @@ impl World {
                 assert!(!matches!(stop, Stop::BySignal(_)) || self.nodes[index].signal.is_some());
                 self.nodes[index].doing = Doing::Stopping;
             }
-            Effect::EnterBarrier(_) => {
+            Effect::EnterBarrier(nodes) => {
+                assert_eq!(nodes.is_none(), self.keep.is_some());
                 if !is_down {
                     self.meeting.finished.insert(index);
                 }
