@@ -257,7 +257,8 @@ fn a_long_value_travels_once_for_all_clients() {
         it.opcode(Opcode::Get).user_key("k");
     });
     let expected = values.each_ref().map(|value| {
-        let mut reply = (value.len() as u64).to_le_bytes().to_vec();
+        let mut reply = vec![0; 8];
+        LittleEndian::write_u64(&mut reply, value.len() as u64);
         reply.extend(value);
         reply
     });
