@@ -201,7 +201,8 @@ fn the_nodes_of_a_static_rendezvous_have_relays_and_restart_alone() {
 
 #[test]
 fn a_node_without_a_relay_is_an_error_on_the_others() {
-    let conf = "--rdzv-conf=read_timeout=2";
+    // The one without either misses the ranks of the other, or sees it leave and waits for another node.
+    let conf = "--rdzv-conf=read_timeout=2,join_timeout=15";
     let nodes = two_nodes([&["--relay", conf], &[conf]], "exit 0");
     let [with, without] = &nodes;
     assert_eq!(with.code, Some(1), "{with:?}");
