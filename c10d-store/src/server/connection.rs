@@ -16,7 +16,7 @@ use super::session_memory::SessionMemory;
 use crate::message::{ConnId, Replies, Reply};
 use crate::request_parser::RequestParser;
 use crate::session::Credit;
-use crate::wire::{CAPABILITIES, CAPABILITY_NONCE, CAPABILITY_SESSION, encode_reply};
+use crate::wire::{encode_reply, without_session};
 
 /// With at least this many unsent reply bytes, a peer's further requests wait until it reads.
 pub(super) const PAUSE_UNSENT_BYTES: usize = 1 << 20;
@@ -633,10 +633,9 @@ impl Replies for Connections {
         }
         let client = connection.client();
         let is_client = client.is_some();
-        let reply = if is_client {
-            without_sessions(reply)
-        } else {
-            reply
+        let reply = match reply {
+            Reply::Nonce(nonce) if is_client => Reply::Nonce(without_session(nonce)),
+            reply => reply,
         };
         if client.is_some_and(|client| client.numbers.is_some()) {
             let index = self.captured.iter().position(|(of, _)| *of == token);
@@ -670,15 +669,6 @@ fn bytes_of(mut out: SendBuf) -> Vec<u8> {
     // Memory takes everything.
     let _ = out.flush(&mut bytes);
     bytes
-}
-
-/// A client of a session cannot begin another one, so the server must not say that it can.
-const fn without_sessions(reply: Reply<'_>) -> Reply<'_> {
-    const ALL: u32 = CAPABILITY_NONCE | CAPABILITIES;
-    match reply {
-        Reply::Nonce(ALL) => Reply::Nonce(ALL & !CAPABILITY_SESSION),
-        reply => reply,
-    }
 }
 
 /// The state machine's id of a connection.

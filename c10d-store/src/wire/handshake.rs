@@ -71,3 +71,29 @@ pub(crate) const fn reply_to_ping(nonce: u32, offers_groups: bool) -> u32 {
         nonce
     }
 }
+
+/// The same to a client of a session, which cannot begin another one.
+pub(crate) const fn without_session(reply: u32) -> u32 {
+    let shows_all = reply == reply_to_ping(CAPABILITY_NONCE, true);
+    if shows_all || reply == reply_to_ping(CAPABILITY_NONCE, false) {
+        reply & !CAPABILITY_SESSION
+    } else {
+        reply
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_of_a_session_is_shown_no_sessions() {
+        for offers_groups in [true, false] {
+            let reply = reply_to_ping(CAPABILITY_NONCE, offers_groups);
+            assert_eq!(reply & CAPABILITY_SESSION, CAPABILITY_SESSION);
+            assert_eq!(without_session(reply), reply & !CAPABILITY_SESSION);
+        }
+        let echo = CAPABILITY_SESSION | 1;
+        assert_eq!(without_session(reply_to_ping(echo, true)), echo);
+    }
+}

@@ -14,13 +14,13 @@ pub(crate) use blob::Blobs;
 pub use error::{WireError, WireErrorKind};
 pub use frame::ANNOUNCEMENT_BYTES_MAX;
 pub(crate) use frame::{Frame, FrameScan, Progress};
-pub(crate) use handshake::reply_to_ping;
 pub use handshake::{
     CAPABILITIES, CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_DELETE_PREFIX,
     CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL, CAPABILITY_LIST_CHANGES, CAPABILITY_MASK,
     CAPABILITY_MEMBERSHIP, CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_SESSION,
     CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, VALIDATION_MAGIC,
 };
+pub(crate) use handshake::{reply_to_ping, without_session};
 pub(crate) use membership::{GroupReply, GroupRequest, Opening};
 pub use opcode::Opcode;
 pub(crate) use reply::{
