@@ -10,7 +10,6 @@ use crate::shell::open_store::{OpenStore, is_tcp, open_store};
 use crate::shell::reconnecting::{ReconnectingStore, connect_to};
 use crate::shell::registry::{RendezvousCreator, RendezvousRegistry};
 use crate::shell::static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
-use crate::shell::workers_claim::claim;
 use crate::values::endpoint::Endpoint;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
@@ -63,7 +62,7 @@ pub fn create_c10d(
         workers_host,
     } = open_store(parameters, &settings)?;
     let address = address.filter(|_| is_shared);
-    let (store, backend) = if is_tcp(parameters) {
+    let (store, mut backend) = if is_tcp(parameters) {
         let store = keep_connected(store, hosted.as_deref(), parameters, &settings)?;
         let for_rounds = Arc::new(store.without_repeats());
         let backend = C10dBackend::new(for_rounds, &settings.run_id)?;
@@ -80,7 +79,7 @@ pub fn create_c10d(
             let nodes = settings.max_nodes;
             return Err(ParametersError::SecretForWorkers { nodes }.into());
         }
-        claim(&store, &settings.run_id, hosted.is_some())?;
+        backend = backend.with_workers_here(hosted.is_some())?;
         options = options.with_workers_at(address.clone());
     }
     if let Some(hook) = parameters.server_hook() {

@@ -11,6 +11,7 @@ use c10d_store::{Known, Store, StoreError, StoreExt};
 
 use crate::shell::backend::{RendezvousBackend, StateWatch};
 use crate::shell::group_store::GroupStore;
+use crate::shell::workers_claim::{claim, state_key};
 use crate::shell::write_lease::WriteLease;
 use crate::values::codec::{self, CodecLimits, CorruptState, SENTINEL};
 use crate::values::error::RendezvousError;
@@ -32,6 +33,8 @@ pub struct C10dBackend {
     limits: CodecLimits,
     traffic: Arc<Traffic>,
     is_reconnecting: bool,
+    /// If the store is the workers' too: whether this node serves it.
+    has_workers_here: Option<bool>,
 }
 
 /// Counters of a backend.
@@ -75,7 +78,7 @@ impl C10dBackend {
     /// empty run id.
     pub fn new(store: Arc<dyn Store>, run_id: &str) -> Result<Self, RendezvousError> {
         ParametersError::check_run_id(run_id)?;
-        let key = format!("torch.rendezvous.{run_id}");
+        let key = state_key(run_id);
         let backend = Self {
             store,
             run_id: run_id.to_owned(),
@@ -83,6 +86,7 @@ impl C10dBackend {
             limits: CodecLimits::default(),
             traffic: Arc::default(),
             is_reconnecting: false,
+            has_workers_here: None,
         };
         backend.start_anew()?;
         Ok(backend)
@@ -93,6 +97,19 @@ impl C10dBackend {
     pub(crate) const fn with_reconnecting_store(mut self) -> Self {
         self.is_reconnecting = true;
         self
+    }
+
+    /// The store is the workers' too, and is claimed for them, now and whenever it has been emptied.
+    ///
+    /// # Errors
+    /// Those of [`claim`].
+    pub(crate) fn with_workers_here(
+        mut self,
+        is_served_here: bool,
+    ) -> Result<Self, RendezvousError> {
+        claim(&self.store, &self.run_id, is_served_here)?;
+        self.has_workers_here = Some(is_served_here);
+        Ok(self)
     }
 
     /// The counters of this backend, which keep counting.
@@ -178,6 +195,9 @@ impl RendezvousBackend for C10dBackend {
     }
 
     fn start_anew(&self) -> Result<(), RendezvousError> {
+        if let Some(is_served_here) = self.has_workers_here {
+            claim(&self.store, &self.run_id, is_served_here)?;
+        }
         // A GET would block while the key is missing.
         let created = self.store.compare_set(&self.key, b"", SENTINEL);
         created.map(drop).map_err(|error| self.failed(error))

@@ -7,13 +7,17 @@ use std::sync::Arc;
 use c10d_socket::printable;
 use c10d_store::{Store, StoreExt};
 
-use crate::shell::c10d_backend::C10dBackend;
-use crate::shell::stored_state::StoredState;
 use crate::shell::workers_keys::OWNER_KEY;
+use crate::values::codec::{self, CodecLimits, SENTINEL};
 use crate::values::error::RendezvousError;
 
 /// The most characters that an error shows of a run id.
 const RUN_ID_CHARS_MAX: usize = 100;
+
+/// The key of a rendezvous' state, which is PyTorch's.
+pub(super) fn state_key(run_id: &str) -> String {
+    format!("torch.rendezvous.{run_id}")
+}
 
 /// Claims the store for the workers of this job. A job that is served here takes it from any other: that one's server
 /// has ended.
@@ -47,9 +51,20 @@ pub(crate) fn claim(
 }
 
 fn has_ended(store: &Arc<dyn Store>, run_id: &str) -> Result<bool, RendezvousError> {
-    let backend = Arc::new(C10dBackend::new(Arc::clone(store), run_id)?);
-    let state = StoredState::new(backend, run_id).read()?;
-    Ok(state.is_none_or(|(state, _)| state.closed))
+    let key = state_key(run_id);
+    let text = store.try_get(&key);
+    let text = text.map_err(|error| RendezvousError::connection(run_id, error))?;
+    let Some(text) = text.filter(|text| text != SENTINEL) else {
+        return Ok(true);
+    };
+    match codec::from_text(&text, &CodecLimits::default()) {
+        Ok(state) => Ok(state.closed),
+        Err(source) => Err(RendezvousError::CorruptState {
+            store: store.label(),
+            key: store.full_key(&key),
+            source,
+        }),
+    }
 }
 
 #[cfg(test)]
@@ -58,7 +73,7 @@ mod tests {
 
     use super::*;
     use crate::shell::backend::RendezvousBackend;
-    use crate::values::codec;
+    use crate::shell::c10d_backend::C10dBackend;
     use crate::values::state::RendezvousState;
 
     fn write(store: &Arc<dyn Store>, run_id: &str, closed: bool) {
@@ -91,5 +106,30 @@ mod tests {
         claim(&store, "a", false).unwrap_err();
         // Its server has ended, if another job serves its store.
         claim(&store, "a", true).unwrap();
+    }
+
+    /// docs/rendezvous.md, OUTAGE 5.
+    #[test]
+    fn a_job_whose_store_was_emptied_claims_it_again_unless_another_one_has() {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let backend = C10dBackend::new(Arc::clone(&store), "a").unwrap();
+        let backend = backend.with_workers_here(false).unwrap();
+        let empty = || {
+            for key in [OWNER_KEY, &state_key("a")] {
+                assert!(store.delete_key(key).unwrap());
+            }
+        };
+        empty();
+        backend.start_anew().unwrap();
+        assert_eq!(store.get(OWNER_KEY).unwrap(), b"a");
+        empty();
+        claim(&store, "b", false).unwrap();
+        write(&store, "b", false);
+        let error = backend.start_anew().unwrap_err();
+        assert!(
+            matches!(&error, RendezvousError::WorkersOfAnotherJob { owner, .. } if owner == "b"),
+            "{error}"
+        );
+        assert!(!store.check(&[&state_key("a")]).unwrap());
     }
 }
