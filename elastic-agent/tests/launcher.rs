@@ -15,10 +15,11 @@ use c10d_inspect::http::{HttpRequest, Target, fetch};
 use c10d_inspect::{FindingKind, Report};
 use c10d_store::{StoreExt, TcpStore};
 use elastic_agent::{
-    AgentOptions, AgentOutcome, CommandLine, EventOptions, Launcher, LauncherError,
+    AgentOptions, AgentOutcome, CommandLine, EventOptions, KeepOptions, Launcher, LauncherError,
     LauncherOptions, LauncherReport, Screen,
 };
 use elastic_rendezvous::RendezvousParameters;
+use log::{Level, LevelFilter, Log, Metadata, Record};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -34,6 +35,25 @@ impl Screen for Written {
     fn text(&self, text: &str) {
         self.0.lock().unwrap().push_str(text);
     }
+}
+
+/// The warnings of all tests.
+static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Recorder;
+
+impl Log for Recorder {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() == Level::Warn
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if self.enabled(record.metadata()) {
+            WARNINGS.lock().unwrap().push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
 }
 
 /// Two workers of a shell script, on one node.
@@ -153,6 +173,29 @@ fn its_ranks_are_named_while_others_wait_for_them() {
         "{report:?}"
     );
     assert_eq!(report.exit_code(), 0);
+}
+
+#[test]
+fn workers_that_could_not_be_kept_are_warned_of_while_they_run() {
+    log::set_logger(&Recorder).expect("no other logger in this binary");
+    log::set_max_level(LevelFilter::Warn);
+    let folder = tempfile::tempdir().unwrap();
+    let go = folder.path().join("go");
+    let script = format!("until [ -e '{}' ]; do sleep 0.01; done", go.display());
+    let mut keep = KeepOptions::new(1);
+    keep.members_expected_after = Duration::from_millis(1);
+    let command = CommandLine::new("/bin/sh", ["-c", &script]);
+    let agent = AgentOptions::new(command, 2).with_keep_workers(keep);
+    let launcher = Launcher::new(LauncherOptions::new(agent, rendezvous()));
+    let running = thread::spawn(move || launcher.run());
+    let warning = until("a warning", || {
+        let warnings = WARNINGS.lock().unwrap();
+        let mut warnings = warnings.iter();
+        warnings.find(|it| it.contains("--keep-workers")).cloned()
+    });
+    assert!(warning.contains("the workers of /bin/sh"), "{warning}");
+    fs::write(&go, "").unwrap();
+    assert_eq!(running.join().unwrap().exit_code(), 0);
 }
 
 #[test]

@@ -112,8 +112,17 @@ impl GroupLink {
     pub(super) fn dead(&mut self, exit: &WorkerExit) -> GroupNews {
         let incarnation = self.incarnations[exit.local_rank];
         let member = MemberKey::new(exit.rank as u64, incarnation);
+        self.status_after(|group| group.dead(member).map(drop))
+    }
+
+    /// Asks how the group is.
+    pub(super) fn news(&mut self) -> GroupNews {
+        self.status_after(|_| Ok(()))
+    }
+
+    fn status_after(&mut self, say: impl Fn(&Membership) -> Result<(), StoreError>) -> GroupNews {
         let say = |group: &Membership| {
-            group.dead(member)?;
+            say(group)?;
             group.status()
         };
         // The connection may have been lost since the last death.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::event::AgentEvent;
+use super::group_link::GroupLink;
 use super::handle::Event;
 use super::node::Node;
 use super::plan::PlannedStart;
@@ -68,6 +69,14 @@ impl Runtime<'_> {
             progress: seen.unwrap_or_default().round,
             group,
         }))
+    }
+
+    pub(super) fn read_group(&mut self) -> Input {
+        let members = match &mut self.site {
+            Site::Running(running) => running.members.as_mut(),
+            _ => None,
+        };
+        Input::Group(members.map_or(GroupNews::IsEmpty, GroupLink::news))
     }
 
     pub(super) fn replace(&mut self, local_rank: usize, restarts: (usize, usize)) -> Input {

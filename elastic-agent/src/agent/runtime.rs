@@ -11,7 +11,7 @@ use super::event::AgentEvent;
 use super::handle::Event;
 use super::node::Node;
 use super::rounds::Rounds;
-use super::site::Site;
+use super::site::{Due, Site};
 use crate::exit_barrier;
 use crate::round::{AgentError, AgentOutcome, Effect, Input, Round, Settings};
 
@@ -59,6 +59,7 @@ impl<'a> Runtime<'a> {
             has_store_per_round: self.has_store_per_round,
             exit_barrier_timeout: options.exit_barrier_timeout,
             keep: options.keep.clone(),
+            name: options.name.clone(),
         };
         let (mut round, effects) = Round::begin(settings, self.epoch.elapsed());
         let mut effects = VecDeque::from(effects);
@@ -116,6 +117,7 @@ impl<'a> Runtime<'a> {
                 })
             }
             Effect::ReadDeath(exit) => self.read_death(exit),
+            Effect::ReadGroup => self.read_group(),
             Effect::Replace {
                 local_rank,
                 restarts,
@@ -158,10 +160,9 @@ impl<'a> Runtime<'a> {
                 node.listeners.notify(&AgentEvent::RoundEnded(&record));
             }
             Effect::ReplaceAfter(local_rank, pause) => {
-                if let Site::Running(running) = &mut self.site {
-                    running.due.push((Instant::now() + pause, local_rank));
-                }
+                self.site.remind(Due::Replacement(local_rank), pause);
             }
+            Effect::ExpectMembers(pause) => self.site.remind(Due::Members, pause),
             Effect::OpenRound => self.rounds.open(),
             Effect::EndEntry => self.rounds.end_entry(),
             Effect::TellReplaced(local_rank) => self.tell_replaced(local_rank),
@@ -180,9 +181,12 @@ impl<'a> Runtime<'a> {
             };
             let event = match (event, due) {
                 (Ok(event), _) => event,
-                (Err(RecvTimeoutError::Timeout), Some((_, local_rank))) => {
-                    self.site.remove_due(local_rank);
-                    return Input::ReplaceDue { local_rank };
+                (Err(RecvTimeoutError::Timeout), Some((_, due))) => {
+                    self.site.remove_due(due);
+                    return match due {
+                        Due::Replacement(local_rank) => Input::ReplaceDue { local_rank },
+                        Due::Members => Input::MembersDue,
+                    };
                 }
                 // The agent itself holds a sender.
                 (Err(_), _) => return self.signal(),

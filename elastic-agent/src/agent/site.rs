@@ -37,14 +37,22 @@ pub(super) struct Prepared {
 pub(super) struct Running {
     pub(super) workers: WorkerSlots,
     pub(super) members: Option<GroupLink>,
-    /// The local ranks of dead workers, and when others start in their places.
-    pub(super) due: Vec<(Instant, usize)>,
+    pub(super) due: Vec<(Instant, Due)>,
     pub(super) ranks: RankBlock,
     pub(super) relay: Option<NodeRelay>,
     pub(super) watchdog: Option<Watchdog>,
     pub(super) progress: Option<Poller>,
     pub(super) started: StartedWorkers,
     pub(super) started_at: Instant,
+}
+
+/// What is to be done later, while the workers run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Due {
+    /// Another worker starts in the place of the dead one with this local rank.
+    Replacement(usize),
+    /// The service is asked whether the workers are members.
+    Members,
 }
 
 /// What the workers have left.
@@ -77,17 +85,24 @@ impl Running {
 }
 
 impl Site {
-    /// When the next dead worker is to be replaced, and its local rank.
-    pub(super) fn next_due(&self) -> Option<(Instant, usize)> {
+    /// Has something done later, if the workers still run then.
+    pub(super) fn remind(&mut self, due: Due, pause: Duration) {
+        if let Self::Running(running) = self {
+            running.due.push((Instant::now() + pause, due));
+        }
+    }
+
+    /// What is to be done next, and when.
+    pub(super) fn next_due(&self) -> Option<(Instant, Due)> {
         match self {
             Self::Running(running) => running.due.iter().min().copied(),
             _ => None,
         }
     }
 
-    pub(super) fn remove_due(&mut self, local_rank: usize) {
+    pub(super) fn remove_due(&mut self, done: Due) {
         if let Self::Running(running) = self {
-            running.due.retain(|(_, due)| *due != local_rank);
+            running.due.retain(|(_, due)| *due != done);
         }
     }
 

@@ -36,6 +36,10 @@ pub(crate) enum Input {
     Death(Box<Death>),
     /// The pause of [`Effect::ReplaceAfter`] is over.
     ReplaceDue { local_rank: usize },
+    /// The time of [`Effect::ExpectMembers`] is over.
+    MembersDue,
+    /// Answers [`Effect::ReadGroup`].
+    Group(GroupNews),
     /// Answers [`Effect::Replace`]: the worker runs.
     Replaced { local_rank: usize, pid: u32 },
     /// Answers the same, if there is no worker, with a text about that. A signal that has ended the attempt is an input
@@ -90,6 +94,10 @@ pub(crate) enum Effect {
     ReadDeath(WorkerExit),
     /// Answered by [`Input::ReplaceDue`] after this time, unless the workers are stopped before.
     ReplaceAfter(usize, Duration),
+    /// Answered by [`Input::MembersDue`] after this time, unless the workers are stopped before.
+    ExpectMembers(Duration),
+    /// Asks the membership service for the group of the workers. Answered by [`Input::Group`].
+    ReadGroup,
     /// Ends what the dead worker of this local rank has left behind, and starts another one in its place; `restarts` as
     /// in [`Effect::Prepare`]. Answered by [`Input::Replaced`] or [`Input::NotReplaced`].
     Replace {
@@ -185,7 +193,7 @@ pub(crate) struct Death {
     pub(crate) group: GroupNews,
 }
 
-/// What the membership service knows about the group of the workers when one of them has died.
+/// What the membership service knows about the group of the workers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GroupNews {
     /// It forms, or goes on without the worker.

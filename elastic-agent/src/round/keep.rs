@@ -49,6 +49,18 @@ impl Round {
         Some(End::Failed)
     }
 
+    /// The workers have had time to become members.
+    pub(super) fn warn_without_members(&self, group: &GroupNews, out: &mut Effects) {
+        if *group == GroupNews::IsEmpty {
+            let text = format!(
+                "--keep-workers cannot keep the workers of {} so far: none has called c10d_rs.torch.join(), so the death \
+                 of one restarts all",
+                self.settings.name
+            );
+            out.push(log(Level::Warn, text));
+        }
+    }
+
     /// Whether the node as a whole leaves its place to a spare. On the only one, its other workers would be lost.
     fn gives_place_up(&self, nodes: usize, death: &Death, now: Duration) -> bool {
         let is_wanted = self

@@ -12,6 +12,9 @@ pub struct KeepOptions {
     pub replacement: Replacement,
     /// How long after the death.
     pub replace_after: Duration,
+    /// How long after their start the service is asked for the workers. If none is a member, a warning says so; one that
+    /// takes longer to join than the default, a minute, only has that warning.
+    pub members_expected_after: Duration,
 }
 
 /// What takes the place of a worker that died while others run.
@@ -34,6 +37,7 @@ impl KeepOptions {
             members_min,
             replacement: Replacement::Fork,
             replace_after: Duration::ZERO,
+            members_expected_after: Duration::from_secs(60),
         }
     }
 }

@@ -25,6 +25,8 @@ pub(super) const STUCK_GRACE: Duration = Duration::from_secs(5);
 /// What does not change in the life of a node.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
+    /// What the workers run.
+    pub(crate) name: String,
     pub(crate) restarts: RestartRules,
     pub(crate) local_world_size: usize,
     /// Whether keys of an earlier round are out of sight.

@@ -48,6 +48,14 @@ impl Round {
                 self.replace(local_rank, now, out);
                 None
             }
+            (Input::MembersDue, _) => {
+                out.push(Effect::ReadGroup);
+                None
+            }
+            (Input::Group(group), _) => {
+                self.warn_without_members(&group, out);
+                None
+            }
             (Input::Replaced { local_rank, pid }, _) => {
                 let text =
                     format!("worker with local rank {local_rank} (pid {pid}) starts instead");

@@ -47,8 +47,9 @@ impl Round {
                 self.clock.end(now, |phases| &mut phases.start);
                 self.has_had_workers = true;
                 out.push(Effect::TellStarted);
-                if self.settings.keep.is_some() {
+                if let Some(keep) = &self.settings.keep {
                     out.push(Effect::OpenRound);
+                    out.push(Effect::ExpectMembers(keep.members_expected_after));
                 }
                 out.push(Effect::ReadMembership);
                 Phase::Running(Running {

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
+use log::Level;
+
 use super::super::input::{Death, Effect, Facts, GroupNews, Input, Joins};
 use super::super::{KeepOptions, Replacement, Round};
 use super::workers::failure;
@@ -90,6 +92,28 @@ fn a_dead_worker_is_replaced_while_a_restart_is_left() {
     let ends = [0, 2].map(|rank| names(round.step(NOW, Input::WorkerExited(exit(rank, 0)))));
     let [end, stop] = ["EndEntry", "Stop"].map(str::to_owned);
     assert_eq!(ends, [vec![end], vec![stop]]);
+}
+
+/// The script is named while nothing has happened yet, and not only when a death shows it.
+#[test]
+fn workers_that_are_no_members_in_time_are_warned_of() {
+    let mut round = running(1, KeepOptions::new(1));
+    assert_eq!(names(round.step(NOW, Input::MembersDue)), ["ReadGroup"]);
+    let mut warnings = |group| {
+        let effects = round.step(NOW, Input::Group(group));
+        let text = |effect: &Effect| match effect {
+            Effect::Log(level, text) => (*level, text.clone()),
+            other => panic!("{other:?}"),
+        };
+        effects.iter().map(text).collect::<Vec<_>>()
+    };
+    assert_eq!(warnings(GroupNews::GoesOn), []);
+    assert_eq!(warnings(GroupNews::OutOfReach("gone".to_owned())), []);
+    let warned = warnings(GroupNews::IsEmpty);
+    assert_eq!(warned.len(), 1);
+    assert_eq!(warned[0].0, Level::Warn);
+    assert!(warned[0].1.contains("train.py"), "{warned:?}");
+    assert!(warned[0].1.contains("c10d_rs.torch.join()"), "{warned:?}");
 }
 
 #[test]

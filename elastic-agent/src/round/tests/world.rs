@@ -33,6 +33,7 @@ pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
         has_store_per_round: true,
         exit_barrier_timeout: Some(BARRIER),
         keep: None,
+        name: "train.py".to_owned(),
     }
 }
 
