@@ -6,7 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use c10d_relay::{HostPort, Relay, RelayError, RelayOptions};
-use c10d_store::{SessionError, Store, StoreError, StoreExt, TcpStore, TcpStoreOptions};
+#[cfg(feature = "tls")]
+use c10d_store::Store;
+use c10d_store::{SessionError, StoreError, StoreExt, TcpStore, TcpStoreOptions};
 
 use crate::basics::{rank_of, relay_to, server, soon, wait_until};
 use crate::few_descriptors::{self, Attacked};
