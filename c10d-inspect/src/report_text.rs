@@ -145,7 +145,8 @@ fn write_suspects(report: &Report, lines: &mut Lines) {
 
 /// One group in one line, as in "workers: generation 3 of 4 members; members leave their mesh; waits for member 2.1 (rank 0), for
 /// 4 s at most".
-fn membership_text(group: &MembershipReport) -> String {
+/// A group whose members agree through the server, as in "train: generation 3 of 8 members; calling".
+pub(crate) fn membership_text(group: &MembershipReport) -> String {
     let mut text = match group.generation {
         0 => format!("{}: no generation", group.name),
         generation => {

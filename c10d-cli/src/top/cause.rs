@@ -13,6 +13,9 @@ const HEADLINE_SHARE: usize = 3;
 /// The shown findings below the headline; `c10d why` has the others.
 const FINDINGS_MAX: usize = 3;
 
+/// The same of groups whose members agree through the server.
+const MEMBERSHIPS_MAX: usize = 2;
+
 /// The lines of one finding on a screen of so many lines, and on a smaller one.
 const TALL: usize = 30;
 const FINDING_LINES_MAX: usize = 3;
@@ -21,6 +24,7 @@ const FINDING_LINES_MIN: usize = 1;
 /// What a finding is to the headline, as a mark in front of it.
 const ALSO: &str = "  also: ";
 const THEN: &str = "  then: ";
+const GROUP: &str = " group: ";
 
 /// One line of the screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +40,7 @@ pub(super) struct CauseLine {
 pub(super) fn cause_lines(
     headline: &str,
     findings: &[FindingSummary],
+    memberships: &[String],
     columns: usize,
     rows: usize,
 ) -> Vec<CauseLine> {
@@ -53,18 +58,21 @@ pub(super) fn cause_lines(
     let mut lines: Vec<CauseLine> = headline_lines.into_iter().map(headline_line).collect();
     let others = findings.iter().filter(|it| it.text != headline);
     for finding in others.take(FINDINGS_MAX) {
-        lines.extend(finding_lines(finding, columns, rows));
+        let mark = if finding.is_consequence { THEN } else { ALSO };
+        lines.extend(lines_of(mark, &finding.text, columns, rows));
+    }
+    for membership in memberships.iter().take(MEMBERSHIPS_MAX) {
+        lines.extend(lines_of(GROUP, membership, columns, rows));
     }
     lines
 }
 
-fn finding_lines(finding: &FindingSummary, columns: usize, rows: usize) -> Vec<CauseLine> {
-    let mark = if finding.is_consequence { THEN } else { ALSO };
+fn lines_of(mark: &str, text: &str, columns: usize, rows: usize) -> Vec<CauseLine> {
     let lines_max = match rows >= TALL {
         true => FINDING_LINES_MAX,
         false => FINDING_LINES_MIN,
     };
-    let texts = cut(&finding.text, columns.saturating_sub(mark.len()), lines_max);
+    let texts = cut(text, columns.saturating_sub(mark.len()), lines_max);
     let line = |(at, text)| CauseLine {
         mark: match at {
             0 => mark.to_owned(),
@@ -72,7 +80,7 @@ fn finding_lines(finding: &FindingSummary, columns: usize, rows: usize) -> Vec<C
         },
         text,
         is_headline: false,
-        is_consequence: finding.is_consequence,
+        is_consequence: mark == THEN,
     };
     texts.into_iter().enumerate().map(line).collect()
 }
@@ -104,7 +112,7 @@ mod tests {
             finding
         };
         let findings: Vec<FindingSummary> = findings.iter().map(finding).collect();
-        let lines = cause_lines(headline, &findings, columns, rows).into_iter();
+        let lines = cause_lines(headline, &findings, &[], columns, rows).into_iter();
         lines.map(|line| line.mark + &line.text).collect()
     }
 
@@ -135,7 +143,16 @@ mod tests {
     #[test]
     fn a_short_cause_leaves_the_ranks_where_they_are() {
         assert_eq!(texts("Fine.", &[], 80, 24), ["Fine.", ""]);
-        assert_eq!(cause_lines("", &[], 80, 24).len(), 2);
+        assert_eq!(cause_lines("", &[], &[], 80, 24).len(), 2);
         assert_eq!(texts("Fine.", &[], 0, 0).len(), 2);
+    }
+
+    #[test]
+    fn a_group_is_below_the_cause() {
+        let group = ["job/0: generation 2 of 4 members; committed".to_owned()];
+        let lines = cause_lines("Fine.", &[], &group, 80, 24);
+        let shown = lines.last().expect("a line");
+        assert_eq!((lines.len(), shown.mark.as_str()), (3, " group: "));
+        assert_eq!(shown.text, group[0]);
     }
 }

@@ -336,10 +336,16 @@ impl Top {
     /// The headline, and the findings that say something else.
     pub(super) fn cause_lines(&self) -> Vec<CauseLine> {
         let overview = self.overview.as_ref();
-        let (headline, findings) = overview.map_or(("", &[][..]), |overview| {
-            (&overview.status.headline, &overview.status.findings)
-        });
-        cause_lines(headline, findings, self.columns, self.lines)
+        let none = StatusOverview::default();
+        let status = overview.map_or(&none, |overview| &overview.status);
+        let (headline, findings) = (&status.headline, &status.findings);
+        cause_lines(
+            headline,
+            findings,
+            &status.memberships,
+            self.columns,
+            self.lines,
+        )
     }
 
     /// Whether the keys and letters are explained instead of the ranks.

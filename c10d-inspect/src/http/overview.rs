@@ -19,6 +19,9 @@ pub struct StatusOverview {
     /// What was found, causes first; 100 at most.
     #[serde(deserialize_with = "entries")]
     pub findings: Vec<FindingSummary>,
+    /// Each group whose members agree through the server, with its generation and for whom it waits; 100 at most.
+    #[serde(deserialize_with = "entries")]
+    pub memberships: Vec<String>,
     /// The state of each rank from rank 0 on.
     #[serde(deserialize_with = "cells")]
     pub cells: Vec<RankCell>,
@@ -63,11 +66,11 @@ impl FindingSummary {
     }
 }
 
-fn entries<'de, D: Deserializer<'de>>(list: D) -> Result<Vec<FindingSummary>, D::Error> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct List {
-        entries: Vec<FindingSummary>,
+fn entries<'de, T: Deserialize<'de>, D: Deserializer<'de>>(list: D) -> Result<Vec<T>, D::Error> {
+    #[derive(Deserialize)]
+    struct List<T> {
+        #[serde(default = "Vec::new")]
+        entries: Vec<T>,
     }
     Ok(List::deserialize(list)?.entries)
 }
@@ -88,6 +91,7 @@ mod tests {
             "findings": {"entries": [{"kind": "never_connected", "text": "t", "culprits": "rank 2",
                 "first_culprit": 2, "waiting": "ranks 0, 1 and 3", "age_ms": 1, "is_consequence": false}],
                 "left_out": 0},
+            "memberships": {"entries": ["g: no generation; forming"], "left_out": 0},
             "cells": "wiN-L"
         }"#;
         let overview = serde_json::from_str::<StatusOverview>(json).unwrap();
@@ -96,6 +100,7 @@ mod tests {
         let finding = &overview.findings[0];
         assert!(finding.is_to_blame(2) && !finding.is_to_blame(3));
         assert!(finding.is_holding_up(3) && !finding.is_holding_up(2));
+        assert_eq!(overview.memberships, ["g: no generation; forming"]);
         let suspects = overview.cells.iter().map(|cell| cell.is_suspect);
         assert_eq!(
             suspects.collect::<Vec<_>>(),

@@ -8,6 +8,7 @@ use super::counters::StoreCounters;
 use super::rows::millis;
 use super::source::Look;
 use super::timeline::Event;
+use crate::report_text::membership_text;
 use crate::text;
 use crate::{FindingKind, Group, NodeReport, Process, RankSet, Report, WaitFor, WorkersStore};
 
@@ -41,6 +42,7 @@ pub(super) struct Summary<'a> {
     waits: Limited<WaitLine<'a>>,
     nodes: Limited<&'a NodeReport>,
     groups: Limited<&'a Group>,
+    memberships: Limited<String>,
     unknown_processes: Limited<&'a Process>,
     workers_stores: &'a [WorkersStore],
     timeline: Vec<Event>,
@@ -116,6 +118,7 @@ impl<'a> Summary<'a> {
             })),
             nodes: limited(report.nodes.iter()),
             groups: limited(report.groups.iter()),
+            memberships: limited(report.memberships.iter().map(membership_text)),
             unknown_processes: limited(report.unknown_processes.iter()),
             workers_stores: &report.workers_stores,
             timeline,

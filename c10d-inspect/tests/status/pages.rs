@@ -9,7 +9,7 @@ use c10d_inspect::http::{
     ClientRow, JobPages, RankCell, StatusError, StatusOverview, StatusPages, StoreCounters,
 };
 use c10d_inspect::workers::{Job, JobError};
-use c10d_inspect::{RankState, Report, WorkersStore};
+use c10d_inspect::{MembershipReport, RankState, Report, WorkersStore};
 use c10d_socket::HostPort;
 use c10d_store::{ServerOptions, Store, StoreExt, TcpStore, TcpStoreServer};
 
@@ -53,6 +53,27 @@ fn lists_are_read_to_their_end_and_a_prefix_is_only_a_prefix() {
     store
         .multi_get(&["a&from=9 + ü%"])
         .expect("the client is alive");
+}
+
+#[test]
+fn a_group_whose_members_agree_through_the_server_is_a_sentence() {
+    let mut group = MembershipReport::default();
+    group.name = "job/0".to_owned();
+    group.stage = "calling".to_owned();
+    group.generation = 2;
+    group.size = 4;
+    group.waits_for = vec!["3.1 (rank 3)".to_owned()];
+    group.waits_for_count = 1;
+    let mut report = Report::default();
+    report.memberships = vec![group];
+    let front = Front::start(Canned::new(report));
+    let overview: StatusOverview = open(front.address)
+        .get("/status.json")
+        .expect("an overview");
+    assert_eq!(
+        overview.memberships,
+        ["job/0: generation 2 of 4 members; calling; waits for 3.1 (rank 3)"]
+    );
 }
 
 #[test]
