@@ -237,7 +237,7 @@ fn a_node_of_a_static_rendezvous_restarts_its_workers_after_a_cut() {
         fs::write(job.path(&format!("fail.{name}")), "").unwrap();
         until("a restart", || starts(name) == 2);
     }
-    // While the connection is idle.
+    // While the connection is idle: for longer than 0.5 s, within which a check-in could be lost (OUTAGE 2).
     proxy.cut(false);
     thread::sleep(Duration::from_secs(1));
     fs::write(job.path("stop"), "").unwrap();

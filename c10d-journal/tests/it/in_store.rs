@@ -1,4 +1,4 @@
-//! The log in the keys of another store: one owner at a time, whoever is stopped when.
+//! The log in the keys of another store: one owner at a time, also if owners are stopped at any moment.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! The service over a store that has none, as PyTorch's: a server in the process of one of the members, whom the others reach by
-//! a key. What its groups decide is kept in a log of the store (`StoreJournal`), which has one owner at a time: whoever
+//! a key. What its groups decide is kept in a log of the store (`StoreJournal`), which has one owner at a time: one that
 //! takes over from a member that cannot be reached continues with the generation, and a host that was only stopped can
 //! decide nothing any more.
 
@@ -27,7 +27,7 @@ const TURNS_MAX: u32 = 40;
 /// How often to look at the store meanwhile.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A host that has taken over and has not said where it is after this time has died.
+/// A host that has taken over and has published no address after this time has died.
 const PUBLISH_MAX: Duration = Duration::from_secs(2);
 
 /// How long a host waits for the others to learn of the end of the group.
