@@ -164,7 +164,7 @@ impl Node {
     }
 
     /// Takes what the link has received. Passes each complete reply and its rank to `on_reply`, which may
-    /// [ask](Self::ask) again.
+    /// [send](Self::send) more.
     pub(super) fn receive<E: From<NodeError>>(
         &mut self,
         mut link: &[u8],
