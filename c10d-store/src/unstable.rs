@@ -7,6 +7,7 @@
 //! because a crate of its own cannot reach into the server, which keeps the relay a client like any other.
 
 pub use crate::client::{Closer, SessionDialer, SessionLink};
+pub use crate::journal::Authority;
 pub use crate::journal::batch::{BatchWriter, Effect, Effects, FORMAT_VERSION, effects};
 pub use crate::journal::contents::{Contents, Entry};
 pub use crate::raw_requests::{RawRequest, RawRequests};

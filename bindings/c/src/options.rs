@@ -331,7 +331,8 @@ pub extern "C" fn c10d_options_set_directory(options: Option<&mut Options>, path
 #[expect(clippy::unnecessary_wraps, reason = "fails without the feature")]
 fn journal_in(path: &str) -> Result<JournalSource, Failure> {
     let path = std::path::PathBuf::from(path);
-    let open = move || Ok(Box::new(c10d_journal::SqliteJournal::open(&path)?) as _);
+    let open =
+        move |_: &c10d_socket::Cancel| Ok(Box::new(c10d_journal::SqliteJournal::open(&path)?) as _);
     Ok(JournalSource {
         open: std::sync::Arc::new(open),
         on_failure: None,

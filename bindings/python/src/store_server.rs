@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use c10d_journal::SqliteJournal;
+use c10d_socket::Cancel;
 use c10d_store::journal::JournalSource;
 use c10d_store::{ServerOptions, TcpStoreServer};
 use pyo3::exceptions::PyTypeError;
@@ -42,7 +43,7 @@ impl StoreServer {
             options = options.with_credentials(read_secret_file(py, &path)?);
         }
         if let Some(dir) = dir {
-            let open = move || Ok(Box::new(SqliteJournal::open(&dir)?) as _);
+            let open = move |_: &Cancel| Ok(Box::new(SqliteJournal::open(&dir)?) as _);
             options = options.with_journal(JournalSource {
                 open: Arc::new(open),
                 on_failure: None,

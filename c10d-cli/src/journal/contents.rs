@@ -42,6 +42,10 @@ impl Kept {
             let (position, bytes, of) = match piece {
                 Recovered::Chunk { position, bytes } => (position, bytes, &mut self.snapshot),
                 Recovered::Batch { position, bytes } => (position, bytes, &mut self.batches),
+                Recovered::Restart => {
+                    *self = Self::default();
+                    return Ok(());
+                }
             };
             let damaged = |what: String| JournalError::Damaged {
                 place: reader.place(),

@@ -82,8 +82,15 @@ pub(crate) fn contents_of(
 ) -> Result<(u64, Contents), JournalError> {
     let mut contents = Contents::default();
     let position = recover(&mut |recovered| {
-        let (Recovered::Chunk { position, bytes } | Recovered::Batch { position, bytes }) =
-            recovered;
+        let (position, bytes) = match recovered {
+            Recovered::Chunk { position, bytes } | Recovered::Batch { position, bytes } => {
+                (position, bytes)
+            }
+            Recovered::Restart => {
+                contents = Contents::default();
+                return Ok(());
+            }
+        };
         let damaged = |what: String| JournalError::Damaged {
             place: String::new(),
             what,

@@ -14,8 +14,12 @@ use crate::rank::{Rank, all_enter, ids, options};
 fn recovered(journal: &mut StoreJournal) -> (u64, Vec<Vec<u8>>) {
     let mut pieces = Vec::new();
     let last = journal.recover(&mut |piece| {
-        let (Recovered::Chunk { bytes, .. } | Recovered::Batch { bytes, .. }) = piece;
-        pieces.push(bytes.to_vec());
+        match piece {
+            Recovered::Chunk { bytes, .. } | Recovered::Batch { bytes, .. } => {
+                pieces.push(bytes.to_vec());
+            }
+            Recovered::Restart => pieces.clear(),
+        }
         Ok(())
     });
     (last.expect("intact"), pieces)

@@ -104,17 +104,20 @@ fn reopen_a_million_keys() {
         let opened = began.elapsed();
         let mut bytes_read = 0;
         let read = journal.recover(&mut |recovered| {
-            let (Recovered::Chunk { bytes, .. } | Recovered::Batch { bytes, .. }) = recovered;
-            bytes_read += bytes.len();
+            if let Recovered::Chunk { bytes, .. } | Recovered::Batch { bytes, .. } = recovered {
+                bytes_read += bytes.len();
+            }
             Ok(())
         });
         read.expect("read");
         let read = began.elapsed();
         let mut count = 0;
         let decoded = journal.recover(&mut |recovered| {
-            let (Recovered::Chunk { position, bytes } | Recovered::Batch { position, bytes }) =
-                recovered;
-            count += effects(position, bytes).expect("intact").count();
+            if let Recovered::Chunk { position, bytes } | Recovered::Batch { position, bytes } =
+                recovered
+            {
+                count += effects(position, bytes).expect("intact").count();
+            }
             Ok(())
         });
         decoded.expect("read");

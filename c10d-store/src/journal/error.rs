@@ -24,6 +24,20 @@ pub enum JournalError {
         /// Who it is, if it has said so: process and host.
         owner: Option<String>,
     },
+    /// Another process leads now, or may.
+    #[error("another process has taken over the journal {place}: {reason}")]
+    Deposed {
+        /// See [`Journal::place`](super::Journal::place).
+        place: String,
+        /// What the engine has found.
+        reason: String,
+    },
+    /// The server was stopped before it led.
+    #[error("cancelled while it waited for the journal {place}")]
+    Cancelled {
+        /// See [`Journal::place`](super::Journal::place).
+        place: String,
+    },
     /// A later version of this program has written it.
     #[error(
         "the journal {place} has format {found}; this program reads up to format {known}, so a newer one is needed"

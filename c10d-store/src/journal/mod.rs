@@ -6,6 +6,7 @@
 //!
 //! The engine knows no keys, and this module knows no files: c10d-journal has an engine. Connections, waits and sessions are not kept.
 
+mod authority;
 pub(crate) mod batch;
 pub(crate) mod contents;
 mod error;
@@ -13,6 +14,7 @@ mod source;
 
 use std::fmt;
 
+pub use authority::Authority;
 pub use error::{DamagedBatch, JournalError};
 pub use source::{JournalFailed, JournalSource, OpenJournal};
 
@@ -27,12 +29,22 @@ pub trait Journal: Send + fmt::Debug {
     /// What is kept and where, for messages: `/var/lib/c10d (SQLite)`.
     fn place(&self) -> String;
 
+    /// Until when the server may answer, for an engine that other processes may take over. It is asked for once, after
+    /// [`recover`](Self::recover). `None` if only this process can serve, as long as it lives.
+    fn authority(&self) -> Option<Authority> {
+        None
+    }
+
     /// Reads everything once, before anything is appended: the newest complete snapshot, chunk by chunk in the order
     /// they were written, then each batch after it, in order and without a gap. Returns the position of the last batch,
     /// or that of the snapshot if there is none after it, or 0.
     ///
+    /// While another process leads, an engine that can follow it visits what that appends, and returns once this process
+    /// leads: so it may block for days, until the `Cancel` that it was opened with. What was visited becomes void by
+    /// [`Recovered::Restart`].
+    ///
     /// # Errors
-    /// [`JournalError`] of the engine, or of `visit`, which ends the reading.
+    /// [`JournalError`] of the engine, or of `visit`, which ends the reading; [`JournalError::Cancelled`].
     fn recover(
         &mut self,
         visit: &mut dyn FnMut(Recovered<'_>) -> Result<(), JournalError>,
@@ -65,7 +77,7 @@ pub trait Journal: Send + fmt::Debug {
     fn finish_snapshot(&mut self) -> Result<(), JournalError>;
 }
 
-/// Which store a journal is of, and how often it was opened.
+/// Which store a journal is of, and how often it was opened. Final once everything is recovered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JournalIdentity {
     /// Random, made with the journal.
@@ -84,6 +96,8 @@ pub enum Recovered<'a> {
         /// As given to [`Journal::add_to_snapshot`].
         bytes: &'a [u8],
     },
+    /// What was visited before is void, as the engine has lost the thread: everything follows anew, a snapshot first.
+    Restart,
     /// What was appended after that snapshot.
     Batch {
         /// As given to [`Journal::append`].

@@ -3,10 +3,13 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use c10d_socket::Cancel;
+
 use super::{Journal, JournalError};
 
-/// Opens a journal. It may block as long as reading one does.
-pub type OpenJournal = dyn Fn() -> Result<Box<dyn Journal>, JournalError> + Send + Sync;
+/// Opens a journal. It may block as long as reading one does, until it is cancelled, as
+/// [`Journal::recover`] may then.
+pub type OpenJournal = dyn Fn(&Cancel) -> Result<Box<dyn Journal>, JournalError> + Send + Sync;
 
 /// Learns why a server has stopped by itself.
 pub type JournalFailed = dyn Fn(&JournalError) + Send + Sync;
@@ -26,7 +29,7 @@ impl<J: Journal + 'static> From<J> for JournalSource {
     fn from(journal: J) -> Self {
         let place = journal.place();
         let journal = Mutex::new(Some(journal));
-        let open = move || {
+        let open = move |_: &Cancel| {
             let journal = journal
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)

@@ -1,7 +1,7 @@
 //! A connection, accepted or of a session, and the table of all of them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -10,9 +10,11 @@ use mio::net::TcpStream;
 use mio::{Interest, Token};
 use slab::Slab;
 
+use super::gate::Gate;
 use super::held::Held;
 use super::numbers::Numbers;
 use super::session_memory::SessionMemory;
+use crate::journal::Authority;
 use crate::message::{ConnId, Replies, Reply};
 use crate::request_parser::RequestParser;
 use crate::session::Credit;
@@ -310,12 +312,28 @@ impl Accepted {
 
     /// Sends until everything is sent or the system accepts no more. Returns whether everything is.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
-        match &mut self.tls {
-            None => self.out.flush(&mut self.stream),
-            Some(tls) => {
-                let is_sealed = self.out.flush(&mut tls.sealing(&mut self.stream))?;
-                Ok(tls.send(&mut self.stream)? && is_sealed)
-            }
+        flush_to(&mut self.stream, &mut self.out, self.tls.as_mut())
+    }
+
+    /// [Flushes](Self::flush) as long as the authority is valid. Also returns whether it was not.
+    pub(super) fn flush_with(&mut self, authority: &Authority) -> io::Result<(bool, bool)> {
+        let mut is_shut = false;
+        let mut gate = Gate::new(&mut self.stream, authority, &mut is_shut);
+        let drained = flush_to(&mut gate, &mut self.out, self.tls.as_mut())?;
+        Ok((drained, is_shut))
+    }
+}
+
+fn flush_to(
+    stream: &mut impl Write,
+    out: &mut SendBuf,
+    tls: Option<&mut TlsLayer>,
+) -> io::Result<bool> {
+    match tls {
+        None => out.flush(stream),
+        Some(tls) => {
+            let is_sealed = out.flush(&mut tls.sealing(stream))?;
+            Ok(tls.send(stream)? && is_sealed)
         }
     }
 }
@@ -370,6 +388,14 @@ impl Connections {
 
     pub(super) fn len(&self) -> usize {
         self.slots.len()
+    }
+
+    /// The connections with a socket, each with its peer.
+    pub(super) fn accepted(&self) -> impl Iterator<Item = (Token, SocketAddr)> {
+        self.slots.iter().filter_map(|(slot, connection)| {
+            let token = Token((connection.generation as usize) << SLOT_BITS | slot);
+            Some((token, connection.accepted()?.peer))
+        })
     }
 
     /// Adds an accepted connection.

@@ -1,7 +1,7 @@
 //! What the server's thread shares with others: counters that they read, and a limit that they set.
 
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use crate::journal::JournalError;
 
@@ -12,6 +12,8 @@ pub(super) struct Counts {
     pub(super) waiting: AtomicUsize,
     /// The most memory of the data in bytes; 0 for no limit.
     pub(super) memory_max: AtomicUsize,
+    /// Another process leads, or may.
+    pub(super) is_standby: AtomicBool,
     /// Why the server has stopped by itself.
     pub(super) journal_failure: OnceLock<JournalError>,
 }

@@ -29,8 +29,10 @@ use super::options::ServerOptions;
 use super::recover::OpenJournal;
 use super::sessions::Sessions;
 use super::stall::StallWatch;
+use super::standby::Standby;
 use super::timers::Timers;
 use super::turn::TurnClock;
+use crate::journal::JournalSource;
 use crate::message::Request;
 use crate::moment::Moment;
 use crate::request_parser::{Flow, NextRead, ParseError};
@@ -63,6 +65,15 @@ const READ_BYTES: usize = 64 << 10;
 /// The most bytes of one connection handled in one iteration, for fairness.
 const BYTES_PER_ITERATION: usize = 1 << 20;
 
+/// What a server keeps its store in.
+#[derive(Debug)]
+pub(super) enum ServedJournal {
+    None,
+    Open(Box<OpenJournal>),
+    /// One that another process may serve.
+    StandBy(JournalSource),
+}
+
 pub(super) struct EventLoop {
     poll: Poll,
     listeners: Listeners<TcpListener, TcpStream>,
@@ -89,6 +100,13 @@ pub(super) struct EventLoop {
     timers: Timers,
     /// Of a store with a journal.
     keeping: Option<Keeping>,
+    /// Until this process leads: nothing is served.
+    standby: Option<Standby>,
+    waker: Arc<Waker>,
+}
+
+fn new_sessions(options: &ServerOptions) -> Sessions {
+    Sessions::new(StoreId::random(), options.session_timeout())
 }
 
 impl EventLoop {
@@ -99,7 +117,7 @@ impl EventLoop {
         stop: Arc<AtomicBool>,
         counts: Arc<Counts>,
         http_handler: InstalledHandler,
-        journal: Option<OpenJournal>,
+        journal: ServedJournal,
     ) -> io::Result<(Self, StoreObserver, Arc<Waker>)> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
@@ -116,11 +134,19 @@ impl EventLoop {
             handshakes_max: HANDSHAKES_MAX,
         };
         let acceptor = listeners.acceptor(limits, Instant::now());
-        let sessions = Sessions::new(StoreId::random(), options.session_timeout());
+        let sessions = new_sessions(&options);
+        let mut standby = None;
         let (mut state, sessions, keeping) = match journal {
-            None => (StoreState::new(), sessions, None),
-            Some(journal) => Keeping::start(journal, sessions, Arc::clone(&waker))?,
+            ServedJournal::None => (StoreState::new(), sessions, None),
+            ServedJournal::Open(journal) => Keeping::start(*journal, sessions, Arc::clone(&waker))?,
+            ServedJournal::StandBy(source) => {
+                standby = Some(Standby::start(source, Arc::clone(&waker))?);
+                (StoreState::new(), sessions, None)
+            }
         };
+        counts
+            .is_standby
+            .store(standby.is_some(), Ordering::Release);
         state.offer_groups(options.has_membership().then(random_seed));
         let event_loop = Self {
             poll,
@@ -144,6 +170,8 @@ impl EventLoop {
             turn: TurnClock::new(Instant::now()),
             timers: Timers::default(),
             keeping,
+            standby,
+            waker: Arc::clone(&waker),
         };
         Ok((event_loop, observer, waker))
     }
@@ -160,15 +188,15 @@ impl EventLoop {
                 log::error!("the store server stops, as it cannot poll its sockets: {error}");
                 return;
             }
-            if let Err(error) = self.release_durable() {
-                log::error!("the store server stops, as it can keep nothing more: {error}");
+            if let Err(error) = self.take_over().and_then(|()| self.release_durable()) {
+                log::error!("the store server stops: {error}");
                 // The only failure.
                 let error = self.counts.journal_failure.get_or_init(|| error);
                 let source = self.options.journal.as_ref();
                 if let Some(notify) = source.and_then(|source| source.on_failure.as_ref()) {
                     notify(error);
                 }
-                return;
+                return self.give_up_keeping();
             }
             self.handle_events(&events);
         }
@@ -183,7 +211,10 @@ impl EventLoop {
         let is_observed = self.state.is_in_snapshot() || self.is_snapshot_due();
         let has_work = !self.ready.is_empty()
             || self.connections.has_touched_clients()
-            || self.keeping.as_ref().is_some_and(Keeping::has_work)
+            || self
+                .keeping
+                .as_ref()
+                .is_some_and(|it| it.has_work() || it.has_withheld())
             || self.state.can_sweep();
         if has_work || self.acceptor.has_ready() || is_observed {
             return Some(Duration::ZERO);
@@ -612,7 +643,20 @@ impl EventLoop {
             return self.close(token, CloseReason::Refused, &error);
         }
         let unsent_bytes = accepted.out.unsent_bytes();
-        let drained = match accepted.flush() {
+        let flushed = match &mut self.keeping {
+            Some(Keeping {
+                authority: Some(authority),
+                withheld,
+                ..
+            }) => accepted.flush_with(authority).map(|(drained, is_shut)| {
+                if is_shut {
+                    withheld.insert(token);
+                }
+                drained
+            }),
+            _ => accepted.flush(),
+        };
+        let drained = match flushed {
             Ok(drained) => drained,
             Err(error) => return self.close(token, CloseReason::Failed, &error),
         };

@@ -113,6 +113,11 @@ impl JournalThread {
         self.shared.chunk_bytes.load(Ordering::Relaxed)
     }
 
+    /// See [`Journal::place`].
+    pub(super) fn place(&self) -> &str {
+        &self.place
+    }
+
     /// Why the thread has ended by itself.
     pub(super) fn take_failure(&self) -> Option<JournalError> {
         let failure = self.shared.failure.lock();

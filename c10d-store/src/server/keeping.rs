@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
+use std::task::Wake;
 use std::time::Instant;
 
 use mio::{Token, Waker};
@@ -10,6 +11,7 @@ use mio::{Token, Waker};
 use super::journal_thread::JournalThread;
 use super::recover::OpenJournal;
 use super::sessions::Sessions;
+use crate::journal::Authority;
 use crate::session::StoreId;
 use crate::state::StoreState;
 
@@ -32,6 +34,10 @@ pub(super) struct Keeping {
     pub(super) is_copying: bool,
     /// Connections whose requests wait, as too much is gathered.
     pub(super) paused: BTreeSet<Token>,
+    /// Until when something may be sent, if another process can take over.
+    pub(super) authority: Option<Authority>,
+    /// Connections that are flushed once something may be sent.
+    pub(super) withheld: BTreeSet<Token>,
     /// Clients whose peers are told that requests are done when a position is durable, in its order.
     pub(super) done: VecDeque<(u64, Token, u32)>,
 }
@@ -46,7 +52,13 @@ impl Keeping {
         let identity = open.journal.identity();
         let store = StoreId::of_journal(&identity.store, identity.epoch);
         sessions.restore(store, open.carried, Instant::now());
+        let authority = open.journal.authority();
+        if let Some(authority) = &authority {
+            authority.set_waker(Arc::new(WakeLoop(Arc::clone(&waker))).into());
+        }
         let keeping = Self {
+            authority,
+            withheld: BTreeSet::new(),
             thread: JournalThread::start(open.journal, open.durable, waker)?,
             durable: open.durable,
             memory: Vec::new(),
@@ -56,6 +68,27 @@ impl Keeping {
             done: VecDeque::new(),
         };
         Ok((open.state, sessions, Some(keeping)))
+    }
+
+    /// Takes the connections to be flushed if something may be sent now. Else the next extension of the authority wakes the
+    /// event loop.
+    pub(super) fn take_withheld(&mut self) -> BTreeSet<Token> {
+        if self.is_authorized_or_woken() {
+            std::mem::take(&mut self.withheld)
+        } else {
+            BTreeSet::new()
+        }
+    }
+
+    /// Whether something may be sent now.
+    pub(super) fn may_send(&self) -> bool {
+        let authority = self.authority.as_ref();
+        authority.is_none_or(|it| it.is_valid(Instant::now()))
+    }
+
+    fn is_authorized_or_woken(&self) -> bool {
+        let authority = self.authority.as_ref();
+        authority.is_none_or(|it| it.await_extension(Instant::now))
     }
 
     /// Has the peer of a client told that this request is done, once the position is durable.
@@ -68,8 +101,23 @@ impl Keeping {
         self.is_copying
     }
 
+    /// Whether connections are to be flushed that had to wait.
+    pub(super) fn has_withheld(&self) -> bool {
+        !self.withheld.is_empty() && self.is_authorized_or_woken()
+    }
+
     /// Whether a snapshot can be copied further.
     pub(super) fn has_work(&self) -> bool {
         self.is_copying && self.thread.chunk_bytes() < CHUNK_BYTES_MAX
+    }
+}
+
+struct WakeLoop(Arc<Waker>);
+
+impl Wake for WakeLoop {
+    fn wake(self: Arc<Self>) {
+        if let Err(error) = self.0.wake() {
+            log::warn!("cannot wake the store server after a change of its authority: {error}");
+        }
     }
 }

@@ -6,6 +6,7 @@ mod carrying;
 mod connection;
 mod counts;
 mod event_loop;
+mod gate;
 mod held;
 mod http;
 mod journal_thread;
@@ -18,6 +19,7 @@ mod recover;
 mod session_memory;
 mod sessions;
 mod stall;
+mod standby;
 mod timers;
 mod turn;
 
@@ -27,12 +29,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use c10d_socket::{ListenOptions, Protocol, TlsServer, adopt_listener, check_own_user, listen};
+use c10d_socket::{
+    Cancel, ListenOptions, Protocol, TlsServer, adopt_listener, check_own_user, listen,
+};
 
 use crate::error::StoreError;
 use crate::journal::JournalError;
 use counts::Counts;
-use event_loop::EventLoop;
+use event_loop::{EventLoop, ServedJournal};
 use http::InstalledHandler;
 pub use http::{HttpConnection, HttpHandler};
 pub use memory_limit::recommended_memory_max;
@@ -108,6 +112,38 @@ impl TcpStoreServer {
     /// system has no thread or descriptor left, or [`c10d_socket::check_own_user`] fails and plain connections of
     /// that user are to be served, [`StoreError::Credentials`] if they cannot be used.
     pub fn serve(listeners: Vec<TcpListener>, options: ServerOptions) -> Result<Self, StoreError> {
+        let journal = match &options.journal {
+            None => ServedJournal::None,
+            Some(source) => {
+                ServedJournal::Open(Box::new(OpenJournal::recover(source, &Cancel::NEVER)?))
+            }
+        };
+        Self::serve_with(journal, listeners, options)
+    }
+
+    /// As [`serve`](Self::serve), but does not block: the journal is read in the background. Of an engine that several
+    /// processes share, that ends once this process leads, perhaps days later. Until then the server stands by: it closes the
+    /// connections of clients, and hands over those that speak HTTP; observers get
+    /// [`SnapshotError::StandsBy`]. If the journal cannot be read, the server stops, as if it had failed later.
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve), except for the journal.
+    pub fn stand_by(
+        listeners: Vec<TcpListener>,
+        options: ServerOptions,
+    ) -> Result<Self, StoreError> {
+        let journal = match &options.journal {
+            None => ServedJournal::None,
+            Some(source) => ServedJournal::StandBy(source.clone()),
+        };
+        Self::serve_with(journal, listeners, options)
+    }
+
+    fn serve_with(
+        journal: ServedJournal,
+        listeners: Vec<TcpListener>,
+        options: ServerOptions,
+    ) -> Result<Self, StoreError> {
         let listeners = listeners
             .into_iter()
             .map(|listener| adopt_listener(listener.into(), 0))
@@ -118,9 +154,6 @@ impl TcpStoreServer {
         }
         let tls = credentials.map(|credentials| credentials.server(Protocol::Store));
         let tls = tls.transpose()?;
-        let journal = options.journal.as_ref();
-        let journal = journal.map(|source| OpenJournal::recover((source.open)()?));
-        let journal = journal.transpose()?;
         Self::start(listeners, options, tls, journal).map_err(server_error)
     }
 
@@ -128,7 +161,7 @@ impl TcpStoreServer {
         listeners: Vec<TcpListener>,
         options: ServerOptions,
         tls: Option<TlsServer>,
-        journal: Option<OpenJournal>,
+        journal: ServedJournal,
     ) -> io::Result<Self> {
         let local_addrs = listeners
             .iter()
@@ -178,6 +211,12 @@ impl TcpStoreServer {
     #[must_use]
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.local_addrs
+    }
+
+    /// Whether the server [stands by](Self::stand_by): it does not serve the store yet.
+    #[must_use]
+    pub fn is_standby(&self) -> bool {
+        self.counts.is_standby.load(Ordering::Acquire)
     }
 
     /// Whether the server's thread is running. It runs until the server is dropped, unless a system call or the

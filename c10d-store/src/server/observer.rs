@@ -46,6 +46,12 @@ pub enum SnapshotError {
     /// The server has stopped, before the call or during it.
     #[error("the store server has stopped")]
     Stopped,
+    /// Another process serves the store, or will: see [`TcpStoreServer::stand_by`](super::TcpStoreServer::stand_by).
+    #[error("this server stands by: another one serves the store, or will")]
+    StandsBy,
+    /// Another process may have taken over: the server answers nothing until it knows.
+    #[error("the store server answers nothing until it knows whether another one has taken over")]
+    MayBeDeposed,
     /// The server's thread was busy for longer than the timeout.
     #[error("the store server has not answered within {timeout:?}; it is overloaded")]
     TimedOut {
@@ -87,7 +93,7 @@ impl StoreObserver {
 
     fn ask<T>(
         &self,
-        request: impl FnOnce(SyncSender<T>) -> Request,
+        request: impl FnOnce(SyncSender<Answered<T>>) -> Request,
         timeout: Option<Duration>,
     ) -> Result<T, SnapshotError> {
         let deadline = Deadline::after(Instant::now(), timeout);
@@ -103,21 +109,24 @@ impl StoreObserver {
             Some(left) => answer.recv_timeout(left),
             None => answer.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
-        answered.map_err(|error| match error {
+        let answered = answered.map_err(|error| match error {
             RecvTimeoutError::Disconnected => SnapshotError::Stopped,
             RecvTimeoutError::Timeout => SnapshotError::TimedOut {
                 timeout: timeout.unwrap_or(Duration::MAX),
             },
-        })
+        });
+        answered?
     }
 }
 
 /// A request of an observer, with the channel for the answer.
 #[derive(Debug)]
 enum Request {
-    Snapshot(SyncSender<Arc<Taken>>),
-    Counters(SyncSender<Counters>),
+    Snapshot(SyncSender<Answered<Arc<Taken>>>),
+    Counters(SyncSender<Answered<Counters>>),
 }
+
+type Answered<T> = Result<T, SnapshotError>;
 
 /// A snapshot as the server's thread hands it out.
 #[derive(Debug)]
@@ -132,9 +141,9 @@ struct Taken {
 pub(super) struct Observed {
     requests: Receiver<Request>,
     /// Callers that wait for a snapshot that has not started.
-    next: Vec<SyncSender<Arc<Taken>>>,
+    next: Vec<SyncSender<Answered<Arc<Taken>>>>,
     /// Callers that wait for the snapshot in progress.
-    current: Vec<SyncSender<Arc<Taken>>>,
+    current: Vec<SyncSender<Answered<Arc<Taken>>>>,
     /// The time spent on the snapshot in progress, in earlier turns.
     server_time: Duration,
     /// When this turn started, if anybody waits for a snapshot.
@@ -148,8 +157,8 @@ pub(super) struct Observed {
 /// An answer with those that wait for it.
 #[derive(Debug)]
 enum Answer {
-    Snapshot(Arc<Taken>, Vec<SyncSender<Arc<Taken>>>),
-    Counters(Counters, SyncSender<Counters>),
+    Snapshot(Arc<Taken>, Vec<SyncSender<Answered<Arc<Taken>>>>),
+    Counters(Counters, SyncSender<Answered<Counters>>),
 }
 
 impl Answer {
@@ -158,10 +167,10 @@ impl Answer {
         match self {
             Self::Snapshot(taken, callers) => {
                 for caller in callers {
-                    drop(caller.try_send(Arc::clone(&taken)));
+                    drop(caller.try_send(Ok(Arc::clone(&taken))));
                 }
             }
-            Self::Counters(counters, caller) => drop(caller.try_send(counters)),
+            Self::Counters(counters, caller) => drop(caller.try_send(Ok(counters))),
         }
     }
 }
@@ -188,12 +197,19 @@ impl Observed {
     }
 
     /// Receives what has been asked since the last call, and answers with totals once what they depend on is durable:
-    /// the batch with this position, 0 for none.
-    pub(super) fn receive(&mut self, position: u64, counters: impl Fn() -> Counters) {
+    /// the batch with this position, 0 for none. With a `refusal`, all get that.
+    pub(super) fn receive(
+        &mut self,
+        position: u64,
+        refusal: impl Fn() -> Option<SnapshotError>,
+        counters: impl Fn() -> Counters,
+    ) {
         while let Ok(request) = self.requests.try_recv() {
-            match request {
-                Request::Snapshot(answer) => self.next.push(answer),
-                Request::Counters(answer) => {
+            match (request, refusal()) {
+                (Request::Snapshot(answer), Some(error)) => drop(answer.try_send(Err(error))),
+                (Request::Counters(answer), Some(error)) => drop(answer.try_send(Err(error))),
+                (Request::Snapshot(answer), None) => self.next.push(answer),
+                (Request::Counters(answer), None) => {
                     self.answer(position, Answer::Counters(counters(), answer));
                 }
             }

@@ -1,8 +1,10 @@
 //! Reads a journal before its store is served.
 
+use c10d_socket::Cancel;
+
 use super::carried::Carried;
 use crate::journal::batch::effects;
-use crate::journal::{Journal, JournalError, Recovered};
+use crate::journal::{Journal, JournalError, JournalSource, Recovered};
 use crate::state::StoreState;
 
 /// A journal with the state that it has kept.
@@ -18,11 +20,12 @@ pub(super) struct OpenJournal {
 }
 
 impl OpenJournal {
-    /// Reads everything.
+    /// Reads everything. Of an engine that other processes share, waits until this one leads.
     ///
     /// # Errors
     /// [`JournalError`], [`JournalError::Damaged`] if an effect cannot follow those before it.
-    pub(super) fn recover(mut journal: Box<dyn Journal>) -> Result<Self, JournalError> {
+    pub(super) fn recover(source: &JournalSource, cancel: &Cancel) -> Result<Self, JournalError> {
+        let mut journal = (source.open)(cancel)?;
         let mut state = StoreState::new();
         let mut carried = Carried::default();
         let mut batch_bytes = 0;
@@ -37,6 +40,12 @@ impl OpenJournal {
                 Recovered::Batch { position, bytes } => {
                     batch_bytes += bytes.len();
                     (position, bytes)
+                }
+                Recovered::Restart => {
+                    state = StoreState::new();
+                    carried = Carried::default();
+                    batch_bytes = 0;
+                    return Ok(());
                 }
             };
             for effect in effects(position, bytes).map_err(|it| damaged(it.to_string()))? {

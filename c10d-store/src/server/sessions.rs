@@ -133,6 +133,11 @@ impl Sessions {
         session.is_some_and(|session| !session.backlog.is_empty())
     }
 
+    /// Whether a later run of this store has accepted the session: another process has taken over.
+    pub(super) fn is_deposed_by(&self, hello: &Hello) -> bool {
+        self.store.is_before(hello.store)
+    }
+
     /// A connection has sent SESSION (docs/wire-extensions.md, SESSION 2 and 3).
     pub(super) fn attach(&mut self, hello: &Hello, candidate: Candidate) -> Attached {
         if hello.attempt == 0 {

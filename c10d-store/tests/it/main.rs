@@ -29,6 +29,7 @@ mod rendezvous;
 mod secret;
 mod server;
 mod slow_strangers;
+mod standby;
 mod store_contract;
 mod tcp_store;
 mod turns;

@@ -3,10 +3,14 @@
 #![allow(dead_code, reason = "see above")]
 
 use std::io;
+use std::net::TcpListener;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use c10d_store::journal::{Journal, JournalError, JournalIdentity, Recovered};
+use c10d_socket::Cancel;
+use c10d_store::journal::{
+    Authority, Journal, JournalError, JournalIdentity, JournalSource, Recovered,
+};
 use c10d_store::unstable::{Contents, effects};
 use c10d_store::{ServerOptions, TcpStoreServer};
 
@@ -24,6 +28,10 @@ pub(crate) struct Kept {
     /// The batch that waits until the engine is not blocked.
     appending: u64,
     opened: u64,
+    /// The candidate that leads.
+    leader: Option<u64>,
+    /// The candidate that is to lead once nobody does.
+    next_leader: Option<u64>,
 }
 
 /// An engine in memory. Clones share what is kept.
@@ -99,6 +107,65 @@ impl Memory {
         TcpStoreServer::bind("127.0.0.1:0", options).expect("a server")
     }
 
+    /// An engine of one of several processes, which leads once it is [told](Self::lead) to.
+    pub(crate) fn candidate(&self, number: u64) -> Candidate {
+        Candidate {
+            log: self.clone(),
+            number,
+            epoch: 0,
+            authority: Authority::none(),
+        }
+    }
+
+    /// This candidate leads from now on, and no other one can append.
+    pub(crate) fn lead(&self, number: u64) {
+        let mut kept = self.kept();
+        kept.leader = None;
+        kept.next_leader = Some(number);
+        self.changed.notify_all();
+    }
+
+    /// Waits until that candidate leads.
+    #[track_caller]
+    pub(crate) fn wait_until_led_by(&self, number: u64) {
+        let waited = self
+            .changed
+            .wait_timeout_while(self.kept(), LONG, |kept| kept.leader != Some(number));
+        let (kept, _) = waited.expect("no test panics with it");
+        assert_eq!(kept.leader, Some(number));
+    }
+
+    fn append_if(
+        &self,
+        position: u64,
+        batch: &[u8],
+        is_allowed: impl Fn(&Kept) -> bool,
+    ) -> Result<(), JournalError> {
+        let mut kept = self.kept();
+        kept.appending = position;
+        self.changed.notify_all();
+        while kept.is_blocked {
+            kept = self.changed.wait(kept).expect("no test panics with it");
+        }
+        kept.appending = 0;
+        if kept.fails {
+            drop(kept);
+            return Err(self.failed());
+        }
+        if !is_allowed(&kept) {
+            drop(kept);
+            return Err(JournalError::Deposed {
+                place: self.place(),
+                reason: "another candidate leads".to_owned(),
+            });
+        }
+        let last = kept.batches.last().map(|(last, _)| *last);
+        let last = last.or(kept.snapshot.as_ref().map(|(last, _)| *last));
+        assert_eq!(position, last.unwrap_or(0) + 1, "without a gap");
+        kept.batches.push((position, batch.to_vec()));
+        Ok(())
+    }
+
     fn failed(&self) -> JournalError {
         JournalError::Engine {
             operation: "append to",
@@ -143,22 +210,7 @@ impl Journal for Memory {
     }
 
     fn append(&mut self, position: u64, batch: &[u8]) -> Result<(), JournalError> {
-        let mut kept = self.kept();
-        kept.appending = position;
-        self.changed.notify_all();
-        while kept.is_blocked {
-            kept = self.changed.wait(kept).expect("no test panics with it");
-        }
-        kept.appending = 0;
-        if kept.fails {
-            drop(kept);
-            return Err(self.failed());
-        }
-        let last = kept.batches.last().map(|(last, _)| *last);
-        let last = last.or(kept.snapshot.as_ref().map(|(last, _)| *last));
-        assert_eq!(position, last.unwrap_or(0) + 1, "without a gap");
-        kept.batches.push((position, batch.to_vec()));
-        Ok(())
+        self.append_if(position, batch, |_| true)
     }
 
     fn begin_snapshot(&mut self, position: u64) -> Result<(), JournalError> {
@@ -179,5 +231,142 @@ impl Journal for Memory {
         kept.batches.retain(|(position, _)| *position > snapshot.0);
         kept.snapshot = Some(snapshot);
         Ok(())
+    }
+}
+
+/// An engine whose log other processes follow, one of which leads.
+#[derive(Debug, Clone)]
+pub(crate) struct Candidate {
+    log: Memory,
+    number: u64,
+    epoch: u64,
+    pub(crate) authority: Authority,
+}
+
+impl Candidate {
+    pub(crate) fn source(&self) -> JournalSource {
+        let candidate = self.clone();
+        let open = move |cancel: &Cancel| {
+            let (candidate, cancel) = (candidate.clone(), cancel.clone());
+            Ok(Box::new(Opened { candidate, cancel }) as Box<dyn Journal>)
+        };
+        JournalSource {
+            open: Arc::new(open),
+            on_failure: None,
+        }
+    }
+
+    /// A server that stands by, at a port of its own.
+    pub(crate) fn stand_by(&self, options: ServerOptions) -> TcpStoreServer {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let options = options.with_journal(self.source());
+        TcpStoreServer::stand_by(vec![listener], options).expect("a server")
+    }
+
+    /// Extends the authority for so long, if this candidate leads.
+    pub(crate) fn renew(&self, lease: Duration) {
+        let asked = Instant::now();
+        if self.log.kept().leader == Some(self.number) {
+            self.authority.extend(asked + lease);
+        }
+    }
+}
+
+/// What a candidate does for its server.
+#[derive(Debug)]
+struct Opened {
+    candidate: Candidate,
+    cancel: Cancel,
+}
+
+impl Journal for Opened {
+    fn identity(&self) -> JournalIdentity {
+        JournalIdentity {
+            store: [7; 16],
+            epoch: self.candidate.epoch,
+        }
+    }
+
+    fn place(&self) -> String {
+        format!("of candidate {}", self.candidate.number)
+    }
+
+    fn authority(&self) -> Option<Authority> {
+        Some(self.candidate.authority.clone())
+    }
+
+    fn recover(
+        &mut self,
+        visit: &mut dyn FnMut(Recovered<'_>) -> Result<(), JournalError>,
+    ) -> Result<u64, JournalError> {
+        let number = self.candidate.number;
+        let log = self.candidate.log.clone();
+        let mut last = 0;
+        loop {
+            let mut kept = log.kept();
+            if kept.leader.is_none() && kept.next_leader == Some(number) {
+                kept.leader = Some(number);
+                kept.opened += 1;
+                self.candidate.epoch = kept.opened;
+                log.changed.notify_all();
+            }
+            let is_leader = kept.leader == Some(number);
+            let snapshot = kept
+                .snapshot
+                .clone()
+                .filter(|(position, _)| *position > last);
+            let after = snapshot.as_ref().map_or(last, |(position, _)| *position);
+            let batches = kept
+                .batches
+                .iter()
+                .filter(|(position, _)| *position > after);
+            let batches: Vec<_> = batches.cloned().collect();
+            if !is_leader && snapshot.is_none() && batches.is_empty() {
+                // The timeout is for the cancel.
+                let waited = log.changed.wait_timeout(kept, Duration::from_millis(5));
+                drop(waited.expect("no test panics with it"));
+                if self.cancel.is_cancelled() {
+                    return Err(JournalError::Cancelled {
+                        place: self.place(),
+                    });
+                }
+                continue;
+            }
+            drop(kept);
+            if let Some((position, chunks)) = snapshot {
+                visit(Recovered::Restart)?;
+                last = position;
+                for bytes in &chunks {
+                    visit(Recovered::Chunk { position, bytes })?;
+                }
+            }
+            for (position, bytes) in &batches {
+                last = *position;
+                let position = *position;
+                visit(Recovered::Batch { position, bytes })?;
+            }
+            if is_leader {
+                return Ok(last);
+            }
+        }
+    }
+
+    fn append(&mut self, position: u64, batch: &[u8]) -> Result<(), JournalError> {
+        let number = self.candidate.number;
+        self.candidate
+            .log
+            .append_if(position, batch, |kept| kept.leader == Some(number))
+    }
+
+    fn begin_snapshot(&mut self, position: u64) -> Result<(), JournalError> {
+        self.candidate.log.begin_snapshot(position)
+    }
+
+    fn add_to_snapshot(&mut self, chunk: &[u8]) -> Result<(), JournalError> {
+        self.candidate.log.add_to_snapshot(chunk)
+    }
+
+    fn finish_snapshot(&mut self) -> Result<(), JournalError> {
+        self.candidate.log.finish_snapshot()
     }
 }

@@ -149,7 +149,7 @@ impl Host {
         let is_late = Arc::new(AtomicBool::new(false));
         let (prefix, log) = (self.key("log/"), Arc::clone(&self.store));
         let late = Arc::clone(&is_late);
-        let open = move || {
+        let open = move |_: &Cancel| {
             let journal = StoreJournal::open(Arc::clone(&log), &prefix, after);
             if matches!(journal, Err(JournalError::InUse { .. })) {
                 late.store(true, Ordering::Relaxed);

@@ -7,6 +7,8 @@ use std::sync::Arc;
 #[cfg(feature = "journal")]
 use c10d_journal::SqliteJournal;
 #[cfg(feature = "journal")]
+use c10d_socket::Cancel;
+#[cfg(feature = "journal")]
 use c10d_store::journal::JournalSource;
 use clap::Args;
 use elastic_rendezvous::{RendezvousParameters, STATIC_BACKEND};
@@ -86,7 +88,7 @@ impl StoreArgs {
         Ok(match directory {
             #[cfg(feature = "journal")]
             Some(directory) => {
-                let open = move || Ok(Box::new(SqliteJournal::open(&directory)?) as _);
+                let open = move |_: &Cancel| Ok(Box::new(SqliteJournal::open(&directory)?) as _);
                 parameters.with_journal(JournalSource {
                     open: Arc::new(open),
                     on_failure: None,

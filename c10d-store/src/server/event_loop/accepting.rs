@@ -71,6 +71,11 @@ impl EventLoop {
             }
             return None;
         }
+        if self.standby.is_some() {
+            let reason = "this server stands by: another one serves the store, or will";
+            self.refuse_stranger(token, &reason);
+            return None;
+        }
         let Some(tls) = &self.tls else {
             return Some(Input::Shared(count));
         };

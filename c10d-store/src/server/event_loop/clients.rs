@@ -44,6 +44,14 @@ impl EventLoop {
             self.log_refusal(peer, &"it does not wait for the answer to SESSION");
             return self.close_quietly(token, CloseReason::Refused);
         }
+        let is_later = self.sessions.is_deposed_by(hello);
+        if is_later
+            && let Some(keeping) = &self.keeping
+            && let Some(authority) = &keeping.authority
+        {
+            // The engine has to find out.
+            authority.withdraw();
+        }
         let candidate = Candidate {
             link: token,
             peer: peer.ip(),

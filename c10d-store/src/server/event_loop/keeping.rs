@@ -1,12 +1,19 @@
 //! The event loop's part for a store with a journal: batches go to its thread, and what waits for them goes on.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
 use mio::Token;
 
-use super::EventLoop;
-use crate::journal::JournalError;
+use super::{EventLoop, new_sessions};
 use crate::journal::batch::BatchWriter;
+use crate::journal::{Authority, JournalError};
+use crate::server::connection::{Connections, conn_id_of};
 use crate::server::journal_thread::SnapshotStep;
 use crate::server::keeping::Keeping;
+use crate::server::standby::Standby;
+use crate::session::random_seed;
 use crate::state::SNAPSHOT_SLICE;
 
 /// With this many bytes of batches since the last snapshot, or as many as the data has, the next one starts.
@@ -23,6 +30,17 @@ impl EventLoop {
         };
         if let Some(error) = keeping.thread.take_failure() {
             return Err(error);
+        }
+        if let Some(reason) = keeping.authority.as_ref().and_then(Authority::end_reason) {
+            return Err(JournalError::Deposed {
+                place: keeping.thread.place().to_owned(),
+                reason: reason.to_owned(),
+            });
+        }
+        if !keeping.withheld.is_empty() {
+            for token in keeping.take_withheld() {
+                self.connections.touch(token);
+            }
         }
         let durable = keeping.thread.durable();
         if durable == keeping.durable {
@@ -114,6 +132,47 @@ impl EventLoop {
         if is_done {
             keeping.is_copying = false;
             keeping.thread.step(SnapshotStep::Finish);
+        }
+    }
+
+    /// Leads once the journal of a server that stands by is open.
+    ///
+    /// # Errors
+    /// Why it never will.
+    pub(super) fn take_over(&mut self) -> Result<(), JournalError> {
+        let outcome = self.standby.as_ref().and_then(Standby::take_outcome);
+        let Some(outcome) = outcome else {
+            return Ok(());
+        };
+        self.standby = None;
+        let open = *outcome?;
+        let place = open.journal.place();
+        let sessions = new_sessions(&self.options);
+        let started = Keeping::start(open, sessions, Arc::clone(&self.waker));
+        let (state, sessions, keeping) = started.map_err(|source| JournalError::Engine {
+            operation: "start a thread for",
+            place,
+            source: Box::new(source),
+        })?;
+        (self.state, self.sessions, self.keeping) = (state, sessions, keeping);
+        self.state
+            .offer_groups(self.options.has_membership().then(random_seed));
+        // The times of what was recovered count from here.
+        self.started = Instant::now();
+        for (token, peer) in self.connections.accepted() {
+            self.state.connect(conn_id_of(token), peer);
+        }
+        self.counts.is_standby.store(false, Ordering::Release);
+        log::info!("the store server leads from now on");
+        Ok(())
+    }
+
+    /// The journal has failed, or another process has taken over: closes everything before the journal's thread ends, which
+    /// can take a while.
+    pub(super) fn give_up_keeping(&mut self) {
+        self.connections = Connections::new(self.options.unsent_bytes_max());
+        if let Some(keeping) = self.keeping.take() {
+            keeping.thread.end(None);
         }
     }
 

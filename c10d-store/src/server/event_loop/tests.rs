@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::SendBuf;
 use mio::Token;
 
-use super::EventLoop;
+use super::{EventLoop, ServedJournal};
 use crate::message::{Replies, Reply};
 use crate::server::ServerOptions;
 use crate::server::connection::conn_id_of;
@@ -30,7 +30,7 @@ impl Session {
             Arc::default(),
             Arc::default(),
             InstalledHandler::default(),
-            None,
+            ServedJournal::None,
         )
         .expect("a poller");
         let hello = Hello {

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::EventLoop;
+use crate::server::observer::SnapshotError;
 use crate::server::stall::{Stall, Workers};
 use crate::state::SNAPSHOT_SLICE;
 
@@ -15,10 +16,16 @@ impl EventLoop {
     pub(super) fn answer_observers(&mut self) {
         let position = self.newest_undurable();
         let is_due = self.is_snapshot_due();
+        let refusal = || match &self.keeping {
+            _ if self.standby.is_some() => Some(SnapshotError::StandsBy),
+            Some(keeping) if !keeping.may_send() => Some(SnapshotError::MayBeDeposed),
+            _ => None,
+        };
         let (state, traffic) = (&self.state, &self.traffic);
         let refused = self.acceptor.refused();
-        self.observed
-            .receive(position, || traffic.added_to(state.counters(), refused));
+        self.observed.receive(position, refusal, || {
+            traffic.added_to(state.counters(), refused)
+        });
         if !state.is_in_snapshot() && is_due {
             let counters = traffic.added_to(state.counters(), refused);
             self.state.start_snapshot(counters);
