@@ -127,7 +127,7 @@ class Job:
             "--rdzv-backend=c10d",
             "--rdzv-id=job",
             f"--rdzv-endpoint={self.address}",
-            f"--rdzv-conf=is_host={is_host},keep_alive_interval=1",
+            f"--rdzv-conf=is_host={is_host},keep_alive_interval=3",
             "--local-addr=127.0.0.1",
             "--workers-store=rendezvous",
             "--keep-workers",
