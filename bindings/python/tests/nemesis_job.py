@@ -21,6 +21,9 @@ WORKERS_MIN = 2
 # Of a single thing that a job does, torch's start on a busy machine included.
 LIMIT_SECONDS = 120
 
+# Of the template of the ranks' processes.
+PRELOADED = "torch,torch._dynamo,c10d_rs.torch"
+
 WORKER = Path(__file__).with_name("nemesis_worker.py")
 
 # What a launcher says that gives up to keep the workers.
@@ -84,10 +87,23 @@ class Job:
     relay that is a process of its own. ``hosted``: on the first launcher.
     """
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        """Start it."""
+    def __init__(
+        self,
+        kind: str,
+        folder: Path,
+        *,
+        nodes: int = NODES,
+        nnodes: str = str(NODES),
+        per_node: int = PER_NODE,
+        preload: str = PRELOADED,
+        options: tuple[str, ...] = (),
+    ) -> None:
+        """Start it with so many launchers, which have the options."""
         self.kind = kind
         self.folder = folder
+        self.options = [f"--nnodes={nnodes}", f"--nproc-per-node={per_node}", *options]
+        if preload:
+            self.options += [f"--preload={preload}", "--preload-required"]
         self.ranks: dict[str, Rank] = {}
         # The processes that were ended, and those without which the others may go on.
         self.dead: set[int] = set()
@@ -101,9 +117,9 @@ class Job:
         else:
             self.store, self.address = self._serve("store", "serve", f"--dir={folder / 'store'}", "--port=0")
         if kind == "relays":
-            self.relays = [self._relay("127.0.0.1:0") for _ in range(NODES)]
-        for node in range(NODES):
-            self.launchers.append(self._launch(node))
+            self.relays = [self._relay("127.0.0.1:0") for _ in range(nodes)]
+        for _ in range(nodes):
+            self.start_launcher()
 
     def _serve(self, *arguments: str) -> tuple["subprocess.Popen[str]", str]:
         """Start a server, and return it and its address."""
@@ -119,11 +135,12 @@ class Job:
     def _relay(self, address: str) -> tuple["subprocess.Popen[str]", str]:
         return self._serve("relay", f"--upstream={self.address}", f"--listen={address}")
 
-    def _launch(self, node: int) -> "subprocess.Popen[str]":
+    def start_launcher(self) -> None:
+        """Start one more launcher."""
+        node = len(self.launchers)
         is_host = int(self.kind == "hosted" and node == 0)
         options = [
-            f"--nnodes={NODES}",
-            f"--nproc-per-node={PER_NODE}",
+            *self.options,
             "--rdzv-backend=c10d",
             "--rdzv-id=job",
             f"--rdzv-endpoint={self.address}",
@@ -133,8 +150,6 @@ class Job:
             "--keep-workers",
             f"--min-workers={WORKERS_MIN}",
             "--max-restarts=100000",
-            "--preload=torch,torch._dynamo,c10d_rs.torch",
-            "--preload-required",
         ]
         if self.kind == "apart":
             options.append("--relay")
@@ -150,7 +165,7 @@ class Job:
                 text=True,
             )
         self.processes.append(process)
-        return process
+        self.launchers.append(process)
 
     def _log(self, node: int) -> Path:
         return self.folder / f"launcher-{node}"
@@ -175,14 +190,26 @@ class Job:
     def kill_relay(self, node: int) -> None:
         """End the relay of a node and start it again. The ranks of the node end by it."""
         process, address = self.relays[node]
-        self.dead |= {rank.pid for rank in self.ranks.values() if rank.node == node}
+        self._lose_ranks(node)
         _kill(process)
         self.relays[node] = self._relay(address)
 
     def kill_launcher(self, node: int) -> None:
         """End a launcher. Its ranks end by it."""
-        self.lost_nodes.add(node)
+        self._lose(node)
         _kill(self.launchers[node])
+
+    def stop_launcher(self, node: int) -> None:
+        """Have a launcher leave the job."""
+        self._lose(node)
+        self.launchers[node].terminate()
+
+    def _lose(self, node: int) -> None:
+        self.lost_nodes.add(node)
+        self._lose_ranks(node)
+
+    def _lose_ranks(self, node: int) -> None:
+        self.dead |= {rank.pid for rank in self.ranks.values() if rank.node == node}
 
     def live(self) -> dict[int, int]:
         """Return the process ids of the ranks, by id: of each the newest process that is not known to be dead."""
@@ -233,7 +260,7 @@ class Job:
 
     def check_logs(self) -> None:
         """Check that no launcher has given up to keep the workers."""
-        for node in range(NODES):
+        for node in set(range(len(self.launchers))) - self.lost_nodes:
             log = self._log(node).read_text()
             for text in RESTARTS:
                 if text in log:

@@ -99,7 +99,7 @@ def main() -> None:
     try:
         train(folder, lines)
     except BaseException as error:
-        lines.say(error=type(error).__name__, text=str(error))
+        lines.say(error=type(error).__name__, text=str(error), at=time.monotonic())
         raise
 
 

@@ -173,8 +173,6 @@ class Nemesis:
     def launcher(self) -> None:
         """Kill a launcher. The first one stays if it has the store."""
         node = 1 if self.job.kind == "hosted" else self.chance.randrange(NODES)
-        victims = [rank.pid for rank in self.job.ranks.values() if rank.node == node]
-        self.job.dead.update(victims)
         self.kills["launcher"] += 1
         self.job.kill_launcher(node)
 
