@@ -1,9 +1,11 @@
 """What the members of ``test_survivors.py`` do. Each says what it sees in the queue ``events`` of the store."""
 
+import atexit
 import copy
 import json
 import os
 import signal
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -249,6 +251,43 @@ def fail(port: int, rank: int, size: int, kind: str, until: int) -> None:
                     generation.boundary(step)
     except Exception as error:
         member.say("error", kind=type(error).__name__, text=str(error))
+
+
+class Cycle:
+    """Is there until a collection of garbage."""
+
+    def __init__(self) -> None:
+        """Begin."""
+        self.own = self
+
+    def __del__(self) -> None:
+        """Say so."""
+        print("collected", flush=True)
+
+
+def last_of_the_threads() -> None:
+    """Outlive the main thread, which the end of a process waits for."""
+    threading.main_thread().join()
+    print("thread")
+
+
+def end_by_an_exception(path: str) -> None:
+    """Work until an exception of the group ends the process, with things that its end takes care of."""
+    module = sys.modules["__main__"]
+    module.cycle, module.file = Cycle(), open(path, "w")  # type: ignore[attr-defined]
+    module.file.write("buffered")
+    atexit.register(print, "atexit")
+    threading.Thread(target=last_of_the_threads).start()
+    membership = ct.join(min_size=1)
+    sys.excepthook(ValueError, ValueError("the program reports this itself, and goes on"), None)
+    for generation in membership:
+        with generation:
+            step = generation.sync({})
+            print("joined", flush=True)
+            while True:
+                dist.all_reduce(torch.ones(8))
+                step += 1
+                generation.boundary(step)
 
 
 def barrier(port: int, rank: int | None, size: int) -> None:

@@ -305,7 +305,8 @@ class Survivors(unittest.TestCase):
             self.assertEqual(event["sums"], sorted(event["sums"], reverse=True))
             self.assertEqual(set(event["sums"]), {4.0, 3.0})
 
-    def test_cases_of_pytorchs_own_test(self) -> None:
+    def relay(self) -> tuple["subprocess.Popen[str]", int]:
+        """Start a relay, and return it and its port."""
         relay = subprocess.Popen(
             [command(), "relay", f"--upstream=127.0.0.1:{self.server.port}", "--listen=127.0.0.1:0"],
             stdout=subprocess.PIPE,
@@ -315,7 +316,34 @@ class Survivors(unittest.TestCase):
         self.addCleanup(relay.communicate)
         self.addCleanup(relay.kill)
         assert relay.stdout is not None
-        through = int(relay.stdout.readline().rpartition(":")[2])
+        return relay, int(relay.stdout.readline().rpartition(":")[2])
+
+    def test_worker_whose_relay_dies_ends_without_collecting_its_memory(self) -> None:
+        relay, port = self.relay()
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        file = Path(folder.name) / "file"
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        worker = subprocess.Popen(
+            [sys.executable, "-c", "import members, sys; members.end_by_an_exception(sys.argv[1])", str(file)],
+            env={**os.environ, **VARIABLES, **address, "C10D_KEEP_WORKERS": "1"},
+            cwd=TESTS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.addCleanup(worker.communicate)
+        self.addCleanup(worker.kill)
+        assert worker.stdout is not None
+        self.assertEqual(worker.stdout.readline(), "joined\n")
+        relay.kill()
+        output, errors = worker.communicate(timeout=LIMIT_SECONDS)
+        self.assertEqual((worker.returncode, output), (1, "thread\natexit\n"), errors)
+        self.assertIn("c10d_rs.torch.Unrecoverable: ", errors)
+        self.assertEqual(file.read_text(), "buffered")
+
+    def test_cases_of_pytorchs_own_test(self) -> None:
+        _, through = self.relay()
         for port, client in ((self.server.port, "torch"), (self.server.port, "c10d_rs"), (through, "torch")):
             self.events.clear()
             for rank in range(3):

@@ -17,6 +17,7 @@ from c10d_rs._gloo import DdpGuard, Waits, ddp
 from c10d_rs._native import Membership as _Native
 from c10d_rs._native import Store as _Store
 from c10d_rs._place import SILENCE_MAX, Place, check_torch
+from c10d_rs._quick_exit import end_quickly_after_exceptions
 from c10d_rs._state import sync
 
 _log = logging.getLogger("c10d_rs")
@@ -78,6 +79,8 @@ def join(
     except BaseException:
         native.close()
         raise
+    if os.environ.get("C10D_KEEP_WORKERS") == "1":
+        end_quickly_after_exceptions()
     return Membership(native, member, step)
 
 
