@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch._C import _distributed_c10d as _c10d
 
 import c10d_rs
 import c10d_rs.torch as ct
@@ -251,6 +252,45 @@ def fail(port: int, rank: int, size: int, kind: str, until: int) -> None:
                     generation.boundary(step)
     except Exception as error:
         member.say("error", kind=type(error).__name__, text=str(error))
+
+
+def freed_by_the_back_end(port: int, rank: int, size: int) -> None:
+    """Wait for something that only a back end's own function ends, and go on after it."""
+    member = Member(port, rank, size, 1)
+    aborted = threading.Semaphore(0)
+    member.membership._native.free_by(aborted.release)
+    for generation in member.membership:
+        member.enter(generation)
+        with generation:
+            generation.sync({})
+            if generation.size == size:
+                member.say("steps")
+                aborted.acquire()
+                raise RuntimeError("the back end has ended this collective")
+            dist.all_reduce(torch.ones(8))
+    member.say("done", aborts_left=aborted.acquire(blocking=False))
+
+
+def own_abort(port: int) -> None:
+    """Report whether a back end in Python, and gloo, have a function that ends their operations."""
+    from c10d_rs._abort import device_type, own_abort
+
+    class StandIn(_c10d.Backend):  # type: ignore[misc]
+        def getBackendName(self) -> str:  # noqa: N802
+            return "stand_in"
+
+        def abort(self) -> None:
+            found.append("aborted")
+
+    found: list[str] = []
+    dist.Backend.register_backend("stand_in", lambda _, rank, size, __: StandIn(rank, size), devices=["cpu"])
+    for name in ("stand_in", "gloo"):
+        dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+        found.append(device_type())
+        if abort := own_abort():
+            abort()
+        dist.destroy_process_group()
+    c10d_rs.TCPStore("127.0.0.1", port).queue_push("events", json.dumps({"what": "done", "found": found}))
 
 
 class Cycle:

@@ -208,6 +208,18 @@ class Survivors(unittest.TestCase):
             self.assertIn("DDP object is of an earlier generation", error["text"])
         self.assertEqual([event["size"] for event in self.of("generation")], [3] * 3 + [2] * 2)
 
+    def test_back_end_with_an_abort_of_its_own_frees_a_blocked_rank(self) -> None:
+        pids = [self.fork("freed_by_the_back_end", rank=rank, size=3) for rank in range(3)]
+        self.wait_for("steps", 3)
+        os.kill(pids[1], signal.SIGKILL)
+        done = self.wait_for("done", 2)
+        self.assertEqual([event["size"] for event in self.of("generation")], [3] * 3 + [2] * 2, self.events)
+        self.assertEqual([event["aborts_left"] for event in done], [False, False])
+
+    def test_back_ends_abort_is_found(self) -> None:
+        self.fork("own_abort")
+        self.assertEqual(self.wait_for("done", 1)[0]["found"], ["cpu", "aborted", "cpu"])
+
     def test_own_exceptions(self) -> None:
         for rank, kind in ((0, "ValueError"), (1, "RuntimeError")):
             self.fork("fail", rank=rank, size=2, kind=kind, until=1)

@@ -35,8 +35,8 @@ _LOST_MAX = 1
 class Waits:
     """Makes waits for torch's operations end with the generation, until it is closed."""
 
-    def __init__(self, native: _Native, after: Callable[[], None] = lambda: None) -> None:
-        """Begin. ``after`` is called after each wait for an operation."""
+    def __init__(self, native: _Native, after: Callable[[], None] = lambda: None, *, is_gloo: bool = True) -> None:
+        """Begin. ``after`` is called after each wait for an operation. Another back end's waits are left alone."""
         self._lost: list[Any] = []
         self._original = original = _Work.wait
 
@@ -44,6 +44,11 @@ class Waits:
             """Wait as torch does; for a collective without a timeout in slices."""
             if timeout or work._get_op_type() in _POINT_TO_POINT:
                 return original(work, timeout) if timeout else original(work)
+            if not is_gloo:
+                # One of NCCL that times out would end its communicator.
+                result = original(work)
+                after()
+                return result
             while True:
                 try:
                     result = original(work, _SLICE)
@@ -72,7 +77,8 @@ class Waits:
             options.asyncOp, options.timeout = opts.asyncOp, opts.timeout
             return group.allreduce([torch.zeros(1)], options)
 
-        _ProcessGroup.barrier = barrier
+        if is_gloo:
+            _ProcessGroup.barrier = barrier
 
     def check(self) -> None:
         """Raise Unrecoverable if gloo has no thread left."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import distributed as dist
 
+from c10d_rs._abort import device_type, own_abort
 from c10d_rs._errors import MembershipChanged, MembershipError, class_of
 from c10d_rs._gloo import DdpGuard, Waits
 from c10d_rs._native import Membership as _Native
@@ -13,8 +14,8 @@ from c10d_rs._place import SILENCE_MAX, Place, check_torch
 
 _TIMEOUT = timedelta(minutes=10)
 
-# Of torch's default group of env://, over gloo.
-_KEYS = "default_pg/0//cpu//reconfigure/"
+# Of torch's default group of env://.
+_KEYS = "default_pg/0//{}//reconfigure/"
 
 
 def rendezvous_reconfigure(
@@ -41,13 +42,16 @@ class _Group:
         place = Place(None, None)
         size = place.size_first(None)
         options = {"size_min": min_size, "size_first": max(size, min_size), "form_timeout": timeout.total_seconds()}
-        # gloo:RANK:UUID:CONSTRUCTOR'S RANK:ADDRESS
+        # BACK END:RANK:UUID:CONSTRUCTOR'S RANK:ADDRESS
         member = int(handle.split(":")[3])
-        keys = _KEYS
+        keys = _KEYS.format(device_type())
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             keys = f"/worker/attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{keys}"
         self.native: _Native = place.open(keys, member, 1, options, SILENCE_MAX)
-        self.waits = Waits(self.native, self.confirm)
+        abort = own_abort()
+        if abort is not None:
+            self.native.free_by(abort)
+        self.waits = Waits(self.native, self.confirm, is_gloo=abort is None)
         self.guard = DdpGuard()
         self.uuid: int | None = None
         self.has_joined = False

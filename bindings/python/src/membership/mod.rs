@@ -24,7 +24,7 @@ use crate::owned::Owned;
 use crate::store::Store;
 
 use self::host::Host;
-use self::watch::{News, Settings, Waited, Watch};
+use self::watch::{Abort, News, Settings, Waited, Watch};
 
 /// A member of a group. One thread calls it; the thread `c10d-membership` waits for the service, and frees the calling
 /// thread from collectives of a broken generation.
@@ -119,6 +119,21 @@ impl Membership {
         let watch = self.watch.get(py)?;
         watch.forget_mesh();
         self.tell(py, MemberInput::Left { handle, step })
+    }
+
+    /// Has the thread call this function, once for each mesh, to free the calling thread from a broken one. Otherwise it ends
+    /// connections, as gloo has no such function.
+    fn free_by(&self, py: Python<'_>, abort: Py<PyAny>) -> PyResult<()> {
+        let call = move || {
+            // An interpreter that ends has nothing to free.
+            let _ = Python::try_attach(|py| {
+                if let Err(error) = abort.call0(py) {
+                    error.write_unraisable(py, Some(abort.bind(py)));
+                }
+            });
+        };
+        self.watch.get(py)?.free_by(Abort(Arc::new(call)));
+        Ok(())
     }
 
     /// Torch's call begins: the connections that it makes are the mesh.

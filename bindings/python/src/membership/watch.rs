@@ -1,5 +1,6 @@
 //! The thread of a member, and what it shares with the thread that calls torch.
 
+use std::fmt;
 use std::io;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,6 +35,16 @@ pub(super) struct Settings {
     pub(super) key: MemberKey,
     /// The service removes a member from which it hears nothing for so long.
     pub(super) silence_max: Duration,
+}
+
+/// Ends what waits in the mesh, for torch's back ends that can.
+#[derive(Clone)]
+pub(super) struct Abort(pub(super) Arc<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for Abort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Abort")
+    }
 }
 
 /// What comes next for the calling thread.
@@ -97,6 +108,7 @@ struct State {
     /// The service has not answered the calling thread.
     has_failed: bool,
     mesh: Mesh,
+    abort: Option<Abort>,
 }
 
 /// The connections of torch.
@@ -153,6 +165,7 @@ impl Watch {
                 lost: None,
                 has_failed: false,
                 mesh: Mesh::None,
+                abort: None,
             }),
         });
         let watched = Arc::clone(&shared);
@@ -206,6 +219,11 @@ impl Watch {
         let state = self.shared.lock();
         let swept = state.must_leave.as_ref().and_then(|leaving| leaving.swept);
         swept.is_some_and(|swept| swept.elapsed() >= LOST_AFTER)
+    }
+
+    /// Has the thread call this in place of ending connections.
+    pub(super) fn free_by(&self, abort: Abort) {
+        self.shared.lock().abort = Some(abort);
     }
 
     pub(super) fn forget_mesh(&self) {
@@ -434,9 +452,9 @@ impl Shared {
         }
     }
 
-    /// Ends the connections of the mesh that the calling thread has to leave, if that is due.
+    /// Ends the connections of the mesh that the calling thread has to leave, if that is due, or has the back end end it, once.
     fn sweep(&self) {
-        let mesh = {
+        let (mesh, abort) = {
             let mut state = self.lock();
             let Some(leaving) = &mut state.must_leave else {
                 return;
@@ -447,12 +465,21 @@ impl Shared {
             }
             leaving.next_sweep = now + leaving.pause;
             leaving.pause = (leaving.pause * 2).min(SWEEP_MAX);
+            let is_first = leaving.swept.is_none();
             match &state.mesh {
-                Mesh::Is(mesh) => Arc::clone(mesh),
+                Mesh::Is(_) if state.abort.is_some() && !is_first => return,
+                Mesh::Is(mesh) => (Arc::clone(mesh), state.abort.clone()),
                 Mesh::None | Mesh::Made(_) => return,
             }
         };
-        if mesh.end_receiving().is_ok()
+        let is_done = match abort {
+            Some(Abort(abort)) => {
+                abort();
+                true
+            }
+            None => mesh.end_receiving().is_ok(),
+        };
+        if is_done
             && let Some(leaving) = &mut self.lock().must_leave
         {
             leaving.swept.get_or_insert_with(Instant::now);
