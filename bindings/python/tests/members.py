@@ -293,6 +293,19 @@ def own_abort(port: int) -> None:
     c10d_rs.TCPStore("127.0.0.1", port).queue_push("events", json.dumps({"what": "done", "found": found}))
 
 
+def come_too_late(port: int) -> None:
+    """Join a group that has finished, as a worker of a launcher, and report how that ends."""
+    os.environ["C10D_KEEP_WORKERS"] = "1"
+    member = Member(port, None, 1, 1)
+    try:
+        for generation in member.membership:
+            member.enter(generation)
+    except SystemExit as error:
+        member.say("exit", code=error.code)
+        return
+    member.say("the loop has ended")
+
+
 class Cycle:
     """Is there until a collection of garbage."""
 

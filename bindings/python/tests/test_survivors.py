@@ -220,6 +220,13 @@ class Survivors(unittest.TestCase):
         self.fork("own_abort")
         self.assertEqual(self.wait_for("done", 1)[0]["found"], ["cpu", "aborted", "cpu"])
 
+    def test_kept_worker_that_comes_after_the_end_exits_with_0(self) -> None:
+        self.fork("add_up", rank=0, size=1, min_size=1, until=1)
+        self.wait_for("done", 1)
+        self.fork("come_too_late")
+        self.assertEqual(self.wait_for("exit", 1)[0]["code"], 0)
+        self.assertEqual(len(self.of("generation")), 1)
+
     def test_own_exceptions(self) -> None:
         for rank, kind in ((0, "ValueError"), (1, "RuntimeError")):
             self.fork("fail", rank=rank, size=2, kind=kind, until=1)

@@ -5,6 +5,7 @@ The decisions are those of the server (docs/membership.md). This module calls to
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from types import TracebackType
@@ -79,9 +80,14 @@ def join(
     except BaseException:
         native.close()
         raise
-    if os.environ.get("C10D_KEEP_WORKERS") == "1":
+    if _is_kept():
         end_quickly_after_exceptions()
     return Membership(native, member, step)
+
+
+def _is_kept() -> bool:
+    """Whether a launcher keeps the other workers when one ends."""
+    return os.environ.get("C10D_KEEP_WORKERS") == "1"
 
 
 class Membership:
@@ -178,6 +184,10 @@ class Membership:
         else:
             _, error, text = news
             self.close()
+            if error is None and not self._members and _is_kept():
+                # So the launcher of a node that entered at the end of the job ends as those of the others.
+                _log.warning("the others have finished, and nothing is left to do: this process exits with 0")
+                sys.exit(0)
             if error is None and not self._is_leaving:
                 error, text = "Evicted", "the others have finished without this process"
             if error is not None and not self._is_finishing:

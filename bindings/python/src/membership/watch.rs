@@ -479,9 +479,7 @@ impl Shared {
             }
             None => mesh.end_receiving().is_ok(),
         };
-        if is_done
-            && let Some(leaving) = &mut self.lock().must_leave
-        {
+        if is_done && let Some(leaving) = &mut self.lock().must_leave {
             leaving.swept.get_or_insert_with(Instant::now);
         }
     }
