@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Backoff, BackoffOptions, Deadline};
+use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline};
 use c10d_store::SessionError;
 use c10d_store::unstable::{Closer, SessionDialer, SessionLink};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
@@ -18,6 +18,9 @@ use crate::patience::{Decision, Patience};
 /// The longest time of one attempt. Thousands of relays can come back at once, each of which costs the server a
 /// handshake.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// The longest delay between two attempts at a store that is looked up: another process takes over within seconds.
+const FOLLOWING_DELAY_MAX: Duration = Duration::from_millis(500);
 
 /// What to connect.
 #[derive(Debug)]
@@ -38,15 +41,18 @@ pub(crate) struct Connector {
     orders: Option<Sender<Order>>,
     outcomes: Receiver<Outcome>,
     closer: Closer,
+    cancel: Cancel,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Connector {
     /// Starts the thread. It wakes `waker` for each outcome.
-    pub(crate) fn start(dialer: SessionDialer, waker: Arc<Waker>) -> io::Result<Self> {
+    pub(crate) fn start(mut dialer: SessionDialer, waker: Arc<Waker>) -> io::Result<Self> {
         let (orders, to_do) = crossbeam_channel::unbounded();
         let (done, outcomes) = crossbeam_channel::unbounded();
         let closer = dialer.closer().clone();
+        let cancel = Cancel::new();
+        dialer.set_cancel(cancel.clone());
         let thread = thread::Builder::new()
             .name("c10d-relay-dial".to_owned())
             .spawn(move || work(dialer, &to_do, &done, &waker))?;
@@ -54,6 +60,7 @@ impl Connector {
             orders: Some(orders),
             outcomes,
             closer,
+            cancel,
             thread: Some(thread),
         })
     }
@@ -76,6 +83,7 @@ impl Drop for Connector {
     fn drop(&mut self) {
         self.orders = None;
         self.closer.close();
+        self.cancel.cancel();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -128,8 +136,13 @@ fn connect(
         if !error.is_transient() {
             return Some(Err(error));
         }
-        let decision =
-            patience.on_failure(is_refused(&error), Instant::now(), backoff.next_delay());
+        let mut delay = backoff.next_delay();
+        // Another process may take over from one whose machine refuses connections.
+        let has_ended = is_refused(&error) && !dialer.is_following();
+        if dialer.is_following() {
+            delay = delay.min(FOLLOWING_DELAY_MAX);
+        }
+        let decision = patience.on_failure(has_ended, Instant::now(), delay);
         let again_at = match decision {
             Decision::Retry(again_at) => again_at,
             Decision::GiveUp => return Some(Err(error)),

@@ -29,7 +29,7 @@ pub enum RelayError {
     #[error("the relay has not reached the store {target} in time")]
     Timeout {
         /// The store.
-        target: c10d_socket::HostPort,
+        target: c10d_store::StoreAddress,
     },
     /// The wait was cancelled; the relay goes on trying.
     #[error("cancelled before the relay has reached the store")]

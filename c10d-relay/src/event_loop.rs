@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{AcceptLimits, Acceptor, Deadline, HostPort, Listeners, Stage};
+use c10d_socket::{AcceptLimits, Acceptor, Deadline, Listeners, Stage};
+use c10d_store::StoreAddress;
 use mio::event::Event;
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -68,13 +69,15 @@ pub(crate) struct EventLoop {
     hub: Hub,
     connections: Connections,
     connector: Connector,
-    target: HostPort,
+    target: StoreAddress,
     options: RelayOptions,
     link: Option<Link>,
     /// The address of the store, as of the last link.
     store_address: Option<SocketAddr>,
     /// The relay ends: the deadline, and whether the store was told.
     finishing: Option<(Deadline, bool)>,
+    /// The link is lost if nothing has arrived by then.
+    silent_at: Option<Instant>,
     /// A session has begun, and goes on over the next link.
     has_session: bool,
     is_connecting: bool,
@@ -96,7 +99,7 @@ pub(crate) struct Parts {
     pub(crate) listeners: Vec<std::net::TcpListener>,
     pub(crate) hub: Hub,
     pub(crate) connector: Connector,
-    pub(crate) target: HostPort,
+    pub(crate) target: StoreAddress,
     pub(crate) options: RelayOptions,
     pub(crate) status: Arc<Status>,
 }
@@ -131,6 +134,7 @@ impl EventLoop {
             link: None,
             store_address: None,
             finishing: None,
+            silent_at: None,
             has_session: false,
             is_connecting: false,
             lost_at: None,
@@ -176,6 +180,7 @@ impl EventLoop {
             self.acceptor.next_deadline(),
             closing,
             self.hub.next_cancel(),
+            self.silent_at,
             self.finishing.and_then(|(by, _)| by.instant()),
         ];
         let next = next.into_iter().flatten().min();
@@ -219,6 +224,7 @@ impl EventLoop {
             self.is_link_ready = false;
             self.read_link();
         }
+        self.watch_silence(now);
         self.hub.answer_cancels(now);
         self.hub.end_turn();
         self.serve_touched(now);

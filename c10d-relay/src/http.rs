@@ -5,7 +5,7 @@
 use std::fmt::Write;
 use std::net::SocketAddr;
 
-use c10d_socket::HostPort;
+use c10d_store::StoreAddress;
 
 /// The most bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -16,7 +16,7 @@ const PATH_BYTES_MAX: usize = 4096;
 /// What the relay knows of its store.
 #[derive(Debug)]
 pub(crate) struct StoreState {
-    pub(crate) target: HostPort,
+    pub(crate) target: StoreAddress,
     /// The address of the store, while the relay is connected to it.
     pub(crate) connected: Option<SocketAddr>,
     /// Why it is not, as the rest of a sentence about the relay.
@@ -84,11 +84,13 @@ fn response(status: &str, headers: &str, body: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use c10d_socket::HostPort;
+
     use super::*;
 
     fn store(connected: Option<&str>) -> StoreState {
         StoreState {
-            target: HostPort::new("node0", 29_500),
+            target: HostPort::new("node0", 29_500).into(),
             connected: connected.map(|address| address.parse().expect("an address")),
             reason: "it has had no connection to it for 3 s".to_owned(),
         }

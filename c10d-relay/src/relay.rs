@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 
-use c10d_socket::{Cancel, Deadline, HostPort, adopt_listener, check_own_user};
+use c10d_socket::{Cancel, Deadline, adopt_listener, check_own_user};
+use c10d_store::StoreAddress;
 use c10d_store::unstable::SessionDialer;
 use mio::{Poll, Waker};
 
@@ -22,7 +23,8 @@ use crate::status::{Status, Upstream};
 /// for all of them. It serves only processes of the user that runs it. When the connection to the store breaks, it
 /// connects again and goes on: each request takes effect exactly once, and ranks notice nothing but a pause. So it does
 /// when the store was restarted with its journal (`ServerOptions::with_journal`). If the store cannot be reached for
-/// [`RelayOptions::resume_timeout`], refuses connections for [`RelayOptions::refused_timeout`], or was restarted without a
+/// [`RelayOptions::resume_timeout`], refuses connections for [`RelayOptions::refused_timeout`] (unless its address is looked up),
+/// or was restarted without a
 /// journal, the relay closes the connections of its ranks and logs why; the next rank that connects begins anew.
 ///
 /// An HTTP request, as of `c10d why`, is redirected to the store; while the store cannot be reached, the answer says so.
@@ -45,7 +47,7 @@ use crate::status::{Status, Upstream};
 /// ```
 #[derive(Debug)]
 pub struct Relay {
-    target: HostPort,
+    target: StoreAddress,
     local_addrs: Vec<SocketAddr>,
     status: Arc<Status>,
     waker: Arc<Waker>,
@@ -53,7 +55,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Serves the store at `upstream` on these bound sockets, which should have loopback addresses: no other connection
+    /// Serves the store at `upstream`, which is followed if it is looked up, on these bound sockets, which should have loopback addresses: no other connection
     /// is served. Connects in the background, and so does not block.
     ///
     /// # Errors
@@ -61,7 +63,7 @@ impl Relay {
     /// [`c10d_socket::check_own_user`] fails;
     /// [`RelayError::Credentials`] if they cannot be used.
     pub fn start(
-        upstream: HostPort,
+        upstream: impl Into<StoreAddress>,
         listeners: Vec<TcpListener>,
         options: RelayOptions,
     ) -> Result<Self, RelayError> {
@@ -75,6 +77,7 @@ impl Relay {
             .map(TcpListener::local_addr)
             .collect::<Result<Vec<_>, _>>()?;
         check_own_user()?;
+        let upstream = upstream.into();
         let poll = Poll::new()?;
         let waker = waker_of(&poll)?;
         let dialer = SessionDialer::new(
@@ -131,7 +134,7 @@ impl Relay {
 
     /// The store.
     #[must_use]
-    pub const fn upstream(&self) -> &HostPort {
+    pub const fn upstream(&self) -> &StoreAddress {
         &self.target
     }
 

@@ -22,6 +22,7 @@
 //! Items of [`unstable`] are for the other crates of this repository.
 #![forbid(unsafe_code)]
 
+mod address;
 mod barrier;
 mod client;
 mod compare_set;
@@ -62,6 +63,7 @@ mod watch;
 mod wire;
 
 // The types of other crates that this one's API takes and gives.
+pub use address::{Leader, Lookup, StoreAddress};
 pub use c10d_socket::{
     BackoffOptions, ConnectError, ConnectOptions, Credentials, CredentialsError, KeepAlive,
     ListenError, SocketOptions,

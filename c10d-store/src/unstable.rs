@@ -6,7 +6,7 @@
 //! use a store would then compile its event loop whenever any crate of their build has one, as features add up; and
 //! because a crate of its own cannot reach into the server, which keeps the relay a client like any other.
 
-pub use crate::client::{Closer, SessionDialer, SessionLink};
+pub use crate::client::{Closer, SILENCE_MAX, SessionDialer, SessionLink};
 pub use crate::journal::Authority;
 pub use crate::journal::batch::{BatchWriter, Effect, Effects, FORMAT_VERSION, effects};
 pub use crate::journal::contents::{Contents, Entry};
@@ -17,8 +17,9 @@ pub use crate::session::{
 };
 pub use crate::wire::{
     ANNOUNCEMENT_BYTES_MAX, CAPABILITIES, CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE,
-    CAPABILITY_DELETE_PREFIX, CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL, CAPABILITY_LIST_CHANGES,
-    CAPABILITY_MASK, CAPABILITY_MEMBERSHIP, CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE,
-    CAPABILITY_SESSION, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, NotAReply,
-    ReplyScan, RequestBuf, VALIDATION_MAGIC, WireError, WireErrorKind,
+    CAPABILITY_DELETE_PREFIX, CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL, CAPABILITY_HEARTBEAT,
+    CAPABILITY_LIST_CHANGES, CAPABILITY_MASK, CAPABILITY_MEMBERSHIP, CAPABILITY_NONCE,
+    CAPABILITY_QUEUE_TAKE, CAPABILITY_SESSION, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE,
+    CAPABILITY_WAIT_GET, NotAReply, ReplyScan, RequestBuf, VALIDATION_MAGIC, WireError,
+    WireErrorKind,
 };

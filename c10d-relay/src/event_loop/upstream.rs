@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_store::SessionError;
+use c10d_socket::HostPort;
+use c10d_store::unstable::SILENCE_MAX;
+use c10d_store::{SessionError, StoreAddress};
 
 use super::{EventLoop, LINK};
 use crate::connector::Order;
@@ -55,11 +57,12 @@ impl EventLoop {
             };
             if self.hub.stream().attach(link.received_by_server).is_err() {
                 self.fail(SessionError::Unknown {
-                    server: self.target.clone(),
+                    server: self.server(),
                     is_same_store: true,
                 });
                 continue;
             }
+            self.silent_at = link.has_heartbeats.then(|| Instant::now() + SILENCE_MAX);
             let (link, received) = match Link::new(link, self.poll.registry(), LINK) {
                 Ok(link) => link,
                 Err(error) => {
@@ -106,15 +109,42 @@ impl EventLoop {
             return;
         };
         let hub = &mut self.hub;
+        let mut has_heard = false;
         let result = link.read(&mut self.read_buffer, self.has_link_ended, |bytes| {
+            has_heard = true;
             hub.receive_link(bytes)
         });
+        if has_heard && let Some(at) = &mut self.silent_at {
+            *at = Instant::now() + SILENCE_MAX;
+        }
         match result {
             Ok(Ok(LinkState::Idle)) => {}
             Ok(Ok(LinkState::Busy)) => self.is_link_ready = true,
             Ok(Ok(LinkState::Closed)) => self.lose_link("the store has closed it"),
             Ok(Err(violation)) => self.break_session(violation.to_string()),
             Err(error) => self.lose_link(&error.to_string()),
+        }
+    }
+
+    /// The link is lost if no heartbeat arrives (docs/wire-extensions.md, SESSION 18).
+    pub(super) fn watch_silence(&mut self, now: Instant) {
+        let Some(at) = self.silent_at else {
+            return;
+        };
+        if self.hub.is_full() {
+            // What has arrived is not read.
+            self.silent_at = Some(now + SILENCE_MAX);
+        } else if at <= now && !self.is_link_ready {
+            self.lose_link(&format!("it has sent no heartbeat for {SILENCE_MAX:?}"));
+        }
+    }
+
+    /// The server, for messages.
+    fn server(&self) -> HostPort {
+        match (&self.target, self.store_address) {
+            (StoreAddress::At(target), _) => target.clone(),
+            (_, Some(address)) => HostPort::new(address.ip().to_string(), address.port()),
+            (looked_up, None) => HostPort::new(looked_up.to_string(), 0),
         }
     }
 
@@ -151,14 +181,23 @@ impl EventLoop {
             Some(_) => log::Level::Debug,
             None => log::Level::Warn,
         };
-        log::log!(
-            level,
-            "the connection to the store {} is lost ({reason}); trying to go on for {:?}, or {:?} if its machine refuses \
-             connections",
-            self.target,
-            self.options.resume_timeout(),
-            self.options.refused_timeout()
-        );
+        let resume_timeout = self.options.resume_timeout();
+        match &self.target {
+            StoreAddress::LookedUp(_) => log::log!(
+                level,
+                "the connection to {}, which serves the store {}, is lost ({reason}); trying for {resume_timeout:?} to go on \
+                 with it or its successor",
+                self.server(),
+                self.target,
+            ),
+            StoreAddress::At(target) => log::log!(
+                level,
+                "the connection to the store {target} is lost ({reason}); trying to go on for {resume_timeout:?}, or {:?} if \
+                 its machine refuses connections",
+                self.options.refused_timeout()
+            ),
+        }
+        self.silent_at = None;
         self.report_at = None;
         self.connect(Instant::now());
     }
@@ -167,7 +206,7 @@ impl EventLoop {
     fn break_session(&mut self, reason: String) {
         self.link = None;
         self.fail(SessionError::Refused {
-            server: self.target.clone(),
+            server: self.server(),
             reason,
         });
     }
@@ -179,6 +218,7 @@ impl EventLoop {
             count => log::error!("closing the connections of {count} ranks: {error}"),
         }
         self.link = None;
+        self.silent_at = None;
         self.has_session = false;
         self.lost_at = None;
         self.report_at = None;

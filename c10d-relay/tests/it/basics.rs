@@ -21,7 +21,7 @@ pub(crate) fn server() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server")
 }
 
-fn listener() -> Vec<TcpListener> {
+pub(crate) fn listener() -> Vec<TcpListener> {
     vec![TcpListener::bind("127.0.0.1:0").expect("a port")]
 }
 

@@ -18,4 +18,5 @@ mod resume;
 mod slow_strangers;
 mod stores_end;
 mod strangers;
+mod takeovers;
 mod workload;

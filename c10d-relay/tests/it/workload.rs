@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_relay::Relay;
-use c10d_store::{Store, StoreError, StoreExt, TcpStore, TcpStoreOptions};
+use c10d_relay::{HostPort, Relay};
+use c10d_store::{Store, StoreAddress, StoreError, StoreExt, TcpStore, TcpStoreOptions};
 
 use crate::history::{Event, Op, check};
 
@@ -31,17 +31,24 @@ pub(crate) fn seeds(count: u64) -> Range<u64> {
 
 /// Three ranks behind each relay, and on each port of the store a client with a session of its own.
 pub(crate) fn ranks_of(relays: &[Relay], ports: &[u16]) -> Vec<TcpStore> {
-    let open = |port, options| TcpStore::open("127.0.0.1", port, options).expect("a rank");
+    let at = |port: &u16| HostPort::new("127.0.0.1", *port).into();
+    let addresses: Vec<StoreAddress> = ports.iter().map(at).collect();
+    ranks_at(relays, &addresses)
+}
+
+/// The same with clients at these addresses.
+pub(crate) fn ranks_at(relays: &[Relay], addresses: &[StoreAddress]) -> Vec<TcpStore> {
     let behind = |relay: &Relay| {
         let port = relay.local_addrs()[0].port();
-        [(); 3].map(|()| open(port, TcpStoreOptions::default()))
+        let open = |options| TcpStore::open("127.0.0.1", port, options).expect("a rank");
+        [(); 3].map(|()| open(TcpStoreOptions::default()))
     };
-    let resuming = |port: &u16| {
+    let resuming = |address: &StoreAddress| {
         let options = TcpStoreOptions::default().with_resume(Duration::from_secs(60));
-        open(*port, options)
+        TcpStore::open_at(address, options).expect("a rank")
     };
     let ranks = relays.iter().flat_map(behind);
-    ranks.chain(ports.iter().map(resuming)).collect()
+    ranks.chain(addresses.iter().map(resuming)).collect()
 }
 
 /// Ranks at work.

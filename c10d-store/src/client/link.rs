@@ -21,6 +21,9 @@ pub struct SessionLink {
     /// The server was restarted and knows the session: both streams begin anew, and requests are sent again. Only with
     /// [`carrying_over`](super::SessionDialer::carrying_over).
     pub is_restarted: bool,
+    /// The server sends heartbeats: a link on which nothing has arrived for
+    /// [`SILENCE_MAX`](super::SILENCE_MAX) is lost.
+    pub has_heartbeats: bool,
     /// The server keeps the session in its journal, and acknowledges requests once it has kept them.
     pub is_kept: bool,
 }

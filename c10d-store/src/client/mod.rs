@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, ConnectOptions, Credentials, Deadline, HostPort, Protocol, sleep};
 
+use crate::address::{Lookup, StoreAddress};
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::server::TcpStoreServer;
 use crate::store::StoreHandle;
@@ -39,8 +40,11 @@ use explain::explain;
 pub use link::SessionLink;
 pub use options::{ListenOn, TcpStoreOptions};
 use pool::{Pool, PoolOptions};
-pub use session_dialer::{SessionDialer, SessionError};
+pub use session_dialer::{SILENCE_MAX, SessionDialer, SessionError};
 use transport::Transport;
+
+/// How long a store follows one that is looked up: as long as a server remembers a session by default.
+const RESUME_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How often a master polls the worker count, as PyTorch does.
 const WORKER_COUNT_INTERVAL: Duration = Duration::from_millis(10);
@@ -96,6 +100,7 @@ struct Handle {
     credentials: Option<Credentials>,
     reply_bytes_max: usize,
     resume: Option<Duration>,
+    lookup: Option<Arc<dyn Lookup>>,
     /// Of ephemeral keys.
     owner: Mutex<Owner>,
     /// Declared last: the client's connections close before the server ends.
@@ -171,7 +176,30 @@ impl TcpStore {
         Ok(store)
     }
 
-    /// The server's host, as passed to [`open`](Self::open). PyTorch's `TCPStore.host`.
+    /// Connects to the store at this address, as a client. One that is looked up is followed: when another process takes over,
+    /// the store goes on there as after a lost connection, see [`TcpStoreOptions::with_resume`], whose default is 10 min here.
+    /// Otherwise as [`open`](Self::open).
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_at(
+        address: &StoreAddress,
+        mut options: TcpStoreOptions,
+    ) -> Result<Self, StoreError> {
+        let target = match address {
+            StoreAddress::At(target) => target.clone(),
+            StoreAddress::LookedUp(lookup) => {
+                options.is_master = false;
+                options.resume.get_or_insert(RESUME_TIMEOUT);
+                options.lookup = Some(Arc::clone(lookup));
+                HostPort::new(lookup.name(), 0)
+            }
+        };
+        Self::open(target.host(), target.port(), options)
+    }
+
+    /// The server's host, as passed to [`open`](Self::open). PyTorch's `TCPStore.host`. Of an address that is looked up:
+    /// [`Lookup::name`](crate::Lookup::name), with the port 0.
     #[must_use]
     pub fn host(&self) -> &str {
         self.handle.server_name.host()
@@ -280,7 +308,10 @@ impl TcpStore {
         server: Option<Arc<TcpStoreServer>>,
     ) -> Result<Self, StoreError> {
         let started = Instant::now();
-        let label = label_of(&server_name);
+        let label = match &options.lookup {
+            Some(lookup) => format!("TCP store {}", lookup.name()),
+            None => label_of(&server_name),
+        };
         let context = || ErrorContext::new(Operation::Open, [], label.clone(), started.elapsed());
         let credentials = options.credentials.as_ref();
         let tls = credentials.map(|it| it.client(Protocol::Store, server_name.host()));
@@ -292,6 +323,7 @@ impl TcpStore {
                 credentials: options.credentials.clone(),
                 reply_bytes_max: options.reply_bytes_max,
                 resume: options.resume,
+                lookup: options.lookup.clone(),
             },
             deadline,
             &options.cancel,
@@ -305,6 +337,7 @@ impl TcpStore {
                 credentials: options.credentials.clone(),
                 reply_bytes_max: options.reply_bytes_max,
                 resume: options.resume,
+                lookup: options.lookup.clone(),
                 owner: Mutex::default(),
                 server,
             }),

@@ -288,6 +288,7 @@ impl TcpStore {
             .with_cancel(self.cancel.clone());
         options.credentials.clone_from(&self.handle.credentials);
         options.resume = self.handle.resume;
+        options.lookup.clone_from(&self.handle.lookup);
         let address = self.handle.transport.pool.target().clone();
         Self::connect_to(
             self.handle.server_name.clone(),

@@ -1,10 +1,12 @@
 //! Options of [`TcpStore::open`](super::TcpStore::open).
 
 use std::net::{IpAddr, TcpListener};
+use std::sync::Arc;
 use std::time::Duration;
 
 use c10d_socket::{Cancel, ConnectOptions, Credentials};
 
+use crate::address::Lookup;
 use crate::limits::WireLimits;
 use crate::server::ServerOptions;
 use crate::store::DEFAULT_TIMEOUT;
@@ -40,6 +42,7 @@ pub struct TcpStoreOptions {
     pub(super) reply_bytes_max: usize,
     pub(super) credentials: Option<Credentials>,
     pub(super) resume: Option<Duration>,
+    pub(super) lookup: Option<Arc<dyn Lookup>>,
     pub(super) cancel: Cancel,
 }
 
@@ -75,6 +78,7 @@ impl Default for TcpStoreOptions {
             reply_bytes_max: 1 << 30,
             credentials: None,
             resume: None,
+            lookup: None,
             cancel: Cancel::NEVER,
         }
     }

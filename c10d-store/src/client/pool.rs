@@ -19,9 +19,10 @@ use super::channel::Channel;
 use super::closer::Closer;
 use super::connection::{Connection, Failure, Hello, REFUSED_WRITE};
 use super::lanes::{Lanes, Need, Take, Wait};
-use super::resumed::Resumed;
+use super::resumed::{DELAY_MAX, Resumed};
 use super::session_dialer::{SessionDialer, SessionError};
 use super::stream::{Stream, is_closed_by_peer};
+use crate::address::{Lookup, StoreAddress};
 
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -43,6 +44,8 @@ pub(super) struct PoolOptions {
     pub(super) reply_bytes_max: usize,
     /// How long a lane tries to survive the loss of its connection.
     pub(super) resume: Option<Duration>,
+    /// The server is looked up, and followed.
+    pub(super) lookup: Option<Arc<dyn Lookup>>,
 }
 
 #[derive(Debug, Default)]
@@ -379,6 +382,10 @@ impl Pool {
             && !self.lock().has_no_sessions
         {
             match self.dial_session(lane, target, resume, deadline, cancel) {
+                Err(SessionFailure::Unsupported) if self.options.lookup.is_some() => {
+                    let text = format!("{target} leads to a server without sessions");
+                    return Err(Failure::Protocol(text).into());
+                }
                 Err(SessionFailure::Unsupported) => {
                     log::warn!("{target} has no sessions: a lost connection will be final");
                     self.lock().has_no_sessions = true;
@@ -463,7 +470,13 @@ impl Pool {
         let options = &self.options;
         let connect_options = options.connect_options.clone();
         let credentials = options.credentials.as_ref();
-        let mut dialer = SessionDialer::new(target.clone(), connect_options, credentials, resume)
+        let address = match &options.lookup {
+            Some(lookup) => StoreAddress::LookedUp(Arc::clone(lookup)),
+            None => target.clone().into(),
+        };
+        // The first connection of a store waits until its server has started, any until the next one leads.
+        let is_first = is_first || options.lookup.is_some();
+        let mut dialer = SessionDialer::new(address, connect_options, credentials, resume)
             .map_err(|error| Failure::Protocol(error.to_string()))?
             .carrying_over();
         dialer.set_cancel(cancel.clone());
@@ -475,7 +488,10 @@ impl Pool {
                 Err(_) if cancel.is_cancelled() => return Err(PoolError::Interrupted.into()),
                 Err(error) => error,
             };
-            let delay = backoff.next_delay();
+            let mut delay = backoff.next_delay();
+            if options.lookup.is_some() {
+                delay = delay.min(DELAY_MAX);
+            }
             let is_late = deadline.has_passed(Instant::now() + delay);
             match error {
                 SessionError::Unsupported { .. } => return Err(SessionFailure::Unsupported),
@@ -954,6 +970,7 @@ mod tests {
             credentials: None,
             reply_bytes_max: 1 << 20,
             resume: None,
+            lookup: None,
         }
     }
 

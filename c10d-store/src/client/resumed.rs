@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, SendBuf, sleep};
 
 use super::link::SessionLink;
-use super::session_dialer::{SessionDialer, SessionError};
+use super::session_dialer::{SILENCE_MAX, SessionDialer, SessionError};
 use super::stream::Stream;
 use crate::limits::WireLimits;
 use crate::raw_requests::RawRequests;
@@ -34,7 +34,7 @@ const WIRE_BYTES: usize = 16 << 10;
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// The longest delay between two attempts: the end of the store does not end it.
-const DELAY_MAX: Duration = Duration::from_millis(500);
+pub(super) const DELAY_MAX: Duration = Duration::from_millis(500);
 
 /// The server checks the lengths.
 const ANY_LENGTH: WireLimits = WireLimits::unlimited();
@@ -58,6 +58,10 @@ pub(super) struct Resumed {
     outstanding: Outstanding,
     /// The server keeps the session in its journal.
     is_kept: bool,
+    /// See [`SessionLink::has_heartbeats`].
+    has_heartbeats: bool,
+    /// When a call, of those that read since anything has arrived, began to read.
+    silent_since: Option<Instant>,
     /// What the server has sent to the client, read up to `start`.
     opened: Vec<u8>,
     start: usize,
@@ -80,7 +84,7 @@ impl Resumed {
     ) -> io::Result<Self> {
         let port = link.socket.local_addr().map_or(0, |local| local.port());
         let received_by_server = link.received_by_server;
-        let is_kept = link.is_kept;
+        let (is_kept, has_heartbeats) = (link.is_kept, link.has_heartbeats);
         let link = Stream::of_link(link)?;
         let mut resumed = Self {
             link,
@@ -96,6 +100,8 @@ impl Resumed {
             requests: RawRequests::of_session(),
             outstanding: Outstanding::default(),
             is_kept,
+            has_heartbeats,
+            silent_since: None,
             opened: Vec::new(),
             start: 0,
             uncounted: 0,
@@ -247,9 +253,27 @@ impl Resumed {
         }
         self.flush(deadline);
         let mut wire = std::mem::take(&mut self.wire);
-        let received = self.link.read_by(&mut wire, deadline);
+        let silent_at = self
+            .has_heartbeats
+            .then(|| {
+                let since = *self.silent_since.get_or_insert_with(Instant::now);
+                Deadline::after(since, SILENCE_MAX)
+            })
+            .filter(|at| at.instant() < deadline.instant() || deadline.instant().is_none());
+        let received = self.link.read_by(&mut wire, silent_at.unwrap_or(deadline));
         let result = match received {
-            Ok(count) if count > 0 => self.take(&wire[..count]),
+            Ok(count) if count > 0 => {
+                self.silent_since = None;
+                self.take(&wire[..count])
+            }
+            Err(error) if silent_at.is_some() && error.kind() == io::ErrorKind::TimedOut => {
+                log::info!(
+                    "{} has sent no heartbeat for {SILENCE_MAX:?}",
+                    self.dialer.target()
+                );
+                self.lose();
+                Ok(())
+            }
             Err(error)
                 if matches!(
                     error.kind(),
@@ -321,7 +345,11 @@ impl Resumed {
             let mut wire = Vec::with_capacity(frames.unsent_bytes());
             // Memory takes everything.
             let _ = frames.flush(&mut wire);
-            let written = self.link.write_all_by(&mut [IoSlice::new(&wire)], deadline);
+            let by = match self.has_heartbeats {
+                true => deadline.min(Deadline::after(Instant::now(), SILENCE_MAX)),
+                false => deadline,
+            };
+            let written = self.link.write_all_by(&mut [IoSlice::new(&wire)], by);
             if written.is_err() {
                 // Perhaps in the middle of a frame.
                 self.lose();
@@ -353,6 +381,7 @@ impl Resumed {
                     let received_by_server = link.received_by_server;
                     let is_restarted = link.is_restarted;
                     self.is_kept = link.is_kept;
+                    self.has_heartbeats = link.has_heartbeats;
                     if is_restarted {
                         self.restart()?;
                     }
@@ -419,6 +448,7 @@ impl Resumed {
             return Err(self.end(SessionError::Cancelled.to_string()));
         }
         self.is_lost = false;
+        self.silent_since = None;
         self.lost_at = None;
         self.backoff = new_backoff();
         Ok(())

@@ -1,7 +1,9 @@
 //! Connects a session to its server, the first time and after each loss.
 
+use std::error::Error;
 use std::io::{self, IoSlice};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use c10d_socket::{
     Cancel, ConnectError, ConnectOptions, Credentials, CredentialsError, Deadline, Dialer,
@@ -11,18 +13,38 @@ use c10d_socket::{
 use super::closer::Closer;
 use super::link::SessionLink;
 use super::stream::{Stream, is_closed_by_peer};
+use crate::address::{Lookup, StoreAddress};
 use crate::session::{Hello, SessionId, StoreId, Welcome};
 use crate::wire::{
-    CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_SESSION, Opcode, RequestBuf, read_u32,
+    CAPABILITY_HEARTBEAT, CAPABILITY_MASK, CAPABILITY_NONCE, CAPABILITY_SESSION, Opcode,
+    RequestBuf, read_u32,
 };
+
+/// Without a heartbeat for so long, a link is lost (docs/wire-extensions.md, SESSION 18): the server does not run, or another
+/// one has taken over.
+pub const SILENCE_MAX: Duration = Duration::from_secs(2);
+
+/// The time of the first attempt to reach a server that a link was lost to, and that still leads as the directory says. It
+/// doubles with each further one: perhaps thousands of clients come back at once.
+const FIRST_ATTEMPT_TIME: Duration = Duration::from_secs(1);
+
+/// The longest time of an attempt at a server that was looked up, and of a lookup.
+const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Connects one session, as often as its connection is lost.
 ///
 /// Each [`connect`](Self::connect) makes one attempt; the caller decides when to make the next and when to give up.
 #[derive(Debug)]
 pub struct SessionDialer {
+    /// The server of the last attempt.
     target: HostPort,
+    lookup: Option<Arc<dyn Lookup>>,
+    /// The epoch of the server that was looked up last.
+    epoch: u64,
+    /// The attempts at it, so far.
+    attempts_at_epoch: u32,
     connect_options: ConnectOptions,
+    credentials: Option<Credentials>,
     tls: Option<TlsClient>,
     session: SessionId,
     store: StoreId,
@@ -76,6 +98,26 @@ pub enum SessionError {
         /// Whether it is still the store that had the session.
         is_same_store: bool,
     },
+    /// The directory cannot be asked which server leads.
+    #[error("cannot look up {directory}: {source}")]
+    Lookup {
+        /// [`Lookup::name`].
+        directory: String,
+        /// The cause.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// No server leads at the moment, as far as the directory knows.
+    #[error("no server of {directory} leads at the moment")]
+    NoLeader {
+        /// [`Lookup::name`].
+        directory: String,
+    },
+    /// The server led once: another one has taken over since.
+    #[error("{server} does not know yet that another server has taken over")]
+    Deposed {
+        /// Where it listens.
+        server: HostPort,
+    },
     /// The server's machine refuses connections, for so long that the server must have ended.
     #[error(
         "the store at {server} has ended: its machine has refused connections for {:.0} s", refused_for.as_secs_f64()
@@ -104,25 +146,41 @@ impl SessionError {
     /// Whether another attempt may succeed.
     #[must_use]
     pub const fn is_transient(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::Lost { .. })
+        matches!(
+            self,
+            Self::Connect(_)
+                | Self::Lost { .. }
+                | Self::Lookup { .. }
+                | Self::NoLeader { .. }
+                | Self::Deposed { .. }
+        )
     }
 }
 
 impl SessionDialer {
-    /// A new session with the store at `target`, which remembers it for `keep` without a connection. Does not block.
+    /// A new session with the store at this address, which remembers it for `keep` without a connection. Does not block.
     ///
     /// # Errors
     /// If the credentials cannot be used.
     pub fn new(
-        target: HostPort,
+        address: impl Into<StoreAddress>,
         connect_options: ConnectOptions,
         credentials: Option<&Credentials>,
         keep: Duration,
     ) -> Result<Self, CredentialsError> {
+        let (target, lookup) = match address.into() {
+            StoreAddress::At(target) => (target, None),
+            // Until the first lookup.
+            StoreAddress::LookedUp(lookup) => (HostPort::new(lookup.name(), 0), Some(lookup)),
+        };
         let tls = credentials.map(|it| it.client(Protocol::Store, target.host()));
         Ok(Self {
             tls: tls.transpose()?,
+            credentials: credentials.cloned(),
             target,
+            lookup,
+            epoch: 0,
+            attempts_at_epoch: 0,
             connect_options: connect_options.with_rounds_max(1),
             session: SessionId::random(),
             store: StoreId::ANY,
@@ -166,7 +224,13 @@ impl SessionDialer {
         self.target = target;
     }
 
-    /// The server.
+    /// Whether the server is looked up: then it may change, and refused connections do not mean that the store has ended.
+    #[must_use]
+    pub const fn is_following(&self) -> bool {
+        self.lookup.is_some()
+    }
+
+    /// The server of the last attempt.
     #[must_use]
     pub const fn target(&self) -> &HostPort {
         &self.target
@@ -183,7 +247,7 @@ impl SessionDialer {
     }
 
     /// Ends the attempts from now on.
-    pub(super) fn set_cancel(&mut self, cancel: Cancel) {
+    pub fn set_cancel(&mut self, cancel: Cancel) {
         self.cancel = cancel;
     }
 
@@ -207,6 +271,7 @@ impl SessionDialer {
         if self.closer.is_closed() {
             return Err(SessionError::Cancelled);
         }
+        let deadline = self.look_up(deadline)?;
         let dialer = Dialer::new(&self.target, &self.connect_options, deadline);
         let socket = dialer.with_cancel(self.cancel.clone()).connect()?;
         let tls = self.tls.as_ref().map(TlsClient::start).transpose();
@@ -221,7 +286,8 @@ impl SessionDialer {
         match result {
             Err(_) if self.closer.is_closed() => Err(SessionError::Cancelled),
             Err(error) => Err(error),
-            Ok((received_by_server, is_restarted)) => {
+            Ok((received_by_server, is_restarted, has_heartbeats)) => {
+                self.attempts_at_epoch = 0;
                 let server = stream.peer_addr().map_err(|error| self.lost(error))?;
                 let (socket, tls, received) =
                     stream.into_parts().map_err(|error| self.lost(error))?;
@@ -232,6 +298,7 @@ impl SessionDialer {
                     server,
                     received_by_server,
                     is_restarted,
+                    has_heartbeats,
                     is_kept: self.carries_over && self.store.has_journal(),
                 })
             }
@@ -244,7 +311,7 @@ impl SessionDialer {
         stream: &mut Stream,
         received: u64,
         deadline: Deadline,
-    ) -> Result<(u64, bool), SessionError> {
+    ) -> Result<(u64, bool, bool), SessionError> {
         let shaken = stream.shake_hands(deadline);
         shaken.map_err(|error| self.lost(error))?;
         self.attempt += 1;
@@ -256,6 +323,7 @@ impl SessionDialer {
             keep: self.keep,
             carries_over: self.carries_over,
             takes_pieces: self.takes_pieces,
+            wants_heartbeats: self.is_following(),
         };
         let mut request = RequestBuf::new();
         request.hello();
@@ -272,6 +340,7 @@ impl SessionDialer {
                 server: self.target.clone(),
             });
         }
+        let has_heartbeats = self.is_following() && answer & CAPABILITY_HEARTBEAT != 0;
         if !self.expects_sessions {
             let mut request = RequestBuf::new();
             request.opcode(Opcode::Session).hello_of_session(&hello);
@@ -280,14 +349,17 @@ impl SessionDialer {
         let answer = self.hear::<{ Welcome::BYTES }>(stream, deadline)?;
         let server = || self.target.clone();
         match Welcome::decode(&answer) {
+            Some(welcome) if self.is_deposed(&welcome) => {
+                Err(SessionError::Deposed { server: server() })
+            }
             Some(Welcome::Accepted { store, received }) => {
                 self.store = store;
                 self.expects_sessions = true;
-                Ok((received, false))
+                Ok((received, false, has_heartbeats))
             }
             Some(Welcome::Restarted { store }) if self.carries_over => {
                 self.store = store;
-                Ok((0, true))
+                Ok((0, true, has_heartbeats))
             }
             Some(Welcome::Unknown { store }) => Err(SessionError::Unknown {
                 server: server(),
@@ -298,6 +370,48 @@ impl SessionDialer {
                 Err(self.refused("the answer to SESSION is none".to_owned()))
             }
         }
+    }
+
+    /// Asks the directory for the server. Returns the deadline of the attempt.
+    fn look_up(&mut self, deadline: Deadline) -> Result<Deadline, SessionError> {
+        let Some(lookup) = self.lookup.clone() else {
+            return Ok(deadline);
+        };
+        let within = |time| Deadline::after(Instant::now(), time).min(deadline);
+        let found = lookup.leader(within(ATTEMPT_TIME_MAX), &self.cancel);
+        let directory = || lookup.name();
+        let found = found.map_err(|source| SessionError::Lookup {
+            directory: directory(),
+            source,
+        })?;
+        let Some(leader) = found else {
+            return Err(SessionError::NoLeader {
+                directory: directory(),
+            });
+        };
+        if leader.address.host() != self.target.host() {
+            let credentials = self.credentials.as_ref();
+            let tls = credentials.map(|it| it.client(Protocol::Store, leader.address.host()));
+            self.tls = tls
+                .transpose()
+                .map_err(|error| self.refused(error.to_string()))?;
+        }
+        self.target = leader.address;
+        if self.epoch != leader.epoch {
+            self.epoch = leader.epoch;
+            self.attempts_at_epoch = 0;
+            return Ok(within(ATTEMPT_TIME_MAX));
+        }
+        let doubled = FIRST_ATTEMPT_TIME.saturating_mul(1 << self.attempts_at_epoch.min(4));
+        self.attempts_at_epoch += 1;
+        Ok(within(doubled.min(ATTEMPT_TIME_MAX)))
+    }
+
+    /// Whether the answer is of a server of which this side knows that another one has taken over.
+    fn is_deposed(&self, welcome: &Welcome) -> bool {
+        let store = welcome.store();
+        self.is_following()
+            && (store.is_before(self.store) || store.has_journal() && store.epoch() < self.epoch)
     }
 
     fn tell(

@@ -41,6 +41,7 @@ use crate::snapshot::{CloseReason, Counters};
 use crate::state::{Refusal, StoreState};
 
 mod accepting;
+mod beating;
 mod carrying;
 mod clients;
 mod ending;
@@ -102,6 +103,8 @@ pub(super) struct EventLoop {
     keeping: Option<Keeping>,
     /// Until this process leads: nothing is served.
     standby: Option<Standby>,
+    /// When the next heartbeats are due, if any session wants some.
+    beat_at: Option<Instant>,
     waker: Arc<Waker>,
 }
 
@@ -171,6 +174,7 @@ impl EventLoop {
             timers: Timers::default(),
             keeping,
             standby,
+            beat_at: None,
             waker: Arc::clone(&waker),
         };
         Ok((event_loop, observer, waker))
@@ -245,7 +249,10 @@ impl EventLoop {
             let at = self.started + at.since_start();
             at.saturating_duration_since(Instant::now())
         });
-        let all = [timer, accept, report, session, of_state];
+        let beat = self
+            .beat_at
+            .map(|at| at.saturating_duration_since(Instant::now()));
+        let all = [timer, accept, report, session, of_state, beat];
         all.into_iter().flatten().min()
     }
 
@@ -274,6 +281,7 @@ impl EventLoop {
         self.end_silent();
         self.tick_groups();
         self.continue_sweep();
+        self.beat(now);
         self.turn.start_turn();
         self.flush_touched();
         self.keep_gathered();

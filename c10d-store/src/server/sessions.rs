@@ -60,6 +60,8 @@ pub(super) struct Session {
     pub(super) waiting_for_room: VecDeque<Token>,
     /// Clients without unsent replies whose requests wait until those of other clients are sent.
     pub(super) waiting_for_budget: VecDeque<Token>,
+    /// Its link gets heartbeats.
+    wants_heartbeats: bool,
     /// The journal keeps what its clients' requests do.
     pub(super) is_carried: bool,
 }
@@ -186,6 +188,7 @@ impl Sessions {
             session.pieces = hello.takes_pieces.then(Box::default);
         }
         session.attempt = hello.attempt;
+        session.wants_heartbeats = hello.wants_heartbeats;
         session.keep = hello.keep.min(self.keep_max);
         session.expires = None;
         session.peer = candidate.peer;
@@ -218,6 +221,14 @@ impl Sessions {
             self.expiries.add(at, Token(slot));
         }
         true
+    }
+
+    /// The links that get heartbeats, each with the slot of its session.
+    pub(super) fn beating(&self) -> Vec<(usize, Token)> {
+        let beating = self.slots.iter().filter(|(_, it)| it.wants_heartbeats);
+        beating
+            .filter_map(|(slot, session)| Some((slot, session.link?)))
+            .collect()
     }
 
     /// Removes a session. Its clients are closed by the caller.
@@ -283,6 +294,7 @@ impl Sessions {
             peer,
             waiting_for_room: VecDeque::new(),
             waiting_for_budget: VecDeque::new(),
+            wants_heartbeats: false,
             is_carried: false,
         });
         self.by_id.insert(id, slot);
@@ -384,6 +396,7 @@ mod tests {
             keep: KEEP,
             carries_over: false,
             takes_pieces: false,
+            wants_heartbeats: false,
         }
     }
 

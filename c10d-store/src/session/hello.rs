@@ -22,6 +22,8 @@ pub(crate) struct Hello {
     pub(crate) carries_over: bool,
     /// It takes pieces (docs/wire-extensions.md, SESSION 16).
     pub(crate) takes_pieces: bool,
+    /// It notices by the lack of heartbeats that the server does not answer (docs/wire-extensions.md, SESSION 18).
+    pub(crate) wants_heartbeats: bool,
 }
 
 /// The reply to SESSION.
@@ -50,6 +52,8 @@ const RESTARTED: u8 = 3;
 const CARRIES_OVER: u32 = 1 << 31;
 /// In the milliseconds: the peer takes pieces.
 const TAKES_PIECES: u32 = 1 << 30;
+/// In the milliseconds: the peer asks for heartbeats.
+const WANTS_HEARTBEATS: u32 = 1 << 29;
 
 impl Hello {
     /// The length of the encoded form: two ids, two u64, and milliseconds as u32.
@@ -62,10 +66,11 @@ impl Hello {
         LittleEndian::write_u64(&mut bytes[32..40], self.attempt);
         LittleEndian::write_u64(&mut bytes[40..48], self.received);
         let millis = u32::try_from(self.keep.as_millis()).unwrap_or(u32::MAX);
-        let mut word = millis.min(TAKES_PIECES - 1);
+        let mut word = millis.min(WANTS_HEARTBEATS - 1);
         for (is_set, flag) in [
             (self.carries_over, CARRIES_OVER),
             (self.takes_pieces, TAKES_PIECES),
+            (self.wants_heartbeats, WANTS_HEARTBEATS),
         ] {
             word |= if is_set { flag } else { 0 };
         }
@@ -75,7 +80,7 @@ impl Hello {
 
     pub(crate) fn decode(bytes: &[u8; Self::BYTES]) -> Self {
         let word = LittleEndian::read_u32(&bytes[48..]);
-        let millis = word & !(CARRIES_OVER | TAKES_PIECES);
+        let millis = word & !(CARRIES_OVER | TAKES_PIECES | WANTS_HEARTBEATS);
         Self {
             session: SessionId(id_of(&bytes[..16])),
             store: StoreId(id_of(&bytes[16..32])),
@@ -84,11 +89,22 @@ impl Hello {
             keep: Duration::from_millis(u64::from(millis)),
             carries_over: word & CARRIES_OVER != 0,
             takes_pieces: word & TAKES_PIECES != 0,
+            wants_heartbeats: word & WANTS_HEARTBEATS != 0,
         }
     }
 }
 
 impl Welcome {
+    /// The server that answers.
+    pub(crate) const fn store(&self) -> StoreId {
+        match self {
+            Self::Accepted { store, .. }
+            | Self::Unknown { store }
+            | Self::Full { store }
+            | Self::Restarted { store } => *store,
+        }
+    }
+
     /// The length of the encoded form: a status, an id and a u64.
     pub(crate) const BYTES: usize = 1 + ID_BYTES + 8;
 
@@ -141,10 +157,12 @@ mod tests {
             keep: Duration::from_millis(600_000),
             carries_over: false,
             takes_pieces: true,
+            wants_heartbeats: false,
         };
         assert_eq!(Hello::decode(&hello.encode()), hello);
         let carries_over = Hello {
             carries_over: true,
+            wants_heartbeats: true,
             ..hello
         };
         assert_eq!(Hello::decode(&carries_over.encode()), carries_over);

@@ -58,7 +58,12 @@ impl StoreId {
 
     /// Whether this is a store with a journal: no other has so small a number there.
     pub(crate) fn has_journal(self) -> bool {
-        LittleEndian::read_u64(&self.0[EPOCH_AT..]) <= u64::from(u32::MAX)
+        self.epoch() <= u64::from(u32::MAX)
+    }
+
+    /// How often the journal of a store that has one was opened.
+    pub(crate) fn epoch(self) -> u64 {
+        LittleEndian::read_u64(&self.0[EPOCH_AT..])
     }
 
     /// The store of a journal, opened for the `epoch`th time.
@@ -75,8 +80,7 @@ impl StoreId {
 
     /// Whether this names an earlier run of the same store.
     pub(crate) fn is_before(self, other: Self) -> bool {
-        let epoch = |id: &Self| LittleEndian::read_u64(&id.0[EPOCH_AT..]);
-        self.0[..EPOCH_AT] == other.0[..EPOCH_AT] && epoch(&self) < epoch(&other)
+        self.0[..EPOCH_AT] == other.0[..EPOCH_AT] && self.epoch() < other.epoch()
     }
 }
 

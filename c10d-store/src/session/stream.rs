@@ -150,6 +150,11 @@ impl SessionStream {
         }
     }
 
+    /// Appends a frame, if need be without bytes: it shows that this side is alive.
+    pub fn beat(&mut self, link: &mut SendBuf) {
+        self.push_frame(link);
+    }
+
     /// Takes the next bytes of the stream from the front of the received bytes of a link; `None` once those are used up.
     ///
     /// # Errors

@@ -47,6 +47,9 @@ pub const CAPABILITY_MEMBERSHIP: u32 = 1 << 10;
 /// The server sends what has changed in the list of a group.
 pub const CAPABILITY_LIST_CHANGES: u32 = 1 << 11;
 
+/// The server sends heartbeats over the links of sessions that ask for them.
+pub const CAPABILITY_HEARTBEAT: u32 = 1 << 12;
+
 /// The capabilities of this crate's server.
 pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_WAIT_CHANGE
@@ -59,7 +62,8 @@ pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_DELETE_PREFIX
     | CAPABILITY_END_WAITS
     | CAPABILITY_MEMBERSHIP
-    | CAPABILITY_LIST_CHANGES;
+    | CAPABILITY_LIST_CHANGES
+    | CAPABILITY_HEARTBEAT;
 
 /// The reply of this crate's server to a PING. Without groups it does not show their bits.
 pub(crate) const fn reply_to_ping(nonce: u32, offers_groups: bool) -> u32 {

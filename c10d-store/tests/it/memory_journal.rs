@@ -125,6 +125,11 @@ impl Memory {
         self.changed.notify_all();
     }
 
+    /// How often it was opened to lead.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.kept().opened
+    }
+
     /// Waits until that candidate leads.
     #[track_caller]
     pub(crate) fn wait_until_led_by(&self, number: u64) {
@@ -244,6 +249,10 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
+    pub(crate) const fn number(&self) -> u64 {
+        self.number
+    }
+
     pub(crate) fn source(&self) -> JournalSource {
         let candidate = self.clone();
         let open = move |cancel: &Cancel| {

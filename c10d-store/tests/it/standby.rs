@@ -1,15 +1,17 @@
 //! Servers of one store, on a log that they share: one leads, the others stand by.
 
-use std::io;
+use std::io::{self, Read};
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use c10d_socket::{Cancel, Deadline, HostPort};
 use c10d_store::journal::JournalError;
+use c10d_store::unstable::SessionDialer;
 use c10d_store::{
-    HttpConnection, HttpHandler, Opcode, ServerOptions, SnapshotError, Store, StoreExt,
-    TcpStoreServer,
+    ConnectOptions, HttpConnection, HttpHandler, Leader, Lookup, Opcode, ServerOptions,
+    SessionError, SnapshotError, Store, StoreAddress, StoreExt, TcpStoreServer,
 };
 
 use crate::journal::{client, number};
@@ -177,4 +179,119 @@ fn the_end_of_a_server_that_stands_by_does_not_wait_for_its_turn() {
     lead(&log, 1, &second, HOUR);
     wait_until("it leads", || !other.is_standby());
     assert_eq!(client(&other).add("n", 1).expect("add"), 1);
+}
+
+/// Says that this server leads.
+#[derive(Debug)]
+struct Fixed(Mutex<Leader>);
+
+impl Lookup for Fixed {
+    fn name(&self) -> String {
+        "fixed://test".to_owned()
+    }
+
+    fn leader(
+        &self,
+        _: Deadline,
+        _: &Cancel,
+    ) -> Result<Option<Leader>, Box<dyn std::error::Error + Send + Sync>> {
+        Ok(Some(self.0.lock().expect("no panic").clone()))
+    }
+}
+
+fn leader(server: &TcpStoreServer, epoch: u64) -> Leader {
+    Leader {
+        address: HostPort::new("127.0.0.1", server.local_addr().port()),
+        epoch,
+    }
+}
+
+fn following(leader: Leader) -> (Arc<Fixed>, SessionDialer) {
+    let directory = Arc::new(Fixed(Mutex::new(leader)));
+    let address = StoreAddress::LookedUp(Arc::clone(&directory) as _);
+    let dialer = SessionDialer::new(address, ConnectOptions::default(), None, HOUR);
+    (directory, dialer.expect("no credentials").carrying_over())
+}
+
+fn soon() -> Deadline {
+    Deadline::after(Instant::now(), LONG)
+}
+
+/// docs/wire-extensions.md, SESSION 17.
+#[test]
+fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
+    let log = Memory::default();
+    let [(first, old), (second, new)] = candidates(&log);
+    lead(&log, 0, &first, HOUR);
+    wait_until("it leads", || !old.is_standby());
+    // The directory knows of a later one.
+    let (_, mut dialer) = following(leader(&old, 2));
+    let error = dialer.connect(0, soon()).expect_err("an earlier run");
+    assert!(matches!(error, SessionError::Deposed { .. }), "{error}");
+    assert!(error.is_transient());
+
+    let (directory, mut dialer) = following(leader(&old, 1));
+    dialer.connect(0, soon()).expect("a session");
+    lead(&log, 1, &second, HOUR);
+    wait_until("it leads", || !new.is_standby());
+    *directory.0.lock().expect("no panic") = leader(&new, 2);
+    let link = dialer.connect(0, soon()).expect("it goes over");
+    assert!(link.is_restarted);
+    // It learns of the takeover by the client, and answers nothing until its engine knows.
+    *directory.0.lock().expect("no panic") = leader(&old, 1);
+    let asking = std::thread::spawn(move || dialer.connect(0, soon()));
+    wait_until("it has doubts", || {
+        !first.authority.is_valid(Instant::now())
+    });
+    first.authority.extend(Instant::now() + HOUR);
+    let error = asking
+        .join()
+        .expect("no panic")
+        .expect_err("an earlier run");
+    // The attempt may have been over by then.
+    let is_refused = matches!(
+        error,
+        SessionError::Deposed { .. } | SessionError::Lost { .. }
+    );
+    assert!(is_refused, "{error}");
+    assert!(old.is_running());
+}
+
+/// docs/wire-extensions.md, SESSION 18.
+#[test]
+fn a_client_that_follows_gets_heartbeats_while_the_server_may_answer() {
+    let log = Memory::default();
+    let [(candidate, server), _] = candidates(&log);
+    lead(&log, 0, &candidate, HOUR);
+    wait_until("it leads", || !server.is_standby());
+    let (_, mut dialer) = following(leader(&server, 1));
+    let link = dialer.connect(0, soon()).expect("a session");
+    assert!(link.has_heartbeats);
+    let socket = TcpStream::from(link.socket);
+    socket.set_nonblocking(false).expect("a socket option");
+    let mut link = Raw(socket);
+    let beat = [0; 12];
+    for _ in 0..3 {
+        link.expect(&beat);
+    }
+    candidate.authority.withdraw();
+    // What was sent before arrives, but then nothing does.
+    let mut bytes = [0; 256];
+    link.0
+        .set_read_timeout(Some(Duration::from_millis(1200)))
+        .expect("a socket option");
+    while link.0.read(&mut bytes).is_ok_and(|count| count > 0) {
+        assert!(!candidate.authority.is_valid(Instant::now()));
+    }
+    candidate.renew(HOUR);
+    link.0
+        .set_read_timeout(Some(LONG))
+        .expect("a socket option");
+    link.expect(&beat);
+
+    let target = leader(&server, 1).address;
+    let dialer = SessionDialer::new(target, ConnectOptions::default(), None, HOUR);
+    let mut dialer = dialer.expect("no credentials");
+    let link = dialer.connect(0, soon()).expect("a session");
+    assert!(!link.has_heartbeats);
 }

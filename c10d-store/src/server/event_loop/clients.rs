@@ -49,7 +49,7 @@ impl EventLoop {
             && let Some(keeping) = &self.keeping
             && let Some(authority) = &keeping.authority
         {
-            // The engine has to find out.
+            // docs/wire-extensions.md, SESSION 17.
             authority.withdraw();
         }
         let candidate = Candidate {
@@ -83,6 +83,9 @@ impl EventLoop {
         };
         if let Some(slot) = link {
             self.begin_carrying(slot, hello);
+            if hello.wants_heartbeats {
+                self.start_beating();
+            }
         }
         self.end_carried_sessions();
         let connection = self.connections.get_mut(token);

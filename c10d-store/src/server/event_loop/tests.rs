@@ -40,6 +40,7 @@ impl Session {
             received: 0,
             carries_over: false,
             takes_pieces: false,
+            wants_heartbeats: false,
             keep: Duration::MAX,
         };
         let candidate = Candidate {

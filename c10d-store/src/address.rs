@@ -1,0 +1,62 @@
+//! Where a store is: at a fixed address, or wherever a directory says at the moment.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use c10d_socket::{Cancel, Deadline, HostPort};
+
+/// The address of a store, as a user gives it.
+#[derive(Debug, Clone)]
+pub enum StoreAddress {
+    /// A host and port.
+    At(HostPort),
+    /// Asked for before each attempt to connect: the process that serves the store may change.
+    LookedUp(Arc<dyn Lookup>),
+}
+
+/// A directory that knows which of several processes serves a store.
+pub trait Lookup: Send + Sync + fmt::Debug {
+    /// The address as the user gave it, for messages: `etcd://node0:2379/job-17`.
+    fn name(&self) -> String;
+
+    /// The process that leads now; `None` if none does. Blocks until the deadline at most, less if cancelled.
+    ///
+    /// # Errors
+    /// Any: the caller asks again later.
+    fn leader(
+        &self,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<Option<Leader>, Box<dyn Error + Send + Sync>>;
+}
+
+/// The process that serves a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leader {
+    /// Where it listens.
+    pub address: HostPort,
+    /// That of its [`JournalIdentity`](crate::journal::JournalIdentity): an answer of an earlier one is refused.
+    pub epoch: u64,
+}
+
+impl From<HostPort> for StoreAddress {
+    fn from(address: HostPort) -> Self {
+        Self::At(address)
+    }
+}
+
+impl From<Arc<dyn Lookup>> for StoreAddress {
+    fn from(lookup: Arc<dyn Lookup>) -> Self {
+        Self::LookedUp(lookup)
+    }
+}
+
+impl fmt::Display for StoreAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::At(address) => address.fmt(f),
+            Self::LookedUp(lookup) => f.write_str(&lookup.name()),
+        }
+    }
+}
