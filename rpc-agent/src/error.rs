@@ -234,7 +234,7 @@ pub enum NotSent {
         /// [`AgentOptions::with_backlog_bytes_max`](crate::AgentOptions::with_backlog_bytes_max).
         max_bytes: u64,
     },
-    /// Injected by a [`FaultPlan`](crate::FaultPlan). The text is PyTorch's.
+    /// Injected by a [`FaultInjector`](crate::FaultInjector). The text is PyTorch's.
     #[error("Send attempt failed intentionally")]
     Injected,
 }

@@ -71,7 +71,7 @@ pub use c10d_socket::{Credentials, CredentialsError};
 pub use context::{Context, Reply};
 pub use directory::DirectoryError;
 pub use error::{CallMessage, CallSite, NotSent, Outcome, RpcError};
-pub use fault::{FaultPlan, FaultPlanError, InjectedFaults};
+pub use fault::{Fault, FaultInjector};
 #[doc(hidden)]
 pub use future::catch_panic;
 pub use future::{FutureMessage, Promise, RpcFuture, join_all};

@@ -1,10 +1,11 @@
 //! Options of agents.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use c10d_socket::{Cancel, Credentials, SocketOptions};
 
-use crate::fault::FaultPlan;
+use crate::fault::FaultInjector;
 
 /// Configuration of an agent: its name and rank, its group, timeouts and limits.
 ///
@@ -36,7 +37,7 @@ pub struct AgentOptions {
     pub(crate) socket: SocketOptions,
     pub(crate) credentials: Option<Credentials>,
     pub(crate) seed: Option<u64>,
-    pub(crate) faults: Option<FaultPlan>,
+    pub(crate) faults: Option<Arc<dyn FaultInjector>>,
     pub(crate) cancel: Cancel,
 }
 
@@ -226,10 +227,10 @@ impl AgentOptions {
         self
     }
 
-    /// Injects faults, for tests. Default: none.
+    /// Injects faults into what this agent sends, for tests. Default: none.
     #[must_use]
-    pub fn with_faults(mut self, faults: FaultPlan) -> Self {
-        self.faults = Some(faults);
+    pub fn with_faults(mut self, faults: impl FaultInjector + 'static) -> Self {
+        self.faults = Some(Arc::new(faults));
         self
     }
 }

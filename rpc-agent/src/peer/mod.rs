@@ -29,7 +29,6 @@ pub(crate) use self::config::Config;
 pub(crate) use self::connection::{Connection, ConnectionId, ReadNext, Reads, Watch};
 pub(crate) use self::effect::{Count, Effect, Effects, Notice};
 pub(crate) use self::functions::{FunctionId, Functions};
-pub(crate) use self::in_flight::CallId;
 pub(crate) use self::incoming::{Expects, Incoming, IncomingLimits, Message, Recipient};
 pub(crate) use self::machine::{AttemptFailure, Peer, Welcomed};
 pub(crate) use self::outgoing::{Batch, WriteProgress};

@@ -16,7 +16,7 @@ use super::sockets::Sockets;
 use super::stage::Stage;
 use crate::clock::Clock;
 use crate::error::RpcError;
-use crate::fault::FaultPlan;
+use crate::fault::FaultInjector;
 use crate::future::{Job, Promise, contained};
 use crate::metrics::Metrics;
 use crate::peer::{Config, ConnectionId, Count, Effect, Effects, Notice, PendingCall, Request};
@@ -48,7 +48,7 @@ pub(crate) struct Driver {
     pub(super) dials: Arc<DialThreads>,
     /// Delayed jobs, and what a fault delays.
     pub(super) timer: TimerThread<Job>,
-    pub(super) faults: Option<FaultPlan>,
+    pub(super) faults: Option<Arc<dyn FaultInjector>>,
     gathered: Gathered,
     /// Ends what the agent's threads wait for: it is ending.
     pub(super) ended: Cancel,
@@ -64,7 +64,7 @@ impl Driver {
         sockets: Sockets,
         pool: Arc<Pool<Served>>,
         workers: impl IntoIterator<Item = WorkerInfo>,
-        faults: Option<FaultPlan>,
+        faults: Option<Arc<dyn FaultInjector>>,
         now: Instant,
     ) -> Self {
         let config = Arc::new(config);

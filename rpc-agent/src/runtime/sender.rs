@@ -8,10 +8,10 @@ use bytes::Bytes;
 
 use super::driver::Driver;
 use super::peers::PeerEntry;
-use crate::error::{CallSite, NotSent, RpcError};
-use crate::fault::{Fault, Leg};
+use crate::error::{CallMessage, CallSite, NotSent, RpcError};
+use crate::fault::Fault;
 use crate::future::Promise;
-use crate::peer::{CallId, FunctionId, NewCall, ReplyRoute};
+use crate::peer::{FunctionId, NewCall, ReplyRoute};
 use crate::wire::Failure;
 
 /// Where an answer goes.
@@ -32,107 +32,93 @@ impl Driver {
         mut call: NewCall<'_, Promise<Bytes>>,
         payload: Bytes,
     ) {
-        let timeout = call.timeout;
-        let fault = self.fault(Leg::Request, call.function, peer, &payload);
-        match fault {
-            Fault::Deliver => self.request_now(peer, call, payload),
-            Fault::Fail => {
-                let site = CallSite::of(&peer.info, call.function);
-                let cause = NotSent::Injected;
-                let error = RpcError::NotSent { call: site, cause };
-                self.complete(peer, &call.promise, call.started_at, Err(error));
-            }
-            Fault::Lose => {
-                self.expect(peer, call, payload.len());
-            }
-            Fault::Duplicate { copies } => {
-                call.is_repeated = true;
-                if let Some(id) = self.expect(peer, call, payload.len()) {
-                    for _ in 0..=copies {
-                        self.send(peer, id, payload.clone(), timeout);
-                    }
-                }
-            }
-            Fault::Delay(delay) => {
-                if let Some(id) = self.expect(peer, call, payload.len()) {
-                    let (driver, peer) = (Arc::clone(self), Arc::clone(peer));
-                    let left = timeout.map(|timeout| timeout.saturating_sub(delay));
-                    self.later(delay, move || driver.send(&peer, id, payload, left));
-                }
-            }
-            Fault::Cut => {
-                self.request_now(peer, call, payload);
-                cut(peer);
-            }
+        let Some(fault) = self.fault(CallMessage::Request, call.function, peer, &payload) else {
+            let deadline_ms = call.deadline_ms;
+            self.step(peer, |core| core.call(call, payload));
+            return self.sockets.expect_at(deadline_ms);
+        };
+        let Fault::Send {
+            copies,
+            after,
+            cuts,
+        } = fault
+        else {
+            let site = CallSite::of(&peer.info, call.function);
+            let cause = NotSent::Injected;
+            let error = RpcError::NotSent { call: site, cause };
+            return self.complete(peer, &call.promise, call.started_at, Err(error));
+        };
+        let left = call.timeout.map(|timeout| timeout.saturating_sub(after));
+        call.is_repeated = copies > 1;
+        let deadline_ms = call.deadline_ms;
+        let id = self.step(peer, |core| core.expect(call, payload.len()));
+        self.sockets.expect_at(deadline_ms);
+        if let Some(id) = id {
+            self.send(peer, (copies, after, cuts), move |driver, peer| {
+                let (payload, now) = (payload.clone(), Instant::now());
+                driver.step(peer, |core| core.send(id, payload, left, now));
+            });
         }
     }
 
     /// Answers a request.
     pub(crate) fn answer(self: &Arc<Self>, to: &ReplyTo, answer: Result<Bytes, Failure>) {
-        let payload = match answer {
-            Ok(payload) => payload,
-            failure => return self.answer_now(to, failure),
-        };
         let function = self.config.functions.name(to.function);
-        match self.fault(Leg::Answer, function, &to.peer, &payload) {
-            Fault::Deliver => self.answer_now(to, Ok(payload)),
-            Fault::Fail | Fault::Lose => {}
-            Fault::Duplicate { copies } => {
-                for _ in 0..=copies {
-                    self.answer_now(to, Ok(payload.clone()));
-                }
-            }
-            Fault::Delay(delay) => {
-                let (driver, to) = (Arc::clone(self), to.clone());
-                self.later(delay, move || driver.answer_now(&to, Ok(payload)));
-            }
-            Fault::Cut => {
-                self.answer_now(to, Ok(payload));
-                cut(&to.peer);
-            }
+        let fault = answer
+            .as_ref()
+            .ok()
+            .and_then(|payload| self.fault(CallMessage::Answer, function, &to.peer, payload));
+        let Some(fault) = fault else {
+            return self.answer_now(to, answer);
+        };
+        if let Fault::Send {
+            copies,
+            after,
+            cuts,
+        } = fault
+        {
+            let (peer, to) = (&to.peer, to.clone());
+            self.send(peer, (copies, after, cuts), move |driver, _| {
+                driver.answer_now(&to, answer.clone());
+            });
         }
     }
 
-    fn fault(&self, leg: Leg, function: &str, peer: &PeerEntry, payload: &[u8]) -> Fault {
-        let plan = self.faults.as_ref();
-        plan.map_or(Fault::Deliver, |plan| {
-            plan.decide(leg, function, peer.info.id, payload)
-        })
-    }
-
-    fn later(&self, delay: Duration, job: impl FnOnce() + Send + 'static) {
-        // After the agent's end there is nothing to send: what comes back is dropped.
-        let _ = self.timer.schedule(Instant::now() + delay, Box::new(job));
-    }
-
-    fn request_now(
+    fn fault(
         &self,
+        message: CallMessage,
+        function: &str,
+        peer: &PeerEntry,
+        payload: &[u8],
+    ) -> Option<Fault> {
+        let faults = self.faults.as_ref()?;
+        let fault = faults.decide(message, function, peer.info.id, payload)?;
+        let (me, to) = (self.me(), &peer.info);
+        log::debug!("{me}: fault injected into the {message} of `{function}` to {to}: {fault:?}");
+        Some(fault)
+    }
+
+    /// Sends a message as a fault says.
+    fn send(
+        self: &Arc<Self>,
         peer: &Arc<PeerEntry>,
-        call: NewCall<'_, Promise<Bytes>>,
-        payload: Bytes,
+        (copies, after, cuts): (u32, Duration, bool),
+        send_one: impl Fn(&Self, &Arc<PeerEntry>) + Send + 'static,
     ) {
-        let deadline_ms = call.deadline_ms;
-        self.step(peer, |core| core.call(call, payload));
-        self.sockets.expect_at(deadline_ms);
-    }
-
-    /// Begins a call without sending its request. `None` when it has failed.
-    fn expect(
-        &self,
-        peer: &Arc<PeerEntry>,
-        call: NewCall<'_, Promise<Bytes>>,
-        payload_bytes: usize,
-    ) -> Option<CallId> {
-        let deadline_ms = call.deadline_ms;
-        let id = self.step(peer, |core| core.expect(call, payload_bytes));
-        self.sockets.expect_at(deadline_ms);
-        id
-    }
-
-    /// Sends the request of a call that has no answer yet. `timeout` is what is left to the call.
-    fn send(&self, peer: &Arc<PeerEntry>, id: CallId, payload: Bytes, timeout: Option<Duration>) {
-        let now = Instant::now();
-        self.step(peer, |core| core.send(id, payload, timeout, now));
+        let (driver, peer) = (Arc::clone(self), Arc::clone(peer));
+        let send_all = move || {
+            (0..copies).for_each(|_| send_one(&driver, &peer));
+            if cuts {
+                cut(&peer);
+            }
+        };
+        if after.is_zero() {
+            return send_all();
+        }
+        // After the agent's end there is nothing to send: what comes back is dropped.
+        let _ = self
+            .timer
+            .schedule(Instant::now() + after, Box::new(send_all));
     }
 
     fn answer_now(&self, to: &ReplyTo, answer: Result<Bytes, Failure>) {

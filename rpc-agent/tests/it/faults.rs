@@ -6,9 +6,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use byteorder::{ByteOrder, LittleEndian};
-use rpc_agent::{Agent, AgentOptions, FaultPlan, FutureMessage, Outcome};
+use rpc_agent::{Agent, AgentOptions, FutureMessage, Outcome};
 
 use crate::common::{PATIENCE, noise, options, pair_with, registry, shared_store, start_all};
+use crate::fault_plan::FaultPlan;
 use crate::raw::{RawWorker, read_frame};
 
 const CALLS: usize = 300;
@@ -31,7 +32,7 @@ fn unread_calls(
 ) -> (Agent, Box<dyn Read>, Vec<FutureMessage>) {
     let store = shared_store();
     let raw = RawWorker::join(&*store, 1, "worker1", 5);
-    let faults = FaultPlan::new(seed).duplicate(0.8).unwrap();
+    let faults = FaultPlan::new(seed).duplicate(0.8);
     let me = options(0).with_world_size(2).with_faults(faults);
     let start = |options| {
         start_all(&store, vec![(options, registry(|_| {}))])
@@ -137,7 +138,7 @@ fn a_duplicated_call_with_one_request_sent_before_shutdown_may_have_run() {
 
 #[test]
 fn a_duplicated_large_message_keeps_the_connection() {
-    let faults = FaultPlan::new(3).duplicate(1.0).unwrap();
+    let faults = FaultPlan::new(3).duplicate(1.0);
     let adjust = |rank, options: AgentOptions| match rank {
         0 => options.with_faults(faults.clone()),
         _ => options,

@@ -4,12 +4,13 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use rpc_agent::{Agent, AgentOptions, FaultPlan, HandlerError, RetryOptions, RpcError};
+use rpc_agent::{Agent, AgentOptions, HandlerError, RetryOptions, RpcError};
 
 use crate::common::{
     Gate, OpenAtEnd, PATIENCE, group_with, noise, options, pair, pair_with, registry, shared_store,
     until,
 };
+use crate::fault_plan::FaultPlan;
 
 /// The timeout of a call, so that one that hangs fails the test.
 const SOON: Duration = PATIENCE.checked_div(3).unwrap();
@@ -159,7 +160,7 @@ fn a_refusal_reaches_a_function_that_waits_for_another_call() {
 #[test]
 fn a_panic_in_on_peer_lost_does_not_affect_the_agent() {
     // Each sent request cuts its connection.
-    let faults = FaultPlan::new(1).cut(1.0).unwrap();
+    let faults = FaultPlan::new(1).cut(1.0);
     let adjust = |rank, options: AgentOptions| match rank {
         0 => options.with_faults(faults.clone()),
         _ => options,

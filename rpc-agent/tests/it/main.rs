@@ -6,6 +6,8 @@ mod deadlines;
 #[cfg(all(unix, feature = "tls"))]
 mod descriptors;
 mod dials;
+mod fault_plan;
+mod fault_plans;
 mod faults;
 #[cfg(all(unix, feature = "tls"))]
 #[path = "../../../c10d-store/tests/it/few_descriptors.rs"]

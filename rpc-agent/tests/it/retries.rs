@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use rpc_agent::{
-    Agent, FaultPlan, FutureMessage, HandlerError, NotSent, Outcome, Registry, Reply, RetryGroup,
+    Agent, FutureMessage, HandlerError, NotSent, Outcome, Registry, Reply, RetryGroup,
     RetryOptions, RetryOptionsError, RpcError,
 };
 
 use crate::common::{PATIENCE, options, pair, pair_with, registry, shared_store, start_all, until};
+use crate::fault_plan::FaultPlan;
 use crate::proxy::Proxy;
 use crate::raw::{ERROR, REQUEST, RawWorker, address_of, frame, publish, read_frame, send};
 
@@ -253,7 +254,7 @@ fn without_retries_the_first_failure_is_the_last_attempt() {
 #[test]
 fn a_function_runs_again_for_each_lost_answer() {
     const CALLS: u64 = 40;
-    let faults = FaultPlan::new(11).lose_answers(0.5).unwrap();
+    let faults = FaultPlan::new(11).lose_answers(0.5);
     let runs = Runs::default();
     let adjust = |rank, options: rpc_agent::AgentOptions| match rank {
         1 => options.with_faults(faults.clone()),
@@ -431,7 +432,7 @@ fn a_retry_uses_a_new_connection_after_a_cut() {
 
 #[test]
 fn calls_with_retries_succeed_over_connections_that_are_cut_repeatedly() {
-    let faults = FaultPlan::new(5).cut(0.2).unwrap();
+    let faults = FaultPlan::new(5).cut(0.2);
     let (agent, _other) = pair_with(|_, options| options.with_faults(faults.clone()), |_| {});
     let retries = quick(10_000).with_max_delay(Duration::from_millis(5));
     for round in 0..5 {

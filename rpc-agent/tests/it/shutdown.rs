@@ -9,14 +9,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use c10d_store::{Store, StoreExt};
 use rpc_agent::{
-    Agent, AgentHandle, FaultPlan, FutureMessage, HandlerError, Outcome, Registry, Reply,
-    RetryOptions, RpcError, TerminationError, WorkerInfo,
+    Agent, AgentHandle, FutureMessage, HandlerError, Outcome, Registry, Reply, RetryOptions,
+    RpcError, TerminationError, WorkerInfo,
 };
 
 use crate::common::{
     Gate, OpenAtEnd, PATIENCE, group, group_with, options, pair, pair_with, registry, shared_store,
     start_all, until,
 };
+use crate::fault_plan::FaultPlan;
 use crate::own_process::in_own_process;
 use crate::raw::{REQUEST, RawWorker, read_frame};
 

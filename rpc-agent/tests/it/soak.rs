@@ -16,11 +16,12 @@ use bytes::Bytes;
 
 use fastrand::Rng;
 use rpc_agent::{
-    Agent, AgentHandle, AgentOptions, FaultPlan, FutureMessage, HandlerError, Registry,
-    RetryOptions, RpcError, join_all,
+    Agent, AgentHandle, AgentOptions, FutureMessage, HandlerError, Registry, RetryOptions,
+    RpcError, join_all,
 };
 
 use crate::common::{PATIENCE, noise, options, registry, shared_store, start_all, until};
+use crate::fault_plan::FaultPlan;
 use crate::own_process::in_own_process;
 
 /// One seed for each kind of round, and two more.
@@ -291,11 +292,10 @@ fn faults(rng: &mut Rng) -> FaultPlan {
         .fail("relay", rng.u32(..2))
         .fail("retried", 1)
         .lose_requests(0.05 * rng.f64())
-        .and_then(|plan| plan.lose_answers(0.05 * rng.f64()))
-        .and_then(|plan| plan.duplicate(0.1 * rng.f64()))
-        .and_then(|plan| plan.delay_randomly(0.1 + 0.1 * rng.f64(), Duration::from_millis(30)))
-        .and_then(|plan| plan.cut(0.01 * rng.f64()))
-        .unwrap()
+        .lose_answers(0.05 * rng.f64())
+        .duplicate(0.1 * rng.f64())
+        .delay_randomly(0.1 + 0.1 * rng.f64(), Duration::from_millis(30))
+        .cut(0.01 * rng.f64())
 }
 
 /// The functions of every worker. A request of `relay`, `retried` or `later` begins with the number of

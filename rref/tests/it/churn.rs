@@ -4,10 +4,10 @@ use std::thread;
 use std::time::Duration;
 use std::{env, fs};
 
-use rpc_agent::FaultPlan;
 use rref::{RRef, RRefError};
 
 use crate::common::{Worker, group, group_with, seed, shut_down, until_empty};
+use crate::fault_plan::FaultPlan;
 use crate::own_process::in_own_process;
 
 /// Number of concurrent references per thread.
@@ -78,9 +78,8 @@ fn a_hundred_thousand_references_with_faults_leave_empty_tables() {
     let seed = seed();
     let plan = FaultPlan::new(seed)
         .lose(0.002)
-        .and_then(|plan| plan.duplicate(0.02))
-        .and_then(|plan| plan.delay_randomly(0.02, Duration::from_millis(20)))
-        .unwrap();
+        .duplicate(0.02)
+        .delay_randomly(0.02, Duration::from_millis(20));
     let workers = group_with(3, |_, options| options.with_faults(plan.clone()), |_, _| {});
     let lives = lives(100_000);
     let (mut read, mut lost) = (0, 0);

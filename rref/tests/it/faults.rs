@@ -6,12 +6,12 @@ use std::thread;
 use std::time::Duration;
 
 use fastrand::Rng;
-use rpc_agent::FaultPlan;
 use rref::{RRef, RRefError};
 
 use crate::common::{
     PATIENCE, SHORT, Worker, group_of, group_with, quick, seed, shut_down, until_empty,
 };
+use crate::fault_plan::FaultPlan;
 
 /// Creates, reads, shares and drops references at random. The value of a held reference must always exist. Returns
 /// how many reads succeeded.
@@ -117,27 +117,20 @@ fn run_group(seed: u64, workers: u32, rounds: u32, faults: impl Fn(FaultPlan) ->
 #[test]
 fn late_messages_free_no_value_early_and_leak_none() {
     let late = Duration::from_millis(30);
-    run_group(seed(), 4, 150, |plan| {
-        plan.delay_randomly(0.3, late).unwrap()
-    });
+    run_group(seed(), 4, 150, |plan| plan.delay_randomly(0.3, late));
 }
 
 #[test]
 fn duplicated_messages_free_no_value_early_and_leak_none() {
     let late = Duration::from_millis(10);
     run_group(seed(), 3, 150, |plan| {
-        plan.duplicate(0.3)
-            .unwrap()
-            .delay_randomly(0.2, late)
-            .unwrap()
+        plan.duplicate(0.3).delay_randomly(0.2, late)
     });
 }
 
 #[test]
 fn lost_messages_free_no_value_early_and_leak_none() {
-    run_group(seed(), 3, 100, |plan| {
-        plan.lose(0.05).unwrap().duplicate(0.05).unwrap()
-    });
+    run_group(seed(), 3, 100, |plan| plan.lose(0.05).duplicate(0.05));
 }
 
 #[test]
@@ -152,11 +145,7 @@ fn a_function_that_makes_a_value_runs_once_despite_retries() {
     let seed = seed();
     let runs = Arc::new(AtomicUsize::new(0));
     let its_runs = Arc::clone(&runs);
-    let plan = FaultPlan::new(seed)
-        .lose(0.2)
-        .unwrap()
-        .duplicate(0.3)
-        .unwrap();
+    let plan = FaultPlan::new(seed).lose(0.2).duplicate(0.3);
     let group = group_with(
         2,
         |_, options| options.with_faults(plan.clone()),

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use rpc_agent::FaultPlan;
 use rref::{Functions, RRef, RRefError, ValueState};
 
 use crate::common::{
     Alive, Counted, List, PATIENCE, Worker, group, group_with, seed, shut_down, until, until_empty,
 };
+use crate::fault_plan::FaultPlan;
 
 /// Worker 0 owns a reference without a value. Worker 1 holds a user of it, which `take` returns.
 struct Shared<T> {
@@ -307,8 +307,7 @@ fn a_future_whose_reference_is_dropped_before_the_value_is_set_fails() {
 fn values_set_while_messages_are_duplicated_and_late_reach_all() {
     let plan = FaultPlan::new(seed())
         .duplicate(0.3)
-        .and_then(|plan| plan.delay_randomly(0.3, Duration::from_millis(20)))
-        .unwrap();
+        .delay_randomly(0.3, Duration::from_millis(20));
     let workers = group_with(
         3,
         |_, options| options.with_faults(plan.clone()).with_timeout(PATIENCE),

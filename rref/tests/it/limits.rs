@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rpc_agent::{FaultPlan, Registry, RetryOptions, RpcError};
+use rpc_agent::{Registry, RetryOptions, RpcError};
 use rref::{Functions, RRef, RRefError, RRefOptions, RRefs, RegisterError, ShutdownError};
 use serde::{Deserialize, Serialize};
 
 use crate::common::{Gate, PATIENCE, group, group_of, group_with, shut_down, until, until_empty};
+use crate::fault_plan::FaultPlan;
 
 type T1 = (u64, u64);
 type T2 = (T1, T1);

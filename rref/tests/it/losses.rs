@@ -4,10 +4,10 @@ use std::env;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rpc_agent::FaultPlan;
 use rref::{RRef, RRefOptions};
 
 use crate::common::{PATIENCE, Worker, group_of, is_empty, seed};
+use crate::fault_plan::FaultPlan;
 
 /// Far longer than a shutdown takes that repeats lost messages soon; one that waits for the attempt timeout of 10 s
 /// for each of them takes longer.
@@ -38,7 +38,7 @@ fn lost_messages_do_not_delay_the_deletions_behind_them() {
         3,
         &RRefOptions::default(),
         |rank, options| {
-            let plan = FaultPlan::new(seed + u64::from(rank)).lose(0.05).unwrap();
+            let plan = FaultPlan::new(seed + u64::from(rank)).lose(0.05);
             options.with_faults(plan)
         },
         |_, _| {},

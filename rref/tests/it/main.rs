@@ -5,6 +5,12 @@ mod churn;
 mod common;
 mod destructors;
 mod end;
+#[expect(
+    dead_code,
+    reason = "rpc-agent's tests need a part of it that these do not"
+)]
+#[path = "../../../rpc-agent/tests/it/fault_plan.rs"]
+mod fault_plan;
 mod faults;
 mod late_value;
 mod limits;

@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use rpc_agent::{FaultPlan, RetryOptions, RpcError};
+use rpc_agent::{RetryOptions, RpcError};
 use rref::{RRef, RRefError};
 
 use crate::common::{Alive, Counted, Gate, PATIENCE, group_of, quick, until};
+use crate::fault_plan::FaultPlan;
 
 #[test]
 fn a_reference_in_an_undelivered_answer_is_freed() {

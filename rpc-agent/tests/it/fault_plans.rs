@@ -1,0 +1,191 @@
+//! Which faults a plan injects.
+
+use std::time::Duration;
+
+use rpc_agent::{CallMessage, WorkerId};
+
+use crate::fault_plan::{FaultPlan, Fingerprint, InjectedFaults, Kind, MESSAGES_KNOWN_MAX};
+
+fn worker(id: u32) -> WorkerId {
+    WorkerId::new(id).unwrap()
+}
+
+fn request(plan: &FaultPlan, function: &str, payload: &[u8]) -> Option<Kind> {
+    plan.choose(CallMessage::Request, function, worker(1), payload)
+}
+
+fn all_faults(seed: u64) -> FaultPlan {
+    FaultPlan::new(seed)
+        .lose(0.1)
+        .duplicate(0.1)
+        .delay_randomly(0.1, Duration::from_millis(50))
+        .cut(0.1)
+}
+
+#[test]
+fn an_empty_plan_delivers_every_message_and_stores_none() {
+    let plan = FaultPlan::new(1);
+    assert_eq!(request(&plan, "f", b"x"), None);
+    assert_eq!(plan.injected(), InjectedFaults::default());
+    assert_eq!(plan.messages_known(), 0);
+}
+
+#[test]
+fn each_distinct_request_fails_the_given_number_of_times() {
+    let plan = FaultPlan::new(1).fail("f", 2);
+    for payload in [b"one", b"two"] {
+        let faults: Vec<_> = (0..4).map(|_| request(&plan, "f", payload)).collect();
+        let fail = Some(Kind::Fail);
+        assert_eq!(faults, [fail, fail, None, None], "{payload:?}");
+    }
+    assert_eq!(request(&plan, "g", b"one"), None);
+    let answer = plan.choose(CallMessage::Answer, "f", worker(1), b"three");
+    assert_eq!(answer, None);
+    let elsewhere = plan.choose(CallMessage::Request, "f", worker(2), b"one");
+    assert_eq!(elsewhere, Some(Kind::Fail));
+    assert_eq!(plan.injected().failed, 5);
+    assert_eq!(plan.injected().total(), 5);
+}
+
+#[test]
+fn a_rule_matches_a_name_or_a_prefix_and_the_first_match_applies() {
+    let plan = FaultPlan::new(1).fail("rref.fork", 0).fail("rref.*", 1);
+    let all = FaultPlan::new(1).fail("*", 1);
+    for (function, fault) in [
+        ("rref.fork", None),
+        ("rref.delete", Some(Kind::Fail)),
+        ("rref", None),
+        ("add", None),
+    ] {
+        assert_eq!(request(&plan, function, b""), fault, "{function}");
+        assert_eq!(request(&all, function, b""), Some(Kind::Fail), "{function}");
+    }
+}
+
+#[test]
+fn a_request_is_delayed_after_its_injected_failures() {
+    let late = Duration::from_millis(1500);
+    let plan = FaultPlan::new(1).delay("f", late).fail("f", 1);
+    assert_eq!(request(&plan, "f", b""), Some(Kind::Fail));
+    assert_eq!(request(&plan, "f", b""), Some(Kind::Delay(late)));
+    let answer = plan.choose(CallMessage::Answer, "f", worker(1), b"");
+    assert_eq!(answer, None);
+    let injected = plan.injected();
+    assert_eq!((injected.failed, injected.delayed), (1, 1));
+}
+
+#[test]
+fn rate_1_always_injects_and_rate_0_never_does() {
+    let lossy = FaultPlan::new(3).lose_answers(1.0);
+    let twice = FaultPlan::new(3).duplicate(1.0);
+    let late = FaultPlan::new(3).delay_randomly(1.0, Duration::from_millis(5));
+    let cut = FaultPlan::new(3).cut(1.0);
+    let never = FaultPlan::new(3).lose(0.0);
+    for number in 0_u8..100 {
+        let payload = [number];
+        assert_eq!(request(&lossy, "f", &payload), None);
+        let answer = lossy.choose(CallMessage::Answer, "f", worker(1), &payload);
+        assert_eq!(answer, Some(Kind::Lose));
+        assert_eq!(request(&never, "f", &payload), None);
+        let fault = request(&twice, "f", &payload);
+        assert!(
+            matches!(fault, Some(Kind::Duplicate { copies: 1 | 2 })),
+            "{fault:?}"
+        );
+        let Some(Kind::Delay(delay)) = request(&late, "f", &payload) else {
+            panic!("not delayed");
+        };
+        assert!(delay <= Duration::from_millis(5));
+        assert_eq!(request(&cut, "f", &payload), Some(Kind::Cut));
+    }
+    assert_eq!(lossy.injected().answers_lost, 100);
+    assert_eq!(lossy.injected().requests_lost, 0);
+    assert_eq!(twice.injected().duplicated, 100);
+    assert_eq!(late.injected().delayed, 100);
+    assert_eq!(cut.injected().cut, 100);
+}
+
+#[test]
+fn each_kind_of_fault_occurs_at_about_its_rate() {
+    let plan = all_faults(42);
+    for number in 0..10_000_u32 {
+        let payload = number.to_string();
+        request(&plan, "f", payload.as_bytes());
+    }
+    let injected = plan.injected();
+    // At most one fault per message: 0.1 of all are cut, 0.1 of the rest are lost, and so on.
+    for (count, expected) in [
+        (injected.cut, 1000),
+        (injected.requests_lost, 900),
+        (injected.duplicated, 810),
+        (injected.delayed, 729),
+    ] {
+        assert!(count.abs_diff(expected) < 150, "{injected:?}");
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_faults_in_any_order() {
+    let decide_all = |plan: &FaultPlan, order: &mut dyn Iterator<Item = u32>| {
+        let mut faults: Vec<_> = order
+            .map(|number| {
+                let payload = (number % 100).to_string();
+                let leg = [CallMessage::Request, CallMessage::Answer][number as usize % 2];
+                (
+                    number % 100,
+                    plan.choose(leg, "f", worker(3), payload.as_bytes()),
+                )
+            })
+            .collect();
+        faults.sort_by_key(|(message, _)| *message);
+        faults
+    };
+    let forward = decide_all(&all_faults(5), &mut (0..1000));
+    assert_eq!(forward, decide_all(&all_faults(5), &mut (0..1000)));
+    // Each hundred reversed: the number of earlier sends of each message stays the same.
+    let mut backward = (0..10).flat_map(|hundred| (0..100).rev().map(move |n| 100 * hundred + n));
+    assert_eq!(forward, decide_all(&all_faults(5), &mut backward));
+    assert_ne!(forward, decide_all(&all_faults(6), &mut (0..1000)));
+}
+
+#[test]
+fn a_clone_shares_the_history() {
+    let plan = FaultPlan::new(1).fail("f", 1);
+    let clone = plan.clone();
+    assert_eq!(request(&plan, "f", b""), Some(Kind::Fail));
+    assert_eq!(request(&clone, "f", b""), None);
+    assert_eq!(clone.injected(), plan.injected());
+}
+
+#[test]
+#[should_panic(expected = "the rate of `cut` is 1.1, must be from 0 to 1")]
+fn a_rate_outside_0_to_1_is_rejected() {
+    let _ = FaultPlan::new(1).cut(1.1);
+}
+
+#[test]
+fn the_history_is_bounded() {
+    let plan = FaultPlan::new(1).fail("f", 1);
+    for number in 0..MESSAGES_KNOWN_MAX + 10 {
+        let fault = request(&plan, "f", number.to_string().as_bytes());
+        assert_eq!(fault, Some(Kind::Fail));
+    }
+    assert_eq!(plan.messages_known(), MESSAGES_KNOWN_MAX);
+}
+
+#[test]
+fn fingerprints_depend_on_every_field_and_its_boundaries() {
+    let of =
+        |leg, function, to, payload: &[u8]| Fingerprint::of(leg, function, worker(to), payload);
+    let prints = [
+        of(CallMessage::Request, "ab", 1, b"c"),
+        of(CallMessage::Request, "a", 1, b"bc"),
+        of(CallMessage::Request, "a", 1, b"bc\0"),
+        of(CallMessage::Request, "a", 2, b"bc"),
+        of(CallMessage::Answer, "a", 1, b"bc"),
+        of(CallMessage::Request, "a", 1, b"0123456789"),
+        of(CallMessage::Request, "a", 1, b"1123456789"),
+    ];
+    let distinct: std::collections::HashSet<_> = prints.iter().collect();
+    assert_eq!(distinct.len(), prints.len());
+}
