@@ -16,8 +16,6 @@
 //! | thread | what runs on it |
 //! |---|---|
 //! | `rpc-1`, `rpc-2`, ... | sockets, functions and callbacks |
-//! | `rpc-retry` | sends attempts of calls with retries when they are due |
-//! | `rpc-timer` | starts the jobs of [`AgentHandle::spawn_at`] when they are due |
 //! | `rpc-dial-1`, ... | connects to other workers |
 //!
 //! Functions run in parallel, at most [`AgentOptions::with_handler_threads`] at a time. A function may call any
@@ -57,7 +55,6 @@ mod segmented_queue;
 mod shortlist;
 mod sync;
 mod termination;
-mod timer;
 #[cfg(feature = "typed")]
 pub mod typed;
 mod wire;

@@ -74,7 +74,7 @@ impl RetryState {
         let Some(end) = end else {
             return timeout;
         };
-        // The retry thread may be late.
+        // The attempt may begin late.
         let left = end
             .saturating_duration_since(now)
             .max(Duration::from_millis(1));

@@ -1,12 +1,12 @@
-//! The threads that make connections, and which peers are due when.
+//! The threads that make connections.
 //!
 //! Looking up a name, connecting and the handshake may each take seconds, so they happen on threads of their own:
 //! `rpc-dial-1` and so on, started when they are needed, ended when idle. What an attempt does is `dialer`'s.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::peers::PeerEntry;
 
@@ -21,7 +21,7 @@ pub(super) trait Attempt: Send + Sync {
     fn attempt(&self, peer: &Arc<PeerEntry>, dial: u64);
 }
 
-/// The attempts that are scheduled, and the threads that make them.
+/// The attempts that have not begun, and the threads that make them.
 #[derive(Default)]
 pub(crate) struct DialThreads {
     state: Mutex<State>,
@@ -30,11 +30,9 @@ pub(crate) struct DialThreads {
 
 #[derive(Default)]
 struct State {
-    /// `None` before the start and after the end: then nothing is scheduled.
+    /// `None` before the start and after the end: then nothing begins.
     attempts: Option<Arc<dyn Attempt>>,
-    /// By time, then in order of scheduling.
-    due: BTreeMap<(Instant, u64), (Arc<PeerEntry>, u64)>,
-    scheduled: u64,
+    due: VecDeque<(Arc<PeerEntry>, u64)>,
     threads: usize,
     idle: usize,
     handles: Vec<JoinHandle<()>>,
@@ -47,37 +45,14 @@ impl DialThreads {
         self.lock().attempts = Some(attempts);
     }
 
-    /// Has an attempt made at this time, for the dial of this number.
-    pub(super) fn schedule(self: &Arc<Self>, at: Instant, peer: &Arc<PeerEntry>, dial: u64) {
+    /// Has an attempt made, for the dial of this number.
+    pub(super) fn begin(self: &Arc<Self>, peer: Arc<PeerEntry>, dial: u64) {
         let mut state = self.lock();
         if state.attempts.is_none() {
             return;
         }
-        state.scheduled += 1;
-        let order = state.scheduled;
-        state.due.insert((at, order), (Arc::clone(peer), dial));
-        self.call_thread(state);
-    }
-
-    /// Ends the threads and joins them. The caller has ended their attempts.
-    pub(super) fn stop(&self) {
-        let mut state = self.lock();
-        let attempts = state.attempts.take();
-        let due = std::mem::take(&mut state.due);
-        let handles = std::mem::take(&mut state.handles);
-        drop(state);
-        drop((attempts, due));
-        self.changed.notify_all();
-        for handle in handles {
-            if handle.thread().id() != thread::current().id() && handle.join().is_err() {
-                log::error!("a thread that connects panicked");
-            }
-        }
-    }
-
-    /// Makes sure that a thread comes for what is due next.
-    fn call_thread(self: &Arc<Self>, mut state: MutexGuard<'_, State>) {
-        if state.idle > 0 || state.threads == THREADS_MAX {
+        state.due.push_back((peer, dial));
+        if state.idle >= state.due.len() || state.threads == THREADS_MAX {
             drop(state);
             self.changed.notify_one();
             return;
@@ -98,32 +73,37 @@ impl DialThreads {
         }
     }
 
+    /// Ends the threads and joins them. The caller has ended their attempts.
+    pub(super) fn stop(&self) {
+        let mut state = self.lock();
+        let attempts = state.attempts.take();
+        let due = std::mem::take(&mut state.due);
+        let handles = std::mem::take(&mut state.handles);
+        drop(state);
+        drop((attempts, due));
+        self.changed.notify_all();
+        for handle in handles {
+            if handle.thread().id() != thread::current().id() && handle.join().is_err() {
+                log::error!("a thread that connects panicked");
+            }
+        }
+    }
+
     fn run(self: &Arc<Self>) {
         let mut state = self.lock();
         while let Some(attempts) = state.attempts.clone() {
-            let now = Instant::now();
-            let first = state.due.first_key_value().map(|((at, _), _)| *at);
-            if first.is_some_and(|at| at <= now) {
-                let Some((_, (peer, dial))) = state.due.pop_first() else {
-                    continue;
-                };
-                // This thread may be away for seconds.
-                if state.due.is_empty() {
-                    drop(state);
-                } else {
-                    self.call_thread(state);
-                }
+            if let Some((peer, dial)) = state.due.pop_front() {
+                drop(state);
                 attempts.attempt(&peer, dial);
                 drop((peer, attempts));
                 state = self.lock();
                 continue;
             }
             drop(attempts);
-            let pause = first.map_or(IDLE_MAX, |at| at - now);
             state.idle += 1;
             let (after, timeout) = self
                 .changed
-                .wait_timeout(state, pause)
+                .wait_timeout(state, IDLE_MAX)
                 .unwrap_or_else(PoisonError::into_inner);
             state = after;
             state.idle -= 1;

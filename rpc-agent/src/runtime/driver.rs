@@ -14,6 +14,7 @@ use super::listeners::Listeners;
 use super::peers::{Core, CoreEffects, PeerEntry, PeerTable, State};
 use super::sockets::Sockets;
 use super::stage::Stage;
+use super::timers::Timers;
 use crate::clock::Clock;
 use crate::error::RpcError;
 use crate::fault::FaultInjector;
@@ -22,11 +23,7 @@ use crate::metrics::Metrics;
 use crate::peer::{Config, ConnectionId, Count, Effect, Effects, Notice, PendingCall, Request};
 use crate::pool::{Callback, Pool};
 use crate::sync::Lock;
-use crate::timer::TimerThread;
 use crate::worker::{Destination, WorkerInfo};
-
-/// The thread of delayed jobs.
-const TIMER_THREAD: &str = "rpc-timer";
 
 /// A request to be run by the pool, and the peer that sent it.
 pub(crate) struct Served {
@@ -46,8 +43,7 @@ pub(crate) struct Driver {
     pub(crate) activity: Arc<Activity>,
     pub(crate) listeners: Listeners,
     pub(super) dials: Arc<DialThreads>,
-    /// Delayed jobs, and what a fault delays.
-    pub(super) timer: TimerThread<Job>,
+    pub(super) timers: Timers,
     pub(super) faults: Option<Arc<dyn FaultInjector>>,
     gathered: Gathered,
     /// Ends what the agent's threads wait for: it is ending.
@@ -78,7 +74,7 @@ impl Driver {
             activity: Arc::default(),
             listeners: Listeners::default(),
             dials: Arc::default(),
-            timer: TimerThread::new(TIMER_THREAD),
+            timers: Timers::default(),
             faults,
             gathered: Gathered::default(),
             ended: Cancel::new(),
@@ -163,6 +159,29 @@ impl Driver {
             let for_output = state.core.connected_by(connection)?.waits_for_output();
             Some((for_output, state.core.next_deadline_ms()))
         })
+    }
+
+    /// Has the thread that polls run a job at this time, unless the agent has ended by then. The job does not block, and
+    /// runs no code of the program.
+    pub(super) fn run_at(&self, at: Instant, job: Job) {
+        let at_ms = self.clock.ms_until(at);
+        self.timers.schedule(at_ms, job);
+        self.sockets.expect_at(Some(at_ms));
+    }
+
+    /// Runs the jobs that are due, and fails the calls whose deadline has passed.
+    pub(super) fn run_due(&self, now: Instant) {
+        let now_ms = self.clock.ms_of(now);
+        if !self.sockets.take_due(now_ms) {
+            return;
+        }
+        for job in self.timers.due(now_ms) {
+            contained("a delayed job", job);
+        }
+        let peers = self.peers.all();
+        let next = peers.iter().filter_map(|peer| self.expire(peer, now_ms));
+        self.sockets
+            .expect_at(next.chain(self.timers.next_ms()).min());
     }
 
     /// Fails the calls to a peer whose deadline has passed; returns the next deadline.
@@ -366,7 +385,15 @@ impl Driver {
                     peer: Arc::clone(peer),
                     request,
                 }]),
-                Effect::Dial { dial, at } => self.dials.schedule(at, peer, dial),
+                Effect::Dial { dial, at } => {
+                    let (dials, peer) = (Arc::clone(&self.dials), Arc::clone(peer));
+                    let begin = move || dials.begin(peer, dial);
+                    if at <= Instant::now() {
+                        begin();
+                    } else {
+                        self.run_at(at, Box::new(begin));
+                    }
+                }
                 Effect::Close { socket, watched } => self.sockets.release(&socket, watched),
                 Effect::Notify(notice) => self.notify(peer, notice),
                 Effect::Count(Count::LateAnswer) => self.metrics.calls.late_responses.add(1),

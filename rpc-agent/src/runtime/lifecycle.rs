@@ -135,8 +135,6 @@ impl Runtime {
 
     /// Starts the threads; `work` is done by those of the pool. After an error [`Runtime::stop`] ends what was started.
     pub(crate) fn start(&self, work: Arc<dyn Work<Served>>) -> io::Result<()> {
-        self.retries.start()?;
-        self.driver.timer.start(|job: Job| job())?;
         self.driver.pool.start(work)
     }
 
@@ -152,9 +150,7 @@ impl Runtime {
     /// Runs a job on a thread of the pool at `at`, unless the agent has ended by then.
     pub(crate) fn spawn_at(&self, at: Instant, job: Job) {
         let driver = Arc::clone(&self.driver);
-        // What comes back is dropped, without a lock.
-        let timer = &self.driver.timer;
-        let _ = timer.schedule(at, Box::new(move || driver.spawn(job)));
+        self.driver.run_at(at, Box::new(move || driver.spawn(job)));
     }
 
     /// Runs a callback when the agent has ended; one that comes too late is dropped.
@@ -243,7 +239,7 @@ impl Runtime {
         // already, or has seen the stage.
         self.is_ending.ring();
         self.retries.stop();
-        drop(driver.timer.stop());
+        driver.timers.stop();
         // Before the dials have ended, which can take a moment: no call has to wait for that.
         driver.peers.close();
         self.end_connections();

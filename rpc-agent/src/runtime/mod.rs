@@ -35,6 +35,7 @@ mod shutdown_turn;
 mod socket;
 mod sockets;
 mod stage;
+mod timers;
 mod tls;
 
 pub(crate) use self::driver::Served;

@@ -102,12 +102,7 @@ impl Poller {
         let now = Instant::now();
         self.acceptor.accept(now, admitted);
         self.acceptor.expire(now);
-        let now_ms = driver.clock.ms_of(now);
-        if driver.sockets.take_due(now_ms) {
-            let peers = driver.peers.all();
-            let next = peers.iter().filter_map(|peer| driver.expire(peer, now_ms));
-            driver.sockets.expect_at(next.min());
-        }
+        driver.run_due(now);
     }
 
     fn timeout(&self, call_ms: Option<u64>, now: Instant) -> Option<Duration> {

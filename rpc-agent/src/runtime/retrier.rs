@@ -1,8 +1,8 @@
-//! Calls with retries: makes each attempt, and has it repeated on the retry thread.
+//! Calls with retries: makes each attempt, and has it repeated when it is due.
 //!
 //! What follows from a failure is decided by [`RetryState`].
 
-use std::io;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -14,20 +14,27 @@ use super::peers::PeerEntry;
 use crate::error::{CallSite, NotSent, RpcError};
 use crate::future::{FutureMessage, Promise};
 use crate::retry::{RetryGroup, RetryMembership, RetryOptions, RetryState, Verdict};
-use crate::timer::TimerThread;
+use crate::sync::Lock;
 use crate::worker::{Destination, WorkerId};
 
 /// Makes calls with retries on behalf of an agent.
 pub(crate) struct Retrier {
     caller: Arc<Caller>,
-    /// The attempts that are not due yet.
-    attempts: TimerThread<Box<Retried>>,
-    /// Of the next call's jitter.
+    waiting: Lock<Waiting>,
+    /// Of the next call's jitter, by which it is known.
     next_seed: AtomicU64,
+}
+
+/// The calls whose next attempt is not due yet.
+#[derive(Default)]
+struct Waiting {
+    calls: HashMap<u64, Box<Retried>>,
+    is_stopped: bool,
 }
 
 /// A call with retries that has no result yet.
 struct Retried {
+    seed: u64,
     peer: Arc<PeerEntry>,
     function: Arc<str>,
     payload: Bytes,
@@ -38,20 +45,12 @@ struct Retried {
 }
 
 impl Retrier {
-    /// Starts no thread yet. `seed` is that of the jitter.
+    /// `seed` is that of the jitter.
     pub(super) fn new(caller: &Arc<Caller>, seed: u64) -> Arc<Self> {
         Arc::new(Self {
             caller: Arc::clone(caller),
-            attempts: TimerThread::new("rpc-retry"),
+            waiting: Lock::default(),
             next_seed: AtomicU64::new(seed),
-        })
-    }
-
-    pub(super) fn start(self: &Arc<Self>) -> io::Result<()> {
-        let this = Arc::clone(self);
-        self.attempts.start(move |call| {
-            this.caller.driver.metrics.calls.retries_sent.add(1);
-            this.attempt(call);
         })
     }
 
@@ -75,6 +74,7 @@ impl Retrier {
         caller.driver.activity.begin();
         let seed = self.next_seed.fetch_add(1, Ordering::Relaxed);
         self.attempt(Box::new(Retried {
+            seed,
             membership: options
                 .group
                 .as_ref()
@@ -97,12 +97,16 @@ impl Retrier {
 
     /// How many attempts wait for their time.
     pub(super) fn waiting(&self) -> usize {
-        self.attempts.len()
+        self.waiting.lock().calls.len()
     }
 
-    /// Ends the thread, and fails the calls that wait for their next attempt.
+    /// Fails the calls that wait for their next attempt, and those that would from now on.
     pub(super) fn stop(&self) {
-        for call in self.attempts.stop() {
+        let mut waiting = self.waiting.lock();
+        waiting.is_stopped = true;
+        let calls = std::mem::take(&mut waiting.calls);
+        drop(waiting);
+        for call in calls.into_values() {
             self.end_by_shutdown(*call);
         }
     }
@@ -118,7 +122,7 @@ impl Retrier {
         attempt.on_complete(move |result| this.after_attempt(call, result));
     }
 
-    fn after_attempt(&self, mut call: Box<Retried>, result: &Result<Bytes, RpcError>) {
+    fn after_attempt(self: &Arc<Self>, mut call: Box<Retried>, result: &Result<Bytes, RpcError>) {
         let driver = &self.caller.driver;
         let error = match result {
             Ok(payload) => {
@@ -139,20 +143,42 @@ impl Retrier {
                 let error = call.state.abandoned(error.clone());
                 self.end(*call, Err(error));
             }
-            Verdict::Again { at } => {
-                let membership = call.membership.clone();
-                if let Err(call) = self.attempts.schedule(at, call) {
-                    self.end_by_shutdown(*call);
-                } else if membership.is_some_and(|membership| membership.is_abandoned()) {
-                    // Abandoned just now, before this attempt could be found.
-                    self.end_abandoned();
-                }
+            Verdict::Again { at } => self.attempt_at(at, call),
+        }
+    }
+
+    fn attempt_at(self: &Arc<Self>, at: Instant, call: Box<Retried>) {
+        let (seed, membership) = (call.seed, call.membership.clone());
+        let mut waiting = self.waiting.lock();
+        if waiting.is_stopped {
+            drop(waiting);
+            return self.end_by_shutdown(*call);
+        }
+        waiting.calls.insert(seed, call);
+        drop(waiting);
+        let this = Arc::clone(self);
+        let attempt = move || {
+            let call = this.waiting.lock().calls.remove(&seed);
+            // Unless the call has been abandoned.
+            if let Some(call) = call {
+                this.caller.driver.metrics.calls.retries_sent.add(1);
+                this.attempt(call);
             }
+        };
+        self.caller.driver.run_at(at, Box::new(attempt));
+        if membership.is_some_and(|membership| membership.is_abandoned()) {
+            // Abandoned just now, before this attempt could be found.
+            self.end_abandoned();
         }
     }
 
     fn end_abandoned(&self) {
-        for call in self.attempts.take_where(|call| call.is_abandoned()) {
+        let is_abandoned = |_: &u64, call: &mut Box<Retried>| call.is_abandoned();
+        let abandoned: Vec<_> = {
+            let mut waiting = self.waiting.lock();
+            waiting.calls.extract_if(is_abandoned).collect()
+        };
+        for (_, call) in abandoned {
             let last = RpcError::NotSent {
                 call: call.site(),
                 cause: NotSent::Connect("the worker was abandoned".into()),

@@ -115,10 +115,7 @@ impl Driver {
         if after.is_zero() {
             return send_all();
         }
-        // After the agent's end there is nothing to send: what comes back is dropped.
-        let _ = self
-            .timer
-            .schedule(Instant::now() + after, Box::new(send_all));
+        self.run_at(Instant::now() + after, Box::new(send_all));
     }
 
     fn answer_now(&self, to: &ReplyTo, answer: Result<Bytes, Failure>) {

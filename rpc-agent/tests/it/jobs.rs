@@ -46,6 +46,19 @@ fn jobs_run_on_the_pool_when_they_are_due_and_not_before() {
 }
 
 #[test]
+fn a_job_that_is_due_before_those_that_wait_runs_in_time() {
+    let agents = group(1);
+    let (sender, ran) = mpsc::channel();
+    for minutes in [60, 30, 0] {
+        let sender = sender.clone();
+        let at = Instant::now() + Duration::from_secs(60 * minutes);
+        let job = move || sender.send(minutes).unwrap();
+        agents[0].handle().spawn_at(at, job);
+    }
+    assert_eq!(ran.recv_timeout(PATIENCE), Ok(0));
+}
+
+#[test]
 fn a_job_can_make_calls_and_a_panicking_job_does_not_affect_others() {
     let (caller, server) = pair(|_| {});
     let (sender, ran) = mpsc::channel();
