@@ -71,7 +71,7 @@ impl<'a> Call<'a> {
         let (to, payload) = (self.to, payload.into());
         match self.retries {
             None => runtime
-                .caller
+                .driver
                 .call(to, self.function, payload, self.timeout),
             Some(retries) => runtime.retries.call(to, self.function, payload, retries),
         }

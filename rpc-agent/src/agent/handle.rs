@@ -48,19 +48,19 @@ impl AgentHandle {
     /// # Errors
     /// [`RpcError::NoSuchWorker`].
     pub fn worker<'a>(&self, which: impl Into<Destination<'a>>) -> Result<WorkerInfo, RpcError> {
-        let peer = self.runtime.caller.find(which.into())?;
+        let peer = self.runtime.driver.find(which.into())?;
         Ok(peer.info.clone())
     }
 
     /// Timeout of calls without their own; `None` for no limit.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
-        self.runtime.caller.timeout()
+        self.runtime.driver.timeout()
     }
 
     /// Changes [`AgentHandle::timeout`] for later calls; `None` for no limit.
     pub fn set_timeout(&self, timeout: impl Into<Option<Duration>>) {
-        self.runtime.caller.set_timeout(timeout.into());
+        self.runtime.driver.set_timeout(timeout.into());
     }
 
     /// Stops the retries of a group's calls to a worker, without waiting. For a worker known to be dead.
@@ -122,7 +122,7 @@ impl AgentHandle {
     ///
     /// While an agent thread waits for the future, another thread replaces it, as with the future of a call.
     pub fn promise<T: Clone + Send + 'static>(&self) -> (Promise<T>, RpcFuture<T>) {
-        self.runtime.caller.promise()
+        self.runtime.driver.promise()
     }
 
     /// Identifies the registry that the agent was started with.

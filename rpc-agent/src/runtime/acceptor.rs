@@ -46,8 +46,6 @@ pub(crate) struct AcceptOptions {
     /// With it, connections without TLS are refused.
     pub(super) tls: Option<TlsServer>,
     pub(super) limits: IncomingLimits,
-    /// Whether workers may join and leave; otherwise only the known ones may connect.
-    pub(super) is_dynamic_group: bool,
 }
 
 /// The listeners, and the connections that have not completed the handshake.
@@ -352,11 +350,11 @@ impl Acceptor {
     /// Whether the sender is not a member of the group. In a dynamic group a new name may take the id of a worker that
     /// is not connected any more.
     fn is_stranger(&self, hello: &Hello) -> bool {
-        let known = self.driver.peers.get(hello.from.id.get());
-        match known {
+        let is_dynamic = self.driver.directory.is_dynamic();
+        match self.driver.peers.get(hello.from.id.get()) {
             Some(peer) if peer.info == hello.from => false,
-            Some(peer) => !self.options.is_dynamic_group || peer.is_connected(),
-            None => !self.options.is_dynamic_group,
+            Some(peer) => !is_dynamic || peer.is_connected(),
+            None => !is_dynamic,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Makes calls: finds the worker, makes the future, sends the request.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -10,38 +10,15 @@ use c10d_socket::Deadline;
 use super::driver::Driver;
 use super::peers::PeerEntry;
 use crate::clock::milliseconds;
-use crate::directory::Directory;
 use crate::error::RpcError;
-use crate::future::{Executor, FutureMessage, Hint, Promise, RpcFuture};
+use crate::future::{FutureMessage, Hint, Promise, RpcFuture};
 use crate::peer::NewCall;
 use crate::worker::Destination;
 
 /// Stands for no timeout.
 const NONE_MS: u64 = u64::MAX;
 
-/// Makes calls on behalf of an agent.
-pub(crate) struct Caller {
-    pub(super) driver: Arc<Driver>,
-    directory: Arc<Directory>,
-    executor: Arc<dyn Executor>,
-    timeout_ms: AtomicU64,
-}
-
-impl Caller {
-    pub(super) fn new(
-        driver: &Arc<Driver>,
-        directory: &Arc<Directory>,
-        executor: Arc<dyn Executor>,
-        timeout: Option<Duration>,
-    ) -> Self {
-        Self {
-            driver: Arc::clone(driver),
-            directory: Arc::clone(directory),
-            executor,
-            timeout_ms: AtomicU64::new(timeout.map_or(NONE_MS, milliseconds)),
-        }
-    }
-
+impl Driver {
     /// How long a call may take that has no timeout of its own; `None` for no limit.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         match self.timeout_ms.load(Ordering::Relaxed) {
@@ -57,7 +34,7 @@ impl Caller {
 
     /// Makes a call.
     pub(crate) fn call(
-        &self,
+        self: &Arc<Self>,
         to: Destination<'_>,
         function: &str,
         payload: Bytes,
@@ -71,26 +48,25 @@ impl Caller {
 
     /// Makes a call to a worker that was found.
     pub(super) fn call_peer(
-        &self,
+        self: &Arc<Self>,
         peer: &Arc<PeerEntry>,
         function: &str,
         payload: Bytes,
         timeout: Option<Duration>,
     ) -> FutureMessage {
-        let driver = &self.driver;
         let (promise, future) = self.promise_driven_by(peer.hint());
         let started_at = Instant::now();
-        driver.metrics.call_started(&peer.metrics);
-        driver.activity.begin_call();
+        self.metrics.call_started(&peer.metrics);
+        self.activity.begin_call();
         let call = NewCall {
             promise,
             function,
             started_at,
             timeout,
-            deadline_ms: driver.clock.deadline_ms(started_at, timeout),
+            deadline_ms: self.clock.deadline_ms(started_at, timeout),
             is_repeated: false,
         };
-        driver.request(peer, call, payload);
+        self.request(peer, call, payload);
         future
     }
 
@@ -108,30 +84,29 @@ impl Caller {
 
     /// The worker that a call is for. Blocks in a dynamic group, for one request to the store, if it is not known.
     pub(crate) fn find(&self, to: Destination<'_>) -> Result<Arc<PeerEntry>, RpcError> {
-        let driver = &self.driver;
         let known = match &to {
             // Workers may leave: the list of members says whose a name or an id is.
             to if self.directory.is_dynamic() => {
                 let worker = self.directory.find(to);
-                worker.map(|worker| driver.peer_of(worker))
+                worker.map(|worker| self.peer_of(worker))
             }
-            Destination::Id(id) => driver.peers.get(*id),
-            Destination::Info(info) => driver
+            Destination::Id(id) => self.peers.get(*id),
+            Destination::Info(info) => self
                 .peers
                 .get(info.id.get())
                 .filter(|peer| peer.info == **info),
-            Destination::Name(name) => driver.peers.named(name),
+            Destination::Name(name) => self.peers.named(name),
         };
         if let Some(peer) = known {
             return Ok(peer);
         }
-        let once = Deadline::at(driver.clock.start());
+        let once = Deadline::at(self.clock.start());
         match self.directory.look_up(&to, once) {
-            Ok(Some(worker)) => Ok(driver.peer_of(worker)),
-            Ok(None) => Err(driver.no_such_worker(&to)),
+            Ok(Some(worker)) => Ok(self.peer_of(worker)),
+            Ok(None) => Err(self.no_such_worker(&to)),
             Err(error) => {
-                log::warn!("{}: {error}", driver.me());
-                Err(driver.no_such_worker(&to))
+                log::warn!("{}: {error}", self.me());
+                Err(self.no_such_worker(&to))
             }
         }
     }

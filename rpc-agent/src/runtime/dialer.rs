@@ -20,7 +20,6 @@ use super::reader::Inbox;
 use super::received::{invalid, received};
 use super::sockets::Owner;
 use super::tls::{ASKS_FOR_SECRET, Tls};
-use crate::directory::Directory;
 use crate::future::catch_panic;
 use crate::peer::{
     AttemptFailure, Expects, Incoming, IncomingLimits, Message, Recipient, Watch, Welcomed,
@@ -37,7 +36,6 @@ const WIRE_BYTES: usize = 4 << 10;
 
 pub(super) struct Dialer {
     pub(super) driver: Arc<Driver>,
-    pub(super) directory: Arc<Directory>,
     pub(super) socket_options: SocketOptions,
     /// With them, every connection is TLS.
     pub(super) credentials: Option<Credentials>,
@@ -75,10 +73,14 @@ impl Dialer {
     ) -> Result<(), AttemptFailure> {
         let ended = &self.driver.ended;
         let again = |cause: String| AttemptFailure::Again(cause.into());
-        let address = match self.directory.address_of(&peer.info, deadline, ended) {
+        let address = match self
+            .driver
+            .directory
+            .address_of(&peer.info, deadline, ended)
+        {
             Ok(Some(address)) => address,
             // A worker that has left does not come back.
-            Ok(None) if self.directory.is_dynamic() => {
+            Ok(None) if self.driver.directory.is_dynamic() => {
                 let error = self.driver.no_such_worker(&Destination::Info(&peer.info));
                 return Err(AttemptFailure::Hopeless(error.to_string().into()));
             }

@@ -1,7 +1,7 @@
 //! Locks a peer's state machine, gives it an input, unlocks it, and carries out what follows.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -16,10 +16,12 @@ use super::sockets::Sockets;
 use super::stage::Stage;
 use super::timers::Timers;
 use crate::clock::Clock;
+use crate::directory::Directory;
 use crate::error::RpcError;
 use crate::fault::FaultInjector;
-use crate::future::{Job, Promise, contained};
+use crate::future::{Executor, Job, Promise, contained};
 use crate::metrics::Metrics;
+use crate::options::AgentOptions;
 use crate::peer::{Config, ConnectionId, Count, Effect, Effects, Notice, PendingCall, Request};
 use crate::pool::{Callback, Pool};
 use crate::sync::Lock;
@@ -34,6 +36,7 @@ pub(crate) struct Served {
 /// Carries out the effects of all peers of an agent.
 pub(crate) struct Driver {
     pub(crate) config: Arc<Config>,
+    pub(crate) directory: Directory,
     pub(crate) clock: Clock,
     pub(crate) stage: Stage,
     pub(crate) peers: PeerTable,
@@ -44,6 +47,10 @@ pub(crate) struct Driver {
     pub(crate) listeners: Listeners,
     pub(super) dials: Arc<DialThreads>,
     pub(super) timers: Timers,
+    /// Runs the callbacks of futures, and helps threads that wait for one.
+    pub(super) executor: Arc<dyn Executor>,
+    /// Of calls without their own.
+    pub(super) timeout_ms: AtomicU64,
     pub(super) faults: Option<Arc<dyn FaultInjector>>,
     gathered: Gathered,
     /// Ends what the agent's threads wait for: it is ending.
@@ -55,33 +62,38 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(
+    pub(super) fn new(
         config: Config,
+        directory: Directory,
         sockets: Sockets,
-        pool: Arc<Pool<Served>>,
-        workers: impl IntoIterator<Item = WorkerInfo>,
-        faults: Option<Arc<dyn FaultInjector>>,
-        now: Instant,
+        options: &AgentOptions,
+        executor: Arc<dyn Executor>,
     ) -> Self {
         let config = Arc::new(config);
-        Self {
-            peers: PeerTable::new(&config, workers),
-            clock: Clock::new(now),
+        let workers = directory.workers().into_iter();
+        let driver = Self {
+            peers: PeerTable::new(&config, workers.chain([config.me.clone()])),
+            clock: Clock::new(Instant::now()),
             stage: Stage::default(),
             sockets,
-            pool,
+            pool: Pool::new(&options.name, options.handler_threads, options.threads_max),
             metrics: Metrics::default(),
             activity: Arc::default(),
             listeners: Listeners::default(),
             dials: Arc::default(),
             timers: Timers::default(),
-            faults,
+            executor,
+            timeout_ms: AtomicU64::default(),
+            faults: options.faults.clone(),
             gathered: Gathered::default(),
             ended: Cancel::new(),
             store_wait: Lock::new(Cancel::NEVER),
             requests_queued: AtomicUsize::new(0),
             config,
-        }
+            directory,
+        };
+        driver.set_timeout(options.timeout);
+        driver
     }
 
     /// This agent's own worker.

@@ -1,6 +1,6 @@
 //! The agent as its futures see it: it runs their callbacks, and helps a thread that waits for one.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use c10d_socket::Deadline;
 
@@ -9,17 +9,9 @@ use super::reader::read_while_waiting;
 use crate::future::{Executor, Hint, Job};
 
 /// Does not keep the agent alive: a future may outlive it.
-pub(super) struct FutureDriver(Weak<Driver>);
-
-impl FutureDriver {
-    pub(super) fn executor(driver: &Arc<Driver>) -> Arc<dyn Executor> {
-        Arc::new(Self(Arc::downgrade(driver)))
-    }
-}
-
-impl Executor for FutureDriver {
+impl Executor for Weak<Driver> {
     fn execute(&self, job: Job) {
-        match self.0.upgrade() {
+        match self.upgrade() {
             Some(driver) => driver.call_back(job),
             None => job(),
         }
@@ -32,7 +24,7 @@ impl Executor for FutureDriver {
         hint: Hint,
         block: &mut dyn FnMut(),
     ) {
-        let Some(driver) = self.0.upgrade() else {
+        let Some(driver) = self.upgrade() else {
             return block();
         };
         driver.flush();

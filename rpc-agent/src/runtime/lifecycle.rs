@@ -1,31 +1,19 @@
-//! The parts of a running agent, and how they end.
+//! A running agent, and how it ends.
 
 use std::io;
-use std::net::TcpListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, TlsServer};
+use c10d_socket::{Cancel, Deadline};
 use c10d_store::Store;
-use mio::Poll;
 
-use super::acceptor::AcceptOptions;
-use super::caller::Caller;
-use super::dialer::Dialer;
 use super::driver::{Driver, Served};
-use super::future_driver::FutureDriver;
 use super::peers::Core;
 use super::poller::Poller;
 use super::retrier::Retrier;
-use super::shutdown_turn::ShutdownTurn;
-use super::sockets::Sockets;
-use crate::directory::Directory;
 use crate::future::{Job, contained};
 use crate::metrics::MetricsSnapshot;
-use crate::options::AgentOptions;
-use crate::peer::{Config, IncomingLimits};
-use crate::pool::{Pool, Work};
+use crate::pool::Work;
 use crate::registry_id::RegistryId;
 use crate::segmented_queue::SegmentedQueue;
 use crate::sync::{Lock, Monitor, WaitEnd};
@@ -34,105 +22,32 @@ use crate::termination::{Activity, Dead, Termination, TerminationError};
 /// How long the end of an agent waits for a thread that is writing to a connection. None of them blocks.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 
-/// What an agent is made of.
-pub(crate) struct Parts {
-    pub(crate) config: Config,
-    /// Of the registry with the functions.
-    pub(crate) registry_id: RegistryId,
-    pub(crate) directory: Directory,
-    /// Kept open for as long as the agent: it may host the server that the others use.
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) poll: Poll,
-    pub(crate) sockets: Sockets,
-    pub(crate) listeners: Vec<TcpListener>,
-    /// Of the credentials.
-    pub(crate) tls_server: Option<TlsServer>,
-    pub(crate) options: AgentOptions,
-    /// Of the jitter of retries.
-    pub(crate) seed: u64,
-}
-
 /// A running agent, without the functions that it serves.
 pub(crate) struct Runtime {
     pub(crate) driver: Arc<Driver>,
-    pub(crate) caller: Arc<Caller>,
     pub(crate) retries: Arc<Retrier>,
     pub(crate) registry_id: RegistryId,
     /// `None` while a thread polls, which the pool lets one at a time do, and after the end.
-    poller: Lock<Option<Box<Poller>>>,
-    directory: Arc<Directory>,
-    _store: Arc<dyn Store>,
+    pub(super) poller: Lock<Option<Box<Poller>>>,
+    /// Kept open for as long as the agent: it may host the server that the others use.
+    pub(super) _store: Arc<dyn Store>,
+    pub(super) turn: Arc<Monitor<Turn>>,
+    /// Of the waits of [`Runtime::join`] and [`Runtime::shutdown`].
+    pub(super) cancel: Cancel,
+    pub(super) ended: Lock<Vec<Job>>,
+}
+
+/// The right to join the group or to end the agent in order, which one thread at a time has.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    is_taken: bool,
     /// How often the group was joined for its end.
-    joins: AtomicU64,
-    shutdown_turn: ShutdownTurn,
-    /// Of the waits of [`Runtime::join`] and [`Runtime::leave`].
-    cancel: Cancel,
-    /// A thread is ending the agent in order.
-    is_ending: Arc<Monitor<bool>>,
-    ended: Lock<Vec<Job>>,
+    joins: u64,
+    /// Where the last join stopped.
+    stopped: Option<Termination>,
 }
 
 impl Runtime {
-    /// Puts the parts together. No thread runs yet.
-    pub(crate) fn new(parts: Parts) -> io::Result<Arc<Self>> {
-        let limits = IncomingLimits {
-            message_bytes_max: parts.config.message_bytes_max,
-            ..IncomingLimits::default()
-        };
-        let directory = Arc::new(parts.directory);
-        let me = parts.config.me.clone();
-        let workers = directory.workers().into_iter().chain([me]);
-        let options = parts.options;
-        let pool = Pool::new(&options.name, options.handler_threads, options.threads_max);
-        let driver = Arc::new(Driver::new(
-            parts.config,
-            parts.sockets,
-            pool,
-            workers,
-            options.faults,
-            Instant::now(),
-        ));
-        let poller = Poller::new(
-            &driver,
-            parts.poll,
-            parts.listeners,
-            AcceptOptions {
-                socket_options: options.socket.clone(),
-                tls: parts.tls_server,
-                limits,
-                is_dynamic_group: directory.is_dynamic(),
-            },
-        )?;
-        let caller = Arc::new(Caller::new(
-            &driver,
-            &directory,
-            FutureDriver::executor(&driver),
-            options.timeout,
-        ));
-        driver.dials.start(Arc::new(Dialer {
-            driver: Arc::clone(&driver),
-            directory: Arc::clone(&directory),
-            socket_options: options.socket,
-            credentials: options.credentials,
-            limits,
-        }));
-        let runtime = Self {
-            retries: Retrier::new(&caller, parts.seed),
-            driver,
-            caller,
-            registry_id: parts.registry_id,
-            poller: Lock::new(Some(Box::new(poller))),
-            directory,
-            _store: parts.store,
-            joins: AtomicU64::new(0),
-            shutdown_turn: ShutdownTurn::default(),
-            cancel: options.cancel,
-            is_ending: Arc::default(),
-            ended: Lock::default(),
-        };
-        Ok(Arc::new(runtime))
-    }
-
     /// Starts the threads; `work` is done by those of the pool. After an error [`Runtime::stop`] ends what was started.
     pub(crate) fn start(&self, work: Arc<dyn Work<Served>>) -> io::Result<()> {
         self.driver.pool.start(work)
@@ -162,58 +77,66 @@ impl Runtime {
         }
     }
 
-    /// Whether the caller is to end the agent: once, and not when it has ended. Waits while another thread does.
-    pub(crate) fn begin_ending(&self, deadline: Deadline) -> Result<bool, TerminationError> {
-        let began = Instant::now();
-        let is_running = || self.driver.stage.is_running();
-        if is_running() && self.driver.pool.is_own_thread() {
-            return Err(self.busy(began.elapsed()));
-        }
-        let waited = self
-            .is_ending
-            .wait_for((deadline, &self.cancel), |is_ending| {
-                !*is_ending || !is_running()
-            });
-        *waited.map_err(|end| self.not_ended(end, began))? = true;
-        Ok(is_running())
-    }
-
-    /// Leaves the group in order: with all others, or alone if its members come and go.
-    pub(crate) fn leave(&self, deadline: Deadline) -> Result<(), TerminationError> {
-        if !self.directory.is_dynamic() {
-            return self.join(deadline);
-        }
-        let began = Instant::now();
-        let waited = self.driver.activity.wait_idle(deadline, &self.cancel);
-        waited.map_err(|end| self.not_ended(end, began))?;
-        self.directory.leave(deadline, &self.cancel)?;
-        Ok(())
+    /// Ends the agent in order, once: leaves the group with all others, or alone if its members come and go.
+    pub(crate) fn shutdown(&self, deadline: Deadline) -> Result<(), TerminationError> {
+        let result = self.leave(deadline);
+        self.stop();
+        result
     }
 
     /// Waits until no call is outstanding anywhere in the group. A join that failed is continued by the next one: the
     /// others wait in the same round.
     pub(crate) fn join(&self, deadline: Deadline) -> Result<(), TerminationError> {
+        self.take_turn(deadline)?;
+        let result = self.join_in_turn(deadline);
+        self.turn.lock().is_taken = false;
+        self.turn.notify_all();
+        result
+    }
+
+    fn leave(&self, deadline: Deadline) -> Result<(), TerminationError> {
+        let (began, stage) = (Instant::now(), &self.driver.stage);
+        if stage.is_running() && self.driver.pool.is_own_thread() {
+            return Err(self.busy(Duration::ZERO));
+        }
+        // It is not given back: the agent ends.
+        self.take_turn(deadline)?;
+        if !stage.is_running() {
+            return Ok(());
+        }
+        if !self.driver.directory.is_dynamic() {
+            return self.join_in_turn(deadline);
+        }
+        let waited = self.driver.activity.wait_idle(deadline, &self.cancel);
+        waited.map_err(|end| self.not_ended(end, began))?;
+        Ok(self.driver.directory.leave(deadline, &self.cancel)?)
+    }
+
+    /// Waits while another thread has the turn and the agent has not ended.
+    fn take_turn(&self, deadline: Deadline) -> Result<(), TerminationError> {
         let began = Instant::now();
-        let stopped = self.shutdown_turn.begin(deadline, &self.cancel);
-        let stopped = stopped.map_err(|end| self.not_ended(end, began))?;
-        let begun = match stopped {
-            Some(termination) => Ok(termination),
-            None => self.directory.clone_store(deadline).map(|store| {
-                let generation = self.joins.fetch_add(1, Ordering::SeqCst);
-                let workers = self.directory.workers();
-                Termination::new(store, generation, self.driver.me().clone(), workers)
-            }),
-        };
-        let mut termination = match begun {
-            Ok(termination) => termination,
-            Err(error) => {
-                self.shutdown_turn.end(None);
-                return Err(error.into());
+        let waited = self.turn.wait_for((deadline, &self.cancel), |turn| {
+            !turn.is_taken || !self.driver.stage.is_running()
+        });
+        waited.map_err(|end| self.not_ended(end, began))?.is_taken = true;
+        Ok(())
+    }
+
+    fn join_in_turn(&self, deadline: Deadline) -> Result<(), TerminationError> {
+        let stopped = self.turn.lock().stopped.take();
+        let mut termination = match stopped {
+            Some(termination) => termination,
+            None => {
+                let directory = &self.driver.directory;
+                let (store, workers) = (directory.clone_store(deadline)?, directory.workers());
+                let mut turn = self.turn.lock();
+                let (generation, me) = (turn.joins, self.driver.me().clone());
+                turn.joins += 1;
+                Termination::new(store, generation, me, workers)
             }
         };
         let result = termination.run(self, deadline, &self.cancel);
-        self.shutdown_turn
-            .end(result.is_err().then_some(termination));
+        self.turn.lock().stopped = result.is_err().then_some(termination);
         result
     }
 
@@ -235,9 +158,9 @@ impl Runtime {
         }
         driver.activity.end_waits();
         driver.end_store_wait();
-        // A thread that waits for its turn to end the agent need not wait any longer. Locked, so that it sleeps
+        // A thread that waits for its turn need not wait any longer. Locked, so that it sleeps
         // already, or has seen the stage.
-        self.is_ending.ring();
+        self.turn.ring();
         self.retries.stop();
         driver.timers.stop();
         // Before the dials have ended, which can take a moment: no call has to wait for that.

@@ -2,7 +2,7 @@
 //!
 //! Each file here is one part: [`driver`] locks a peer's machine, gives it an input, unlocks it, and carries out what
 //! follows; [`poller`] waits for all sockets; [`acceptor`] and [`dialer`] make connections; [`reader`] reads them;
-//! [`caller`] makes calls and [`retrier`] repeats them; [`lifecycle`] ends everything. What each one needs it holds;
+//! [`caller`] makes calls and [`retrier`] repeats them; [`start`] makes everything, and [`lifecycle`] ends it. What each one needs it holds;
 //! nothing holds everything.
 //!
 //! Decides nothing about calls, requests and connections: that is `peer`. Knows neither the registered functions nor
@@ -31,14 +31,13 @@ mod reader;
 mod received;
 mod retrier;
 mod sender;
-mod shutdown_turn;
 mod socket;
 mod sockets;
 mod stage;
+mod start;
 mod timers;
 mod tls;
 
 pub(crate) use self::driver::Served;
-pub(crate) use self::lifecycle::{Parts, Runtime};
-pub(crate) use self::poller::Poller;
+pub(crate) use self::lifecycle::Runtime;
 pub(crate) use self::sender::ReplyTo;

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 
-use super::caller::Caller;
+use super::driver::Driver;
 use super::peers::PeerEntry;
 use crate::error::{CallSite, NotSent, RpcError};
 use crate::future::{FutureMessage, Promise};
@@ -19,7 +19,7 @@ use crate::worker::{Destination, WorkerId};
 
 /// Makes calls with retries on behalf of an agent.
 pub(crate) struct Retrier {
-    caller: Arc<Caller>,
+    driver: Arc<Driver>,
     waiting: Lock<Waiting>,
     /// Of the next call's jitter, by which it is known.
     next_seed: AtomicU64,
@@ -46,9 +46,9 @@ struct Retried {
 
 impl Retrier {
     /// `seed` is that of the jitter.
-    pub(super) fn new(caller: &Arc<Caller>, seed: u64) -> Arc<Self> {
+    pub(super) fn new(driver: &Arc<Driver>, seed: u64) -> Arc<Self> {
         Arc::new(Self {
-            caller: Arc::clone(caller),
+            driver: Arc::clone(driver),
             waiting: Lock::default(),
             next_seed: AtomicU64::new(seed),
         })
@@ -62,16 +62,16 @@ impl Retrier {
         payload: Bytes,
         options: &RetryOptions,
     ) -> FutureMessage {
-        let caller = &self.caller;
+        let driver = &self.driver;
         if let Err(error) = options.validate() {
-            return caller.failed(RpcError::RetryOptions(error));
+            return driver.failed(RpcError::RetryOptions(error));
         }
-        let peer = match caller.find(to) {
+        let peer = match driver.find(to) {
             Ok(peer) => peer,
-            Err(error) => return caller.failed(error),
+            Err(error) => return driver.failed(error),
         };
-        let (promise, future) = caller.promise();
-        caller.driver.activity.begin();
+        let (promise, future) = driver.promise();
+        driver.activity.begin();
         let seed = self.next_seed.fetch_add(1, Ordering::Relaxed);
         self.attempt(Box::new(Retried {
             seed,
@@ -116,14 +116,14 @@ impl Retrier {
         let measured = membership.map(RetryMembership::measured_timeout);
         let timeout = call.state.begin_attempt(Instant::now(), measured);
         let attempt =
-            self.caller
+            self.driver
                 .call_peer(&call.peer, &call.function, call.payload.clone(), timeout);
         let this = Arc::clone(self);
         attempt.on_complete(move |result| this.after_attempt(call, result));
     }
 
     fn after_attempt(self: &Arc<Self>, mut call: Box<Retried>, result: &Result<Bytes, RpcError>) {
-        let driver = &self.caller.driver;
+        let driver = &self.driver;
         let error = match result {
             Ok(payload) => {
                 if let Some(membership) = &call.membership
@@ -161,11 +161,11 @@ impl Retrier {
             let call = this.waiting.lock().calls.remove(&seed);
             // Unless the call has been abandoned.
             if let Some(call) = call {
-                this.caller.driver.metrics.calls.retries_sent.add(1);
+                this.driver.metrics.calls.retries_sent.add(1);
                 this.attempt(call);
             }
         };
-        self.caller.driver.run_at(at, Box::new(attempt));
+        self.driver.run_at(at, Box::new(attempt));
         if membership.is_some_and(|membership| membership.is_abandoned()) {
             // Abandoned just now, before this attempt could be found.
             self.end_abandoned();
@@ -195,7 +195,7 @@ impl Retrier {
     }
 
     fn end(&self, call: Retried, result: Result<Bytes, RpcError>) {
-        let driver = &self.caller.driver;
+        let driver = &self.driver;
         if matches!(result, Err(RpcError::RetriesExhausted { .. })) {
             driver.metrics.calls.retries_exhausted.add(1);
         }

@@ -1,0 +1,134 @@
+//! Makes the parts of an agent, and joins its group.
+
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use c10d_socket::{Cancel, Deadline, HostPort, ListenOptions, Protocol, listen};
+use c10d_store::Store;
+
+use super::acceptor::AcceptOptions;
+use super::dialer::Dialer;
+use super::driver::Driver;
+use super::lifecycle::Runtime;
+use super::poller::Poller;
+use super::retrier::Retrier;
+use crate::agent::StartError;
+use crate::directory::Directory;
+use crate::options::AgentOptions;
+use crate::peer::{Config, Functions, IncomingLimits};
+use crate::registry_id::RegistryId;
+use crate::sync::Lock;
+use crate::worker::WorkerInfo;
+
+impl Runtime {
+    /// An agent that has joined its group, and has no thread yet.
+    pub(crate) fn open(
+        options: AgentOptions,
+        registry_id: RegistryId,
+        functions: &Functions,
+        store: Arc<dyn Store>,
+    ) -> Result<Arc<Self>, StartError> {
+        let deadline = Deadline::after(Instant::now(), options.start_timeout);
+        let me = WorkerInfo::new(&options.name, options.rank)?;
+        let tls_server = match &options.credentials {
+            Some(credentials) => Some(credentials.server(Protocol::Rpc)?),
+            None => None,
+        };
+        let mut listen_options = ListenOptions::default()
+            .with_port(options.port)
+            .with_cancel(options.cancel.clone())
+            .with_socket_options(options.socket.clone());
+        if let Some(host) = &options.host {
+            listen_options = listen_options.with_host(host.as_str());
+        }
+        let listeners = listen(&listen_options)?;
+        let port = listeners
+            .first()
+            .ok_or_else(|| io::Error::from(io::ErrorKind::AddrNotAvailable))
+            .and_then(std::net::TcpListener::local_addr)
+            .map_err(StartError::Socket)?
+            .port();
+        let address = HostPort::new(advertised_host(&options), port).to_string();
+        let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
+        // 0 stands for "any" where incarnations are compared.
+        let incarnation = fastrand::Rng::with_seed(seed ^ u64::from(options.rank)).u64(1..);
+        let (poll, sockets) = Poller::open().map_err(StartError::Socket)?;
+        let own_store = store.with_cancel(&options.cancel).clone_store();
+        let own_store = own_store.map_err(StartError::Store)?;
+        let own_store = own_store.with_cancel(&Cancel::NEVER);
+        let directory = Directory::join(
+            own_store,
+            me.clone(),
+            &address,
+            incarnation,
+            options.world_size,
+            deadline,
+            &options.cancel,
+        )?;
+        let config = Config {
+            me,
+            incarnation,
+            message_bytes_max: options.message_bytes_max,
+            backlog_bytes_max: options.backlog_bytes_max,
+            requests_queued_max: options.requests_queued_max,
+            connect_timeout: options.connect_timeout,
+            functions: functions.clone(),
+        };
+        let driver = Arc::new_cyclic(|driver| {
+            let executor = Arc::new(Weak::clone(driver));
+            Driver::new(config, directory, sockets, &options, executor)
+        });
+        let limits = IncomingLimits {
+            message_bytes_max: options.message_bytes_max,
+            ..IncomingLimits::default()
+        };
+        let accept = AcceptOptions {
+            socket_options: options.socket.clone(),
+            tls: tls_server,
+            limits,
+        };
+        let poller = Poller::new(&driver, poll, listeners, accept).map_err(StartError::Socket)?;
+        driver.dials.start(Arc::new(Dialer {
+            driver: Arc::clone(&driver),
+            socket_options: options.socket,
+            credentials: options.credentials,
+            limits,
+        }));
+        Ok(Arc::new(Self {
+            retries: Retrier::new(&driver, seed),
+            driver,
+            registry_id,
+            poller: Lock::new(Some(Box::new(poller))),
+            _store: store,
+            turn: Arc::default(),
+            cancel: options.cancel,
+            ended: Lock::default(),
+        }))
+    }
+}
+
+/// What the others are told to connect to.
+fn advertised_host(options: &AgentOptions) -> String {
+    if let Some(host) = options.advertised_host.as_ref().or(options.host.as_ref()) {
+        return host.clone();
+    }
+    match outward_address() {
+        Ok(address) => address.to_string(),
+        Err(error) => {
+            log::warn!(
+                "cannot find this machine's address ({error}): the others are told 127.0.0.1"
+            );
+            "127.0.0.1".to_owned()
+        }
+    }
+}
+
+/// The address from which this machine would reach others. Sends nothing: connecting a datagram socket
+/// only chooses a route. The target is an address kept for documentation.
+fn outward_address() -> io::Result<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.connect("192.0.2.1:9")?;
+    Ok(socket.local_addr()?.ip())
+}
