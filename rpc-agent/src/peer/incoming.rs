@@ -255,6 +255,11 @@ impl Incoming {
         Ok(())
     }
 
+    /// The start of a short frame that is not complete.
+    pub(crate) fn unfinished(&self) -> &[u8] {
+        &self.buffer
+    }
+
     /// Bytes allocated for incomplete messages.
     #[cfg(test)]
     pub(crate) fn held_bytes(&self) -> usize {

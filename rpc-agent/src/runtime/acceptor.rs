@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::net::{self, Shutdown, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -390,11 +390,7 @@ fn send_refusal(driver: &Driver, socket: &Socket, reason: RefuseReason, links: u
         text,
     })
     .encode(&mut bytes);
-    let written = match socket.tls() {
-        None => (&socket.stream).write(&bytes),
-        Some(tls) => tls.writer(&socket.stream).write(&bytes),
-    };
-    if let Err(error) = written {
+    if let Err(error) = socket.write_bytes(&bytes) {
         log::debug!("{}: cannot refuse {}: {error}", driver.me(), socket.address);
     }
     let _ = socket.stream.shutdown(Shutdown::Write);

@@ -2,37 +2,33 @@
 //!
 //! Whether and when an attempt is made, and what follows from its result, is decided by `peer`.
 
-use std::io::{self, IoSlice, Write};
-use std::mem;
+use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Cancel, ConnectOptions, Credentials, Deadline, Protocol, SocketOptions, TlsError, TlsLayer,
-    recv_into_spare, wait_for_input, wait_for_output,
+    Cancel, ConnectOptions, Credentials, Deadline, Protocol, SocketOptions, TlsError,
+    wait_for_input, wait_for_output,
 };
 
 use super::dial_threads::Attempt;
 use super::driver::Driver;
 use super::peers::PeerEntry;
 use super::reader::Inbox;
-use super::received::{invalid, received};
+use super::socket::Socket;
 use super::sockets::Owner;
-use super::tls::{ASKS_FOR_SECRET, Tls};
+use super::tls::{ASKS_FOR_SECRET, SealedReads, Tls};
 use crate::future::catch_panic;
 use crate::peer::{
     AttemptFailure, Expects, Incoming, IncomingLimits, Message, Recipient, Watch, Welcomed,
 };
 use crate::segmented_queue::SegmentedQueue;
-use crate::wire::{Frame, Hello};
+use crate::wire::Frame;
 use crate::worker::Destination;
 
 /// How long one attempt may take, from the address to the Welcome.
 const ATTEMPT_MAX: Duration = Duration::from_secs(2);
-
-/// What is received at once during the handshake of TLS.
-const WIRE_BYTES: usize = 4 << 10;
 
 pub(super) struct Dialer {
     pub(super) driver: Arc<Driver>,
@@ -112,88 +108,90 @@ impl Dialer {
                 AttemptFailure::Again(cause)
             }
         };
-        let mut link = self
-            .secure(stream, address.host_port.host(), deadline)
-            .map_err(failed)?;
-        let incarnation = address.incarnation;
-        let hello = self
-            .driver
-            .change(peer, |core| core.hello(dial, incarnation));
-        let Some(hello) = hello else {
-            // Without the end of its handshake, the acceptor would take this worker for a stranger.
-            return link.send(&[]).map_err(failed);
-        };
-        self.shake_hands(peer, dial, link, hello).map_err(failed)
+        let host = address.host_port.host();
+        let link = self.link(stream, host, peer, deadline).map_err(failed)?;
+        let socket = Arc::clone(&link.socket);
+        let established = self.shake_hands(peer, dial, link, address.incarnation);
+        if !matches!(established, Ok(true)) {
+            self.driver.sockets.release(&socket, Watch::default());
+        }
+        established.map(drop).map_err(failed)
     }
 
-    /// Proves to the peer that this worker has the secret, and checks that the peer has it. The last message of that is
-    /// left to be sent with the Hello. Does nothing without credentials.
-    fn secure(&self, stream: TcpStream, host: &str, deadline: Deadline) -> io::Result<Link> {
+    fn link(
+        &self,
+        stream: TcpStream,
+        host: &str,
+        peer: &Arc<PeerEntry>,
+        deadline: Deadline,
+    ) -> io::Result<Link> {
         stream.set_nonblocking(true)?;
         let tls = match &self.credentials {
             None => None,
             Some(credentials) => {
                 let client = credentials.client(Protocol::Rpc, host);
                 let layer = client.and_then(|client| client.start());
-                Some(layer.map_err(io::Error::other)?)
+                Some(Tls::dialed(layer.map_err(io::Error::other)?))
             }
         };
-        let mut link = Link {
-            stream,
-            tls,
-            opened: Vec::new(),
+        let stream = mio::net::TcpStream::from_std(stream);
+        let owner = Owner::Peer(Arc::clone(peer));
+        Ok(Link {
+            socket: self.driver.sockets.adopt(stream, tls, owner)?,
+            decoder: Incoming::new(Expects::WelcomeOrRefuse, self.limits),
+            reads: SealedReads::default(),
             deadline,
             cancel: self.driver.ended.clone(),
-        };
-        link.shake_hands()?;
-        Ok(link)
+        })
     }
 
-    /// Sends the Hello, and reports the answer.
+    /// Proves to the peer that this worker has the secret, if there is one, and checks that the peer has it; sends the
+    /// Hello, and reports the answer. Whether the connection is in use then.
     fn shake_hands(
         &self,
         peer: &Arc<PeerEntry>,
         dial: u64,
         mut link: Link,
-        hello: Hello,
-    ) -> io::Result<()> {
+        incarnation: u64,
+    ) -> io::Result<bool> {
+        let driver = &*self.driver;
+        let mut messages = SegmentedQueue::new();
+        let mut inbox = Inbox {
+            driver,
+            peer,
+            messages: &mut messages,
+        };
+        while link.is_handshaking() {
+            link.send(&[])?;
+            link.receive(&mut inbox)?;
+        }
+        let hello = driver.change(peer, |core| core.hello(dial, incarnation));
+        let Some(hello) = hello else {
+            // Without the end of its handshake, the acceptor would take this worker for a stranger.
+            return link.send(&[]).map(|()| false);
+        };
+        // With the last message of the handshake of TLS.
         let mut bytes = Vec::new();
         Frame::Hello(hello).encode(&mut bytes);
         link.send(&bytes)?;
-        let mut decoder = Incoming::new(Expects::WelcomeOrRefuse, self.limits);
-        let driver = &*self.driver;
-        let mut messages = SegmentedQueue::new();
         let first = loop {
-            if let Some(first) = messages.pop_front() {
+            if let Some(first) = inbox.messages.pop_front() {
                 break first;
             }
-            let messages = &mut messages;
-            let mut inbox = Inbox {
-                driver,
-                peer,
-                messages,
-            };
-            link.receive(&mut decoder, &mut inbox)?;
+            link.receive(&mut inbox)?;
         };
         let now = Instant::now();
         match first {
             Message::Welcome(welcome) => {
-                let stream = mio::net::TcpStream::from_std(link.stream);
-                let tls = link.tls.map(Tls::established);
-                let owner = Owner::Peer(Arc::clone(peer));
-                let socket = driver.sockets.adopt(stream, tls, owner)?;
-                let connection = (Arc::clone(&socket), socket.address);
+                let connection = (Arc::clone(&link.socket), link.socket.address);
                 let welcomed = driver.step(peer, |core| {
-                    core.welcomed(dial, &welcome, connection, decoder, messages, now)
+                    core.welcomed(dial, &welcome, connection, link.decoder, messages, now)
                 });
-                if welcomed != Welcomed::Established {
-                    driver.sockets.release(&socket, Watch::default());
-                }
-                Ok(())
+                Ok(welcomed == Welcomed::Established)
             }
             Message::Refuse(refuse) => {
                 driver.step(peer, |core| core.refused(dial, &refuse, now));
-                Ok(())
+                Ok(false)
             }
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
@@ -209,103 +207,59 @@ struct NoSecret;
 
 /// A connection that is being made.
 struct Link {
-    /// Non-blocking.
-    stream: TcpStream,
-    tls: Option<TlsLayer>,
-    /// What TLS has opened.
-    opened: Vec<u8>,
+    socket: Arc<Socket>,
+    decoder: Incoming,
+    reads: SealedReads,
     deadline: Deadline,
     cancel: Cancel,
 }
 
 impl Link {
-    fn shake_hands(&mut self) -> io::Result<()> {
-        while self.tls.as_ref().is_some_and(TlsLayer::is_handshaking) {
-            self.send(&[])?;
-            self.open().map_err(|error| match error.kind() {
-                io::ErrorKind::UnexpectedEof => {
-                    let text = "closed during the TLS handshake, as a worker without a secret does";
-                    io::Error::new(error.kind(), text)
-                }
-                _ => error,
-            })?;
-        }
-        Ok(())
+    fn is_handshaking(&self) -> bool {
+        self.socket.tls().is_some_and(Tls::is_handshaking)
     }
 
     /// Sends these bytes, after what TLS has to send.
-    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let Some(layer) = &mut self.tls else {
-            return self.write_all(bytes);
-        };
-        // A Hello is short: it is sealed as a whole.
-        layer.seal(&[IoSlice::new(bytes)]);
-        let mut sealed = Vec::new();
-        layer.send(&mut sealed)?;
-        self.write_all(&sealed)
-    }
-
-    /// Receives once; `recipient` gets the messages that this completes.
-    fn receive(
-        &mut self,
-        decoder: &mut Incoming,
-        recipient: &mut impl Recipient,
-    ) -> io::Result<()> {
-        if self.tls.is_some() {
-            if self.opened.is_empty() {
-                self.open()?;
-            }
-            let opened = mem::take(&mut self.opened);
-            return decoder.receive(&opened, recipient).map_err(invalid);
-        }
-        self.await_input()?;
-        let (buffer, bytes_max) = decoder.spare();
-        if receive(&self.stream, buffer, bytes_max)? == 0 {
-            return Ok(());
-        }
-        if buffer.starts_with(&ASKS_FOR_SECRET) {
-            return Err(io::Error::other(NoSecret));
-        }
-        decoder.received(recipient).map_err(invalid)
-    }
-
-    fn await_input(&self) -> io::Result<()> {
-        let left = self.deadline.remaining(Instant::now());
-        in_time(wait_for_input(&self.stream, left, &self.cancel))
-    }
-
-    fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
-        while !bytes.is_empty() {
-            match (&self.stream).write(bytes) {
+    fn send(&self, mut bytes: &[u8]) -> io::Result<()> {
+        loop {
+            match self.socket.write_bytes(bytes) {
+                Ok(count) if count == bytes.len() => return Ok(()),
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => bytes = &bytes[count..],
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let left = self.deadline.remaining(Instant::now());
-                    in_time(wait_for_output(&self.stream, left, &self.cancel))?;
+                    in_time(wait_for_output(&self.socket.stream, left, &self.cancel))?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
     }
 
-    /// Receives once, and opens it.
-    fn open(&mut self) -> io::Result<()> {
-        let mut wire = Vec::with_capacity(WIRE_BYTES);
-        self.await_input()?;
-        receive(&self.stream, &mut wire, WIRE_BYTES)?;
-        match &mut self.tls {
-            None => Ok(()),
-            Some(layer) => {
-                let result = layer.receive(&wire, &mut self.opened);
-                if result.is_err() {
-                    // Tells the peer why, if the system takes it at once.
-                    let _ = layer.send(&mut &self.stream);
-                }
-                Ok(result?)
-            }
+    /// Receives once; `recipient` gets the messages that this completes.
+    fn receive(&mut self, recipient: &mut impl Recipient) -> io::Result<()> {
+        let left = self.deadline.remaining(Instant::now());
+        in_time(wait_for_input(&self.socket.stream, left, &self.cancel))?;
+        let received = self
+            .socket
+            .receive(&mut self.decoder, &mut self.reads, recipient);
+        let Some(error) = received.failure else {
+            return Ok(());
+        };
+        let Some(tls) = self.socket.tls() else {
+            return Err(if self.decoder.unfinished() == ASKS_FOR_SECRET {
+                io::Error::other(NoSecret)
+            } else {
+                error
+            });
+        };
+        // Tells the peer why, if the system takes it at once.
+        let _ = tls.flush(&self.socket.stream);
+        if error.kind() == io::ErrorKind::UnexpectedEof && tls.is_handshaking() {
+            let text = "closed during the TLS handshake, as a worker without a secret does";
+            return Err(io::Error::new(error.kind(), text));
         }
+        Err(error)
     }
 }
 
@@ -316,34 +270,48 @@ fn in_time(waited: io::Result<bool>) -> io::Result<()> {
     }
 }
 
-/// Receives once: 0 bytes if there was none after all.
-fn receive(stream: &TcpStream, buffer: &mut Vec<u8>, bytes_max: usize) -> io::Result<usize> {
-    match received(recv_into_spare(stream, buffer, bytes_max)) {
-        (_, Some(error)) => Err(error),
-        (count, None) => Ok(count),
-    }
-}
-
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use std::net::TcpListener;
     use std::thread;
 
     use super::*;
+    use crate::peer::FunctionId;
+
+    struct Nobody;
+
+    impl Recipient for Nobody {
+        fn find_function(&mut self, _: &str) -> Option<FunctionId> {
+            None
+        }
+
+        fn wants_response(&mut self, _: u64) -> bool {
+            false
+        }
+
+        fn take(&mut self, _: Message) {}
+    }
 
     #[test]
     fn the_end_of_the_agent_ends_a_handshake_with_a_silent_peer() {
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(silent.local_addr().unwrap()).unwrap();
+        let address = silent.local_addr().unwrap();
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_nonblocking(true).unwrap();
         let cancel = Cancel::new();
-        let link = Link {
-            stream,
-            tls: None,
-            opened: Vec::new(),
+        let mut link = Link {
+            socket: Arc::new(Socket {
+                token: 0,
+                stream: mio::net::TcpStream::from_std(stream),
+                address,
+                tls: None,
+            }),
+            decoder: Incoming::new(Expects::WelcomeOrRefuse, IncomingLimits::default()),
+            reads: SealedReads::default(),
             deadline: Deadline::NEVER,
             cancel: cancel.clone(),
         };
-        let waiting = thread::spawn(move || link.await_input().unwrap_err());
+        let waiting = thread::spawn(move || link.receive(&mut Nobody).unwrap_err());
         cancel.cancel();
         let error = waiting.join().unwrap();
         assert_eq!(error.kind(), io::ErrorKind::Interrupted);

@@ -1,6 +1,6 @@
 //! A socket under the poller, with or without TLS.
 
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 
 use c10d_socket::recv_into_spare;
@@ -50,6 +50,14 @@ impl Socket {
             bytes_max,
             plain_bytes: count,
             failure,
+        }
+    }
+
+    /// Writes some of the first bytes of a connection, after what TLS has to send.
+    pub(super) fn write_bytes(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self.tls() {
+            None => (&self.stream).write(bytes),
+            Some(tls) => tls.writer(&self.stream).write(bytes),
         }
     }
 

@@ -63,8 +63,8 @@ impl Tls {
         Self::new(layer, true)
     }
 
-    /// A connection that has completed the handshake, and has sent all of it.
-    pub(super) fn established(layer: TlsLayer) -> Self {
+    /// A connection of this worker, before the handshake.
+    pub(super) fn dialed(layer: TlsLayer) -> Self {
         Self::new(layer, false)
     }
 
@@ -74,6 +74,11 @@ impl Tls {
             sealed: Sealed::default(),
             is_new,
         }))
+    }
+
+    /// Whether the peer has not proved itself yet.
+    pub(super) fn is_handshaking(&self) -> bool {
+        self.0.lock().layer.is_handshaking()
     }
 
     /// Whether the peer has not proved itself, but has cost public-key operations.
@@ -269,7 +274,7 @@ mod tests {
         let limit = Some(std::time::Duration::from_secs(60));
         other.set_read_timeout(limit).unwrap();
         let stream = TcpStream::from_std(stream);
-        (Tls::established(client), stream, server, other)
+        (Tls::dialed(client), stream, server, other)
     }
 
     #[test]
