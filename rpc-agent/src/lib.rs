@@ -15,8 +15,7 @@
 //!
 //! | thread | what runs on it |
 //! |---|---|
-//! | `rpc-1`, `rpc-2`, ... | sockets, functions and callbacks |
-//! | `rpc-dial-1`, ... | connects to other workers |
+//! | `rpc-1`, `rpc-2`, ... | sockets, functions, callbacks, and attempts to connect to other workers |
 //!
 //! Functions run in parallel, at most [`AgentOptions::with_handler_threads`] at a time. A function may call any
 //! worker and wait for the answer, its caller and its own worker included: other threads take the place of

@@ -13,6 +13,9 @@
 //! when all threads wait, one callback at a time runs beyond the limit, and another thread is added for the
 //! sockets.
 //!
+//! An attempt to connect may take seconds, at the name, the connection or the handshake. Threads run up to eight of them
+//! beside all others, and no limit counts them.
+//!
 //! Before a thread runs a task, it makes sure that another thread will take the poller and the queued tasks.
 //!
 //! The [`scheduler`] makes all decisions and has no thread, lock or clock. The [`threads`] lock it, take a

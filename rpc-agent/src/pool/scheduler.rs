@@ -25,6 +25,9 @@ const QUIET_TICKS_MAX: u32 = if cfg!(test) { 1 } else { 4 };
 /// From this number of queued requests on they are a burst: megabytes, which the system's allocator would keep.
 const BURST_REQUESTS_MIN: usize = 10_000;
 
+/// Attempts to connect that may run at a time: more wait for each other.
+const DIALS_MAX: usize = 8;
+
 /// A thread that had nothing to do for this long ends, unless it is one of the last two. Short in tests.
 pub(super) const IDLE_MAX: Duration = Duration::from_millis(if cfg!(test) { 20 } else { 10_000 });
 
@@ -38,6 +41,8 @@ pub(super) struct Scheduler<R, C> {
     slow_queued: usize,
     /// With the time at which they were queued, or somewhat earlier.
     callbacks: SegmentedQueue<(Instant, C)>,
+    /// Attempts to connect. Their threads are none of those that the limits count.
+    dials: SegmentedQueue<(Instant, C)>,
     /// `None` while a thread polls.
     poller_free_since: Option<Instant>,
     threads: usize,
@@ -45,6 +50,7 @@ pub(super) struct Scheduler<R, C> {
     /// Threads that run functions, and that run callbacks; those that wait in one are in `waiting`.
     handlers: usize,
     callers_back: usize,
+    dialers: usize,
     waiting: usize,
     /// Threads that sleep, or that are about to: the standby thread and the others.
     idle: usize,
@@ -69,6 +75,8 @@ pub(super) struct QueuedRequest<R> {
 pub(super) enum Next<R, C> {
     /// Calls back, then reports [`Scheduler::returned`].
     CallBack(C),
+    /// Makes an attempt to connect, then reports [`Scheduler::returned`].
+    Dial(C),
     /// Runs a request, then reports [`Scheduler::returned`].
     Run(R),
     /// Answers that no thread can run the request.
@@ -151,6 +159,7 @@ impl Thread {
 pub(super) enum Task {
     Handler,
     Callback,
+    Dial,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -215,11 +224,13 @@ impl<R, C> Scheduler<R, C> {
             requests: SegmentedQueue::new(),
             slow_queued: 0,
             callbacks: SegmentedQueue::new(),
+            dials: SegmentedQueue::new(),
             poller_free_since: Some(now),
             threads: 0,
             threads_begun: 0,
             handlers: 0,
             callers_back: 0,
+            dialers: 0,
             waiting: 0,
             idle: 0,
             standby: Standby::None,
@@ -264,6 +275,16 @@ impl<R, C> Scheduler<R, C> {
         if !caller_polls {
             self.call_threads(1);
         }
+        Ok(())
+    }
+
+    /// Queues an attempt to connect, unless the pool is stopping.
+    pub(super) fn queue_dial(&mut self, dial: C, now: Instant) -> Result<(), C> {
+        if self.stage >= Stage::Stopping {
+            return Err(dial);
+        }
+        self.dials.push_back((now, dial));
+        self.call_threads(1);
         Ok(())
     }
 
@@ -323,12 +344,17 @@ impl<R, C> Scheduler<R, C> {
         was_asleep
     }
 
-    /// All threads end once the callbacks and the functions that run have run. Returns the requests that
+    /// All threads end once the callbacks and the functions that run have run. Returns the requests and the dials that
     /// are dropped.
-    pub(super) fn stop(&mut self) -> SegmentedQueue<QueuedRequest<R>> {
+    pub(super) fn stop(
+        &mut self,
+    ) -> (
+        SegmentedQueue<QueuedRequest<R>>,
+        SegmentedQueue<(Instant, C)>,
+    ) {
         self.stage = Stage::Stopping;
         self.slow_queued = 0;
-        mem::take(&mut self.requests)
+        (mem::take(&mut self.requests), mem::take(&mut self.dials))
     }
 
     /// All threads have ended, perhaps but for one that runs the stop itself. Returns the requests that are
@@ -399,7 +425,7 @@ impl<R, C> Scheduler<R, C> {
                     if let Some(next) = self.next_task(thread) {
                         return next;
                     }
-                    if self.stage >= Stage::Stopping {
+                    if self.stage >= Stage::Stopping || self.threads > self.threads_limit() {
                         self.threads -= 1;
                         let burst_is_over = false;
                         return Next::End { burst_is_over };
@@ -474,6 +500,12 @@ impl<R, C> Scheduler<R, C> {
     }
 
     fn next_task(&mut self, thread: &mut Thread) -> Option<Next<R, C>> {
+        if self.can_dial()
+            && let Some((_, dial)) = self.dials.pop_front()
+        {
+            self.begin(thread, Task::Dial);
+            return Some(Next::Dial(dial));
+        }
         if self.can_call_back()
             && let Some((_, callback)) = self.callbacks.pop_front()
         {
@@ -510,6 +542,10 @@ impl<R, C> Scheduler<R, C> {
     fn begin(&mut self, thread: &mut Thread, task: Task) {
         thread.0 = Phase::Runs(task);
         *self.running(task) += 1;
+        if task == Task::Dial {
+            // It is known to block.
+            return self.call_threads(1);
+        }
         if !self.has_task() {
             return;
         }
@@ -585,6 +621,7 @@ impl<R, C> Scheduler<R, C> {
         match task {
             Task::Handler => &mut self.handlers,
             Task::Callback => &mut self.callers_back,
+            Task::Dial => &mut self.dialers,
         }
     }
 
@@ -603,31 +640,39 @@ impl<R, C> Scheduler<R, C> {
         self.busy() < self.threads_max || self.busy() == self.waiting
     }
 
+    fn can_dial(&self) -> bool {
+        !self.dials.is_empty() && self.dialers < DIALS_MAX
+    }
+
     /// Whether requests are refused: every thread that may run a function waits inside one.
     fn must_refuse(&self) -> bool {
         self.stage < Stage::Stopping && self.waiting >= self.threads_max
     }
 
-    /// How many threads may be started: all together one more than are busy, and than may be busy.
+    /// How many threads there may be: one more than are busy, and than may be busy, and those that connect.
+    fn threads_limit(&self) -> usize {
+        self.busy().max(self.threads_max) + 1 + self.dialers
+    }
+
     fn may_spawn(&self) -> usize {
         if self.stage == Stage::Stopped {
             return 0;
         }
-        let limit = self.busy().max(self.threads_max) + 1;
-        limit.saturating_sub(self.threads)
+        self.threads_limit().saturating_sub(self.threads)
     }
 
     /// Threads that are about to look for something to do: neither busy, nor idle, nor polling.
     fn coming(&self) -> usize {
         let polling = usize::from(self.poller_free_since.is_none());
         self.threads
-            .saturating_sub(self.busy() + self.idle + polling)
+            .saturating_sub(self.busy() + self.dialers + self.idle + polling)
     }
 
     /// Whether a free thread finds a callback or a request.
     fn has_queued_task(&self) -> bool {
         !self.callbacks.is_empty() && self.can_call_back()
             || !self.requests.is_empty() && (self.can_run() || self.must_refuse())
+            || self.can_dial()
     }
 
     /// Whether a free thread finds something to do.
@@ -638,10 +683,11 @@ impl<R, C> Scheduler<R, C> {
     /// Whether something has waited for too long for which there could be a thread.
     fn is_stale(&self, now: Instant) -> bool {
         let is_old = |since: Instant| now.saturating_duration_since(since) >= STALE;
-        let callback = self.callbacks.front().map(|(at, _)| *at);
+        let queues = [&self.callbacks, &self.dials];
+        let queued = queues.into_iter().filter_map(SegmentedQueue::front);
         let request = self.requests.front().map(|queued| queued.arrived_at);
         self.poller_free_since.is_some_and(is_old)
-            || self.has_queued_task() && callback.into_iter().chain(request).any(is_old)
+            || self.has_queued_task() && queued.map(|(at, _)| *at).chain(request).any(is_old)
     }
 
     pub(super) fn gauges(&self) -> PoolGauges {

@@ -155,6 +155,14 @@ impl<R: Send + 'static> Pool<R> {
         Ok(())
     }
 
+    /// Makes an attempt to connect on a thread of the pool; drops it once [`Pool::stop`] has begun.
+    pub(crate) fn dial(self: &Arc<Self>, attempt: Callback) {
+        let mut state = self.lock();
+        let refused = state.scheduler.queue_dial(attempt, Instant::now());
+        self.unlock(state);
+        drop(refused);
+    }
+
     /// Runs requests that were not read by [`Work::poll`]. Drops them before [`Pool::start`] and once
     /// [`Pool::stop`] has begun.
     pub(crate) fn submit(self: &Arc<Self>, requests: impl IntoIterator<Item = R>) {
@@ -266,6 +274,10 @@ impl<R: Send + 'static> Pool<R> {
                 Next::CallBack(callback) => {
                     self.unlock(state);
                     self.run_task(&mut thread, Task::Callback, callback)
+                }
+                Next::Dial(attempt) => {
+                    self.unlock(state);
+                    self.run_task(&mut thread, Task::Dial, attempt)
                 }
                 Next::Run(request) => {
                     self.unlock(state);

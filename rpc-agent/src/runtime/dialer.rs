@@ -12,8 +12,7 @@ use c10d_socket::{
     wait_for_input, wait_for_output,
 };
 
-use super::dial_threads::Attempt;
-use super::driver::Driver;
+use super::driver::{Attempt, Driver};
 use super::peers::PeerEntry;
 use super::reader::Inbox;
 use super::socket::Socket;

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use c10d_socket::Cancel;
 
 use super::activity::Activity;
-use super::dial_threads::DialThreads;
 use super::gathered::Gathered;
 use super::listeners::Listeners;
 use super::peers::{Core, CoreEffects, PeerEntry, PeerTable, State};
@@ -33,6 +32,11 @@ pub(crate) struct Served {
     pub(crate) request: Request,
 }
 
+/// Makes one attempt to connect, for the dial of this number.
+pub(super) trait Attempt: Send + Sync {
+    fn attempt(&self, peer: &Arc<PeerEntry>, dial: u64);
+}
+
 /// Carries out the effects of all peers of an agent.
 pub(crate) struct Driver {
     pub(crate) config: Arc<Config>,
@@ -45,7 +49,8 @@ pub(crate) struct Driver {
     pub(crate) metrics: Metrics,
     pub(crate) activity: Arc<Activity>,
     pub(crate) listeners: Listeners,
-    pub(super) dials: Arc<DialThreads>,
+    /// `None` before the start and after the end.
+    pub(super) dialer: Lock<Option<Arc<dyn Attempt>>>,
     pub(super) timers: Timers,
     /// Runs the callbacks of futures, and helps threads that wait for one.
     pub(super) executor: Arc<dyn Executor>,
@@ -80,7 +85,7 @@ impl Driver {
             metrics: Metrics::default(),
             activity: Arc::default(),
             listeners: Listeners::default(),
-            dials: Arc::default(),
+            dialer: Lock::default(),
             timers: Timers::default(),
             executor,
             timeout_ms: AtomicU64::default(),
@@ -397,21 +402,26 @@ impl Driver {
                     peer: Arc::clone(peer),
                     request,
                 }]),
-                Effect::Dial { dial, at } => {
-                    let (dials, peer) = (Arc::clone(&self.dials), Arc::clone(peer));
-                    let begin = move || dials.begin(peer, dial);
-                    if at <= Instant::now() {
-                        begin();
-                    } else {
-                        self.run_at(at, Box::new(begin));
-                    }
-                }
+                Effect::Dial { dial, at } => self.dial(peer, dial, at),
                 Effect::Close { socket, watched } => self.sockets.release(&socket, watched),
                 Effect::Notify(notice) => self.notify(peer, notice),
                 Effect::Count(Count::LateAnswer) => self.metrics.calls.late_responses.add(1),
                 Effect::Count(Count::RequestRefused) => self.metrics.requests.refused.add(1),
                 Effect::Count(Count::OwnRequest) => self.metrics.requests.received.add(1),
             }
+        }
+    }
+
+    fn dial(&self, peer: &Arc<PeerEntry>, dial: u64, at: Instant) {
+        let Some(dialer) = self.dialer.lock().clone() else {
+            return;
+        };
+        let (pool, peer) = (Arc::clone(&self.pool), Arc::clone(peer));
+        let begin = move || pool.dial(Box::new(move || dialer.attempt(&peer, dial)));
+        if at <= Instant::now() {
+            begin();
+        } else {
+            self.run_at(at, Box::new(begin));
         }
     }
 

@@ -163,11 +163,13 @@ impl Runtime {
         self.turn.ring();
         self.retries.stop();
         driver.timers.stop();
-        // Before the dials have ended, which can take a moment: no call has to wait for that.
+        // Before attempts to connect have ended, which can take a moment: no call has to wait for that.
         driver.peers.close();
         self.end_connections();
         driver.ended.cancel();
-        driver.dials.stop();
+        // Outside of the lock.
+        let dialer = driver.dialer.lock().take();
+        drop(dialer);
         driver.pool.stop();
         // Closes the listeners also when a function of this agent has stopped it and still runs.
         drop(self.poller.lock().take());

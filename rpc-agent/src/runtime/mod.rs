@@ -10,15 +10,13 @@
 //!
 //! # Locks
 //!
-//! A thread holds at most one lock of this crate at a time, with two exceptions, both without a wait: under a peer's
-//! lock the poller is told what to watch (`epoll_ctl`), so that two changes cannot cross; and a dial thread is started
-//! under the lock of the dial threads, so that their end finds every thread. No lock is held while a socket is read or written, or while
-//! a function or a callback runs.
+//! A thread holds at most one lock of this crate at a time, with one exception, without a wait: under a peer's lock the
+//! poller is told what to watch (`epoll_ctl`), so that two changes cannot cross. No lock is held while a socket is read
+//! or written, or while a function or a callback runs.
 
 mod acceptor;
 mod activity;
 mod caller;
-mod dial_threads;
 mod dialer;
 mod driver;
 mod future_driver;

@@ -90,12 +90,13 @@ impl Runtime {
             limits,
         };
         let poller = Poller::new(&driver, poll, listeners, accept).map_err(StartError::Socket)?;
-        driver.dials.start(Arc::new(Dialer {
+        let dialer = Dialer {
             driver: Arc::clone(&driver),
             socket_options: options.socket,
             credentials: options.credentials,
             limits,
-        }));
+        };
+        *driver.dialer.lock() = Some(Arc::new(dialer));
         Ok(Arc::new(Self {
             retries: Retrier::new(&driver, seed),
             driver,

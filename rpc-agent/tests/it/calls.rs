@@ -421,8 +421,7 @@ fn thread_name() -> String {
     thread::current().name().unwrap_or_default().to_owned()
 }
 
-/// Whether the thread is a pool thread (not a dialing, retry or timer thread), so it runs functions and
-/// callbacks.
+/// Whether the thread is one of a pool, so it runs functions and callbacks.
 fn is_pool_thread(name: &str) -> bool {
     let number = name.strip_prefix("rpc-").unwrap_or_default();
     number.parse::<u64>().is_ok()

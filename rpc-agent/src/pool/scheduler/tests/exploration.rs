@@ -12,6 +12,7 @@ struct Budget {
     are_slow: bool,
     requests: u32,
     callbacks: u32,
+    dials: u32,
     waits: u32,
     stops: u32,
 }
@@ -65,7 +66,7 @@ impl World {
         let effects = self.scheduler.take_effects();
         let spawned = effects.spawn.clone().count() as u64;
         if spawned > 0 {
-            let limit = self.scheduler.busy().max(self.scheduler.threads_max) + 1;
+            let limit = self.scheduler.threads_limit();
             assert!(
                 self.scheduler.threads <= limit,
                 "more threads than allowed: {self:?}"
@@ -169,6 +170,12 @@ impl World {
                 queued.expect("not stopped");
             });
         }
+        if self.budget.dials > 0 {
+            step("a dial".to_owned(), &|world| {
+                world.budget.dials -= 1;
+                let _ = world.scheduler.queue_dial((), world.epoch);
+            });
+        }
         if self.budget.requests > 0 {
             step("a submission".to_owned(), &|world| {
                 world.budget.requests -= 1;
@@ -239,6 +246,7 @@ impl World {
         }
         *at = match next {
             Next::CallBack(()) => At::Runs(Task::Callback),
+            Next::Dial(()) => At::Runs(Task::Dial),
             Next::Run(()) => At::Runs(Task::Handler),
             Next::Refuse(()) | Next::Flush => At::Ready,
             Next::Poll => At::Polls,
@@ -271,6 +279,7 @@ impl World {
         let count = |at: &At| self.count(|other| other == at);
         assert_eq!(scheduler.handlers, count(&At::Runs(Task::Handler)));
         assert_eq!(scheduler.callers_back, count(&At::Runs(Task::Callback)));
+        assert_eq!(scheduler.dialers, count(&At::Runs(Task::Dial)));
         assert_eq!(
             scheduler.waiting,
             self.count(|at| matches!(at, At::Waits(_)))
@@ -358,16 +367,19 @@ fn explore(start: World) -> (usize, usize) {
 
 #[test]
 fn every_state_of_a_small_pool_keeps_the_invariants() {
-    for (handlers_max, threads_max, [requests, callbacks, waits, stops], are_slow) in [
-        (1, 1, [2, 2, 1, 0], false),
-        (1, 1, [1, 1, 1, 1], false),
-        (1, 2, [2, 0, 1, 0], false),
-        (2, 2, [2, 1, 0, 0], true),
+    for (handlers_max, threads_max, [requests, callbacks, dials, waits, stops], are_slow) in [
+        (1, 1, [2, 2, 0, 1, 0], false),
+        (1, 1, [1, 1, 0, 1, 1], false),
+        (1, 2, [2, 0, 0, 1, 0], false),
+        (2, 2, [2, 1, 0, 0, 0], true),
+        (1, 1, [1, 1, 2, 0, 0], false),
+        (1, 1, [1, 0, 1, 1, 1], false),
     ] {
         let budget = Budget {
             are_slow,
             requests,
             callbacks,
+            dials,
             waits,
             stops,
         };

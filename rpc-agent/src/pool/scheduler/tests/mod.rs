@@ -483,7 +483,7 @@ fn a_stop_drops_requests_and_ends_threads_after_the_callbacks() {
     let queued = pool.scheduler.queue_callback(1, pool.epoch, true);
     queued.expect("not stopped");
     let dropped = pool.scheduler.stop();
-    assert_eq!(dropped.len(), 1);
+    assert_eq!(dropped.0.len(), 1);
     let batch = pool.queued(&["b"]);
     assert!(pool.scheduler.submit(batch, false).is_err());
     pool.found(&mut polling, &["c"]);
