@@ -26,15 +26,6 @@ pub(crate) struct BoundedStore {
     cancel: Cancel,
 }
 
-/// The missing keys of a list.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Missing {
-    /// Their positions in the list, ascending.
-    pub(crate) positions: Vec<usize>,
-    /// Whether the whole list was searched.
-    pub(crate) is_complete: bool,
-}
-
 impl BoundedStore {
     pub(crate) fn new(store: Arc<dyn Store>) -> Self {
         let cancel = Cancel::NEVER;
@@ -98,23 +89,21 @@ impl BoundedStore {
 
     /// Finds the missing keys by bisection, which needs few requests if few are missing. Blocks for at most
     /// 2 s, if the store answers.
-    pub(crate) fn missing(&self, keys: &[&str]) -> Result<Missing, StoreError> {
+    ///
+    /// Returns their positions, ascending, and whether the whole list was searched.
+    pub(crate) fn missing(&self, keys: &[&str]) -> Result<(Vec<usize>, bool), StoreError> {
         let by = Deadline::after(Instant::now(), SEARCH);
-        let mut missing = Missing {
-            is_complete: true,
-            ..Missing::default()
-        };
+        let mut missing = Vec::new();
         let mut ranges: Vec<Range<usize>> = iter::once(0..keys.len()).collect();
         while let Some(range) = ranges.pop() {
             if by.has_passed(Instant::now()) {
-                missing.is_complete = false;
-                break;
+                return Ok((missing, false));
             }
             if self.by(by).check(&keys[range.clone()])? {
                 continue;
             }
             if range.len() == 1 {
-                missing.positions.push(range.start);
+                missing.push(range.start);
                 continue;
             }
             let middle = range.start + range.len() / 2;
@@ -122,7 +111,7 @@ impl BoundedStore {
             ranges.push(middle..range.end);
             ranges.push(range.start..middle);
         }
-        Ok(missing)
+        Ok((missing, true))
     }
 }
 
@@ -143,8 +132,7 @@ mod tests {
             }
         }
         let missing = BoundedStore::new(Arc::new(store)).missing(&keys).unwrap();
-        assert_eq!(missing.positions, [0, 17, 18, 99]);
-        assert!(missing.is_complete);
+        assert_eq!(missing, (vec![0, 17, 18, 99], true));
     }
 
     #[test]

@@ -126,14 +126,14 @@ fn await_all(
         check_none_refused(store, by)?;
         let now = Instant::now();
         if by.has_passed(now) {
-            let missing = store.missing(keys).map_err(failed)?;
-            if missing.positions.is_empty() && missing.is_complete {
+            let (missing, is_complete) = store.missing(keys).map_err(failed)?;
+            if missing.is_empty() && is_complete {
                 return Ok(());
             }
             return Err(DirectoryError::WorkersMissing {
-                present: keys.len() - missing.positions.len(),
+                present: keys.len() - missing.len(),
                 world_size: keys.len(),
-                missing: Shortlist::new(missing.positions, missing.is_complete),
+                missing: Shortlist::new(missing, is_complete),
                 key: store.full_key("names/<rank>"),
                 store: store.label(),
                 elapsed: now.duration_since(started),

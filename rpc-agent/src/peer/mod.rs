@@ -5,7 +5,7 @@
 //! method calls, with the present as an argument; what is to be done is returned as [`Effect`]s. The machine is
 //! composed of smaller ones, each with its own tests: [`pair`] chooses among crossing connections, [`in_flight`] is
 //! the table of calls, [`incoming`] and [`outgoing`] are the two directions of the byte stream, [`connection`] says
-//! which thread reads and writes, [`admission`] which requests may begin.
+//! which thread reads and writes.
 //!
 //! Knows no socket, clock, thread, lock or random source. `runtime` carries the effects out.
 

@@ -54,7 +54,7 @@ pub(super) struct Acceptor {
     options: AcceptOptions,
     listeners: Listeners<TcpListener, TcpStream>,
     /// Decides which connections are accepted, and which ones make room.
-    rules: c10d_socket::Acceptor<Key>,
+    pub(super) rules: c10d_socket::Acceptor<Key>,
     handshakes: Handshakes,
     reads: SealedReads,
 }
@@ -63,7 +63,7 @@ pub(super) struct Acceptor {
 type Handshakes = HashMap<usize, Handshake>;
 
 /// The token of a connection, and when it was accepted: another one may get the token.
-type Key = (usize, Instant);
+pub(super) type Key = (usize, Instant);
 
 struct Handshake {
     socket: Arc<Socket>,
@@ -109,21 +109,6 @@ impl Acceptor {
             handshakes: Handshakes::new(),
             reads: SealedReads::default(),
         })
-    }
-
-    /// The poller waits once more.
-    pub(super) fn next_turn(&mut self, now: Instant) {
-        self.rules.next_turn(now);
-    }
-
-    /// Takes an event of a token that no connection has.
-    pub(super) fn on_event(&mut self, token: usize) {
-        self.rules.on_event(token);
-    }
-
-    /// Whether connections may be queued for which no event will arrive.
-    pub(super) fn has_ready(&self) -> bool {
-        self.rules.has_ready()
     }
 
     /// Accepts connections and starts their handshakes. Requests that came with those that make room go to `admitted`.
@@ -353,7 +338,7 @@ impl Acceptor {
         let is_dynamic = self.driver.directory.is_dynamic();
         match self.driver.peers.get(hello.from.id.get()) {
             Some(peer) if peer.info == hello.from => false,
-            Some(peer) => !is_dynamic || peer.is_connected(),
+            Some(peer) => !is_dynamic || peer.lock().core.is_connected(),
             None => !is_dynamic,
         }
     }

@@ -84,31 +84,24 @@ impl Driver {
 
     /// The worker that a call is for. Blocks in a dynamic group, for one request to the store, if it is not known.
     pub(crate) fn find(&self, to: Destination<'_>) -> Result<Arc<PeerEntry>, RpcError> {
-        let known = match &to {
+        let found = match &to {
             // Workers may leave: the list of members says whose a name or an id is.
             to if self.directory.is_dynamic() => {
-                let worker = self.directory.find(to);
+                let once = Deadline::at(self.clock.start());
+                let worker = self.directory.look_up(to, once).unwrap_or_else(|error| {
+                    log::warn!("{}: {error}", self.me());
+                    None
+                });
                 worker.map(|worker| self.peer_of(worker))
             }
             Destination::Id(id) => self.peers.get(*id),
-            Destination::Info(info) => self
-                .peers
-                .get(info.id.get())
-                .filter(|peer| peer.info == **info),
             Destination::Name(name) => self.peers.named(name),
-        };
-        if let Some(peer) = known {
-            return Ok(peer);
-        }
-        let once = Deadline::at(self.clock.start());
-        match self.directory.look_up(&to, once) {
-            Ok(Some(worker)) => Ok(self.peer_of(worker)),
-            Ok(None) => Err(self.no_such_worker(&to)),
-            Err(error) => {
-                log::warn!("{}: {error}", self.me());
-                Err(self.no_such_worker(&to))
+            Destination::Info(info) => {
+                let peer = self.peers.get(info.id.get());
+                peer.filter(|peer| peer.info == **info)
             }
-        }
+        };
+        found.ok_or_else(|| self.no_such_worker(&to))
     }
 
     fn promise_driven_by<T: Clone + Send + 'static>(

@@ -222,7 +222,8 @@ impl Activity for Runtime {
 
     fn calls_out(&self) -> usize {
         let peers = self.driver.peers.all();
-        peers.iter().map(|peer| peer.calls_in_flight()).sum()
+        let calls = peers.iter().map(|peer| peer.lock().core.calls_in_flight());
+        calls.sum()
     }
 
     fn is_interrupted(&self) -> bool {

@@ -84,14 +84,6 @@ impl PeerEntry {
     pub(crate) fn incarnation(&self) -> Option<u64> {
         self.lock().core.peer_incarnation()
     }
-
-    pub(super) fn calls_in_flight(&self) -> usize {
-        self.lock().core.calls_in_flight()
-    }
-
-    pub(super) fn is_connected(&self) -> bool {
-        self.lock().core.is_connected()
-    }
 }
 
 impl fmt::Debug for PeerEntry {

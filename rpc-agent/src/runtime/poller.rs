@@ -61,7 +61,7 @@ impl Poller {
         let driver = Arc::clone(&self.driver);
         let call_ms = driver.sockets.begin_wait();
         let now = Instant::now();
-        self.acceptor.next_turn(now);
+        self.acceptor.rules.next_turn(now);
         let timeout = self.timeout(call_ms, now);
         let polled = self.poll.poll(&mut self.events, timeout);
         driver.sockets.end_wait();
@@ -85,7 +85,9 @@ impl Poller {
                 }
                 Some(Owner::Handshake) => handshakes.push(event.token().0),
                 // A listener's, or of a connection that was closed while its event was on its way.
-                None => self.acceptor.on_event(event.token().0),
+                None => {
+                    self.acceptor.rules.on_event(event.token().0);
+                }
             }
         }
         // Those that had more last time come after the others.
@@ -106,7 +108,7 @@ impl Poller {
     }
 
     fn timeout(&self, call_ms: Option<u64>, now: Instant) -> Option<Duration> {
-        if !self.more.is_empty() || self.acceptor.has_ready() {
+        if !self.more.is_empty() || self.acceptor.rules.has_ready() {
             return Some(Duration::ZERO);
         }
         let call = call_ms.and_then(|ms| self.driver.clock.at_ms(ms).instant());

@@ -284,9 +284,9 @@ impl Termination {
     fn absent(&self, of: &[WorkerInfo]) -> Result<(Vec<WorkerInfo>, bool), TerminationError> {
         let keys: Vec<String> = of.iter().map(|worker| self.here_key(worker)).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let missing = self.store.missing(&keys)?;
-        let absent = missing.positions.iter().map(|at| of[*at].clone()).collect();
-        Ok((absent, missing.is_complete))
+        let (missing, is_complete) = self.store.missing(&keys)?;
+        let absent = missing.into_iter().map(|at| of[at].clone());
+        Ok((absent.collect(), is_complete))
     }
 
     /// All workers have terminated, so a store that has stopped is not an error.

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use c10d_socket::Deadline;
 
 use super::state::Peer;
-use crate::peer::admission::Admitted;
 use crate::peer::effect::{Count, Effect, End};
 use crate::peer::functions::FunctionId;
 use crate::peer::request::{ReplyRoute, Request};
@@ -18,13 +17,17 @@ impl<P, S: Clone> Peer<P, S> {
     /// A thread is about to run a request that was admitted. `None` when that must wait until the peer has read some
     /// of its answers: more of them would pile up here.
     pub(crate) fn begin_request(&mut self, request: Request) -> Option<Request> {
-        let has_backlog = self.has_backlog();
-        self.admission.begin(request, has_backlog)
+        if self.has_backlog() {
+            self.admission.parked.push_back(request);
+            return None;
+        }
+        self.admission.left(1);
+        Some(request)
     }
 
     /// Refuses a request that was admitted, as no thread can run it.
     pub(crate) fn refuse_admitted(&mut self, route: ReplyRoute, reason: Arc<str>) {
-        self.admission.cancel();
+        self.admission.left(1);
         self.effects.push(Effect::Count(Count::RequestRefused));
         self.respond(route, Err(Failure::Rejected(reason)));
     }
@@ -57,7 +60,7 @@ impl<P, S: Clone> Peer<P, S> {
 
     /// Requests that have not begun, those that no thread has taken included.
     pub(crate) fn requests_queued(&self) -> usize {
-        self.admission.queued()
+        self.admission.queued
     }
 
     pub(super) fn request(
@@ -83,15 +86,16 @@ impl<P, S: Clone> Peer<P, S> {
             arrived_at: now,
             payload,
         };
-        let has_backlog = self.has_backlog();
         let queued_max = self.config.requests_queued_max;
-        match self.admission.admit(request, has_backlog, queued_max) {
-            Admitted::Run(request) => self.effects.push(Effect::Admit(request)),
-            Admitted::Parked => {}
-            Admitted::Full => {
-                let reason = format!("{queued_max} requests of this worker wait already");
-                self.refuse(route, Failure::Rejected(reason.into()));
-            }
+        if self.admission.queued >= queued_max {
+            let reason = format!("{queued_max} requests of this worker wait already");
+            return self.refuse(route, Failure::Rejected(reason.into()));
+        }
+        self.admission.queued += 1;
+        if self.has_backlog() {
+            self.admission.parked.push_back(request);
+        } else {
+            self.effects.push(Effect::Admit(request));
         }
     }
 
@@ -99,11 +103,10 @@ impl<P, S: Clone> Peer<P, S> {
     /// without end and reads no answer loses its connection.
     fn refuse(&mut self, route: ReplyRoute, failure: Failure) {
         self.effects.push(Effect::Count(Count::RequestRefused));
-        if self.has_backlog()
-            && self
-                .admission
-                .refused_unread(self.config.requests_queued_max)
-        {
+        if self.has_backlog() {
+            self.admission.refused_unread += 1;
+        }
+        if self.admission.refused_unread > self.config.requests_queued_max {
             let text = "closed: the peer is not reading, and its refused-request limit is reached";
             let error = io::Error::new(io::ErrorKind::ConnectionAborted, text);
             return self.end_connection(End::Failed(error));
