@@ -286,45 +286,35 @@ pub(crate) enum Frame<'a> {
     Hello(Hello),
     Welcome(Welcome),
     Refuse(Refuse),
-    Request {
+    /// A request or a response.
+    Message {
         id: u64,
-        /// Time until the caller's deadline; 0 if it has none.
-        budget_ms: u32,
-        function: &'a str,
-        payload: &'a [u8],
+        /// Of a request: the time until the caller's deadline in milliseconds, 0 if it has none, and the function. `None`
+        /// for a response.
+        call: Option<(u32, &'a str)>,
+        payload: Payload<'a>,
     },
-    /// The payload follows in parts.
-    LargeRequest {
-        id: u64,
-        budget_ms: u32,
-        function: &'a str,
-        payload_bytes: u64,
-    },
-    Response {
+    Part {
+        is_response: bool,
         id: u64,
         payload: &'a [u8],
-    },
-    /// The payload follows in parts.
-    LargeResponse {
-        id: u64,
-        payload_bytes: u64,
     },
     /// Texts are cut to [`ERROR_TEXT_BYTES_MAX`].
     Error {
         id: u64,
         failure: Failure,
     },
-    RequestPart {
-        id: u64,
-        payload: &'a [u8],
-    },
-    ResponsePart {
-        id: u64,
-        payload: &'a [u8],
-    },
     Goodbye {
         reason: u16,
     },
+}
+
+/// The payload of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Payload<'a> {
+    Whole(&'a [u8]),
+    /// So many bytes follow in parts.
+    InParts(u64),
 }
 
 impl Frame<'_> {
@@ -337,38 +327,22 @@ impl Frame<'_> {
             Self::Hello(hello) => encode_hello(hello, out),
             Self::Welcome(welcome) => encode_welcome(*welcome, out),
             Self::Refuse(refuse) => encode_refuse(refuse, out),
-            Self::Request {
+            Self::Message { id, call, payload } => match payload {
+                Payload::InParts(bytes) => encode_start(*id, *call, *bytes, out),
+                Payload::Whole(payload) => {
+                    encode_start(*id, *call, payload.len() as u64, out);
+                    out.extend_from_slice(payload);
+                }
+            },
+            Self::Part {
+                is_response,
                 id,
-                budget_ms,
-                function,
                 payload,
             } => {
-                let call = Some((*budget_ms, *function));
-                encode_start(*id, call, payload.len() as u64, out);
+                Header::part(*is_response, *id, payload.len()).encode(out);
                 out.extend_from_slice(payload);
-            }
-            Self::LargeRequest {
-                id,
-                budget_ms,
-                function,
-                payload_bytes,
-            } => encode_start(*id, Some((*budget_ms, function)), *payload_bytes, out),
-            Self::Response { id, payload } => {
-                encode_start(*id, None, payload.len() as u64, out);
-                out.extend_from_slice(payload);
-            }
-            Self::LargeResponse { id, payload_bytes } => {
-                encode_start(*id, None, *payload_bytes, out);
             }
             Self::Error { id, failure } => encode_error(*id, failure, out),
-            Self::RequestPart { id, payload } => {
-                Header::part(false, *id, payload.len()).encode(out);
-                out.extend_from_slice(payload);
-            }
-            Self::ResponsePart { id, payload } => {
-                Header::part(true, *id, payload.len()).encode(out);
-                out.extend_from_slice(payload);
-            }
             Self::Goodbye { reason } => header(Kind::Goodbye, 0, *reason, 0).encode(out),
         }
     }
@@ -429,41 +403,43 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, WireErr
 pub(crate) fn decode_body<'a>(header: &Header, body: &'a [u8]) -> Result<Frame<'a>, WireError> {
     debug_assert_eq!(body.len(), header.body_bytes);
     let id = header.id;
-    Ok(match (header.kind, header.is_large) {
-        (Kind::Hello, _) => Frame::Hello(decode_hello(body)?),
-        (Kind::Welcome, _) => Frame::Welcome(Welcome {
+    Ok(match header.kind {
+        Kind::Hello => Frame::Hello(decode_hello(body)?),
+        Kind::Welcome => Frame::Welcome(Welcome {
             incarnation: LittleEndian::read_u64(&body[..8]),
             links: LittleEndian::read_u32(&body[8..12]),
             message_bytes_max: LittleEndian::read_u64(&body[12..]),
         }),
-        (Kind::Refuse, _) => Frame::Refuse(decode_refuse(body)?),
-        (Kind::Request, false) => {
-            let (function, payload) = body[BUDGET_BYTES..].split_at(usize::from(header.aux));
-            Frame::Request {
-                id,
-                budget_ms: LittleEndian::read_u32(body),
-                function: decode_function(function)?,
-                payload,
+        Kind::Refuse => Frame::Refuse(decode_refuse(body)?),
+        Kind::Request | Kind::Response => {
+            let (mut rest, mut call, mut payload) = (body, None, None);
+            let mut budget_ms = 0;
+            if header.kind == Kind::Request {
+                budget_ms = LittleEndian::read_u32(rest);
+                rest = &rest[BUDGET_BYTES..];
             }
+            if header.is_large {
+                payload = Some(Payload::InParts(decode_total(header.kind, rest)?));
+                rest = &rest[TOTAL_BYTES..];
+            }
+            if header.kind == Kind::Request {
+                let (function, after) = rest.split_at(usize::from(header.aux));
+                call = Some((budget_ms, decode_function(function)?));
+                rest = after;
+            }
+            let payload = payload.unwrap_or(Payload::Whole(rest));
+            Frame::Message { id, call, payload }
         }
-        (Kind::Request, true) => Frame::LargeRequest {
-            id,
-            budget_ms: LittleEndian::read_u32(body),
-            payload_bytes: decode_total(header.kind, &body[BUDGET_BYTES..])?,
-            function: decode_function(&body[BUDGET_BYTES + TOTAL_BYTES..])?,
-        },
-        (Kind::Response, false) => Frame::Response { id, payload: body },
-        (Kind::Response, true) => Frame::LargeResponse {
-            id,
-            payload_bytes: decode_total(header.kind, body)?,
-        },
-        (Kind::Error, _) => Frame::Error {
+        Kind::Error => Frame::Error {
             id,
             failure: decode_error(header.aux, body)?,
         },
-        (Kind::RequestPart, _) => Frame::RequestPart { id, payload: body },
-        (Kind::ResponsePart, _) => Frame::ResponsePart { id, payload: body },
-        (Kind::Goodbye, _) => Frame::Goodbye { reason: header.aux },
+        Kind::RequestPart | Kind::ResponsePart => Frame::Part {
+            is_response: header.kind == Kind::ResponsePart,
+            id,
+            payload: body,
+        },
+        Kind::Goodbye => Frame::Goodbye { reason: header.aux },
     })
 }
 

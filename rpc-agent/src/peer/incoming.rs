@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::functions::FunctionId;
 use crate::wire::{
     self, Failure, Frame, HEADER_BYTES, Header, Hello, Kind, LARGE_MESSAGES_BYTES_MAX,
-    LARGE_MESSAGES_MAX, Refuse, Welcome, WireError,
+    LARGE_MESSAGES_MAX, Payload, Refuse, Welcome, WireError,
 };
 
 /// Capacity of the receive buffer of an idle connection.
@@ -90,6 +90,24 @@ pub(crate) enum Message {
     },
 }
 
+/// What a request says besides its payload: its budget in milliseconds, and its function.
+type Call = (u32, Option<FunctionId>);
+
+impl Message {
+    /// A request, or a response.
+    fn of(id: u64, call: Option<Call>, payload: Bytes) -> Self {
+        match call {
+            Some((budget_ms, function)) => Self::Request {
+                id,
+                budget_ms,
+                function,
+                payload,
+            },
+            None => Self::Response { id, payload },
+        }
+    }
+}
+
 /// Receives the decoded messages.
 pub(crate) trait Recipient {
     /// The function of this name, if there is one.
@@ -154,8 +172,8 @@ struct Part {
 
 /// An incomplete large message.
 struct Assembly {
-    /// Of a request: its budget in milliseconds, and its function; `None` for a response.
-    request: Option<(u32, Option<FunctionId>)>,
+    /// `None` for a response.
+    request: Option<Call>,
     /// Empty when unwanted.
     payload: Vec<u8>,
     /// Payload bytes in `payload`. The start of the next frame may follow them until [`Incoming::received`].
@@ -451,51 +469,30 @@ impl Incoming {
                 self.stage = Stage::Nothing;
                 Message::Refuse(refuse)
             }
-            Frame::Request {
-                id,
-                budget_ms,
-                function,
-                payload,
-            } => {
+            Frame::Message { id, call, payload } => {
+                let call = call.map(|(ms, name)| (ms, recipient.find_function(name)));
+                let payload = match payload {
+                    Payload::InParts(bytes) => {
+                        let is_wanted = call.is_some() || recipient.wants_response(id);
+                        return self.begin_message(header.kind, id, bytes, call, is_wanted);
+                    }
+                    Payload::Whole(payload) => payload,
+                };
                 self.check_length(payload.len() as u64)?;
-                self.check_no_assembly(header.kind, false, id)?;
-                Message::Request {
-                    id,
-                    budget_ms,
-                    function: recipient.find_function(function),
-                    payload: batch.slice(end - payload.len(), end),
-                }
-            }
-            Frame::Response { id, payload } => {
-                self.check_length(payload.len() as u64)?;
-                self.check_no_assembly(header.kind, true, id)?;
-                let payload = if batch.source.len() > PINNED_FACTOR_MAX * payload.len() {
+                self.check_no_assembly(header.kind, call.is_none(), id)?;
+                let is_short = batch.source.len() > PINNED_FACTOR_MAX * payload.len();
+                let payload = if call.is_none() && is_short {
                     Bytes::copy_from_slice(payload)
                 } else {
                     batch.slice(end - payload.len(), end)
                 };
-                Message::Response { id, payload }
+                Message::of(id, call, payload)
             }
             Frame::Error { id, failure } => {
                 self.check_no_assembly(header.kind, true, id)?;
                 Message::Failure { id, failure }
             }
-            Frame::LargeRequest {
-                id,
-                budget_ms,
-                function,
-                payload_bytes,
-            } => {
-                let request = Some((budget_ms, recipient.find_function(function)));
-                return self.begin_message(header.kind, id, payload_bytes, request, true);
-            }
-            Frame::LargeResponse { id, payload_bytes } => {
-                let is_wanted = recipient.wants_response(id);
-                return self.begin_message(header.kind, id, payload_bytes, None, is_wanted);
-            }
-            Frame::RequestPart { .. } | Frame::ResponsePart { .. } => {
-                unreachable!("`take_part` consumes parts")
-            }
+            Frame::Part { .. } => unreachable!("`take_part` consumes parts"),
             Frame::Goodbye { reason } => Message::Goodbye { reason },
         };
         recipient.take(message);
@@ -527,7 +524,7 @@ impl Incoming {
         kind: Kind,
         id: u64,
         payload_bytes: u64,
-        request: Option<(u32, Option<FunctionId>)>,
+        request: Option<Call>,
         is_wanted: bool,
     ) -> Result<(), WireError> {
         self.check_length(payload_bytes)?;
@@ -630,15 +627,7 @@ impl Incoming {
         }
         let id = part.key.id;
         let payload = Bytes::from(assembly.payload);
-        recipient.take(match assembly.request {
-            Some((budget_ms, function)) => Message::Request {
-                id,
-                budget_ms,
-                function,
-                payload,
-            },
-            None => Message::Response { id, payload },
-        });
+        recipient.take(Message::of(id, assembly.request, payload));
     }
 
     /// Checks the counters against the data that they count.

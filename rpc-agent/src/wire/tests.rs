@@ -15,6 +15,48 @@ fn hello() -> Hello {
     }
 }
 
+pub(crate) const fn request<'a>(
+    id: u64,
+    budget_ms: u32,
+    function: &'a str,
+    payload: &'a [u8],
+) -> Frame<'a> {
+    Frame::Message {
+        id,
+        call: Some((budget_ms, function)),
+        payload: Payload::Whole(payload),
+    }
+}
+
+pub(crate) const fn response(id: u64, payload: &[u8]) -> Frame<'_> {
+    Frame::Message {
+        id,
+        call: None,
+        payload: Payload::Whole(payload),
+    }
+}
+
+/// The first frame of a large message.
+pub(crate) const fn large<'a>(
+    id: u64,
+    call: Option<(u32, &'a str)>,
+    payload_bytes: u64,
+) -> Frame<'a> {
+    Frame::Message {
+        id,
+        call,
+        payload: Payload::InParts(payload_bytes),
+    }
+}
+
+pub(crate) const fn part(is_response: bool, id: u64, payload: &[u8]) -> Frame<'_> {
+    Frame::Part {
+        is_response,
+        id,
+        payload,
+    }
+}
+
 fn encoded(frame: &Frame<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     frame.encode(&mut out);
@@ -37,12 +79,7 @@ fn raw(body: u32, kind: u8, flags: u8, aux: u16) -> Vec<u8> {
 
 #[test]
 fn a_request_encodes_to_the_golden_bytes() {
-    let frame = Frame::Request {
-        id: 0x0102,
-        budget_ms: 1000,
-        function: "add",
-        payload: b"xy",
-    };
+    let frame = request(0x0102, 1000, "add", b"xy");
     let mut expected = vec![9, 0, 0, 0, 4, 0, 3, 0, 2, 1, 0, 0, 0, 0, 0, 0];
     expected.extend_from_slice(&[0xE8, 3, 0, 0]);
     expected.extend_from_slice(b"addxy");
@@ -138,21 +175,13 @@ fn an_invalid_body_is_refused() {
         bytes
     };
     let hello = || Frame::Hello(hello());
-    let request = Frame::Request {
-        id: 1,
-        budget_ms: 0,
-        function: "add",
-        payload: b"",
-    };
+    let request = request(1, 0, "add", b"");
     let refuse = Frame::Refuse(Refuse {
         reason: RefuseReason::UseOther,
         links: 0,
         text: String::new(),
     });
-    let large = Frame::LargeResponse {
-        id: 1,
-        payload_bytes: 131_073,
-    };
+    let large = large(1, None, 131_073);
     let table = [
         (
             changed(hello(), 0, b'X'),
@@ -230,7 +259,6 @@ impl AnyFrame {
     pub(crate) fn frame(&self) -> Frame<'_> {
         let Self { id, number, .. } = *self;
         let (text, payload) = (self.text.as_str(), self.payload.as_slice());
-        let part: &[u8] = if payload.is_empty() { b"p" } else { payload };
         match self.pick % 11 {
             0 => Frame::Hello(Hello {
                 from: WorkerInfo::new("w-1", number % 32_768).unwrap(),
@@ -250,23 +278,13 @@ impl AnyFrame {
                 links: number,
                 text: cut(text, 500).to_owned(),
             }),
-            3 => Frame::Request {
-                id,
-                budget_ms: number,
-                function: text,
-                payload,
-            },
-            4 => Frame::LargeRequest {
-                id,
-                budget_ms: number,
-                function: text,
-                payload_bytes: PART_BYTES as u64 + 1 + u64::from(number),
-            },
-            5 => Frame::Response { id, payload },
-            6 => Frame::LargeResponse {
-                id,
-                payload_bytes: u64::MAX - u64::from(number),
-            },
+            3 => request(id, number, text, payload),
+            4 => {
+                let bytes = PART_BYTES as u64 + 1 + u64::from(number);
+                large(id, Some((number, text)), bytes)
+            }
+            5 => response(id, payload),
+            6 => large(id, None, u64::MAX - u64::from(number)),
             7 => {
                 let failure = match number % 6 {
                     0 => Failure::Handler(text.into()),
@@ -278,8 +296,10 @@ impl AnyFrame {
                 };
                 Frame::Error { id, failure }
             }
-            8 => Frame::RequestPart { id, payload: part },
-            9 => Frame::ResponsePart { id, payload: part },
+            pick @ (8 | 9) => {
+                let payload = if payload.is_empty() { b"p" } else { payload };
+                part(pick == 9, id, payload)
+            }
             _ => Frame::Goodbye {
                 reason: number as u16,
             },

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::wire::PART_BYTES;
+use crate::wire::{PART_BYTES, tests};
 use crate::worker::{WorkerId, WorkerInfo};
 
 #[derive(Debug, Default)]
@@ -73,12 +73,7 @@ fn encode(frames: &[Frame<'_>]) -> Vec<u8> {
 }
 
 fn request<'a>(id: u64, payload: &'a [u8]) -> Frame<'a> {
-    Frame::Request {
-        id,
-        budget_ms: 5,
-        function: "f",
-        payload,
-    }
+    tests::request(id, 5, "f", payload)
 }
 
 fn hello() -> Frame<'static> {
@@ -111,24 +106,11 @@ fn refuse() -> Frame<'static> {
 /// A large request or response in parts of `part_bytes`.
 fn large_frames(is_response: bool, id: u64, payload: &[u8], part_bytes: usize) -> Vec<Frame<'_>> {
     let payload_bytes = payload.len() as u64;
-    let mut frames = vec![if is_response {
-        Frame::LargeResponse { id, payload_bytes }
-    } else {
-        Frame::LargeRequest {
-            id,
-            budget_ms: 7,
-            function: "large",
-            payload_bytes,
-        }
-    }];
-    frames.extend(payload.chunks(part_bytes).map(|payload| {
-        if is_response {
-            Frame::ResponsePart { id, payload }
-        } else {
-            Frame::RequestPart { id, payload }
-        }
-    }));
-    frames
+    let call = (!is_response).then_some((7, "large"));
+    let parts = payload.chunks(part_bytes);
+    let parts = parts.map(|payload| tests::part(is_response, id, payload));
+    let start = tests::large(id, call, payload_bytes);
+    std::iter::once(start).chain(parts).collect()
 }
 
 fn numbered(bytes: usize) -> Vec<u8> {
@@ -211,13 +193,8 @@ fn a_message_over_a_limit_is_rejected_before_memory_is_allocated() {
         assembling_bytes_max: 500_000,
         assembling_messages_max: 2,
     };
-    let begin = |id, payload_bytes| Frame::LargeRequest {
-        id,
-        budget_ms: 0,
-        function: "f",
-        payload_bytes,
-    };
-    let answer = |id, payload_bytes| Frame::LargeResponse { id, payload_bytes };
+    let begin = |id, payload_bytes| tests::large(id, Some((0, "f")), payload_bytes);
+    let answer = |id, payload_bytes| tests::large(id, None, payload_bytes);
     let table = [
         (
             vec![begin(1, 400_001)],
@@ -240,30 +217,15 @@ fn a_message_over_a_limit_is_rejected_before_memory_is_allocated() {
             "Request frame with call id 1, whose large message is incomplete",
         ),
         (
-            vec![
-                answer(1, 140_000),
-                Frame::Response {
-                    id: 1,
-                    payload: b"",
-                },
-            ],
+            vec![answer(1, 140_000), tests::response(1, b"")],
             "Response frame with call id 1, whose large message is incomplete",
         ),
         (
-            vec![Frame::RequestPart {
-                id: 4,
-                payload: b"x",
-            }],
+            vec![tests::part(false, 4, b"x")],
             "RequestPart frame with call id 4, which has no incomplete large message",
         ),
         (
-            vec![
-                answer(1, 140_000),
-                Frame::RequestPart {
-                    id: 1,
-                    payload: b"x",
-                },
-            ],
+            vec![answer(1, 140_000), tests::part(false, 1, b"x")],
             "RequestPart frame with call id 1, which has no incomplete large message",
         ),
     ];
@@ -282,10 +244,7 @@ fn a_part_longer_than_the_rest_of_its_message_is_rejected() {
     let payload = numbered(PART_BYTES + 10);
     let mut frames = large_frames(false, 1, &payload, PART_BYTES);
     frames.pop();
-    frames.push(Frame::RequestPart {
-        id: 1,
-        payload: b"eleven byte",
-    });
+    frames.push(tests::part(false, 1, b"eleven byte"));
     let mut inbox = Inbox::default();
     let mut incoming = opened(IncomingLimits::default());
     let error = feed(&mut incoming, &encode(&frames), &[], &mut inbox).unwrap_err();
@@ -346,14 +305,8 @@ fn memory_for_a_large_message_is_allocated_as_it_arrives() {
     let mut inbox = Inbox::default();
     let payload = numbered(PART_BYTES);
     let payload_bytes = 200 << 20;
-    let part = encode(&[Frame::ResponsePart {
-        id: 1,
-        payload: &payload,
-    }]);
-    let start = encode(&[Frame::LargeResponse {
-        id: 1,
-        payload_bytes,
-    }]);
+    let part = encode(&[tests::part(true, 1, &payload)]);
+    let start = encode(&[tests::large(1, None, payload_bytes)]);
     feed(&mut incoming, &start, &[], &mut inbox).unwrap();
     assert!(incoming.held_bytes() <= BUFFER_BYTES_MIN);
     for _ in 0..8 {
@@ -440,16 +393,7 @@ fn requests_received_together_share_one_copy() {
 #[test]
 fn a_short_response_is_copied_out_of_its_batch_and_a_long_one_is_not() {
     let long = numbered(3000);
-    let frames = [
-        Frame::Response {
-            id: 1,
-            payload: b"short",
-        },
-        Frame::Response {
-            id: 2,
-            payload: &long,
-        },
-    ];
+    let frames = [tests::response(1, b"short"), tests::response(2, &long)];
     let mut inbox = Inbox::default();
     feed(
         &mut opened(IncomingLimits::default()),
@@ -535,7 +479,7 @@ fn expected(all: &[Sent], lane_order: &[usize]) -> (Vec<u8>, Vec<Message>) {
                 },
             ),
             Sent::Response(payload) => (
-                vec![Frame::Response { id, payload }],
+                vec![tests::response(id, payload)],
                 Message::Response {
                     id,
                     payload: Bytes::copy_from_slice(payload),
@@ -638,7 +582,7 @@ proptest! {
     #[test]
     fn corrupt_frames_do_not_panic_and_allocate_little(
         frames in prop::collection::vec(
-            (wire::tests::any_frame(), 0..4_u64, any::<Option<(u16, u8)>>()), 0..20
+            (tests::any_frame(), 0..4_u64, any::<Option<(u16, u8)>>()), 0..20
         ),
         steps in prop::collection::vec(1..5000_usize, 1..20),
     ) {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::wire::{self, Failure};
+use crate::wire::{self, Failure, Payload};
 
 /// A writer that accepts the next number of bytes from `steps` per call; 0 means `WouldBlock`.
 struct Trickle<'s> {
@@ -79,12 +79,14 @@ fn words(mut bytes: &[u8]) -> Vec<String> {
     let mut words = Vec::new();
     while let Some((frame, length)) = wire::decode(bytes).expect("the frames are well-formed") {
         words.push(match frame {
-            Frame::Request { id, .. } => format!("q{id}"),
-            Frame::LargeRequest { id, .. } => format!("Q{id}"),
-            Frame::RequestPart { id, .. } => format!("q{id}+"),
-            Frame::Response { id, .. } => format!("r{id}"),
-            Frame::LargeResponse { id, .. } => format!("R{id}"),
-            Frame::ResponsePart { id, .. } => format!("r{id}+"),
+            Frame::Message { id, call, payload } => {
+                let is_large = matches!(payload, Payload::InParts(_));
+                let word = [["r", "R"], ["q", "Q"]][usize::from(call.is_some())];
+                format!("{}{id}", word[usize::from(is_large)])
+            }
+            Frame::Part {
+                is_response, id, ..
+            } => format!("{}{id}+", if is_response { "r" } else { "q" }),
             Frame::Error { id, .. } => format!("e{id}"),
             Frame::Goodbye { .. } => "bye".to_owned(),
             other => panic!("unexpected frame: {other:?}"),
@@ -384,21 +386,18 @@ fn received(bytes: &[u8]) -> Vec<(char, u64, Vec<u8>)> {
     while let Some((frame, length)) = wire::decode(bytes).expect("the frames are well-formed") {
         bytes = &bytes[length..];
         match frame {
-            Frame::Request { id, payload, .. } => messages.push(('q', id, payload.to_vec())),
-            Frame::Response { id, payload } => messages.push(('r', id, payload.to_vec())),
+            Frame::Message { id, call, payload } => {
+                let kind = if call.is_some() { 'q' } else { 'r' };
+                match payload {
+                    Payload::Whole(payload) => messages.push((kind, id, payload.to_vec())),
+                    Payload::InParts(bytes) => large.push((kind, id, Vec::new(), bytes)),
+                }
+            }
             Frame::Error {
                 id,
                 failure: Failure::Handler(text),
             } => messages.push(('e', id, text.as_bytes().to_vec())),
-            Frame::LargeRequest {
-                id, payload_bytes, ..
-            } => {
-                large.push(('q', id, Vec::new(), payload_bytes));
-            }
-            Frame::LargeResponse { id, payload_bytes } => {
-                large.push(('r', id, Vec::new(), payload_bytes));
-            }
-            Frame::RequestPart { id, payload } | Frame::ResponsePart { id, payload } => {
+            Frame::Part { id, payload, .. } => {
                 let (_, _, content, _) = large
                     .iter_mut()
                     .find(|(_, other, _, _)| *other == id)
