@@ -10,37 +10,28 @@ pub(super) const UNMEASURED: Duration = Duration::from_secs(1);
 /// Each attempt has its own id, so an answer always belongs to the attempt that is measured.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct RoundTrip {
-    measured: Option<Measured>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Measured {
-    smoothed: Duration,
-    variation: Duration,
+    /// The smoothed time and its variation.
+    measured: Option<(Duration, Duration)>,
 }
 
 impl RoundTrip {
     /// A call was answered after `took`.
     pub(crate) fn record(&mut self, took: Duration) {
-        self.measured = Some(match &self.measured {
-            None => Measured {
-                smoothed: took,
-                variation: took / 2,
-            },
-            Some(before) => Measured {
-                smoothed: mean(before.smoothed, took, 8),
-                variation: mean(before.variation, before.smoothed.abs_diff(took), 4),
-            },
+        self.measured = Some(match self.measured {
+            None => (took, took / 2),
+            Some((smoothed, variation)) => {
+                let deviation = smoothed.abs_diff(took);
+                (mean(smoothed, took, 8), mean(variation, deviation, 4))
+            }
         });
     }
 
     /// After this time a missing answer is probably lost.
     pub(crate) fn timeout(&self) -> Duration {
-        self.measured.as_ref().map_or(UNMEASURED, |measured| {
-            measured
-                .smoothed
-                .saturating_add(measured.variation.saturating_mul(4))
-        })
+        let timeout = |(smoothed, variation): (Duration, Duration)| {
+            smoothed.saturating_add(variation.saturating_mul(4))
+        };
+        self.measured.map_or(UNMEASURED, timeout)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::error::NotSent;
 use crate::peer::connection::{Connection, ConnectionId};
 use crate::peer::effect::{Effect, End, Notice};
 use crate::peer::incoming::{Incoming, Message};
-use crate::peer::pair::{Pair, PairState};
+use crate::peer::pair::PairState;
 use crate::wire::{Frame, Hello, Refuse, RefuseReason, Welcome};
 
 /// The pauses between attempts to connect.
@@ -62,10 +62,13 @@ impl<P, S: Clone> Peer<P, S> {
     /// The first frame of a connection that was dialed to the process with this incarnation (0 for any). `None` when
     /// the dial is over.
     pub(crate) fn hello(&mut self, number: u64, incarnation: u64) -> Option<Hello> {
-        if !self.is_dialing(number) {
+        let links = self.pair.as_ref()?.hello_links(incarnation);
+        let is_closing = self.is_closing;
+        let dial = self.dial(number)?;
+        if is_closing || dial.hello_to.is_some() {
             return None;
         }
-        let links = self.pair.as_mut()?.dial(incarnation)?;
+        dial.hello_to = Some(incarnation);
         Some(Hello {
             from: self.config.me.clone(),
             to: self.info.id,
@@ -86,14 +89,12 @@ impl<P, S: Clone> Peer<P, S> {
         messages: impl IntoIterator<Item = Message>,
         now: Instant,
     ) -> Welcomed {
-        if !self.awaits_welcome(number) {
+        let Some(incarnation) = self.answered_hello(number) else {
             self.discard(messages);
             return Welcomed::Stale;
-        }
-        let is_dialed = self
-            .pair
-            .as_mut()
-            .is_some_and(|pair| pair.on_welcome(welcome));
+        };
+        let pair = self.pair.as_mut();
+        let is_dialed = pair.is_some_and(|pair| pair.on_welcome(welcome, incarnation));
         if !is_dialed {
             self.discard(messages);
             let cause = "another process answered".into();
@@ -110,7 +111,7 @@ impl<P, S: Clone> Peer<P, S> {
 
     /// The peer has refused the connection.
     pub(crate) fn refused(&mut self, number: u64, refuse: &Refuse, now: Instant) {
-        if !self.awaits_welcome(number) {
+        if self.answered_hello(number).is_none() {
             return;
         }
         let may_retry = self
@@ -128,17 +129,13 @@ impl<P, S: Clone> Peer<P, S> {
 
     /// An attempt of this dial has failed: schedules the next one, or fails the calls that wait for the connection.
     pub(crate) fn attempt_failed(&mut self, number: u64, failure: AttemptFailure, now: Instant) {
-        if !self.is_dialing(number) {
-            return;
-        }
-        if let Some(pair) = &mut self.pair
-            && matches!(pair.state(), PairState::Dialing { .. })
-        {
-            pair.on_dial_failed();
-        }
         let Phase::Dialing { dial, before } = &mut self.phase else {
             return;
         };
+        if dial.number != number {
+            return;
+        }
+        dial.hello_to = None;
         let (cause, is_dead) = match failure {
             AttemptFailure::Again(cause) => {
                 let limit = self.config.connect_timeout;
@@ -179,16 +176,22 @@ impl<P, S: Clone> Peer<P, S> {
         (socket, address): (S, SocketAddr),
         decoder: Incoming,
     ) -> Result<ConnectionId, (RefuseReason, u32)> {
+        let state = match &self.phase {
+            Phase::Connected(_) => PairState::Established,
+            Phase::Dialing { dial, .. } => dial.pair_state(),
+            _ => PairState::Idle,
+        };
+        let state = (!self.is_closing).then_some(state);
         let links = match (&self.phase, &mut self.pair) {
             (Phase::Replaced, _) | (_, None) => return Err((RefuseReason::WrongWorker, 0)),
-            (_, Some(pair)) => pair.on_hello(hello)?,
+            (_, Some(pair)) => pair.on_hello(hello, state)?,
         };
         if self.is_connected() {
             let error = io::Error::new(
                 io::ErrorKind::ConnectionReset,
                 "the worker has made a new one",
             );
-            self.drop_connection(End::Failed(error));
+            self.end_connection(End::Failed(error));
         }
         self.message_bytes_max = hello.message_bytes_max;
         let connection = self.establish(socket, address, decoder);
@@ -246,6 +249,7 @@ impl<P, S: Clone> Peer<P, S> {
             number,
             backoff: Backoff::new(options, seed),
             began: None,
+            hello_to: None,
         };
         self.phase = Phase::Dialing { dial, before };
         self.effects.push(Effect::Dial {
@@ -254,13 +258,17 @@ impl<P, S: Clone> Peer<P, S> {
         });
     }
 
-    fn is_dialing(&self, number: u64) -> bool {
-        matches!(&self.phase, Phase::Dialing { dial, .. } if dial.number == number)
+    /// The dial of this number, unless it is over.
+    fn dial(&mut self, number: u64) -> Option<&mut Dial> {
+        match &mut self.phase {
+            Phase::Dialing { dial, .. } if dial.number == number => Some(dial),
+            _ => None,
+        }
     }
 
-    fn awaits_welcome(&self, number: u64) -> bool {
-        let state = self.pair.as_ref().map(Pair::state);
-        self.is_dialing(number) && matches!(state, Some(PairState::Dialing { .. }))
+    /// The incarnation in the Hello of this dial, which has been answered now.
+    fn answered_hello(&mut self, number: u64) -> Option<u64> {
+        self.dial(number)?.hello_to.take()
     }
 
     fn establish(&mut self, socket: S, address: SocketAddr, decoder: Incoming) -> ConnectionId {

@@ -7,7 +7,6 @@ use super::state::{Absence, Peer, Phase};
 use crate::error::{NotSent, Outcome, RpcError};
 use crate::peer::effect::{Count, Effect, End, Notice};
 use crate::peer::outgoing::Outgoing;
-use crate::peer::pair::PairState;
 use crate::wire::Frame;
 
 pub(super) const REPLACED: &str = "another worker has taken its place";
@@ -27,9 +26,6 @@ impl<P, S: Clone> Peer<P, S> {
     /// The agent shuts down: takes no more calls and connections, and tells the peer so.
     pub(crate) fn say_goodbye(&mut self) {
         self.is_closing = true;
-        if let Some(pair) = &mut self.pair {
-            pair.close();
-        }
         if self.is_connected() {
             self.outgoing.push_frame(&Frame::Goodbye { reason: 0 });
             self.send_now();
@@ -49,16 +45,6 @@ impl<P, S: Clone> Peer<P, S> {
 
     /// Ends the connection in use.
     pub(super) fn end_connection(&mut self, end: End) {
-        self.drop_connection(end);
-        if let Some(pair) = &mut self.pair
-            && pair.state() == PairState::Established
-        {
-            pair.on_lost();
-        }
-    }
-
-    /// Ends the connection in use, but for the pair's state: another one may be about to take its place.
-    pub(super) fn drop_connection(&mut self, end: End) {
         let Phase::Connected(current) = &self.phase else {
             return;
         };

@@ -14,7 +14,7 @@ use crate::peer::connection::{Connection, ConnectionId};
 use crate::peer::effect::{Effect, Effects};
 use crate::peer::in_flight::InFlight;
 use crate::peer::outgoing::Outgoing;
-use crate::peer::pair::Pair;
+use crate::peer::pair::{Pair, PairState};
 use crate::worker::WorkerInfo;
 
 /// Everything that an agent knows of one worker. `P` completes a call, `S` is a socket; the machine looks into neither.
@@ -86,6 +86,17 @@ pub(super) struct Dial {
     pub(super) backoff: Backoff,
     /// When the first attempt began.
     pub(super) began: Option<Instant>,
+    /// The incarnation in a Hello that was sent and has no answer; 0 for any.
+    pub(super) hello_to: Option<u64>,
+}
+
+impl Dial {
+    pub(super) fn pair_state(&self) -> PairState {
+        self.hello_to
+            .map_or(PairState::Idle, |incarnation_wanted| PairState::Dialing {
+                incarnation_wanted,
+            })
+    }
 }
 
 impl<P, S: Clone> Peer<P, S> {

@@ -11,8 +11,76 @@ fn id(number: u32) -> WorkerId {
     WorkerId::new(number).unwrap()
 }
 
-fn link(me: u32, peer: u32) -> Pair {
-    Pair::new(id(me), incarnation_of(me), id(peer))
+/// One side: the pair, and what the peer's machine knows of it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Link {
+    pair: Pair,
+    state: PairState,
+    is_closing: bool,
+}
+
+impl Link {
+    fn new(me: WorkerId, my_incarnation: u64, peer: WorkerId) -> Self {
+        Self {
+            pair: Pair::new(me, my_incarnation, peer),
+            state: PairState::Idle,
+            is_closing: false,
+        }
+    }
+
+    fn state(&self) -> PairState {
+        self.state
+    }
+
+    fn dial(&mut self, incarnation_wanted: u64) -> Option<u32> {
+        if self.state != PairState::Idle || self.is_closing {
+            return None;
+        }
+        self.state = PairState::Dialing { incarnation_wanted };
+        Some(self.pair.hello_links(incarnation_wanted))
+    }
+
+    fn on_hello(&mut self, hello: &Hello) -> Result<u32, (RefuseReason, u32)> {
+        let state = (!self.is_closing).then_some(self.state);
+        let links = self.pair.on_hello(hello, state)?;
+        self.state = PairState::Established;
+        Ok(links)
+    }
+
+    fn on_welcome(&mut self, welcome: &Welcome) -> bool {
+        let PairState::Dialing { incarnation_wanted } = self.state else {
+            panic!("a Welcome answers a current dial");
+        };
+        let is_dialed = self.pair.on_welcome(welcome, incarnation_wanted);
+        self.state = match is_dialed {
+            true => PairState::Established,
+            false => PairState::Idle,
+        };
+        is_dialed
+    }
+
+    fn on_refuse(&mut self, refuse: &Refuse) -> bool {
+        self.on_dial_failed();
+        self.pair.on_refuse(refuse)
+    }
+
+    fn on_dial_failed(&mut self) {
+        assert!(matches!(self.state, PairState::Dialing { .. }));
+        self.state = PairState::Idle;
+    }
+
+    fn on_lost(&mut self) {
+        assert_eq!(self.state, PairState::Established);
+        self.state = PairState::Idle;
+    }
+
+    fn close(&mut self) {
+        self.is_closing = true;
+    }
+}
+
+fn link(me: u32, peer: u32) -> Link {
+    Link::new(id(me), incarnation_of(me), id(peer))
 }
 
 fn incarnation_of(number: u32) -> u64 {
@@ -60,7 +128,10 @@ fn the_first_hello_is_accepted_with_count_1() {
     assert_eq!(dialer.dial(ANY), Some(0));
     assert_eq!(dialer.dial(ANY), None, "one dial at a time");
     assert!(dialer.on_welcome(&welcome(2, 1)));
-    assert_eq!((dialer.state(), dialer.links), (PairState::Established, 1));
+    assert_eq!(
+        (dialer.state(), dialer.pair.links),
+        (PairState::Established, 1)
+    );
     assert_eq!(dialer.dial(ANY), None, "no dial while connected");
 }
 
@@ -140,10 +211,10 @@ fn a_restarted_peer_replaces_the_old_connection_and_counts_from_0() {
         listener.on_lost();
     }
     listener.on_hello(&hello(2, 1, 9)).unwrap();
-    assert_eq!(listener.hello_links(77), 0);
+    assert_eq!(listener.pair.hello_links(77), 0);
     let replaced = Ok(1);
     assert_eq!(listener.on_hello(&restarted), replaced);
-    assert_eq!(listener.peer_incarnation(), Some(77));
+    assert_eq!(listener.pair.peer_incarnation(), Some(77));
 
     // The restarted peer also replaces a dial of the old process by the lower id.
     let mut dialer = link(1, 2);
@@ -156,7 +227,7 @@ fn a_welcome_from_another_process_is_rejected() {
     let mut dialer = link(1, 2);
     dialer.dial(7);
     assert!(!dialer.on_welcome(&welcome(2, 1)));
-    assert_eq!((dialer.state(), dialer.links), (PairState::Idle, 0));
+    assert_eq!((dialer.state(), dialer.pair.links), (PairState::Idle, 0));
 }
 
 #[test]
@@ -188,7 +259,7 @@ struct World {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Side {
-    link: Pair,
+    link: Link,
     /// Index of the connection that it dials or uses.
     uses: Option<usize>,
 }
@@ -405,7 +476,7 @@ impl World {
         }
         let mut counts: Vec<&mut u32> = Vec::new();
         for side in &mut self.sides {
-            counts.push(&mut side.link.links);
+            counts.push(&mut side.link.pair.links);
         }
         for connection in &mut self.connections {
             for packet in connection.to.iter_mut().flatten() {
