@@ -25,11 +25,11 @@ pub(crate) struct Connection<S> {
     pub(crate) socket: S,
     pub(super) address: SocketAddr,
     reader: Reader,
-    writer: Writer,
+    pub(super) writer: Writer,
     waiter: Waiter,
-    /// The poller has reported the end of the stream: no further event will.
-    is_read_closed: bool,
-    watched: Watch,
+    /// The poller has reported the end of the stream, perhaps with the event of its last byte: no further event will.
+    pub(crate) is_read_closed: bool,
+    pub(super) watched: Watch,
 }
 
 /// The thread that has the decoder.
@@ -45,7 +45,7 @@ enum Reader {
 
 /// The thread that has the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Writer {
+pub(super) enum Writer {
     Idle,
     /// One is writing, and will send what is queued meanwhile.
     Busy,
@@ -139,11 +139,6 @@ impl<S> Connection<S> {
         ReadNext::Stop
     }
 
-    /// The peer has sent its last byte: the event that reports it may be the one of that byte.
-    pub(crate) fn read_closed(&mut self) {
-        self.is_read_closed = true;
-    }
-
     /// Lends the connection to a caller that waits for an answer. Fails while another one has it or a thread reads.
     pub(super) fn lend(&mut self) -> bool {
         let is_free = self.waiter == Waiter::Poller && matches!(self.reader, Reader::Idle(_));
@@ -165,41 +160,6 @@ impl<S> Connection<S> {
         self.waiter = Waiter::Poller;
     }
 
-    /// Whether a thread may begin to write; if so, the caller is the one.
-    pub(super) fn begin_writing(&mut self) -> bool {
-        let is_free = self.writer == Writer::Idle;
-        if is_free {
-            self.writer = Writer::Busy;
-        }
-        is_free
-    }
-
-    pub(super) fn end_writing(&mut self) {
-        self.writer = Writer::Idle;
-    }
-
-    pub(super) fn block_writing(&mut self) {
-        self.writer = Writer::Blocked;
-    }
-
-    /// The socket takes bytes again. False if nothing waited for it.
-    pub(super) fn writable(&mut self) -> bool {
-        let was_blocked = self.writer == Writer::Blocked;
-        if was_blocked {
-            self.writer = Writer::Idle;
-        }
-        was_blocked
-    }
-
-    pub(super) fn is_writing(&self) -> bool {
-        self.writer == Writer::Busy
-    }
-
-    /// Whether queued bytes would be taken along or must wait: nobody needs to begin to write.
-    pub(super) fn is_writer_idle(&self) -> bool {
-        self.writer == Writer::Idle
-    }
-
     /// What the poller is to watch from now on, if that changes: before and after.
     pub(super) fn watch_change(&mut self) -> Option<(Watch, Watch)> {
         let is_lent_for_output = self.waiter == Waiter::Caller { for_output: true };
@@ -209,9 +169,5 @@ impl<S> Connection<S> {
         };
         let before = std::mem::replace(&mut self.watched, wanted);
         (before != wanted).then_some((before, wanted))
-    }
-
-    pub(super) fn watched(&self) -> Watch {
-        self.watched
     }
 }

@@ -21,7 +21,7 @@ use super::socket::Socket;
 use super::sockets::{Owner, Sockets};
 use super::tls::{SealedReads, Tls};
 use crate::peer::{
-    Expects, FunctionId, Incoming, IncomingLimits, Message, Reads, Recipient, Watch,
+    Effects, Expects, FunctionId, Incoming, IncomingLimits, Message, Reads, Recipient, Watch,
 };
 use crate::wire::{Frame, Hello, Refuse, RefuseReason, WireError};
 
@@ -313,7 +313,7 @@ impl Acceptor {
             log::debug!("{me}: cannot deregister {}: {error}", socket.address);
         }
         driver.sockets.give_to(&socket, &peer);
-        let accepted = driver.step_into(&peer, admitted, |core| {
+        let accepted = driver.step_with(&peer, &mut Effects::new(), admitted, |core| {
             let connection = (Arc::clone(&socket), socket.address);
             core.accept(hello, connection, decoder)
         });

@@ -137,17 +137,8 @@ impl Driver {
         result
     }
 
-    /// [`Driver::step`], but the requests that may run go to `admitted`.
-    pub(super) fn step_into<R>(
-        &self,
-        peer: &Arc<PeerEntry>,
-        admitted: &mut impl Extend<Served>,
-        input: impl FnOnce(&mut Core) -> R,
-    ) -> R {
-        self.step_with(peer, &mut Effects::new(), admitted, input)
-    }
-
-    /// [`Driver::step_into`] with memory for many effects, which is empty afterwards.
+    /// [`Driver::step`], but the requests that may run go to `admitted`. `effects` is memory for them, empty before and
+    /// afterwards.
     pub(super) fn step_with<R>(
         &self,
         peer: &Arc<PeerEntry>,

@@ -13,7 +13,7 @@ use super::driver::{Driver, Served};
 use super::peers::PeerEntry;
 use super::reader::{self, ReadBuffers, ReadEnd};
 use super::sockets::{Owner, Sockets, WAKER};
-use crate::peer::{ConnectionId, Reads};
+use crate::peer::{ConnectionId, Effects, Reads};
 use crate::segmented_queue::SegmentedQueue;
 
 const EVENTS_MAX: usize = 256;
@@ -136,12 +136,13 @@ fn on_event(
             return None;
         }
         if event.is_read_closed() || event.is_error() {
-            state.core.connected_by(connection)?.read_closed();
+            state.core.connected_by(connection)?.is_read_closed = true;
         }
         connection
     };
     if event.is_writable() || event.is_error() {
-        driver.step_into(peer, admitted, |core| core.writable(connection));
+        let effects = &mut Effects::new();
+        driver.step_with(peer, effects, admitted, |core| core.writable(connection));
     }
     if !(event.is_readable() || event.is_read_closed() || event.is_error()) {
         return None;

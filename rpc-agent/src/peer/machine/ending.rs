@@ -84,10 +84,9 @@ impl<P, S: Clone> Peer<P, S> {
         }
         let before = std::mem::replace(&mut self.phase, Phase::Absent(absence));
         if let Phase::Connected(current) = before {
-            let watched = current.watched();
             self.effects.push(Effect::Close {
                 socket: current.socket,
-                watched,
+                watched: current.watched,
             });
         }
         true

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Instant;
 
 use super::state::{Peer, Phase};
-use crate::peer::connection::{ConnectionId, Watch};
+use crate::peer::connection::{ConnectionId, Watch, Writer};
 use crate::peer::effect::{Count, Effect, End};
 use crate::peer::incoming::Message;
 use crate::peer::outgoing::{Batch, WriteProgress};
@@ -91,11 +91,10 @@ impl<P, S: Clone> Peer<P, S> {
             // The bytes were those of an earlier connection, whose calls have failed.
             return;
         };
-        match result {
-            Ok(WriteProgress::Done) => current.end_writing(),
-            Ok(WriteProgress::Blocked) => current.block_writing(),
-            Err(_) => current.end_writing(),
-        }
+        current.writer = match result {
+            Ok(WriteProgress::Blocked) => Writer::Blocked,
+            Ok(WriteProgress::Done) | Err(_) => Writer::Idle,
+        };
         self.outgoing.put_back(batch);
         if let Err(error) = result {
             return self.end_connection(End::Failed(error));
@@ -111,8 +110,9 @@ impl<P, S: Clone> Peer<P, S> {
     /// The socket takes bytes again.
     pub(crate) fn writable(&mut self, connection: ConnectionId) {
         if let Some(current) = self.connected_by(connection)
-            && current.writable()
+            && current.writer == Writer::Blocked
         {
+            current.writer = Writer::Idle;
             self.send_now();
         }
     }
@@ -150,7 +150,7 @@ impl<P, S: Clone> Peer<P, S> {
 
     /// Whether a thread is writing to the connection.
     pub(crate) fn is_writing(&self) -> bool {
-        matches!(&self.phase, Phase::Connected(current) if current.is_writing())
+        matches!(&self.phase, Phase::Connected(current) if current.writer == Writer::Busy)
     }
 
     pub(crate) fn is_connected(&self) -> bool {
@@ -162,7 +162,7 @@ impl<P, S: Clone> Peer<P, S> {
         let Phase::Connected(current) = &self.phase else {
             return;
         };
-        if current.is_writing() {
+        if current.writer == Writer::Busy {
             return;
         }
         let is_urgent = self.outgoing.unsent_bytes() >= CORKED_BYTES_MAX
@@ -179,11 +179,11 @@ impl<P, S: Clone> Peer<P, S> {
         let Phase::Connected(current) = &mut self.phase else {
             return;
         };
-        if !current.is_writer_idle() {
+        if current.writer != Writer::Idle {
             return;
         }
         if let Some(batch) = self.outgoing.take_batch(WRITE_BYTES_MAX) {
-            current.begin_writing();
+            current.writer = Writer::Busy;
             self.effects.push(Effect::Send {
                 connection: current.id,
                 socket: current.socket.clone(),
