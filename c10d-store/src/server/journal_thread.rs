@@ -11,12 +11,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use c10d_socket::Cancel;
 use mio::Waker;
 
 use crate::journal::{Journal, JournalError};
 
 /// How long the end of the server waits for the last batch. A disk that takes longer may never answer.
 const LAST_APPEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long an engine that can be cancelled may take to return. A disk cannot be.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the thread does next, besides batches.
 #[derive(Debug)]
@@ -31,6 +35,8 @@ pub(super) enum SnapshotStep {
 pub(super) struct JournalThread {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// Ends the calls of the journal.
+    cancel: Cancel,
     ended: Receiver<()>,
     place: String,
 }
@@ -60,6 +66,7 @@ impl JournalThread {
     /// Everything up to this position is durable. `waker` wakes the event loop.
     pub(super) fn start(
         journal: Box<dyn Journal>,
+        cancel: Cancel,
         durable: u64,
         waker: Arc<Waker>,
     ) -> io::Result<Self> {
@@ -79,6 +86,7 @@ impl JournalThread {
         Ok(Self {
             shared,
             thread: Some(thread),
+            cancel,
             ended,
             place,
         })
@@ -124,7 +132,7 @@ impl JournalThread {
         failure.unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Ends the thread once all batches are appended, with this last one. Blocks for at most 10 s.
+    /// Ends the thread once all batches are appended, with this last one. Blocks for at most 11 s.
     pub(super) fn end(mut self, last: Option<(u64, Vec<u8>)>) {
         let mut work = self.shared.work();
         work.batches.extend(last);
@@ -137,7 +145,10 @@ impl JournalThread {
                 "the journal {} has not taken the last batch within {LAST_APPEND_TIMEOUT:?}: it may be lost",
                 self.place
             );
-            return;
+            self.cancel.cancel();
+            if self.ended.recv_timeout(CANCEL_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+                return;
+            }
         }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()

@@ -59,7 +59,7 @@ impl Keeping {
         let keeping = Self {
             authority,
             withheld: BTreeSet::new(),
-            thread: JournalThread::start(open.journal, open.durable, waker)?,
+            thread: JournalThread::start(open.journal, open.cancel, open.durable, waker)?,
             durable: open.durable,
             memory: Vec::new(),
             bytes_since_snapshot: open.batch_bytes,

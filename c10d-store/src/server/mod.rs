@@ -278,7 +278,7 @@ impl TcpStoreServer {
     }
 
     /// Closes all connections and stops the thread. Blocks until the current request is complete, which
-    /// takes microseconds, and with a journal until everything is kept, for at most 10 s.
+    /// takes microseconds, and with a journal until everything is kept, for at most 11 s.
     pub fn shutdown(mut self) {
         self.end();
     }

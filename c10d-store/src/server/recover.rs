@@ -11,6 +11,8 @@ use crate::state::StoreState;
 #[derive(Debug)]
 pub(super) struct OpenJournal {
     pub(super) journal: Box<dyn Journal>,
+    /// Ends the calls of the journal.
+    pub(super) cancel: Cancel,
     pub(super) state: StoreState,
     pub(super) carried: Carried,
     /// The position of the last batch.
@@ -68,6 +70,7 @@ impl OpenJournal {
         );
         Ok(Self {
             journal,
+            cancel: cancel.clone(),
             state,
             carried,
             durable,

@@ -43,9 +43,14 @@ impl Standby {
     }
 
     /// The journal, once this process leads, or why it never will.
-    pub(super) fn take_outcome(&self) -> Option<Outcome> {
+    pub(super) fn take_outcome(&mut self) -> Option<Outcome> {
         let outcome = self.outcome.lock();
-        outcome.unwrap_or_else(PoisonError::into_inner).take()
+        let outcome = outcome.unwrap_or_else(PoisonError::into_inner).take();
+        if outcome.is_some() {
+            // The open journal goes on with it.
+            self.cancel = Cancel::NEVER;
+        }
+        outcome
     }
 }
 

@@ -361,6 +361,11 @@ impl Journal for Opened {
     }
 
     fn append(&mut self, position: u64, batch: &[u8]) -> Result<(), JournalError> {
+        if self.cancel.is_cancelled() {
+            return Err(JournalError::Cancelled {
+                place: self.place(),
+            });
+        }
         let number = self.candidate.number;
         self.candidate
             .log

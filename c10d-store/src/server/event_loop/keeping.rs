@@ -140,7 +140,7 @@ impl EventLoop {
     /// # Errors
     /// Why it never will.
     pub(super) fn take_over(&mut self) -> Result<(), JournalError> {
-        let outcome = self.standby.as_ref().and_then(Standby::take_outcome);
+        let outcome = self.standby.as_mut().and_then(Standby::take_outcome);
         let Some(outcome) = outcome else {
             return Ok(());
         };
