@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline, HostPort};
@@ -11,7 +11,8 @@ use c10d_store::journal::JournalError;
 use c10d_store::unstable::SessionDialer;
 use c10d_store::{
     ConnectOptions, HttpConnection, HttpHandler, Leader, Lookup, Opcode, ServerOptions,
-    SessionError, SnapshotError, Store, StoreAddress, StoreExt, TcpStoreServer,
+    SessionError, SnapshotError, Store, StoreAddress, StoreExt, TcpStore, TcpStoreOptions,
+    TcpStoreServer,
 };
 
 use crate::journal::{client, number};
@@ -294,4 +295,43 @@ fn a_client_that_follows_gets_heartbeats_while_the_server_may_answer() {
     let mut dialer = dialer.expect("no credentials");
     let link = dialer.connect(0, soon()).expect("a session");
     assert!(!link.has_heartbeats);
+}
+
+/// Stops the thread of its server until the test drops the sender.
+struct Stopped(Mutex<mpsc::Receiver<()>>, AtomicUsize);
+
+impl HttpHandler for Stopped {
+    fn serve(&self, _: HttpConnection) {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        let _ = self.0.lock().expect("no panic").recv();
+    }
+}
+
+/// docs/wire-extensions.md, SESSION 18: no call of the client waits as long as it waits for a heartbeat, but all together do.
+#[test]
+fn a_client_with_short_timeouts_notices_that_its_server_is_silent() {
+    let log = Memory::default();
+    let [(first, old), (second, new)] = candidates(&log);
+    lead(&log, 0, &first, HOUR);
+    wait_until("it leads", || !old.is_standby());
+    let directory = Arc::new(Fixed(Mutex::new(leader(&old, 1))));
+    let address = StoreAddress::LookedUp(Arc::clone(&directory) as _);
+    let store = TcpStore::open_at(&address, TcpStoreOptions::default()).expect("a client");
+    store.set("key", b"value").expect("set");
+    assert!(store.check(&["key"]).expect("check"));
+
+    let (go_on, stopped) = mpsc::channel();
+    let stopped = Arc::new(Stopped(Mutex::new(stopped), AtomicUsize::new(0)));
+    old.set_http_handler(Arc::clone(&stopped) as _);
+    let mut http = Raw(TcpStream::connect(old.local_addr()).expect("it listens"));
+    http.send(b"GET / HTTP/1.1\r\n\r\n");
+    wait_until("it is stopped", || stopped.1.load(Ordering::Relaxed) == 1);
+    lead(&log, 1, &second, HOUR);
+    *directory.0.lock().expect("no panic") = leader(&new, 2);
+    let short = Duration::from_millis(200);
+    wait_until("it goes over", || {
+        store.wait_timeout(&["key"], Some(short)).is_ok()
+    });
+    assert!(old.is_running());
+    drop(go_on);
 }
