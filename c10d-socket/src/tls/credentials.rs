@@ -189,6 +189,10 @@ impl Credentials {
             .with_protocol_versions(&[&TLS13])
             .map_err(unusable)?;
         let (mut config, name) = match &self.0 {
+            Kind::Secrets(_) if protocol == Protocol::Http => {
+                let detail = "servers of other projects need certificates".to_owned();
+                return Err(invalid("a secret", detail));
+            }
             Kind::Secrets(secrets) => {
                 let own = key_of(&secrets[0], protocol, Role::Client).map_err(unusable)?;
                 let of_server = key_of(&secrets[0], protocol, Role::Server).map_err(unusable)?;
@@ -223,6 +227,8 @@ impl Credentials {
         Ok(TlsClient {
             config: Arc::new(config),
             name,
+            // A server with HTTP/2 besides it need not name HTTP/1.1, as Go's does not.
+            needs_protocol: protocol != Protocol::Http,
         })
     }
 
@@ -256,7 +262,7 @@ impl TlsServer {
     /// [`CredentialsError::Invalid`] if the configuration cannot be used.
     pub fn start(&self) -> Result<TlsLayer, CredentialsError> {
         let connection = ServerConnection::new(Arc::clone(&self.0)).map_err(unusable)?;
-        Ok(TlsLayer::new(connection.into()))
+        Ok(TlsLayer::new(connection.into(), true))
     }
 }
 
@@ -265,6 +271,7 @@ impl TlsServer {
 pub struct TlsClient {
     config: Arc<ClientConfig>,
     name: ServerName<'static>,
+    needs_protocol: bool,
 }
 
 impl fmt::Debug for TlsClient {
@@ -281,7 +288,7 @@ impl TlsClient {
     pub fn start(&self) -> Result<TlsLayer, CredentialsError> {
         let config = Arc::clone(&self.config);
         let connection = ClientConnection::new(config, self.name.clone()).map_err(unusable)?;
-        Ok(TlsLayer::new(connection.into()))
+        Ok(TlsLayer::new(connection.into(), self.needs_protocol))
     }
 }
 

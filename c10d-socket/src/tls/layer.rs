@@ -19,6 +19,8 @@ pub struct TlsLayer {
     connection: Box<Connection>,
     /// Public-key operations were made for the peer.
     has_computed: bool,
+    /// The peer must say that it speaks the protocol.
+    needs_protocol: bool,
 }
 
 impl fmt::Debug for TlsLayer {
@@ -30,11 +32,12 @@ impl fmt::Debug for TlsLayer {
 }
 
 impl TlsLayer {
-    pub(super) fn new(mut connection: Connection) -> Self {
+    pub(super) fn new(mut connection: Connection, needs_protocol: bool) -> Self {
         connection.set_buffer_limit(Some(UNSENT_BYTES_MAX));
         Self {
             connection: Box::new(connection),
             has_computed: false,
+            needs_protocol,
         }
     }
 
@@ -75,6 +78,7 @@ impl TlsLayer {
             };
             if was_handshaking
                 && !self.is_handshaking()
+                && self.needs_protocol
                 && self.connection.alpn_protocol().is_none()
             {
                 return Err(failed(

@@ -39,6 +39,8 @@ pub enum Protocol {
     Store,
     /// The calls of `rpc-agent`.
     Rpc,
+    /// HTTP/1.1 with a server of another project. Only with certificates.
+    Http,
 }
 
 impl Protocol {
@@ -48,6 +50,7 @@ impl Protocol {
         match self {
             Self::Store => "c10d-store/1",
             Self::Rpc => "c10d-rpc/1",
+            Self::Http => "http/1.1",
         }
     }
 }

@@ -141,6 +141,7 @@ fn odd_server(
         ServerConnection::new(Arc::new(config))
             .expect("a server")
             .into(),
+        true,
     )
 }
 
@@ -169,6 +170,7 @@ fn odd_client(secret: &Secret, key: Option<Arc<CertifiedKey>>, protocol: Protoco
         ClientConnection::new(Arc::new(config), name)
             .expect("a client")
             .into(),
+        true,
     )
 }
 
@@ -771,4 +773,13 @@ fn certificates_of_the_same_authority_meet_under_the_right_name() {
     assert!(files("missing", "authority").is_err());
     let wrong = files("node", "README.md").map(drop);
     assert!(wrong.is_err());
+}
+
+/// Of an HTTP server of another project nothing is known by a secret.
+#[test]
+fn a_secret_does_not_suit_http() {
+    let credentials = Credentials::from(Secret::random().expect("random numbers"));
+    let error = credentials.client(Protocol::Http, "localhost");
+    let error = error.map(|_| ()).expect_err("a secret").to_string();
+    assert!(error.contains("certificates"), "{error}");
 }
