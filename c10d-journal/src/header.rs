@@ -49,7 +49,8 @@ impl Header {
                 chunks: row.get("first_chunk")?..row.get("end_chunk")?,
                 first_batch: row.get("first_batch")?,
             };
-            Ok((header.checksum() == row.get("checksum")?).then_some(header))
+            let checksum: i64 = row.get("checksum")?;
+            Ok((header.checksum() == checksum).then_some(header))
         })
     }
 

@@ -3,6 +3,8 @@
 
 mod database;
 mod directory;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod header;
 mod journal;
 mod reader;
@@ -10,6 +12,10 @@ mod rows;
 mod store_journal;
 mod wal;
 
+#[cfg(feature = "etcd")]
+pub use etcd::{
+    EtcdAddressError, EtcdDirectory, EtcdJournal, EtcdLeader, EtcdLookupError, EtcdOptions,
+};
 pub use journal::SqliteJournal;
 pub use reader::SqliteJournalReader;
 pub use store_journal::StoreJournal;

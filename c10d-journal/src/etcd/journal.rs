@@ -1,0 +1,356 @@
+//! The engine: [`EtcdJournal`].
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use c10d_socket::{Cancel, Deadline, HostPort, host_name, sleep};
+use c10d_store::journal::{
+    Authority, Journal, JournalError, JournalIdentity, JournalSource, Recovered,
+};
+
+use super::gateway::{CallError, Gateway};
+use super::layout::{Layout, Leader};
+use super::leader::{Candidate, Next};
+use super::lease::Lease;
+use super::log::{Stopped, Writer};
+use super::message::{Answer, Failure, Request};
+use super::options::{EtcdOptions, read_leader};
+use super::reader::Piece;
+
+/// How long opening waits for a member of etcd that answers.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// One call, before the log says that etcd does not answer. It goes on.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A standby that has heard nothing for this time looks who leads: a member that was stopped keeps silent.
+const WATCH_SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// The pause after a watch that failed.
+const WATCH_PAUSE: Duration = Duration::from_millis(100);
+
+/// A journal in etcd. Any of several processes can serve it, one at a time.
+///
+/// [`recover`](Journal::recover) follows the log while another process leads, and returns once this one does. It then
+/// has a lease, which a thread keeps; its [authority](Journal::authority) to answer is as long as the lease cannot have
+/// ended. Dropping the journal ends the lease, so that another process can lead at once.
+///
+/// A call blocks until etcd has settled it: as long as no majority of its members is there, or until the lease has ended.
+/// Opening and recovering end by their `Cancel`, too.
+pub struct EtcdJournal {
+    options: EtcdOptions,
+    me: Leader,
+    gateway: Gateway,
+    cancel: Cancel,
+    /// Before the writer is dropped, nobody else leads.
+    lease: Option<Lease>,
+    writer: Option<Writer>,
+    has_failed: bool,
+}
+
+impl EtcdJournal {
+    /// The journals of servers at this address, for `TcpStoreServer::stand_by`.
+    #[must_use]
+    pub fn source(options: EtcdOptions, address: HostPort) -> JournalSource {
+        let open = move |cancel: &Cancel| {
+            let journal = Self::open(&options, &address, cancel)?;
+            Ok(Box::new(journal) as Box<dyn Journal>)
+        };
+        JournalSource {
+            open: Arc::new(open),
+            on_failure: None,
+        }
+    }
+
+    /// Opens the journal to serve its store at this address, which others are told. Blocks until etcd has answered, for at
+    /// most 30 s. `cancel` ends this, and [`recover`](Journal::recover).
+    ///
+    /// # Errors
+    /// [`JournalError`]: etcd cannot be reached, has no JSON gateway or refuses, or what is below the prefix is no journal.
+    pub fn open(
+        options: &EtcdOptions,
+        address: &HostPort,
+        cancel: &Cancel,
+    ) -> Result<Self, JournalError> {
+        let mut gateway = Gateway::new(Arc::clone(&options.site), cancel.clone());
+        let layout = &options.layout;
+        let deadline = Deadline::after(Instant::now(), OPEN_TIMEOUT);
+        let found = read_leader(&mut gateway, layout, deadline);
+        if cancel.is_cancelled() {
+            let place = layout.place();
+            return Err(JournalError::Cancelled { place });
+        }
+        found.map_err(|reason| JournalError::Engine {
+            operation: "open",
+            place: layout.place(),
+            source: reason.into(),
+        })?;
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let me = Leader {
+            address: address.to_string(),
+            process: std::process::id().into(),
+            host: host_name(),
+            since: since.map_or(0, |since| since.as_secs()),
+            writer: fastrand::u64(..),
+        };
+        Ok(Self {
+            options: options.clone(),
+            me,
+            gateway,
+            cancel: cancel.clone(),
+            lease: None,
+            writer: None,
+            has_failed: false,
+        })
+    }
+
+    /// The lease of this leader.
+    #[cfg(test)]
+    pub(super) fn lease_id(&self) -> Option<u64> {
+        self.lease.as_ref().map(Lease::id)
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.options.layout
+    }
+
+    /// Calls for some seconds. An unknown outcome is for the caller to repeat.
+    fn call(
+        &mut self,
+        operation: &'static str,
+        request: &Request,
+    ) -> Result<Result<Answer, Failure>, JournalError> {
+        let deadline = Deadline::after(Instant::now(), CALL_TIMEOUT);
+        let place = self.layout().place();
+        Ok(match self.gateway.call(request, deadline) {
+            Ok(answer) => Ok(answer),
+            Err(CallError::Refused { code, message, .. }) => {
+                Err(Failure::Refused { code, message })
+            }
+            Err(CallError::Unknown(error)) => {
+                log::warn!("cannot {operation} the journal {place} yet: {error}");
+                Err(Failure::Unknown(error))
+            }
+            Err(CallError::Cancelled) => return Err(JournalError::Cancelled { place }),
+            Err(CallError::Setup(what)) => {
+                return Err(JournalError::Engine {
+                    operation,
+                    place,
+                    source: what.into(),
+                });
+            }
+        })
+    }
+
+    /// Follows the log until something else is to be done.
+    fn follow(
+        &mut self,
+        candidate: &mut Candidate,
+        from_revision: u64,
+        visit: &mut dyn FnMut(Recovered<'_>) -> Result<(), JournalError>,
+    ) -> Result<(), JournalError> {
+        let (key, end) = self.layout().watched();
+        let gateway = self.gateway.another(self.cancel.clone());
+        let mut pieces = Vec::new();
+        let follow = || -> Result<Result<(), CallError>, JournalError> {
+            let mut stream = match gateway.watch(&key, &end, from_revision) {
+                Ok(stream) => stream,
+                Err(error) => return Ok(Err(error)),
+            };
+            while let Next::Watch { .. } = candidate.next() {
+                let deadline = Deadline::after(Instant::now(), WATCH_SILENCE_MAX);
+                match stream.next(deadline) {
+                    Ok(Some(message)) => {
+                        candidate.watched(message, &mut pieces)?;
+                        pass_on(&mut pieces, visit)?;
+                    }
+                    Ok(None) => candidate.look(),
+                    Err(error) => return Ok(Err(error)),
+                }
+            }
+            Ok(Ok(()))
+        };
+        match follow()? {
+            Ok(()) => return Ok(()),
+            Err(CallError::Setup(what)) => {
+                return Err(JournalError::Engine {
+                    operation: "follow",
+                    place: self.layout().place(),
+                    source: what.into(),
+                });
+            }
+            Err(error) => log::debug!("the watch of {} has ended: {error}", self.layout().place()),
+        }
+        // Another member may know more.
+        candidate.look();
+        self.gateway.next_member();
+        sleep(WATCH_PAUSE, [&self.cancel]).map_err(|_| JournalError::Cancelled {
+            place: self.layout().place(),
+        })
+    }
+
+    /// Carries out what the writer has to do.
+    fn write(
+        &mut self,
+        operation: &'static str,
+        begin: impl FnOnce(&mut Writer),
+    ) -> Result<(), JournalError> {
+        let failed = |place: String, what: &'static str| JournalError::Engine {
+            operation,
+            place,
+            source: what.into(),
+        };
+        if self.has_failed {
+            return Err(failed(self.place(), "it has failed before"));
+        }
+        let Some(mut writer) = self.writer.take() else {
+            return Err(failed(self.place(), "it is not recovered"));
+        };
+        // Until it has succeeded.
+        self.has_failed = true;
+        begin(&mut writer);
+        while let Some(request) = writer.next() {
+            let answer = self.call(operation, request)?;
+            let is_unknown = matches!(answer, Err(Failure::Unknown(_)));
+            if is_unknown && self.lease.as_ref().is_some_and(Lease::is_lost) {
+                return Err(Stopped::Deposed(None).into_error(self.layout(), operation));
+            }
+            let answered = writer.answered(answer);
+            answered.map_err(|stopped| stopped.into_error(self.layout(), operation))?;
+        }
+        self.writer = Some(writer);
+        self.has_failed = false;
+        Ok(())
+    }
+}
+
+fn pass_on(
+    pieces: &mut Vec<Piece>,
+    visit: &mut dyn FnMut(Recovered<'_>) -> Result<(), JournalError>,
+) -> Result<(), JournalError> {
+    for piece in pieces.drain(..) {
+        visit(match &piece {
+            Piece::Restart => Recovered::Restart,
+            Piece::Chunk { position, bytes } => Recovered::Chunk {
+                position: *position,
+                bytes,
+            },
+            Piece::Batch { position, bytes } => Recovered::Batch {
+                position: *position,
+                bytes,
+            },
+        })?;
+    }
+    Ok(())
+}
+
+impl std::fmt::Debug for EtcdJournal {
+    /// Without what it writes.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EtcdJournal")
+            .field("place", &self.place())
+            .field("leads", &self.writer.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Journal for EtcdJournal {
+    fn identity(&self) -> JournalIdentity {
+        let head = self.writer.as_ref().map(Writer::head);
+        JournalIdentity {
+            store: head.map_or([0; 16], |head| head.store),
+            epoch: head.map_or(0, |head| head.epoch),
+        }
+    }
+
+    fn place(&self) -> String {
+        self.options.to_string()
+    }
+
+    fn authority(&self) -> Option<Authority> {
+        self.lease.as_ref().map(|lease| lease.authority().clone())
+    }
+
+    fn recover(
+        &mut self,
+        visit: &mut dyn FnMut(Recovered<'_>) -> Result<(), JournalError>,
+    ) -> Result<u64, JournalError> {
+        let mut store = [0; 16];
+        fastrand::fill(&mut store);
+        let mut candidate = Candidate::new(
+            self.layout().clone(),
+            self.me.clone(),
+            self.options.ttl.as_secs().max(1),
+            store,
+        );
+        let mut pieces = Vec::new();
+        let mut shown = None;
+        loop {
+            let request = match candidate.next() {
+                Next::Lead => break,
+                Next::Watch { from_revision } => {
+                    if let Some(leader) = candidate.leader()
+                        && shown.as_ref() != Some(leader)
+                    {
+                        log::info!("{}: {leader} leads; this process follows", self.place());
+                        shown = Some(leader.clone());
+                    }
+                    self.follow(&mut candidate, from_revision, visit)?;
+                    continue;
+                }
+                Next::Call(request) => request,
+            };
+            // It ends the lease, and may not keep it meanwhile.
+            if let Request::Revoke { .. } = request {
+                self.lease = None;
+            }
+            let asked = Instant::now();
+            let answer = self.call("read", &request)?;
+            if let (Request::Grant { .. }, Ok(Answer::Lease { id, ttl_seconds })) =
+                (&request, &answer)
+            {
+                self.lease = None;
+                let lease = Lease::keep(*id, *ttl_seconds, asked, &self.gateway, self.layout());
+                self.lease = Some(lease.map_err(|error| JournalError::Engine {
+                    operation: "open",
+                    place: self.place(),
+                    source: Box::new(error),
+                })?);
+            }
+            candidate.answered(answer, &mut pieces)?;
+            pass_on(&mut pieces, visit)?;
+        }
+        let writer = candidate.into_writer().expect("it leads");
+        let head = writer.head();
+        let (epoch, position) = (head.epoch, head.position);
+        log::info!(
+            "{}: this process leads, for the {epoch}. time, from batch {position} on",
+            self.place()
+        );
+        self.writer = Some(writer);
+        // That of the opening may end with it.
+        self.cancel = Cancel::NEVER;
+        self.gateway = self.gateway.another(Cancel::NEVER);
+        Ok(position)
+    }
+
+    fn append(&mut self, position: u64, batch: &[u8]) -> Result<(), JournalError> {
+        self.write("append to", |writer| writer.append(position, batch))
+    }
+
+    fn begin_snapshot(&mut self, position: u64) -> Result<(), JournalError> {
+        self.write("write a snapshot into", |writer| {
+            writer.begin_snapshot(position);
+        })
+    }
+
+    fn add_to_snapshot(&mut self, chunk: &[u8]) -> Result<(), JournalError> {
+        self.write("write a snapshot into", |writer| {
+            writer.add_to_snapshot(chunk);
+        })
+    }
+
+    fn finish_snapshot(&mut self) -> Result<(), JournalError> {
+        self.write("write a snapshot into", Writer::finish_snapshot)
+    }
+}

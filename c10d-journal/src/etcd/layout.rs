@@ -1,0 +1,366 @@
+//! Where the journal is in etcd, and what its keys hold.
+//!
+//! | key, after the prefix and `/` | value |
+//! |---|---|
+//! | `leader` | who leads; ends with the leader's lease |
+//! | `head` | how far the log is, written with each batch |
+//! | `log/POSITION` | a batch, or its last part |
+//! | `part/POSITION-WRITER/NUMBER` | a part of a batch that is too large for one transaction |
+//! | `snapshot/POSITION-WRITER-SERIAL/NUMBER` | a part of a snapshot |
+//!
+//! Numbers in keys are in hexadecimal with leading zeros, so that etcd's order of keys is theirs.
+
+use std::fmt;
+
+use c10d_socket::printable;
+use c10d_store::journal::JournalError;
+use serde_json::{Value, json};
+
+/// The format of what is written.
+const FORMAT: u64 = 1;
+
+/// The most bytes of a value. etcd takes requests of 1.5 MiB.
+pub(crate) const VALUE_BYTES_MAX: usize = 1 << 20;
+
+/// The keys of one journal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Layout {
+    prefix: String,
+    /// How many bytes of a batch or a chunk go into one value.
+    pub(crate) part_bytes: usize,
+}
+
+/// How far the log is, and which process has written this.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) store: [u8; 16],
+    /// How often the journal was opened to serve.
+    pub(crate) epoch: u64,
+    /// Of the last batch; 0 before the first.
+    pub(crate) position: u64,
+    /// Random, one for each candidate of this epoch.
+    pub(crate) writer: u64,
+    /// Which of that writer's commits this is. With the writer, it tells a commit from all others.
+    pub(crate) commit: u64,
+    pub(crate) snapshot: Option<Snapshot>,
+}
+
+/// A complete snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Snapshot {
+    pub(crate) position: u64,
+    pub(crate) writer: u64,
+    /// Which of that writer's snapshots this is.
+    pub(crate) serial: u64,
+    /// How many parts it has.
+    pub(crate) parts: u64,
+}
+
+/// The process that serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Leader {
+    /// Where its store can be reached.
+    pub(crate) address: String,
+    pub(crate) process: u64,
+    pub(crate) host: String,
+    /// Seconds since 1970, by its clock.
+    pub(crate) since: u64,
+    /// Random, one for each candidacy.
+    pub(crate) writer: u64,
+}
+
+impl Layout {
+    pub(crate) fn new(prefix: &str) -> Self {
+        Self {
+            prefix: prefix.trim_end_matches('/').to_owned(),
+            // What goes before them is shorter.
+            part_bytes: VALUE_BYTES_MAX - 64,
+        }
+    }
+
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.prefix)
+    }
+
+    pub(crate) fn leader(&self) -> String {
+        self.key("leader")
+    }
+
+    pub(crate) fn head(&self) -> String {
+        self.key("head")
+    }
+
+    pub(crate) fn log(&self, position: u64) -> String {
+        self.key(&format!("log/{position:016x}"))
+    }
+
+    /// After every key of the log.
+    pub(crate) fn log_end(&self) -> String {
+        self.key("log0")
+    }
+
+    /// The position of a key of the log.
+    pub(crate) fn log_position(&self, key: &str) -> Option<u64> {
+        let name = key.strip_prefix(&self.prefix)?.strip_prefix("/log/")?;
+        (name.len() == 16).then(|| u64::from_str_radix(name, 16).ok())?
+    }
+
+    pub(crate) fn part(&self, position: u64, writer: u64, number: u64) -> String {
+        self.key(&format!("part/{position:016x}-{writer:016x}/{number:08x}"))
+    }
+
+    /// Before every part of the batches from this position on.
+    pub(crate) fn parts_from(&self, position: u64) -> String {
+        self.key(&format!("part/{position:016x}"))
+    }
+
+    pub(crate) fn snapshot(&self, snapshot: &Snapshot, number: u64) -> String {
+        let Snapshot {
+            position,
+            writer,
+            serial,
+            ..
+        } = snapshot;
+        self.key(&format!(
+            "snapshot/{position:016x}-{writer:016x}-{serial:08x}/{number:08x}"
+        ))
+    }
+
+    /// Before every part of every snapshot.
+    pub(crate) fn snapshots(&self) -> String {
+        self.key("snapshot/")
+    }
+
+    /// After every part of every snapshot.
+    pub(crate) fn snapshots_end(&self) -> String {
+        self.key("snapshot0")
+    }
+
+    /// What a standby watches: `leader` and the log, from the first to before the second.
+    pub(crate) fn watched(&self) -> (String, String) {
+        (self.leader(), self.log_end())
+    }
+
+    pub(crate) fn place(&self) -> String {
+        format!("{} (etcd)", self.prefix)
+    }
+
+    pub(crate) fn damaged(&self, what: String) -> JournalError {
+        JournalError::Damaged {
+            place: self.place(),
+            what,
+        }
+    }
+
+    /// The head, as it is in etcd.
+    pub(crate) fn parse_head(&self, value: &[u8]) -> Result<Head, JournalError> {
+        let value: Option<Value> = serde_json::from_slice(value).ok();
+        let format = value.as_ref().and_then(|value| value["format"].as_u64());
+        match format {
+            Some(found) if found > FORMAT => Err(JournalError::Newer {
+                place: self.place(),
+                found,
+                known: FORMAT,
+            }),
+            _ => value
+                .as_ref()
+                .and_then(Head::from_json)
+                .ok_or_else(|| self.damaged("its head cannot be read".to_owned())),
+        }
+    }
+}
+
+impl Head {
+    /// That of an empty store, before its first opening.
+    pub(crate) const fn new(store: [u8; 16]) -> Self {
+        Self {
+            store,
+            epoch: 0,
+            position: 0,
+            writer: 0,
+            commit: 0,
+            snapshot: None,
+        }
+    }
+
+    /// The position of the snapshot; 0 without one.
+    pub(crate) fn snapshot_position(&self) -> u64 {
+        self.snapshot.as_ref().map_or(0, |it| it.position)
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let snapshot = self.snapshot.as_ref().map(|snapshot| {
+            json!({
+                "position": snapshot.position,
+                "writer": hex(snapshot.writer),
+                "serial": snapshot.serial,
+                "parts": snapshot.parts,
+            })
+        });
+        let store: String = self
+            .store
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let head = json!({
+            "format": FORMAT,
+            "store": store,
+            "epoch": self.epoch,
+            "position": self.position,
+            "writer": hex(self.writer),
+            "commit": self.commit,
+            "snapshot": snapshot,
+        });
+        head.to_string().into_bytes()
+    }
+
+    fn from_json(head: &Value) -> Option<Self> {
+        let snapshot = match &head["snapshot"] {
+            Value::Null => None,
+            snapshot => Some(Snapshot {
+                position: snapshot["position"].as_u64()?,
+                writer: from_hex(&snapshot["writer"])?,
+                serial: snapshot["serial"].as_u64()?,
+                parts: snapshot["parts"].as_u64()?,
+            }),
+        };
+        let position = head["position"].as_u64()?;
+        if snapshot.as_ref().is_some_and(|it| it.position > position) {
+            return None;
+        }
+        Some(Self {
+            store: parse_store(head["store"].as_str()?)?,
+            epoch: head["epoch"].as_u64()?,
+            position,
+            writer: from_hex(&head["writer"])?,
+            commit: head["commit"].as_u64()?,
+            snapshot,
+        })
+    }
+}
+
+impl Leader {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let leader = json!({
+            "format": FORMAT,
+            "address": self.address,
+            "process": self.process,
+            "host": self.host,
+            "since": self.since,
+            "writer": hex(self.writer),
+        });
+        leader.to_string().into_bytes()
+    }
+
+    /// `None` if it is not of this format.
+    pub(crate) fn parse(value: &[u8]) -> Option<Self> {
+        let leader: Value = serde_json::from_slice(value).ok()?;
+        let text = |name: &str| Some(leader[name].as_str()?.to_owned());
+        Some(Self {
+            address: text("address")?,
+            process: leader["process"].as_u64()?,
+            host: text("host")?,
+            since: leader["since"].as_u64()?,
+            writer: from_hex(&leader["writer"])?,
+        })
+    }
+}
+
+impl fmt::Display for Leader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            address,
+            process,
+            host,
+            ..
+        } = self;
+        // Another process has written them.
+        let (host, address) = (printable(host, 255), printable(address, 300));
+        write!(f, "process {process} on {host}, which serves at {address}")
+    }
+}
+
+fn hex(number: u64) -> String {
+    format!("{number:016x}")
+}
+
+fn from_hex(value: &Value) -> Option<u64> {
+    let text = value.as_str().filter(|text| text.len() == 16)?;
+    u64::from_str_radix(text, 16).ok()
+}
+
+fn parse_store(text: &str) -> Option<[u8; 16]> {
+    let digits = text.as_bytes();
+    let mut store = [0; 16];
+    for (byte, pair) in store.iter_mut().zip(digits.chunks(2)) {
+        let pair = std::str::from_utf8(pair).ok()?;
+        *byte = u8::from_str_radix(pair, 16).ok()?;
+    }
+    (digits.len() == 32).then_some(store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_is_read_as_it_was_written() {
+        let layout = Layout::new("c10d/job/");
+        let snapshot = Snapshot {
+            position: 5,
+            writer: u64::MAX,
+            serial: 2,
+            parts: 3,
+        };
+        let head = Head {
+            store: [0xab; 16],
+            epoch: 7,
+            position: 9,
+            writer: 1 << 63,
+            commit: 4,
+            snapshot: Some(snapshot),
+        };
+        for head in [head.clone(), Head::new([7; 16])] {
+            assert_eq!(layout.parse_head(&head.encode()).expect("a head"), head);
+        }
+        let newer = br#"{"format":2}"#;
+        let error = layout.parse_head(newer).expect_err("a newer one");
+        assert!(matches!(error, JournalError::Newer { found: 2, .. }));
+        let mut wrong = head;
+        wrong.position = 4;
+        for bytes in [b"".as_slice(), b"{}", &wrong.encode()] {
+            let error = layout.parse_head(bytes).expect_err("none");
+            assert!(matches!(error, JournalError::Damaged { .. }));
+        }
+    }
+
+    #[test]
+    fn the_keys_are_in_the_order_that_ranges_need() {
+        let layout = Layout::new("p");
+        let (from, to) = layout.watched();
+        let is_watched = |key: &str| *from <= *key && *key < *to;
+        assert!(is_watched(&layout.leader()) && is_watched(&layout.log(u64::MAX)));
+        assert!(!is_watched(&layout.head()) && !is_watched(&layout.part(1, 2, 3)));
+        assert_eq!(layout.log_position(&layout.log(300)), Some(300));
+        assert_eq!(layout.log_position(&layout.head()), None);
+        assert!(layout.parts_from(3) <= layout.part(3, 0, 0));
+        assert!(layout.part(3, u64::MAX, 0) < layout.parts_from(4));
+    }
+
+    #[test]
+    fn a_leader_is_read_as_it_was_written() {
+        let leader = Leader {
+            address: "node0:29500".to_owned(),
+            process: 17,
+            host: "node0".to_owned(),
+            since: 1,
+            writer: 3,
+        };
+        assert_eq!(Leader::parse(&leader.encode()), Some(leader));
+        assert_eq!(Leader::parse(b"[1]"), None);
+    }
+}

@@ -1,0 +1,462 @@
+//! A candidate: follows the log while another process leads, leads when none does, and then reads the rest of the log.
+//!
+//! Pure: the caller carries out what [`Candidate::next`] says, and passes on the answers. The order is what matters: the
+//! head is read after the leader's key was made, since the leader before can commit until then.
+
+use c10d_store::journal::JournalError;
+
+use super::layout::{Head, Layout, Leader};
+use super::log::{LogRecord, Stopped, Writer};
+use super::message::{
+    Answer, Compare, Event, Failure, KeyValue, Keys, Op, Range, Request, Txn, Watched, code,
+};
+use super::reader::{Piece, Reader};
+
+/// A process that may lead.
+#[derive(Debug, Clone)]
+pub(crate) struct Candidate {
+    layout: Layout,
+    me: Leader,
+    ttl_seconds: u64,
+    /// The id of the store that it makes if there is none.
+    new_store: [u8; 16],
+    /// Which store and up to which position it has passed on.
+    passed_on: Option<([u8; 16], u64)>,
+    /// Who led when it looked last.
+    leader: Option<Leader>,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone)]
+enum Phase {
+    /// Reads who leads, and the head.
+    Look,
+    /// Reads the log as it was at this revision, and whether another process led then.
+    Read {
+        reader: Reader,
+        revision: u64,
+        is_led: bool,
+    },
+    Follow {
+        revision: u64,
+    },
+    Grant,
+    Campaign {
+        lease: u64,
+    },
+    /// Another process has won.
+    GiveBack {
+        lease: u64,
+    },
+    /// Leads, and reads the head.
+    ReadHead {
+        led_since: u64,
+    },
+    /// Leads, and reads the rest of the log.
+    ReadRest {
+        reader: Reader,
+        led_since: u64,
+        head_revision: u64,
+    },
+    Open(Writer),
+}
+
+/// What the caller does next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Carry it out, and call [`Candidate::answered`].
+    Call(Request),
+    /// Watch [`Layout::watched`] from this revision on, and call [`Candidate::watched`], or after a while
+    /// [`Candidate::look`].
+    Watch { from_revision: u64 },
+    /// Take the [writer](Candidate::into_writer): it leads, and everything was passed on.
+    Lead,
+}
+
+impl Candidate {
+    pub(crate) const fn new(
+        layout: Layout,
+        me: Leader,
+        ttl_seconds: u64,
+        new_store: [u8; 16],
+    ) -> Self {
+        Self {
+            layout,
+            me,
+            ttl_seconds,
+            new_store,
+            passed_on: None,
+            leader: None,
+            phase: Phase::Look,
+        }
+    }
+
+    /// Who led when it looked last.
+    pub(crate) const fn leader(&self) -> Option<&Leader> {
+        self.leader.as_ref()
+    }
+
+    pub(crate) fn next(&self) -> Next {
+        let keys = [self.layout.leader(), self.layout.head()];
+        Next::Call(match &self.phase {
+            Phase::Look => Request::Txn(Txn {
+                compare: Vec::new(),
+                success: keys.map(|key| Op::Range(Range::key(key))).to_vec(),
+                failure: Vec::new(),
+            }),
+            Phase::Read { reader, .. } | Phase::ReadRest { reader, .. } => {
+                Request::Range(reader.next().expect("a reader at its end is replaced"))
+            }
+            Phase::Follow { revision } => {
+                return Next::Watch {
+                    from_revision: revision + 1,
+                };
+            }
+            Phase::Grant => Request::Grant {
+                ttl_seconds: self.ttl_seconds,
+            },
+            Phase::Campaign { lease } => Request::Txn(Txn {
+                compare: vec![Compare::Created {
+                    key: self.layout.leader(),
+                    revision: 0,
+                }],
+                success: vec![Op::Put {
+                    key: self.layout.leader(),
+                    value: self.me.encode(),
+                    lease: *lease,
+                }],
+                failure: vec![Op::Range(Range::key(self.layout.leader()))],
+            }),
+            Phase::GiveBack { lease } => Request::Revoke { lease: *lease },
+            Phase::ReadHead { .. } => Request::Range(Range::key(self.layout.head())),
+            Phase::Open(writer) => match writer.next() {
+                Some(request) => request.clone(),
+                None => return Next::Lead,
+            },
+        })
+    }
+
+    /// The writer, once the candidate leads.
+    pub(crate) fn into_writer(self) -> Option<Writer> {
+        match self.phase {
+            Phase::Open(writer) if writer.next().is_none() => Some(writer),
+            _ => None,
+        }
+    }
+
+    /// Looks who leads before anything else. Only while it follows.
+    pub(crate) fn look(&mut self) {
+        if let Phase::Follow { .. } = self.phase {
+            self.phase = Phase::Look;
+        }
+    }
+
+    /// The answer to a [`Next::Call`]. What it has read is added to `pieces`, in order.
+    ///
+    /// # Errors
+    /// [`JournalError`]: etcd refuses, or what it has is damaged.
+    pub(crate) fn answered(
+        &mut self,
+        answer: Result<Answer, Failure>,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), JournalError> {
+        if let Phase::Open(writer) = &mut self.phase {
+            return match writer.answered(answer) {
+                Ok(()) => Ok(()),
+                Err(Stopped::Deposed(leader)) => {
+                    self.leader = leader;
+                    self.phase = Phase::Look;
+                    Ok(())
+                }
+                Err(stopped) => Err(stopped.into_error(&self.layout, "open")),
+            };
+        }
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(Failure::Unknown(_)) => {
+                // The lease may be known to etcd by now; the next one is another.
+                return Ok(());
+            }
+            Err(Failure::Refused { code, message }) => return self.refused(code, message),
+        };
+        match (std::mem::replace(&mut self.phase, Phase::Look), answer) {
+            (
+                Phase::Look,
+                Answer::Txn {
+                    revision, ranges, ..
+                },
+            ) => {
+                let [leader, head] = &*ranges else {
+                    return Err(self.broken());
+                };
+                self.leader = leader.first().and_then(|it| Leader::parse(&it.value));
+                let is_led = leader.first().is_some();
+                let (head, _) = self.parse_head(head)?;
+                let reader = self.reader(head, revision, pieces);
+                self.phase = Phase::Read {
+                    reader,
+                    revision,
+                    is_led,
+                };
+            }
+            (
+                Phase::Read {
+                    mut reader,
+                    revision,
+                    is_led,
+                },
+                Answer::Range { keys, .. },
+            ) => {
+                self.read(&mut reader, keys, pieces)?;
+                self.phase = Phase::Read {
+                    reader,
+                    revision,
+                    is_led,
+                };
+            }
+            (Phase::Grant, Answer::Lease { id, .. }) => {
+                // What an earlier campaign of this process writes late is not of this lease.
+                self.me.writer = self.me.writer.wrapping_add(1);
+                self.phase = Phase::Campaign { lease: id };
+            }
+            (
+                Phase::Campaign { lease },
+                Answer::Txn {
+                    revision,
+                    succeeded,
+                    ranges,
+                },
+            ) => {
+                let leader = ranges.first().and_then(Keys::first);
+                let is_mine = |leader: &&KeyValue| {
+                    Leader::parse(&leader.value).is_some_and(|it| it.writer == self.me.writer)
+                };
+                self.phase = match leader {
+                    _ if succeeded => Phase::ReadHead {
+                        led_since: revision,
+                    },
+                    // It was carried out the first time.
+                    Some(leader) if is_mine(&leader) => Phase::ReadHead {
+                        led_since: leader.created,
+                    },
+                    Some(_) => Phase::GiveBack { lease },
+                    // It has ended meanwhile.
+                    None => Phase::Campaign { lease },
+                };
+            }
+            (Phase::GiveBack { .. }, Answer::Done) => self.phase = Phase::Look,
+            (Phase::ReadHead { led_since }, Answer::Range { keys, .. }) => {
+                let (head, head_revision) = self.parse_head(&keys)?;
+                self.phase = Phase::ReadRest {
+                    reader: self.reader(head, 0, pieces),
+                    led_since,
+                    head_revision,
+                };
+            }
+            (
+                Phase::ReadRest {
+                    mut reader,
+                    led_since,
+                    head_revision,
+                },
+                Answer::Range { keys, .. },
+            ) => {
+                self.read(&mut reader, keys, pieces)?;
+                self.phase = Phase::ReadRest {
+                    reader,
+                    led_since,
+                    head_revision,
+                };
+            }
+            _ => return Err(self.broken()),
+        }
+        self.leave_finished_reader();
+        Ok(())
+    }
+
+    /// What the watch says.
+    pub(crate) fn watched(
+        &mut self,
+        watched: Watched,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), JournalError> {
+        let Phase::Follow { revision } = &self.phase else {
+            return Ok(());
+        };
+        if watched.is_canceled {
+            // What it asks for was compacted.
+            self.phase = Phase::Look;
+            return Ok(());
+        }
+        let newest = watched.events.iter().map(Event::revision).max();
+        let revision = newest.unwrap_or(0).max(*revision);
+        self.phase = Phase::Follow { revision };
+        let leader_key = self.layout.leader();
+        for event in watched.events {
+            match event {
+                Event::Put(put) if put.key == leader_key => {
+                    self.leader = Leader::parse(&put.value);
+                    self.phase = Phase::Follow { revision };
+                }
+                Event::Delete { key, .. } if key == leader_key => self.phase = Phase::Grant,
+                // Of what a snapshot covers.
+                Event::Delete { .. } => {}
+                Event::Put(put) => {
+                    let record = LogRecord::parse(&put.value);
+                    let position = self.layout.log_position(&put.key);
+                    let next = self.passed_on.map(|(_, position)| position + 1);
+                    match (record, &mut self.passed_on) {
+                        (Some((record, bytes)), Some((_, passed_on)))
+                            if position == next && record.parts == 0 =>
+                        {
+                            *passed_on += 1;
+                            pieces.push(Piece::Batch {
+                                position: *passed_on,
+                                bytes: bytes.to_vec(),
+                            });
+                        }
+                        // In parts, or of another log: reads it.
+                        _ => {
+                            self.phase = Phase::Look;
+                            return Ok(());
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn refused(&mut self, code: u64, message: String) -> Result<(), JournalError> {
+        match &mut self.phase {
+            // What it reads was compacted. What it has passed on is as it was, but for an incomplete snapshot.
+            Phase::Read { .. } if code == code::OUT_OF_RANGE => {
+                self.phase = Phase::Look;
+                Ok(())
+            }
+            Phase::Read { reader, .. } | Phase::ReadRest { reader, .. }
+                if code == code::EXHAUSTED && reader.can_be_shorter() =>
+            {
+                reader.shorten();
+                Ok(())
+            }
+            // The lease has ended.
+            Phase::Campaign { .. } | Phase::GiveBack { .. } if code == code::NOT_FOUND => {
+                self.phase = Phase::Look;
+                Ok(())
+            }
+            _ => Err(Stopped::Refused { code, message }.into_error(&self.layout, "read")),
+        }
+    }
+
+    fn parse_head(&self, keys: &Keys) -> Result<(Head, u64), JournalError> {
+        match keys.first() {
+            None => Ok((Head::new(self.new_store), 0)),
+            Some(head) => Ok((self.layout.parse_head(&head.value)?, head.modified)),
+        }
+    }
+
+    /// A reader of what was not passed on; of everything if that does not follow.
+    fn reader(&mut self, head: Head, revision: u64, pieces: &mut Vec<Piece>) -> Reader {
+        let follows = self.passed_on.filter(|(store, position)| {
+            *store == head.store && (head.snapshot_position()..=head.position).contains(position)
+        });
+        if self.passed_on.is_some() && follows.is_none() {
+            pieces.push(Piece::Restart);
+        }
+        let from = follows.map(|(_, position)| position);
+        // Incomplete snapshots are void, too.
+        self.passed_on = Some((head.store, from.unwrap_or(0)));
+        Reader::new(self.layout.clone(), revision, head, from)
+    }
+
+    fn read(
+        &mut self,
+        reader: &mut Reader,
+        keys: Keys,
+        pieces: &mut Vec<Piece>,
+    ) -> Result<(), JournalError> {
+        let before = pieces.len();
+        reader.answered(keys, pieces)?;
+        for piece in &pieces[before..] {
+            if let Piece::Batch { position, .. } = piece {
+                self.passed_on = Some((reader.head().store, *position));
+            }
+        }
+        Ok(())
+    }
+
+    fn leave_finished_reader(&mut self) {
+        match &self.phase {
+            Phase::Read {
+                reader,
+                revision,
+                is_led,
+            } if reader.next().is_none() => {
+                self.passed_on = Some((reader.head().store, reader.head().position));
+                self.phase = match is_led {
+                    true => Phase::Follow {
+                        revision: *revision,
+                    },
+                    false => Phase::Grant,
+                };
+            }
+            Phase::ReadRest {
+                reader,
+                led_since,
+                head_revision,
+            } if reader.next().is_none() => {
+                self.passed_on = Some((reader.head().store, reader.head().position));
+                self.phase = Phase::Open(Writer::open(
+                    self.layout.clone(),
+                    self.me.writer,
+                    *led_since,
+                    reader.head().clone(),
+                    *head_revision,
+                ));
+            }
+            _ => {}
+        }
+    }
+
+    fn broken(&self) -> JournalError {
+        Stopped::Broken.into_error(&self.layout, "read")
+    }
+}
+
+impl Stopped {
+    /// As the journal's error.
+    pub(crate) fn into_error(self, layout: &Layout, operation: &'static str) -> JournalError {
+        let place = layout.place();
+        match self {
+            Self::Deposed(leader) => JournalError::Deposed {
+                place,
+                reason: leader.map_or_else(
+                    || "its lease has expired".to_owned(),
+                    |leader| format!("{leader} leads now"),
+                ),
+            },
+            Self::Overwritten => layout.damaged(
+                "its head is not what this leader has written: was etcd restored from a copy?"
+                    .to_owned(),
+            ),
+            Self::Refused { code, message } => {
+                let advice = if message.contains("database space exceeded") {
+                    "; compact and defragment etcd, then disarm its NOSPACE alarm"
+                } else {
+                    ""
+                };
+                JournalError::Engine {
+                    operation,
+                    place,
+                    source: format!("etcd refuses: {message} (code {code}){advice}").into(),
+                }
+            }
+            Self::Broken => JournalError::Engine {
+                operation,
+                place,
+                source: "etcd's answer is not one to this request".into(),
+            },
+        }
+    }
+}

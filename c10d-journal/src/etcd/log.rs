@@ -1,0 +1,374 @@
+//! The writing side of the log: which transactions keep a batch or a snapshot, and what their answers mean.
+//!
+//! Pure: the caller carries out each request and passes on its answer, in order, one at a time.
+//!
+//! Every write compares the leader's key with that of this process, so a later leader ends it. One that changes the head
+//! compares the head with this writer's last commit as well: a request that has timed out may be carried out much
+//! later, after newer ones of the same leader. A commit whose outcome is not known is repeated until it is; if it was
+//! carried out before, the head names it.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+
+use super::layout::{Head, Layout, Leader, Snapshot};
+use super::message::{Answer, Compare, Failure, KeyValue, Op, Range, Request, Txn};
+
+/// How many positions that a snapshot covers one commit deletes: more than it adds.
+const DELETED_POSITIONS: u64 = 16;
+
+/// Writes the log of a leader.
+#[derive(Debug, Clone)]
+pub(crate) struct Writer {
+    layout: Layout,
+    writer: u64,
+    /// When the leader's key was made.
+    led_since: u64,
+    /// When the head was written, last; 0 if it is missing.
+    head_revision: u64,
+    head: Head,
+    steps: VecDeque<Step>,
+    snapshot: Option<InProgress>,
+    snapshots: u64,
+    /// Positions of the log that a snapshot covers, from the first one to before the second.
+    old: (u64, u64),
+}
+
+#[derive(Debug, Clone)]
+struct InProgress {
+    snapshot: Snapshot,
+    /// The revision of the head when it was begun.
+    head_revision: u64,
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Compares the leader's key only.
+    Write(Request),
+    /// Changes the head to this one.
+    Commit(Request, Head),
+    /// Is of no consequence if it fails.
+    Compact(Request),
+}
+
+/// Why a writer can write nothing more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    /// This process leads no more; another one may.
+    Deposed(Option<Leader>),
+    /// The head is not what this leader has written.
+    Overwritten,
+    /// etcd refuses.
+    Refused { code: u64, message: String },
+    /// An answer is not one to its request.
+    Broken,
+}
+
+impl Writer {
+    /// The writer of a process that leads since this revision, with the head as it has found it afterwards. Its first
+    /// step is to open the log.
+    pub(crate) fn open(
+        layout: Layout,
+        writer: u64,
+        led_since: u64,
+        head: Head,
+        head_revision: u64,
+    ) -> Self {
+        let opened = Head {
+            epoch: head.epoch + 1,
+            writer,
+            commit: 0,
+            ..head.clone()
+        };
+        let mut this = Self {
+            layout,
+            writer,
+            led_since,
+            head_revision,
+            head,
+            steps: VecDeque::new(),
+            snapshot: None,
+            snapshots: 0,
+            old: (0, 0),
+        };
+        this.commit(opened, Vec::new());
+        this
+    }
+
+    /// The head after the last commit that is confirmed.
+    pub(crate) const fn head(&self) -> &Head {
+        &self.head
+    }
+
+    /// The request to carry out next. `None` once everything is durable.
+    pub(crate) fn next(&self) -> Option<&Request> {
+        self.steps.front().map(|step| match step {
+            Step::Write(request) | Step::Commit(request, _) | Step::Compact(request) => request,
+        })
+    }
+
+    /// The answer to [`next`](Self::next).
+    pub(crate) fn answered(&mut self, answer: Result<Answer, Failure>) -> Result<(), Stopped> {
+        let Some(step) = self.steps.front() else {
+            return Err(Stopped::Broken);
+        };
+        let (revision, succeeded, ranges) = match answer {
+            _ if matches!(step, Step::Compact(_)) => {
+                self.steps.pop_front();
+                return Ok(());
+            }
+            // The same request again.
+            Err(Failure::Unknown(_)) => return Ok(()),
+            Err(Failure::Refused { code, message }) => {
+                return Err(Stopped::Refused { code, message });
+            }
+            Ok(Answer::Txn {
+                revision,
+                succeeded,
+                ranges,
+            }) => (revision, succeeded, ranges),
+            Ok(_) => return Err(Stopped::Broken),
+        };
+        if !succeeded {
+            let [leader, head] = &*ranges else {
+                return Err(Stopped::Broken);
+            };
+            let leader = leader.first();
+            if leader.is_none_or(|leader| leader.created != self.led_since) {
+                let leader = leader.and_then(|leader| Leader::parse(&leader.value));
+                return Err(Stopped::Deposed(leader));
+            }
+            let Step::Commit(_, next) = step else {
+                return Err(Stopped::Broken);
+            };
+            // It was carried out the first time.
+            let is_ours = |head: &&KeyValue| head.value == next.encode();
+            let Some(head) = head.first().filter(is_ours) else {
+                return Err(Stopped::Overwritten);
+            };
+            self.head_revision = head.modified;
+        } else if let Step::Commit(..) = step {
+            self.head_revision = revision;
+        }
+        if let Some(Step::Commit(_, head)) = self.steps.pop_front() {
+            self.head = head;
+        }
+        Ok(())
+    }
+
+    /// Keeps a batch: the one after the last.
+    pub(crate) fn append(&mut self, position: u64, batch: &[u8]) {
+        assert!(self.steps.is_empty(), "one commit at a time");
+        assert_eq!(
+            position,
+            self.head.position + 1,
+            "batches follow each other"
+        );
+        let part_bytes = self.layout.part_bytes;
+        let (before, last) =
+            batch.split_at(batch.len().saturating_sub(1) / part_bytes * part_bytes);
+        let mut parts = 0;
+        for part in before.chunks(part_bytes) {
+            let key = self.layout.part(position, self.writer, parts);
+            self.write(vec![put(key, part.to_vec())]);
+            parts += 1;
+        }
+        let record = LogRecord {
+            parts,
+            writer: self.writer,
+        };
+        let mut ops = vec![put(self.layout.log(position), record.encode(last))];
+        let (from, until) = self.old;
+        if from < until {
+            let to = (from + DELETED_POSITIONS).min(until);
+            self.old.0 = to;
+            ops.extend(self.deletions(from, to));
+        }
+        let head = Head {
+            position,
+            ..self.next_head()
+        };
+        self.commit(head, ops);
+    }
+
+    /// Begins a snapshot in the place of one in progress.
+    pub(crate) fn begin_snapshot(&mut self, position: u64) {
+        assert!(self.steps.is_empty(), "one commit at a time");
+        self.snapshots += 1;
+        self.snapshot = Some(InProgress {
+            snapshot: Snapshot {
+                position,
+                writer: self.writer,
+                serial: self.snapshots,
+                parts: 0,
+            },
+            head_revision: self.head_revision,
+        });
+        // What leaders before, and snapshots that were not finished, have left.
+        let (from, to) = (self.layout.snapshots(), self.layout.snapshots_end());
+        let mut ops = Vec::new();
+        match &self.head.snapshot {
+            None => ops.push(delete(from, to)),
+            Some(kept) => {
+                ops.push(delete(from, self.layout.snapshot(kept, 0)));
+                ops.push(delete(self.layout.snapshot(kept, kept.parts), to));
+                ops.extend(self.deletions(0, kept.position + 1));
+            }
+        }
+        // A commit: carried out late by a write that compares the leader only, it would delete newer snapshots.
+        self.commit(self.next_head(), ops);
+    }
+
+    /// Adds a chunk to the snapshot in progress.
+    pub(crate) fn add_to_snapshot(&mut self, chunk: &[u8]) {
+        let mut left = chunk;
+        loop {
+            let (part, rest) = left.split_at(left.len().min(self.layout.part_bytes));
+            left = rest;
+            let progress = self.snapshot.as_mut().expect("a snapshot was begun");
+            let key = self
+                .layout
+                .snapshot(&progress.snapshot, progress.snapshot.parts);
+            progress.snapshot.parts += 1;
+            let mut value = vec![if left.is_empty() { LAST_PART } else { PART }];
+            value.extend_from_slice(part);
+            self.write(vec![put(key, value)]);
+            if left.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// The snapshot in progress takes the place of the one before.
+    pub(crate) fn finish_snapshot(&mut self) {
+        assert!(self.steps.is_empty(), "one commit at a time");
+        let finished = self.snapshot.take().expect("a snapshot was begun");
+        let InProgress {
+            snapshot,
+            head_revision,
+        } = finished;
+        let (from, first) = (self.layout.snapshots(), self.layout.snapshot(&snapshot, 0));
+        let deleted_before = self.old.0.max(self.head.snapshot_position());
+        self.old = (deleted_before, snapshot.position + 1);
+        let head = Head {
+            snapshot: Some(snapshot),
+            ..self.next_head()
+        };
+        self.commit(head, Vec::new());
+        self.write(vec![delete(from, first)]);
+        self.steps.push_back(Step::Compact(Request::Compact {
+            revision: head_revision,
+        }));
+    }
+
+    fn next_head(&self) -> Head {
+        Head {
+            writer: self.writer,
+            commit: self.head.commit + 1,
+            ..self.head.clone()
+        }
+    }
+
+    /// Deletes the batches of these positions.
+    fn deletions(&self, from: u64, to: u64) -> [Op; 2] {
+        let layout = &self.layout;
+        [
+            delete(layout.log(from), layout.log(to)),
+            delete(layout.parts_from(from), layout.parts_from(to)),
+        ]
+    }
+
+    fn commit(&mut self, head: Head, mut ops: Vec<Op>) {
+        ops.push(put(self.layout.head(), head.encode()));
+        let fence = vec![
+            self.leads(),
+            Compare::Modified {
+                key: self.layout.head(),
+                revision: self.head_revision,
+            },
+        ];
+        let request = self.txn(fence, ops);
+        self.steps.push_back(Step::Commit(request, head));
+    }
+
+    fn write(&mut self, ops: Vec<Op>) {
+        let request = self.txn(vec![self.leads()], ops);
+        self.steps.push_back(Step::Write(request));
+    }
+
+    fn leads(&self) -> Compare {
+        Compare::Created {
+            key: self.layout.leader(),
+            revision: self.led_since,
+        }
+    }
+
+    fn txn(&self, compare: Vec<Compare>, success: Vec<Op>) -> Request {
+        let ranges = [self.layout.leader(), self.layout.head()];
+        Request::Txn(Txn {
+            compare,
+            success,
+            failure: ranges.map(|key| Op::Range(Range::key(key))).to_vec(),
+        })
+    }
+}
+
+/// The first byte of a part of a snapshot: whether its chunk goes on.
+const PART: u8 = b'+';
+const LAST_PART: u8 = b'.';
+
+/// A part of a chunk, and whether it is the last one of it.
+pub(crate) fn snapshot_part(value: &[u8]) -> Option<(&[u8], bool)> {
+    match value.split_first()? {
+        (&PART, bytes) => Some((bytes, false)),
+        (&LAST_PART, bytes) => Some((bytes, true)),
+        _ => None,
+    }
+}
+
+/// What stands before the bytes in a key of the log, in a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LogRecord {
+    /// How many parts of the batch are in keys of their own, before the bytes here.
+    pub(crate) parts: u64,
+    pub(crate) writer: u64,
+}
+
+impl LogRecord {
+    fn encode(self, bytes: &[u8]) -> Vec<u8> {
+        let Self { parts, writer } = self;
+        let mut line = String::new();
+        // A string takes all.
+        let _ = writeln!(line, "batch {parts} {writer:016x}");
+        let mut value = line.into_bytes();
+        value.extend_from_slice(bytes);
+        value
+    }
+
+    /// The record and the bytes after it.
+    pub(crate) fn parse(value: &[u8]) -> Option<(Self, &[u8])> {
+        let end = value.iter().take(64).position(|byte| *byte == b'\n')?;
+        let mut words = std::str::from_utf8(&value[..end]).ok()?.split(' ');
+        if words.next() != Some("batch") {
+            return None;
+        }
+        let parts = words.next()?.parse().ok()?;
+        let writer = u64::from_str_radix(words.next()?, 16).ok()?;
+        let record = Self { parts, writer };
+        words
+            .next()
+            .is_none()
+            .then_some((record, &value[end + 1..]))
+    }
+}
+
+const fn put(key: String, value: Vec<u8>) -> Op {
+    Op::Put {
+        key,
+        value,
+        lease: 0,
+    }
+}
+
+const fn delete(key: String, end: String) -> Op {
+    Op::Delete { key, end }
+}

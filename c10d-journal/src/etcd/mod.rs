@@ -1,0 +1,32 @@
+//! An engine in etcd, for a store that any of several processes may serve, one at a time, on any host.
+//!
+//! The parts: [`log`] writes and [`reader`] reads a log of batches with snapshots, [`leader`] decides when a process may.
+//! All three are pure, and are tried against a simulated etcd in `sim`. [`journal`] runs them over [`gateway`], and
+//! [`lease`] keeps the leader's lease.
+
+mod body;
+mod gateway;
+mod http;
+mod journal;
+mod layout;
+mod leader;
+mod lease;
+mod log;
+mod message;
+mod options;
+mod reader;
+#[cfg(test)]
+mod real_site;
+#[cfg(test)]
+mod real_tests;
+#[cfg(all(test, feature = "tls"))]
+mod real_tls_tests;
+#[cfg(test)]
+mod served_tests;
+#[cfg(test)]
+mod sim;
+#[cfg(test)]
+mod sim_tests;
+
+pub use journal::EtcdJournal;
+pub use options::{EtcdAddressError, EtcdDirectory, EtcdLeader, EtcdLookupError, EtcdOptions};

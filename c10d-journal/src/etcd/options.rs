@@ -1,0 +1,216 @@
+//! Where a journal in etcd is, and who serves it.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use c10d_socket::{Cancel, Credentials, Deadline, HostPortError, is_printable, printable};
+
+use super::gateway::{CallError, Gateway, Site, User};
+use super::layout::{Head, Layout, Leader};
+use super::message::{Answer, Op, Range, Request, Txn};
+
+/// The members of etcd, and the prefix of the journal's keys: `etcd://H1:2379,H2:2379/PREFIX`.
+///
+/// ```
+/// use c10d_journal::EtcdOptions;
+///
+/// let options: EtcdOptions = "etcd://node1:2379,node2:2379/c10d/job-17".parse()?;
+/// assert_eq!(options.to_string(), "etcd://node1:2379,node2:2379/c10d/job-17");
+/// assert!("etcd://node1:2379".parse::<EtcdOptions>().is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EtcdOptions {
+    pub(super) site: Arc<Site>,
+    pub(super) layout: Layout,
+    pub(super) ttl: Duration,
+}
+
+/// A text that does not say where etcd is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not etcd://HOST:PORT,.../PREFIX: {reason}")]
+pub struct EtcdAddressError {
+    text: String,
+    reason: String,
+}
+
+/// How long a leader that says nothing goes on leading: etcd's shortest lease at its default election timeout.
+const LEASE_TTL: Duration = Duration::from_secs(2);
+
+/// The longest prefix.
+const PREFIX_BYTES_MAX: usize = 512;
+
+impl EtcdOptions {
+    /// Sends the certificate of these to etcd, and checks that etcd's is of their authority. With users, the
+    /// certificate must have no common name: etcd's gateway refuses one that has.
+    #[must_use]
+    pub fn with_credentials(mut self, credentials: Credentials) -> Self {
+        Arc::make_mut(&mut self.site).credentials = Some(credentials);
+        self
+    }
+
+    /// The user of etcd, who needs to read and write below the prefix.
+    #[must_use]
+    pub fn with_user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
+        let user = User {
+            name: name.into(),
+            password: password.into(),
+        };
+        Arc::make_mut(&mut self.site).user = Some(user);
+        self
+    }
+
+    /// How long a leader that says nothing goes on leading, in whole seconds. etcd grants at least 1.5 times its election
+    /// timeout. Default 2 s.
+    #[must_use]
+    pub const fn with_lease_ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+}
+
+impl FromStr for EtcdOptions {
+    type Err = EtcdAddressError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let fail = |reason: String| EtcdAddressError {
+            text: text.to_owned(),
+            reason,
+        };
+        let rest = text.strip_prefix("etcd://");
+        let rest = rest.ok_or_else(|| fail("it does not begin with etcd://".to_owned()))?;
+        let (hosts, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        let prefix = prefix.trim_end_matches('/');
+        if prefix.is_empty() || prefix.len() > PREFIX_BYTES_MAX {
+            let reason = format!(
+                "the prefix has {} bytes, not 1 to {PREFIX_BYTES_MAX}",
+                prefix.len()
+            );
+            return Err(fail(reason));
+        }
+        if prefix
+            .chars()
+            .any(|it| it.is_whitespace() || !is_printable(it))
+        {
+            return Err(fail(
+                "the prefix has a space or a character that cannot be shown".to_owned(),
+            ));
+        }
+        let endpoints = hosts.split(',').map(str::parse).collect::<Result<_, _>>();
+        let endpoints = endpoints.map_err(|error: HostPortError| fail(error.to_string()))?;
+        Ok(Self {
+            site: Arc::new(Site {
+                endpoints,
+                credentials: None,
+                user: None,
+            }),
+            layout: Layout::new(prefix),
+            ttl: LEASE_TTL,
+        })
+    }
+}
+
+impl fmt::Display for EtcdOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("etcd://")?;
+        for (index, endpoint) in self.site.endpoints.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            write!(f, "{comma}{endpoint}")?;
+        }
+        write!(f, "/{}", self.layout.prefix())
+    }
+}
+
+/// Finds the process that serves the store of a journal in etcd.
+#[derive(Debug)]
+pub struct EtcdDirectory {
+    gateway: Gateway,
+    layout: Layout,
+}
+
+/// The process that serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EtcdLeader {
+    /// Where its store can be reached.
+    pub address: String,
+    /// How often the store was opened to serve, this time included: a later leader has a higher one.
+    pub epoch: u64,
+    /// Its process and host, for messages.
+    pub process: String,
+    /// Seconds since 1970 by its clock, when it began to lead.
+    pub since: u64,
+}
+
+/// etcd does not say who serves.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot look up who serves the store in {place}: {reason}")]
+pub struct EtcdLookupError {
+    place: String,
+    reason: String,
+}
+
+impl EtcdDirectory {
+    /// Does not connect yet. `cancel` ends lookups.
+    #[must_use]
+    pub fn new(options: &EtcdOptions, cancel: Cancel) -> Self {
+        Self {
+            gateway: Gateway::new(Arc::clone(&options.site), cancel),
+            layout: options.layout.clone(),
+        }
+    }
+
+    /// The process that serves now; `None` while none does. Blocks until the deadline at most.
+    ///
+    /// # Errors
+    /// [`EtcdLookupError`]: no member of etcd answers in time, or it refuses, or what it has is not of a journal.
+    pub fn lookup(&mut self, deadline: Deadline) -> Result<Option<EtcdLeader>, EtcdLookupError> {
+        let found = read_leader(&mut self.gateway, &self.layout, deadline);
+        let (leader, head) = found.map_err(|reason| EtcdLookupError {
+            place: self.layout.place(),
+            reason,
+        })?;
+        Ok(match (leader, head) {
+            // Else it does not serve yet: the head is of the leader before.
+            (Some(leader), Some(head)) if leader.writer == head.writer => Some(EtcdLeader {
+                process: format!(
+                    "process {} on {}",
+                    leader.process,
+                    printable(&leader.host, 255)
+                ),
+                address: leader.address,
+                epoch: head.epoch,
+                since: leader.since,
+            }),
+            _ => None,
+        })
+    }
+}
+
+/// The leader and the head at one moment.
+pub(super) fn read_leader(
+    gateway: &mut Gateway,
+    layout: &Layout,
+    deadline: Deadline,
+) -> Result<(Option<Leader>, Option<Head>), String> {
+    let keys = [layout.leader(), layout.head()];
+    let look = Request::Txn(Txn {
+        compare: Vec::new(),
+        success: keys.map(|key| Op::Range(Range::key(key))).to_vec(),
+        failure: Vec::new(),
+    });
+    let answer = gateway.call(&look, deadline);
+    let answer = answer.map_err(|error: CallError| error.to_string())?;
+    let Answer::Txn { ranges, .. } = answer else {
+        return Err("etcd's answer is not one to this request".to_owned());
+    };
+    let [leader, head] = &*ranges else {
+        return Err("etcd's answer is incomplete".to_owned());
+    };
+    let head = head.first().map(|head| layout.parse_head(&head.value));
+    let head = head.transpose().map_err(|error| error.to_string())?;
+    let leader = leader.first().and_then(|it| Leader::parse(&it.value));
+    Ok((leader, head))
+}

@@ -1,0 +1,169 @@
+//! A real etcd for tests, of the program that `C10D_ETCD` names.
+
+use std::env;
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Cancel, Deadline};
+
+use super::gateway::{CallError, Gateway};
+use super::message::{Answer, Request, Txn};
+use super::options::EtcdOptions;
+
+/// Members of one cluster, killed when it is dropped.
+pub(crate) struct RealSite {
+    members: Vec<Child>,
+    client_ports: Vec<u16>,
+    _folder: tempfile::TempDir,
+}
+
+impl RealSite {
+    /// Starts so many members, which elect within 0.6 s, and waits until they answer.
+    pub(crate) fn start(members: usize) -> Self {
+        Self::with_options(members, "http", &[])
+    }
+
+    /// The same, with options of etcd, and without waiting for an answer.
+    pub(crate) fn with_options(members: usize, scheme: &str, options: &[&str]) -> Self {
+        let program = env::var("C10D_ETCD").expect("C10D_ETCD names the program etcd");
+        let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+        let folder = folder.expect("a folder");
+        // etcd must be told the ports that others find it at.
+        let sockets: Vec<_> = (0..2 * members)
+            .map(|_| TcpListener::bind("127.0.0.1:0").expect("a port"))
+            .collect();
+        let ports: Vec<u16> = sockets
+            .iter()
+            .map(|socket| socket.local_addr().expect("it is bound").port())
+            .collect();
+        drop(sockets);
+        let (client_ports, peer_ports) = ports.split_at(members);
+        let cluster: Vec<_> = peer_ports
+            .iter()
+            .enumerate()
+            .map(|(index, port)| format!("m{index}=http://127.0.0.1:{port}"))
+            .collect();
+        let members = (0..members).map(|index| {
+            let client = format!("{scheme}://127.0.0.1:{}", client_ports[index]);
+            let peer = format!("http://127.0.0.1:{}", peer_ports[index]);
+            Command::new(&program)
+                .args(["--name", &format!("m{index}"), "--data-dir"])
+                .arg(folder.path().join(format!("m{index}")))
+                .args(["--log-level", "error", "--unsafe-no-fsync"])
+                .args(["--heartbeat-interval", "30", "--election-timeout", "300"])
+                .args([
+                    "--listen-client-urls",
+                    &client,
+                    "--advertise-client-urls",
+                    &client,
+                ])
+                .args([
+                    "--listen-peer-urls",
+                    &peer,
+                    "--initial-advertise-peer-urls",
+                    &peer,
+                ])
+                .args(["--initial-cluster", &cluster.join(",")])
+                .args([
+                    "--initial-cluster-state",
+                    "new",
+                    "--initial-cluster-token",
+                    "t",
+                ])
+                .args(options)
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("etcd starts")
+        });
+        let site = Self {
+            members: members.collect(),
+            client_ports: client_ports.to_vec(),
+            _folder: folder,
+        };
+        if options.is_empty() {
+            for member in 0..site.members.len() {
+                site.wait_for(member);
+            }
+        }
+        site
+    }
+
+    fn wait_for(&self, member: usize) {
+        let mut gateway = self.gateway_of(member);
+        let deadline = Deadline::after(Instant::now(), Duration::from_secs(60));
+        let nothing = Request::Txn(Txn {
+            compare: Vec::new(),
+            success: Vec::new(),
+            failure: Vec::new(),
+        });
+        let answer = gateway.call(&nothing, deadline);
+        assert!(matches!(answer, Ok(Answer::Txn { .. })), "{answer:?}");
+    }
+
+    /// All members, from this one on.
+    pub(crate) fn options_from(&self, first: usize) -> EtcdOptions {
+        let mut ports = self.client_ports.clone();
+        ports.rotate_left(first);
+        let hosts: Vec<_> = ports
+            .iter()
+            .map(|port| format!("127.0.0.1:{port}"))
+            .collect();
+        let address = format!("etcd://{}/c10d/test", hosts.join(","));
+        address.parse().expect("an address")
+    }
+
+    pub(crate) fn options(&self) -> EtcdOptions {
+        self.options_from(0)
+    }
+
+    /// One member only.
+    pub(crate) fn options_of(&self, member: usize) -> EtcdOptions {
+        let address = format!("etcd://127.0.0.1:{}/c10d/test", self.client_ports[member]);
+        address.parse().expect("an address")
+    }
+
+    pub(crate) fn gateway_of(&self, member: usize) -> Gateway {
+        let site = Arc::clone(&self.options_of(member).site);
+        Gateway::new(site, Cancel::NEVER)
+    }
+
+    pub(crate) fn gateway(&self) -> Gateway {
+        Gateway::new(Arc::clone(&self.options().site), Cancel::NEVER)
+    }
+
+    pub(crate) fn signal(&self, member: usize, signal: &str) {
+        let id = self.members[member].id().to_string();
+        let status = Command::new("kill").args([signal, &id]).status();
+        assert!(status.is_ok_and(|status| status.success()));
+    }
+}
+
+impl Drop for RealSite {
+    fn drop(&mut self) {
+        for member in &mut self.members {
+            let _ = member.kill();
+            let _ = member.wait();
+        }
+    }
+}
+
+/// Calls with time enough.
+pub(crate) fn call(gateway: &mut Gateway, request: &Request) -> Result<Answer, CallError> {
+    gateway.call(
+        request,
+        Deadline::after(Instant::now(), Duration::from_secs(30)),
+    )
+}
+
+/// Waits until it is so.
+pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "not within a minute: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}

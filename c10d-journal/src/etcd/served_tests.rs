@@ -1,0 +1,146 @@
+//! Servers over a real etcd, which the environment variable `C10D_ETCD` names.
+
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Cancel, Deadline, HostPort};
+use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+
+use super::journal::EtcdJournal;
+use super::message::{Op, Request, Txn};
+use super::options::{EtcdDirectory, EtcdOptions};
+use super::real_site::{RealSite, call, eventually};
+
+fn stand_by(options: &EtcdOptions) -> TcpStoreServer {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("it is bound");
+    let address = HostPort::new("127.0.0.1", address.port());
+    let source = EtcdJournal::source(options.clone(), address);
+    let options = ServerOptions::default().with_journal(source);
+    TcpStoreServer::stand_by(vec![listener], options).expect("it listens")
+}
+
+fn client_of_leader(options: &EtcdOptions) -> (TcpStore, u64) {
+    let mut directory = EtcdDirectory::new(options, Cancel::NEVER);
+    let mut found = None;
+    eventually("one leads", || {
+        let deadline = Deadline::after(Instant::now(), Duration::from_secs(30));
+        let leader = directory.lookup(deadline).expect("etcd answers");
+        found = leader.and_then(|leader| {
+            let address: HostPort = leader.address.parse().expect("an address");
+            let store = TcpStore::connect(address.host(), address.port()).ok()?;
+            Some((store, leader.epoch))
+        });
+        found.is_some()
+    });
+    found.expect("it was found")
+}
+
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn a_server_takes_over_what_another_one_has_answered() {
+    let site = RealSite::start(3);
+    let options = site.options();
+    let mut servers: Vec<_> = (0..3).map(|_| stand_by(&options)).collect();
+    for round in 1..=3_u64 {
+        eventually("one serves", || servers.iter().any(|it| !it.is_standby()));
+        let (store, epoch) = client_of_leader(&options);
+        assert_eq!(epoch, round);
+        for _ in 0..10 {
+            store.add("sum", 1).expect("it leads");
+        }
+        assert_eq!(store.add("sum", 0).expect("it leads"), 10 * round as i64);
+        let index = servers.iter().position(|it| !it.is_standby());
+        // Its end hands over.
+        drop(servers.remove(index.expect("one serves")));
+    }
+    assert!(servers.is_empty());
+}
+
+/// A server whose lease is ended behind its back stops, and says who leads.
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn a_server_that_was_deposed_stops() {
+    let site = RealSite::start(1);
+    let options = site.options();
+    let old = stand_by(&options);
+    let (store, _) = client_of_leader(&options);
+    store.add("sum", 1).expect("it leads");
+    let key = options.layout.leader();
+    let delete = Request::Txn(Txn {
+        compare: Vec::new(),
+        success: vec![Op::Delete {
+            end: format!("{key}\0"),
+            key,
+        }],
+        failure: Vec::new(),
+    });
+    call(&mut site.gateway(), &delete).expect("deleted");
+    let new = stand_by(&options);
+    eventually("it leads", || !new.is_standby());
+    store.add("sum", 1).expect_err("it leads no more");
+    eventually("it stops", || !old.is_running());
+    let failure = old.journal_failure().expect("why").to_string();
+    assert!(failure.contains(&new.local_addr().to_string()), "{failure}");
+    let (store, epoch) = client_of_leader(&options);
+    assert_eq!(epoch, 2);
+    let sum = store.add("sum", 0).expect("it leads");
+    assert!((1..=2).contains(&sum), "{sum}");
+}
+
+/// Measures; proves nothing.
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+#[expect(clippy::print_stdout, reason = "the figures are for readers")]
+fn measure_an_add_and_its_transaction() {
+    let site = RealSite::start(3);
+    let options = site.options();
+    let _server = stand_by(&options);
+    let (store, _) = client_of_leader(&options);
+    let mut gateway = site.gateway();
+    let transaction = Request::Txn(Txn {
+        compare: Vec::new(),
+        success: ["a", "b"]
+            .map(|key| Op::Put {
+                key: key.to_owned(),
+                value: vec![7; 150],
+                lease: 0,
+            })
+            .to_vec(),
+        failure: Vec::new(),
+    });
+    let p50 = |call: &mut dyn FnMut()| {
+        let mut times: Vec<_> = (0..500)
+            .map(|_| {
+                let start = Instant::now();
+                call();
+                start.elapsed()
+            })
+            .collect();
+        times.sort_unstable();
+        (times[50], times[250])
+    };
+    for _ in 0..3 {
+        let add = p50(&mut || {
+            store.add("sum", 1).expect("it leads");
+        });
+        let bare = p50(&mut || {
+            call(&mut gateway, &transaction).expect("etcd answers");
+        });
+        println!("p10, p50: ADD {add:?}, a transaction of two puts {bare:?}");
+    }
+    let clients: Vec<_> = (0..64).map(|_| client_of_leader(&options).0).collect();
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for client in &clients {
+            scope.spawn(move || {
+                for _ in 0..100 {
+                    client.add("sum", 1).expect("it leads");
+                }
+            });
+        }
+    });
+    let rate = 6400.0 / start.elapsed().as_secs_f64();
+    println!("64 clients: {rate:.0} ADD/s");
+}

@@ -1,0 +1,610 @@
+//! Candidates over the simulated etcd: every order of a few steps, and long random histories.
+//!
+//! Answers are lost, requests are carried out late, after newer ones, processes end, time passes. After each step: at most
+//! one process may answer, and it knows all that was confirmed; whatever is confirmed stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::env;
+use std::time::Duration;
+
+use super::layout::{Layout, Leader};
+use super::leader::{Candidate, Next};
+use super::lease::Guard;
+use super::log::{Stopped, Writer};
+use super::message::{Answer, Compare, Failure, Range, Request};
+use super::reader::Piece;
+use super::sim::SimEtcd;
+
+const TTL_SECONDS: u64 = 2;
+const TICK: Duration = Duration::from_millis(450);
+
+/// What is wrong with the code under test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mutant {
+    None,
+    /// The fence does not compare the leader.
+    NoLeader,
+    /// The fence does not compare the head.
+    NoHead,
+    /// The head is read before the leader's key is made.
+    HeadBefore,
+    /// A leader answers until it learns that it leads no more.
+    NoGuard,
+    /// A commit gives the right to answer, too.
+    CommitGuards,
+    /// The right to answer counts from the answer, not from the request.
+    GuardFromAnswer,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Act {
+    /// The next request is carried out and answered.
+    Answer(usize),
+    /// It is carried out, and the answer is lost.
+    Lose(usize),
+    /// It is not carried out yet.
+    Delay(usize),
+    /// The oldest of those is.
+    Late,
+    Watch(usize),
+    Append(usize),
+    Snapshot(usize),
+    SendKeepAlive(usize),
+    AnswerKeepAlive(usize),
+    End(usize),
+    Tick,
+}
+
+impl Act {
+    const fn process(self) -> Option<usize> {
+        match self {
+            Self::Answer(process)
+            | Self::Lose(process)
+            | Self::Delay(process)
+            | Self::Watch(process)
+            | Self::Append(process)
+            | Self::Snapshot(process)
+            | Self::SendKeepAlive(process)
+            | Self::AnswerKeepAlive(process)
+            | Self::End(process) => Some(process),
+            Self::Late | Self::Tick => None,
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Role {
+    Candidate(Box<Candidate>),
+    Leader {
+        writer: Box<Writer>,
+        /// What is appended, while it is.
+        appending: Option<(u64, String)>,
+        /// Steps of a snapshot in progress that are left: its chunk and its end.
+        snapshot: Vec<Option<Vec<u8>>>,
+    },
+}
+
+#[derive(Debug, Clone)]
+struct Process {
+    role: Role,
+    known: BTreeMap<u64, String>,
+    /// The lease, and until when it gives the right to answer.
+    lease: Option<(u64, Duration)>,
+    /// When the keepalive was sent that is on its way.
+    keep_alive: Option<Duration>,
+    /// What etcd was when it began its campaign.
+    before: Option<Box<SimEtcd>>,
+}
+
+#[derive(Debug, Clone)]
+struct World {
+    mutant: Mutant,
+    etcd: SimEtcd,
+    layout: Layout,
+    processes: Vec<Process>,
+    started: u64,
+    late: Vec<Request>,
+    appended: BTreeSet<(u64, String)>,
+    confirmed: BTreeMap<u64, String>,
+    epoch: u64,
+}
+
+type Law = Result<(), String>;
+
+impl World {
+    fn new(processes: usize, mutant: Mutant) -> Self {
+        let mut layout = Layout::new("p");
+        layout.part_bytes = 8;
+        let mut world = Self {
+            mutant,
+            etcd: SimEtcd::default(),
+            layout,
+            processes: Vec::new(),
+            started: 0,
+            late: Vec::new(),
+            appended: BTreeSet::new(),
+            confirmed: BTreeMap::new(),
+            epoch: 0,
+        };
+        for _ in 0..processes {
+            let process = world.started();
+            world.processes.push(process);
+        }
+        world
+    }
+
+    fn started(&mut self) -> Process {
+        self.started += 1;
+        let me = Leader {
+            address: format!("host{}:1", self.started),
+            process: self.started,
+            host: "host".to_owned(),
+            since: 0,
+            writer: self.started << 32,
+        };
+        let store = [self.started as u8; 16];
+        let candidate = Candidate::new(self.layout.clone(), me, TTL_SECONDS, store);
+        Process {
+            role: Role::Candidate(Box::new(candidate)),
+            known: BTreeMap::new(),
+            lease: None,
+            keep_alive: None,
+            before: None,
+        }
+    }
+
+    /// The request that a process has to make, if it is a request.
+    fn request(&self, process: usize) -> Option<Request> {
+        match &self.processes[process].role {
+            Role::Candidate(candidate) => match candidate.next() {
+                Next::Call(request) => Some(request),
+                _ => None,
+            },
+            Role::Leader { writer, .. } => writer.next().cloned(),
+        }
+    }
+
+    fn acts(&self) -> Vec<Act> {
+        let mut acts = vec![Act::Tick];
+        if !self.late.is_empty() {
+            acts.push(Act::Late);
+        }
+        for (index, process) in self.processes.iter().enumerate() {
+            if self.request(index).is_some() {
+                acts.extend([Act::Answer(index), Act::Lose(index), Act::Delay(index)]);
+            }
+            match &process.role {
+                Role::Candidate(candidate) => {
+                    if let Next::Watch { from_revision } = candidate.next() {
+                        let (key, end) = self.layout.watched();
+                        if self.etcd.watch(&key, &end, from_revision).is_some() {
+                            acts.push(Act::Watch(index));
+                        }
+                    }
+                }
+                Role::Leader { writer, .. } if writer.next().is_none() => {
+                    acts.extend([Act::Append(index), Act::Snapshot(index)]);
+                }
+                Role::Leader { .. } => {}
+            }
+            if process.lease.is_some() {
+                acts.push(match process.keep_alive {
+                    None => Act::SendKeepAlive(index),
+                    Some(_) => Act::AnswerKeepAlive(index),
+                });
+            }
+            acts.push(Act::End(index));
+        }
+        acts
+    }
+
+    fn act(&mut self, act: Act) -> Law {
+        match act {
+            Act::Tick => self.etcd.pass(TICK),
+            Act::Late => {
+                let request = self.late.remove(0);
+                let _ = self.carry_out(&request);
+            }
+            Act::End(process) => self.processes[process] = self.started(),
+            Act::Answer(process) => {
+                let request = self.request(process).expect("it is enabled");
+                let answer = self.carry_out_for(process, &request);
+                self.answered(process, &request, answer)?;
+            }
+            Act::Lose(process) | Act::Delay(process) => {
+                let request = self.request(process).expect("it is enabled");
+                if matches!(act, Act::Lose(_)) {
+                    let _ = self.carry_out(&request);
+                } else {
+                    self.late.push(request.clone());
+                }
+                let unknown = Failure::Unknown("lost".to_owned());
+                self.answered(process, &request, Err(unknown))?;
+            }
+            Act::Watch(process) => {
+                let Role::Candidate(candidate) = &mut self.processes[process].role else {
+                    return Ok(());
+                };
+                let Next::Watch { from_revision } = candidate.next() else {
+                    return Ok(());
+                };
+                let (key, end) = self.layout.watched();
+                if let Some(watched) = self.etcd.watch(&key, &end, from_revision) {
+                    let mut pieces = Vec::new();
+                    candidate
+                        .watched(watched, &mut pieces)
+                        .map_err(|error| error.to_string())?;
+                    self.processes[process].visit(pieces);
+                }
+            }
+            Act::Append(process) => {
+                let number = self.appended.len();
+                let it = &mut self.processes[process];
+                let Role::Leader {
+                    writer, appending, ..
+                } = &mut it.role
+                else {
+                    return Ok(());
+                };
+                let position = writer.head().position + 1;
+                // Some in parts.
+                let width = [1, 12, 20][number % 3];
+                let batch = format!("{number:width$}");
+                writer.append(position, batch.as_bytes());
+                *appending = Some((position, batch.clone()));
+                it.known.insert(position, batch.clone());
+                self.appended.insert((position, batch));
+            }
+            Act::Snapshot(process) => {
+                let it = &mut self.processes[process];
+                let Role::Leader {
+                    writer, snapshot, ..
+                } = &mut it.role
+                else {
+                    return Ok(());
+                };
+                match snapshot.pop() {
+                    None => {
+                        let lines = it.known.iter().map(|(at, batch)| format!("{at}={batch}\n"));
+                        let chunk = lines.collect::<String>().into_bytes();
+                        *snapshot = vec![None, Some(chunk)];
+                        writer.begin_snapshot(writer.head().position);
+                    }
+                    Some(Some(chunk)) => writer.add_to_snapshot(&chunk),
+                    Some(None) => writer.finish_snapshot(),
+                }
+            }
+            Act::SendKeepAlive(process) => {
+                self.processes[process].keep_alive = Some(self.etcd.now());
+            }
+            Act::AnswerKeepAlive(process) => self.keep_alive(process),
+        }
+        self.check()
+    }
+
+    fn keep_alive(&mut self, process: usize) {
+        let it = &mut self.processes[process];
+        let (Some(sent), Some((lease, until))) = (it.keep_alive.take(), &mut it.lease) else {
+            return;
+        };
+        match self.etcd.carry_out(&Request::KeepAlive { lease: *lease }) {
+            Ok(Answer::Lease { ttl_seconds, .. }) if ttl_seconds > 0 => {
+                let from = match self.mutant {
+                    // The answer takes a while, too.
+                    Mutant::GuardFromAnswer => self.etcd.now() + 2 * TICK,
+                    _ => sent,
+                };
+                *until = Guard::new(ttl_seconds).until(from).max(*until);
+            }
+            // The server stops; its process starts anew.
+            _ => self.processes[process] = self.started(),
+        }
+    }
+
+    fn carry_out(&mut self, request: &Request) -> Result<Answer, Failure> {
+        let mut request = request.clone();
+        if let Request::Txn(txn) = &mut request {
+            txn.compare.retain(|compare| match (self.mutant, compare) {
+                (Mutant::NoLeader, Compare::Created { revision, .. }) => *revision == 0,
+                (Mutant::NoHead, Compare::Modified { .. }) => false,
+                _ => true,
+            });
+        }
+        self.etcd.carry_out(&request)
+    }
+
+    fn carry_out_for(&mut self, process: usize, request: &Request) -> Result<Answer, Failure> {
+        if self.mutant == Mutant::HeadBefore
+            && let Some(before) = &mut self.processes[process].before
+            && matches!(request, Request::Range(Range { revision: 0, .. }))
+        {
+            return before.carry_out(request);
+        }
+        self.carry_out(request)
+    }
+
+    fn answered(
+        &mut self,
+        process: usize,
+        request: &Request,
+        answer: Result<Answer, Failure>,
+    ) -> Law {
+        let now = self.etcd.now();
+        let it = &mut self.processes[process];
+        match (request, &answer) {
+            (Request::Grant { .. }, Ok(Answer::Lease { id, .. })) => {
+                // Asked for just now: a grant that was lost is another lease.
+                it.lease = Some((*id, Guard::new(TTL_SECONDS).until(now)));
+                it.keep_alive = None;
+                it.before = Some(Box::new(self.etcd.clone()));
+            }
+            (Request::Revoke { .. }, _) => it.lease = None,
+            _ => {}
+        }
+        match &mut it.role {
+            Role::Candidate(candidate) => {
+                let mut pieces = Vec::new();
+                let result = candidate.answered(answer, &mut pieces);
+                result.map_err(|error| error.to_string())?;
+                let leads = candidate.next() == Next::Lead;
+                it.visit(pieces);
+                if leads {
+                    self.lead(process)?;
+                }
+            }
+            Role::Leader {
+                writer, appending, ..
+            } => match writer.answered(answer) {
+                Ok(()) => {
+                    if writer.next().is_none() {
+                        if self.mutant == Mutant::CommitGuards
+                            && let Some((_, until)) = &mut it.lease
+                        {
+                            *until = Guard::new(TTL_SECONDS).until(now).max(*until);
+                        }
+                        let epoch = writer.head().epoch;
+                        if let Some((position, batch)) = appending.take() {
+                            self.confirm(epoch, position, batch)?;
+                        }
+                    }
+                }
+                Err(Stopped::Deposed(_)) => self.processes[process] = self.started(),
+                Err(stopped) => return Err(format!("a leader stops: {stopped:?}")),
+            },
+        }
+        Ok(())
+    }
+
+    fn lead(&mut self, process: usize) -> Law {
+        let next = self.started();
+        let it = std::mem::replace(&mut self.processes[process], next);
+        let Role::Candidate(candidate) = it.role else {
+            return Ok(());
+        };
+        let writer = candidate.into_writer().ok_or("it has no writer")?;
+        let head = writer.head();
+        if head.epoch <= self.epoch {
+            return Err(format!("epoch {} follows {}", head.epoch, self.epoch));
+        }
+        self.epoch = head.epoch;
+        if !it.known.keys().copied().eq(1..=head.position) {
+            return Err(format!("up to {}: {:?}", head.position, it.known));
+        }
+        for (position, batch) in &it.known {
+            if !self.appended.contains(&(*position, batch.clone())) {
+                return Err(format!("batch {position} was never appended: {batch}"));
+            }
+        }
+        self.processes[process] = Process {
+            role: Role::Leader {
+                writer: Box::new(writer),
+                appending: None,
+                snapshot: Vec::new(),
+            },
+            ..it
+        };
+        for (position, batch) in &self.confirmed {
+            if self.processes[process].known.get(position) != Some(batch) {
+                return Err(format!("confirmed batch {position} is lost: {batch}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn confirm(&mut self, epoch: u64, position: u64, batch: String) -> Law {
+        if epoch != self.epoch {
+            return Err(format!("epoch {epoch} confirms in {}", self.epoch));
+        }
+        match self.confirmed.insert(position, batch.clone()) {
+            Some(other) if other != batch => Err(format!("{position} is {other} and {batch}")),
+            _ => Ok(()),
+        }
+    }
+
+    fn check(&self) -> Law {
+        let now = self.etcd.now();
+        let may_answer = |it: &&Process| {
+            let until = it.lease.map_or(Duration::ZERO, |(_, until)| until);
+            let is_in_time = now < until || self.mutant == Mutant::NoGuard;
+            matches!(it.role, Role::Leader { .. }) && is_in_time
+        };
+        let answering: Vec<_> = self.processes.iter().filter(may_answer).collect();
+        if answering.len() > 1 {
+            return Err("two processes may answer".to_owned());
+        }
+        for it in answering {
+            for (position, batch) in &self.confirmed {
+                if it.known.get(position) != Some(batch) {
+                    return Err(format!("it answers without batch {position}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything works again: one leads, and has all that was confirmed.
+    fn heal(&mut self) -> Law {
+        while !self.late.is_empty() {
+            self.act(Act::Late)?;
+        }
+        for _ in 0..400 {
+            for process in 0..self.processes.len() {
+                if let Role::Leader { writer, .. } = &self.processes[process].role
+                    && writer.next().is_none()
+                {
+                    let before = self.confirmed.len();
+                    self.act(Act::Append(process))?;
+                    while self.request(process).is_some()
+                        && matches!(self.processes[process].role, Role::Leader { .. })
+                    {
+                        self.act(Act::Answer(process))?;
+                    }
+                    if self.confirmed.len() > before {
+                        return Ok(());
+                    }
+                }
+                if self.acts().contains(&Act::Watch(process)) {
+                    self.act(Act::Watch(process))?;
+                } else if self.request(process).is_some() {
+                    self.act(Act::Answer(process))?;
+                }
+                if self.processes[process].lease.is_some() {
+                    self.act(Act::SendKeepAlive(process))?;
+                    self.act(Act::AnswerKeepAlive(process))?;
+                }
+            }
+            self.etcd.pass(TICK / 8);
+        }
+        Err("nobody leads".to_owned())
+    }
+}
+
+impl Process {
+    fn visit(&mut self, pieces: Vec<Piece>) {
+        for piece in pieces {
+            match piece {
+                Piece::Restart => self.known.clear(),
+                Piece::Chunk { bytes, .. } => {
+                    let text = String::from_utf8(bytes).expect("text");
+                    for line in text.lines() {
+                        let (at, batch) = line.split_once('=').expect("a line");
+                        self.known
+                            .insert(at.parse().expect("a number"), batch.to_owned());
+                    }
+                }
+                Piece::Batch { position, bytes } => {
+                    let batch = String::from_utf8(bytes).expect("text");
+                    self.known.insert(position, batch);
+                }
+            }
+        }
+    }
+}
+
+/// A random history; what it breaks.
+fn random(seed: u64, mutant: Mutant) -> Law {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut world = World::new(2 + (seed % 2) as usize, mutant);
+    // Some histories lose much, some little.
+    let losses = random.u32(1..12);
+    let keeps = random.u32(1..10);
+    let mut stopped = None;
+    for _ in 0..random.u32(20..220) {
+        // A process is stopped, and resumed.
+        if random.u32(..25) == 0 {
+            stopped = random.bool().then(|| random.usize(..world.processes.len()));
+        }
+        let acts = world.acts();
+        let act = acts[random.usize(..acts.len())];
+        let is_rare = match act {
+            Act::Lose(_) | Act::Delay(_) => random.u32(..30) >= losses,
+            Act::End(_) => random.u32(..40) > 0,
+            Act::SendKeepAlive(_) => random.u32(..10) >= keeps,
+            Act::Late => random.u32(..4) > 0,
+            Act::Tick => random.u32(..3) > 0,
+            _ => false,
+        };
+        if !is_rare && (stopped.is_none() || act.process() != stopped) {
+            world.act(act)?;
+        }
+    }
+    world.heal()
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    let given = env::var(name).ok();
+    given.map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// `SEED=n` repeats a history, `ROUNDS=n` runs n.
+#[test]
+#[expect(clippy::print_stdout, reason = "the first seed is never lost")]
+fn random_histories_keep_every_law() {
+    let first = number("SEED", fastrand::u64(..1 << 40));
+    let is_given = env::var("SEED").is_ok();
+    let rounds = number("ROUNDS", if is_given { 1 } else { 1500 });
+    println!("SEED={first}");
+    for seed in first..first + rounds {
+        if let Err(what) = random(seed, Mutant::None) {
+            panic!("SEED={seed}: {what}");
+        }
+    }
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "what was found is for readers")]
+fn random_histories_find_each_mutant() {
+    for mutant in [
+        Mutant::NoLeader,
+        Mutant::NoHead,
+        Mutant::HeadBefore,
+        Mutant::NoGuard,
+        Mutant::CommitGuards,
+        Mutant::GuardFromAnswer,
+    ] {
+        let found = (0..20_000).find_map(|seed| random(seed, mutant).err().map(|it| (seed, it)));
+        let (seed, what) = found.unwrap_or_else(|| panic!("{mutant:?} was not found"));
+        println!("{mutant:?}: seed {seed}: {what}");
+    }
+}
+
+/// Every order of what may happen in `DEPTH` steps, 5 by default, from a moment on at which one process leads and appends, and another follows.
+#[test]
+#[expect(clippy::print_stdout, reason = "the count is for readers")]
+fn every_order_of_a_takeover_keeps_every_law() {
+    let mut world = World::new(2, Mutant::None);
+    while matches!(world.processes[0].role, Role::Candidate(_)) {
+        world.act(Act::Answer(0)).expect("it leads");
+    }
+    while world.request(1).is_some() {
+        world.act(Act::Answer(1)).expect("it follows");
+    }
+    world.act(Act::Append(0)).expect("it appends");
+    // A part of the lease is over.
+    for _ in 0..3 {
+        world.act(Act::Tick).expect("time");
+    }
+    let depth = number("DEPTH", 5);
+    let mut histories = 0;
+    every_order(&world, depth, &mut Vec::new(), &mut histories);
+    println!("{histories} histories of {depth} steps");
+}
+
+fn every_order(world: &World, depth: u64, past: &mut Vec<Act>, histories: &mut u64) {
+    if depth == 0 {
+        *histories += 1;
+        let mut world = world.clone();
+        world
+            .heal()
+            .unwrap_or_else(|what| panic!("{past:?}: {what}"));
+        return;
+    }
+    for act in world.acts() {
+        let mut next = world.clone();
+        past.push(act);
+        next.act(act)
+            .unwrap_or_else(|what| panic!("{past:?}: {what}"));
+        every_order(&next, depth - 1, past, histories);
+        past.pop();
+    }
+}
