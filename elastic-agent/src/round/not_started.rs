@@ -47,14 +47,7 @@ impl Round {
             }
             Kind::Outage if signal.is_none() => {
                 let why = format!("the store of the rendezvous was out of reach: {error}");
-                out.push(log(Level::Warn, format!("joining another round: {why}")));
-                self.join_again(
-                    RoundCause::MembersChanged(why),
-                    failures,
-                    Joins::Next,
-                    now,
-                    out,
-                )
+                self.join_another(Level::Warn, why, failures, now, out)
             }
             Kind::Cut | Kind::Outage | Kind::Interrupted => finish(
                 Ok(AgentOutcome::Signalled {
@@ -84,14 +77,7 @@ impl Round {
                 let why = membership
                     .and_then(|membership| why_members_changed(&membership))
                     .unwrap_or_else(|| "the members of the round changed".to_owned());
-                out.push(log(Level::Info, format!("joining another round: {why}")));
-                self.join_again(
-                    RoundCause::MembersChanged(why),
-                    failures,
-                    Joins::Next,
-                    now,
-                    out,
-                )
+                self.join_another(Level::Info, why, failures, now, out)
             }
             Input::JobEnd(Some(reason)) => {
                 finish(Ok(AgentOutcome::Ended { reason, failures }), out)
@@ -100,6 +86,19 @@ impl Round {
             Input::JobEnd(None) => finish(Err(error.with_failures(failures)), out),
             _ => Phase::NotStarted { error, failures },
         }
+    }
+
+    fn join_another(
+        &mut self,
+        level: Level,
+        why: String,
+        failures: Option<Failures>,
+        now: Duration,
+        out: &mut Effects,
+    ) -> Phase {
+        out.push(log(level, format!("joining another round: {why}")));
+        let cause = RoundCause::MembersChanged(why);
+        self.join_again(cause, failures, Joins::Next, now, out)
     }
 
     /// The system refused what the workers need: the same rules apply as if a worker had failed. `failures`: those before.
