@@ -192,7 +192,11 @@ impl EventLoop {
                 log::error!("the store server stops, as it cannot poll its sockets: {error}");
                 return;
             }
-            if let Err(error) = self.take_over().and_then(|()| self.release_durable()) {
+            let has_events = events.iter().any(|event| event.token() != WAKER);
+            if let Err(error) = self
+                .take_over()
+                .and_then(|()| self.release_durable(has_events))
+            {
                 log::error!("the store server stops: {error}");
                 // The only failure.
                 let error = self.counts.journal_failure.get_or_init(|| error);
@@ -202,7 +206,7 @@ impl EventLoop {
                 }
                 return self.give_up_keeping();
             }
-            self.handle_events(&events);
+            self.handle_events(&events, has_events);
         }
         self.end_keeping();
         log::debug!(
@@ -218,7 +222,7 @@ impl EventLoop {
             || self
                 .keeping
                 .as_ref()
-                .is_some_and(|it| it.has_work() || it.has_withheld())
+                .is_some_and(|it| it.has_work() || it.has_withheld() || self.state.has_batch())
             || self.state.can_sweep();
         if has_work || self.acceptor.has_ready() || is_observed {
             return Some(Duration::ZERO);
@@ -256,7 +260,7 @@ impl EventLoop {
         all.into_iter().flatten().min()
     }
 
-    fn handle_events(&mut self, events: &Events) {
+    fn handle_events(&mut self, events: &Events, has_events: bool) {
         let now = Instant::now();
         self.state
             .set_now(Moment::from(now.saturating_duration_since(self.started)));
@@ -284,7 +288,8 @@ impl EventLoop {
         self.beat(now);
         self.turn.start_turn();
         self.flush_touched();
-        self.keep_gathered();
+        // Without `ready`: what is left of earlier turns may take long.
+        self.keep_gathered(has_events && self.ready.is_empty(), now);
         self.watch_waits(now);
         self.watch_announcements();
         if let Some(line) = self.acceptor.report(now) {

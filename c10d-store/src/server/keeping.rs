@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use mio::{Token, Waker};
 
+use super::hold::Hold;
 use super::journal_thread::JournalThread;
 use super::recover::OpenJournal;
 use super::sessions::Sessions;
@@ -28,6 +29,7 @@ pub(super) struct Keeping {
     pub(super) durable: u64,
     /// Memory for a batch.
     pub(super) memory: Vec<u8>,
+    pub(super) hold: Hold,
     /// The bytes of the batches since the last snapshot.
     pub(super) bytes_since_snapshot: usize,
     /// Whether a snapshot is being copied.
@@ -62,6 +64,7 @@ impl Keeping {
             thread: JournalThread::start(open.journal, open.cancel, open.durable, waker)?,
             durable: open.durable,
             memory: Vec::new(),
+            hold: Hold::default(),
             bytes_since_snapshot: open.batch_bytes,
             is_copying: false,
             paused: BTreeSet::new(),

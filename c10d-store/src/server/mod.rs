@@ -8,6 +8,7 @@ mod counts;
 mod event_loop;
 mod gate;
 mod held;
+mod hold;
 mod http;
 mod journal_thread;
 mod keeping;

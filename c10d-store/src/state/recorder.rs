@@ -176,9 +176,14 @@ impl Recorder {
         }
     }
 
-    /// The next batch and its position, if there is one and no other is being appended. Takes memory for the one after it.
+    /// Whether there is a batch, and no other is being appended.
+    pub(super) const fn has_batch(&self) -> bool {
+        self.durable + 1 == self.gathering && !self.writer.is_empty()
+    }
+
+    /// The next batch and its position, if [there is one](Self::has_batch). Takes memory for the one after it.
     pub(super) fn take_batch(&mut self, memory: &mut Vec<u8>) -> Option<(u64, Vec<u8>)> {
-        if self.durable + 1 < self.gathering || self.writer.is_empty() {
+        if !self.has_batch() {
             return None;
         }
         let position = self.gathering;

@@ -147,6 +147,12 @@ impl StoreState {
         recorder.map_or(0, |recorder| recorder.gathered_bytes())
     }
 
+    /// Whether there is a batch to [take](Self::take_batch).
+    pub(crate) fn has_batch(&self) -> bool {
+        let recorder = self.slots.recorder.as_ref();
+        recorder.is_some_and(|recorder| recorder.has_batch())
+    }
+
     /// The next batch and its position, if there is one and no other is being appended. Takes memory for the one after it.
     pub(crate) fn take_batch(&mut self, memory: &mut Vec<u8>) -> Option<(u64, Vec<u8>)> {
         self.slots.recorder.as_mut()?.take_batch(memory)

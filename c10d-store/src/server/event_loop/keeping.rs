@@ -24,7 +24,7 @@ impl EventLoop {
     ///
     /// # Errors
     /// The failure of the journal: nothing may be said any more.
-    pub(super) fn release_durable(&mut self) -> Result<(), JournalError> {
+    pub(super) fn release_durable(&mut self, is_busy: bool) -> Result<(), JournalError> {
         let Some(keeping) = &mut self.keeping else {
             return Ok(());
         };
@@ -49,7 +49,7 @@ impl EventLoop {
         keeping.durable = durable;
         self.state.batch_appended();
         // What waited for this batch is at the disk while the replies go out.
-        self.keep_gathered();
+        self.keep_gathered(is_busy, Instant::now());
         self.connections.release(durable);
         self.observed.release(durable);
         while let Some(keeping) = &mut self.keeping
@@ -62,12 +62,17 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Hands over what has gathered, unless a batch is on its way, and a part of a snapshot.
-    pub(super) fn keep_gathered(&mut self) {
+    /// Hands over what has gathered, unless a batch is on its way or this one [waits](super::super::hold), and a part of a
+    /// snapshot.
+    pub(super) fn keep_gathered(&mut self, is_busy: bool, now: Instant) {
         let Some(keeping) = &mut self.keeping else {
             return;
         };
-        if let Some((position, batch)) = self.state.take_batch(&mut keeping.memory) {
+        let gathered_bytes = self.state.gathered_bytes();
+        if keeping.hold.may_go(gathered_bytes, is_busy, now)
+            && let Some((position, batch)) = self.state.take_batch(&mut keeping.memory)
+        {
+            keeping.hold.start_next();
             keeping.bytes_since_snapshot += batch.len();
             keeping.thread.append(position, batch, &mut keeping.memory);
             let enough = SNAPSHOT_AFTER_BYTES.max(self.state.data_bytes());
