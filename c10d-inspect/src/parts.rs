@@ -52,6 +52,11 @@ pub(crate) fn memberships(job: &Job<'_>) -> Vec<MembershipReport> {
                 waits_for: named.collect(),
                 waits_for_count: awaited.count(),
                 time_left_ms: status.time_left.map(milliseconds),
+                departures: status
+                    .departures
+                    .iter()
+                    .map(|(member, reason)| format!("{member} ({reason})"))
+                    .collect(),
             }
         })
         .collect()

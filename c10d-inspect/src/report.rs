@@ -95,6 +95,8 @@ pub struct MembershipReport {
     pub waits_for_count: usize,
     /// The time until the group goes on without them, in milliseconds.
     pub time_left_ms: Option<u64>,
+    /// The last processes that ceased to be members, the newest first, at most 8, as in "member 2.1 (its process has ended)".
+    pub departures: Vec<String>,
 }
 
 /// One thing that was found.

@@ -15,6 +15,9 @@ const COLUMNS_DEFAULT: usize = 100;
 /// The most entries of one list: more would push the first line off the screen.
 const ENTRIES_MAX: usize = 8;
 
+/// The most departures of a group, whose line is on one of the screen of `c10d top`.
+const DEPARTURES_MAX: usize = 3;
+
 /// How to write a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TextStyle {
@@ -143,9 +146,8 @@ fn write_suspects(report: &Report, lines: &mut Lines) {
     }
 }
 
-/// One group in one line, as in "workers: generation 3 of 4 members; members leave their mesh; waits for member 2.1 (rank 0), for
-/// 4 s at most".
-/// A group whose members agree through the server, as in "train: generation 3 of 8 members; calling".
+/// A group whose members agree through the server, in one line, as in "workers: generation 3 of 4 members; members leave their
+/// mesh; waits for member 2.1 (rank 0), for 4 s at most; left last: member 3.1 (its process has ended)".
 pub(crate) fn membership_text(group: &MembershipReport) -> String {
     let mut text = match group.generation {
         0 => format!("{}: no generation", group.name),
@@ -164,6 +166,11 @@ pub(crate) fn membership_text(group: &MembershipReport) -> String {
         if let Some(left) = group.time_left_ms {
             text.push_str(&format!(", for {} at most", age_text(left)));
         }
+    }
+    if !group.departures.is_empty() {
+        let last = group.departures.iter().take(DEPARTURES_MAX);
+        let last: Vec<&str> = last.map(String::as_str).collect();
+        text.push_str(&format!("; left last: {}", last.join(", ")));
     }
     text
 }

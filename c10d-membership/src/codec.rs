@@ -552,6 +552,7 @@ impl Encode for GroupStatus {
             size,
             time_left,
             members,
+            departures: Vec::new(),
         })
     }
 }

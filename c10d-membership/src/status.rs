@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::attempt::Attempt;
-use crate::event::EndReason;
+use crate::event::{EndReason, Reason};
 use crate::identity::MemberKey;
 
 /// A group at one moment.
@@ -23,6 +23,9 @@ pub struct GroupStatus {
     pub time_left: Option<Duration>,
     /// The processes of the group and those that wait to be, by id.
     pub members: Vec<MemberStatus>,
+    /// The last processes that ceased to be members, or whose death was reported, and why; the newest first, at most 8. Those
+    /// since the last restart of the service. A server's answer to a client leaves them out.
+    pub departures: Vec<(MemberKey, Reason)>,
 }
 
 /// What a group is doing: a [`GroupState`](crate::GroupState) in a word.

@@ -83,7 +83,7 @@ fn the_report_of_the_page_is_that_of_the_library() {
 
 /// docs/wire-extensions.md, section 9.13.
 #[test]
-fn a_report_says_for_which_member_a_group_waits() {
+fn a_report_says_for_which_member_a_group_waits_and_which_has_left() {
     let front = Front::of_a_store();
     let store = TcpStore::connect("127.0.0.1", front.address.port()).expect("a client");
     let group = store.membership("workers").expect("a group");
@@ -111,6 +111,7 @@ fn a_report_says_for_which_member_a_group_waits() {
         step: 0,
     };
     group.ask(members[0], &ready, LIMIT).expect("an answer");
+    group.dead(MemberKey::new(3, 2)).expect("an answer");
 
     let text = front.get("/why.json").body;
     let report: Report = serde_json::from_str(&text).expect("a report");
@@ -125,6 +126,13 @@ fn a_report_says_for_which_member_a_group_waits() {
     let text = report.to_text(TextStyle::PLAIN);
     let line = "workers: no generation; members leave their mesh; waits for member 7.1, for";
     assert!(text.contains(line), "{text}");
+    let departure = "member 3.2 (its process has ended)";
+    assert_eq!(found.departures, [departure]);
+    let text = report.to_text(TextStyle::new(usize::MAX, false));
+    assert!(
+        text.contains(&format!("; left last: {departure}\n")),
+        "{text}"
+    );
 }
 
 #[test]

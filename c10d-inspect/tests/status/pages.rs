@@ -64,6 +64,9 @@ fn a_group_whose_members_agree_through_the_server_is_a_sentence() {
     group.size = 4;
     group.waits_for = vec!["3.1 (rank 3)".to_owned()];
     group.waits_for_count = 1;
+    group.departures = (0..9)
+        .map(|id| format!("member {id}.1 (it left)"))
+        .collect();
     let mut report = Report::default();
     report.memberships = vec![group];
     let front = Front::start(Canned::new(report));
@@ -72,7 +75,10 @@ fn a_group_whose_members_agree_through_the_server_is_a_sentence() {
         .expect("an overview");
     assert_eq!(
         overview.memberships,
-        ["job/0: generation 2 of 4 members; calling; waits for 3.1 (rank 3)"]
+        [
+            "job/0: generation 2 of 4 members; calling; waits for 3.1 (rank 3); left last: member 0.1 (it left), \
+             member 1.1 (it left), member 2.1 (it left)"
+        ]
     );
 }
 

@@ -6,6 +6,9 @@ use super::machine::Group;
 use super::state::GroupState;
 use crate::status::{GroupStage, GroupStatus, MemberStatus};
 
+/// The most departures that a status has.
+const DEPARTURES_MAX: usize = 8;
+
 impl Group {
     /// Where the group is. Takes time in the order of its members.
     pub fn status(&self, now: Duration) -> GroupStatus {
@@ -18,6 +21,7 @@ impl Group {
             size: committed.map_or(0, |record| record.seats.len()),
             time_left: self.wake_at().map(|at| at.saturating_sub(now)),
             members: self.member_statuses().collect(),
+            departures: self.roster.evictions().take(DEPARTURES_MAX).collect(),
         }
     }
 

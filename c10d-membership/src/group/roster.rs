@@ -54,8 +54,8 @@ pub(super) struct Roster {
     /// How many want to leave.
     leaving: usize,
     evicted: BTreeMap<MemberId, (Incarnation, Reason)>,
-    /// The evicted by age.
-    evictions: VecDeque<MemberKey>,
+    /// All that were evicted, the newest last.
+    evictions: VecDeque<(MemberKey, Reason)>,
 }
 
 impl Roster {
@@ -145,9 +145,9 @@ impl Roster {
     /// Remembers that a process is no member any more, and forgets the oldest of more than `max`.
     pub(super) fn evict(&mut self, member: MemberKey, reason: Reason, max: usize) {
         self.evicted.insert(member.id, (member.incarnation, reason));
-        self.evictions.push_back(member);
+        self.evictions.push_back((member, reason));
         while self.evictions.len() > max {
-            let Some(oldest) = self.evictions.pop_front() else {
+            let Some((oldest, _)) = self.evictions.pop_front() else {
                 break;
             };
             let newest = self.evicted.get(&oldest.id);
@@ -155,6 +155,11 @@ impl Roster {
                 self.evicted.remove(&oldest.id);
             }
         }
+    }
+
+    /// The evicted that are remembered, the newest first.
+    pub(super) fn evictions(&self) -> impl Iterator<Item = (MemberKey, Reason)> {
+        self.evictions.iter().rev().copied()
     }
 
     /// Why a process is no member any more, if it was one or a later one has its id.

@@ -36,6 +36,10 @@ fn survivors_are_asked_at_once_and_go_on_with_their_ranks_closed_up() {
     driven.input(Input::Silent(key(4)));
     driven.commit();
     assert_eq!(driven.list(), [1, 3]);
+    assert_eq!(
+        driven.group.status(driven.now).departures,
+        [(key(4), Reason::Silent), (key(2), Reason::Dead)]
+    );
     assert_eq!(driven.generation().count(), 2);
     let Reply::Event(commit, _) = driven.poll(1) else {
         panic!("no event");
