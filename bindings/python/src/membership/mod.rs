@@ -117,7 +117,7 @@ impl Membership {
     fn left(&self, py: Python<'_>, handle: &str, step: u64) -> PyResult<()> {
         let handle = handle.into();
         let watch = self.watch.get(py)?;
-        watch.forget_mesh();
+        watch.leave_mesh();
         self.tell(py, MemberInput::Left { handle, step })
     }
 
@@ -136,7 +136,7 @@ impl Membership {
         Ok(())
     }
 
-    /// Torch's call begins: the connections that it makes are the mesh.
+    /// Torch's call begins: the connections that it makes are the mesh. All members have left the one before, which ends.
     fn call_begins(&self, py: Python<'_>) -> PyResult<()> {
         Ok(self.watch.get(py)?.call_begins()?)
     }

@@ -119,6 +119,8 @@ enum Mesh {
     Made(OwnConnections),
     /// They are known. The set is its own fence: no later connection is in it.
     Is(Arc<OwnConnections>),
+    /// This process has left it, and others may still use it.
+    Left(Arc<OwnConnections>),
 }
 
 /// The calling thread has to leave its mesh.
@@ -226,12 +228,24 @@ impl Watch {
         self.shared.lock().abort = Some(abort);
     }
 
-    pub(super) fn forget_mesh(&self) {
-        self.shared.lock().mesh = Mesh::None;
+    pub(super) fn leave_mesh(&self) {
+        let mut state = self.shared.lock();
+        state.mesh = match mem::replace(&mut state.mesh, Mesh::None) {
+            Mesh::Is(mesh) if state.abort.is_none() => Mesh::Left(mesh),
+            _ => Mesh::None,
+        };
     }
 
+    /// Ends the mesh that all members have left, and begins another one.
+    ///
+    /// Torch closes the old one when it has the new one. Gloo waits for up to 10 ms for each connection that is whole then,
+    /// the pause of its thread, and not at all for one that this thread has closed.
     pub(super) fn call_begins(&self) -> io::Result<()> {
-        self.shared.lock().mesh = Mesh::Made(OwnConnections::now()?);
+        let made = Mesh::Made(OwnConnections::now()?);
+        let before = mem::replace(&mut self.shared.lock().mesh, made);
+        if let Mesh::Left(before) = before {
+            before.end_receiving()?;
+        }
         Ok(())
     }
 
@@ -469,7 +483,7 @@ impl Shared {
             match &state.mesh {
                 Mesh::Is(_) if state.abort.is_some() && !is_first => return,
                 Mesh::Is(mesh) => (Arc::clone(mesh), state.abort.clone()),
-                Mesh::None | Mesh::Made(_) => return,
+                Mesh::None | Mesh::Made(_) | Mesh::Left(_) => return,
             }
         };
         let is_done = match abort {
