@@ -3,7 +3,8 @@
 Members add up without a pause over gloo. One after another is killed at a random moment, and later replaced by a fork; then
 some are stopped. Times are from the launcher's ``waitpid``, the fork, or ``silence_max`` after the stop, to the first right
 sum of the last member. A wrong sum, a survivor that ends, or a change that takes a minute fails the run. The seed is
-printed; SEED repeats it. STATE_MB gives the members a state of so many MB in 32 tensors, which replacements take.
+printed; SEED repeats it. STATE_MB gives the members a state of so many MB in 32 tensors, which replacements take. Then a row
+says how much of the replacement's time the program took to make its own tensors, before it joined.
 """
 
 import json
@@ -37,7 +38,9 @@ def add_up(port: int, rank: int | None, size: int, reports: int) -> None:
     if rank is not None:
         os.environ["RANK"] = str(rank)
     make = torch.zeros if rank is None else torch.ones
+    begun = time.monotonic()
     state = {str(part): make(STATE_MB * 1_000_000 // 128) for part in range(32)}
+    made = time.monotonic() - begun
     for generation in ct.join(min_size=2, silence_max=SILENCE_MAX):
         with generation:
             step = generation.sync(state)
@@ -51,7 +54,7 @@ def add_up(port: int, rank: int | None, size: int, reports: int) -> None:
                     raise ArithmeticError(f"{values[0].item()} for {generation.size} members")
                 if is_first:
                     is_first = False
-                    report = [os.getpid(), generation.uuid, generation.size, time.monotonic()]
+                    report = [os.getpid(), generation.uuid, generation.size, time.monotonic(), made]
                     os.write(reports, json.dumps(report).encode() + b"\n")
                 step += 1
                 generation.boundary(step)
@@ -68,11 +71,12 @@ class Group:
         self.reports = os.fdopen(reading, "rb", buffering=0)
         self.rest = b""
         self.pids: set[int] = set()
+        self.made: dict[int, float] = {}
         for rank in range(size):
             self.fork(rank)
 
-    def fork(self, rank: int | None) -> None:
-        """Start one."""
+    def fork(self, rank: int | None) -> int:
+        """Start one, and return its process id."""
         pid = os.fork()
         if pid == 0:
             try:
@@ -80,13 +84,14 @@ class Group:
             finally:
                 os._exit(1)
         self.pids.add(pid)
+        return pid
 
     def wait(self) -> float:
         """Return when the last of the members had its first sum in a generation of all of them."""
         until = time.monotonic() + LIMIT_SECONDS
         first: dict[int, dict[int, float]] = {}
         while True:
-            for pid, uuid, size, at in self.read(until):
+            for pid, uuid, size, at, self.made[pid] in self.read(until):
                 times = first.setdefault(uuid, {})
                 times[pid] = at
                 if size == len(self.pids) and times.keys() == self.pids:
@@ -133,15 +138,16 @@ def main() -> None:
     for size in sizes:
         group = Group(size)
         group.wait()
-        survivors, replaced = [], []
+        survivors, replaced, made = [], [], []
         for _ in range(kills):
             time.sleep(chance.uniform(0, 0.2))
             at = group.kill(chance.choice(sorted(group.pids)))
             survivors.append(group.wait() - at)
             time.sleep(chance.uniform(0, 0.1))
             at = time.monotonic()
-            group.fork(None)
+            pid = group.fork(None)
             replaced.append(group.wait() - at)
+            made.append(group.made[pid])
         stopped = []
         for _ in range(-(-kills // 10)):
             pid = chance.choice(sorted(group.pids))
@@ -156,6 +162,8 @@ def main() -> None:
         group.close()
         row("survivors", size, survivors)
         row("replacement", size, replaced)
+        if STATE_MB:
+            row("its tensors", size, made)
         row("after a stop", size, stopped)
 
 

@@ -1,6 +1,7 @@
 """Hands the state of one rank to others: tensors by collectives, the rest pickled."""
 
 import io
+import math
 import pickle
 import random
 from typing import Any
@@ -11,7 +12,13 @@ from torch import distributed as dist
 # Small tensors travel together, as a message has a cost of its own; a large one alone, as a copy has, too.
 _CHUNK_BYTES = 1 << 20
 
+# Of the first message, which has the state of most programs but for the tensors.
+_FIRST_BYTES = 16 << 10
+
 _RANDOM = "c10d_rs.random"
+
+# The shape and the type of each tensor.
+_Layout = list[tuple[tuple[int, ...], torch.dtype]]
 
 
 def sync(state: dict[str, Any], rank: int, source: int, takers: list[int], *, has_random: bool) -> None:
@@ -22,54 +29,81 @@ def sync(state: dict[str, Any], rank: int, source: int, takers: list[int], *, ha
     """
     if not takers:
         return
-    is_source = rank == source
-    tensors: list[torch.Tensor] = []
-    if is_source:
+    if rank == source:
         values = {name: _value(entry) for name, entry in state.items()}
         if has_random:
             values[_RANDOM] = {"torch": torch.get_rng_state(), "python": random.getstate()}
         pickled, tensors = _pack(values)
-        _pass_bytes(pickled, source)
+        layout = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        _pass_bytes(pickle.dumps((layout, pickled)), source)
     else:
-        values = _unpack(_pass_bytes(None, source), tensors)
-    taker = takers[0] if len(takers) == 1 else None
-    for chunk in _chunks(tensors):
-        _pass_tensors(chunk, rank, source, taker)
+        layout, pickled = pickle.loads(_pass_bytes(None, source))
+        is_taker = rank in takers
+        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in layout] if is_taker else []
+    _pass_tensors(layout, tensors, rank, source, takers)
     if rank in takers:
-        _load(state, values)
+        _load(state, _unpack(pickled, tensors))
 
 
 def _pass_bytes(data: bytes | None, source: int) -> bytes:
-    size = torch.tensor([len(data or b"")], dtype=torch.int64)
-    dist.broadcast(size, group_src=source)
-    if data is None:
-        content = torch.empty(int(size.item()), dtype=torch.uint8)
-    else:
+    """Pass bytes to all. The first message has their number, and mostly all of them."""
+    first = torch.zeros(_FIRST_BYTES, dtype=torch.uint8)
+    number, start = first[:8].view(torch.int64), first[8:]
+    content = torch.empty(0, dtype=torch.uint8)
+    if data is not None:
         content = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    dist.broadcast(content, group_src=source)
+        number.fill_(len(content))
+        start[: len(content)] = content[: len(start)]
+    dist.broadcast(first, group_src=source)
+    if data is None:
+        content = torch.empty(int(number.item()), dtype=torch.uint8)
+        content[: len(start)] = start[: len(content)]
+    if len(content) > len(start):
+        dist.broadcast(content[len(start) :], group_src=source)
     return data if data is not None else content.numpy().tobytes()
 
 
-def _pass_tensors(tensors: list[torch.Tensor], rank: int, source: int, taker: int | None) -> None:
-    """Pass tensors of which the others have empty ones, to one taker or to all."""
+def _pass_tensors(layout: _Layout, tensors: list[torch.Tensor], rank: int, source: int, takers: list[int]) -> None:
+    """Pass tensors of which the takers have empty ones, and the other ranks none.
+
+    The next message is prepared while one is on its way. No more are: each that gloo loses costs it a thread.
+    """
+    earlier: tuple[Any, torch.Tensor, list[torch.Tensor]] | None = None
+    gets_data = len(takers) > 1 or rank in takers
+    for indices, size in _chunks(layout):
+        parts = [_as_bytes(tensors[index]) for index in indices] if tensors else []
+        if len(parts) == 1:
+            data = parts[0]
+        elif rank == source:
+            data = torch.cat(parts)
+        else:
+            data = torch.empty(size if gets_data else 0, dtype=torch.uint8)
+        if rank in takers:
+            # The system's pages come now, not while gloo's thread copies into them.
+            data.zero_()
+        if earlier is not None:
+            _arrive(*earlier)
+        earlier = _begin(data, rank, source, takers), data, [] if rank == source else parts
+    if earlier is not None:
+        _arrive(*earlier)
+
+
+def _begin(data: torch.Tensor, rank: int, source: int, takers: list[int]) -> Any:
+    """Begin to pass a message to one taker or to all."""
+    if len(takers) > 1:
+        return dist.broadcast(data, group_src=source, async_op=True)
     nothing, none = torch.empty(0, dtype=torch.uint8), [0] * dist.get_world_size()
-    if taker is not None and rank not in (source, taker):
-        dist.all_to_all_single(nothing, nothing, none, none)
-        return
-    parts = [_as_bytes(tensor) for tensor in tensors]
-    if len(parts) == 1:
-        data = parts[0]
-    elif rank == source:
-        data = torch.cat(parts)
-    else:
-        data = torch.empty(sum(map(len, parts)), dtype=torch.uint8)
-    if taker is None:
-        dist.broadcast(data, group_src=source)
-    elif rank == source:
-        dist.all_to_all_single(nothing, data, none, _only(taker, len(data)))
-    else:
-        dist.all_to_all_single(data, nothing, _only(source, len(data)), none)
-    if len(parts) > 1 and rank != source:
+    if rank == source:
+        return dist.all_to_all_single(nothing, data, none, _only(takers[0], len(data)), async_op=True)
+    if rank in takers:
+        return dist.all_to_all_single(data, nothing, _only(source, len(data)), none, async_op=True)
+    return dist.all_to_all_single(nothing, nothing, none, none, async_op=True)
+
+
+def _arrive(work: Any, data: torch.Tensor, parts: list[torch.Tensor]) -> None:
+    """Wait for a message, and take it apart if several tensors have come in it."""
+    work.wait()
+    if len(parts) > 1:
         for part, received in zip(parts, data.split([len(part) for part in parts]), strict=True):
             part.copy_(received)
 
@@ -93,10 +127,8 @@ class _Pickler(pickle.Pickler):
         """Leave out dense tensors: torch moves them."""
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized:
             return None
-        if not value.numel():
-            return None
         self.tensors.append(value)
-        return tuple(value.shape), value.dtype
+        return len(self.tensors) - 1
 
 
 class _Unpickler(pickle.Unpickler):
@@ -105,9 +137,7 @@ class _Unpickler(pickle.Unpickler):
         self.tensors = tensors
 
     def persistent_load(self, pid: Any) -> torch.Tensor:
-        shape, dtype = pid
-        self.tensors.append(torch.empty(shape, dtype=dtype))
-        return self.tensors[-1]
+        return self.tensors[pid]
 
 
 def _pack(values: dict[str, Any]) -> tuple[bytes, list[torch.Tensor]]:
@@ -122,23 +152,22 @@ def _unpack(data: bytes, tensors: list[torch.Tensor]) -> dict[str, Any]:
     return values
 
 
-def _chunks(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return the same parts on all ranks, as they depend on the sizes only."""
-    chunks: list[list[torch.Tensor]] = []
-    small: list[torch.Tensor] = []
-    room = 0
-    for tensor in tensors:
-        size = int(tensor.numel() * tensor.element_size())
+def _chunks(layout: _Layout) -> list[tuple[list[int], int]]:
+    """Return which tensors travel together and their size, the same on all ranks."""
+    chunks: list[tuple[list[int], int]] = []
+    small: list[int] = []
+    small_size = 0
+    for index, (shape, dtype) in enumerate(layout):
+        size = math.prod(shape) * dtype.itemsize
         if size >= _CHUNK_BYTES:
-            chunks.append([tensor])
-            continue
-        if size > room:
-            small = []
-            chunks.append(small)
-            room = _CHUNK_BYTES
-        small.append(tensor)
-        room -= size
-    return chunks
+            chunks.append(([index], size))
+        elif size:
+            if small_size + size > _CHUNK_BYTES:
+                chunks.append((small, small_size))
+                small, small_size = [], 0
+            small.append(index)
+            small_size += size
+    return [*chunks, (small, small_size)] if small else chunks
 
 
 def _value(entry: Any) -> Any:
