@@ -56,6 +56,11 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Journal(#[from] JournalError),
 
+    /// etcd does not say who serves a store. Exit code 3.
+    #[cfg(feature = "etcd")]
+    #[error("{0}")]
+    Etcd(String),
+
     /// The journal of a server that was serving failed. Exit code 5.
     #[error("the server stopped, so that nothing is answered that is not kept: {0}")]
     JournalEnded(String),
@@ -129,6 +134,8 @@ impl Failure {
             Self::Command(code) => *code,
             Self::Stuck => STUCK,
             Self::Journal(_) | Self::JournalEnded(_) => JOURNAL,
+            #[cfg(feature = "etcd")]
+            Self::Etcd(_) => NO_CONNECTION,
             Self::Listen(_)
             | Self::Relay(_)
             | Self::Status(_)

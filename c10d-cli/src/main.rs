@@ -4,6 +4,8 @@
 mod client;
 mod completions;
 mod end_signals;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod failure;
 mod flight;
 #[cfg(feature = "journal")]
@@ -22,6 +24,7 @@ mod serve;
 mod server_address;
 mod stacks;
 mod status;
+mod store_place;
 mod suggestion;
 mod terminal;
 #[cfg(feature = "top")]

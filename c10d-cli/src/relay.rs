@@ -2,10 +2,15 @@
 
 use std::io::{self, Write};
 use std::net::TcpListener;
+#[cfg(feature = "etcd")]
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "etcd")]
+use c10d_journal::EtcdDirectory;
 use c10d_relay::{Relay, RelayOptions};
-use c10d_socket::{Deadline, HostPort, ListenOptions, is_loopback_name, listen};
+use c10d_socket::{Deadline, ListenOptions, is_loopback_name, listen};
+use c10d_store::StoreAddress;
 use clap::Args;
 use elastic_rendezvous::Endpoint;
 
@@ -15,6 +20,7 @@ use crate::parent::end_with_parent;
 use crate::quantity::parse_duration;
 use crate::secret::SecretArgs;
 use crate::serve::DEFAULT_PORT;
+use crate::store_place::StorePlace;
 
 /// How often to check that the relay still runs, so that no idle process remains after a failure.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -28,9 +34,13 @@ const LAST_REQUESTS_TIMEOUT: Duration = Duration::from_secs(1);
 /// of the user that runs it (Linux).
 #[derive(Debug, Args)]
 pub(crate) struct RelayArgs {
-    /// The store, which `c10d` serves: HOST, or HOST:PORT. [default port: 29500]
+    /// The store, which `c10d` serves: HOST, HOST:PORT, or etcd://H1:2379,H2:2379/PREFIX. [default port: 29500]
     #[arg(long, value_name = "HOST[:PORT]")]
-    upstream: Endpoint,
+    upstream: StorePlace<Endpoint>,
+
+    #[cfg(feature = "etcd")]
+    #[command(flatten)]
+    etcd: crate::etcd::EtcdAccessArgs,
 
     /// The loopback address to listen on; port 0 lets the system choose.
     #[arg(long, value_name = "HOST[:PORT]", default_value = "127.0.0.1:29500")]
@@ -54,14 +64,21 @@ pub(crate) struct RelayArgs {
 }
 
 impl RelayArgs {
-    fn upstream(&self) -> Result<HostPort, Failure> {
-        let upstream = self.upstream.with_default_port(DEFAULT_PORT);
+    fn upstream(&self) -> Result<StoreAddress, Failure> {
+        let upstream = match &self.upstream {
+            StorePlace::At(upstream) => upstream.with_default_port(DEFAULT_PORT),
+            #[cfg(feature = "etcd")]
+            StorePlace::Etcd(options) => {
+                let directory = EtcdDirectory::new(self.etcd.of(options.clone())?);
+                return Ok(StoreAddress::LookedUp(Arc::new(directory)));
+            }
+        };
         if upstream.port() == 0 {
             return Err(Failure::Usage(format!(
                 "--upstream is {upstream}, but no store has port 0"
             )));
         }
-        Ok(upstream)
+        Ok(upstream.into())
     }
 
     fn listen(&self) -> Result<Vec<TcpListener>, Failure> {

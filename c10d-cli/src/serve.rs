@@ -1,7 +1,10 @@
 //! `c10d store serve`: runs a server in the foreground.
 
+#[cfg(feature = "etcd")]
+mod candidate;
+mod served;
+
 use std::fs;
-use std::io::{self, Write};
 use std::net::TcpListener;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -19,6 +22,8 @@ use crate::open_files;
 use crate::parent::end_with_parent;
 use crate::quantity::{ByteCount, parse_duration};
 use crate::secret::SecretArgs;
+
+use served::{CHECK_INTERVAL, Served};
 
 /// PyTorch's default port.
 pub(crate) const DEFAULT_PORT: u16 = 29500;
@@ -80,8 +85,19 @@ pub(crate) struct ServeArgs {
     /// Keeps the store in this directory, and continues with what it has: see `c10d store verify`. Made if it is missing.
     /// One server at a time. [default: the data is lost when the server ends]
     #[cfg(feature = "journal")]
+    #[cfg_attr(feature = "etcd", arg(conflicts_with = "etcd"))]
     #[arg(long)]
     dir: Option<std::path::PathBuf>,
+
+    #[cfg(feature = "etcd")]
+    #[command(flatten)]
+    etcd: crate::etcd::EtcdArgs,
+
+    /// With --etcd: the name or address at which relays and clients find this server. [default: that of --host, or this
+    /// machine's name if it listens on all interfaces]
+    #[cfg(feature = "etcd")]
+    #[arg(long, value_name = "HOST", requires = "etcd")]
+    advertise: Option<String>,
 
     #[command(flatten)]
     secret: SecretArgs,
@@ -152,7 +168,7 @@ impl ServeArgs {
         &self,
         server: &TcpStoreServer,
         credentials: Option<&Credentials>,
-    ) -> io::Result<Option<Arc<StatusServer>>> {
+    ) -> Result<Option<Arc<StatusServer>>, Failure> {
         let token = credentials.map(Credentials::http_token);
         // Without a secret there is no word to ask for.
         if self.no_status || token == Some(None) {
@@ -165,7 +181,8 @@ impl ServeArgs {
             Some(token) => options.with_token(token),
             None => options,
         };
-        let status = StatusServer::start(server.observer(), options)?;
+        let status = StatusServer::start(server.observer(), options)
+            .map_err(Failure::system("cannot serve a status page"))?;
         server.set_http_handler(Arc::clone(&status) as _);
         Ok(Some(status))
     }
@@ -179,6 +196,16 @@ impl ServeArgs {
         let journal = c10d_journal::SqliteJournal::open(directory)?;
         let fate = format!("the store is kept in {}", directory.display());
         Ok((options.with_journal(journal), fate))
+    }
+
+    /// Where others find the server.
+    #[cfg(feature = "etcd")]
+    fn advertised_host(&self) -> String {
+        match (&self.advertise, self.host.parse::<std::net::IpAddr>()) {
+            (Some(host), _) => host.clone(),
+            (None, Ok(address)) if address.is_unspecified() => c10d_socket::host_name(),
+            (None, _) => self.host.clone(),
+        }
     }
 
     fn listen(&self) -> Result<Vec<TcpListener>, ListenError> {
@@ -214,46 +241,30 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     #[cfg(not(feature = "journal"))]
     let fate = DATA_IS_LOST;
     let listeners = args.listen()?;
+    #[cfg(feature = "etcd")]
+    if let Some(etcd) = args.etcd.options()? {
+        let candidate = candidate::Candidate {
+            etcd,
+            host: args.advertised_host(),
+            listeners,
+        };
+        let start = |server: TcpStoreServer| {
+            let status = args.start_status(&server, credentials.as_ref())?;
+            Ok(Served { server, status })
+        };
+        return candidate.run(options, start, &signals);
+    }
     let server = TcpStoreServer::serve(listeners, options)?;
-    let status = args
-        .start_status(&server, credentials.as_ref())
-        .map_err(Failure::system("cannot serve a status page"))?;
-    let mut stdout = io::stdout();
-    writeln!(stdout, "listening on {}", server.local_addr())
-        .and_then(|()| stdout.flush())
-        .map_err(Failure::Output)?;
-    for address in server.local_addrs().iter().skip(1) {
-        log::info!("also listening on {address}");
-    }
-    if status.is_some() {
-        log::info!("status page: http://{}/", server.local_addr());
-    }
-
-    while !signals
-        .wait(CHECK_INTERVAL)
-        .map_err(Failure::system("cannot wait for signals"))?
-    {
-        if let Some(error) = server.journal_failure() {
-            return Err(Failure::JournalEnded(error.to_string()));
-        }
-        if !server.is_running() {
-            let error = io::Error::other("its thread ended, see the log");
-            return Err(Failure::system("the server stopped serving")(error));
-        }
-    }
-    let name = signals.name();
-    log::info!("received {name}: stopping; {fate}");
-    if let Some(status) = status {
-        status.shutdown();
-    }
-    server.shutdown();
+    let status = args.start_status(&server, credentials.as_ref())?;
+    let served = Served { server, status };
+    served.announce("listening on")?;
+    while !served.ends(&signals, CHECK_INTERVAL)? {}
+    log::info!("received {}: stopping; {fate}", signals.name());
+    served.stop();
     Ok(())
 }
 
 const DATA_IS_LOST: &str = "the data of the store is lost";
-
-/// How often to check that the server still serves, so that no idle process remains after a failure.
-const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Logs how many connections are possible, and warns if a job of `--world-size` exceeds a limit when all
 /// workers connect at once.

@@ -9,12 +9,18 @@ use clap::Args;
 use crate::failure::Failure;
 use crate::secret::SecretArgs;
 use crate::serve::DEFAULT_PORT;
+use crate::store_place::StorePlace;
 
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
-    /// The server of the store. [default: $MASTER_ADDR:$MASTER_PORT]
+    /// The server of the store, or etcd://H1:2379,H2:2379/PREFIX for the one that serves when the command starts.
+    /// [default: $MASTER_ADDR:$MASTER_PORT]
     #[arg(long, value_name = "HOST:PORT")]
-    connect: Option<HostPort>,
+    connect: Option<StorePlace<HostPort>>,
+
+    #[cfg(feature = "etcd")]
+    #[command(flatten)]
+    etcd: crate::etcd::EtcdAccessArgs,
 
     #[command(flatten)]
     secret: SecretArgs,
@@ -47,8 +53,14 @@ impl ServerArgs {
         through: Through,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<HostPort, Failure> {
-        if let Some(target) = &self.connect {
-            return Ok(target.clone());
+        match &self.connect {
+            Some(StorePlace::At(target)) => return Ok(target.clone()),
+            #[cfg(feature = "etcd")]
+            Some(StorePlace::Etcd(options)) => {
+                let options = self.etcd.of(options.clone())?;
+                return crate::etcd::serving(options);
+            }
+            None => {}
         }
         let given = |name: &str| variable(name).filter(|host| !host.is_empty());
         let Some(host) = given("MASTER_ADDR") else {
@@ -104,6 +116,8 @@ mod tests {
     ) -> Result<String, Failure> {
         let args = ServerArgs {
             connect: connect.map(|text| text.parse().unwrap()),
+            #[cfg(feature = "etcd")]
+            etcd: crate::etcd::EtcdAccessArgs::default(),
             secret: SecretArgs::default(),
         };
         let variable = |name: &str| {

@@ -1,6 +1,8 @@
 //! Runs the built command as users do.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "etcd")]
+mod candidates;
 mod client;
 mod command;
 mod completions;

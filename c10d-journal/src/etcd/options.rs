@@ -1,11 +1,13 @@
 //! Where a journal in etcd is, and who serves it.
 
+use std::error::Error;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_socket::{Cancel, Credentials, Deadline, HostPortError, is_printable, printable};
+use c10d_socket::{Cancel, Credentials, Deadline, HostPortError, is_printable};
+use c10d_store::Lookup;
 
 use super::gateway::{CallError, Gateway, Site, User};
 use super::layout::{Head, Layout, Leader};
@@ -123,12 +125,10 @@ impl fmt::Display for EtcdOptions {
     }
 }
 
-/// Finds the process that serves the store of a journal in etcd.
-#[derive(Debug)]
-pub struct EtcdDirectory {
-    gateway: Gateway,
-    layout: Layout,
-}
+/// Finds the process that serves the store of a journal in etcd. As a [`Lookup`], it makes a
+/// [`StoreAddress`](c10d_store::StoreAddress).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EtcdDirectory(EtcdOptions);
 
 /// The process that serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,39 +153,58 @@ pub struct EtcdLookupError {
 }
 
 impl EtcdDirectory {
-    /// Does not connect yet. `cancel` ends lookups.
+    /// Does not connect yet.
     #[must_use]
-    pub fn new(options: &EtcdOptions, cancel: Cancel) -> Self {
-        Self {
-            gateway: Gateway::new(Arc::clone(&options.site), cancel),
-            layout: options.layout.clone(),
-        }
+    pub const fn new(options: EtcdOptions) -> Self {
+        Self(options)
     }
 
-    /// The process that serves now; `None` while none does. Blocks until the deadline at most.
+    /// The process that serves now; `None` while none does. Makes a connection of its own. Blocks until the deadline at most.
     ///
     /// # Errors
     /// [`EtcdLookupError`]: no member of etcd answers in time, or it refuses, or what it has is not of a journal.
-    pub fn lookup(&mut self, deadline: Deadline) -> Result<Option<EtcdLeader>, EtcdLookupError> {
-        let found = read_leader(&mut self.gateway, &self.layout, deadline);
+    pub fn lookup(
+        &self,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<Option<EtcdLeader>, EtcdLookupError> {
+        let EtcdOptions { site, layout, .. } = &self.0;
+        let mut gateway = Gateway::new(Arc::clone(site), cancel.clone());
+        let found = read_leader(&mut gateway, layout, deadline);
         let (leader, head) = found.map_err(|reason| EtcdLookupError {
-            place: self.layout.place(),
+            place: self.name(),
             reason,
         })?;
         Ok(match (leader, head) {
             // Else it does not serve yet: the head is of the leader before.
             (Some(leader), Some(head)) if leader.writer == head.writer => Some(EtcdLeader {
-                process: format!(
-                    "process {} on {}",
-                    leader.process,
-                    printable(&leader.host, 255)
-                ),
+                process: format!("process {} on {}", leader.process, leader.host),
                 address: leader.address,
                 epoch: head.epoch,
                 since: leader.since,
             }),
             _ => None,
         })
+    }
+}
+
+impl Lookup for EtcdDirectory {
+    fn name(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn leader(
+        &self,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<Option<c10d_store::Leader>, Box<dyn Error + Send + Sync>> {
+        let Some(found) = self.lookup(deadline, cancel)? else {
+            return Ok(None);
+        };
+        Ok(Some(c10d_store::Leader {
+            address: found.address.parse()?,
+            epoch: found.epoch,
+        }))
     }
 }
 

@@ -166,10 +166,12 @@ fn a_standby_follows_and_takes_over() {
         expected.batches.push((position, batch.to_vec()));
     }
     standby.wait_for(&expected);
-    let mut directory = EtcdDirectory::new(&site.options(), Cancel::NEVER);
-    let mut lookup = || {
+    let directory = EtcdDirectory::new(site.options());
+    let lookup = || {
         let deadline = Deadline::after(Instant::now(), Duration::from_secs(30));
-        directory.lookup(deadline).expect("etcd answers")
+        directory
+            .lookup(deadline, &Cancel::NEVER)
+            .expect("etcd answers")
     };
     let leader = lookup().expect("one leads");
     assert_eq!((&*leader.address, leader.epoch), ("127.0.0.1:1", 1));

@@ -22,11 +22,13 @@ fn stand_by(options: &EtcdOptions) -> TcpStoreServer {
 }
 
 fn client_of_leader(options: &EtcdOptions) -> (TcpStore, u64) {
-    let mut directory = EtcdDirectory::new(options, Cancel::NEVER);
+    let directory = EtcdDirectory::new(options.clone());
     let mut found = None;
     eventually("one leads", || {
         let deadline = Deadline::after(Instant::now(), Duration::from_secs(30));
-        let leader = directory.lookup(deadline).expect("etcd answers");
+        let leader = directory
+            .lookup(deadline, &Cancel::NEVER)
+            .expect("etcd answers");
         found = leader.and_then(|leader| {
             let address: HostPort = leader.address.parse().expect("an address");
             let store = TcpStore::connect(address.host(), address.port()).ok()?;

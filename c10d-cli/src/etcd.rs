@@ -1,0 +1,124 @@
+//! The options for a store that is kept in etcd.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use c10d_journal::{EtcdAddressError, EtcdDirectory, EtcdOptions};
+use c10d_socket::{Cancel, CertificateFiles, Credentials, Deadline, HostPort};
+use c10d_store::Lookup;
+use clap::Args;
+use elastic_rendezvous::Endpoint;
+
+use crate::failure::Failure;
+
+/// etcd's port for clients.
+const ETCD_PORT: u16 = 2379;
+
+/// How to prove to etcd that this process may use it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub(crate) struct EtcdAccessArgs {
+    /// The user of etcd. It needs to read and write below the prefix.
+    #[arg(long, value_name = "NAME", requires = "etcd_password_file")]
+    etcd_user: Option<String>,
+
+    /// The file of the user's password.
+    #[arg(long, value_name = "FILE", requires = "etcd_user")]
+    etcd_password_file: Option<PathBuf>,
+
+    /// The PEM file of this process' certificate for etcd. With users, it must have no common name: etcd's gateway refuses
+    /// one that has.
+    #[arg(long, value_name = "FILE", requires_all = ["etcd_key", "etcd_ca"])]
+    etcd_cert: Option<PathBuf>,
+
+    /// The PEM file of its private key.
+    #[arg(long, value_name = "FILE", requires_all = ["etcd_cert", "etcd_ca"])]
+    etcd_key: Option<PathBuf>,
+
+    /// The PEM file of the authorities that etcd's certificate must be of.
+    #[arg(long, value_name = "FILE", requires_all = ["etcd_cert", "etcd_key"])]
+    etcd_ca: Option<PathBuf>,
+}
+
+/// Which store of which etcd.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub(crate) struct EtcdArgs {
+    /// Keeps the store in etcd, whose members these are, separated by commas. Of all servers with the same prefix, one serves;
+    /// the others follow it, and one of them takes over when it ends. [default port: 2379]
+    #[arg(
+        long,
+        value_name = "HOST:PORT,..",
+        value_delimiter = ',',
+        requires = "etcd_prefix"
+    )]
+    etcd: Vec<Endpoint>,
+
+    /// The prefix of the store's keys in etcd: one for each store.
+    #[arg(long, value_name = "PREFIX", requires = "etcd")]
+    etcd_prefix: Option<String>,
+
+    #[command(flatten)]
+    access: EtcdAccessArgs,
+}
+
+/// How long a command looks for the process that serves.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The address of the process that serves at this moment, of those that stand by.
+pub(crate) fn serving(options: EtcdOptions) -> Result<HostPort, Failure> {
+    let directory = EtcdDirectory::new(options);
+    let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
+    let found = directory.leader(deadline, &Cancel::NEVER);
+    let found = found.map_err(|error| Failure::Etcd(error.to_string()))?;
+    let leader = found.ok_or_else(|| {
+        Failure::Etcd(format!(
+            "no process serves the store {} at the moment",
+            directory.name()
+        ))
+    })?;
+    Ok(leader.address)
+}
+
+impl EtcdArgs {
+    /// The journal that the options name.
+    pub(crate) fn options(&self) -> Result<Option<EtcdOptions>, Failure> {
+        let Some(prefix) = &self.etcd_prefix else {
+            return Ok(None);
+        };
+        let members: Vec<_> = self
+            .etcd
+            .iter()
+            .map(|member| member.with_default_port(ETCD_PORT).to_string())
+            .collect();
+        let address = format!("etcd://{}/{prefix}", members.join(","));
+        let parsed = address.parse();
+        let options =
+            parsed.map_err(|error: EtcdAddressError| Failure::Usage(error.to_string()))?;
+        self.access.of(options).map(Some)
+    }
+}
+
+impl EtcdAccessArgs {
+    /// With what etcd asks for.
+    pub(crate) fn of(&self, mut options: EtcdOptions) -> Result<EtcdOptions, Failure> {
+        if let (Some(user), Some(file)) = (&self.etcd_user, &self.etcd_password_file) {
+            let password = fs::read_to_string(file);
+            let password = password.map_err(Failure::system(format!(
+                "cannot read the password file {}",
+                file.display()
+            )))?;
+            options = options.with_user(user, password.trim_end_matches(['\r', '\n']));
+        }
+        if let (Some(certificate), Some(key), Some(authorities)) =
+            (&self.etcd_cert, &self.etcd_key, &self.etcd_ca)
+        {
+            let files = CertificateFiles {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                authorities: authorities.clone(),
+            };
+            options = options.with_credentials(Credentials::from_files(&files)?);
+        }
+        Ok(options)
+    }
+}

@@ -1,0 +1,63 @@
+//! A server that serves, and its pages.
+
+use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::time::Duration;
+
+use c10d_inspect::http::StatusServer;
+use c10d_store::TcpStoreServer;
+
+use crate::end_signals::EndSignals;
+use crate::failure::Failure;
+
+/// How often to check that the server still serves, so that no idle process remains after a failure.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A server and its pages.
+pub(super) struct Served {
+    pub(super) server: TcpStoreServer,
+    pub(super) status: Option<Arc<StatusServer>>,
+}
+
+impl Served {
+    /// Prints one line, with the first address.
+    pub(super) fn announce(&self, what: &str) -> Result<(), Failure> {
+        let mut stdout = io::stdout();
+        let address = self.server.local_addr();
+        writeln!(stdout, "{what} {address}")
+            .and_then(|()| stdout.flush())
+            .map_err(Failure::Output)?;
+        for other in self.server.local_addrs().iter().skip(1) {
+            log::info!("also {what} {other}");
+        }
+        if self.status.is_some() {
+            log::info!("status page: http://{address}/");
+        }
+        Ok(())
+    }
+
+    /// Waits for a signal for at most `timeout`; returns whether one arrived.
+    ///
+    /// # Errors
+    /// The server has stopped by itself.
+    pub(super) fn ends(&self, signals: &EndSignals, timeout: Duration) -> Result<bool, Failure> {
+        let ends = signals
+            .wait(timeout)
+            .map_err(Failure::system("cannot wait for signals"))?;
+        if !ends && let Some(error) = self.server.journal_failure() {
+            return Err(Failure::JournalEnded(error.to_string()));
+        }
+        if !ends && !self.server.is_running() {
+            let error = io::Error::other("its thread ended, see the log");
+            return Err(Failure::system("the server stopped serving")(error));
+        }
+        Ok(ends)
+    }
+
+    pub(super) fn stop(self) {
+        if let Some(status) = self.status {
+            status.shutdown();
+        }
+        self.server.shutdown();
+    }
+}
