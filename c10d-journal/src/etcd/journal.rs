@@ -36,7 +36,7 @@ const WATCH_PAUSE: Duration = Duration::from_millis(100);
 /// ended. Dropping the journal ends the lease, so that another process can lead at once.
 ///
 /// A call blocks until etcd has settled it: as long as no majority of its members is there, or until the lease has ended.
-/// Opening and recovering end by their `Cancel`, too.
+/// The `Cancel` of the opening ends every call. A batch whose append it ends may be kept.
 pub struct EtcdJournal {
     options: EtcdOptions,
     me: Leader,
@@ -63,7 +63,7 @@ impl EtcdJournal {
     }
 
     /// Opens the journal to serve its store at this address, which others are told. Blocks until etcd has answered, for at
-    /// most 30 s. `cancel` ends this, and [`recover`](Journal::recover).
+    /// most 30 s. `cancel` ends this, and every later call of the journal.
     ///
     /// # Errors
     /// [`JournalError`]: etcd cannot be reached, has no JSON gateway or refuses, or what is below the prefix is no journal.
@@ -328,9 +328,6 @@ impl Journal for EtcdJournal {
             self.place()
         );
         self.writer = Some(writer);
-        // That of the opening may end with it.
-        self.cancel = Cancel::NEVER;
-        self.gateway = self.gateway.another(Cancel::NEVER);
         Ok(position)
     }
 

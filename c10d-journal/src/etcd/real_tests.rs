@@ -388,3 +388,36 @@ fn a_standby_can_be_cancelled() {
     assert!(matches!(ended, Err(JournalError::Cancelled { .. })));
     primary.append(2, b"two").expect("kept");
 }
+
+/// A leader whose etcd has lost its majority waits for it, but not once it is cancelled.
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn an_append_without_a_majority_can_be_cancelled() {
+    let site = RealSite::start(3);
+    let cancel = Cancel::new();
+    let journal = EtcdJournal::open(&site.options(), &address(1), &cancel);
+    let mut journal = journal.expect("etcd answers");
+    recover(&mut journal);
+    journal.append(1, b"one").expect("kept");
+    for member in [1, 2] {
+        site.signal(member, "-STOP");
+    }
+    let (sender, ended) = channel();
+    let thread = thread::spawn(move || {
+        let result = journal.append(2, b"two");
+        let _ = sender.send(());
+        result
+    });
+    ended
+        .recv_timeout(Duration::from_secs(1))
+        .expect_err("no majority");
+    cancel.cancel();
+    ended
+        .recv_timeout(Duration::from_secs(1))
+        .expect("within a second");
+    let result = thread.join().expect("no panic");
+    assert!(matches!(result, Err(JournalError::Cancelled { .. })));
+    for member in [1, 2] {
+        site.signal(member, "-CONT");
+    }
+}
