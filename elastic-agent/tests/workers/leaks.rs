@@ -4,11 +4,15 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use elastic_agent::{Destination, KillSwitch, Signal, WorkerLogs, WorkerPlan};
 
 use crate::second_process::{self, test_name};
-use crate::util::{NEVER_REACHED, eventually, next, shells, start};
+use crate::util::{eventually, next, shells, start};
+
+/// A shell blocks signals while it forks, so that its child can miss that of the group and is killed after this time.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The numbers of descriptors, threads and children of this process.
 fn resources() -> (usize, usize, usize) {
@@ -56,7 +60,7 @@ fn a_hundred_groups_leave_no_process_no_thread_and_no_descriptor() {
         if round % 2 == 0 {
             drop(group);
         } else {
-            let report = group.stop(Signal::TERM, NEVER_REACHED, &KillSwitch::new());
+            let report = group.stop(Signal::TERM, GRACE, &KillSwitch::new());
             assert_eq!(report.outcomes.len(), 3);
         }
         // A joined thread may still be listed for a moment.
