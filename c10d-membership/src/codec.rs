@@ -23,16 +23,16 @@ use crate::status::{GroupStage, GroupStatus, MemberStatus};
 pub struct Malformed;
 
 /// The most members of a group, newcomers, and evicted members that are remembered.
-const MEMBERS_MAX: u32 = 1 << 16;
+pub(crate) const MEMBERS_MAX: u32 = 1 << 16;
 
 /// The most bytes of a handle.
 pub(crate) const HANDLE_BYTES_MAX: u32 = 1 << 12;
 
 /// No seat has fewer bytes.
-pub(crate) const SEAT_BYTES_MIN: usize = 2 * 8 + 8 + 4 + 4;
+const SEAT_BYTES_MIN: usize = 2 * 8 + 8 + 4 + 4;
 
 /// The rank of a newcomer, and a time that does not come.
-const NONE: u32 = u32::MAX;
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// A member in a status.
 const MEMBER_BYTES: usize = 2 * 8 + 4 + 1;

@@ -1,22 +1,31 @@
-//! A list as what differs from an earlier one, which its reader has: docs/wire-extensions.md, section 9.13.
+//! A list in few bytes: docs/wire-extensions.md, section 9.13.
 //!
-//! After a death nearly all seats are those of the list before. What changes in them follows from it: the rank before,
-//! and the two numbers in a handle of torch, which are the rank and the uuid of the list before. So the change has some
-//! ten bytes for a row of seats, and one byte for each seat whose step differs.
+//! After a death nearly all seats are those of the list before, which its reader has. What changes in them follows from it:
+//! the rank before, and the two numbers in a handle of torch, which are the rank and the uuid of the list before. So the
+//! change has some ten bytes for a row of seats, and one byte for each seat whose step differs.
+//!
+//! Other seats are written out, as all are in a first list. The members of a node mostly differ by their numbers only, of
+//! which each has one more than the member before: for a reader that takes that, the others are *counted* from the first.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::attempt::Attempt;
 use crate::codec::{
-    Encode, HANDLE_BYTES_MAX, Malformed, SEAT_BYTES_MIN, byte_of, decode_all, put_u32, put_u64,
+    Encode, HANDLE_BYTES_MAX, MEMBERS_MAX, Malformed, NONE, byte_of, decode_all, put_u32, put_u64,
     saturated, take, u32_of, u64_of,
 };
+use crate::identity::MemberKey;
 use crate::record::{Record, Seat};
 
 /// Set in the attempt of a change. Attempts have 63 bits.
 const CHANGE: u64 = 1 << 63;
+
+/// The base of a change that has none.
+const NO_BASE: u64 = u64::MAX;
+
+/// The most bytes of a handle from which others are counted, as a few bytes make thousands of them. Torch's have 27 to 45.
+const COUNTED_HANDLE_BYTES_MAX: usize = 256;
 
 /// A piece of seats that are written out.
 const WRITTEN: u8 = 0;
@@ -28,27 +37,44 @@ const NUMBERED: u8 = 2;
 const MOVED: u8 = 4;
 /// Their steps differ.
 const STEPS: u8 = 8;
+/// A piece of seats that are counted from the first one, which is written out.
+const COUNTED: u8 = 16;
 
-/// Seats that follow each other in both lists.
+/// Seats that follow each other in the list.
 struct Piece {
-    seats: Range<usize>,
+    count: usize,
     kind: u8,
     base_rank: usize,
 }
 
 /// Appends `list` as what differs from `base`.
 pub fn encode_change(list: &Record, base: &Record, out: &mut Vec<u8>) {
+    encode_pieces(list, Some(base), false, out);
+}
+
+/// The same for a reader that takes counted seats, and that needs no base.
+pub fn encode_counted(list: &Record, base: Option<&Record>, out: &mut Vec<u8>) {
+    encode_pieces(list, base, true, out);
+}
+
+fn encode_pieces(list: &Record, base: Option<&Record>, counts: bool, out: &mut Vec<u8>) {
     put_u64(out, list.attempt.uuid() | CHANGE);
-    base.attempt.encode(out);
+    put_u64(out, base.map_or(NO_BASE, |base| base.attempt.uuid()));
     put_u32(out, saturated(list.source));
     put_u32(out, saturated(list.seats.len()));
-    let ranks = base.seats.iter().enumerate();
-    let ranks: HashMap<_, _> = ranks.map(|(rank, seat)| (seat.member, rank)).collect();
-    let mut rank = 0;
-    while rank < list.seats.len() {
-        let piece = piece_from(rank, list, base, |seat| ranks.get(&seat.member).copied());
-        rank = piece.seats.end;
-        encode_piece(&piece, &list.seats[piece.seats.clone()], out);
+    let of_base = base.into_iter().flat_map(|base| &base.seats);
+    let ranks = of_base.enumerate().map(|(rank, seat)| (seat.member, rank));
+    let ranks: HashMap<_, _> = ranks.collect();
+    let in_base = |seat: &Seat| {
+        let (base, rank) = (base?, *ranks.get(&seat.member)?);
+        Some((kind_of(seat, base, rank)?, rank))
+    };
+    let mut seats = &list.seats[..];
+    while !seats.is_empty() {
+        let piece = first_piece(seats, in_base, counts);
+        let (of_piece, others) = seats.split_at(piece.count);
+        encode_piece(&piece, of_piece, out);
+        seats = others;
     }
 }
 
@@ -63,14 +89,18 @@ pub fn decode_list(bytes: &[u8], base: Option<&Arc<Record>>) -> Result<Record, M
         return decode_all(bytes);
     }
     let attempt = Attempt::from_uuid(number & !CHANGE).ok_or(Malformed)?;
-    let base_attempt = Attempt::decode(&mut rest)?;
-    let base = base.filter(|base| base.attempt == base_attempt);
-    let base = base.ok_or(Malformed)?;
-    let source = u32_of(&mut rest)? as usize;
-    let count = u32_of(&mut rest)? as usize;
-    if count > base.seats.len() + rest.len() / SEAT_BYTES_MIN || source >= count {
+    let base_number = u64_of(&mut rest)?;
+    let base = base.filter(|base| base.attempt.uuid() == base_number);
+    if base.is_none() && base_number != NO_BASE {
         return Err(Malformed);
     }
+    let base = base.map(|base| &**base);
+    let source = u32_of(&mut rest)? as usize;
+    let count = u32_of(&mut rest)?;
+    if count > MEMBERS_MAX || source >= count as usize {
+        return Err(Malformed);
+    }
+    let count = count as usize;
     let mut seats = Vec::with_capacity(count);
     while seats.len() < count {
         decode_piece(&mut rest, base, count - seats.len(), &mut seats)?;
@@ -85,44 +115,51 @@ pub fn decode_list(bytes: &[u8], base: Option<&Arc<Record>>) -> Result<Record, M
     })
 }
 
-/// The longest piece that begins at this rank.
-fn piece_from(
-    first: usize,
-    list: &Record,
-    base: &Record,
-    rank_in_base: impl Fn(&Seat) -> Option<usize>,
+/// The longest piece that these seats begin with. `in_base` says how a seat follows from which one of the base.
+fn first_piece(
+    seats: &[Seat],
+    in_base: impl Fn(&Seat) -> Option<(u8, usize)>,
+    counts: bool,
 ) -> Piece {
-    let kind_of = |rank: usize| {
-        let seat = &list.seats[rank];
-        let base_rank = rank_in_base(seat)?;
-        let kind = kind_of(seat, base, base_rank)?;
-        Some((kind, base_rank))
+    let first = &seats[0];
+    let (kind, base_rank, count) = match in_base(first) {
+        Some((kind, base_rank)) => {
+            let follows = |index, seat: &Seat| in_base(seat) == Some((kind, base_rank + index));
+            (kind, base_rank, row(seats, follows))
+        }
+        None if counts => {
+            let follows = |index, seat: &Seat| {
+                let step = seat.step;
+                let is_next = |counted: Seat| Seat { step, ..counted } == *seat;
+                in_base(seat).is_none() && counted(first, index).is_some_and(is_next)
+            };
+            (COUNTED, 0, row(seats, follows))
+        }
+        None => {
+            let written = seats.iter().take_while(|seat| in_base(seat).is_none());
+            (WRITTEN, 0, written.count())
+        }
     };
-    let piece = |count: usize, kind, base_rank| Piece {
-        seats: first..first + count,
+    let steps_differ = seats[..count].iter().any(|seat| seat.step != first.step);
+    let kind = if kind != WRITTEN && steps_differ {
+        kind | STEPS
+    } else {
+        kind
+    };
+    Piece {
+        count,
         kind,
         base_rank,
-    };
-    let ranks = first..list.seats.len();
-    let Some((kind, base_rank)) = kind_of(first) else {
-        let count = ranks.take_while(|rank| kind_of(*rank).is_none()).count();
-        return piece(count, WRITTEN, 0);
-    };
-    let first_step = list.seats[first].step;
-    let mut steps_differ = false;
-    let count = ranks.take_while(|rank| {
-        let next = (kind, base_rank + rank - first);
-        let difference = step_difference(list.seats[*rank].step, first_step);
-        let follows = kind_of(*rank) == Some(next) && difference.is_some();
-        steps_differ |= follows && difference != Some(0);
-        follows
-    });
-    let count = count.count();
-    piece(
-        count,
-        if steps_differ { kind | STEPS } else { kind },
-        base_rank,
-    )
+    }
+}
+
+/// How many seats are in a row with the first one: they follow, and their steps differ little.
+fn row(seats: &[Seat], follows: impl Fn(usize, &Seat) -> bool) -> usize {
+    let difference = |seat: &Seat| step_difference(seat.step, seats[0].step);
+    let others = seats.iter().enumerate().skip(1);
+    let row =
+        others.take_while(|(index, seat)| difference(seat).is_some() && follows(*index, seat));
+    1 + row.count()
 }
 
 /// How a seat follows from one of the base; `None` if it does not.
@@ -152,9 +189,48 @@ fn numbered(handle: &str, rank: usize, attempt: Attempt) -> Option<String> {
     Some(format!("{name}:{rank}:{}:{rest}", attempt.uuid()))
 }
 
+/// The seat so many after `first`, with the same step, if its numbers are so many more: id, previous rank, and in a handle
+/// `gloo:<rank>:<uuid>:<first rank>:..` the two ranks.
+fn counted(first: &Seat, index: usize) -> Option<Seat> {
+    if index == 0 {
+        return Some(first.clone());
+    }
+    let index = u32::try_from(index).ok()?;
+    if first.handle.len() > COUNTED_HANDLE_BYTES_MAX {
+        return None;
+    }
+    let more = |number: u64| number.checked_add(u64::from(index));
+    let mut parts = first.handle.splitn(5, ':');
+    let mut part = || parts.next();
+    let (name, rank, uuid, first_rank) = (part()?, part()?, part()?, part()?);
+    let (rank, first_rank) = (more(rank.parse().ok()?)?, more(first_rank.parse().ok()?)?);
+    let mut handle = format!("{name}:{rank}:{uuid}:{first_rank}");
+    if let Some(rest) = part() {
+        handle = handle + ":" + rest;
+    }
+    let MemberKey { id, incarnation } = first.member;
+    let previous = match first.previous {
+        None => None,
+        Some(rank) => Some(rank.checked_add(index).filter(|rank| *rank != NONE)?),
+    };
+    Some(Seat {
+        member: MemberKey::new(more(id.0)?, incarnation.0),
+        handle: handle.into(),
+        step: first.step,
+        previous,
+    })
+}
+
 fn step_difference(step: u64, first: u64) -> Option<i8> {
     let difference = step.wrapping_sub(first).cast_signed();
     i8::try_from(difference).ok()
+}
+
+fn step_at(index: usize, first: u64, steps: &[u8]) -> u64 {
+    let difference = steps
+        .get(index)
+        .map_or(0, |step| i64::from(step.cast_signed()));
+    first.wrapping_add_signed(difference)
 }
 
 fn encode_piece(piece: &Piece, seats: &[Seat], out: &mut Vec<u8>) {
@@ -166,20 +242,24 @@ fn encode_piece(piece: &Piece, seats: &[Seat], out: &mut Vec<u8>) {
         }
         return;
     }
-    put_u32(out, saturated(piece.base_rank));
-    let first_step = seats.first().map_or(0, |seat| seat.step);
-    put_u64(out, first_step);
+    let Some(first) = seats.first() else {
+        return;
+    };
+    if piece.kind & COUNTED != 0 {
+        first.encode(out);
+    } else {
+        put_u32(out, saturated(piece.base_rank));
+        put_u64(out, first.step);
+    }
     if piece.kind & STEPS != 0 {
-        let steps = seats
-            .iter()
-            .map(|seat| step_difference(seat.step, first_step));
+        let steps = seats.iter().map(|it| step_difference(it.step, first.step));
         out.extend(steps.map(|it| it.unwrap_or_default().cast_unsigned()));
     }
 }
 
 fn decode_piece(
     bytes: &mut &[u8],
-    base: &Record,
+    base: Option<&Record>,
     count_max: usize,
     seats: &mut Vec<Seat>,
 ) -> Result<(), Malformed> {
@@ -188,44 +268,50 @@ fn decode_piece(
     if !(1..=count_max).contains(&count) {
         return Err(Malformed);
     }
-    if kind == WRITTEN {
-        for _ in 0..count {
-            seats.push(Seat::decode(bytes)?);
+    let steps_count = if kind & STEPS == 0 { 0 } else { count };
+    match kind & !STEPS {
+        _ if kind == WRITTEN => {
+            for _ in 0..count {
+                seats.push(Seat::decode(bytes)?);
+            }
         }
-        return Ok(());
-    }
-    if kind & OF_BASE == 0 || kind > OF_BASE | NUMBERED | MOVED | STEPS {
-        return Err(Malformed);
-    }
-    let base_rank = u32_of(bytes)? as usize;
-    let first_step = u64_of(bytes)?;
-    let steps = match kind & STEPS {
-        0 => &[],
-        _ => take(bytes, count)?,
-    };
-    let of_base = base.seats.get(base_rank..).ok_or(Malformed)?;
-    let of_base = of_base.get(..count).ok_or(Malformed)?;
-    for (index, seat) in of_base.iter().enumerate() {
-        let rank = base_rank + index;
-        let difference = steps
-            .get(index)
-            .map_or(0, |step| i64::from(step.cast_signed()));
-        let handle = match kind & NUMBERED {
-            0 => Arc::clone(&seat.handle),
-            _ => numbered(&seat.handle, rank, base.attempt)
-                .filter(|handle| handle.len() <= HANDLE_BYTES_MAX as usize)
-                .ok_or(Malformed)?
-                .into(),
-        };
-        seats.push(Seat {
-            member: seat.member,
-            handle,
-            step: first_step.wrapping_add_signed(difference),
-            previous: match kind & MOVED {
-                0 => seat.previous,
-                _ => Some(saturated(rank)),
-            },
-        });
+        COUNTED => {
+            let first = Seat::decode(bytes)?;
+            let steps = take(bytes, steps_count)?;
+            for index in 0..count {
+                let seat = counted(&first, index).ok_or(Malformed)?;
+                let step = step_at(index, first.step, steps);
+                seats.push(Seat { step, ..seat });
+            }
+        }
+        of_base if of_base & OF_BASE != 0 && of_base <= OF_BASE | NUMBERED | MOVED => {
+            let base = base.ok_or(Malformed)?;
+            let base_rank = u32_of(bytes)? as usize;
+            let first_step = u64_of(bytes)?;
+            let steps = take(bytes, steps_count)?;
+            let earlier = base.seats.get(base_rank..).ok_or(Malformed)?;
+            let earlier = earlier.get(..count).ok_or(Malformed)?;
+            for (index, earlier) in earlier.iter().enumerate() {
+                let rank = base_rank + index;
+                let handle = match kind & NUMBERED {
+                    0 => Arc::clone(&earlier.handle),
+                    _ => numbered(&earlier.handle, rank, base.attempt)
+                        .filter(|handle| handle.len() <= HANDLE_BYTES_MAX as usize)
+                        .ok_or(Malformed)?
+                        .into(),
+                };
+                seats.push(Seat {
+                    member: earlier.member,
+                    handle,
+                    step: step_at(index, first_step, steps),
+                    previous: match kind & MOVED {
+                        0 => earlier.previous,
+                        _ => Some(saturated(rank)),
+                    },
+                });
+            }
+        }
+        _ => return Err(Malformed),
     }
     Ok(())
 }

@@ -1,12 +1,11 @@
 //! What `fuzz/` calls. Present in fuzzing builds only.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use byteorder::{LE, WriteBytesExt};
 use c10d_membership::codec::{Encode, decode_all};
-use c10d_membership::list_change::{decode_list, encode_change};
+use c10d_membership::list_change::{decode_list, encode_change, encode_counted};
 use c10d_membership::{Kept, Record};
 
 use crate::journal::batch::{BatchWriter, FORMAT_VERSION, checksum, effects};
@@ -51,6 +50,11 @@ pub fn membership(bytes: &[u8]) {
         assert_eq!(reply.encode(Duration::ZERO), bytes);
     }
     again::<Record>(bytes);
+    if let Ok(list) = decode_list(bytes, None) {
+        let mut written = Vec::new();
+        encode_counted(&list, None, &mut written);
+        assert_eq!(decode_list(&written, None), Ok(list));
+    }
     changes(bytes);
     again::<Kept>(bytes);
 }
@@ -64,14 +68,12 @@ fn changes(mut bytes: &[u8]) {
     let Ok(list) = decode_list(bytes, Some(&base)) else {
         return;
     };
-    let members: BTreeSet<_> = list.seats.iter().map(|seat| seat.member).collect();
-    if members.len() < list.seats.len() {
-        // No list of a server, and perhaps too long for the bytes that it would take.
-        return;
+    let mut written = [Vec::new(), Vec::new()];
+    encode_change(&list, &base, &mut written[0]);
+    encode_counted(&list, Some(&base), &mut written[1]);
+    for bytes in written {
+        assert_eq!(decode_list(&bytes, Some(&base)).as_ref(), Ok(&list));
     }
-    let mut written = Vec::new();
-    encode_change(&list, &base, &mut written);
-    assert_eq!(decode_list(&written, Some(&base)), Ok(list));
 }
 
 fn again<T: Encode>(bytes: &[u8]) {

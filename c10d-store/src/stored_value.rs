@@ -7,6 +7,9 @@ use std::sync::Arc;
 /// a vectored write.
 pub(crate) const SHARED_VALUE_BYTES_MIN: usize = 16 << 10;
 
+/// The same of a value that many connections are sent.
+const SHARED_BY_MANY_BYTES_MIN: usize = 1 << 10;
+
 /// The bytes of one value or queue element.
 #[derive(Clone)]
 pub(crate) struct Value(Repr);
@@ -41,6 +44,18 @@ impl Value {
         Self(Repr::Long {
             bytes: Arc::new(bytes),
             start,
+        })
+    }
+
+    /// Takes bytes that thousands of connections are sent at a time: also shorter ones are shared, of which a relay gets one
+    /// copy for all of its ranks.
+    pub(crate) fn to_many(bytes: Vec<u8>) -> Self {
+        if bytes.len() < SHARED_BY_MANY_BYTES_MIN {
+            return Self(Repr::Short(bytes));
+        }
+        Self(Repr::Long {
+            bytes: Arc::new(bytes),
+            start: 0,
         })
     }
 

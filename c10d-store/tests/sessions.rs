@@ -477,7 +477,7 @@ fn a_client_of_a_session_sees_no_sessions() {
     link.receive_until("an answer and a close", |link| {
         link.replies.contains_key(&0) && !link.closed.is_empty()
     });
-    assert_eq!(link.replies[&0], [0xbf, 0x1f, 0x0d, 0xc1]);
+    assert_eq!(link.replies[&0], [0xbf, 0x3f, 0x0d, 0xc1]);
     assert_eq!(link.closed, [1]);
     // A frame of a closed client is ignored.
     link.stream.push_data(1, &[0x0d, 1, 1, 1, 1]);

@@ -29,7 +29,7 @@ const GROUP: &str = "bench/members";
 
 /// docs/wire-extensions.md, section 9.13.
 const OPEN: u8 = 1;
-const SAY_TO_CHANGES: u8 = 7;
+const SAY_TO_COUNTED: u8 = 8;
 const DONE: [u8; 1] = [2];
 const REPLY: u8 = 3;
 
@@ -303,7 +303,7 @@ impl Group {
 impl Member {
     fn say(&mut self, id: usize, message: &Message) -> Scanned {
         self.is_polling = matches!(message, Message::Poll { .. });
-        let mut value = vec![SAY_TO_CHANGES];
+        let mut value = vec![SAY_TO_COUNTED];
         MemberKey::new(id as u64, 1).encode(&mut value);
         let mut known = [0; 8];
         LittleEndian::write_u64(&mut known, self.known.unwrap_or(u64::MAX));

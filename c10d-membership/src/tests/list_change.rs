@@ -1,9 +1,9 @@
-//! A list as what differs from an earlier one: docs/wire-extensions.md, MEMBERSHIP 12.
+//! A list as what differs from an earlier one, or with counted seats: docs/wire-extensions.md, MEMBERSHIP 12 and 13.
 
 use std::sync::Arc;
 
 use crate::codec::{Encode, Malformed};
-use crate::list_change::{decode_list, encode_change};
+use crate::list_change::{decode_list, encode_change, encode_counted};
 use crate::{Attempt, MemberKey, Nonce, Record, Seat};
 
 fn attempt(count: u32) -> Attempt {
@@ -51,14 +51,34 @@ fn change(list: &Record, base: &Record) -> Vec<u8> {
     let mut bytes = Vec::new();
     encode_change(list, base, &mut bytes);
     let base = Arc::new(base.clone());
-    assert_eq!(decode_list(&bytes, Some(&base)).as_ref(), Ok(list));
-    for length in 0..bytes.len().min(1000) {
-        assert_eq!(decode_list(&bytes[..length], Some(&base)), Err(Malformed));
-    }
+    check(&bytes, list, Some(&base));
     assert_eq!(decode_list(&bytes, None), Err(Malformed));
-    let longer = [&bytes[..], &[0]].concat();
-    assert_eq!(decode_list(&longer, Some(&base)), Err(Malformed));
+    // Counting saves the bytes of seats that are not in the base.
+    let mut counted = Vec::new();
+    encode_counted(list, Some(&base), &mut counted);
+    assert_eq!(decode_list(&counted, Some(&base)).as_ref(), Ok(list));
     bytes
+}
+
+/// The bytes of a list with counted seats, which is read as it was written.
+fn counted(list: &Record) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode_counted(list, None, &mut bytes);
+    check(&bytes, list, None);
+    // A reader may have another list.
+    let base = Arc::new(first(5));
+    assert_eq!(decode_list(&bytes, Some(&base)).as_ref(), Ok(list));
+    bytes
+}
+
+/// The bytes are read as the list, and none may be missing or follow.
+fn check(bytes: &[u8], list: &Record, base: Option<&Arc<Record>>) {
+    assert_eq!(decode_list(bytes, base).as_ref(), Ok(list));
+    for length in 0..bytes.len().min(1000) {
+        assert_eq!(decode_list(&bytes[..length], base), Err(Malformed));
+    }
+    let longer = [bytes, &[0]].concat();
+    assert_eq!(decode_list(&longer, base), Err(Malformed));
 }
 
 /// docs/wire-extensions.md, MEMBERSHIP 12.
@@ -82,6 +102,75 @@ fn a_death_among_ten_thousand_is_told_in_a_hundred_bytes() {
     again.attempt = attempt(9);
     again.seats.remove(17);
     assert!(change(&again, &after).len() <= 100);
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 13.
+#[test]
+fn a_first_list_of_ten_thousand_is_told_in_few_bytes() {
+    // Each eight have an address.
+    let list = first(10_000);
+    assert!(counted(&list).len() < 95_000);
+    let mut of_one_host = first(10_000);
+    for (rank, seat) in of_one_host.seats.iter_mut().enumerate() {
+        seat.handle = format!("gloo:{rank}:-1:{rank}:127.0.0.1:29500").into();
+    }
+    assert!(counted(&of_one_host).len() < 100);
+    // A newcomer gets the list of a later generation so too, whose members have done different steps.
+    let later = next(&of_one_host, |rank| rank != 17, |rank| (rank % 2) as u64);
+    assert!(counted(&later).len() < 10_200);
+    let mut joined = later.clone();
+    joined.seats.extend((0..2000).map(|id| Seat {
+        member: MemberKey::new(20_000 + id, 3),
+        handle: format!("gloo:{id}:-1:{}:127.0.0.1:29500", 20_000 + id).into(),
+        step: 0,
+        previous: None,
+    }));
+    let mut bytes = Vec::new();
+    encode_counted(&joined, Some(&later), &mut bytes);
+    check(&bytes, &joined, Some(&Arc::new(later)));
+    assert!(bytes.len() < 10_400);
+}
+
+/// docs/wire-extensions.md, MEMBERSHIP 13: seats that do not count from the first are written.
+#[test]
+fn what_cannot_be_counted_is_written() {
+    let whole = |list: &Record| {
+        let mut bytes = Vec::new();
+        list.encode(&mut bytes);
+        bytes.len()
+    };
+    let change_all: [fn(usize, &mut Seat); 6] = [
+        |rank, seat| seat.member = MemberKey::new(rank as u64, rank as u64),
+        |rank, seat| seat.member = MemberKey::new(rank as u64 * 2, 1),
+        |rank, seat| seat.previous = Some(5 - rank as u32),
+        |rank, seat| seat.step = rank as u64 * 1000,
+        |rank, seat| seat.handle = format!("gloo:{rank}:-1:x").into(),
+        |rank, seat| {
+            let address = "x".repeat(250);
+            seat.handle = format!("gloo:{rank}:-1:{rank}:{address}").into();
+        },
+    ];
+    for (case, change) in change_all.into_iter().enumerate() {
+        let mut list = first(4);
+        for (rank, seat) in list.seats.iter_mut().enumerate() {
+            change(rank, seat);
+        }
+        assert!(counted(&list).len() > whole(&list), "{case}");
+    }
+    // The last numbers that there are.
+    let mut list = first(3);
+    for (rank, seat) in list.seats.iter_mut().enumerate() {
+        let number = u64::MAX - 2 + rank as u64;
+        seat.member = MemberKey::new(number, 1);
+        seat.handle = format!("gloo:{number}:-1:{number}").into();
+        seat.previous = Some(u32::MAX - 3 + rank as u32);
+    }
+    let mut bytes = counted(&list);
+    assert!(bytes.len() < whole(&list));
+    // One seat more, which would have no number.
+    bytes[20] += 1;
+    bytes[24] += 1;
+    assert_eq!(decode_list(&bytes, None), Err(Malformed));
 }
 
 /// A whole list is read as it is, with and without a base.
@@ -128,6 +217,7 @@ fn random_changes_are_read_as_they_were_written() {
         }
         if !list.seats.is_empty() {
             change(&list, &base);
+            counted(&list);
         }
     }
 }
@@ -149,9 +239,11 @@ fn what_is_no_change_is_refused() {
     refused(20, 0xff);
     refused(24, 0);
     refused(24, 4);
-    // A kind without a base, an unknown one, ranks that the base does not have.
+    // A kind without a base, unknown ones, ranks that the base does not have.
     refused(28, 2);
     refused(28, 16 | 1);
+    refused(28, 8);
+    refused(28, 32 | 1);
     refused(29, 4);
     // A handle that would exceed the limit.
     let mut long = first(1);

@@ -27,8 +27,7 @@ impl Groups for TcpStore {
         if !lease.has_membership() {
             return Err(call.unsupported());
         }
-        let whole = (!lease.has_list_changes()).then(|| GroupRequest::without_changes(request));
-        let request = whole.as_deref().unwrap_or(request);
+        let request = &*GroupRequest::to_server_with(lease.list_form(), request.to_vec());
         if !waits {
             let timeout = at_least_an_answer(timeout);
             let blobs = call.ask_by(

@@ -23,6 +23,7 @@ use super::resumed::{DELAY_MAX, Resumed};
 use super::session_dialer::{SessionDialer, SessionError};
 use super::stream::{Stream, is_closed_by_peer};
 use crate::address::{Lookup, StoreAddress};
+use crate::wire::ListForm;
 
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -670,11 +671,10 @@ impl Lease<'_> {
             .is_some_and(Connection::has_membership)
     }
 
-    /// Whether the server sends what has changed in a list.
-    pub(super) fn has_list_changes(&self) -> bool {
-        self.connection
-            .as_ref()
-            .is_some_and(Connection::has_list_changes)
+    /// The forms in which the server sends lists of groups.
+    pub(super) fn list_form(&self) -> ListForm {
+        let connection = self.connection.as_ref();
+        connection.map_or(ListForm::Whole, Connection::list_form)
     }
 
     /// Whether END_WAITS has ended the last wait. True once.

@@ -15,7 +15,7 @@ use c10d_membership::{
 
 use super::SimServer;
 use crate::moment::Moment;
-use crate::wire::{GroupReply, GroupRequest, Opcode, Opening, ReplyScan, RequestBuf};
+use crate::wire::{GroupReply, GroupRequest, ListForm, Opcode, Opening, ReplyScan, RequestBuf};
 
 const LAUNCHER: u64 = 100;
 
@@ -64,9 +64,13 @@ fn key_request(opcode: Opcode, key: &str) -> Vec<u8> {
     bytes.to_bytes()
 }
 
-/// Whether a member takes a list as what differs from the last one.
-fn takes_changes(id: u64) -> bool {
-    id % 2 == 1
+/// How a member takes lists.
+const fn form(id: u64) -> ListForm {
+    match id % 3 {
+        0 => ListForm::Change,
+        1 => ListForm::Counted,
+        _ => ListForm::Whole,
+    }
 }
 
 /// A server, whose members each have the connection of their id.
@@ -77,8 +81,8 @@ struct World {
     /// By member: the newest list, and the number of the last event.
     lists: BTreeMap<u64, Arc<Record>>,
     seen: BTreeMap<u64, EventNumber>,
-    /// The bytes of the last list that was read.
-    list_bytes: usize,
+    /// By member: the bytes of the last list that it has read.
+    list_bytes: BTreeMap<u64, usize>,
 }
 
 impl World {
@@ -93,7 +97,7 @@ impl World {
             now: Duration::ZERO,
             lists: BTreeMap::new(),
             seen: BTreeMap::new(),
-            list_bytes: 0,
+            list_bytes: BTreeMap::new(),
         };
         let opened = world.ask(LAUNCHER, &GroupRequest::Open(opening(size_first)));
         assert_eq!(opened, GroupReply::Done);
@@ -112,7 +116,7 @@ impl World {
         let request = GroupRequest::Say {
             member: key,
             known,
-            takes_changes: false,
+            takes: ListForm::Whole,
             message,
         };
         match self.ask(conn, &request) {
@@ -130,7 +134,7 @@ impl World {
         let request = GroupRequest::Say {
             member: member(id),
             known,
-            takes_changes: takes_changes(id),
+            takes: form(id),
             message: poll(after),
         };
         let bytes = bytes_of(self.group, Opcode::MembershipPoll, &request);
@@ -182,8 +186,8 @@ impl World {
             [] => known,
             bytes => {
                 let is_change = bytes[7] & 0x80 != 0;
-                assert!(!is_change || id.is_some_and(takes_changes));
-                self.list_bytes = bytes.len();
+                assert!(!is_change || id.is_some_and(|id| form(id) > ListForm::Whole));
+                self.list_bytes.extend(id.map(|id| (id, bytes.len())));
                 let list = decode_list(bytes, known.as_ref());
                 Some(Arc::new(list.expect("a list")))
             }
@@ -303,19 +307,24 @@ fn the_end_of_a_connection_is_that_of_its_member() {
     }
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 12.
+/// docs/wire-extensions.md, MEMBERSHIP 12 and 13.
 #[test]
-fn members_that_have_the_last_list_are_sent_what_has_changed() {
+fn members_are_sent_a_list_in_the_shortest_form_that_they_take() {
     let mut world = World::new(64, 64);
-    world.form(0..64);
-    let whole = world.list_bytes;
-    assert!(whole > 64 * 50);
+    let record = world.form(0..64);
+    let few = |world: &World, ids: &[u64]| ids.iter().all(|id| world.list_bytes[id] < 160);
+    assert!(world.list_bytes[&62] > 64 * 50 && world.list_bytes[&63] > 64 * 50);
+    assert!(few(&world, &[61]), "{:?}", world.list_bytes);
+    for id in 0..64 {
+        assert_eq!(world.lists[&id], record, "member {id}");
+    }
     world.server.close(40);
     let survivors = (0..64).filter(|id| *id != 40);
-    // Odd ones take changes, and all read the same list; the steps differ.
+    // All read the same list; the steps differ.
     let record = world.agree(survivors.clone());
     assert_eq!(record.seats.len(), 63);
-    assert!(world.list_bytes < 160, "{} bytes", world.list_bytes);
+    assert!(world.list_bytes[&62] > 63 * 50);
+    assert!(few(&world, &[61, 63]), "{:?}", world.list_bytes);
     for id in survivors.clone() {
         assert_eq!(world.lists[&id], record, "member {id}");
     }
@@ -350,13 +359,17 @@ fn members_that_have_the_last_list_are_sent_what_has_changed() {
     let record = world.agree(survivors);
     assert!(record.attempt > failed.expect("it was called").attempt);
     assert_eq!(record.seats.len(), 61);
-    assert!(world.list_bytes < 160, "{} bytes", world.list_bytes);
-    // One that has lost it gets it whole.
-    world.lists.remove(&63);
-    world.start_poll(63, EventNumber(world.seen[&63].0 - 1));
-    let (_, event) = world.event(63);
-    assert_eq!(event, Event::Commit { record });
-    assert!(world.list_bytes > 61 * 50);
+    assert!(few(&world, &[61, 63]), "{:?}", world.list_bytes);
+    // Those that have lost it get it whole.
+    for id in [61, 63] {
+        world.lists.remove(&id);
+        world.start_poll(id, EventNumber(world.seen[&id].0 - 1));
+        let (_, event) = world.event(id);
+        let record = Arc::clone(&record);
+        assert_eq!(event, Event::Commit { record });
+    }
+    assert!(world.list_bytes[&63] > 61 * 50);
+    assert!(world.list_bytes[&61] < 500, "{:?}", world.list_bytes);
 }
 
 /// docs/wire-extensions.md, MEMBERSHIP 5.
@@ -597,7 +610,7 @@ fn a_server_has_a_limited_number_of_groups_and_forgets_those_that_serve_nobody()
     let said = |id| GroupRequest::Say {
         member: member(id),
         known: None,
-        takes_changes: true,
+        takes: ListForm::Counted,
         message: hello("gloo"),
     };
     for group in 0..1024 {
@@ -678,7 +691,7 @@ fn what_is_no_request_to_a_group_closes_the_connection() {
     let say = |message| GroupRequest::Say {
         member: member(0),
         known: None,
-        takes_changes: true,
+        takes: ListForm::Counted,
         message,
     };
     let cut = |request: &GroupRequest| {

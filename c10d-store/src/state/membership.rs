@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use c10d_membership::codec::{Encode, list_of};
-use c10d_membership::{Attempt, Effect, Group, Input, Kept, Message, Record, Reply as MemberReply};
+use c10d_membership::{Attempt, Effect, Group, Input, Kept, Message, Reply as MemberReply};
 
 use super::groups::{CarriedGroup, Polling};
 use super::owners::silence_max;
@@ -17,7 +17,7 @@ use crate::message::{ConnId, Replies, Reply};
 use crate::moment::Moment;
 use crate::snapshot::GroupRecord;
 use crate::stored_value::Value;
-use crate::wire::{GroupReply, GroupRequest, Opcode, Opening};
+use crate::wire::{GroupReply, GroupRequest, ListForm, Opcode, Opening};
 
 /// The most groups. A job has a few, one for each of its starts.
 const GROUPS_MAX: usize = 1024;
@@ -77,7 +77,7 @@ impl StoreState {
             GroupRequest::Say {
                 member,
                 known,
-                takes_changes,
+                takes,
                 message,
             } => {
                 let polls = match &message {
@@ -97,15 +97,12 @@ impl StoreState {
                         member,
                         after,
                         known,
-                        takes_changes,
+                        takes,
                     };
                     self.wait_for_event(conn, polling, replies);
                     return Ok(());
                 }
-                let list = list_of(&reply).cloned();
-                let list = list.filter(|list| known != Some(list.attempt));
-                let base = known.filter(|_| takes_changes);
-                let list = list.and_then(|list| self.list_bytes(&name, &list, base));
+                let list = self.list_with(&reply, &name, known, takes);
                 (GroupReply::Reply(reply), list)
             }
             _ if waits => return Err(Refusal::NotAGroupRequest),
@@ -312,7 +309,7 @@ impl StoreState {
             member,
             after,
             known,
-            takes_changes,
+            takes,
         } = (**polling).clone();
         let Some(carried) = self.groups.by_name.get(&name) else {
             return;
@@ -321,10 +318,7 @@ impl StoreState {
         if reply == MemberReply::NotYet {
             return;
         }
-        let list = list_of(&reply).cloned();
-        let list = list.filter(|list| known != Some(list.attempt));
-        let base = known.filter(|_| takes_changes);
-        let list = list.and_then(|list| self.list_bytes(&name, &list, base));
+        let list = self.list_with(&reply, &name, known, takes);
         self.directory.keep(conn, &self.waiters);
         self.cancel(conn);
         self.reply_of_group(conn, true, &GroupReply::Reply(reply), list, replies);
@@ -350,19 +344,21 @@ impl StoreState {
         self.miss(conn, &name, Wants::Event);
     }
 
-    /// A list as bytes, which are made once: whole, or what differs from the one of attempt `base`.
-    fn list_bytes(
+    /// The list of a reply to a client that has the one of attempt `known`, as bytes, which are made once.
+    fn list_with(
         &mut self,
+        reply: &MemberReply,
         name: &Arc<[u8]>,
-        list: &Arc<Record>,
-        base: Option<Attempt>,
+        known: Option<Attempt>,
+        takes: ListForm,
     ) -> Option<Value> {
+        let list = list_of(reply).filter(|list| known != Some(list.attempt))?;
         let carried = self.groups.by_name.get_mut(name)?;
         if carried.lists.start(list, carried.group.committed()) {
             self.groups.update(name);
         }
         let carried = self.groups.by_name.get_mut(name)?;
-        let (bytes, is_new) = carried.lists.bytes(base)?;
+        let (bytes, is_new) = carried.lists.bytes(known, takes)?;
         if is_new {
             self.work += super::work_of(bytes.as_bytes());
             self.groups.update(name);

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use c10d_membership::codec::Encode;
-use c10d_membership::list_change::encode_change;
+use c10d_membership::list_change::{encode_change, encode_counted};
 use c10d_membership::{Attempt, Record};
 
 use crate::stored_value::Value;
+use crate::wire::ListForm;
 
 /// About the memory of a seat in a list besides its handle.
 const SEAT_BYTES: usize = 96;
@@ -18,11 +19,16 @@ pub(super) struct SentLists {
     list: Option<Arc<Record>>,
     committed: Option<Arc<Record>>,
     last_sent: Option<Arc<Record>>,
-    /// The list whole, and as what differs from the two others.
-    whole: Option<Value>,
-    change_of_committed: Option<Value>,
-    change_of_last_sent: Option<Value>,
+    /// The list as it was sent: whole or as what differs from one of the others, without and with counted seats.
+    made: Vec<Made>,
     records_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Made {
+    base: Option<Attempt>,
+    counts: bool,
+    bytes: Value,
 }
 
 impl SentLists {
@@ -55,36 +61,41 @@ impl SentLists {
         true
     }
 
-    /// The bytes for a member that has the list of this attempt, and whether they were made now.
-    pub(super) fn bytes(&mut self, base: Option<Attempt>) -> Option<(Value, bool)> {
+    /// The bytes for a client that has the list of attempt `known`, and whether they were made now.
+    pub(super) fn bytes(
+        &mut self,
+        known: Option<Attempt>,
+        takes: ListForm,
+    ) -> Option<(Value, bool)> {
         let list = self.list.as_ref()?;
-        let is_base = |it: &&Arc<Record>| Some(it.attempt) == base;
-        let (made, base) = if let Some(base) = self.committed.as_ref().filter(is_base) {
-            (&mut self.change_of_committed, Some(base))
-        } else if let Some(base) = self.last_sent.as_ref().filter(is_base) {
-            (&mut self.change_of_last_sent, Some(base))
-        } else {
-            (&mut self.whole, None)
-        };
-        if let Some(made) = made {
-            return Some((made.clone(), false));
+        let bases = [&self.committed, &self.last_sent].into_iter().flatten();
+        let base = bases
+            .filter(|_| takes >= ListForm::Change)
+            .find(|it| Some(it.attempt) == known);
+        let attempt = base.map(|base| base.attempt);
+        let counts = takes >= ListForm::Counted;
+        let is_it = |made: &&Made| made.base == attempt && made.counts == counts;
+        if let Some(made) = self.made.iter().find(is_it) {
+            return Some((made.bytes.clone(), false));
         }
         let mut bytes = Vec::new();
         match base {
+            _ if counts => encode_counted(list, base.map(|it| &**it), &mut bytes),
             Some(base) => encode_change(list, base, &mut bytes),
             None => list.encode(&mut bytes),
         }
-        Some((made.insert(Value::from_tail(bytes, 0)).clone(), true))
+        let bytes = Value::to_many(bytes);
+        self.made.push(Made {
+            base: attempt,
+            counts,
+            bytes: bytes.clone(),
+        });
+        Some((bytes, true))
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        let made = [
-            &self.whole,
-            &self.change_of_committed,
-            &self.change_of_last_sent,
-        ];
-        let made = made.into_iter().flatten();
-        self.records_bytes + made.map(|it| it.as_bytes().len()).sum::<usize>()
+        let made = self.made.iter().map(|made| made.bytes.as_bytes().len());
+        self.records_bytes + made.sum::<usize>()
     }
 }
 

@@ -50,6 +50,12 @@ pub const CAPABILITY_LIST_CHANGES: u32 = 1 << 11;
 /// The server sends heartbeats over the links of sessions that ask for them.
 pub const CAPABILITY_HEARTBEAT: u32 = 1 << 12;
 
+/// The server sends lists of groups with counted seats.
+pub const CAPABILITY_COUNTED_LISTS: u32 = 1 << 13;
+
+/// The capabilities that a server without groups does not have.
+const OF_GROUPS: u32 = CAPABILITY_MEMBERSHIP | CAPABILITY_LIST_CHANGES | CAPABILITY_COUNTED_LISTS;
+
 /// The capabilities of this crate's server.
 pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_WAIT_CHANGE
@@ -61,14 +67,13 @@ pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_EPHEMERAL
     | CAPABILITY_DELETE_PREFIX
     | CAPABILITY_END_WAITS
-    | CAPABILITY_MEMBERSHIP
-    | CAPABILITY_LIST_CHANGES
-    | CAPABILITY_HEARTBEAT;
+    | CAPABILITY_HEARTBEAT
+    | OF_GROUPS;
 
 /// The reply of this crate's server to a PING. Without groups it does not show their bits.
 pub(crate) const fn reply_to_ping(nonce: u32, offers_groups: bool) -> u32 {
     if nonce == CAPABILITY_NONCE && !offers_groups {
-        CAPABILITY_NONCE | (CAPABILITIES & !(CAPABILITY_MEMBERSHIP | CAPABILITY_LIST_CHANGES))
+        CAPABILITY_NONCE | (CAPABILITIES & !OF_GROUPS)
     } else if nonce == CAPABILITY_NONCE {
         CAPABILITY_NONCE | CAPABILITIES
     } else {
