@@ -54,4 +54,4 @@ pub use tls::{CertificateFiles, Secret};
 pub use tls::{
     Credentials, CredentialsError, Protocol, TlsClient, TlsError, TlsLayer, TlsServer, is_tls,
 };
-pub use wait::{wait_for_either, wait_for_input, wait_for_output};
+pub use wait::{wait_for_either, wait_for_input, wait_for_input_of, wait_for_output};

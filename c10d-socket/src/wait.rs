@@ -1,7 +1,7 @@
 //! Waits until a descriptor is ready, with a timeout.
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -43,7 +43,24 @@ pub fn wait_for_input(
     cancel: &Cancel,
 ) -> io::Result<bool> {
     wait(
-        fd,
+        [fd.as_fd()],
+        PollFlags::IN,
+        Deadline::after(Instant::now(), timeout),
+        cancel,
+    )
+}
+
+/// Waits until a read from any of these would not block. Otherwise as [`wait_for_input`], also for `timeout`.
+///
+/// # Errors
+/// As [`wait_for_input`].
+pub fn wait_for_input_of<const N: usize>(
+    fds: [BorrowedFd<'_>; N],
+    timeout: impl Into<Option<Duration>>,
+    cancel: &Cancel,
+) -> io::Result<bool> {
+    wait(
+        fds,
         PollFlags::IN,
         Deadline::after(Instant::now(), timeout),
         cancel,
@@ -61,7 +78,7 @@ pub fn wait_for_output(
     cancel: &Cancel,
 ) -> io::Result<bool> {
     wait(
-        fd,
+        [fd.as_fd()],
         PollFlags::OUT,
         Deadline::after(Instant::now(), timeout),
         cancel,
@@ -79,7 +96,7 @@ pub fn wait_for_either(
     cancel: &Cancel,
 ) -> io::Result<bool> {
     wait(
-        fd,
+        [fd.as_fd()],
         PollFlags::IN | PollFlags::OUT,
         Deadline::after(Instant::now(), timeout),
         cancel,
@@ -89,18 +106,18 @@ pub fn wait_for_either(
 /// How long a wait does without a waker: most connects end sooner.
 const PATIENCE: Duration = Duration::from_millis(1);
 
-fn wait(
-    fd: &impl AsFd,
+fn wait<const N: usize>(
+    fds: [BorrowedFd<'_>; N],
     events: PollFlags,
     deadline: Deadline,
     cancel: &Cancel,
 ) -> io::Result<bool> {
-    let mut fds = [PollFd::new(fd, events)];
+    let mut polled = fds.each_ref().map(|fd| PollFd::new(fd, events));
     if cancel.is_never() {
-        return poll_by(&mut fds, deadline);
+        return poll_by(&mut polled, deadline);
     }
     let patience = Deadline::after(Instant::now(), PATIENCE).min(deadline);
-    if poll_by(&mut fds, patience)? {
+    if poll_by(&mut polled, patience)? {
         return Ok(true);
     }
     let (bell, mut rung) = UnixStream::pair()?;
@@ -112,11 +129,13 @@ fn wait(
         if watch.is_due() && watch.ask(|| bell.clone()) {
             return Err(io::ErrorKind::Interrupted.into());
         }
-        let mut fds = [PollFd::new(fd, events), PollFd::new(&rung, PollFlags::IN)];
-        if !poll_by(&mut fds, deadline)? {
+        let of_callers = fds.iter().map(|fd| PollFd::new(fd, events));
+        let of_cancel = PollFd::new(&rung, PollFlags::IN);
+        let mut polled: Vec<_> = of_callers.chain([of_cancel]).collect();
+        if !poll_by(&mut polled, deadline)? {
             return Ok(false);
         }
-        if !fds[0].revents().is_empty() {
+        if polled[..N].iter().any(|fd| !fd.revents().is_empty()) {
             return Ok(true);
         }
         // It is empty afterwards: wakes ring less often than this has bytes.

@@ -3,6 +3,10 @@
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use c10d_store::{Store, StoreExt, TcpStore};
 use rustix::process::Signal;
@@ -165,6 +169,100 @@ fn clients_of_a_relay_do_not_notice_that_another_server_takes_over() {
     assert_eq!(second.running.end().code, Some(0));
     let nobody = run(["store", "get", "sum", &connect]);
     nobody.assert_fails(3, "no process serves the store");
+}
+
+/// A standby sees that the process that serves has ended, and waits for no lease. Prints the longest pauses of a client.
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+#[expect(clippy::print_stdout, reason = "the figures are for readers")]
+fn a_killed_server_is_followed_before_its_lease_ends() {
+    let rounds = std::env::var("ROUNDS").map_or(10, |text| text.parse().unwrap());
+    let etcd = Etcd::start();
+    let upstream = format!("--upstream=etcd://{}/job", etcd.client);
+    let mut serving = Candidate::start(&etcd);
+    serving.store();
+    let relay = Server::start_with(["relay", "--listen=127.0.0.1:0", &upstream]);
+    let store = TcpStore::connect("127.0.0.1", relay.address.port()).unwrap();
+    let client = Paced::start(store);
+    let mut killed = Vec::new();
+    for _ in 0..rounds {
+        let next = Candidate::start(&etcd);
+        client.wait_for_calls();
+        // It has the log, and watches over the process.
+        thread::sleep(Duration::from_millis(300));
+        client.longest();
+        drop(std::mem::replace(&mut serving, next));
+        serving.store();
+        client.wait_for_calls();
+        killed.push(client.longest());
+    }
+    let mut other = Candidate::start(&etcd);
+    client.wait_for_calls();
+    client.longest();
+    serving.running.signal(Signal::STOP);
+    other.store();
+    client.wait_for_calls();
+    let stopped = client.longest();
+    serving.running.signal(Signal::CONT);
+    let sum = client.end();
+    let store = TcpStore::connect("127.0.0.1", relay.address.port()).unwrap();
+    assert_eq!(store.add("sum", 0).unwrap(), sum);
+    killed.sort_unstable();
+    println!("longest pauses: killed {killed:?}, stopped {stopped:?}");
+    assert!(killed[rounds / 2] < Duration::from_secs(1), "{killed:?}");
+}
+
+/// A client that adds 1 all the time.
+struct Paced {
+    longest: Arc<Mutex<(Duration, u64)>>,
+    ends: Arc<AtomicBool>,
+    thread: JoinHandle<i64>,
+}
+
+impl Paced {
+    fn start(store: TcpStore) -> Self {
+        let longest = Arc::new(Mutex::new((Duration::ZERO, 0)));
+        let ends = Arc::new(AtomicBool::new(false));
+        let (measured, stop) = (Arc::clone(&longest), Arc::clone(&ends));
+        let thread = thread::spawn(move || {
+            let mut sum = 0;
+            while !stop.load(Ordering::SeqCst) {
+                let start = Instant::now();
+                sum += 1;
+                assert_eq!(store.add("sum", 1).unwrap(), sum);
+                let mut measured = measured.lock().unwrap();
+                measured.0 = measured.0.max(start.elapsed());
+                measured.1 += 1;
+                drop(measured);
+                thread::sleep(Duration::from_millis(5));
+            }
+            sum
+        });
+        Self {
+            longest,
+            ends,
+            thread,
+        }
+    }
+
+    /// Waits until calls that begin from now on were answered.
+    fn wait_for_calls(&self) {
+        let before = self.longest.lock().unwrap().1;
+        while self.longest.lock().unwrap().1 < before + 3 {
+            assert!(!self.thread.is_finished(), "the client has failed");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Of the calls since it was asked last.
+    fn longest(&self) -> Duration {
+        std::mem::take(&mut self.longest.lock().unwrap().0)
+    }
+
+    fn end(self) -> i64 {
+        self.ends.store(true, Ordering::SeqCst);
+        self.thread.join().unwrap()
+    }
 }
 
 #[test]

@@ -1,10 +1,14 @@
 //! Calls of etcd through the JSON gateway of one member after another.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Credentials, Deadline, HostPort, Protocol, TlsClient, printable, sleep};
+use c10d_socket::{
+    Cancel, Credentials, Deadline, HostPort, Protocol, TlsClient, printable, sleep,
+    wait_for_input_of,
+};
 use serde_json::{Value, json};
 
 use super::body::HttpError;
@@ -369,6 +373,20 @@ pub(crate) struct WatchStream {
 }
 
 impl WatchStream {
+    /// Waits until a message may be there, or `other` can be read, or the deadline.
+    pub(crate) fn wait_beside(
+        &self,
+        other: BorrowedFd<'_>,
+        deadline: Deadline,
+    ) -> Result<(), CallError> {
+        let timeout = deadline.remaining(Instant::now());
+        let fds = [self.connection.socket().as_fd(), other];
+        let waited = wait_for_input_of(fds, timeout, &self.gateway.cancel);
+        waited
+            .map(drop)
+            .map_err(|error| self.gateway.failed(error.into()))
+    }
+
     /// The next message; `None` if there is none by the deadline.
     pub(crate) fn next(&mut self, deadline: Deadline) -> Result<Option<Watched>, CallError> {
         loop {

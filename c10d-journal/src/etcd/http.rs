@@ -157,6 +157,10 @@ impl Connection {
         }
     }
 
+    pub(crate) const fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
     /// Receives some bytes; `false` at the end of the connection.
     fn receive(&mut self, deadline: Deadline) -> io::Result<bool> {
         loop {

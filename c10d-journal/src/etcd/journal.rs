@@ -1,5 +1,6 @@
 //! The engine: [`EtcdJournal`].
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -8,12 +9,13 @@ use c10d_store::journal::{
     Authority, Journal, JournalError, JournalIdentity, JournalSource, Recovered,
 };
 
-use super::gateway::{CallError, Gateway};
+use super::gateway::{CallError, Gateway, WatchStream};
 use super::layout::{Layout, Leader};
 use super::leader::{Candidate, Next};
 use super::lease::Lease;
+use super::life_line::{LifeLine, Seen, Vigil};
 use super::log::{Stopped, Writer};
-use super::message::{Answer, Failure, Request};
+use super::message::{Answer, Failure, Request, Watched};
 use super::options::{EtcdOptions, read_leader};
 use super::reader::Piece;
 
@@ -46,6 +48,18 @@ pub struct EtcdJournal {
     lease: Option<Lease>,
     writer: Option<Writer>,
     has_failed: bool,
+    /// After the lease: it shows that this process answers no more.
+    _life_line: Option<LifeLine>,
+}
+
+/// Whether the end of a leader's process can be seen.
+#[derive(Debug, Default)]
+enum Watching {
+    #[default]
+    Nobody,
+    Process(Vigil),
+    /// Of the process with this id, it cannot.
+    NotPossible(u64),
 }
 
 impl EtcdJournal {
@@ -85,6 +99,12 @@ impl EtcdJournal {
             place: layout.place(),
             source: reason.into(),
         })?;
+        let life_line = LifeLine::start(address).map_err(|error| {
+            log::info!(
+                "standbys cannot see when this process ends, only when its lease does: {error}"
+            );
+        });
+        let life_line = life_line.ok();
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let me = Leader {
             address: address.to_string(),
@@ -92,6 +112,7 @@ impl EtcdJournal {
             host: host_name(),
             since: since.map_or(0, |since| since.as_secs()),
             writer: fastrand::u64(..),
+            life: life_line.as_ref().map(LifeLine::life),
         };
         Ok(Self {
             options: options.clone(),
@@ -101,6 +122,7 @@ impl EtcdJournal {
             lease: None,
             writer: None,
             has_failed: false,
+            _life_line: life_line,
         })
     }
 
@@ -147,6 +169,7 @@ impl EtcdJournal {
         &mut self,
         candidate: &mut Candidate,
         from_revision: u64,
+        watching: &mut Watching,
         visit: &mut dyn FnMut(Recovered<'_>) -> Result<(), JournalError>,
     ) -> Result<(), JournalError> {
         let (key, end) = self.layout().watched();
@@ -158,8 +181,7 @@ impl EtcdJournal {
                 Err(error) => return Ok(Err(error)),
             };
             while let Next::Watch { .. } = candidate.next() {
-                let deadline = Deadline::after(Instant::now(), WATCH_SILENCE_MAX);
-                match stream.next(deadline) {
+                match self.next_message(&mut stream, candidate, watching) {
                     Ok(Some(message)) => {
                         candidate.watched(message, &mut pieces)?;
                         pass_on(&mut pieces, visit)?;
@@ -187,6 +209,59 @@ impl EtcdJournal {
         sleep(WATCH_PAUSE, [&self.cancel]).map_err(|_| JournalError::Cancelled {
             place: self.layout().place(),
         })
+    }
+
+    /// The next message of the watch. `None` after a long silence, or when the leader's process has ended.
+    fn next_message(
+        &self,
+        stream: &mut WatchStream,
+        candidate: &mut Candidate,
+        watching: &mut Watching,
+    ) -> Result<Option<Watched>, CallError> {
+        self.watch_over(candidate.leader(), watching);
+        let silence = Deadline::after(Instant::now(), WATCH_SILENCE_MAX);
+        while let Watching::Process(vigil) = watching {
+            let next = stream.next(Deadline::at(Instant::now()))?;
+            if next.is_some() || silence.has_passed(Instant::now()) {
+                return Ok(next);
+            }
+            let (seen, id) = (vigil.look(&self.cancel), vigil.id());
+            if seen == Seen::Nothing {
+                stream.wait_beside(vigil.as_fd(), silence)?;
+                continue;
+            }
+            *watching = Watching::NotPossible(id);
+            if seen == Seen::Death {
+                log::warn!("{}: the process that led has ended", self.place());
+                candidate.has_died(id);
+                return Ok(None);
+            }
+        }
+        stream.next(silence)
+    }
+
+    /// Watches over the process that leads now.
+    fn watch_over(&self, leader: Option<&Leader>, watching: &mut Watching) {
+        let Some((leader, life)) = leader.and_then(|leader| Some((leader, leader.life?))) else {
+            *watching = Watching::Nobody;
+            return;
+        };
+        match watching {
+            Watching::Process(vigil) if vigil.id() == life.id => {}
+            Watching::NotPossible(id) if *id == life.id => {}
+            _ => {
+                let begun = Vigil::begin(leader, life, &self.cancel);
+                *watching = begun.map_or_else(
+                    |what| {
+                        log::info!(
+                            "the end of {leader}, will be seen by that of its lease only: {what}"
+                        );
+                        Watching::NotPossible(life.id)
+                    },
+                    Watching::Process,
+                );
+            }
+        }
     }
 
     /// Carries out what the writer has to do.
@@ -285,6 +360,7 @@ impl Journal for EtcdJournal {
         );
         let mut pieces = Vec::new();
         let mut shown = None;
+        let mut watching = Watching::Nobody;
         loop {
             let request = match candidate.next() {
                 Next::Lead => break,
@@ -295,7 +371,7 @@ impl Journal for EtcdJournal {
                         log::info!("{}: {leader} leads; this process follows", self.place());
                         shown = Some(leader.clone());
                     }
-                    self.follow(&mut candidate, from_revision, visit)?;
+                    self.follow(&mut candidate, from_revision, &mut watching, visit)?;
                     continue;
                 }
                 Next::Call(request) => request,

@@ -67,6 +67,17 @@ pub(crate) struct Leader {
     pub(crate) since: u64,
     /// Random, one for each candidacy.
     pub(crate) writer: u64,
+    /// What shows others the end of its process, if anything does.
+    pub(crate) life: Option<Life>,
+}
+
+/// A listener of a process that holds every connection until it has ended: `life_line`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Life {
+    /// At the host of the leader's address.
+    pub(crate) port: u16,
+    /// Random.
+    pub(crate) id: u64,
 }
 
 impl Layout {
@@ -245,7 +256,7 @@ impl Head {
 
 impl Leader {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let leader = json!({
+        let mut leader = json!({
             "format": FORMAT,
             "address": self.address,
             "process": self.process,
@@ -253,6 +264,9 @@ impl Leader {
             "since": self.since,
             "writer": hex(self.writer),
         });
+        if let Some(life) = self.life {
+            leader["life"] = json!({"port": life.port, "id": hex(life.id)});
+        }
         leader.to_string().into_bytes()
     }
 
@@ -266,6 +280,16 @@ impl Leader {
             host: text("host")?,
             since: leader["since"].as_u64()?,
             writer: from_hex(&leader["writer"])?,
+            life: Life::parse(&leader["life"]),
+        })
+    }
+}
+
+impl Life {
+    fn parse(life: &Value) -> Option<Self> {
+        Some(Self {
+            port: life["port"].as_u64()?.try_into().ok()?,
+            id: from_hex(&life["id"])?,
         })
     }
 }
@@ -353,13 +377,16 @@ mod tests {
 
     #[test]
     fn a_leader_is_read_as_it_was_written() {
-        let leader = Leader {
+        let mut leader = Leader {
             address: "node0:29500".to_owned(),
             process: 17,
             host: "node0".to_owned(),
             since: 1,
             writer: 3,
+            life: None,
         };
+        assert_eq!(Leader::parse(&leader.encode()), Some(leader.clone()));
+        leader.life = Some(Life { port: 7, id: 9 });
         assert_eq!(Leader::parse(&leader.encode()), Some(leader));
         assert_eq!(Leader::parse(b"[1]"), None);
     }

@@ -22,8 +22,8 @@ pub(crate) struct Candidate {
     new_store: [u8; 16],
     /// Which store and up to which position it has passed on.
     passed_on: Option<([u8; 16], u64)>,
-    /// Who led when it looked last.
-    leader: Option<Leader>,
+    /// Who led when it looked last, and since which revision.
+    leader: Option<(Leader, u64)>,
     phase: Phase,
 }
 
@@ -39,6 +39,10 @@ enum Phase {
     },
     Follow {
         revision: u64,
+    },
+    /// Ends the leadership since this revision, of a process that has ended.
+    Succeed {
+        led_since: u64,
     },
     Grant,
     Campaign {
@@ -92,8 +96,21 @@ impl Candidate {
     }
 
     /// Who led when it looked last.
-    pub(crate) const fn leader(&self) -> Option<&Leader> {
-        self.leader.as_ref()
+    pub(crate) fn leader(&self) -> Option<&Leader> {
+        self.leader.as_ref().map(|(leader, _)| leader)
+    }
+
+    /// The process of this [`Life`](super::layout::Life) has ended: it answers nothing from now on, not even as the lease
+    /// still gives it the right to. Only while it follows; silence is no reason.
+    pub(crate) fn has_died(&mut self, life: u64) {
+        if let Phase::Follow { .. } = self.phase
+            && let Some((leader, led_since)) = &self.leader
+            && leader.life.is_some_and(|it| it.id == life)
+        {
+            self.phase = Phase::Succeed {
+                led_since: *led_since,
+            };
+        }
     }
 
     pub(crate) fn next(&self) -> Next {
@@ -112,6 +129,18 @@ impl Candidate {
                     from_revision: revision + 1,
                 };
             }
+            // Not of a leader that has followed. The lease ends by itself.
+            Phase::Succeed { led_since } => Request::Txn(Txn {
+                compare: vec![Compare::Created {
+                    key: self.layout.leader(),
+                    revision: *led_since,
+                }],
+                success: vec![Op::Delete {
+                    end: format!("{}\0", self.layout.leader()),
+                    key: self.layout.leader(),
+                }],
+                failure: Vec::new(),
+            }),
             Phase::Grant => Request::Grant {
                 ttl_seconds: self.ttl_seconds,
             },
@@ -164,7 +193,8 @@ impl Candidate {
             return match writer.answered(answer) {
                 Ok(()) => Ok(()),
                 Err(Stopped::Deposed(leader)) => {
-                    self.leader = leader;
+                    // When it began is not known.
+                    self.leader = leader.map(|leader| (leader, 0));
                     self.phase = Phase::Look;
                     Ok(())
                 }
@@ -189,7 +219,7 @@ impl Candidate {
                 let [leader, head] = &*ranges else {
                     return Err(self.broken());
                 };
-                self.leader = leader.first().and_then(|it| Leader::parse(&it.value));
+                self.leader = leader.first().and_then(leader_of);
                 let is_led = leader.first().is_some();
                 let (head, _) = self.parse_head(head)?;
                 let reader = self.reader(head, revision, pieces);
@@ -212,6 +242,12 @@ impl Candidate {
                     reader,
                     revision,
                     is_led,
+                };
+            }
+            (Phase::Succeed { .. }, Answer::Txn { succeeded, .. }) => {
+                self.phase = match succeeded {
+                    true => Phase::Grant,
+                    false => Phase::Look,
                 };
             }
             (Phase::Grant, Answer::Lease { id, .. }) => {
@@ -295,7 +331,7 @@ impl Candidate {
         for event in watched.events {
             match event {
                 Event::Put(put) if put.key == leader_key => {
-                    self.leader = Leader::parse(&put.value);
+                    self.leader = leader_of(&put);
                     self.phase = Phase::Follow { revision };
                 }
                 Event::Delete { key, .. } if key == leader_key => self.phase = Phase::Grant,
@@ -422,6 +458,11 @@ impl Candidate {
     fn broken(&self) -> JournalError {
         Stopped::Broken.into_error(&self.layout, "read")
     }
+}
+
+/// With the revision since which it leads.
+fn leader_of(key_value: &KeyValue) -> Option<(Leader, u64)> {
+    Some((Leader::parse(&key_value.value)?, key_value.created))
 }
 
 impl Stopped {

@@ -2,7 +2,7 @@
 //!
 //! The parts: [`log`] writes and [`reader`] reads a log of batches with snapshots, [`leader`] decides when a process may.
 //! All three are pure, and are tried against a simulated etcd in `sim`. [`journal`] runs them over [`gateway`], and
-//! [`lease`] keeps the leader's lease.
+//! [`lease`] keeps the leader's lease, and [`life_line`] shows standbys the end of the leader's process.
 
 mod body;
 mod gateway;
@@ -11,6 +11,7 @@ mod journal;
 mod layout;
 mod leader;
 mod lease;
+mod life_line;
 mod log;
 mod message;
 mod options;

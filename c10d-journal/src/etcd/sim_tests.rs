@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::time::Duration;
 
-use super::layout::{Layout, Leader};
+use super::layout::{Layout, Leader, Life};
 use super::leader::{Candidate, Next};
 use super::lease::Guard;
 use super::log::{Stopped, Writer};
-use super::message::{Answer, Compare, Failure, Range, Request};
+use super::message::{Answer, Compare, Failure, Op, Range, Request};
 use super::reader::Piece;
 use super::sim::SimEtcd;
 
@@ -34,6 +34,10 @@ enum Mutant {
     CommitGuards,
     /// The right to answer counts from the answer, not from the request.
     GuardFromAnswer,
+    /// A standby takes silence for the end of the leader's process.
+    SilenceIsDeath,
+    /// A standby whose leader has ended ends whoever leads.
+    EndsAnyLeader,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +51,8 @@ enum Act {
     /// The oldest of those is.
     Late,
     Watch(usize),
+    /// It sees that the process of the leader that it follows has ended.
+    SeeDeath(usize),
     Append(usize),
     Snapshot(usize),
     SendKeepAlive(usize),
@@ -62,6 +68,7 @@ impl Act {
             | Self::Lose(process)
             | Self::Delay(process)
             | Self::Watch(process)
+            | Self::SeeDeath(process)
             | Self::Append(process)
             | Self::Snapshot(process)
             | Self::SendKeepAlive(process)
@@ -87,6 +94,7 @@ enum Role {
 #[derive(Debug, Clone)]
 struct Process {
     role: Role,
+    life: u64,
     known: BTreeMap<u64, String>,
     /// The lease, and until when it gives the right to answer.
     lease: Option<(u64, Duration)>,
@@ -141,11 +149,16 @@ impl World {
             host: "host".to_owned(),
             since: 0,
             writer: self.started << 32,
+            life: Some(Life {
+                port: 1,
+                id: self.started,
+            }),
         };
         let store = [self.started as u8; 16];
         let candidate = Candidate::new(self.layout.clone(), me, TTL_SECONDS, store);
         Process {
             role: Role::Candidate(Box::new(candidate)),
+            life: self.started,
             known: BTreeMap::new(),
             lease: None,
             keep_alive: None,
@@ -179,6 +192,12 @@ impl World {
                         let (key, end) = self.layout.watched();
                         if self.etcd.watch(&key, &end, from_revision).is_some() {
                             acts.push(Act::Watch(index));
+                        }
+                        let leader = candidate.leader().and_then(|leader| leader.life);
+                        let is_dead =
+                            |life: Life| self.processes.iter().all(|it| it.life != life.id);
+                        if leader.is_some_and(is_dead) || self.mutant == Mutant::SilenceIsDeath {
+                            acts.push(Act::SeeDeath(index));
                         }
                     }
                 }
@@ -235,6 +254,12 @@ impl World {
                         .watched(watched, &mut pieces)
                         .map_err(|error| error.to_string())?;
                     self.processes[process].visit(pieces);
+                }
+            }
+            Act::SeeDeath(process) => {
+                if let Role::Candidate(candidate) = &mut self.processes[process].role {
+                    let leader = candidate.leader().and_then(|leader| leader.life);
+                    candidate.has_died(leader.map_or(0, |life| life.id));
                 }
             }
             Act::Append(process) => {
@@ -304,9 +329,13 @@ impl World {
     fn carry_out(&mut self, request: &Request) -> Result<Answer, Failure> {
         let mut request = request.clone();
         if let Request::Txn(txn) = &mut request {
+            let leader = self.layout.leader();
+            let deletes_leader =
+                matches!(&*txn.success, [Op::Delete { key, .. }] if *key == leader);
             txn.compare.retain(|compare| match (self.mutant, compare) {
                 (Mutant::NoLeader, Compare::Created { revision, .. }) => *revision == 0,
                 (Mutant::NoHead, Compare::Modified { .. }) => false,
+                (Mutant::EndsAnyLeader, Compare::Created { .. }) => !deletes_leader,
                 _ => true,
             });
         }
@@ -561,6 +590,8 @@ fn random_histories_find_each_mutant() {
         Mutant::NoGuard,
         Mutant::CommitGuards,
         Mutant::GuardFromAnswer,
+        Mutant::SilenceIsDeath,
+        Mutant::EndsAnyLeader,
     ] {
         let found = (0..20_000).find_map(|seed| random(seed, mutant).err().map(|it| (seed, it)));
         let (seed, what) = found.unwrap_or_else(|| panic!("{mutant:?} was not found"));
