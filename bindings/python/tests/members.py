@@ -111,6 +111,18 @@ def stay(port: int, rank: int | None, size: int, min_size: int) -> None:
                 generation.boundary(step)
 
 
+def agree(port: int, rank: int, size: int, min_size: int, dies: bool) -> None:
+    """Report the state after the first ``sync`` that succeeds. Each member begins with another one."""
+    member = Member(port, rank, size, min_size)
+    state: dict[str, Any] = {"value": torch.full((1,), float(rank))}
+    for generation in member.membership:
+        with generation:
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            generation.sync(state)
+            member.say("state", size=generation.size, value=state["value"].item())
+
+
 def train(port: int, rank: int | None, size: int, steps: int, kill: dict[str, int] | None = None) -> None:
     """Train by DDP on batches that follow from the step, and report the losses."""
     member = Member(port, rank, size, 1)

@@ -145,6 +145,12 @@ class Survivors(unittest.TestCase):
         self.check_sums([0, 1, 2, 3], [3, 4])
         self.assertEqual(self.of("generation")[-1]["joined"], [3])
 
+    def test_members_that_never_had_a_state_take_one(self) -> None:
+        for rank in range(3):
+            self.fork("agree", rank=rank, size=3, min_size=2, dies=rank == 0)
+        states = [(event["size"], event["value"]) for event in self.wait_for("state", 2)]
+        self.assertEqual(states, [(2, 1.0), (2, 1.0)])
+
     def test_newcomers_die_while_they_take_a_large_state_until_one_has_it(self) -> None:
         for rank in range(3):
             self.fork("take_over", rank=rank, size=3)

@@ -29,6 +29,10 @@ _TIMEOUT = timedelta(minutes=30)
 # torch's first group is called 0, and gloo serves the CPU.
 _TORCH_KEYS = "torch/0//cpu//reconfigure/"
 
+# Set in the number of steps that the others are told once this process has the state of the job. So one that does not, as no
+# ``sync`` of it has succeeded yet, is behind all that do, whatever its number.
+_HAS_STATE = 1 << 62
+
 # Of torch's call, which takes milliseconds when all are ready. A member that stops in it costs the others five times this.
 _CALL_TIMEOUT = timedelta(seconds=2)
 
@@ -103,6 +107,7 @@ class Membership:
         self._guard = DdpGuard()
         self._id = member
         self._step = step
+        self._has_state = False
         self._members: list[int] = []
         self._generation: Generation | None = None
         self._has_joined = False
@@ -131,7 +136,7 @@ class Membership:
         if not self._has_joined:
             # Only now, as the others wait from then on.
             self._has_joined = True
-            self._native.join(dist._get_reconfigure_handle(), self._step)
+            self._native.join(dist._get_reconfigure_handle(), self._progress())
         elif not self._is_over:
             self._waits.check()
         while not self._is_over:
@@ -170,11 +175,15 @@ class Membership:
         self._guard.close()
         self._native.close()
 
+    def _progress(self) -> int:
+        """Return what the others compare: who has the most gives its state."""
+        return self._step | _HAS_STATE if self._has_state else self._step
+
     def _advance(self, timeout: timedelta | None = None) -> Optional["Generation"]:
         """Do the next thing. Return a generation if it is that."""
         news = self._native.next(timeout)
         if news[0] == "leave":
-            self._native.left(dist._get_reconfigure_handle(), self._step)
+            self._native.left(dist._get_reconfigure_handle(), self._progress())
         elif news[0] == "call":
             _, uuid, handles = news
             self._native.call_begins()
@@ -222,13 +231,14 @@ class Generation:
         self.left = [member for member in earlier if member not in set(self.members)]
         """The ids of those that were in this process' last generation and are in this one no more."""
         self.is_first = all(previous is None for _, _, previous in seats)
-        newest = seats[source][1]
+        progress = seats[source][1]
+        self._has_state = progress & _HAS_STATE != 0
+        self._newest = progress & ~_HAS_STATE
         self._takers = [
             rank
-            for rank, (_, step, previous) in enumerate(seats)
-            if rank != source and (previous is None or step != newest)
+            for rank, (_, others, previous) in enumerate(seats)
+            if rank != source and (previous is None or others != progress or not self._has_state)
         ]
-        self._newest = newest
         self._is_synced = False
 
     @property
@@ -240,11 +250,12 @@ class Generation:
         """Give the state of the source to members that are new or behind, and return the number of steps in it.
 
         All members call it, with the same names. An entry with ``load_state_dict`` is loaded; a tensor is overwritten;
-        another value is replaced in the dictionary. Who takes the state takes torch's random numbers too, except in the
-        first generation.
+        another value is replaced in the dictionary. Who takes the state takes torch's random numbers too, unless no member
+        had the state yet, as in the first generation.
         """
-        sync(state, self.rank, self.source, self._takers, has_random=not self.is_first)
+        sync(state, self.rank, self.source, self._takers, has_random=self._has_state)
         self._is_synced = True
+        self._membership._has_state = True
         self._membership._step = self._newest
         return self._newest
 
