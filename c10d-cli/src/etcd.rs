@@ -43,7 +43,7 @@ pub(crate) struct EtcdAccessArgs {
 /// Which store of which etcd.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct EtcdArgs {
-    /// Keeps the store in etcd, whose members these are, separated by commas. Of all servers with the same prefix, one serves;
+    /// The store is in etcd, whose members these are, separated by commas. Of all servers with the same prefix, one serves;
     /// the others follow it, and one of them takes over when it ends. [default port: 2379]
     #[arg(
         long,
@@ -80,6 +80,11 @@ pub(crate) fn serving(options: EtcdOptions) -> Result<HostPort, Failure> {
 }
 
 impl EtcdArgs {
+    /// Another journal, with what etcd asks for.
+    pub(crate) fn access(&self, options: EtcdOptions) -> Result<EtcdOptions, Failure> {
+        self.access.of(options)
+    }
+
     /// The journal that the options name.
     pub(crate) fn options(&self) -> Result<Option<EtcdOptions>, Failure> {
         let Some(prefix) = &self.etcd_prefix else {

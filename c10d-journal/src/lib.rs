@@ -14,7 +14,8 @@ mod wal;
 
 #[cfg(feature = "etcd")]
 pub use etcd::{
-    EtcdAddressError, EtcdDirectory, EtcdJournal, EtcdLeader, EtcdLookupError, EtcdOptions,
+    EtcdAddressError, EtcdCandidate, EtcdDirectory, EtcdJournal, EtcdLeader, EtcdLookupError,
+    EtcdOptions, EtcdStatus,
 };
 pub use journal::SqliteJournal;
 pub use reader::SqliteJournalReader;

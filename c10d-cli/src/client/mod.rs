@@ -5,6 +5,8 @@ mod input;
 mod json;
 mod lease;
 mod stats;
+#[cfg(feature = "etcd")]
+mod status;
 mod target;
 mod watch;
 
@@ -101,6 +103,12 @@ pub(crate) enum ClientCommand {
     ///
     /// Needs a store that `c10d run` or `c10d store serve` serves.
     Stats(stats::StatsArgs),
+    /// Prints who serves a store in etcd, and which servers may take over.
+    ///
+    /// Each of those with how many batches of the log it lacks, as of at most some seconds ago. One that was killed is listed
+    /// for another minute.
+    #[cfg(feature = "etcd")]
+    Status(status::EtcdStatusArgs),
 }
 
 #[derive(Debug, Args)]
@@ -291,6 +299,8 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
         ClientCommand::Watch(args) => watch::run(args),
         ClientCommand::Clients(args) => connections::run(args),
         ClientCommand::Stats(args) => stats::run(args),
+        #[cfg(feature = "etcd")]
+        ClientCommand::Status(args) => status::run(args),
     }
 }
 

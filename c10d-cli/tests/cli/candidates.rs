@@ -163,6 +163,16 @@ fn clients_of_a_relay_do_not_notice_that_another_server_takes_over() {
     assert_eq!(client.add("sum", 2).unwrap(), 7);
     second.store();
     let connect = format!("--connect={place}");
+    let status = run(["store", "status", "--json", &connect]);
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(status["leader"]["address"], second.address, "{status}");
+    assert_eq!(status["leader"]["epoch"], 2, "{status}");
+    assert!(status["candidates"].is_array(), "{status}");
+    let text = String::from_utf8(run(["store", "status", &connect]).stdout).unwrap();
+    assert!(
+        text.contains(&format!("serves    {}", second.address)),
+        "{text}"
+    );
     run(["store", "get", "sum", &connect]).assert_prints("7");
     // It stands by no more.
     second.running.signal(Signal::TERM);

@@ -10,7 +10,7 @@ use c10d_store::journal::{
 };
 
 use super::gateway::{CallError, Gateway, WatchStream};
-use super::layout::{Layout, Leader};
+use super::layout::{Layout, Leader, Registered};
 use super::leader::{Candidate, Next};
 use super::lease::Lease;
 use super::life_line::{LifeLine, Seen, Vigil};
@@ -18,6 +18,7 @@ use super::log::{Stopped, Writer};
 use super::message::{Answer, Failure, Request, Watched};
 use super::options::{EtcdOptions, read_leader};
 use super::reader::Piece;
+use super::registration::Registration;
 
 /// How long opening waits for a member of etcd that answers.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -26,7 +27,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A standby that has heard nothing for this time looks who leads: a member that was stopped keeps silent.
-const WATCH_SILENCE_MAX: Duration = Duration::from_secs(30);
+const WATCH_SILENCE_MAX: Duration = Duration::from_secs(45);
 
 /// The pause after a watch that failed.
 const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -50,6 +51,7 @@ pub struct EtcdJournal {
     has_failed: bool,
     /// After the lease: it shows that this process answers no more.
     _life_line: Option<LifeLine>,
+    registration: Option<Registration>,
 }
 
 /// Whether the end of a leader's process can be seen.
@@ -105,15 +107,21 @@ impl EtcdJournal {
             );
         });
         let life_line = life_line.ok();
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let me = Leader {
             address: address.to_string(),
             process: std::process::id().into(),
             host: host_name(),
-            since: since.map_or(0, |since| since.as_secs()),
+            since: seconds_since_1970(),
             writer: fastrand::u64(..),
             life: life_line.as_ref().map(LifeLine::life),
         };
+        let listed = Registered {
+            leader: me.clone(),
+            position: 0,
+        };
+        let registration = Registration::start(listed, &gateway, layout)
+            .map_err(|error| log::warn!("this candidate is not listed: {error}"))
+            .ok();
         Ok(Self {
             options: options.clone(),
             me,
@@ -123,6 +131,7 @@ impl EtcdJournal {
             writer: None,
             has_failed: false,
             _life_line: life_line,
+            registration,
         })
     }
 
@@ -130,6 +139,13 @@ impl EtcdJournal {
     #[cfg(test)]
     pub(super) fn lease_id(&self) -> Option<u64> {
         self.lease.as_ref().map(Lease::id)
+    }
+
+    /// Tells others how far this process is.
+    fn followed(&self, position: u64) {
+        if let Some(registration) = &self.registration {
+            registration.followed(position);
+        }
     }
 
     fn layout(&self) -> &Layout {
@@ -185,6 +201,7 @@ impl EtcdJournal {
                     Ok(Some(message)) => {
                         candidate.watched(message, &mut pieces)?;
                         pass_on(&mut pieces, visit)?;
+                        self.followed(candidate.position());
                     }
                     Ok(None) => candidate.look(),
                     Err(error) => return Ok(Err(error)),
@@ -293,10 +310,16 @@ impl EtcdJournal {
             let answered = writer.answered(answer);
             answered.map_err(|stopped| stopped.into_error(self.layout(), operation))?;
         }
+        self.followed(writer.head().position);
         self.writer = Some(writer);
         self.has_failed = false;
         Ok(())
     }
+}
+
+fn seconds_since_1970() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
 }
 
 fn pass_on(
@@ -317,6 +340,15 @@ fn pass_on(
         })?;
     }
     Ok(())
+}
+
+impl Drop for EtcdJournal {
+    fn drop(&mut self) {
+        // While the leader's lease ends, too: etcd may not answer either.
+        if let Some(registration) = &self.registration {
+            registration.end();
+        }
+    }
 }
 
 impl std::fmt::Debug for EtcdJournal {
@@ -385,6 +417,7 @@ impl Journal for EtcdJournal {
             if let (Request::Grant { .. }, Ok(Answer::Lease { id, ttl_seconds })) =
                 (&request, &answer)
             {
+                candidate.campaigns_since(seconds_since_1970());
                 self.lease = None;
                 let lease = Lease::keep(*id, *ttl_seconds, asked, &self.gateway, self.layout());
                 self.lease = Some(lease.map_err(|error| JournalError::Engine {
@@ -395,6 +428,7 @@ impl Journal for EtcdJournal {
             }
             candidate.answered(answer, &mut pieces)?;
             pass_on(&mut pieces, visit)?;
+            self.followed(candidate.position());
         }
         let writer = candidate.into_writer().expect("it leads");
         let head = writer.head();

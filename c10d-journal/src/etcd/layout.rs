@@ -3,6 +3,7 @@
 //! | key, after the prefix and `/` | value |
 //! |---|---|
 //! | `leader` | who leads; ends with the leader's lease |
+//! | `candidates/WRITER` | a process that may lead, and how far it has followed; ends with a lease of its own |
 //! | `head` | how far the log is, written with each batch |
 //! | `log/POSITION` | a batch, or its last part |
 //! | `part/POSITION-WRITER/NUMBER` | a part of a batch that is too large for one transaction |
@@ -80,6 +81,15 @@ pub(crate) struct Life {
     pub(crate) id: u64,
 }
 
+/// A candidate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Registered {
+    /// As it would lead; the writer is that of its first candidacy.
+    pub(crate) leader: Leader,
+    /// The last batch that it has read or written.
+    pub(crate) position: u64,
+}
+
 impl Layout {
     pub(crate) fn new(prefix: &str) -> Self {
         Self {
@@ -99,6 +109,15 @@ impl Layout {
 
     pub(crate) fn leader(&self) -> String {
         self.key("leader")
+    }
+
+    pub(crate) fn candidate(&self, writer: u64) -> String {
+        self.key(&format!("candidates/{writer:016x}"))
+    }
+
+    /// Before every candidate, and after.
+    pub(crate) fn candidates(&self) -> (String, String) {
+        (self.key("candidates/"), self.key("candidates0"))
     }
 
     pub(crate) fn head(&self) -> String {
@@ -254,8 +273,29 @@ impl Head {
     }
 }
 
+impl Registered {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut candidate = self.leader.to_json();
+        candidate["position"] = self.position.into();
+        candidate.to_string().into_bytes()
+    }
+
+    /// `None` if it is not of this format.
+    pub(crate) fn parse(value: &[u8]) -> Option<Self> {
+        let candidate: Value = serde_json::from_slice(value).ok()?;
+        Some(Self {
+            leader: Leader::parse(value)?,
+            position: candidate["position"].as_u64()?,
+        })
+    }
+}
+
 impl Leader {
     pub(crate) fn encode(&self) -> Vec<u8> {
+        self.to_json().to_string().into_bytes()
+    }
+
+    fn to_json(&self) -> Value {
         let mut leader = json!({
             "format": FORMAT,
             "address": self.address,
@@ -267,7 +307,7 @@ impl Leader {
         if let Some(life) = self.life {
             leader["life"] = json!({"port": life.port, "id": hex(life.id)});
         }
-        leader.to_string().into_bytes()
+        leader
     }
 
     /// `None` if it is not of this format.
@@ -387,7 +427,16 @@ mod tests {
         };
         assert_eq!(Leader::parse(&leader.encode()), Some(leader.clone()));
         leader.life = Some(Life { port: 7, id: 9 });
-        assert_eq!(Leader::parse(&leader.encode()), Some(leader));
+        assert_eq!(Leader::parse(&leader.encode()), Some(leader.clone()));
+        let candidate = Registered {
+            leader,
+            position: 5,
+        };
+        assert_eq!(
+            Registered::parse(&candidate.encode()),
+            Some(candidate.clone())
+        );
+        assert_eq!(Registered::parse(&candidate.leader.encode()), None);
         assert_eq!(Leader::parse(b"[1]"), None);
     }
 }

@@ -113,6 +113,16 @@ impl Candidate {
         }
     }
 
+    /// When it began to campaign, in seconds since 1970.
+    pub(crate) const fn campaigns_since(&mut self, since: u64) {
+        self.me.since = since;
+    }
+
+    /// The position of what it has passed on last.
+    pub(crate) fn position(&self) -> u64 {
+        self.passed_on.map_or(0, |(_, position)| position)
+    }
+
     pub(crate) fn next(&self) -> Next {
         let keys = [self.layout.leader(), self.layout.head()];
         Next::Call(match &self.phase {

@@ -22,6 +22,7 @@ mod real_site;
 mod real_tests;
 #[cfg(all(test, feature = "tls"))]
 mod real_tls_tests;
+mod registration;
 #[cfg(test)]
 mod served_tests;
 #[cfg(test)]
@@ -30,4 +31,7 @@ mod sim;
 mod sim_tests;
 
 pub use journal::EtcdJournal;
-pub use options::{EtcdAddressError, EtcdDirectory, EtcdLeader, EtcdLookupError, EtcdOptions};
+pub use options::{
+    EtcdAddressError, EtcdCandidate, EtcdDirectory, EtcdLeader, EtcdLookupError, EtcdOptions,
+    EtcdStatus,
+};

@@ -10,7 +10,7 @@ use c10d_socket::{Cancel, Credentials, Deadline, HostPortError, is_printable};
 use c10d_store::Lookup;
 
 use super::gateway::{CallError, Gateway, Site, User};
-use super::layout::{Head, Layout, Leader};
+use super::layout::{Head, Layout, Leader, Registered};
 use super::message::{Answer, Op, Range, Request, Txn};
 
 /// The members of etcd, and the prefix of the journal's keys: `etcd://H1:2379,H2:2379/PREFIX`.
@@ -144,6 +144,34 @@ pub struct EtcdLeader {
     pub since: u64,
 }
 
+/// A process that serves, or follows to take over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EtcdCandidate {
+    /// Where its store can be reached once it serves.
+    pub address: String,
+    /// Its process and host, for messages.
+    pub process: String,
+    /// Seconds since 1970 by its clock, when it became a candidate.
+    pub since: u64,
+    /// The last batch that it has read or written, some seconds ago.
+    pub position: u64,
+}
+
+/// The journal at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EtcdStatus {
+    /// The process that serves, if one does.
+    pub leader: Option<EtcdLeader>,
+    /// Of the last batch; 0 without one.
+    pub position: u64,
+    /// Of the last batch of the snapshot; 0 without one.
+    pub snapshot_position: u64,
+    /// All processes that may lead, with the one that does. One that was killed is listed for another minute.
+    pub candidates: Vec<EtcdCandidate>,
+}
+
 /// etcd does not say who serves.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot look up who serves the store in {place}: {reason}")]
@@ -168,24 +196,56 @@ impl EtcdDirectory {
         deadline: Deadline,
         cancel: &Cancel,
     ) -> Result<Option<EtcdLeader>, EtcdLookupError> {
+        Ok(self.status(deadline, cancel)?.leader)
+    }
+
+    /// Who serves and who may take over, and how far the log is. Otherwise as [`lookup`](Self::lookup).
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup).
+    pub fn status(
+        &self,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<EtcdStatus, EtcdLookupError> {
         let EtcdOptions { site, layout, .. } = &self.0;
         let mut gateway = Gateway::new(Arc::clone(site), cancel.clone());
-        let found = read_leader(&mut gateway, layout, deadline);
-        let (leader, head) = found.map_err(|reason| EtcdLookupError {
+        let found = read_all(&mut gateway, layout, deadline);
+        let found = found.map_err(|reason| EtcdLookupError {
             place: self.name(),
             reason,
         })?;
-        Ok(match (leader, head) {
-            // Else it does not serve yet: the head is of the leader before.
-            (Some(leader), Some(head)) if leader.writer == head.writer => Some(EtcdLeader {
-                process: format!("process {} on {}", leader.process, leader.host),
-                address: leader.address,
-                epoch: head.epoch,
-                since: leader.since,
-            }),
-            _ => None,
+        let Found {
+            leader,
+            head,
+            candidates,
+        } = found;
+        let candidates = candidates.into_iter().map(|it| EtcdCandidate {
+            process: process_of(&it.leader),
+            address: it.leader.address,
+            since: it.leader.since,
+            position: it.position,
+        });
+        Ok(EtcdStatus {
+            position: head.as_ref().map_or(0, |head| head.position),
+            snapshot_position: head.as_ref().map_or(0, Head::snapshot_position),
+            candidates: candidates.collect(),
+            leader: match (leader, head) {
+                // Else it does not serve yet: the head is of the leader before.
+                (Some(leader), Some(head)) if leader.writer == head.writer => Some(EtcdLeader {
+                    process: process_of(&leader),
+                    address: leader.address,
+                    epoch: head.epoch,
+                    since: leader.since,
+                }),
+                _ => None,
+            },
         })
     }
+}
+
+fn process_of(leader: &Leader) -> String {
+    format!("process {} on {}", leader.process, leader.host)
 }
 
 impl Lookup for EtcdDirectory {
@@ -208,16 +268,41 @@ impl Lookup for EtcdDirectory {
     }
 }
 
+struct Found {
+    leader: Option<Leader>,
+    head: Option<Head>,
+    candidates: Vec<Registered>,
+}
+
+/// The most candidates that are read.
+const CANDIDATES_MAX: u64 = 1000;
+
 /// The leader and the head at one moment.
 pub(super) fn read_leader(
     gateway: &mut Gateway,
     layout: &Layout,
     deadline: Deadline,
 ) -> Result<(Option<Leader>, Option<Head>), String> {
-    let keys = [layout.leader(), layout.head()];
+    let found = read_all(gateway, layout, deadline)?;
+    Ok((found.leader, found.head))
+}
+
+fn read_all(gateway: &mut Gateway, layout: &Layout, deadline: Deadline) -> Result<Found, String> {
+    let (key, end) = layout.candidates();
+    let candidates = Range {
+        key,
+        end: Some(end),
+        limit: CANDIDATES_MAX,
+        revision: 0,
+    };
+    let ranges = [
+        Range::key(layout.leader()),
+        Range::key(layout.head()),
+        candidates,
+    ];
     let look = Request::Txn(Txn {
         compare: Vec::new(),
-        success: keys.map(|key| Op::Range(Range::key(key))).to_vec(),
+        success: ranges.map(Op::Range).to_vec(),
         failure: Vec::new(),
     });
     let answer = gateway.call(&look, deadline);
@@ -225,11 +310,17 @@ pub(super) fn read_leader(
     let Answer::Txn { ranges, .. } = answer else {
         return Err("etcd's answer is not one to this request".to_owned());
     };
-    let [leader, head] = &*ranges else {
+    let [leader, head, candidates] = &*ranges else {
         return Err("etcd's answer is incomplete".to_owned());
     };
     let head = head.first().map(|head| layout.parse_head(&head.value));
     let head = head.transpose().map_err(|error| error.to_string())?;
     let leader = leader.first().and_then(|it| Leader::parse(&it.value));
-    Ok((leader, head))
+    let candidates = candidates.keys.iter();
+    let candidates = candidates.filter_map(|it| Registered::parse(&it.value));
+    Ok(Found {
+        leader,
+        head,
+        candidates: candidates.collect(),
+    })
 }

@@ -143,7 +143,9 @@ fn what_is_appended_is_recovered() {
     let Ok(Answer::Range { keys, .. }) = call(&mut site.gateway(), &all) else {
         panic!("no range");
     };
-    let keys: Vec<_> = keys.keys.iter().map(|it| &*it.key).collect();
+    let mut keys: Vec<_> = keys.keys.iter().map(|it| &*it.key).collect();
+    // The candidate lists itself in its own time.
+    keys.retain(|key| !key.starts_with("c10d/test/candidates/"));
     assert_eq!(keys.len(), 2 + 2 + 6, "{keys:?}");
 }
 

@@ -60,6 +60,44 @@ fn a_server_takes_over_what_another_one_has_answered() {
     assert!(servers.is_empty());
 }
 
+/// Candidates are listed as long as they are there, with what they have read.
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn candidates_are_listed() {
+    let site = RealSite::start(1);
+    let options = site.options();
+    let directory = EtcdDirectory::new(options.clone());
+    let status = || {
+        let deadline = Deadline::after(Instant::now(), Duration::from_secs(30));
+        directory
+            .status(deadline, &Cancel::NEVER)
+            .expect("etcd answers")
+    };
+    assert_eq!(status().candidates, []);
+    let first = stand_by(&options);
+    let (store, _) = client_of_leader(&options);
+    let second = stand_by(&options);
+    eventually("both are listed", || status().candidates.len() == 2);
+    store.add("sum", 1).expect("it leads");
+    let followed = || {
+        let status = status();
+        status.position > 0
+            && status
+                .candidates
+                .iter()
+                .all(|it| it.position == status.position)
+    };
+    eventually("both have followed", followed);
+    drop(second);
+    let left = status();
+    assert_eq!(left.candidates.len(), 1, "{left:?}");
+    let address = first.local_addr().to_string();
+    assert_eq!(left.candidates[0].address, address);
+    assert_eq!(left.leader.expect("it serves").address, address);
+    drop(first);
+    assert_eq!(status().candidates, []);
+}
+
 /// A server whose lease is ended behind its back stops, and says who leads.
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]

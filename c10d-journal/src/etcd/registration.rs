@@ -1,0 +1,175 @@
+//! Tells others that a candidate is there, and how far it has followed. Nothing depends on it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Cancel, Deadline, sleep};
+
+use super::gateway::{CallError, Gateway};
+use super::layout::{Layout, Registered};
+use super::message::{Answer, Op, Request, Txn, code};
+
+/// How long a candidate that has ended without a word is taken for one. Long, as each renewal is a request to etcd.
+const LEASE_TTL_SECONDS: u64 = 60;
+
+/// The time between two renewals. Three candidates at rest make 59 requests a minute: 50 are the leader's keepalives.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(45);
+
+/// How old a position is at most, of a candidate that etcd answers.
+const POSITION_INTERVAL: Duration = Duration::from_secs(5);
+
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the end of the lease waits for etcd. Else the lease ends by itself.
+const REVOKE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A candidate's key, and the thread `c10d-etcd-listed` that keeps it. Dropping it removes the key.
+#[derive(Debug)]
+pub(super) struct Registration {
+    position: Arc<AtomicU64>,
+    cancel: Cancel,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Registration {
+    /// Does not block.
+    pub(super) fn start(me: Registered, gateway: &Gateway, layout: &Layout) -> io::Result<Self> {
+        let position = Arc::new(AtomicU64::new(me.position));
+        let cancel = Cancel::new();
+        let keeper = Keeper {
+            key: layout.candidate(me.leader.writer),
+            me,
+            position: Arc::clone(&position),
+            lease: None,
+            gateway: gateway.another(cancel.clone()),
+        };
+        let ends = cancel.clone();
+        let thread = thread::Builder::new()
+            .name("c10d-etcd-listed".to_owned())
+            .spawn(move || keeper.run(&ends))?;
+        Ok(Self {
+            position,
+            cancel,
+            thread: Some(thread),
+        })
+    }
+
+    /// It has the log up to this batch.
+    pub(super) fn followed(&self, position: u64) {
+        self.position.store(position, Ordering::Relaxed);
+    }
+
+    /// Begins to remove the key, which dropping it waits for.
+    pub(super) fn end(&self) {
+        self.cancel.cancel();
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.end();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread that lists a candidate in etcd panicked");
+        }
+    }
+}
+
+struct Keeper {
+    key: String,
+    me: Registered,
+    position: Arc<AtomicU64>,
+    /// And when it is due to be renewed.
+    lease: Option<(u64, Instant)>,
+    gateway: Gateway,
+}
+
+impl Keeper {
+    fn run(mut self, cancel: &Cancel) {
+        let mut is_answered = true;
+        loop {
+            let renewed = self.renew();
+            is_answered = match renewed {
+                Ok(()) => true,
+                Err(CallError::Cancelled) => is_answered,
+                Err(error) => {
+                    log::debug!("cannot list this candidate: {error}");
+                    false
+                }
+            };
+            if sleep(POSITION_INTERVAL, [cancel]).is_err() {
+                break;
+            }
+        }
+        if let Some((lease, _)) = self.lease
+            && is_answered
+        {
+            let deadline = Deadline::after(Instant::now(), REVOKE_TIMEOUT);
+            let mut gateway = self.gateway.another(Cancel::NEVER);
+            if let Err(error) = gateway.call(&Request::Revoke { lease }, deadline) {
+                log::debug!("this candidate is listed until its lease expires: {error}");
+            }
+        }
+    }
+
+    fn renew(&mut self) -> Result<(), CallError> {
+        let now = Instant::now();
+        let deadline = Deadline::after(now, CALL_TIMEOUT);
+        if let Some((lease, due)) = self.lease
+            && now >= due
+        {
+            let kept = self.gateway.call(&Request::KeepAlive { lease }, deadline);
+            self.lease = match kept {
+                Ok(Answer::Lease {
+                    ttl_seconds: 1.., ..
+                }) => Some((lease, now + RENEWAL_INTERVAL)),
+                Ok(_) => None,
+                Err(CallError::Refused { code, .. }) if code == code::NOT_FOUND => None,
+                Err(error) => return Err(error),
+            };
+        }
+        let position = self.position.load(Ordering::Relaxed);
+        if self.lease.is_some() && self.me.position == position {
+            return Ok(());
+        }
+        let (lease, due) = match self.lease {
+            Some(lease) => lease,
+            None => {
+                let ttl_seconds = LEASE_TTL_SECONDS;
+                let granted = self
+                    .gateway
+                    .call(&Request::Grant { ttl_seconds }, deadline)?;
+                let Answer::Lease { id, .. } = granted else {
+                    return Err(CallError::Unknown("no lease".to_owned()));
+                };
+                (id, now + RENEWAL_INTERVAL)
+            }
+        };
+        let me = Registered {
+            position,
+            ..self.me.clone()
+        };
+        let put = Request::Txn(Txn {
+            compare: Vec::new(),
+            success: vec![Op::Put {
+                key: self.key.clone(),
+                value: me.encode(),
+                lease,
+            }],
+            failure: Vec::new(),
+        });
+        let put = self.gateway.call(&put, deadline);
+        if let Err(error) = put {
+            // It may have ended: another one next time.
+            self.lease = None;
+            return Err(error);
+        }
+        self.lease = Some((lease, due));
+        self.me = me;
+        Ok(())
+    }
+}
