@@ -14,11 +14,16 @@ pub(crate) enum StorePlace<A> {
     Etcd(EtcdOptions),
 }
 
+/// Whether the address is one of a store in etcd.
+pub(crate) fn is_in_etcd(address: &str) -> bool {
+    address.starts_with("etcd://")
+}
+
 impl<A: FromStr<Err: Display>> FromStr for StorePlace<A> {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.starts_with("etcd://") {
+        if is_in_etcd(text) {
             #[cfg(feature = "etcd")]
             return text
                 .parse()

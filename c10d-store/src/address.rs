@@ -40,6 +40,39 @@ pub struct Leader {
     pub epoch: u64,
 }
 
+impl StoreAddress {
+    /// Where the store is served at this moment. Blocks until the deadline at most, less if cancelled.
+    ///
+    /// # Errors
+    /// Those of the [directory](Lookup::leader), and that nobody serves the store.
+    pub fn current(
+        &self,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<HostPort, Box<dyn Error + Send + Sync>> {
+        match self {
+            Self::At(address) => Ok(address.clone()),
+            Self::LookedUp(lookup) => match lookup.leader(deadline, cancel)? {
+                Some(leader) => Ok(leader.address),
+                None => Err(format!("no process serves the store {self} at the moment").into()),
+            },
+        }
+    }
+}
+
+/// Directories of one name are equal.
+impl PartialEq for StoreAddress {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::At(one), Self::At(other)) => one == other,
+            (Self::LookedUp(one), Self::LookedUp(other)) => one.name() == other.name(),
+            _ => false,
+        }
+    }
+}
+
+impl Eq for StoreAddress {}
+
 impl From<HostPort> for StoreAddress {
     fn from(address: HostPort) -> Self {
         Self::At(address)

@@ -34,5 +34,6 @@ pub use values::report::{DroppedNode, LeftNode, LostNode, NotJoining, WaitReport
 pub use values::server_hook::ServerHook;
 pub use values::settings::RendezvousSettings;
 pub use values::state::{DatetimeStyle, RendezvousState};
+pub use values::store_directory::StoreDirectory;
 pub use values::stored::{Part, SetState, Stored, Token, Watched};
 pub use values::timestamp::Timestamp;

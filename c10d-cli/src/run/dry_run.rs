@@ -35,7 +35,7 @@ pub(super) fn is_host(
     let is_file = parameters
         .get("store_type")
         .is_some_and(|store| store.eq_ignore_ascii_case("file"));
-    if is_file {
+    if is_file || plan.store_candidates.is_some() {
         return Ok(false);
     }
     match parameters.get_as_bool("is_host")? {
@@ -84,6 +84,9 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
     }
     if let Some(directory) = &plan.store_dir {
         lines.add("store dir", directory.display().to_string(), None);
+    }
+    if let Some(candidates) = plan.store_candidates {
+        lines.add("store candidates", candidates.to_string(), None);
     }
     if parameters.shares_store().unwrap_or(false) {
         lines.add("workers' store", "that of the rendezvous", None);
@@ -140,6 +143,7 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "restart_rules": restart_rules(plan).into_iter().map(|(name, rule)| (name.replace(' ', "_"), rule.into()))
             .collect::<serde_json::Map<String, Value>>(),
         "store_dir": plan.store_dir,
+        "store_candidates": plan.store_candidates,
         "workers_store": if parameters.shares_store().unwrap_or(false) { "rendezvous" } else { "agent" },
         "relay": parameters.has_relays(),
         "environment": environment(plan).into_iter().map(|(name, value)| (name.to_owned(), value.into()))

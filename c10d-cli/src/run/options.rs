@@ -30,7 +30,10 @@ use elastic_agent::scheduler;
 use elastic_agent::{AgentOptions, LauncherOptions};
 
 use super::headings::{AFTER_HELP, AFTER_SHORT_HELP};
+#[cfg(feature = "etcd")]
+use crate::etcd::EtcdAccessArgs;
 use crate::failure::Failure;
+use crate::store_place::is_in_etcd;
 use error::UsageError;
 pub(crate) use given::{Surroundings, with_variables};
 pub(crate) use origin::Origin;
@@ -114,6 +117,8 @@ pub(crate) struct RunPlan {
     pub(crate) node_rank: Option<usize>,
     /// Where the rendezvous' store is kept, if this node serves it.
     pub(crate) store_dir: Option<PathBuf>,
+    /// How many launchers are candidates to serve the store; `None` if it is not in etcd.
+    pub(crate) store_candidates: Option<usize>,
     /// Variables that workers get in addition to this command's own environment.
     pub(crate) environment: Vec<(&'static str, String)>,
     /// The time between SIGTERM and SIGKILL, if it is limited.
@@ -130,6 +135,12 @@ impl RunOptions {
     /// What the stores of the job ask for. Reads the file that the options or the environment name.
     pub(crate) fn credentials(&self) -> Result<Option<Credentials>, Failure> {
         self.security.secret.credentials()
+    }
+
+    /// How to prove to etcd that this process may use it.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn etcd_access(&self) -> EtcdAccessArgs {
+        self.security.etcd.clone()
     }
 
     /// Applies what the environment says besides the options' variables.
@@ -151,7 +162,10 @@ impl RunOptions {
         let found = found.as_ref();
         let chosen = self.nodes.choose(found, surroundings, &mut warnings)?;
         let mut origins = chosen.origins;
-        let relay_port = self.security.relay_port(&mut warnings)?;
+        let is_in_etcd = is_in_etcd(chosen.parameters.endpoint());
+        let has_relay = self.security.relay || is_in_etcd;
+        let relay_port = self.security.relay_port(has_relay, &mut warnings)?;
+        let store_candidates = self.stores.candidates(is_in_etcd, &mut warnings)?;
         let preload = self.preload.options(&entrypoint, &mut warnings)?;
         let health_port = health_port(surroundings, &mut warnings);
         let health_check = self.nodes.health_check(&mut warnings)?;
@@ -185,7 +199,7 @@ impl RunOptions {
             .with_logs(self.output.logs()?)
             .with_virtual_local_rank(self.nodes.virtual_local_rank)
             .with_identical_nodes(surroundings.is_on(IDENTICAL_WORKERS))
-            .with_relay(self.security.relay)
+            .with_relay(has_relay)
             .with_relay_port(relay_port)
             .with_preload(preload)
             .with_health_check(health_check)
@@ -195,8 +209,10 @@ impl RunOptions {
         if let Some(template) = self.output.line_prefix_template(surroundings)? {
             agent = agent.with_line_prefix_template(template);
         }
-        let rendezvous = self.stores.apply(chosen.parameters, &mut warnings)?;
-        let mut rendezvous = rendezvous.with_relays(self.security.relay);
+        let rendezvous = self
+            .stores
+            .apply(chosen.parameters, is_in_etcd, &mut warnings)?;
+        let mut rendezvous = rendezvous.with_relays(has_relay);
         if let Some(credentials) = &surroundings.credentials {
             rendezvous = rendezvous.with_credentials(credentials.clone());
         }
@@ -217,6 +233,7 @@ impl RunOptions {
             origins,
             node_rank: chosen.node_rank,
             store_dir: self.stores.directory()?,
+            store_candidates,
             environment,
             grace_period: limits.grace.map(|(grace, _)| grace),
             dry_run: self.nodes.dry_run,

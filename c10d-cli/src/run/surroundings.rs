@@ -4,14 +4,22 @@ use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::net::IpAddr;
 use std::path::Path;
+#[cfg(feature = "etcd")]
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[cfg(feature = "etcd")]
+use c10d_journal::{EtcdAddressError, EtcdDirectory, EtcdJournal};
 use c10d_socket::{Deadline, host_name};
 use elastic_agent::devices;
 use elastic_agent::scheduler::Site;
+#[cfg(feature = "etcd")]
+use elastic_rendezvous::StoreDirectory;
 use elastic_rendezvous::this_host::{self, Resolver, SystemResolver};
 
 use super::options::{RunOptions, RunPlan, Surroundings};
+#[cfg(feature = "etcd")]
+use crate::etcd::EtcdAccessArgs;
 use crate::failure::Failure;
 
 /// The limit for looking up the host of an endpoint, as in the rendezvous.
@@ -35,9 +43,31 @@ pub(super) fn plan(options: RunOptions) -> Result<RunPlan, Failure> {
             is_interactive: io::stdin().is_terminal(),
         },
     };
-    options
+    #[cfg(feature = "etcd")]
+    let access = options.etcd_access();
+    let plan = options
         .resolve(&surroundings)
-        .map_err(|error| Failure::Usage(error.to_string()))
+        .map_err(|error| Failure::Usage(error.to_string()))?;
+    #[cfg(feature = "etcd")]
+    let plan = with_store_in_etcd(plan, &access)?;
+    Ok(plan)
+}
+
+/// Reads the files that etcd's options name.
+#[cfg(feature = "etcd")]
+fn with_store_in_etcd(mut plan: RunPlan, access: &EtcdAccessArgs) -> Result<RunPlan, Failure> {
+    let Some(candidates) = plan.store_candidates else {
+        return Ok(plan);
+    };
+    let parsed = plan.launcher.rendezvous().endpoint().parse();
+    let etcd = parsed.map_err(|error: EtcdAddressError| Failure::Usage(error.to_string()))?;
+    let etcd = access.of(etcd)?;
+    let network = etcd.members()[0].clone();
+    let lookup = Arc::new(EtcdDirectory::new(etcd.clone()));
+    let journal = move |address| EtcdJournal::source(etcd.clone(), address);
+    let store = StoreDirectory::new(lookup, network).with_candidates(candidates, journal);
+    plan.launcher = plan.launcher.with_store(store);
+    Ok(plan)
 }
 
 /// Whether this name is this machine's. May block for 2 s.

@@ -15,14 +15,14 @@ use tempfile::TempDir;
 use crate::process::{Running, Server, command, run};
 
 /// One member.
-struct Etcd {
+pub(crate) struct Etcd {
     process: Child,
-    client: String,
+    pub(crate) client: String,
     _folder: TempDir,
 }
 
 impl Etcd {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let program = std::env::var("C10D_ETCD").expect("C10D_ETCD names the program etcd");
         let folder = tempfile::tempdir().unwrap();
         // etcd must be told the ports at which others find it.
@@ -71,14 +71,14 @@ impl Drop for Etcd {
     }
 }
 
-struct Candidate {
+pub(crate) struct Candidate {
     running: Running,
     stdout: BufReader<ChildStdout>,
     address: String,
 }
 
 impl Candidate {
-    fn start(etcd: &Etcd) -> Self {
+    pub(crate) fn start(etcd: &Etcd) -> Self {
         let members = format!("--etcd={}", etcd.client);
         let words = ["store", "serve", "--port=0", &members, "--etcd-prefix=job"];
         let mut running = Running::start(command(words));
@@ -92,7 +92,7 @@ impl Candidate {
     }
 
     /// Waits until it serves.
-    fn store(&mut self) -> TcpStore {
+    pub(crate) fn store(&mut self) -> TcpStore {
         assert_eq!(line(&mut self.stdout, "listening on "), self.address);
         let (host, port) = self.address.rsplit_once(':').unwrap();
         TcpStore::connect(host, port.parse().unwrap()).unwrap()

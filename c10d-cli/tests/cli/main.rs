@@ -19,6 +19,7 @@ mod pty;
 mod relay;
 mod run;
 mod run_as_torchrun;
+mod run_candidates;
 mod run_explain;
 mod run_failures;
 mod run_first_use;

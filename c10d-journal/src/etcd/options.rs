@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_socket::{Cancel, Credentials, Deadline, HostPortError, is_printable};
+use c10d_socket::{Cancel, Credentials, Deadline, HostPort, HostPortError, is_printable};
 use c10d_store::Lookup;
 
 use super::gateway::{CallError, Gateway, Site, User};
@@ -62,6 +62,12 @@ impl EtcdOptions {
         };
         Arc::make_mut(&mut self.site).user = Some(user);
         self
+    }
+
+    /// The members of etcd.
+    #[must_use]
+    pub fn members(&self) -> &[HostPort] {
+        &self.site.endpoints
     }
 
     /// How long a leader that says nothing goes on leading, in whole seconds. etcd grants at least 1.5 times its election

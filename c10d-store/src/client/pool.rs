@@ -507,6 +507,11 @@ impl Pool {
                     let source = io::Error::new(io::ErrorKind::ConnectionAborted, error);
                     return Err(Failure::Lost(source).into());
                 }
+                // Nobody serves the store at the moment, or its directory does not answer.
+                error if error.is_transient() => {
+                    let source = io::Error::new(io::ErrorKind::NotConnected, error);
+                    return Err(Failure::NotSent(source).into());
+                }
                 error => return Err(Failure::Protocol(error.to_string()).into()),
             }
         };

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use c10d_socket::{Cancel, Credentials, HostPort};
+use c10d_socket::{Cancel, Credentials};
 use c10d_store::membership::{GroupStage, MemberKey, Membership};
-use c10d_store::{StoreError, StoreExt, TcpStore, TcpStoreOptions};
+use c10d_store::{StoreAddress, StoreError, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::RendezvousInfo;
 
 use super::handle::Shared;
@@ -21,7 +21,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct GroupLink {
     name: String,
-    master: HostPort,
+    store: StoreAddress,
     credentials: Option<Credentials>,
     cancel: Cancel,
     open: Option<Membership>,
@@ -56,7 +56,7 @@ impl GroupLink {
     ) -> Result<Self, AgentError> {
         let mut link = Self {
             name: format!("{}/{}", shared.handler.run_id(), round.round),
-            master: round.bootstrap.master.clone(),
+            store: round.bootstrap.address(),
             credentials: round.bootstrap.credentials.clone(),
             cancel: shared.stopping.clone(),
             open: None,
@@ -67,7 +67,8 @@ impl GroupLink {
         match link.ask(|group| group.status().map(drop)) {
             Ok(()) => {}
             Err(StoreError::Unsupported { .. }) => {
-                return Err(AgentError::NoMembership { store: link.master });
+                let store = round.bootstrap.master.clone();
+                return Err(AgentError::NoMembership { store });
             }
             Err(error) => return Err(RanksError::Store(error).into()),
         }
@@ -152,8 +153,7 @@ impl GroupLink {
                 if let Some(credentials) = &self.credentials {
                     options = options.with_credentials(credentials.clone());
                 }
-                let (host, port) = (self.master.host(), self.master.port());
-                let store = TcpStore::open(host, port, options)?;
+                let store = TcpStore::open_at(&self.store, options)?;
                 store.membership(&self.name)?.with_cancel(&self.cancel)
             }
         };

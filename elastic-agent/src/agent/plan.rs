@@ -161,6 +161,7 @@ impl Node {
             first_role_rank: first.role_rank,
             role_world_size: first.role_world_size,
             master: round.bootstrap.master.clone(),
+            address: round.bootstrap.address(),
             relay,
             credentials: round.bootstrap.credentials.clone(),
             is_agent_store: round.bootstrap.is_agent_store,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use c10d_socket::{Credentials, HostPort};
+use c10d_store::StoreAddress;
 
 /// The workers that an agent has started in a round.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,8 +21,10 @@ pub struct StartedWorkers {
     pub first_role_rank: usize,
     /// The number of workers of this role in the round.
     pub role_world_size: usize,
-    /// The address of the workers' store.
+    /// The address of the workers' store; of one that moves, where it was when the round began.
     pub master: HostPort,
+    /// Where to connect to it: [`BootstrapInfo::address`](elastic_rendezvous::BootstrapInfo::address).
+    pub address: StoreAddress,
     /// The relay on this node through which the workers reach the store; `None` if they connect to it.
     pub relay: Option<HostPort>,
     /// What clients of the store must have, as in [`BootstrapInfo`](elastic_rendezvous::BootstrapInfo).
@@ -65,6 +68,7 @@ impl StartedWorkers {
             world_size: workers.len(),
             first_role_rank: 0,
             role_world_size: workers.len(),
+            address: master.clone().into(),
             master,
             relay: None,
             credentials: None,

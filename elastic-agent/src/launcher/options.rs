@@ -7,7 +7,7 @@ use std::time::Duration;
 use c10d_inspect::http::StatusOptions;
 use c10d_socket::Credentials;
 use c10d_store::recommended_memory_max;
-use elastic_rendezvous::RendezvousParameters;
+use elastic_rendezvous::{RendezvousParameters, StoreDirectory};
 
 use super::screen::{Screen, StandardError};
 use crate::agent::AgentOptions;
@@ -137,6 +137,13 @@ impl LauncherOptions {
     #[must_use]
     pub fn with_status_page(mut self, options: impl Into<Option<StatusOptions>>) -> Self {
         self.status_page = options.into();
+        self
+    }
+
+    /// The rendezvous [finds its store](RendezvousParameters::with_store) in this directory.
+    #[must_use]
+    pub fn with_store(mut self, store: StoreDirectory) -> Self {
+        self.rendezvous = self.rendezvous.with_store(store);
         self
     }
 

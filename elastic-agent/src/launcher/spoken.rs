@@ -183,7 +183,8 @@ fn store_line(
         false => "",
     };
     Some(format!(
-        "{page}if the job hangs: c10d why --connect {master}{more}"
+        "{page}if the job hangs: c10d why --connect {}{more}",
+        started.address
     ))
 }
 

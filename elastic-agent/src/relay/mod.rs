@@ -73,7 +73,7 @@ impl NodeRelay {
         if let Some(credentials) = &round.bootstrap.credentials {
             options = options.with_credentials(credentials.clone());
         }
-        let relay = Relay::start(master.clone(), vec![listener], options);
+        let relay = Relay::start(round.bootstrap.address(), vec![listener], options);
         let relay = Self {
             relay: relay.map_err(NodeRelayError::Start)?,
             address: HostPort::new(host.to_string(), port),

@@ -6,6 +6,7 @@
 
 mod apply;
 mod decide;
+pub(crate) mod duty;
 mod executor;
 pub(crate) mod group;
 mod group_ranks;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, printable, sleep};
 use c10d_store::{
-    Credentials, ListenOn, PrefixStore, ServerOptions, Store, StoreError, StoreExt, StoreHandle,
-    TcpStore, TcpStoreOptions,
+    Credentials, ListenOn, PrefixStore, ServerOptions, Store, StoreAddress, StoreError, StoreExt,
+    StoreHandle, TcpStore, TcpStoreOptions,
 };
 
 use crate::shell::handler::{BootstrapInfo, RendezvousInfo};
@@ -34,6 +34,9 @@ const EARLIER_ROUNDS_MAX: i64 = 64;
 
 /// How long the server of an earlier round may take to answer before another address is chosen.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Published for a store that moves while nobody serves it.
+const UNKNOWN_PORT: u16 = 1;
 
 /// The limit for starting our own server.
 const SERVE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -87,7 +90,7 @@ pub(crate) struct Bootstrap {
     own: Option<Arc<TcpStore>>,
     protection: Protection,
     /// The rendezvous' store, if it is also the workers'.
-    shared: Option<HostPort>,
+    shared: Option<StoreAddress>,
     /// The address in the last round that had one.
     master: Option<HostPort>,
     /// The node with rank 0 of the last round; `None` if that round had no address.
@@ -218,7 +221,7 @@ impl Round<'_> {
 
 impl Bootstrap {
     /// `shared` is the address of the rendezvous' store, if it is to be the workers' too.
-    pub(crate) fn new(protection: Protection, shared: Option<HostPort>) -> Self {
+    pub(crate) fn new(protection: Protection, shared: Option<StoreAddress>) -> Self {
         Self {
             protection,
             shared,
@@ -256,9 +259,16 @@ impl Bootstrap {
         let info = BootstrapInfo::new(master, true, true)
             .with_credentials(self.protection.of_clients().cloned())
             .with_state_key(state_key(round.run_id));
-        Ok(match own {
-            Some(own) => info.with_served_here(own),
-            None => info,
+        Ok(match (own, &self.shared) {
+            (_, Some(followed @ StoreAddress::LookedUp(_))) => {
+                let info = info.with_followed(followed.clone());
+                info.with_at_hand(round.store)
+            }
+            (Some(own), _) => {
+                let own: Arc<dyn Store> = Arc::<TcpStore>::clone(own);
+                info.with_at_hand(&own)
+            }
+            (None, _) => info,
         })
     }
 
@@ -284,8 +294,19 @@ impl Bootstrap {
     /// Rank 0's choice: the rendezvous' store, if it is shared; or else the previous address if its server still answers, because members may have cached
     /// it; otherwise our own.
     fn choose(&mut self, round: &Round<'_>) -> Result<HostPort, RendezvousError> {
-        if let Some(shared) = &self.shared {
-            return Ok(shared.clone());
+        match &self.shared {
+            None => {}
+            Some(StoreAddress::At(shared)) => return Ok(shared.clone()),
+            // Only for messages: all follow the store.
+            Some(followed @ StoreAddress::LookedUp(_)) => {
+                let deadline = Deadline::after(Instant::now(), PROBE_TIMEOUT);
+                let current = followed.current(deadline, &Cancel::NEVER);
+                let unknown = |error| {
+                    log::debug!("cannot look up the workers' store: {error}");
+                    HostPort::new(followed.to_string(), UNKNOWN_PORT)
+                };
+                return Ok(current.unwrap_or_else(unknown));
+            }
         }
         let before = match &self.master {
             None if round.number > 0 => round.published_earlier()?,
@@ -372,7 +393,7 @@ pub fn clear_workers_store(bootstrap: &BootstrapInfo) {
     let cleared = || -> Result<usize, StoreError> {
         let credentials = bootstrap.credentials.as_ref();
         // Each connection leaves a record in its server, and there are many rounds.
-        let store = match bootstrap.served_here.store() {
+        let store: Arc<dyn Store> = match bootstrap.at_hand.store() {
             Some(store) => store,
             None => Arc::new(open(&bootstrap.master, credentials, PROBE_TIMEOUT)?),
         };

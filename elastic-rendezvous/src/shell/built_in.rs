@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use c10d_store::{Store, TcpStore};
+use c10d_store::{Store, StoreAddress, TcpStore};
 
 use crate::shell::c10d_backend::{C10D_BACKEND, C10dBackend};
 use crate::shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
@@ -60,10 +60,11 @@ pub fn create_c10d(
         address,
         hosted,
         workers_host,
+        candidate,
     } = open_store(parameters, &settings)?;
-    let address = address.filter(|_| is_shared);
     let (store, mut backend) = if is_tcp(parameters) {
-        let store = keep_connected(store, hosted.as_deref(), parameters, &settings)?;
+        let followed = address.clone().filter(|_| parameters.store().is_some());
+        let store = keep_connected(store, followed, hosted.as_deref(), parameters, &settings)?;
         let for_rounds = Arc::new(store.without_repeats());
         let backend = C10dBackend::new(for_rounds, &settings.run_id)?;
         let store: Arc<dyn Store> = Arc::new(store);
@@ -72,6 +73,7 @@ pub fn create_c10d(
         let backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
         (store, backend)
     };
+    let address = address.filter(|_| is_shared);
     let mut options = DynamicRendezvousOptions::new().with_shared_store(has_agent_store);
     let needs_relays = settings.max_nodes > 1 || hosted.is_none();
     if let Some(address) = &address {
@@ -106,6 +108,10 @@ pub fn create_c10d(
         }
     }
     let node = DynamicRendezvous::new(Arc::new(backend), store, settings, options)?;
+    let node = match candidate {
+        Some(candidate) => node.with_candidate(candidate),
+        None => node,
+    };
     Ok(match hosted {
         Some(hosted) => node.with_hosted_store(hosted),
         None => node,
@@ -115,13 +121,19 @@ pub fn create_c10d(
 /// The same store, which connects again when its connection is lost.
 fn keep_connected(
     store: Arc<dyn Store>,
+    followed: Option<StoreAddress>,
     hosted: Option<&TcpStore>,
     parameters: &RendezvousParameters,
     settings: &RendezvousSettings,
 ) -> Result<ReconnectingStore, RendezvousError> {
-    let endpoint = parameters.endpoint().parse::<Endpoint>();
-    let target = endpoint.map_err(ParametersError::from)?;
-    let target = target.with_default_port(DEFAULT_PORT);
+    let target = match followed {
+        Some(followed) => followed,
+        None => {
+            let endpoint = parameters.endpoint().parse::<Endpoint>();
+            let target = endpoint.map_err(ParametersError::from)?;
+            target.with_default_port(DEFAULT_PORT).into()
+        }
+    };
     let connect = connect_to(target, hosted, parameters.credentials().cloned());
     Ok(ReconnectingStore::of_connections(
         store,

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Deadline, HostPort};
-use c10d_store::{Credentials, Store, StoreError, StoreExt, TcpStore};
+use c10d_socket::Deadline;
+use c10d_store::{Credentials, Store, StoreAddress, StoreError, StoreExt, TcpStore};
 
 use crate::engine::Engine;
 use crate::engine::group::GroupEngine;
@@ -15,6 +15,7 @@ use crate::engine::solo::Solo;
 use crate::shell::access::Access;
 use crate::shell::backend::RendezvousBackend;
 use crate::shell::bootstrap::{Bootstrap, NotFound, Protection, Round};
+use crate::shell::candidate::Candidate;
 use crate::shell::clock::Clock;
 use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo};
 use crate::shell::handler_loop::{HandlerLoop, Parts};
@@ -88,6 +89,8 @@ pub struct DynamicRendezvous {
     bootstrap: Mutex<Bootstrap>,
     /// A client of the same store, if this process hosts it.
     hosted: Option<Arc<TcpStore>>,
+    /// The server that this process has ready for a store that moves.
+    candidate: Mutex<Option<Candidate>>,
 }
 
 /// The options of a node in a dynamic rendezvous.
@@ -98,7 +101,7 @@ pub struct DynamicRendezvousOptions {
     shares_store: bool,
     server_hook: Option<ServerHook>,
     protection: Protection,
-    workers_at: Option<HostPort>,
+    workers_at: Option<StoreAddress>,
 }
 
 impl Default for DynamicRendezvousOptions {
@@ -162,7 +165,7 @@ impl DynamicRendezvousOptions {
     }
 
     /// If this node has rank 0, the workers use the rendezvous' store, at this address.
-    pub(crate) fn with_workers_at(mut self, address: HostPort) -> Self {
+    pub(crate) fn with_workers_at(mut self, address: StoreAddress) -> Self {
         self.workers_at = Some(address);
         self
     }
@@ -247,6 +250,7 @@ impl DynamicRendezvous {
             lease,
             thread: Mutex::new(Some(thread)),
             hosted: None,
+            candidate: Mutex::new(None),
         })
     }
 
@@ -271,14 +275,31 @@ impl DynamicRendezvous {
         self
     }
 
+    /// This process is a candidate to serve the rendezvous' store.
+    pub(crate) fn with_candidate(self, candidate: Candidate) -> Self {
+        *self.lock_candidate() = Some(candidate);
+        self
+    }
+
+    fn lock_candidate(&self) -> MutexGuard<'_, Option<Candidate>> {
+        self.candidate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits until no other node uses the store that this process hosts. PyTorch's nodes also close the
     /// rendezvous before they exit, and 2.9 fails if the store is missing then.
     fn await_disconnects(&self) {
+        let deadline = Deadline::after(Instant::now(), DISCONNECT_TIMEOUT);
+        let candidate = self.lock_candidate().take();
+        if let Some(mut candidate) = candidate {
+            self.store.close();
+            candidate.end(deadline);
+        }
         let Some(hosted) = &self.hosted else { return };
         // It may use another connection.
         self.store.close();
         hosted.close();
-        let deadline = Deadline::after(Instant::now(), DISCONNECT_TIMEOUT);
         let is_in_use = || {
             hosted
                 .server()
@@ -310,6 +331,9 @@ impl DynamicRendezvous {
                 joined.rank,
                 joined.world_size,
             );
+            if let Some(candidate) = &*self.lock_candidate() {
+                candidate.placed(joined.rank);
+            }
             let settled = self.settle(answer.round, &joined);
             // The loop may have ended already.
             let _ = self.to_loop.send(Message::Settled);
@@ -402,7 +426,7 @@ impl DynamicRendezvous {
         }
     }
 
-    fn lock_bootstrap(&self) -> std::sync::MutexGuard<'_, Bootstrap> {
+    fn lock_bootstrap(&self) -> MutexGuard<'_, Bootstrap> {
         self.bootstrap
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 
 use c10d_socket::HostPort;
-use c10d_store::{Credentials, Store, TcpStore};
+use c10d_store::{Credentials, Store, StoreAddress};
 
 use crate::values::error::RendezvousError;
 use crate::values::membership::Membership;
@@ -263,27 +263,29 @@ pub struct BootstrapInfo {
     pub credentials: Option<Credentials>,
     /// The key of the rendezvous' state, by which its store is told from one of the workers' own.
     pub(crate) state_key: Option<String>,
-    pub(crate) served_here: ServedHere,
+    pub(crate) at_hand: AtHand,
+    /// The directory in which the store is found, if it has no fixed place.
+    pub(crate) followed: Option<StoreAddress>,
 }
 
-/// The store itself, if this process serves it and still does.
+/// A client of the store that this process has anyway.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ServedHere(Weak<TcpStore>);
+pub(crate) struct AtHand(Option<Weak<dyn Store>>);
 
-impl ServedHere {
-    pub(crate) fn store(&self) -> Option<Arc<TcpStore>> {
-        self.0.upgrade()
+impl AtHand {
+    pub(crate) fn store(&self) -> Option<Arc<dyn Store>> {
+        self.0.as_ref()?.upgrade()
     }
 }
 
-/// An address is the same wherever its store is served.
-impl PartialEq for ServedHere {
+/// An address is the same whoever has clients of its store.
+impl PartialEq for AtHand {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for ServedHere {}
+impl Eq for AtHand {}
 
 impl BootstrapInfo {
     /// Creates the address of a store without protection.
@@ -295,13 +297,28 @@ impl BootstrapInfo {
             is_workers_own,
             credentials: None,
             state_key: None,
-            served_here: ServedHere::default(),
+            at_hand: AtHand::default(),
+            followed: None,
         }
     }
 
-    /// This process serves the store, so it needs no connection of its own.
-    pub(crate) fn with_served_here(mut self, store: &Arc<TcpStore>) -> Self {
-        self.served_here = ServedHere(Arc::downgrade(store));
+    /// Where to connect: [`master`](Self::master), or for a store that moves wherever its directory says, as `master` is
+    /// only where it was when the round began.
+    #[must_use]
+    pub fn address(&self) -> StoreAddress {
+        let followed = self.followed.clone();
+        followed.unwrap_or_else(|| self.master.clone().into())
+    }
+
+    /// The store moves.
+    pub(crate) fn with_followed(mut self, address: StoreAddress) -> Self {
+        self.followed = Some(address);
+        self
+    }
+
+    /// This process needs no other client of the store.
+    pub(crate) fn with_at_hand(mut self, store: &Arc<dyn Store>) -> Self {
+        self.at_hand = AtHand(Some(Arc::downgrade(store)));
         self
     }
 

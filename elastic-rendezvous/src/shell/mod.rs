@@ -5,6 +5,7 @@ pub(crate) mod backend;
 pub(crate) mod bootstrap;
 pub(crate) mod built_in;
 pub(crate) mod c10d_backend;
+mod candidate;
 mod clock;
 pub(crate) mod dynamic;
 pub(crate) mod group_node;

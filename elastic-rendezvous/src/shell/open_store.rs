@@ -7,15 +7,19 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline, DialStage, HostPort, is_loopback_name, resolve_local};
-use c10d_store::{FileStore, Store, StoreError, StoreHandle, TcpStore, TcpStoreOptions};
+use c10d_store::{
+    FileStore, Store, StoreAddress, StoreError, StoreHandle, TcpStore, TcpStoreOptions,
+};
 
 use crate::shell::bootstrap::protected;
+use crate::shell::candidate::Candidate;
 use crate::shell::this_host::{self, SystemResolver, is_this_host};
 use crate::values::endpoint::Endpoint;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
 use crate::values::parameters_error::{DEFAULT_PORT, ParametersError};
 use crate::values::settings::RendezvousSettings;
+use crate::values::store_directory::StoreDirectory;
 
 /// The timeout of one store call, as in PyTorch.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
@@ -39,11 +43,13 @@ const TEMPORARY_NAMES_TRIED: usize = 16;
 pub(crate) struct OpenStore {
     pub(crate) store: Arc<dyn Store>,
     /// Where all nodes reach it; `None` for a file.
-    pub(crate) address: Option<HostPort>,
+    pub(crate) address: Option<StoreAddress>,
     /// The same store, if this process serves it.
     pub(crate) hosted: Option<Arc<TcpStore>>,
     /// The host under which other nodes reach this one, unless that is its own name.
     pub(crate) workers_host: Option<String>,
+    /// The server that this process has ready for a store that moves.
+    pub(crate) candidate: Option<Candidate>,
 }
 
 /// Whether the store has a server, and no file.
@@ -59,7 +65,10 @@ pub(crate) fn open_store(
 ) -> Result<OpenStore, RendezvousError> {
     let store_type = parameters.get("store_type").unwrap_or("tcp").trim();
     match store_type.to_lowercase().as_str() {
-        "tcp" => open_tcp(parameters, settings),
+        "tcp" => match parameters.store() {
+            Some(directory) => open_moving(parameters, directory, settings),
+            None => open_tcp(parameters, settings),
+        },
         "file" => {
             if parameters.credentials().is_some() {
                 log::warn!("a secret does not protect a store in a file: its permissions do");
@@ -69,6 +78,7 @@ pub(crate) fn open_store(
                 address: None,
                 hosted: None,
                 workers_host: None,
+                candidate: None,
             })
         }
         _ => Err(RendezvousError::Parameters(ParametersError::Setting {
@@ -161,10 +171,66 @@ fn open_tcp(
     };
     let store = Arc::new(store);
     Ok(OpenStore {
-        address: Some(HostPort::new(target.host(), store.port())),
+        address: Some(HostPort::new(target.host(), store.port()).into()),
         hosted: store.server().is_some().then(|| Arc::clone(&store)),
         store,
         workers_host,
+        candidate: None,
+    })
+}
+
+/// Opens a store that is found in a directory. If nobody serves it, this process may.
+fn open_moving(
+    parameters: &RendezvousParameters,
+    directory: &StoreDirectory,
+    settings: &RendezvousSettings,
+) -> Result<OpenStore, RendezvousError> {
+    let read_timeout = parameters.get_as_duration("read_timeout", READ_TIMEOUT)?;
+    if !parameters.shares_store()? || !parameters.has_relays() {
+        return Err(ParametersError::StoreMoves.into());
+    }
+    let network = directory.network();
+    let workers_host = if is_loopback_name(network.host()) {
+        Some("127.0.0.1".to_owned())
+    } else {
+        other_host(network, Deadline::after(Instant::now(), LOOKUP_TIMEOUT))
+    };
+    let mut lookup = Arc::clone(directory.lookup());
+    let mut candidate = None;
+    if directory.candidates_max() > 0 {
+        let own_host = parameters.local_addr().map(str::to_owned);
+        let host = own_host.or_else(|| workers_host.clone());
+        let host = host.unwrap_or_else(this_host::full_name);
+        let started = Candidate::start(directory, host, parameters)?;
+        lookup = started.observed(directory);
+        candidate = Some(started);
+    }
+    let address = StoreAddress::from(lookup);
+    let patience = settings.join_timeout;
+    let deadline = Deadline::after(Instant::now(), patience);
+    let open = |timeout: Duration| {
+        TcpStore::open_at(&address, client_options(parameters).with_timeout(timeout))
+    };
+    let store = open(patience.min(FIRST_CONNECT_SLICE)).or_else(|error| {
+        let left = deadline.remaining(Instant::now()).unwrap_or(Duration::MAX);
+        if left.is_zero() || parameters.cancel().is_cancelled() {
+            return Err(error);
+        }
+        log::warn!(
+            "cannot connect to the rendezvous store, retrying for {:.0} s: {error}",
+            left.as_secs_f64(),
+        );
+        open(left)
+    });
+    let store = store.map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
+    let store = store.with_cancel(&Cancel::NEVER);
+    store.set_timeout(Some(read_timeout));
+    Ok(OpenStore {
+        store: Arc::new(store),
+        address: Some(address),
+        hosted: None,
+        workers_host,
+        candidate,
     })
 }
 

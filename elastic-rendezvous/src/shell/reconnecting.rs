@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, HostPort, sleep};
 use c10d_store::{
     CompareSet, ConnectOptions, Credentials, ErrorContext, Known, Operation, Queues, Store,
-    StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions, Watch,
+    StoreAddress, StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions, Watch,
 };
 
 use crate::values::error::is_outage;
@@ -30,12 +30,12 @@ pub(crate) type Connect =
 
 /// Makes connections to the TCP store at `target`, or to the server that `hosted` has, without a lookup of its name.
 pub(crate) fn connect_to(
-    target: HostPort,
+    target: StoreAddress,
     hosted: Option<&TcpStore>,
     credentials: Option<Credentials>,
 ) -> impl Fn(Duration, &Cancel) -> Result<TcpStore, StoreError> + Send + Sync + 'static {
     let server = hosted.and_then(TcpStore::server);
-    let target = server.map_or(target, |server| reachable_here(server.local_addr()));
+    let target = server.map_or(target, |server| reachable_here(server.local_addr()).into());
     move |timeout: Duration, cancel: &Cancel| {
         let mut options = TcpStoreOptions::default()
             // The caller pauses between two attempts.
@@ -45,7 +45,7 @@ pub(crate) fn connect_to(
         if let Some(credentials) = &credentials {
             options = options.with_credentials(credentials.clone());
         }
-        let store = TcpStore::open(target.host(), target.port(), options)?;
+        let store = TcpStore::open_at(&target, options)?;
         Ok(store.with_cancel(&Cancel::NEVER))
     }
 }

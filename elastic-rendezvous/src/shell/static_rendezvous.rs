@@ -194,7 +194,7 @@ impl Meeting {
         // As PyTorch's nodes do; the host waits for this count.
         connection.count_worker()?;
         let connect = Arc::new(connect_to(
-            self.target.clone(),
+            self.target.clone().into(),
             hosted.as_deref(),
             self.credentials.clone(),
         ));

@@ -16,5 +16,6 @@ pub(crate) mod server_hook;
 pub(crate) mod settings;
 pub(crate) mod state;
 pub(crate) mod step;
+pub(crate) mod store_directory;
 pub(crate) mod stored;
 pub(crate) mod timestamp;

@@ -12,6 +12,7 @@ use c10d_store::{Credentials, ServerOptions};
 use crate::values::parameters_error::ParametersError;
 use crate::values::server_hook::ServerHook;
 use crate::values::settings::RendezvousSettings;
+use crate::values::store_directory::StoreDirectory;
 
 /// The parameters of a rendezvous, checked as far as possible without knowing the backend.
 ///
@@ -42,6 +43,7 @@ pub struct RendezvousParameters {
     credentials: Option<Credentials>,
     has_relays: bool,
     journal: Option<JournalSource>,
+    store: Option<StoreDirectory>,
     cancel: Cancel,
 }
 
@@ -76,6 +78,7 @@ impl RendezvousParameters {
             credentials: None,
             has_relays: false,
             journal: None,
+            store: None,
             cancel: Cancel::NEVER,
         })
     }
@@ -113,6 +116,20 @@ impl RendezvousParameters {
     #[must_use]
     pub const fn journal(&self) -> Option<&JournalSource> {
         self.journal.as_ref()
+    }
+
+    /// The store is found in a directory, not at the endpoint, which then is only a name for messages. The workers need
+    /// `workers_store=rendezvous` and [relays](Self::with_relays): PyTorch's clients cannot follow a store. Default: none.
+    #[must_use]
+    pub fn with_store(mut self, store: StoreDirectory) -> Self {
+        self.store = Some(store);
+        self
+    }
+
+    /// The directory of the store, if it is found in one.
+    #[must_use]
+    pub const fn store(&self) -> Option<&StoreDirectory> {
+        self.store.as_ref()
     }
 
     /// Whether the setting `workers_store` is `rendezvous`, instead of `agent`, the default: if this node has rank 0, the

@@ -72,6 +72,13 @@ pub enum ParametersError {
         nodes: usize,
     },
 
+    /// A store that moves cannot be used so.
+    #[error(
+        "the rendezvous' store has no fixed place, and workers cannot follow one: it needs relays (--relay) and \
+         workers_store=rendezvous, not agent"
+    )]
+    StoreMoves,
+
     /// The minimum number of nodes is 0.
     #[error("the minimum number of nodes is {min_nodes}, it must be at least 1")]
     NoNodes {

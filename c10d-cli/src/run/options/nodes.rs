@@ -40,7 +40,8 @@ pub(super) struct NodeArgs {
     #[arg(long, value_name = "NAME", value_parser = Read(backend))]
     pub(super) rdzv_backend: Option<Parsed<Backend>>,
 
-    /// Where nodes meet: HOST or HOST:PORT. For a c10d rendezvous on a shared file, its path.
+    /// Where nodes meet: HOST or HOST:PORT. For a c10d rendezvous on a shared file, its path. With etcd://H1:2379,../PREFIX,
+    /// launchers of the job serve the store, which is kept in etcd: no node is special.
     #[arg(long, value_name = "HOST[:PORT]", value_parser = Read(text))]
     pub(super) rdzv_endpoint: Option<Parsed<String>>,
 

@@ -13,6 +13,7 @@ use super::nodes::{Backend, NodeArgs, node_counts};
 use super::origin::Origin;
 use super::values::whole_number;
 use crate::serve::DEFAULT_PORT as STATIC_PORT;
+use crate::store_place::{StorePlace, is_in_etcd};
 use elastic_agent::scheduler::{Found, Sourced};
 
 /// How nodes find each other, and the rank of this one, if it has one before they do.
@@ -174,12 +175,23 @@ impl NodeArgs {
         if let Some(place) = &place
             && (!is_file || backend == "static")
         {
-            let endpoint = read_endpoint(&place.endpoint)?;
-            if backend == "static" && endpoint.port().is_none() {
-                let expected = Refusal::IsNot("a host and a port, as in node0:29500");
-                return Err(place.endpoint.refused(expected));
+            let endpoint = match read_place(&place.endpoint)? {
+                StorePlace::At(endpoint) => Some(endpoint),
+                #[cfg(feature = "etcd")]
+                StorePlace::Etcd(_) if backend == "static" => {
+                    let why = "the store of a static rendezvous has a fixed place; use --rdzv-backend c10d";
+                    return Err(place.endpoint.refused(Refusal::But(why.to_owned())));
+                }
+                #[cfg(feature = "etcd")]
+                StorePlace::Etcd(_) => None,
+            };
+            if let Some(endpoint) = endpoint {
+                if backend == "static" && endpoint.port().is_none() {
+                    let expected = Refusal::IsNot("a host and a port, as in node0:29500");
+                    return Err(place.endpoint.refused(expected));
+                }
+                refuse_loopback(&endpoint, &place.endpoint, found_here, max_nodes)?;
             }
-            refuse_loopback(&endpoint, &place.endpoint, found_here, max_nodes)?;
         }
         let endpoint = match place {
             Some(place) => {
@@ -241,7 +253,8 @@ impl NodeArgs {
             self.rdzv_backend.is_some() || master_addr.is_some() || master_port.is_some();
         let is_static = match &self.rdzv_backend {
             Some(backend) if !is_standalone => backend.value()? == Backend::Static,
-            _ => true,
+            // No node of it is the first.
+            _ => !endpoint.as_ref().is_some_and(|it| is_in_etcd(&it.value)),
         };
 
         let is_one_node = max_nodes == 1 && master_port.is_none();
@@ -364,6 +377,11 @@ fn origin(name: &'static str, given: Given) -> Origin {
         value: given.value,
         from: given.name,
     }
+}
+
+fn read_place(given: &Given) -> Result<StorePlace<Endpoint>, UsageError> {
+    let parsed = given.value.parse();
+    parsed.map_err(|error: String| given.refused(Refusal::because(error)))
 }
 
 fn read_endpoint(given: &Given) -> Result<Endpoint, UsageError> {

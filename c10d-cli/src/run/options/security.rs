@@ -14,8 +14,13 @@ pub(super) struct SecurityArgs {
     #[command(flatten)]
     pub(super) secret: SecretArgs,
 
+    #[cfg(feature = "etcd")]
+    #[command(flatten)]
+    pub(super) etcd: crate::etcd::EtcdAccessArgs,
+
     /// Connects this node's workers to their store through a relay in this launcher, at a loopback address: with a
-    /// secret, the workers' store of several nodes is protected too. All nodes need it, and none can be torchrun's.
+    /// secret, the workers' store of several nodes is protected too. All nodes need it, and none can be torchrun's. An
+    /// endpoint etcd://.. implies it.
     #[arg(hide_short_help = true, long)]
     pub(super) relay: bool,
 
@@ -25,9 +30,13 @@ pub(super) struct SecurityArgs {
 }
 
 impl SecurityArgs {
-    pub(super) fn relay_port(&self, warnings: &mut Vec<String>) -> Result<Option<u16>, UsageError> {
+    pub(super) fn relay_port(
+        &self,
+        has_relay: bool,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<u16>, UsageError> {
         match &self.relay_port {
-            Some(port) if !self.relay => {
+            Some(port) if !has_relay => {
                 warnings.push(port.given.has_no_effect("--relay is not given"));
                 Ok(None)
             }

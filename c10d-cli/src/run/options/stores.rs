@@ -14,15 +14,21 @@ use clap::Args;
 use elastic_rendezvous::{RendezvousParameters, STATIC_BACKEND};
 
 use super::error::{Refusal, UsageError};
-use super::given::{Parsed, Read};
+use super::given::{Parsed, Read, value_of};
 #[cfg(feature = "journal")]
 use super::values::path;
+use super::values::whole_number;
 use crate::run::headings::NODES;
 
 /// The setting of the rendezvous that chooses the workers' store.
 const WORKERS_STORE: &str = "workers_store";
 const RENDEZVOUS: &str = "rendezvous";
 const AGENT: &str = "agent";
+
+/// How many launchers can serve a store in etcd: two of them can be lost at once.
+const CANDIDATES: usize = 3;
+
+const NOT_IN_ETCD: &str = "the endpoint is not etcd://..";
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = NODES)]
@@ -33,8 +39,14 @@ pub(super) struct StoreArgs {
     #[arg(hide_short_help = true, long, value_name = "DIR", default_value = "", value_parser = Read(path))]
     store_dir: Parsed<Option<PathBuf>>,
 
+    /// With an endpoint etcd://..: how many launchers are candidates to serve the store, of which one does. 0 if servers
+    /// that run apart from the job do. [default: 3]
+    #[arg(hide_short_help = true, long, value_name = "N", value_parser = Read(whole_number))]
+    store_candidates: Option<Parsed<usize>>,
+
     /// The store that the workers use: one that the agent with rank 0 serves (agent), or that of the rendezvous, which
-    /// then has no other use than this job. All nodes need the same. [default: agent, or rendezvous with --store-dir]
+    /// then has no other use than this job. All nodes need the same. [default: agent, or rendezvous with --store-dir and with
+    /// an endpoint etcd://..]
     #[arg(hide_short_help = true, long, value_name = "agent|rendezvous", value_parser = Read(workers_store))]
     workers_store: Option<Parsed<&'static str>>,
 }
@@ -53,13 +65,35 @@ impl StoreArgs {
         Ok(None)
     }
 
+    /// How many launchers are candidates to serve a store in etcd; `None` for another store.
+    pub(super) fn candidates(
+        &self,
+        is_in_etcd: bool,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<usize>, UsageError> {
+        match &self.store_candidates {
+            Some(number) if !is_in_etcd => {
+                warnings.push(number.given.has_no_effect(NOT_IN_ETCD));
+                Ok(None)
+            }
+            given => {
+                let number = value_of(given)?.unwrap_or(CANDIDATES);
+                Ok(is_in_etcd.then_some(number))
+            }
+        }
+    }
+
     /// The rendezvous with these stores.
     pub(super) fn apply(
         &self,
         parameters: RendezvousParameters,
+        is_in_etcd: bool,
         warnings: &mut Vec<String>,
     ) -> Result<RendezvousParameters, UsageError> {
         let directory = self.directory()?;
+        if is_in_etcd {
+            return self.apply_in_etcd(&parameters, directory.is_some());
+        }
         let parameters = match (&self.workers_store, &directory) {
             (Some(option), _) if parameters.backend() == STATIC_BACKEND => {
                 let why = "the workers use the store of a static rendezvous";
@@ -96,6 +130,36 @@ impl StoreArgs {
             }
             _ => parameters,
         })
+    }
+
+    /// The rendezvous with its store in etcd, which is the workers' too.
+    fn apply_in_etcd(
+        &self,
+        parameters: &RendezvousParameters,
+        has_directory: bool,
+    ) -> Result<RendezvousParameters, UsageError> {
+        if has_directory {
+            return Err(UsageError::Unsupported {
+                name: "--store-dir with an endpoint etcd://..".to_owned(),
+                why: "the store is kept in etcd",
+            });
+        }
+        let agent = self.workers_store.as_ref().map(Parsed::value).transpose()?;
+        let setting = parameters.get(WORKERS_STORE);
+        if agent == Some(AGENT) || agent.is_none() && setting == Some(AGENT) {
+            return Err(UsageError::Unsupported {
+                name: "workers_store=agent with an endpoint etcd://..".to_owned(),
+                why: "the workers' store would end with the node that serves it",
+            });
+        }
+        let chosen = with_workers_store(parameters, RENDEZVOUS);
+        match chosen.shares_store() {
+            Ok(_) => Ok(chosen),
+            Err(_) => Err(UsageError::Unsupported {
+                name: "an endpoint etcd://.. with store_type=file or share_store=0".to_owned(),
+                why: "the workers use the store in etcd",
+            }),
+        }
     }
 }
 

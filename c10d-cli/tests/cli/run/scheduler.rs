@@ -96,6 +96,7 @@ fn a_dry_run_prints_the_plan_as_json() {
         "health_check": null,
         "restart_rules": {},
         "preload": [],
+        "store_candidates": null,
         "store_dir": null,
         "workers_store": "agent",
         "relay": false,

@@ -1,5 +1,6 @@
 //! The connection on which announcements travel.
 
+use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,7 @@ use crate::agent::StartedWorkers;
 use c10d_socket::{
     Backoff, BackoffOptions, Cancel, Credentials, Deadline, HostPort, resolve, resolve_local,
 };
-use c10d_store::{StoreError, TcpStore, TcpStoreOptions};
+use c10d_store::{StoreAddress as Address, TcpStore, TcpStoreOptions};
 
 use crate::launcher::own_address::own_address_towards;
 use crate::launcher::processes::StoreAddress;
@@ -30,7 +31,7 @@ pub(super) struct Link {
     /// Ends lookups, connecting and calls: the owner is ending.
     cancel: Cancel,
     /// `None` if the workers' store is not served by an agent.
-    target: Option<HostPort>,
+    target: Option<Address>,
     /// What the store asks for.
     credentials: Option<Credentials>,
     /// Where workers reach the store.
@@ -59,7 +60,7 @@ impl Link {
     /// Sends to a store that stays the same.
     pub(super) fn to(store: HostPort, credentials: Option<Credentials>, cancel: Cancel) -> Self {
         Self {
-            target: Some(store),
+            target: Some(store.into()),
             credentials,
             ..Self::new(cancel)
         }
@@ -74,7 +75,7 @@ impl Link {
     pub(super) fn aim(&mut self, started: &StartedWorkers) {
         let master = &started.master;
         // A worker that serves the store does so with PyTorch's server, and later.
-        let target = started.is_agent_store.then(|| master.clone());
+        let target = started.is_agent_store.then(|| started.address.clone());
         let reached_at = started.relay.as_ref().unwrap_or(master);
         if self.target == target && self.reached_at.as_ref() == Some(reached_at) {
             return;
@@ -139,7 +140,11 @@ impl Link {
         }
     }
 
-    fn try_send(&mut self, target: &HostPort, bytes: &[u8]) -> Result<bool, StoreError> {
+    fn try_send(
+        &mut self,
+        target: &Address,
+        bytes: &[u8],
+    ) -> Result<bool, Box<dyn Error + Send + Sync>> {
         if self.store.is_none() {
             let mut options = TcpStoreOptions::default()
                 .with_timeout(TIMEOUT)
@@ -147,12 +152,15 @@ impl Link {
             if let Some(credentials) = &self.credentials {
                 options = options.with_credentials(credentials.clone());
             }
+            let deadline = Deadline::after(Instant::now(), TIMEOUT);
+            let target = target.current(deadline, &self.cancel)?;
             let store = TcpStore::open(target.host(), target.port(), options)?;
             self.store = Some(store);
         }
-        self.store
-            .as_ref()
-            .map_or(Ok(false), |store| store.announce(bytes))
+        match &self.store {
+            Some(store) => Ok(store.announce(bytes)?),
+            None => Ok(false),
+        }
     }
 }
 
@@ -184,6 +192,8 @@ mod tests {
     use std::net::TcpListener;
     use std::thread;
 
+    use c10d_store::StoreError;
+
     use super::*;
 
     #[test]
@@ -192,11 +202,15 @@ mod tests {
         let store = HostPort::new("127.0.0.1", silent.local_addr().unwrap().port());
         let cancel = Cancel::new();
         let mut link = Link::to(store.clone(), None, cancel.clone());
-        let sending = thread::spawn(move || link.try_send(&store, b"{}"));
+        let sending = thread::spawn(move || link.try_send(&store.into(), b"{}"));
         let connected = silent.accept().unwrap();
         cancel.cancel();
         let error = sending.join().unwrap().unwrap_err();
-        assert!(matches!(error, StoreError::Interrupted { .. }), "{error}");
+        let interrupted = error.downcast_ref::<StoreError>();
+        assert!(
+            matches!(interrupted, Some(StoreError::Interrupted { .. })),
+            "{error}"
+        );
         drop(connected);
     }
 

@@ -40,8 +40,9 @@ impl Source {
         local: LocalView,
         cancel: Cancel,
     ) -> Self {
-        let master = started.master.clone();
         let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
+        let current = started.address.current(deadline, &cancel);
+        let master = current.unwrap_or_else(|_| started.master.clone());
         let is_here =
             || resolve_local(&master, deadline, &cancel).is_ok_and(|local| !local.is_empty());
         let own = hosted.on_port(master.port()).filter(|_| is_here());

@@ -1,0 +1,148 @@
+//! `c10d run --rdzv-endpoint etcd://..`: any launcher serves, or servers elsewhere. Needs etcd: `C10D_ETCD`.
+
+use std::io::{BufRead, BufReader};
+use std::process::Command;
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::candidates::{Candidate, Etcd};
+use crate::process::{Running, command, run, until};
+
+/// Says which worker of which world runs, and waits for the key `done`.
+const WORKER: &str = "\
+    c10d() { \"$C10D\" store \"$@\" --connect=$MASTER_ADDR:$MASTER_PORT; }
+    c10d set $WORLD_SIZE-$RANK here && c10d get done --timeout=10m";
+
+/// A launcher of two workers.
+fn launcher(place: &str, options: &[&str]) -> Command {
+    let endpoint = format!("--rdzv-endpoint={place}");
+    let own = [
+        "run",
+        "--nproc-per-node=2",
+        "--rdzv-id=job",
+        // Of a job on one machine.
+        "--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=6",
+        &endpoint,
+    ];
+    let worker = ["--no-python", "sh", "-c", WORKER];
+    let mut command = command(own.iter().chain(options).chain(&worker));
+    command.env("C10D", env!("CARGO_BIN_EXE_c10d"));
+    command
+}
+
+/// Waits until workers have set these keys.
+fn await_keys(place: &str, keys: &[&str]) {
+    let connect = format!("--connect={place}");
+    until("the workers run", || {
+        let has = |key: &&str| run(["store", "get", key, "--timeout=0s", &connect]).code == Some(0);
+        keys.iter().all(has)
+    });
+}
+
+fn finish(place: &str) {
+    let connect = format!("--connect={place}");
+    run(["store", "set", "done", "yes", &connect]).assert_prints("");
+}
+
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn the_others_form_the_next_round_when_the_launcher_that_serves_is_killed() {
+    let etcd = Etcd::start();
+    let place = format!("etcd://{}/job", etcd.client);
+    let options = ["--nnodes=1:2", "--max-restarts=3"];
+    let mut first = Running::start(launcher(&place, &options));
+    let mut stderr = BufReader::new(first.stderr());
+    let mut line = String::new();
+    while !line.contains("this process serves the store") {
+        line.clear();
+        assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "it has ended");
+    }
+    let second = Running::start(launcher(&place, &options));
+    await_keys(&place, &["4-0", "4-1", "4-2", "4-3"]);
+    first.signal(Signal::KILL);
+    first.end();
+    await_keys(&place, &["2-0", "2-1"]);
+    finish(&place);
+    let ended = second.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(
+        ended.stderr.contains("this process serves the store"),
+        "{ended:?}"
+    );
+    // It has handed over at once: nobody is left.
+    let connect = format!("--connect={place}");
+    let nobody = run(["store", "get", "done", &connect]);
+    nobody.assert_fails(3, "no process serves the store");
+}
+
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn workers_do_not_notice_that_another_server_takes_over() {
+    let etcd = Etcd::start();
+    let place = format!("etcd://{}/job", etcd.client);
+    let mut first = Candidate::start(&etcd);
+    first.store();
+    let mut second = Candidate::start(&etcd);
+    let options = ["--nnodes=2", "--max-restarts=0", "--store-candidates=0"];
+    let launchers = [(); 2].map(|()| Running::start(launcher(&place, &options)));
+    await_keys(&place, &["4-0", "4-1", "4-2", "4-3"]);
+    // SIGKILL, while all workers wait.
+    drop(first);
+    second.store();
+    finish(&place);
+    for launcher in launchers {
+        let ended = launcher.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(!ended.stderr.contains("restarting"), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_store_in_etcd_implies_relays_and_that_workers_use_it() {
+    let place = "--rdzv-endpoint=etcd://node1:2379,node2:2379/job";
+    let run_with = |options: &[&str]| {
+        let words = ["run", "--dry-run", "--json", "--nnodes=2", place];
+        run(words.iter().chain(options).chain(&["--no-python", "true"]))
+    };
+    let plan: Value = serde_json::from_slice(&run_with(&[]).stdout).unwrap();
+    for (name, value) in [
+        ("backend", Value::from("c10d")),
+        ("endpoint", "etcd://node1:2379,node2:2379/job".into()),
+        ("is_host", false.into()),
+        ("relay", true.into()),
+        ("store_candidates", 3.into()),
+        ("workers_store", "rendezvous".into()),
+    ] {
+        assert_eq!(plan[name], value, "{name}");
+    }
+    for (options, text) in [
+        (&["--rdzv-backend=static"][..], "use --rdzv-backend c10d"),
+        (&["--workers-store=agent"], "would end with the node"),
+        (&["--store-dir=d"], "kept in etcd"),
+        (&["--store-candidates=all"], "not a whole number"),
+    ] {
+        run_with(options).assert_fails(2, text);
+    }
+    let words = [
+        "run",
+        "--dry-run",
+        "--store-candidates=2",
+        "--no-python",
+        "true",
+    ];
+    let elsewhere = run(words);
+    assert!(
+        elsewhere
+            .stdout_text()
+            .contains("the endpoint is not etcd://..")
+    );
+    let no_prefix = [
+        "run",
+        "--dry-run",
+        "--rdzv-endpoint=etcd://node1:2379",
+        "--no-python",
+        "true",
+    ];
+    run(no_prefix).assert_fails(2, "the prefix has 0 bytes");
+}

@@ -1,0 +1,243 @@
+//! A server of the rendezvous' store that stands by in this process, while and as its [`Duty`] says.
+
+use std::error::Error;
+use std::net::TcpListener;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Cancel, Deadline, HostPort, ListenOptions, is_loopback_name, listen};
+use c10d_store::{Leader, Lookup, ServerOptions, StoreError, TcpStoreServer};
+
+use crate::engine::duty::Duty;
+use crate::shell::bootstrap::protected;
+use crate::values::error::RendezvousError;
+use crate::values::parameters::RendezvousParameters;
+use crate::values::server_hook::ServerHook;
+use crate::values::store_directory::StoreDirectory;
+
+const THREAD: &str = "store-candidate";
+
+/// How often to look whether the server serves by now, and still runs.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The pause after a server that could not start, or has failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// How often to look whether all clients have disconnected, at the end.
+const DISCONNECT_POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Drop ends the server, which hands over to another candidate.
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    epoch: Instant,
+    orders: Mutex<Orders>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct Orders {
+    duty: Duty,
+    /// Until when a server that serves waits for its clients to disconnect, once it is to end.
+    ends: Option<Deadline>,
+}
+
+/// A directory that tells the candidate of this process what it finds.
+#[derive(Debug)]
+struct Observed {
+    directory: Arc<dyn Lookup>,
+    shared: Arc<Shared>,
+}
+
+impl Lookup for Observed {
+    fn name(&self) -> String {
+        self.directory.name()
+    }
+
+    fn leader(
+        &self,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<Option<Leader>, Box<dyn Error + Send + Sync>> {
+        let found = self.directory.leader(deadline, cancel)?;
+        self.shared.change(|orders, now| {
+            orders.duty.looked(found.is_some(), now);
+        });
+        Ok(found)
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Orders> {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Orders, Duration)) {
+        change(&mut self.lock(), self.epoch.elapsed());
+        self.changed.notify_all();
+    }
+
+    /// Waits until `is_due`, for at most `timeout`.
+    fn wait(&self, timeout: Duration, is_due: impl Fn(&Orders) -> bool) -> MutexGuard<'_, Orders> {
+        let waited = self
+            .changed
+            .wait_timeout_while(self.lock(), timeout, |orders| !is_due(orders));
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+impl Candidate {
+    /// Starts the thread. `host` is where others find the servers of this process.
+    pub(crate) fn start(
+        directory: &StoreDirectory,
+        host: String,
+        parameters: &RendezvousParameters,
+    ) -> Result<Self, RendezvousError> {
+        let shared = Arc::new(Shared {
+            epoch: Instant::now(),
+            orders: Mutex::new(Orders {
+                duty: Duty::new(directory.candidates_max()),
+                ends: None,
+            }),
+            changed: Condvar::new(),
+        });
+        let servers = Servers {
+            directory: directory.clone(),
+            host,
+            options: protected(ServerOptions::default(), parameters.credentials()),
+            hook: parameters.server_hook().cloned(),
+            shared: Arc::clone(&shared),
+        };
+        let thread = std::thread::Builder::new().name(THREAD.to_owned());
+        let thread = thread.spawn(move || servers.run());
+        let thread = thread.map_err(|source| RendezvousError::Thread {
+            name: THREAD,
+            source,
+        })?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// The directory, which tells this candidate what it finds.
+    pub(crate) fn observed(&self, directory: &StoreDirectory) -> Arc<dyn Lookup> {
+        Arc::new(Observed {
+            directory: Arc::clone(directory.lookup()),
+            shared: Arc::clone(&self.shared),
+        })
+    }
+
+    /// This node has a rank in a round.
+    pub(crate) fn placed(&self, rank: usize) {
+        self.shared.change(|orders, _| orders.duty.placed(rank));
+    }
+
+    /// Ends the server. One that serves waits for its clients to disconnect, until the deadline at most.
+    pub(crate) fn end(&mut self, deadline: Deadline) {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        self.shared.change(|orders, _| orders.ends = Some(deadline));
+        if thread.join().is_err() {
+            log::error!("the thread {THREAD} panicked");
+        }
+    }
+}
+
+impl Drop for Candidate {
+    fn drop(&mut self) {
+        self.end(Deadline::at(Instant::now()));
+    }
+}
+
+/// The thread.
+struct Servers {
+    directory: StoreDirectory,
+    host: String,
+    options: ServerOptions,
+    hook: Option<ServerHook>,
+    shared: Arc<Shared>,
+}
+
+impl Servers {
+    fn run(self) {
+        loop {
+            let is_due = |orders: &Orders| orders.duty.stands_by() || orders.ends.is_some();
+            let orders = self.shared.wait(Duration::MAX, is_due);
+            if orders.ends.is_some() {
+                return;
+            }
+            drop(orders);
+            match self.stand_by() {
+                Ok(server) => self.attend(server),
+                Err(error) => {
+                    log::warn!("this process cannot stand by to serve the store: {error}");
+                }
+            }
+            drop(self.shared.wait(PAUSE, |orders| orders.ends.is_some()));
+        }
+    }
+
+    fn stand_by(&self) -> Result<TcpStoreServer, StoreError> {
+        let options = match is_loopback_name(&self.host) {
+            true => ListenOptions::default().with_host(self.host.as_str()),
+            false => ListenOptions::default(),
+        };
+        let listeners = listen(&options.with_port(0))?;
+        let port = listeners
+            .first()
+            .and_then(|it: &TcpListener| it.local_addr().ok());
+        let address = HostPort::new(self.host.as_str(), port.map_or(0, |at| at.port()));
+        let options = match self.directory.journal_at(address) {
+            Some(journal) => self.options.clone().with_journal(journal),
+            None => self.options.clone(),
+        };
+        let server = TcpStoreServer::stand_by(listeners, options)?;
+        if let Some(hook) = &self.hook {
+            hook.call(&server);
+        }
+        Ok(server)
+    }
+
+    /// Until the server has ended.
+    fn attend(&self, server: TcpStoreServer) {
+        let name = self.directory.lookup().name();
+        let mut was_standby = true;
+        let is_due = |orders: &Orders| orders.ends.is_some();
+        loop {
+            let orders = self.shared.wait(CHECK_INTERVAL, is_due);
+            let (ends, stands_by) = (orders.ends, orders.duty.stands_by());
+            drop(orders);
+            let is_standby = server.is_standby();
+            if was_standby && !is_standby {
+                was_standby = false;
+                let address = server.local_addr();
+                log::info!("this process serves the store {name} now, on {address}");
+            }
+            match ends {
+                Some(deadline) => {
+                    let is_in_use = || !server.is_standby() && server.connection_count() > 0;
+                    while is_in_use() && !deadline.has_passed(Instant::now()) {
+                        std::thread::sleep(DISCONNECT_POLL_INTERVAL);
+                    }
+                    return server.shutdown();
+                }
+                None if !stands_by && is_standby => return server.shutdown(),
+                None if !server.is_running() => {
+                    let why = server.journal_failure();
+                    let why = why.map_or_else(String::new, |why| format!(": {why}"));
+                    log::warn!("this process serves the store {name} no longer{why}");
+                    return;
+                }
+                None => {}
+            }
+        }
+    }
+}
