@@ -36,7 +36,7 @@ enum Mutant {
     GuardFromAnswer,
     /// A standby takes silence for the end of the leader's process.
     SilenceIsDeath,
-    /// A standby whose leader has ended ends whoever leads.
+    /// A standby whose leader has ended also ends a later leader.
     EndsAnyLeader,
 }
 

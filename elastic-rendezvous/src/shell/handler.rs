@@ -278,7 +278,7 @@ impl AtHand {
     }
 }
 
-/// An address is the same whoever has clients of its store.
+/// Compares addresses, not the clients of their stores.
 impl PartialEq for AtHand {
     fn eq(&self, _: &Self) -> bool {
         true
