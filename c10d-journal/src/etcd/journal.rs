@@ -267,16 +267,18 @@ impl EtcdJournal {
             Watching::Process(vigil) if vigil.id() == life.id => {}
             Watching::NotPossible(id) if *id == life.id => {}
             _ => {
-                let begun = Vigil::begin(leader, life, &self.cancel);
-                *watching = begun.map_or_else(
-                    |what| {
+                *watching = match Vigil::begin(leader, life, &self.cancel) {
+                    Ok(vigil) => {
+                        log::info!("the end of {leader}, will be seen at once");
+                        Watching::Process(vigil)
+                    }
+                    Err(what) => {
                         log::info!(
                             "the end of {leader}, will be seen by that of its lease only: {what}"
                         );
                         Watching::NotPossible(life.id)
-                    },
-                    Watching::Process,
-                );
+                    }
+                };
             }
         }
     }
