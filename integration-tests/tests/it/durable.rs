@@ -9,6 +9,7 @@ use c10d_store::{Secret, StoreExt, TcpStore, TcpStoreOptions};
 use integration_tests::durable_store::DurableStore;
 use integration_tests::eventually::eventually;
 use integration_tests::launcher::{Job, Launcher};
+use integration_tests::torch::{Feature, Release};
 use integration_tests::watchdog::Watchdog;
 
 const LIMIT: Duration = Duration::from_secs(400);
@@ -41,6 +42,10 @@ fn start_launcher(job: &Job, node: usize, secret: &Path, port: u16) -> Launcher 
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 #[expect(clippy::print_stderr, reason = "the seed repeats the kills")]
 fn no_rank_notices_twenty_kills_of_the_store() {
+    // The ranks use queues, too.
+    if !Release::tested().allows(Feature::ElasticJobs) {
+        return;
+    }
     let _watchdog = Watchdog::start("no_rank_notices_twenty_kills_of_the_store", LIMIT);
     let seed = std::env::var("C10D_SEED").ok();
     let seed = seed.and_then(|seed| seed.parse().ok());

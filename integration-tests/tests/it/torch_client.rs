@@ -626,7 +626,8 @@ fn a_wait_that_is_ended_raises_at_once() {
             assert_eq!(ender.end_waits("none").expect("a number"), 0);
             assert_eq!(ender.end_waits("reconfigure/").expect("a number"), 1);
             let error = waiting.wait().result.expect_err("the wait has ended");
-            assert_eq!(error.class, "DistStoreError", "{error}");
+            // PyTorch 2.15 raises the subclass DistStoreError.
+            assert!(error.is_a("RuntimeError"), "{error:?}");
             let text = &error.message;
             assert!(text.contains("Stop_waiting response is expected"), "{text}");
         }
