@@ -156,7 +156,11 @@ impl Keeper {
     fn new(plan: TemplatePlan) -> Self {
         let now = Instant::now();
         Self {
-            life: Life::new(plan.preload.has_standbys, now),
+            life: Life::new(
+                u32::try_from(plan.workers).unwrap_or(u32::MAX),
+                plan.preload.has_standbys,
+                now,
+            ),
             plan,
             template: None,
             lines: LineSplitter::default(),

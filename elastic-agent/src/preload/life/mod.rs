@@ -15,6 +15,10 @@ const IMPORT_MAX: Duration = Duration::from_secs(120);
 const ANSWER_MIN: Duration = Duration::from_secs(2);
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
+/// How much longer the answer to a fork may take for each worker: one by one, with as many interpreters that start on the
+/// same processors.
+const ANSWER_PER_WORKER: Duration = Duration::from_millis(50);
+
 /// Standbys are forked when the workers before them have started, so as not to slow them down.
 const STANDBY_DELAY: Duration = Duration::from_secs(1);
 
@@ -93,12 +97,14 @@ pub(super) struct Life {
     spawned_at: Instant,
     /// How long the template may take to answer.
     answer_max: Duration,
+    /// How much longer it may take to fork.
+    fork_extra: Duration,
     replacements: u32,
 }
 
 impl Life {
-    /// The life of a template that is [spawned](Effect::Spawn) now.
-    pub(super) fn new(has_standbys: bool, now: Instant) -> Self {
+    /// The life of a template that is [spawned](Effect::Spawn) now and forks so many workers for each start.
+    pub(super) fn new(workers: u32, has_standbys: bool, now: Instant) -> Self {
         Self {
             state: State::Importing {
                 until: Some(now + IMPORT_MAX),
@@ -109,6 +115,7 @@ impl Life {
             standbys_at: None,
             spawned_at: now,
             answer_max: ANSWER_MAX,
+            fork_extra: ANSWER_PER_WORKER * workers,
             replacements: 0,
         }
     }
@@ -285,7 +292,7 @@ impl Life {
             return;
         }
         self.state = State::Forking {
-            until: now + self.answer_max,
+            until: now + self.answer_max + self.fork_extra,
         };
         effects.push(Effect::Fork);
     }
