@@ -97,8 +97,8 @@ impl Membership {
     }
 
     /// Sends a message of a member, and returns the answer. [`Message::Poll`] waits for news, for at most `timeout`; then the
-    /// answer is [`Reply::NotYet`], also if the server cannot be asked because it does not answer another call. All others
-    /// are answered at once. Deadlines of events are the time that was left when the server sent them.
+    /// answer is [`Reply::NotYet`], also if the server does not answer: [`keep_alive`](Self::keep_alive) finds that out. All
+    /// others are answered at once. Deadlines of events are the time that was left when the server sent them.
     ///
     /// # Errors
     /// [`StoreError::WaitEnded`] if a newer poll of the same member, over another connection, has replaced this one,
@@ -120,6 +120,8 @@ impl Membership {
         let waits = matches!(message, Message::Poll { .. });
         let reply = match call.exchange(&request, waits, timeout.into(), known) {
             Err(error) if waits && error.is_timeout() => None,
+            // An earlier wait has been cancelled, and that is not answered yet.
+            Err(StoreError::NoReply { .. }) if waits => None,
             result => result?,
         };
         match reply {

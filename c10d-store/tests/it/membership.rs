@@ -197,17 +197,25 @@ fn a_poll_of_a_server_that_does_not_answer_ends_in_time() {
         let rank = Rank::new(&store, 0, &options(2));
         thread::scope(|scope| {
             let shut = gate.is_open.write().expect("no panic");
+            let poll = Message::Poll {
+                after: EventNumber::NONE,
+                is_leaving: false,
+            };
+            let poll = || rank.group.ask(rank.key, &poll, Duration::from_millis(50));
+            // The cancel of the first one is not answered before the second one.
+            for _ in 0..2 {
+                assert_eq!(poll().expect("an answer"), Reply::NotYet);
+            }
+            drop(shut);
+            assert!(rank.group.status().is_ok());
+
+            let shut = gate.is_open.write().expect("no panic");
             let sent = gate.sent.load(Ordering::Relaxed);
             let asked = scope.spawn(|| rank.group.status());
             wait_until("the question is sent", || {
                 gate.sent.load(Ordering::Relaxed) > sent
             });
-            let poll = Message::Poll {
-                after: EventNumber::NONE,
-                is_leaving: false,
-            };
-            let polled = rank.group.ask(rank.key, &poll, Duration::from_millis(50));
-            assert_eq!(polled.expect("an answer"), Reply::NotYet);
+            assert_eq!(poll().expect("an answer"), Reply::NotYet);
             drop(shut);
             assert!(asked.join().expect("no panic").is_ok());
         });
