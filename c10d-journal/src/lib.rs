@@ -6,11 +6,20 @@ mod directory;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod header;
+#[cfg(all(test, feature = "etcd"))]
+#[path = "../../c10d-relay/tests/it/history.rs"]
+mod history;
 mod journal;
+#[cfg(all(test, feature = "etcd"))]
+#[path = "../../c10d-relay/tests/it/proxy.rs"]
+mod proxy;
 mod reader;
 mod rows;
 mod store_journal;
 mod wal;
+#[cfg(all(test, feature = "etcd"))]
+#[path = "../../c10d-relay/tests/it/workload.rs"]
+mod workload;
 
 #[cfg(feature = "etcd")]
 pub use etcd::{

@@ -16,6 +16,8 @@ use super::lease::Lease;
 use super::life_line::{LifeLine, Seen, Vigil};
 use super::log::{Stopped, Writer};
 use super::message::{Answer, Failure, Request, Watched};
+#[cfg(test)]
+use super::mutant::{Defect, Mutant};
 use super::options::{EtcdOptions, read_leader};
 use super::reader::Piece;
 use super::registration::Registration;
@@ -52,6 +54,8 @@ pub struct EtcdJournal {
     /// After the lease: it shows that this process answers no more.
     _life_line: Option<LifeLine>,
     registration: Option<Registration>,
+    #[cfg(test)]
+    pub(super) defect: Defect,
 }
 
 /// Whether the end of a leader's process can be seen.
@@ -132,6 +136,8 @@ impl EtcdJournal {
             has_failed: false,
             _life_line: life_line,
             registration,
+            #[cfg(test)]
+            defect: Defect::new(Mutant::None),
         })
     }
 
@@ -160,8 +166,21 @@ impl EtcdJournal {
     ) -> Result<Result<Answer, Failure>, JournalError> {
         let deadline = Deadline::after(Instant::now(), CALL_TIMEOUT);
         let place = self.layout().place();
+        #[cfg(test)]
+        let (sent, request) = (
+            request,
+            &self.defect.mutant.weakened(request, self.layout()),
+        );
+        #[cfg(test)]
+        if let Some(answer) = self.defect.answer(sent, self.layout()) {
+            return Ok(Ok(answer));
+        }
         Ok(match self.gateway.call(request, deadline) {
-            Ok(answer) => Ok(answer),
+            Ok(answer) => {
+                #[cfg(test)]
+                self.defect.answered(sent, &answer);
+                Ok(answer)
+            }
             Err(CallError::Refused { code, message, .. }) => {
                 Err(Failure::Refused { code, message })
             }

@@ -6,6 +6,8 @@
 
 mod body;
 mod gateway;
+#[cfg(test)]
+mod histories;
 mod http;
 mod journal;
 mod layout;
@@ -14,6 +16,8 @@ mod lease;
 mod life_line;
 mod log;
 mod message;
+#[cfg(test)]
+mod mutant;
 mod options;
 mod reader;
 #[cfg(test)]

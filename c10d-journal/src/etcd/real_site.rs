@@ -1,7 +1,7 @@
 //! A real etcd for tests, of the program that `C10D_ETCD` names.
 
 use std::env;
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread;
@@ -16,6 +16,8 @@ use super::options::EtcdOptions;
 /// Members of one cluster, killed when it is dropped.
 pub(crate) struct RealSite {
     members: Vec<Child>,
+    /// How each one is started.
+    commands: Vec<Command>,
     client_ports: Vec<u16>,
     _folder: tempfile::TempDir,
 }
@@ -46,10 +48,11 @@ impl RealSite {
             .enumerate()
             .map(|(index, port)| format!("m{index}=http://127.0.0.1:{port}"))
             .collect();
-        let members = (0..members).map(|index| {
+        let commands = (0..members).map(|index| {
             let client = format!("{scheme}://127.0.0.1:{}", client_ports[index]);
             let peer = format!("http://127.0.0.1:{}", peer_ports[index]);
-            Command::new(&program)
+            let mut command = Command::new(&program);
+            command
                 .args(["--name", &format!("m{index}"), "--data-dir"])
                 .arg(folder.path().join(format!("m{index}")))
                 .args(["--log-level", "error", "--unsafe-no-fsync"])
@@ -75,12 +78,13 @@ impl RealSite {
                 ])
                 .args(options)
                 .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .expect("etcd starts")
+                .stderr(Stdio::null());
+            command
         });
+        let mut commands: Vec<_> = commands.collect();
         let site = Self {
-            members: members.collect(),
+            members: commands.iter_mut().map(started).collect(),
+            commands,
             client_ports: client_ports.to_vec(),
             _folder: folder,
         };
@@ -106,13 +110,22 @@ impl RealSite {
 
     /// All members, from this one on.
     pub(crate) fn options_from(&self, first: usize) -> EtcdOptions {
+        self.options_with(first, "c10d/test")
+    }
+
+    /// All members, for another store.
+    pub(crate) fn options_below(&self, prefix: &str) -> EtcdOptions {
+        self.options_with(0, prefix)
+    }
+
+    fn options_with(&self, first: usize, prefix: &str) -> EtcdOptions {
         let mut ports = self.client_ports.clone();
         ports.rotate_left(first);
         let hosts: Vec<_> = ports
             .iter()
             .map(|port| format!("127.0.0.1:{port}"))
             .collect();
-        let address = format!("etcd://{}/c10d/test", hosts.join(","));
+        let address = format!("etcd://{}/{prefix}", hosts.join(","));
         address.parse().expect("an address")
     }
 
@@ -135,6 +148,21 @@ impl RealSite {
         Gateway::new(Arc::clone(&self.options().site), Cancel::NEVER)
     }
 
+    /// Ends a member by SIGKILL. It keeps what it has written, as the machine goes on.
+    pub(crate) fn kill(&mut self, member: usize) {
+        end(&mut self.members[member]);
+    }
+
+    /// Starts a member again that was killed. Does not wait until it answers.
+    pub(crate) fn restart(&mut self, member: usize) {
+        self.members[member] = started(&mut self.commands[member]);
+    }
+
+    /// Where a member answers.
+    pub(crate) fn client_address(&self, member: usize) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.client_ports[member]).into()
+    }
+
     pub(crate) fn signal(&self, member: usize, signal: &str) {
         let id = self.members[member].id().to_string();
         let status = Command::new("kill").args([signal, &id]).status();
@@ -145,10 +173,18 @@ impl RealSite {
 impl Drop for RealSite {
     fn drop(&mut self) {
         for member in &mut self.members {
-            let _ = member.kill();
-            let _ = member.wait();
+            end(member);
         }
     }
+}
+
+fn started(command: &mut Command) -> Child {
+    command.spawn().expect("etcd starts")
+}
+
+fn end(member: &mut Child) {
+    let _ = member.kill();
+    let _ = member.wait();
 }
 
 /// Calls with time enough.

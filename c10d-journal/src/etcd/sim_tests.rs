@@ -11,34 +11,13 @@ use super::layout::{Layout, Leader, Life};
 use super::leader::{Candidate, Next};
 use super::lease::Guard;
 use super::log::{Stopped, Writer};
-use super::message::{Answer, Compare, Failure, Op, Range, Request};
+use super::message::{Answer, Failure, Range, Request};
+use super::mutant::Mutant;
 use super::reader::Piece;
 use super::sim::SimEtcd;
 
 const TTL_SECONDS: u64 = 2;
 const TICK: Duration = Duration::from_millis(450);
-
-/// What is wrong with the code under test.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mutant {
-    None,
-    /// The fence does not compare the leader.
-    NoLeader,
-    /// The fence does not compare the head.
-    NoHead,
-    /// The head is read before the leader's key is made.
-    HeadBefore,
-    /// A leader answers until it learns that it leads no more.
-    NoGuard,
-    /// A commit gives the right to answer, too.
-    CommitGuards,
-    /// The right to answer counts from the answer, not from the request.
-    GuardFromAnswer,
-    /// A standby takes silence for the end of the leader's process.
-    SilenceIsDeath,
-    /// A standby whose leader has ended also ends a later leader.
-    EndsAnyLeader,
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Act {
@@ -327,18 +306,7 @@ impl World {
     }
 
     fn carry_out(&mut self, request: &Request) -> Result<Answer, Failure> {
-        let mut request = request.clone();
-        if let Request::Txn(txn) = &mut request {
-            let leader = self.layout.leader();
-            let deletes_leader =
-                matches!(&*txn.success, [Op::Delete { key, .. }] if *key == leader);
-            txn.compare.retain(|compare| match (self.mutant, compare) {
-                (Mutant::NoLeader, Compare::Created { revision, .. }) => *revision == 0,
-                (Mutant::NoHead, Compare::Modified { .. }) => false,
-                (Mutant::EndsAnyLeader, Compare::Created { .. }) => !deletes_leader,
-                _ => true,
-            });
-        }
+        let request = self.mutant.weakened(request, &self.layout);
         self.etcd.carry_out(&request)
     }
 

@@ -7,6 +7,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 /// Passes connections on to a server until it is dropped.
 pub(crate) struct Proxy {
@@ -22,6 +23,10 @@ struct Shared {
     is_cut: AtomicBool,
     /// What it receives is not passed on, as by a network that drops packets.
     is_silent: AtomicBool,
+    /// How long it keeps what it receives, and the end of a connection, in milliseconds.
+    delay_ms: AtomicU64,
+    /// How many pieces it keeps now.
+    kept: AtomicUsize,
     connections: Mutex<Vec<(TcpStream, TcpStream)>>,
     accepted: AtomicUsize,
     cuts: AtomicUsize,
@@ -40,6 +45,8 @@ impl Proxy {
             stop: AtomicBool::new(false),
             is_cut: AtomicBool::new(false),
             is_silent: AtomicBool::new(false),
+            delay_ms: AtomicU64::new(0),
+            kept: AtomicUsize::new(0),
             connections: Mutex::default(),
             accepted: AtomicUsize::new(0),
             cuts: AtomicUsize::new(0),
@@ -96,6 +103,18 @@ impl Proxy {
     /// then is lost.
     pub(crate) fn be_silent(&self) {
         self.shared.is_silent.store(true, Ordering::Release);
+    }
+
+    /// Keeps what arrives from now on for this time, in each direction, before it is passed on. What a client has sent is
+    /// passed on later even if it has closed its connection meanwhile.
+    pub(crate) fn delay(&self, delay: Duration) {
+        let delay_ms = u64::try_from(delay.as_millis()).expect("not years");
+        self.shared.delay_ms.store(delay_ms, Ordering::Release);
+    }
+
+    /// Whether it keeps nothing that is to be passed on later.
+    pub(crate) fn keeps_nothing(&self) -> bool {
+        self.shared.kept.load(Ordering::Acquire) == 0
     }
 
     /// Passes new connections on again. Those from before a silence are cut, as bytes are missing.
@@ -174,6 +193,12 @@ impl Shared {
     fn pump(&self, mut from: TcpStream, mut to: TcpStream, mut budget: u64) {
         let mut buffer = [0; 16 << 10];
         while let Ok(count) = from.read(&mut buffer) {
+            let delay_ms = self.delay_ms.load(Ordering::Acquire);
+            if delay_ms > 0 {
+                self.kept.fetch_add(1, Ordering::AcqRel);
+                thread::sleep(Duration::from_millis(delay_ms));
+                self.kept.fetch_sub(1, Ordering::AcqRel);
+            }
             if count > 0 && self.is_silent.load(Ordering::Acquire) {
                 continue;
             }

@@ -54,7 +54,7 @@ pub(crate) fn ranks_at(relays: &[Relay], addresses: &[StoreAddress]) -> Vec<TcpS
 /// Ranks at work.
 #[derive(Default)]
 pub(crate) struct Traffic {
-    clock: Clock,
+    pub(crate) clock: Clock,
     is_over: AtomicBool,
     has_ended: AtomicBool,
 }
@@ -126,6 +126,18 @@ pub(crate) fn histories_have_an_order(
     seed: u64,
     disturb: impl FnOnce(&Traffic),
 ) {
+    if let Err(error) = check_all(histories(ranks, seed, Duration::ZERO, disturb)) {
+        panic!("C10D_SEED={seed}: {error}");
+    }
+}
+
+/// The same, unchecked, with a pause before each operation: a search for an order takes long for thousands.
+pub(crate) fn histories(
+    ranks: &[TcpStore],
+    seed: u64,
+    pause: Duration,
+    disturb: impl FnOnce(&Traffic),
+) -> Vec<History> {
     let work = |number: usize, rank: &TcpStore, traffic: &Traffic| {
         let mut histories = Vec::new();
         // A history on fresh keys would be shorter; the keys stay, so that each round checks the last one.
@@ -133,14 +145,12 @@ pub(crate) fn histories_have_an_order(
             let round = histories.len() as u64;
             let name = format!("{number}.{round}");
             let seed = seed ^ (number as u64) << 48 ^ round << 56;
-            histories.push(run_client(rank, seed, &name, 12, &traffic.clock));
+            histories.push(run_client(rank, seed, &name, (12, pause), &traffic.clock));
         }
         histories
     };
     let histories = run(ranks, seed, work, disturb);
-    if let Err(error) = check_all(histories.into_iter().flatten().collect()) {
-        panic!("C10D_SEED={seed}: {error}");
-    }
+    histories.into_iter().flatten().collect()
 }
 
 /// Barriers, reads that wait, elements of queues and waits that end with their timeout, in so many rounds. `disturb` may
@@ -249,17 +259,18 @@ pub(crate) fn random_operation(
     (key, op)
 }
 
-/// A few operations, with a read of what has no reply.
+/// A few operations, each after a pause, with a read of what has no reply.
 fn run_client(
     store: &dyn Store,
     seed: u64,
     name: &str,
-    operations: usize,
+    (operations, pause): (usize, Duration),
     clock: &Clock,
 ) -> History {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut history = History::default();
     for _ in 0..operations {
+        thread::sleep(pause);
         let called = clock.tick();
         let (key, op) = random_operation(store, &mut random, name);
         history.add(key, op, called, clock.tick());

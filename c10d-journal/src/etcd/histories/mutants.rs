@@ -1,0 +1,186 @@
+//! Processes with a defect of each kind that the checks are to find, and the same ones without it.
+
+use c10d_store::{Store, StoreExt};
+
+use super::super::message::{Request, Txn};
+use super::super::real_site::call;
+use super::*;
+
+/// Of an operation that is to be answered.
+const LONG: Duration = Duration::from_secs(60);
+
+/// How long a process that is not to answer is waited for.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// What a client has done, one operation after another.
+#[derive(Default)]
+struct Recorder {
+    clock: Clock,
+    history: History,
+}
+
+impl Recorder {
+    fn add(&mut self, store: &TcpStore, delta: i64) {
+        let called = self.clock.tick();
+        let sum = store.add(KEYS[0], delta).expect("add");
+        let returned = self.clock.tick();
+        self.history
+            .add(0, Op::Add { delta, sum }, called, returned);
+    }
+
+    /// Kept once the next reply has arrived.
+    fn set(&mut self, store: &TcpStore, value: &[u8]) {
+        let called = self.clock.tick();
+        store.set(KEYS[1], value).expect("set");
+        let returned = self.clock.tick();
+        self.history
+            .add(1, Op::Set(value.to_vec()), called, returned);
+    }
+
+    /// It may have no answer.
+    fn get(&mut self, store: &TcpStore) {
+        let called = self.clock.tick();
+        if let Ok(value) = store.get_timeout(KEYS[1], SILENCE) {
+            let returned = self.clock.tick();
+            self.history.add(1, Op::Get(value), called, returned);
+        }
+    }
+
+    fn check(self, job: &Job) -> Result<(), String> {
+        check_all(vec![self.history])?;
+        job.check(&[])
+    }
+}
+
+fn client_of(job: &Job, slot: usize) -> TcpStore {
+    let address = job.slots[slot].process.address;
+    let mut client = None;
+    eventually("it serves", || {
+        client = direct(address, LONG);
+        client.is_some()
+    });
+    client.expect("it serves")
+}
+
+fn following(job: &Job, client: usize) -> TcpStore {
+    let options = TcpStoreOptions::default().with_resume(Duration::from_secs(60));
+    TcpStore::open_at(&job.address_for(client), options).expect("one serves")
+}
+
+fn job(site: &RealSite, mutant: Mutant, ttl_seconds: u64) -> Job {
+    let prefix = format!("c10d/mutants/{}", fastrand::u64(..));
+    Job::start(site, &prefix, 2, ttl_seconds, mutant)
+}
+
+const ALL_MEMBERS: Link = Link::Etcd(0, [true; MEMBERS]);
+
+/// The one that leads is cut off from etcd, and asked after another one has taken over.
+fn read_of_one_that_is_cut_off(site: &RealSite, mutant: Mutant) -> Result<(), String> {
+    let job = job(site, mutant, 1);
+    let mut recorder = Recorder::default();
+    let old = client_of(&job, 0);
+    recorder.set(&old, b"old");
+    recorder.add(&old, 1);
+    for proxy in job.proxies(0, &ALL_MEMBERS) {
+        proxy.be_silent();
+    }
+    job.wait_for_claim(2);
+    let new = client_of(&job, 1);
+    recorder.set(&new, b"new");
+    recorder.add(&new, 1);
+    recorder.get(&old);
+    recorder.check(&job)
+}
+
+/// The key of the one that leads ends while it writes. The other one takes over slowly.
+fn writes_during_a_takeover(site: &RealSite, mutant: Mutant) -> Result<(), String> {
+    // It looks after its lease no sooner than after three seconds.
+    let job = job(site, mutant, 5);
+    let client = following(&job, 0);
+    let mut recorder = Recorder::default();
+    recorder.add(&client, 1);
+    let lease = job.wait_for_claim(1).lease;
+    for proxy in job.proxies(1, &ALL_MEMBERS) {
+        proxy.delay(Duration::from_millis(60));
+    }
+    call(&mut site.gateway(), &Request::Revoke { lease }).expect("it was there");
+    let until = Instant::now() + Duration::from_secs(20);
+    while job.reports.last_claim().is_some_and(|it| it.epoch < 2)
+        && job.reports.failures().is_empty()
+    {
+        assert!(Instant::now() < until, "nobody takes over");
+        recorder.add(&client, 1);
+    }
+    if job.reports.failures().is_empty() {
+        for _ in 0..5 {
+            recorder.add(&client, 1);
+        }
+    }
+    recorder.check(&job)
+}
+
+/// The network delivers a write after later ones of the same process, which then ends.
+fn a_write_that_arrives_late(site: &RealSite, mutant: Mutant) -> Result<(), String> {
+    let mut job = job(site, mutant, 5);
+    let client = following(&job, 0);
+    let mut recorder = Recorder::default();
+    recorder.add(&client, 1);
+    let slow = &job.slots[0].to_etcd[0];
+    slow.delay(Duration::from_millis(1500));
+    for _ in 0..5 {
+        recorder.add(&client, 1);
+    }
+    // Also the end of its connection, with which etcd would drop it.
+    eventually("it has arrived", || slow.keeps_nothing());
+    // etcd has carried it out once it has done the same with a later one of the same member.
+    for _ in 0..3 {
+        let nothing = Request::Txn(Txn {
+            compare: Vec::new(),
+            success: Vec::new(),
+            failure: Vec::new(),
+        });
+        call(&mut site.gateway_of(0), &nothing).expect("etcd answers");
+    }
+    job.slots[0].process.kill();
+    job.wait_for_claim(2);
+    recorder.add(&client, 1);
+    recorder.check(&job)
+}
+
+/// The one that leads writes after the other one has looked, and ends.
+fn a_takeover_after_writes(site: &RealSite, mutant: Mutant) -> Result<(), String> {
+    let mut job = job(site, mutant, 1);
+    let client = following(&job, 0);
+    let mut recorder = Recorder::default();
+    recorder.add(&client, 1);
+    let other = job.slots[1].process.number;
+    eventually("it follows", || job.reports.has_followed(other));
+    recorder.add(&client, 1);
+    job.slots[0].process.kill();
+    job.wait_for_claim(2);
+    if job.reports.failures().is_empty() {
+        recorder.add(&client, 1);
+    }
+    recorder.check(&job)
+}
+
+type Scenario = fn(&RealSite, Mutant) -> Result<(), String>;
+
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+#[expect(clippy::print_stdout, reason = "the findings are for readers")]
+fn the_checks_find_processes_with_defects() {
+    let site = RealSite::start(MEMBERS);
+    let scenarios: [(Mutant, Scenario); 4] = [
+        (Mutant::NoGuard, read_of_one_that_is_cut_off),
+        (Mutant::NoLeader, writes_during_a_takeover),
+        (Mutant::NoHead, a_write_that_arrives_late),
+        (Mutant::HeadBefore, a_takeover_after_writes),
+    ];
+    for (mutant, scenario) in scenarios {
+        scenario(&site, Mutant::None).unwrap_or_else(|it| panic!("{mutant:?}: {it}"));
+        let found = scenario(&site, mutant);
+        let found = found.expect_err(&format!("{mutant:?} was not found"));
+        println!("{mutant:?}: {}", found.lines().next().unwrap_or_default());
+    }
+}
