@@ -13,6 +13,8 @@ use super::gateway::{CallError, Gateway};
 use super::message::{Answer, Request, Txn};
 use super::options::EtcdOptions;
 
+const STARTS_MAX: usize = 5;
+
 /// Members of one cluster, killed when it is dropped.
 pub(crate) struct RealSite {
     members: Vec<Child>,
@@ -25,7 +27,10 @@ pub(crate) struct RealSite {
 impl RealSite {
     /// Starts so many members, which elect within 0.6 s, and waits until they answer.
     pub(crate) fn start(members: usize) -> Self {
-        Self::with_options(members, "http", &[])
+        // Another program may have taken a port meanwhile.
+        let mut attempts = (0..STARTS_MAX).map(|_| Self::with_options(members, "http", &[]));
+        let started = attempts.find_map(|mut site| site.answers().then_some(site));
+        started.expect("etcd starts")
     }
 
     /// The same, with options of etcd, and without waiting for an answer.
@@ -34,9 +39,7 @@ impl RealSite {
         let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
         let folder = folder.expect("a folder");
         // etcd must be told the ports that others find it at.
-        let sockets: Vec<_> = (0..2 * members)
-            .map(|_| TcpListener::bind("127.0.0.1:0").expect("a port"))
-            .collect();
+        let sockets: Vec<_> = (0..2 * members).map(|_| free_port()).collect();
         let ports: Vec<u16> = sockets
             .iter()
             .map(|socket| socket.local_addr().expect("it is bound").port())
@@ -82,30 +85,33 @@ impl RealSite {
             command
         });
         let mut commands: Vec<_> = commands.collect();
-        let site = Self {
+        Self {
             members: commands.iter_mut().map(started).collect(),
             commands,
             client_ports: client_ports.to_vec(),
             _folder: folder,
-        };
-        if options.is_empty() {
-            for member in 0..site.members.len() {
-                site.wait_for(member);
-            }
         }
-        site
     }
 
-    fn wait_for(&self, member: usize) {
-        let mut gateway = self.gateway_of(member);
-        let deadline = Deadline::after(Instant::now(), Duration::from_secs(60));
+    /// Waits until all members answer; `false` if one has ended.
+    fn answers(&mut self) -> bool {
         let nothing = Request::Txn(Txn {
             compare: Vec::new(),
             success: Vec::new(),
             failure: Vec::new(),
         });
-        let answer = gateway.call(&nothing, deadline);
-        assert!(matches!(answer, Ok(Answer::Txn { .. })), "{answer:?}");
+        let end = Instant::now() + Duration::from_secs(60);
+        for member in 0..self.members.len() {
+            let mut gateway = self.gateway_of(member);
+            let soon = || Deadline::after(Instant::now(), Duration::from_millis(500));
+            while gateway.call(&nothing, soon()).is_err() {
+                if !matches!(self.members[member].try_wait(), Ok(None)) {
+                    return false;
+                }
+                assert!(Instant::now() < end, "etcd does not answer");
+            }
+        }
+        true
     }
 
     /// All members, from this one on.
@@ -176,6 +182,13 @@ impl Drop for RealSite {
             end(member);
         }
     }
+}
+
+/// A port that the system gives to nobody who does not ask for it: a member that is started again must find it free.
+fn free_port() -> TcpListener {
+    let mut ports = std::iter::repeat_with(|| fastrand::u16(10_000..32_000));
+    let bound = ports.find_map(|port| TcpListener::bind(("127.0.0.1", port)).ok());
+    bound.expect("a port")
 }
 
 fn started(command: &mut Command) -> Child {
