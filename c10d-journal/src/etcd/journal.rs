@@ -28,7 +28,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// One call, before the log says that etcd does not answer. It goes on.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A standby that has heard nothing for this time looks who leads: a member that was stopped keeps silent.
+/// A standby that has heard nothing for this time looks who leads, if it does not hear the leader either: a member that
+/// was stopped keeps silent.
 const WATCH_SILENCE_MAX: Duration = Duration::from_secs(45);
 
 /// The pause after a watch that failed.
@@ -52,7 +53,7 @@ pub struct EtcdJournal {
     writer: Option<Writer>,
     has_failed: bool,
     /// After the lease: it shows that this process answers no more.
-    _life_line: Option<LifeLine>,
+    life_line: Option<LifeLine>,
     registration: Option<Registration>,
     #[cfg(test)]
     pub(super) defect: Defect,
@@ -134,7 +135,7 @@ impl EtcdJournal {
             lease: None,
             writer: None,
             has_failed: false,
-            _life_line: life_line,
+            life_line,
             registration,
             #[cfg(test)]
             defect: Defect::new(Mutant::None),
@@ -149,6 +150,9 @@ impl EtcdJournal {
 
     /// Tells others how far this process is.
     fn followed(&self, position: u64) {
+        if let Some(life_line) = &self.life_line {
+            life_line.advanced(position);
+        }
         if let Some(registration) = &self.registration {
             registration.followed(position);
         }
@@ -247,7 +251,8 @@ impl EtcdJournal {
         })
     }
 
-    /// The next message of the watch. `None` after a long silence, or when the leader's process has ended.
+    /// The next message of the watch. `None` after a long silence of it or of the leader, or when the leader's process has
+    /// ended.
     fn next_message(
         &self,
         stream: &mut WatchStream,
@@ -263,7 +268,15 @@ impl EtcdJournal {
             }
             let (seen, id) = (vigil.look(&self.cancel), vigil.id());
             if seen == Seen::Nothing {
-                stream.wait_beside(vigil.as_fd(), silence)?;
+                let now = Instant::now();
+                let doubts = vigil.doubts_at(candidate.position()).map(Deadline::at);
+                if doubts.is_some_and(|at| at.has_passed(now)) {
+                    log::info!("{}: the leader or etcd is silent", self.place());
+                    vigil.begin_anew(now);
+                    return Ok(None);
+                }
+                let until = doubts.map_or(silence, |at| at.min(silence));
+                stream.wait_beside(vigil.as_fd(), until)?;
                 continue;
             }
             *watching = Watching::NotPossible(id);
@@ -441,11 +454,15 @@ impl Journal for EtcdJournal {
                 candidate.campaigns_since(seconds_since_1970());
                 self.lease = None;
                 let lease = Lease::keep(*id, *ttl_seconds, asked, &self.gateway, self.layout());
-                self.lease = Some(lease.map_err(|error| JournalError::Engine {
+                let lease = lease.map_err(|error| JournalError::Engine {
                     operation: "open",
                     place: self.place(),
                     source: Box::new(error),
-                })?);
+                })?;
+                if let Some(life_line) = &self.life_line {
+                    life_line.leads(lease.authority().clone());
+                }
+                self.lease = Some(lease);
             }
             candidate.answered(answer, &mut pieces)?;
             pass_on(&mut pieces, visit)?;

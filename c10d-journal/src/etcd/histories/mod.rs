@@ -4,7 +4,9 @@
 //! What the ranks got must have an order, in which every operation takes effect once. A process that leads in an epoch is
 //! the only one, and no process answers a request that was made after a later one began to lead.
 
+mod clients;
 mod mutants;
+mod outages;
 mod plan;
 mod process;
 

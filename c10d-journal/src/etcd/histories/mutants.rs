@@ -1,71 +1,12 @@
 //! Processes with a defect of each kind that the checks are to find, and the same ones without it.
 
-use c10d_store::{Store, StoreExt};
-
 use super::super::message::{Request, Txn};
 use super::super::real_site::call;
+use super::clients::{Recorder, client_of, following};
 use super::*;
-
-/// Of an operation that is to be answered.
-const LONG: Duration = Duration::from_secs(60);
 
 /// How long a process that is not to answer is waited for.
 const SILENCE: Duration = Duration::from_secs(2);
-
-/// What a client has done, one operation after another.
-#[derive(Default)]
-struct Recorder {
-    clock: Clock,
-    history: History,
-}
-
-impl Recorder {
-    fn add(&mut self, store: &TcpStore, delta: i64) {
-        let called = self.clock.tick();
-        let sum = store.add(KEYS[0], delta).expect("add");
-        let returned = self.clock.tick();
-        self.history
-            .add(0, Op::Add { delta, sum }, called, returned);
-    }
-
-    /// Kept once the next reply has arrived.
-    fn set(&mut self, store: &TcpStore, value: &[u8]) {
-        let called = self.clock.tick();
-        store.set(KEYS[1], value).expect("set");
-        let returned = self.clock.tick();
-        self.history
-            .add(1, Op::Set(value.to_vec()), called, returned);
-    }
-
-    /// It may have no answer.
-    fn get(&mut self, store: &TcpStore) {
-        let called = self.clock.tick();
-        if let Ok(value) = store.get_timeout(KEYS[1], SILENCE) {
-            let returned = self.clock.tick();
-            self.history.add(1, Op::Get(value), called, returned);
-        }
-    }
-
-    fn check(self, job: &Job) -> Result<(), String> {
-        check_all(vec![self.history])?;
-        job.check(&[])
-    }
-}
-
-fn client_of(job: &Job, slot: usize) -> TcpStore {
-    let address = job.slots[slot].process.address;
-    let mut client = None;
-    eventually("it serves", || {
-        client = direct(address, LONG);
-        client.is_some()
-    });
-    client.expect("it serves")
-}
-
-fn following(job: &Job, client: usize) -> TcpStore {
-    let options = TcpStoreOptions::default().with_resume(Duration::from_secs(60));
-    TcpStore::open_at(&job.address_for(client), options).expect("one serves")
-}
 
 fn job(site: &RealSite, mutant: Mutant, ttl_seconds: u64) -> Job {
     let prefix = format!("c10d/mutants/{}", fastrand::u64(..));
@@ -88,7 +29,7 @@ fn read_of_one_that_is_cut_off(site: &RealSite, mutant: Mutant) -> Result<(), St
     let new = client_of(&job, 1);
     recorder.set(&new, b"new");
     recorder.add(&new, 1);
-    recorder.get(&old);
+    recorder.get(&old, SILENCE);
     recorder.check(&job)
 }
 

@@ -1,0 +1,64 @@
+//! Clients that do one operation after another, and write down what they got.
+
+use c10d_store::StoreExt;
+
+use super::*;
+
+/// Of an operation that is to be answered.
+const LONG: Duration = Duration::from_secs(60);
+
+/// What a client has done, one operation after another.
+#[derive(Default)]
+pub(super) struct Recorder {
+    pub(super) clock: Clock,
+    history: History,
+}
+
+impl Recorder {
+    pub(super) fn add(&mut self, store: &TcpStore, delta: i64) {
+        let called = self.clock.tick();
+        let sum = store.add(KEYS[0], delta).expect("add");
+        let returned = self.clock.tick();
+        self.history
+            .add(0, Op::Add { delta, sum }, called, returned);
+    }
+
+    /// Kept once the next reply has arrived.
+    pub(super) fn set(&mut self, store: &TcpStore, value: &[u8]) {
+        let called = self.clock.tick();
+        store.set(KEYS[1], value).expect("set");
+        let returned = self.clock.tick();
+        self.history
+            .add(1, Op::Set(value.to_vec()), called, returned);
+    }
+
+    /// Waits for so long at most, and returns whether there was an answer.
+    pub(super) fn get(&mut self, store: &TcpStore, timeout: Duration) -> bool {
+        let called = self.clock.tick();
+        let value = store.get_timeout(KEYS[1], timeout);
+        let returned = self.clock.tick();
+        value
+            .map(|value| self.history.add(1, Op::Get(value), called, returned))
+            .is_ok()
+    }
+
+    pub(super) fn check(self, job: &Job) -> Result<(), String> {
+        check_all(vec![self.history])?;
+        job.check(&[])
+    }
+}
+
+pub(super) fn client_of(job: &Job, slot: usize) -> TcpStore {
+    let address = job.slots[slot].process.address;
+    let mut client = None;
+    eventually("it serves", || {
+        client = direct(address, LONG);
+        client.is_some()
+    });
+    client.expect("it serves")
+}
+
+pub(super) fn following(job: &Job, client: usize) -> TcpStore {
+    let options = TcpStoreOptions::default().with_resume(Duration::from_secs(60));
+    TcpStore::open_at(&job.address_for(client), options).expect("one serves")
+}

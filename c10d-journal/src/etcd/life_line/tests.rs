@@ -1,0 +1,150 @@
+use super::*;
+
+fn leader(port: u16, life: Life) -> Leader {
+    Leader {
+        address: format!("127.0.0.1:{port}"),
+        process: 1,
+        host: "host".to_owned(),
+        since: 0,
+        writer: 1,
+        life: Some(life),
+    }
+}
+
+fn vigil(life: Life) -> Result<Vigil, String> {
+    Vigil::begin(&leader(1, life), life, &Cancel::NEVER)
+}
+
+fn end_of(vigil: &mut Vigil) -> Seen {
+    wait_for_input(vigil, Duration::from_secs(60), &Cancel::NEVER).expect("no cancel");
+    vigil.look(&Cancel::NEVER)
+}
+
+#[test]
+fn the_end_of_a_process_is_seen() {
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1)).expect("a port");
+    let mut vigils: Vec<_> = (0..3)
+        .map(|_| vigil(line.life()).expect("it lives"))
+        .collect();
+    for vigil in &mut vigils {
+        assert_eq!(vigil.look(&Cancel::NEVER), Seen::Nothing);
+    }
+    drop(line);
+    for vigil in &mut vigils {
+        assert_eq!(end_of(vigil), Seen::Death);
+    }
+}
+
+/// A leader says where the log is while it may answer, and a standby misses that after a while.
+#[test]
+fn heartbeats_are_heard_and_missed() {
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1)).expect("a port");
+    let mut vigil = vigil(line.life()).expect("it lives");
+    let mut hear = |line: &LifeLine, position| {
+        line.advanced(position);
+        wait_for_input(&vigil, Duration::from_secs(60), &Cancel::NEVER).expect("no cancel");
+        assert_eq!(vigil.look(&Cancel::NEVER), Seen::Nothing);
+        vigil.doubts_at(7)
+    };
+    let authority = Authority::none();
+    let start = Instant::now();
+    authority.extend(start + Duration::from_secs(3600));
+    line.leads(authority.clone());
+    let first = hear(&line, 7).expect("it has heard one");
+    assert!(first >= start + SILENCE_MAX);
+    assert!(hear(&line, 7).expect("it goes on") > first);
+    // It has read 7, not 8: that the leader goes on does not help.
+    let mut ahead = hear(&line, 8);
+    while ahead != hear(&line, 8) {
+        ahead = hear(&line, 8);
+    }
+    let silent = vigil.silent_since.expect("it hears") + SILENCE_MAX;
+    assert!(ahead.expect("it lacks one") < silent);
+    assert_eq!(vigil.doubts_at(8), Some(silent));
+    let now = Instant::now();
+    vigil.begin_anew(now);
+    assert_eq!(vigil.doubts_at(7), Some(now + SILENCE_MAX));
+    // Without the right to answer it is silent, and its end is one nevertheless.
+    authority.withdraw();
+    drop(line);
+    assert_eq!(end_of(&mut vigil), Seen::Death);
+}
+
+#[test]
+fn a_leader_that_sends_no_heartbeats_is_not_missed() {
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1)).expect("a port");
+    let mut vigil = vigil(line.life()).expect("it lives");
+    assert_eq!(vigil.look(&Cancel::NEVER), Seen::Nothing);
+    assert_eq!(vigil.doubts_at(0), None);
+    for strange in [
+        b"0000000000000001 ".as_slice(),
+        b"what is this that is said",
+    ] {
+        vigil.received = strange.to_vec();
+        assert!(!vigil.hear(Instant::now()));
+    }
+}
+
+#[test]
+fn another_process_and_a_proxy_are_no_proof() {
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1)).expect("a port");
+    let Life { port, id } = line.life();
+    let other = vigil(Life { port, id: id ^ 1 });
+    assert!(other.expect_err("another id").contains("another process"));
+    // Passes on what it receives: the leader sees the proxy.
+    let proxy = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = proxy.local_addr().expect("it is bound").port();
+    let passes = thread::spawn(move || {
+        let (mut near, _) = proxy.accept().expect("a standby");
+        let mut far = TcpStream::connect(("127.0.0.1", port)).expect("the leader");
+        let mut said = [0; GREETING_BYTES_MAX];
+        let count = far.read(&mut said).expect("a greeting");
+        near.write_all(&said[..count]).expect("it waits");
+    });
+    vigil(Life { port: at, id }).expect_err("a proxy");
+    passes.join().expect("no panic");
+}
+
+/// A leader whose connection is reset, or ends while it still listens, may live.
+#[test]
+fn a_reset_and_an_open_listener_are_no_proof() {
+    for resets in [false, true] {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("it is bound").port();
+        let accepts = thread::spawn(move || {
+            let (mut stream, peer) = listener.accept().expect("a standby");
+            stream
+                .write_all(greeting(7, peer).as_bytes())
+                .expect("it waits");
+            (listener, stream)
+        });
+        let mut vigil = vigil(Life { port, id: 7 }).expect("it lives");
+        let (listener, stream) = accepts.join().expect("no panic");
+        let listener = if resets {
+            // What is not read resets the connection.
+            (&vigil.stream).write_all(b"x").expect("sent");
+            wait_for_input(&stream, None, &Cancel::NEVER).expect("no cancel");
+            drop(listener);
+            None
+        } else {
+            Some(listener)
+        };
+        drop(stream);
+        assert_eq!(end_of(&mut vigil), Seen::Doubt);
+        drop(listener);
+    }
+}
+
+#[test]
+fn connections_have_a_limit_and_are_given_back() {
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1)).expect("a port");
+    let all: Vec<_> = (0..CONNECTIONS_MAX)
+        .map(|_| vigil(line.life()).expect("a place"))
+        .collect();
+    vigil(line.life()).expect_err("no place");
+    drop(all);
+    let end = Instant::now() + Duration::from_secs(60);
+    while vigil(line.life()).is_err() {
+        assert!(Instant::now() < end);
+    }
+}
