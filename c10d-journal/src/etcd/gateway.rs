@@ -120,7 +120,7 @@ impl Gateway {
     }
 
     /// A call that the journal does not need.
-    #[cfg(all(test, feature = "tls"))]
+    #[cfg(test)]
     pub(crate) fn call_other(
         &mut self,
         path: &'static str,

@@ -5,10 +5,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline, HostPort};
+use c10d_store::journal::JournalError;
 use c10d_store::{ServerOptions, Store, TcpStore, TcpStoreServer};
+use serde_json::json;
 
 use super::journal::EtcdJournal;
-use super::message::{Op, Request, Txn};
+use super::message::{Answer, Op, Range, Request, Txn};
 use super::options::{EtcdDirectory, EtcdOptions};
 use super::real_site::{RealSite, call, eventually};
 
@@ -127,6 +129,71 @@ fn a_server_that_was_deposed_stops() {
     assert_eq!(epoch, 2);
     let sum = store.add("sum", 0).expect("it leads");
     assert!((1..=2).contains(&sum), "{sum}");
+}
+
+/// docs/durable.md, operation: other keys have filled etcd.
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn a_server_whose_etcd_is_full_stops_and_a_later_one_has_everything() {
+    let quota = ["--quota-backend-bytes", "16777216"];
+    let site = RealSite::with_options(1, "http", &quota);
+    let options = site.options();
+    let mut gateway = site.gateway();
+    let server = stand_by(&options);
+    let (store, _) = client_of_leader(&options);
+    assert_eq!(store.add("sum", 5).expect("there is room"), 5);
+    let fill = Request::Txn(Txn {
+        compare: Vec::new(),
+        success: vec![Op::Put {
+            key: "another".to_owned(),
+            value: vec![7; 1 << 20],
+            lease: 0,
+        }],
+        failure: Vec::new(),
+    });
+    let full = (0..100).find_map(|_| call(&mut gateway, &fill).err());
+    let full = full.expect("it becomes full").to_string();
+    assert!(full.contains("space exceeded"), "{full}");
+
+    store.add("sum", 1).expect_err("etcd is full");
+    eventually("it stops", || !server.is_running());
+    let failure = server.journal_failure().expect("why");
+    assert!(matches!(failure, JournalError::Engine { .. }), "{failure}");
+    assert!(failure.to_string().contains("NOSPACE"), "{failure}");
+    drop(server);
+    // Nobody can lead, and says so.
+    let other = stand_by(&options);
+    eventually("it stops", || !other.is_running());
+    let failure = other.journal_failure().expect("why").to_string();
+    assert!(failure.contains("NOSPACE"), "{failure}");
+    drop(other);
+
+    let status = call(
+        &mut gateway,
+        &Request::Range(Range::key("another".to_owned())),
+    );
+    let Ok(Answer::Range { revision, .. }) = status else {
+        panic!("{status:?}");
+    };
+    let mut operate = |path, body| {
+        let deadline = Deadline::after(Instant::now(), Duration::from_secs(30));
+        let done = gateway.call_other(path, &body, deadline);
+        done.unwrap_or_else(|error| panic!("{path}: {error}"))
+    };
+    operate(
+        "/v3/kv/compaction",
+        json!({ "revision": revision, "physical": true }),
+    );
+    operate("/v3/maintenance/defragment", json!({}));
+    let raised = operate("/v3/maintenance/alarm", json!({ "action": "GET" }));
+    let mut alarm = raised["alarms"][0].clone();
+    assert_eq!(alarm["alarm"], "NOSPACE", "{raised}");
+    alarm["action"] = "DEACTIVATE".into();
+    operate("/v3/maintenance/alarm", alarm);
+
+    let _server = stand_by(&options);
+    let (store, _) = client_of_leader(&options);
+    assert_eq!(store.add("sum", 1).expect("there is room"), 6);
 }
 
 /// Measures; proves nothing.
