@@ -10,7 +10,7 @@ use crate::journal::batch::Effect;
 use crate::message::Request;
 use crate::session::SessionId;
 use crate::state::{KeptClient, StoreState};
-use crate::wire::{Opcode, WAIT_CANCELED};
+use crate::wire::{GroupRequest, Opcode, WAIT_CANCELED};
 
 /// A client of such a session.
 #[derive(Debug, Clone, Copy)]
@@ -118,10 +118,12 @@ impl Parts<'_> {
                 Begun::Waits(begun)
             }
             (Some(Again::Waits) | None, _) => {
-                if matches!(
-                    request,
-                    Request::SetEphemeral { .. } | Request::KeepAlive { .. }
-                ) {
+                let is_owner = match request {
+                    Request::SetEphemeral { .. } | Request::KeepAlive { .. } => true,
+                    Request::Membership { bytes, .. } => GroupRequest::is_keep_alive(bytes),
+                    _ => false,
+                };
+                if is_owner {
                     self.state.name_client(conn, client.kept());
                 }
                 Begun::New(begun)

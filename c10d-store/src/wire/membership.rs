@@ -171,6 +171,11 @@ impl GroupRequest {
         }
     }
 
+    /// Whether the bytes may be a request to keep members alive.
+    pub(crate) fn is_keep_alive(bytes: &[u8]) -> bool {
+        bytes.first() == Some(&kind::KEEP_ALIVE)
+    }
+
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let (&kind, mut rest) = bytes.split_first().ok_or(Malformed)?;
         if let Some(takes) = ListForm::of_said(kind) {

@@ -350,3 +350,44 @@ fn a_group_goes_on_with_a_restarted_server() {
     );
     assert_eq!(second[1], second[0]);
 }
+
+/// docs/wire-extensions.md, MEMBERSHIP 9 and EPHEMERAL 8: a member that was silent for too long ends also if it has not said
+/// since the restart how long it may be.
+#[test]
+fn a_member_that_is_silent_after_a_restart_ends() {
+    const SILENCE_MAX: Duration = Duration::from_secs(2);
+    let journal = Memory::default();
+    let server = journal.serve();
+    let address = server.local_addr();
+    let open = || {
+        let resumed = TcpStoreOptions::default().with_resume(LONG);
+        TcpStore::open("127.0.0.1", address.port(), resumed).expect("a server")
+    };
+    let stores = [open(), open()];
+    let mut ranks: Vec<Rank> = (0..)
+        .zip(&stores)
+        .map(|(id, store)| {
+            let mut options = options(2);
+            options.size_min = 1;
+            Rank::new(store, id, &options)
+        })
+        .collect();
+    assert_eq!(
+        ids(all_enter(&mut ranks)[0].as_ref().expect("both")),
+        [0, 1]
+    );
+    assert!(ranks[1].group.keep_alive(SILENCE_MAX).expect("kept"));
+
+    drop(server);
+    let options = ServerOptions::default().with_journal(journal.clone());
+    let _server = TcpStoreServer::bind(address, options).expect("the same port");
+    for rank in &ranks {
+        let poll = rank.member.poll().expect("a member");
+        let reply = rank.group.ask(rank.key, &poll, Duration::ZERO);
+        reply.expect("an answer");
+    }
+    let mut silent = ranks.pop().expect("two");
+    let entered = all_enter(&mut ranks);
+    assert_eq!(ids(entered[0].as_ref().expect("alone")), [0]);
+    assert_eq!(silent.enter(2), Err(Ending::Evicted(Reason::Silent)));
+}
