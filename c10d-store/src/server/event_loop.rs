@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
-use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -46,6 +45,7 @@ mod carrying;
 mod clients;
 mod ending;
 mod keeping;
+mod sending;
 #[cfg(test)]
 mod tests;
 mod watching;
@@ -228,36 +228,27 @@ impl EventLoop {
             return Some(Duration::ZERO);
         }
         let connections = &self.connections;
-        let timer = self.timers.time_left(Instant::now, |at, token| {
-            connections
-                .get(token)
-                .and_then(Connection::accepted)
-                .is_some_and(|accepted| accepted.deadline == Some(at))
+        let of_connection = self.timers.next(|at, token| {
+            let connection = connections.get(token).and_then(Connection::accepted);
+            connection.is_some_and(|accepted| accepted.deadline == Some(at))
         });
-        let accept = self
-            .acceptor
-            .next_deadline()
-            .map(|at| at.saturating_duration_since(Instant::now()));
-        let report = self
-            .stall
-            .due()
-            .map(|at| at.saturating_duration_since(Instant::now()));
-        let session = self.sessions.time_left(Instant::now);
         let state = &self.state;
-        let next = [
+        let of_state = [
             state.next_silence(),
             state.next_sweep(),
             state.next_group_timer(),
         ];
-        let of_state = next.into_iter().flatten().min().map(|at| {
-            let at = self.started + at.since_start();
-            at.saturating_duration_since(Instant::now())
-        });
-        let beat = self
-            .beat_at
-            .map(|at| at.saturating_duration_since(Instant::now()));
-        let all = [timer, accept, report, session, of_state, beat];
-        all.into_iter().flatten().min()
+        let of_state = of_state.into_iter().flatten().min();
+        let next = [
+            of_connection,
+            of_state.map(|at| self.started + at.since_start()),
+            self.acceptor.next_deadline(),
+            self.stall.due(),
+            self.sessions.next_expiry(),
+            self.beat_at,
+        ];
+        let next = next.into_iter().flatten().min()?;
+        Some(next.saturating_duration_since(Instant::now()))
     }
 
     fn handle_events(&mut self, events: &Events, has_events: bool) {
@@ -336,11 +327,18 @@ impl EventLoop {
             let token = token_of(conn);
             if let Some(connection) = self.connections.get_mut(token) {
                 connection.is_sweeping = false;
-                if std::mem::take(&mut connection.paused) {
-                    connection.resume = true;
-                    self.serve_later(token);
-                }
+                self.resume(token);
             }
+        }
+    }
+
+    /// Has a connection whose requests have waited carry them out after the others.
+    fn resume(&mut self, token: Token) {
+        if let Some(connection) = self.connections.get_mut(token)
+            && std::mem::take(&mut connection.paused)
+        {
+            connection.resume = true;
+            self.serve_later(token);
         }
     }
 
@@ -351,21 +349,6 @@ impl EventLoop {
         {
             connection.is_ready = true;
             self.ready.push_back(Ready::Connection(token));
-        }
-    }
-
-    /// Goes on with the requests of a connection that has read enough of its replies.
-    fn resume_if_read(&mut self, token: Token) {
-        let is_full = self.connections.is_full();
-        if let Some(connection) = self.connections.get_mut(token)
-            && connection.paused
-            && !connection.is_sweeping
-            && connection.unsent_bytes() < PAUSE_UNSENT_BYTES
-            && !is_full
-        {
-            connection.paused = false;
-            connection.resume = true;
-            self.serve_later(token);
         }
     }
 
@@ -605,121 +588,6 @@ impl EventLoop {
             self.pause_if_full(token);
         }
         outcome.map(|_| hello)
-    }
-
-    /// Sends new replies, including those caused by connections that fail while sending. Those of sessions' clients only
-    /// until the turn is over, and the rest in the next iteration: one short frame has replies made for a thousand.
-    fn flush_touched(&mut self) {
-        loop {
-            while !self.turn.is_turn_over()
-                && let Some(client) = self.connections.next_touched_client()
-            {
-                self.flush_client(client);
-            }
-            if !self.connections.has_touched() {
-                return;
-            }
-            let touched = self.connections.take_touched();
-            for token in &touched {
-                self.flush(*token);
-            }
-            self.connections.reuse_touched(touched);
-        }
-    }
-
-    fn flush(&mut self, token: Token) {
-        let Some(connection) = self.connections.get_mut(token) else {
-            return;
-        };
-        match &connection.carrier {
-            Carrier::Session(_) => self.flush_client(token),
-            Carrier::Socket(accepted) if accepted.link().is_some() => self.flush_link(token),
-            Carrier::Socket(_) => self.flush_socket(token),
-        }
-    }
-
-    fn flush_socket(&mut self, token: Token) {
-        let Some(connection) = self.connections.get_mut(token) else {
-            return;
-        };
-        let overflowed = connection.overflowed;
-        let Some(accepted) = connection.accepted_mut() else {
-            return;
-        };
-        if overflowed {
-            let error = io::Error::other(format!(
-                "unread replies exceed the limit of {} bytes",
-                self.options.unsent_bytes_max()
-            ));
-            let peer = accepted.peer;
-            self.log_refusal(peer, &error);
-            return self.close(token, CloseReason::Refused, &error);
-        }
-        let unsent_bytes = accepted.out.unsent_bytes();
-        let flushed = match &mut self.keeping {
-            Some(Keeping {
-                authority: Some(authority),
-                withheld,
-                ..
-            }) => accepted.flush_with(authority).map(|(drained, is_shut)| {
-                if is_shut {
-                    withheld.insert(token);
-                }
-                drained
-            }),
-            _ => accepted.flush(),
-        };
-        let drained = match flushed {
-            Ok(drained) => drained,
-            Err(error) => return self.close(token, CloseReason::Failed, &error),
-        };
-        self.traffic.sent_bytes += (unsent_bytes - accepted.out.unsent_bytes()) as u64;
-        self.resume_if_read(token);
-        let Some(connection) = self.connections.get_mut(token) else {
-            return;
-        };
-        if drained && !connection.is_held() {
-            match connection.phase {
-                Phase::Open => {}
-                Phase::Finishing => return self.close_quietly(token, CloseReason::Peer),
-                Phase::Refusing => {
-                    let shut = connection
-                        .accepted()
-                        .map_or(Ok(()), |it| it.stream.shutdown(Shutdown::Write));
-                    if let Err(error) = shut {
-                        return self.close(token, CloseReason::Refused, &error);
-                    }
-                }
-            }
-        }
-        self.update_interest(token);
-    }
-
-    fn update_interest(&mut self, token: Token) {
-        let Some(connection) = self.connections.get_mut(token) else {
-            return;
-        };
-        let wanted = connection.interest();
-        let Some(accepted) = connection.accepted_mut() else {
-            return;
-        };
-        if wanted == accepted.registered {
-            return;
-        }
-        let registry = self.poll.registry();
-        let stream = &mut accepted.stream;
-        let result = match (accepted.registered, wanted) {
-            (None, Some(wanted)) => registry.register(stream, token, wanted),
-            (Some(_), Some(wanted)) => registry.reregister(stream, token, wanted),
-            (_, None) => registry.deregister(stream),
-        };
-        accepted.registered = wanted;
-        if let Err(error) = result {
-            let peer = accepted.peer;
-            let text = format_args!("{peer}: cannot register the connection: {error}");
-            self.log_about(peer.ip(), &text);
-            self.close(token, CloseReason::Failed, &error);
-        }
     }
 }
 

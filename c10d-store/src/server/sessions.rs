@@ -252,10 +252,10 @@ impl Sessions {
         None
     }
 
-    /// The time until [`next_expired`](Self::next_expired) may return one.
-    pub(super) fn time_left(&mut self, now: impl FnOnce() -> Instant) -> Option<Duration> {
+    /// When [`next_expired`](Self::next_expired) may return one.
+    pub(super) fn next_expiry(&mut self) -> Option<Instant> {
         let slots = &self.slots;
-        self.expiries.time_left(now, |at, Token(slot)| {
+        self.expiries.next(|at, Token(slot)| {
             let session = slots.get(slot);
             session.is_some_and(|session| session.expires == Some(at))
         })
@@ -418,16 +418,16 @@ mod tests {
         let (mut sessions, store) = sessions();
         let (id, start) = (SessionId::random(), Instant::now());
         let (slot, _) = accepted(sessions.attach(&hello(id, StoreId::ANY, 1), candidate(1)));
-        assert_eq!(sessions.time_left(|| start), None);
+        assert_eq!(sessions.next_expiry(), None);
         assert!(sessions.link_closed(slot, Token(1), start));
-        assert_eq!(sessions.time_left(|| start), Some(KEEP));
+        assert_eq!(sessions.next_expiry(), Some(start + KEEP));
 
         let again = sessions.attach(&hello(id, store, 2), candidate(2));
         assert_eq!(accepted(again), (slot, None));
         assert_eq!(sessions.next_expired(start + KEEP), None);
         // The late end of the first link is not that of the second.
         assert!(!sessions.link_closed(slot, Token(1), start));
-        assert_eq!(sessions.time_left(|| start), None);
+        assert_eq!(sessions.next_expiry(), None);
 
         sessions.link_closed(slot, Token(2), start + KEEP);
         assert_eq!(sessions.next_expired(start + KEEP), None);
@@ -443,7 +443,7 @@ mod tests {
         };
         let (slot, _) = accepted(sessions.attach(&keeps_long, candidate(4)));
         assert!(sessions.link_closed(slot, Token(4), start));
-        assert_eq!(sessions.time_left(|| start), Some(10 * KEEP));
+        assert_eq!(sessions.next_expiry(), Some(start + 10 * KEEP));
     }
 
     /// docs/wire-extensions.md, SESSION 3.

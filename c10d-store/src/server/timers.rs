@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use mio::Token;
 
@@ -32,15 +32,14 @@ impl Timers {
         Some((at, Token(token)))
     }
 
-    /// The time until the next deadline that `is_valid`; removes invalid ones before it.
-    pub(super) fn time_left(
+    /// The next deadline that `is_valid`; removes invalid ones before it.
+    pub(super) fn next(
         &mut self,
-        now: impl FnOnce() -> Instant,
         mut is_valid: impl FnMut(Instant, Token) -> bool,
-    ) -> Option<Duration> {
+    ) -> Option<Instant> {
         while let Some(Reverse((at, token))) = self.heap.peek() {
             if is_valid(*at, Token(*token)) {
-                return Some(at.saturating_duration_since(now()));
+                return Some(*at);
             }
             self.heap.pop();
         }
@@ -50,6 +49,8 @@ impl Timers {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -63,13 +64,9 @@ mod tests {
         assert_eq!(timers.pop_due(start), None);
         assert_eq!(timers.pop_due(at(1)), Some((at(1), Token(1))));
         assert_eq!(timers.pop_due(at(1)), None);
-        let left = timers.time_left(|| at(1), |_, token| token == Token(3));
-        assert_eq!(
-            left,
-            Some(Duration::from_secs(2)),
-            "the second one is cancelled"
-        );
+        let next = timers.next(|_, token| token == Token(3));
+        assert_eq!(next, Some(at(3)), "the second one is cancelled");
         assert_eq!(timers.pop_due(at(9)), Some((at(3), Token(3))));
-        assert_eq!(timers.time_left(|| at(9), |_, _| true), None);
+        assert_eq!(timers.next(|_, _| true), None);
     }
 }

@@ -538,9 +538,7 @@ impl EventLoop {
         if is_full {
             self.pause_if_full(token);
         } else if may_continue {
-            connection.paused = false;
-            connection.resume = true;
-            self.serve_later(token);
+            self.resume(token);
         } else if connection.unsent_bytes() == 0
             && let Some(client) = connection.client()
             && !client.waits_for_budget
@@ -566,9 +564,7 @@ impl EventLoop {
                 client.waits_for_budget = false;
             }
             if connection.paused {
-                connection.paused = false;
-                connection.resume = true;
-                return self.serve_later(token);
+                return self.resume(token);
             }
         }
     }

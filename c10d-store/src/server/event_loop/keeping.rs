@@ -91,13 +91,9 @@ impl EventLoop {
             }
             self.connections.set_full(false);
             for token in std::mem::take(&mut keeping.paused) {
-                if let Some(connection) = self.connections.get_mut(token)
-                    && connection.paused
-                    && !connection.is_sweeping
-                {
-                    connection.paused = false;
-                    connection.resume = true;
-                    self.serve_later(token);
+                let connection = self.connections.get(token);
+                if connection.is_some_and(|it| !it.is_sweeping) {
+                    self.resume(token);
                 }
             }
         }

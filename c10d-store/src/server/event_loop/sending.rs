@@ -1,0 +1,141 @@
+//! The event loop's part for sending: replies, and what else the sockets are watched for.
+
+use std::io;
+use std::net::Shutdown;
+
+use mio::Token;
+
+use super::EventLoop;
+use crate::server::connection::{Carrier, PAUSE_UNSENT_BYTES, Phase};
+use crate::server::keeping::Keeping;
+use crate::snapshot::CloseReason;
+
+impl EventLoop {
+    /// Sends new replies, including those caused by connections that fail while sending. Those of sessions' clients only
+    /// until the turn is over, and the rest in the next iteration: one short frame has replies made for a thousand.
+    pub(super) fn flush_touched(&mut self) {
+        loop {
+            while !self.turn.is_turn_over()
+                && let Some(client) = self.connections.next_touched_client()
+            {
+                self.flush_client(client);
+            }
+            if !self.connections.has_touched() {
+                return;
+            }
+            let touched = self.connections.take_touched();
+            for token in &touched {
+                self.flush(*token);
+            }
+            self.connections.reuse_touched(touched);
+        }
+    }
+
+    pub(super) fn flush(&mut self, token: Token) {
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        match &connection.carrier {
+            Carrier::Session(_) => self.flush_client(token),
+            Carrier::Socket(accepted) if accepted.link().is_some() => self.flush_link(token),
+            Carrier::Socket(_) => self.flush_socket(token),
+        }
+    }
+
+    pub(super) fn flush_socket(&mut self, token: Token) {
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        let overflowed = connection.overflowed;
+        let Some(accepted) = connection.accepted_mut() else {
+            return;
+        };
+        if overflowed {
+            let error = io::Error::other(format!(
+                "unread replies exceed the limit of {} bytes",
+                self.options.unsent_bytes_max()
+            ));
+            let peer = accepted.peer;
+            self.log_refusal(peer, &error);
+            return self.close(token, CloseReason::Refused, &error);
+        }
+        let unsent_bytes = accepted.out.unsent_bytes();
+        let flushed = match &mut self.keeping {
+            Some(Keeping {
+                authority: Some(authority),
+                withheld,
+                ..
+            }) => accepted.flush_with(authority).map(|(drained, is_shut)| {
+                if is_shut {
+                    withheld.insert(token);
+                }
+                drained
+            }),
+            _ => accepted.flush(),
+        };
+        let drained = match flushed {
+            Ok(drained) => drained,
+            Err(error) => return self.close(token, CloseReason::Failed, &error),
+        };
+        self.traffic.sent_bytes += (unsent_bytes - accepted.out.unsent_bytes()) as u64;
+        self.resume_if_read(token);
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        if drained && !connection.is_held() {
+            match connection.phase {
+                Phase::Open => {}
+                Phase::Finishing => return self.close_quietly(token, CloseReason::Peer),
+                Phase::Refusing => {
+                    let shut = connection
+                        .accepted()
+                        .map_or(Ok(()), |it| it.stream.shutdown(Shutdown::Write));
+                    if let Err(error) = shut {
+                        return self.close(token, CloseReason::Refused, &error);
+                    }
+                }
+            }
+        }
+        self.update_interest(token);
+    }
+
+    pub(super) fn update_interest(&mut self, token: Token) {
+        let Some(connection) = self.connections.get_mut(token) else {
+            return;
+        };
+        let wanted = connection.interest();
+        let Some(accepted) = connection.accepted_mut() else {
+            return;
+        };
+        if wanted == accepted.registered {
+            return;
+        }
+        let registry = self.poll.registry();
+        let stream = &mut accepted.stream;
+        let result = match (accepted.registered, wanted) {
+            (None, Some(wanted)) => registry.register(stream, token, wanted),
+            (Some(_), Some(wanted)) => registry.reregister(stream, token, wanted),
+            (_, None) => registry.deregister(stream),
+        };
+        accepted.registered = wanted;
+        if let Err(error) = result {
+            let peer = accepted.peer;
+            let text = format_args!("{peer}: cannot register the connection: {error}");
+            self.log_about(peer.ip(), &text);
+            self.close(token, CloseReason::Failed, &error);
+        }
+    }
+
+    /// Goes on with the requests of a connection that has read enough of its replies.
+    pub(super) fn resume_if_read(&mut self, token: Token) {
+        let is_full = self.connections.is_full();
+        if let Some(connection) = self.connections.get_mut(token)
+            && connection.paused
+            && !connection.is_sweeping
+            && connection.unsent_bytes() < PAUSE_UNSENT_BYTES
+            && !is_full
+        {
+            self.resume(token);
+        }
+    }
+}
