@@ -284,7 +284,7 @@ impl Vigil {
     fn read_greeting(&mut self, deadline: Deadline, cancel: &Cancel) -> io::Result<Vec<u8>> {
         let mut said = Vec::new();
         let mut bytes = [0; GREETING_BYTES_MAX];
-        while !said.ends_with(b"\n") && said.len() < GREETING_BYTES_MAX {
+        while !said.contains(&b'\n') && said.len() < GREETING_BYTES_MAX {
             let left = deadline.remaining(Instant::now());
             if !wait_for_input(&self.stream, left, cancel)? {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -295,6 +295,10 @@ impl Vigil {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
+        }
+        // A heartbeat may have arrived with it.
+        if let Some(end) = said.iter().position(|byte| *byte == b'\n') {
+            self.received = said.split_off(end + 1);
         }
         Ok(said)
     }
@@ -321,6 +325,9 @@ impl Vigil {
 
     /// Looks at the connection. Blocks for at most half a second, if it has ended.
     pub(super) fn look(&mut self, cancel: &Cancel) -> Seen {
+        if !self.hear(Instant::now()) {
+            return Seen::Doubt;
+        }
         let mut bytes = [0; HEARTBEAT_BYTES * 4];
         loop {
             match self.stream.read(&mut bytes) {

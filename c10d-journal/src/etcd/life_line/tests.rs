@@ -70,6 +70,26 @@ fn heartbeats_are_heard_and_missed() {
     assert_eq!(end_of(&mut vigil), Seen::Death);
 }
 
+/// A leader's first heartbeat may arrive with its greeting.
+#[test]
+fn a_heartbeat_beside_the_greeting_is_heard() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("it is bound").port();
+    let leads = thread::spawn(move || {
+        let (mut stream, peer) = listener.accept().expect("a standby");
+        let said = format!("{}{:016x}\n", greeting(7, peer), 3);
+        stream.write_all(said.as_bytes()).expect("it waits");
+        (listener, stream)
+    });
+    let mut vigil = vigil(Life { port, id: 7 }).expect("it lives");
+    let _held = leads.join().expect("no panic");
+    let heard = || {
+        assert_eq!(vigil.look(&Cancel::NEVER), Seen::Nothing);
+        vigil.doubts_at(3).is_some()
+    };
+    super::super::real_site::eventually("it hears it", heard);
+}
+
 #[test]
 fn a_leader_that_sends_no_heartbeats_is_not_missed() {
     let line = LifeLine::start(&HostPort::new("127.0.0.1", 1)).expect("a port");
