@@ -54,23 +54,33 @@ pub(super) fn on_server_core<T>(
     started
 }
 
+/// Lets this thread, and what it starts, run on all cores.
+pub(super) fn unpin_this_thread() -> Result<(), Failure> {
+    pin(None).context("cannot take a thread off its core")
+}
+
 fn pin_this_thread(core: usize) -> Result<(), Failure> {
-    pin(core).context("cannot pin a thread to a core")
+    pin(Some(core)).context("cannot pin a thread to a core")
 }
 
 #[cfg(target_os = "linux")]
-fn pin(core: usize) -> io::Result<()> {
+fn pin(core: Option<usize>) -> io::Result<()> {
     use rustix::thread::{CpuSet, sched_setaffinity};
 
-    if core >= CpuSet::MAX_CPU {
+    if core >= Some(CpuSet::MAX_CPU) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut set = CpuSet::new();
-    set.set(core);
+    // The system leaves out those that it does not have.
+    for each in 0..CpuSet::MAX_CPU {
+        if core.is_none_or(|core| core == each) {
+            set.set(each);
+        }
+    }
     Ok(sched_setaffinity(None, &set)?)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn pin(_core: usize) -> io::Result<()> {
+fn pin(_core: Option<usize>) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }

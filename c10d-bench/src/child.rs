@@ -27,13 +27,29 @@ pub(super) struct ServerChild {
 impl ServerChild {
     /// Starts `c10d` with these arguments on the servers' core, and waits for its address.
     pub(super) fn start(arguments: &[String], cores: Option<Cores>) -> Result<Self, Failure> {
+        // Hides its startup messages.
+        Self::start_with_log(arguments, cores, "warn")
+    }
+
+    /// One whose failures are wanted, so that it logs nothing unless the user asks.
+    pub(super) fn start_silent(
+        arguments: &[String],
+        cores: Option<Cores>,
+    ) -> Result<Self, Failure> {
+        Self::start_with_log(arguments, cores, "off")
+    }
+
+    fn start_with_log(
+        arguments: &[String],
+        cores: Option<Cores>,
+        log_level: &str,
+    ) -> Result<Self, Failure> {
         let child = on_server_core(cores, || {
             let executable =
                 env::current_exe().context("cannot find the executable of this process")?;
-            let log_level = env::var_os("RUST_LOG").unwrap_or_else(|| "warn".into());
+            let log_level = env::var_os("RUST_LOG").unwrap_or_else(|| log_level.into());
             Command::new(executable)
                 .args(arguments)
-                // Hides its startup messages.
                 .env("RUST_LOG", log_level)
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())

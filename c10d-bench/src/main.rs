@@ -23,12 +23,14 @@ mod rpc;
 mod rref;
 mod servers;
 mod store;
+mod store_place;
 mod store_server;
 mod workload;
 
 use std::process::ExitCode;
 
 use crate::failure::Failure;
+use crate::workload::etcd::EtcdMemberArgs;
 use clap::Parser;
 
 /// Measures a store server, a rendezvous, RPC calls, or remote references.
@@ -60,6 +62,9 @@ enum BenchCommand {
     /// The measured relay.
     #[command(hide = true)]
     RelayServer(servers::RelayServerArgs),
+    /// A member of etcd, with its options.
+    #[command(hide = true)]
+    EtcdMember(EtcdMemberArgs),
     /// The floor of `store`: the same event loop without a store.
     #[command(hide = true)]
     Floor(floor::FloorArgs),
@@ -89,6 +94,7 @@ fn run(command: &BenchCommand) -> Result<(), Failure> {
         BenchCommand::RrefPeer => rref::serve(),
         BenchCommand::StoreServer(args) => servers::serve_store(args),
         BenchCommand::RelayServer(args) => servers::serve_relay(args),
+        BenchCommand::EtcdMember(args) => args.become_member(),
         BenchCommand::Floor(args) => floor::run(args),
     }
 }

@@ -4,12 +4,22 @@ use std::fs;
 use std::time::Duration;
 
 use rustix::param::clock_ticks_per_second;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::failure::{Context as _, Failure};
 
 /// A process by its id. All figures are `None` if it has ended or the system has no /proc.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Process(pub(super) u32);
 
 impl Process {
+    /// Sends it a signal.
+    pub(super) fn signal(self, signal: Signal) -> Result<(), Failure> {
+        let id = i32::try_from(self.0).ok().and_then(Pid::from_raw);
+        let id = id.ok_or_else(|| Failure::new("a process has no id"))?;
+        kill_process(id, signal).context("cannot send a signal")
+    }
+
     /// Anonymous resident memory in bytes: without files and shared memory.
     pub(super) fn anonymous_bytes(self) -> Option<u64> {
         self.status_bytes("RssAnon:")

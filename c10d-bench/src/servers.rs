@@ -1,17 +1,18 @@
 //! The measured servers, each in a process of its own: `c10d store serve` and `c10d relay` without what the command adds
 //! (a status page, limits of memory, signals).
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::PathBuf;
 
-use c10d_journal::SqliteJournal;
+use c10d_journal::{EtcdJournal, EtcdOptions, SqliteJournal};
 use c10d_relay::{Relay, RelayOptions};
 use c10d_socket::{Credentials, HostPort, ListenOptions, Secret, listen};
-use c10d_store::{ServerOptions, TcpStoreServer};
+use c10d_store::{ServerOptions, StoreAddress, TcpStoreServer};
 use clap::Args;
 
 use crate::child::{announce, end_with_measurement, park};
 use crate::failure::Failure;
+use crate::store_place::store_place;
 
 #[derive(Debug, Args)]
 pub(crate) struct StoreServerArgs {
@@ -26,6 +27,10 @@ pub(crate) struct StoreServerArgs {
     /// The directory of its journal.
     #[arg(long)]
     dir: Option<PathBuf>,
+
+    /// Its journal is in etcd: it stands by while another server leads.
+    #[arg(long, conflicts_with = "dir")]
+    etcd: Option<EtcdOptions>,
 }
 
 impl StoreServerArgs {
@@ -38,7 +43,8 @@ impl StoreServerArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RelayServerArgs {
-    upstream: HostPort,
+    #[arg(value_parser = store_place)]
+    upstream: StoreAddress,
 
     /// The file of the upstream's secret.
     #[arg(long)]
@@ -47,7 +53,7 @@ pub(crate) struct RelayServerArgs {
 
 impl RelayServerArgs {
     /// The arguments with which [`ServerChild`](super::child::ServerChild) starts it.
-    pub(crate) fn command_line(upstream: SocketAddr, secret: Option<String>) -> Vec<String> {
+    pub(crate) fn command_line(upstream: &str, secret: Option<String>) -> Vec<String> {
         let words = ["relay-server".to_owned(), upstream.to_string()];
         words.into_iter().chain(secret).collect()
     }
@@ -66,7 +72,16 @@ pub(crate) fn serve_store(args: &StoreServerArgs) -> Result<(), Failure> {
         Some(directory) => options.with_journal(SqliteJournal::open(directory)?),
         None => options,
     };
-    let server = TcpStoreServer::serve(listeners()?, options)?;
+    let listeners = listeners()?;
+    let server = match &args.etcd {
+        Some(etcd) => {
+            let address = listeners[0].local_addr()?;
+            let address = HostPort::new(address.ip().to_string(), address.port());
+            let journal = EtcdJournal::source(etcd.clone(), address);
+            TcpStoreServer::stand_by(listeners, options.with_journal(journal))?
+        }
+        None => TcpStoreServer::serve(listeners, options)?,
+    };
     announce(server.local_addr())?;
     park()
 }

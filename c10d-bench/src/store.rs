@@ -15,6 +15,7 @@ use crate::report::{Goal, Report};
 use crate::store_server::{Access, StoreServer};
 use crate::workload::client::client;
 use crate::workload::durable::durable;
+use crate::workload::etcd::{EtcdShape, etcd};
 use crate::workload::large::large_values;
 use crate::workload::ping::ping;
 use crate::workload::prefix::prefix;
@@ -74,6 +75,14 @@ pub(crate) struct StoreBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
     deleted_keys: usize,
 
+    /// The number of nodes of `etcd` that join a rendezvous.
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = at_least_one)]
+    etcd_nodes: usize,
+
+    /// How long `etcd` counts the calls of a job at rest: a server that stands by asks every 45 s.
+    #[arg(long, value_name = "SECONDS", default_value_t = 45, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    etcd_rest: u64,
+
     /// The length of the values of `set-get`.
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
     value_bytes: usize,
@@ -115,11 +124,14 @@ enum Workload {
     /// ADD, SET and GET of a server with a journal, beside one without, and how soon its keys are there again after
     /// the server was killed. Left out with --connect.
     Durable,
+    /// A store in etcd: what its requests cost, and how long they wait when a server or a member of etcd is lost. Starts
+    /// three members of the program that C10D_ETCD names, and takes minutes: runs only if it is named.
+    Etcd,
     /// PING with a secret while strangers open 10,000 connections a second. Left out with --connect.
     Strangers,
 }
 
-const ALL: [Workload; 11] = [
+const ALL: [Workload; 12] = [
     Workload::Ping,
     Workload::Client,
     Workload::Add,
@@ -132,6 +144,7 @@ const ALL: [Workload; 11] = [
     Workload::Secret,
     Workload::Strangers,
     Workload::Durable,
+    Workload::Etcd,
 ];
 
 /// Rounds of the workloads that take longest, so that a whole run takes less than a minute.
@@ -183,9 +196,14 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
         }
         let needs_ours = matches!(
             workload,
-            Workload::Secret | Workload::Strangers | Workload::Durable | Workload::Prefix
+            Workload::Secret
+                | Workload::Strangers
+                | Workload::Durable
+                | Workload::Etcd
+                | Workload::Prefix
         );
-        if needs_ours && args.connect.is_some() {
+        let is_left_out = workload == Workload::Etcd && args.only.is_empty();
+        if is_left_out || needs_ours && args.connect.is_some() {
             continue;
         }
         match workload {
@@ -217,6 +235,13 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
             Workload::Durable => {
                 let set_get = set_get_64(args.value_bytes);
                 rows.extend(durable(&setting, &set_get, args.reopened_keys)?);
+            }
+            Workload::Etcd => {
+                let shape = EtcdShape {
+                    nodes: args.etcd_nodes,
+                    rest: Duration::from_secs(args.etcd_rest),
+                };
+                rows.extend(etcd(&setting, shape)?);
             }
             Workload::Ranks => {
                 let shape = RanksShape {

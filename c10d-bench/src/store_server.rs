@@ -4,7 +4,8 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::Path;
 
-use c10d_socket::{Credentials, Protocol, Secret, TlsClient};
+use c10d_socket::{Credentials, HostPort, Protocol, Secret, TlsClient};
+use c10d_store::StoreAddress;
 use tempfile::NamedTempFile;
 
 use crate::affinity::Cores;
@@ -70,6 +71,12 @@ impl StoreServer {
 
     pub(crate) fn address(&self) -> SocketAddr {
         self.child.address()
+    }
+
+    /// For those that also take one in etcd.
+    pub(crate) fn place(&self) -> StoreAddress {
+        let address = self.address();
+        HostPort::new(address.ip().to_string(), address.port()).into()
     }
 
     pub(crate) fn process(&self) -> Process {

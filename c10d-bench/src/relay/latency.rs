@@ -23,8 +23,8 @@ type Operation<'o> = &'o dyn Fn(&TcpStore) -> Result<(), StoreError>;
 /// Alternates between the relay and the store: the medians of GET and ADD of each round.
 pub(super) fn latency(setting: &Setting, access: Access) -> Result<[Row; 2], Failure> {
     let server = StoreServer::start(setting.cores, access)?;
-    let upstream = server.address();
-    let command = RelayServerArgs::command_line(upstream, server.secret_file_option());
+    let upstream = server.address().to_string();
+    let command = RelayServerArgs::command_line(&upstream, server.secret_file_option());
     // Without cores: on that of this thread.
     let relay = ServerChild::start(&command, None)?;
     let relayed = open_store(relay.address(), None)?;

@@ -7,6 +7,7 @@
 //! Two experiments kill one node without leaving: after all have joined, or while they join.
 
 mod agreement;
+mod joined;
 mod kernel;
 mod node;
 mod nodes;
@@ -20,6 +21,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
+pub(crate) use self::joined::JoinedNodes;
 use self::kernel::{Loopback, available_memory};
 pub(crate) use self::nodes::RendezvousNodesArgs;
 pub(crate) use self::options::RendezvousBenchArgs;

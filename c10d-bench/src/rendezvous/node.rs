@@ -1,11 +1,11 @@
 //! One node of a measured rendezvous.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::failure::{Context as _, Failure};
-use c10d_store::{Store, TcpStore, TcpStoreOptions};
+use crate::store_place::store_place;
+use c10d_store::{Store, StoreAddress, TcpStore, TcpStoreOptions};
 use clap::Args;
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousError, RendezvousSettings,
@@ -21,11 +21,11 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 pub(super) const KEEP_ALIVE_ATTEMPTS: u32 = 3;
 
 /// The rendezvous that nodes join.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct Job {
     /// The rendezvous' store.
-    #[arg(long)]
-    pub(super) store: SocketAddr,
+    #[arg(long, value_parser = store_place)]
+    pub(super) store: StoreAddress,
 
     /// How many nodes are in the round.
     #[arg(long)]
@@ -54,7 +54,7 @@ impl Job {
     /// Connects to the store.
     pub(super) fn open_store(&self) -> Result<Arc<dyn Store>, Failure> {
         let options = TcpStoreOptions::default().with_timeout(PATIENCE);
-        let store = TcpStore::open(&self.store.ip().to_string(), self.store.port(), options);
+        let store = TcpStore::open_at(&self.store, options);
         Ok(Arc::new(store.context("cannot connect to the store")?))
     }
 }

@@ -93,7 +93,7 @@ fn measured<T>(
 ) -> Result<T, Failure> {
     let mut store = StoreServer::start(None, Access::Open)?;
     let job = Job {
-        store: store.address(),
+        store: store.place(),
         nodes: plan.nodes,
         keep_alive: plan.options.keep_alive,
         nodes_per_connection: plan.options.nodes_per_connection,
@@ -123,7 +123,7 @@ fn measured<T>(
 /// The nodes of each process. The first process has only the node that joins first, if that matters, and the
 /// second only the one that is killed when all have joined. Both have the last numbers and so the last ranks:
 /// the node with rank 0 also serves the workers' store.
-fn groups(nodes: usize, nodes_per_process: usize, victim: Victim) -> Vec<Range<usize>> {
+pub(super) fn groups(nodes: usize, nodes_per_process: usize, victim: Victim) -> Vec<Range<usize>> {
     let alone = match victim {
         Victim::None => 0,
         Victim::First { .. } => 1,

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use byteorder::{ByteOrder, LittleEndian};
-use c10d_socket::{ConnectOptions, Deadline, HostPort, SendBuf};
+use c10d_socket::{ConnectOptions, Deadline, SendBuf};
 use c10d_store::unstable::{
     Credit, Frame, FrameReader, ReplyScan, RequestBuf, SessionDialer, SessionStream,
 };
@@ -160,7 +160,7 @@ impl Stations {
             to_joins,
             store,
             traffics: Vec::new(),
-            job: *job,
+            job: job.clone(),
             unsent: Joined::default(),
             report_at: None,
         })
@@ -554,8 +554,8 @@ impl Waiting {
 
 impl Link {
     fn connect(job: &Job, first: usize, token: Token, poll: &Poll) -> Result<Self, Failure> {
-        let target = HostPort::new(job.store.ip().to_string(), job.store.port());
-        let dialer = SessionDialer::new(target, ConnectOptions::default(), None, PATIENCE);
+        let dialer =
+            SessionDialer::new(job.store.clone(), ConnectOptions::default(), None, PATIENCE);
         let mut dialer = dialer.context(LINK)?.expecting_sessions();
         let deadline = Deadline::after(Instant::now(), PATIENCE);
         let link = dialer.connect(0, deadline);

@@ -40,28 +40,23 @@ pub(crate) fn durable(
         process: Some(child.process()),
         ..*setting
     };
-    let add = Throughput {
-        name: "add 256".to_owned(),
-        kind: Kind::Add,
-        connections: 256,
-        depth: 1,
-        goal: None,
-    };
     let mut rows = vec![
-        against(setting, &with_journal, &add, 0.9)?,
-        against(setting, &with_journal, set_get, 0.7)?,
+        against(setting, &with_journal, &add_256(), "durable", 0.9)?,
+        against(setting, &with_journal, set_get, "durable", 0.7)?,
     ];
     rows.extend(one_add(&with_journal, directory.path())?);
-    rows.extend(clean_reads(setting, &with_journal)?);
+    rows.extend(clean_reads(setting, &with_journal, "durable")?);
     drop(child);
     rows.push(reopen(setting, reopened_keys)?);
     Ok(rows)
 }
 
-fn against(
+/// The requests a second of the server with a journal, of this `kind`, beside those of the one without.
+pub(super) fn against(
     plain: &Setting,
     with_journal: &Setting,
     throughput: &Throughput,
+    kind: &str,
     goal: f64,
 ) -> Result<Row, Failure> {
     let fleets = [
@@ -70,13 +65,23 @@ fn against(
     ];
     let [samples, floor] = throughput.measure_in_turn(plain, fleets)?;
     let mut row = Row::new(
-        format!("{} durable", throughput.name),
+        format!("{} {kind}", throughput.name),
         Unit::OperationsPerSecond,
     );
     row.goal = Some(Goal::RatioAtLeast(goal));
     row.samples = samples;
     row.floor = floor;
     Ok(row)
+}
+
+pub(super) fn add_256() -> Throughput {
+    Throughput {
+        name: "add 256".to_owned(),
+        kind: Kind::Add,
+        connections: 256,
+        depth: 1,
+        goal: None,
+    }
 }
 
 /// The floor is a write of as many bytes and fdatasync(2), in the same file system and on the server's core: where one of
@@ -113,8 +118,13 @@ fn one_add(setting: &Setting, directory: &Path) -> Result<[Row; 1], Failure> {
 }
 
 /// GET of a key that nobody writes, while others are written.
-fn clean_reads(plain: &Setting, with_journal: &Setting) -> Result<[Row; 1], Failure> {
-    let mut rows = [Row::new("get p50 beside writes", Unit::Microseconds)];
+pub(super) fn clean_reads(
+    plain: &Setting,
+    with_journal: &Setting,
+    kind: &str,
+) -> Result<[Row; 1], Failure> {
+    let name = format!("get p50 beside writes {kind}");
+    let mut rows = [Row::new(name, Unit::Microseconds)];
     rows[0].goal = Some(Goal::RatioAtMost(1.2));
     measure_in_turn(&mut rows, plain.rounds, true, |is_floor| {
         read_beside_writes(if is_floor { plain } else { with_journal })
@@ -187,7 +197,10 @@ fn reopen(setting: &Setting, count: usize) -> Result<Row, Failure> {
 }
 
 /// The median time of a call, in microseconds.
-fn median(time: Duration, call: impl FnMut() -> Result<(), Failure>) -> Result<[f64; 1], Failure> {
+pub(super) fn median(
+    time: Duration,
+    call: impl FnMut() -> Result<(), Failure>,
+) -> Result<[f64; 1], Failure> {
     let [p50, _] = percentiles(&mut repeat(time, call)?);
     Ok([p50])
 }

@@ -3,6 +3,7 @@
 pub(super) mod client;
 mod connection;
 pub(super) mod durable;
+pub(crate) mod etcd;
 pub(super) mod large;
 pub(super) mod ping;
 pub(super) mod prefix;

@@ -66,7 +66,7 @@ fn a_small_run_of_everything() {
         "add 256 durable",
         "set-get durable",
         "add p50 durable",
-        "get p50 beside writes",
+        "get p50 beside writes durable",
         "reopen 2500 keys",
     ]);
     assert_eq!(names(&report), expected);
@@ -86,6 +86,42 @@ fn a_small_run_of_everything() {
             "{row}"
         );
     }
+}
+
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn a_small_run_with_etcd() {
+    let options = [
+        "--only=etcd",
+        "--etcd-nodes=3",
+        "--etcd-rest=2",
+        "--rounds=1",
+    ];
+    let small = SMALL
+        .iter()
+        .filter(|option| !option.starts_with("--rounds"));
+    let ended = run(small.chain(&options));
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    let expected = [
+        "add p50 etcd",
+        "add 256 etcd",
+        "get p50 beside writes etcd",
+        "pause: kill -9 of the server",
+        "pause: SIGSTOP of the server",
+        "pause: kill -9 of etcd's leader",
+        "calls of etcd a second at rest",
+        "the same with heartbeats",
+        "3 nodes join etcd",
+    ];
+    assert_eq!(names(&report), expected);
+    for row in report["rows"].as_array().unwrap() {
+        assert!(row["min"].as_f64().unwrap() >= 0.0, "{row}");
+        assert!(row["goal"]["met"].is_boolean(), "{row}");
+    }
+    // The lease of a server that says nothing ends after 2 s.
+    let stopped = &report["rows"][4]["median"];
+    assert!(stopped.as_f64().unwrap() > 1000.0, "{stopped}");
 }
 
 #[test]
