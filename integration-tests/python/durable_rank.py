@@ -62,7 +62,7 @@ def main():
     rank, world = dist.get_rank(), dist.get_world_size()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
-    report({"joined": rank})
+    report({"joined": rank, "world": world})
     losses = train(store, rank, world, lambda step: store.check(["stop"]), "disturbed")
     store.set(f"stopped {rank}", "")
     again = train(store, rank, world, lambda step: step + 1 == len(losses), "undisturbed")

@@ -246,6 +246,12 @@ impl Launcher {
         &mut self.process
     }
 
+    /// Its process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Waits for the launcher and returns its exit code; `None` if a signal killed it.
     ///
     /// # Panics

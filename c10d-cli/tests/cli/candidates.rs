@@ -1,8 +1,7 @@
 //! Servers of one store in etcd: one serves, another takes over. Needs etcd: `C10D_ETCD`.
 
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::ChildStdout;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -10,66 +9,9 @@ use std::time::{Duration, Instant};
 
 use c10d_store::{Store, StoreExt, TcpStore};
 use rustix::process::Signal;
-use tempfile::TempDir;
 
+use crate::etcd::Etcd;
 use crate::process::{Running, Server, command, run};
-
-/// One member.
-pub(crate) struct Etcd {
-    process: Child,
-    pub(crate) client: String,
-    _folder: TempDir,
-}
-
-impl Etcd {
-    pub(crate) fn start() -> Self {
-        let program = std::env::var("C10D_ETCD").expect("C10D_ETCD names the program etcd");
-        let folder = tempfile::tempdir().unwrap();
-        // etcd must be told the ports at which others find it.
-        let sockets = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let [client, peer] = sockets.map(|it| format!("{}", it.local_addr().unwrap()));
-        let (client_url, peer_url) = (format!("http://{client}"), format!("http://{peer}"));
-        let process = Command::new(program)
-            .args([
-                "--name",
-                "m",
-                "--log-level",
-                "error",
-                "--unsafe-no-fsync",
-                "--data-dir",
-            ])
-            .arg(folder.path())
-            .args([
-                "--listen-client-urls",
-                &client_url,
-                "--advertise-client-urls",
-                &client_url,
-            ])
-            .args([
-                "--listen-peer-urls",
-                &peer_url,
-                "--initial-advertise-peer-urls",
-                &peer_url,
-            ])
-            .args(["--initial-cluster", &format!("m={peer_url}")])
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("etcd starts");
-        Self {
-            process,
-            client,
-            _folder: folder,
-        }
-    }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
 
 pub(crate) struct Candidate {
     running: Running,
@@ -151,7 +93,7 @@ fn a_server_that_was_stopped_answers_nothing_and_stands_by_again() {
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn clients_of_a_relay_do_not_notice_that_another_server_takes_over() {
     let etcd = Etcd::start();
-    let place = format!("etcd://{}/job", etcd.client);
+    let place = etcd.place("job");
     let mut first = Candidate::start(&etcd);
     first.store();
     let mut second = Candidate::start(&etcd);
@@ -188,7 +130,7 @@ fn clients_of_a_relay_do_not_notice_that_another_server_takes_over() {
 fn a_killed_server_is_followed_before_its_lease_ends() {
     let rounds = std::env::var("ROUNDS").map_or(10, |text| text.parse().unwrap());
     let etcd = Etcd::start();
-    let upstream = format!("--upstream=etcd://{}/job", etcd.client);
+    let upstream = format!("--upstream={}", etcd.place("job"));
     let mut serving = Candidate::start(&etcd);
     serving.store();
     let relay = Server::start_with(["relay", "--listen=127.0.0.1:0", &upstream]);

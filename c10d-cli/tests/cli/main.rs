@@ -6,6 +6,8 @@ mod candidates;
 mod client;
 mod command;
 mod completions;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod gloo;
 #[cfg(feature = "journal")]
 mod journal;
@@ -19,6 +21,7 @@ mod pty;
 mod relay;
 mod run;
 mod run_as_torchrun;
+#[cfg(feature = "etcd")]
 mod run_candidates;
 mod run_explain;
 mod run_failures;

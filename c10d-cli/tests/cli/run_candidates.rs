@@ -6,7 +6,8 @@ use std::process::Command;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::candidates::{Candidate, Etcd};
+use crate::candidates::Candidate;
+use crate::etcd::Etcd;
 use crate::process::{Running, command, run, until};
 
 /// Says which worker of which world runs, and waits for the key `done`.
@@ -49,7 +50,7 @@ fn finish(place: &str) {
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn the_others_form_the_next_round_when_the_launcher_that_serves_is_killed() {
     let etcd = Etcd::start();
-    let place = format!("etcd://{}/job", etcd.client);
+    let place = etcd.place("job");
     let options = ["--nnodes=1:2", "--max-restarts=3"];
     let mut first = Running::start(launcher(&place, &options));
     let mut stderr = BufReader::new(first.stderr());
@@ -80,7 +81,7 @@ fn the_others_form_the_next_round_when_the_launcher_that_serves_is_killed() {
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn workers_do_not_notice_that_another_server_takes_over() {
     let etcd = Etcd::start();
-    let place = format!("etcd://{}/job", etcd.client);
+    let place = etcd.place("job");
     let mut first = Candidate::start(&etcd);
     first.store();
     let mut second = Candidate::start(&etcd);

@@ -13,46 +13,91 @@ use integration_tests::torch::{Feature, Release};
 use integration_tests::watchdog::Watchdog;
 
 const LIMIT: Duration = Duration::from_secs(400);
-const NODES: usize = 4;
+pub(crate) const NODES: usize = 4;
 const RANKS_PER_NODE: usize = 2;
 const KILLS: usize = 20;
 
 /// Longer than Python starts and a group forms on a busy machine.
 const END_LIMIT: Duration = Duration::from_secs(120);
 
-/// A launcher of four, with two ranks behind its relay.
-fn start_launcher(job: &Job, node: usize, secret: &Path, port: u16) -> Launcher {
-    let name = format!("node {node}");
-    let options = [
-        format!("--nnodes={NODES}"),
+/// A launcher with two ranks behind its relay.
+pub(crate) fn start_launcher(job: &Job, name: &str, options: &[String]) -> Launcher {
+    let own = [
         format!("--nproc-per-node={RANKS_PER_NODE}"),
         "--rdzv-backend=c10d".to_owned(),
-        format!("--rdzv-endpoint=127.0.0.1:{port}"),
         "--rdzv-id=durable".to_owned(),
-        "--rdzv-conf=is_host=0".to_owned(),
         "--workers-store=rendezvous".to_owned(),
         "--relay".to_owned(),
-        format!("--secret-file={}", secret.display()),
     ];
-    job.start_ranks(&name, "durable_rank.py", options)
+    job.start_ranks(name, "durable_rank.py", own.iter().chain(options))
+}
+
+/// A store that is lost while nodes meet can end their launchers.
+pub(crate) fn await_meeting(launchers: &mut [Launcher]) {
+    for launcher in launchers {
+        let process = launcher.process();
+        eventually("the nodes meet", || {
+            process.stderr().contains("started ranks")
+        });
+    }
+}
+
+/// Waits until the ranks train in a round of all of these launchers.
+pub(crate) fn await_round(launchers: &mut [Launcher]) {
+    let world = launchers.len() * RANKS_PER_NODE;
+    for launcher in launchers {
+        for _ in 0..RANKS_PER_NODE {
+            loop {
+                let joined = launcher.process().read_json();
+                assert!(joined["joined"].is_u64(), "{joined}");
+                if joined["world"] == world {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Waits until all launchers have ended, after the store got its key `stop`.
+pub(crate) fn finish(launchers: &mut [Launcher]) {
+    let mut steps = Vec::new();
+    for launcher in launchers {
+        for _ in 0..RANKS_PER_NODE {
+            // A rank that was started again would join first.
+            let result = launcher.process().read_json();
+            let stderr = launcher.process().stderr();
+            assert_eq!(result["same"], true, "{result}: {stderr}");
+            steps.push(result["steps"].as_u64().unwrap_or_default());
+        }
+        let code = launcher.wait(END_LIMIT);
+        assert_eq!(code, Some(0), "{}", launcher.process().stderr());
+    }
+    assert!(
+        steps[0] > 0 && steps.iter().all(|it| *it == steps[0]),
+        "{steps:?}"
+    );
+}
+
+/// What repeats the kills, printed.
+#[expect(clippy::print_stderr, reason = "the seed repeats the kills")]
+pub(crate) fn seeded() -> fastrand::Rng {
+    let seed = std::env::var("C10D_SEED").ok();
+    let seed = seed.and_then(|seed| seed.parse().ok());
+    let seed = seed.unwrap_or_else(|| fastrand::u64(..1 << 40));
+    eprintln!("C10D_SEED={seed}");
+    fastrand::Rng::with_seed(seed)
 }
 
 /// Four launchers with two ranks each, that train with DDP; the store is that of their rendezvous, too. The losses are those of a run in which nothing was killed.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
-#[expect(clippy::print_stderr, reason = "the seed repeats the kills")]
 fn no_rank_notices_twenty_kills_of_the_store() {
     // The ranks use queues, too.
     if !Release::tested().allows(Feature::ElasticJobs) {
         return;
     }
     let _watchdog = Watchdog::start("no_rank_notices_twenty_kills_of_the_store", LIMIT);
-    let seed = std::env::var("C10D_SEED").ok();
-    let seed = seed.and_then(|seed| seed.parse().ok());
-    let seed = seed.unwrap_or_else(|| fastrand::u64(..1 << 40));
-    eprintln!("C10D_SEED={seed}");
-    let mut random = fastrand::Rng::with_seed(seed);
-
+    let mut random = seeded();
     let folder = tempfile::tempdir().expect("a folder");
     let secret = Secret::random().expect("random numbers");
     let secret_file = folder.path().join("secret");
@@ -62,20 +107,20 @@ fn no_rank_notices_twenty_kills_of_the_store() {
     let mut server = DurableStore::start(&folder.path().join("store"), &[option]);
     let address = server.address();
     let job = Job::new(folder.path());
+    let options = [
+        format!("--nnodes={NODES}"),
+        format!("--rdzv-endpoint=127.0.0.1:{}", address.port()),
+        "--rdzv-conf=is_host=0".to_owned(),
+        format!("--secret-file={}", secret_file.display()),
+    ];
     let mut launchers: Vec<Launcher> = (0..NODES)
-        .map(|node| start_launcher(&job, node, &secret_file, address.port()))
+        .map(|node| start_launcher(&job, &format!("node {node}"), &options))
         .collect();
     let client = || {
         let options = TcpStoreOptions::default().with_secret(secret.clone());
         TcpStore::open("127.0.0.1", address.port(), options).expect("a client")
     };
-    // A store that is lost while nodes meet ends their launchers.
-    for launcher in &mut launchers {
-        let process = launcher.process();
-        eventually("the nodes meet", || {
-            process.stderr().contains("started ranks")
-        });
-    }
+    await_meeting(&mut launchers);
 
     // The first while Python starts and the group forms.
     for kill in 0..KILLS {
@@ -86,34 +131,15 @@ fn no_rank_notices_twenty_kills_of_the_store() {
         }
         server.restart();
         if kill == KILLS / 4 {
-            for launcher in &mut launchers {
-                for _ in 0..RANKS_PER_NODE {
-                    let joined = launcher.process().read_json();
-                    assert!(joined["joined"].is_u64(), "{joined}");
-                }
-            }
+            await_round(&mut launchers);
         }
     }
     client().set("stop", b"1").expect("set");
-    let mut steps = Vec::new();
-    for launcher in &mut launchers {
-        for _ in 0..RANKS_PER_NODE {
-            // A rank that was started again would join first.
-            let result = launcher.process().read_json();
-            assert_eq!(result["same"], true, "{result}");
-            steps.push(result["steps"].as_u64().unwrap_or_default());
-        }
-        let code = launcher.wait(END_LIMIT);
-        assert_eq!(code, Some(0), "{}", launcher.process().stderr());
-    }
-    assert!(
-        steps[0] > 0 && steps.iter().all(|it| *it == steps[0]),
-        "{steps:?}"
-    );
+    finish(&mut launchers);
     drop(server);
 }
 
-fn write_secret(path: &Path, secret: &Secret) {
+pub(crate) fn write_secret(path: &Path, secret: &Secret) {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = std::fs::OpenOptions::new();

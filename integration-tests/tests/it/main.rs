@@ -5,12 +5,15 @@
 mod debug_servers;
 mod documents;
 mod durable;
+#[path = "../../../c10d-cli/tests/cli/etcd.rs"]
+mod etcd;
 mod faults;
 mod file_store;
 mod groups;
 #[path = "../../../c10d-relay/tests/it/history.rs"]
 mod history;
 mod idle_waits;
+mod in_etcd;
 mod kill_matrix;
 mod mixed;
 mod outages;
