@@ -11,6 +11,7 @@ use clap::Args;
 use elastic_rendezvous::Endpoint;
 
 use crate::failure::Failure;
+use crate::quantity::parse_duration;
 
 /// etcd's port for clients.
 const ETCD_PORT: u16 = 2379;
@@ -35,8 +36,9 @@ pub(crate) struct EtcdAccessArgs {
     #[arg(long, value_name = "FILE", requires_all = ["etcd_cert", "etcd_ca"])]
     etcd_key: Option<PathBuf>,
 
-    /// The PEM file of the authorities that etcd's certificate must be of.
-    #[arg(long, value_name = "FILE", requires_all = ["etcd_cert", "etcd_key"])]
+    /// The PEM file of the authorities that etcd's certificate must be of: without it, no TLS. Enough for an etcd that asks
+    /// for no certificate.
+    #[arg(long, value_name = "FILE")]
     etcd_ca: Option<PathBuf>,
 }
 
@@ -59,6 +61,45 @@ pub(crate) struct EtcdArgs {
 
     #[command(flatten)]
     access: EtcdAccessArgs,
+}
+
+/// How others learn that a process that can serve a store in etcd lives.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+pub(crate) struct EtcdCandidateArgs {
+    /// With a store in etcd: how long a server that says nothing is waited for before another one takes over, in whole
+    /// seconds. More for machines that are so busy that a healthy server is deposed. etcd grants at least 1.5 times its
+    /// election timeout. [default: 2s]
+    #[arg(hide_short_help = true, long, value_name = "TIME", value_parser = lease_time)]
+    etcd_lease: Option<Duration>,
+
+    /// The port at which the servers that stand by see that this process has ended, for a firewall between them. [default:
+    /// a free one]
+    #[arg(hide_short_help = true, long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    etcd_life_port: Option<u16>,
+}
+
+impl EtcdCandidateArgs {
+    /// The journal of a process that can serve.
+    pub(crate) fn of(&self, mut options: EtcdOptions) -> EtcdOptions {
+        if let Some(ttl) = self.etcd_lease {
+            options = options.with_lease_ttl(ttl);
+        }
+        if let Some(port) = self.etcd_life_port {
+            options = options.with_life_port(port);
+        }
+        options
+    }
+}
+
+/// The longest lease: as long does a server that was cut off keep others from serving.
+const LEASE_MAX: Duration = Duration::from_secs(600);
+
+fn lease_time(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text)?;
+    match time.subsec_nanos() {
+        0 if !time.is_zero() && time <= LEASE_MAX => Ok(time),
+        _ => Err("not 1 to 600 whole seconds".to_owned()),
+    }
 }
 
 /// How long a command looks for the process that serves.
@@ -114,15 +155,16 @@ impl EtcdAccessArgs {
             )))?;
             options = options.with_user(user, password.trim_end_matches(['\r', '\n']));
         }
-        if let (Some(certificate), Some(key), Some(authorities)) =
-            (&self.etcd_cert, &self.etcd_key, &self.etcd_ca)
-        {
-            let files = CertificateFiles {
-                certificate: certificate.clone(),
-                key: key.clone(),
-                authorities: authorities.clone(),
+        if let Some(authorities) = &self.etcd_ca {
+            let credentials = match (&self.etcd_cert, &self.etcd_key) {
+                (Some(certificate), Some(key)) => Credentials::from_files(&CertificateFiles {
+                    certificate: certificate.clone(),
+                    key: key.clone(),
+                    authorities: authorities.clone(),
+                })?,
+                _ => Credentials::from_authorities(authorities)?,
             };
-            options = options.with_credentials(Credentials::from_files(&files)?);
+            options = options.with_credentials(credentials);
         }
         Ok(options)
     }

@@ -93,6 +93,10 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     etcd: crate::etcd::EtcdArgs,
 
+    #[cfg(feature = "etcd")]
+    #[command(flatten)]
+    candidate: crate::etcd::EtcdCandidateArgs,
+
     /// With --etcd: the name or address at which relays and clients find this server. [default: that of --host, or this
     /// machine's name if it listens on all interfaces]
     #[cfg(feature = "etcd")]
@@ -244,7 +248,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
     #[cfg(feature = "etcd")]
     if let Some(etcd) = args.etcd.options()? {
         let candidate = candidate::Candidate {
-            etcd,
+            etcd: args.candidate.of(etcd),
             host: args.advertised_host(),
             listeners,
         };

@@ -88,6 +88,9 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
     if let Some(candidates) = plan.store_candidates {
         lines.add("store candidates", candidates.to_string(), None);
     }
+    if let Some(port) = plan.store_port {
+        lines.add("store port", port.to_string(), None);
+    }
     if parameters.shares_store().unwrap_or(false) {
         lines.add("workers' store", "that of the rendezvous", None);
     }
@@ -144,6 +147,7 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
             .collect::<serde_json::Map<String, Value>>(),
         "store_dir": plan.store_dir,
         "store_candidates": plan.store_candidates,
+        "store_port": plan.store_port,
         "workers_store": if parameters.shares_store().unwrap_or(false) { "rendezvous" } else { "agent" },
         "relay": parameters.has_relays(),
         "environment": environment(plan).into_iter().map(|(name, value)| (name.to_owned(), value.into()))

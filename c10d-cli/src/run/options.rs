@@ -31,7 +31,7 @@ use elastic_agent::{AgentOptions, LauncherOptions};
 
 use super::headings::{AFTER_HELP, AFTER_SHORT_HELP};
 #[cfg(feature = "etcd")]
-use crate::etcd::EtcdAccessArgs;
+use crate::etcd::{EtcdAccessArgs, EtcdCandidateArgs};
 use crate::failure::Failure;
 use crate::store_place::is_in_etcd;
 use error::UsageError;
@@ -119,6 +119,8 @@ pub(crate) struct RunPlan {
     pub(crate) store_dir: Option<PathBuf>,
     /// How many launchers are candidates to serve the store; `None` if it is not in etcd.
     pub(crate) store_candidates: Option<usize>,
+    /// The port at which they do; `None` for a free one.
+    pub(crate) store_port: Option<u16>,
     /// Variables that workers get in addition to this command's own environment.
     pub(crate) environment: Vec<(&'static str, String)>,
     /// The time between SIGTERM and SIGKILL, if it is limited.
@@ -137,10 +139,10 @@ impl RunOptions {
         self.security.secret.credentials()
     }
 
-    /// How to prove to etcd that this process may use it.
+    /// The options for etcd itself.
     #[cfg(feature = "etcd")]
-    pub(crate) fn etcd_access(&self) -> EtcdAccessArgs {
-        self.security.etcd.clone()
+    pub(crate) fn etcd_args(&self) -> (EtcdAccessArgs, EtcdCandidateArgs) {
+        (self.security.etcd.clone(), self.stores.candidate.clone())
     }
 
     /// Applies what the environment says besides the options' variables.
@@ -166,6 +168,7 @@ impl RunOptions {
         let has_relay = self.security.relay || is_in_etcd;
         let relay_port = self.security.relay_port(has_relay, &mut warnings)?;
         let store_candidates = self.stores.candidates(is_in_etcd, &mut warnings)?;
+        let store_port = self.stores.port(is_in_etcd, &mut warnings)?;
         let preload = self.preload.options(&entrypoint, &mut warnings)?;
         let health_port = health_port(surroundings, &mut warnings);
         let health_check = self.nodes.health_check(&mut warnings)?;
@@ -234,6 +237,7 @@ impl RunOptions {
             node_rank: chosen.node_rank,
             store_dir: self.stores.directory()?,
             store_candidates,
+            store_port,
             environment,
             grace_period: limits.grace.map(|(grace, _)| grace),
             dry_run: self.nodes.dry_run,

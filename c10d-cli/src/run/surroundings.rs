@@ -19,7 +19,7 @@ use elastic_rendezvous::this_host::{self, Resolver, SystemResolver};
 
 use super::options::{RunOptions, RunPlan, Surroundings};
 #[cfg(feature = "etcd")]
-use crate::etcd::EtcdAccessArgs;
+use crate::etcd::{EtcdAccessArgs, EtcdCandidateArgs};
 use crate::failure::Failure;
 
 /// The limit for looking up the host of an endpoint, as in the rendezvous.
@@ -44,28 +44,36 @@ pub(super) fn plan(options: RunOptions) -> Result<RunPlan, Failure> {
         },
     };
     #[cfg(feature = "etcd")]
-    let access = options.etcd_access();
+    let (access, candidate) = options.etcd_args();
     let plan = options
         .resolve(&surroundings)
         .map_err(|error| Failure::Usage(error.to_string()))?;
     #[cfg(feature = "etcd")]
-    let plan = with_store_in_etcd(plan, &access)?;
+    let plan = with_store_in_etcd(plan, &access, &candidate)?;
     Ok(plan)
 }
 
 /// Reads the files that etcd's options name.
 #[cfg(feature = "etcd")]
-fn with_store_in_etcd(mut plan: RunPlan, access: &EtcdAccessArgs) -> Result<RunPlan, Failure> {
+fn with_store_in_etcd(
+    mut plan: RunPlan,
+    access: &EtcdAccessArgs,
+    candidate: &EtcdCandidateArgs,
+) -> Result<RunPlan, Failure> {
     let Some(candidates) = plan.store_candidates else {
         return Ok(plan);
     };
     let parsed = plan.launcher.rendezvous().endpoint().parse();
     let etcd = parsed.map_err(|error: EtcdAddressError| Failure::Usage(error.to_string()))?;
-    let etcd = access.of(etcd)?;
+    let etcd = candidate.of(access.of(etcd)?);
     let network = etcd.members()[0].clone();
     let lookup = Arc::new(EtcdDirectory::new(etcd.clone()));
     let journal = move |address| EtcdJournal::source(etcd.clone(), address);
     let store = StoreDirectory::new(lookup, network).with_candidates(candidates, journal);
+    let store = match plan.store_port {
+        Some(port) => store.with_port(port),
+        None => store,
+    };
     plan.launcher = plan.launcher.with_store(store);
     Ok(plan)
 }

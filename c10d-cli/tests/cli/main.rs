@@ -3,6 +3,9 @@
 
 #[cfg(feature = "etcd")]
 mod candidates;
+#[cfg(feature = "etcd")]
+#[path = "../../../c10d-journal/src/etcd/real_certificates.rs"]
+mod certificates;
 mod client;
 mod command;
 mod completions;
@@ -23,6 +26,8 @@ mod run;
 mod run_as_torchrun;
 #[cfg(feature = "etcd")]
 mod run_candidates;
+#[cfg(feature = "etcd")]
+mod run_etcd_access;
 mod run_explain;
 mod run_failures;
 mod run_first_use;

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::candidates::Candidate;
 use crate::etcd::Etcd;
-use crate::process::{Running, command, run, until};
+use crate::process::{Ended, Running, command, run, until};
 
 /// Says which worker of which world runs, and waits for the key `done`.
 const WORKER: &str = "\
@@ -16,7 +16,7 @@ const WORKER: &str = "\
     c10d set $WORLD_SIZE-$RANK here && c10d get done --timeout=10m";
 
 /// A launcher of two workers.
-fn launcher(place: &str, options: &[&str]) -> Command {
+pub(crate) fn launcher(place: &str, options: &[&str]) -> Command {
     let endpoint = format!("--rdzv-endpoint={place}");
     let own = [
         "run",
@@ -34,16 +34,28 @@ fn launcher(place: &str, options: &[&str]) -> Command {
 
 /// Waits until workers have set these keys.
 fn await_keys(place: &str, keys: &[&str]) {
-    let connect = format!("--connect={place}");
+    await_keys_with(place, &[], keys);
+}
+
+/// With these options of all commands that use the store.
+pub(crate) fn await_keys_with(place: &str, options: &[&str], keys: &[&str]) {
     until("the workers run", || {
-        let has = |key: &&str| run(["store", "get", key, "--timeout=0s", &connect]).code == Some(0);
+        let has = |key: &&str| store(place, options, &["get", key, "--timeout=0s"]).code == Some(0);
         keys.iter().all(has)
     });
 }
 
 fn finish(place: &str) {
+    finish_with(place, &[]);
+}
+
+pub(crate) fn finish_with(place: &str, options: &[&str]) {
+    store(place, options, &["set", "done", "yes"]).assert_prints("");
+}
+
+pub(crate) fn store(place: &str, options: &[&str], words: &[&str]) -> Ended {
     let connect = format!("--connect={place}");
-    run(["store", "set", "done", "yes", &connect]).assert_prints("");
+    run([&["store"], words, &[connect.as_str()], options].concat())
 }
 
 #[test]
@@ -113,6 +125,7 @@ fn a_store_in_etcd_implies_relays_and_that_workers_use_it() {
         ("is_host", false.into()),
         ("relay", true.into()),
         ("store_candidates", 3.into()),
+        ("store_port", Value::Null),
         ("workers_store", "rendezvous".into()),
     ] {
         assert_eq!(plan[name], value, "{name}");
@@ -122,6 +135,7 @@ fn a_store_in_etcd_implies_relays_and_that_workers_use_it() {
         (&["--workers-store=agent"], "would end with the node"),
         (&["--store-dir=d"], "kept in etcd"),
         (&["--store-candidates=all"], "not a whole number"),
+        (&["--store-port=0"], "not a port"),
     ] {
         run_with(options).assert_fails(2, text);
     }

@@ -106,7 +106,7 @@ impl EtcdJournal {
             place: layout.place(),
             source: reason.into(),
         })?;
-        let life_line = LifeLine::start(address).map_err(|error| {
+        let life_line = LifeLine::start(address, options.life_port).map_err(|error| {
             log::info!(
                 "standbys cannot see when this process ends, only when its lease does: {error}"
             );

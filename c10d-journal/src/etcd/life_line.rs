@@ -84,12 +84,13 @@ struct Sockets {
 
 impl LifeLine {
     /// Listens at the address, or at all if it is a name, which may be that of another interface to others.
-    pub(super) fn start(address: &HostPort) -> io::Result<Self> {
+    /// `port` is 0 for a free one.
+    pub(super) fn start(address: &HostPort, port: u16) -> io::Result<Self> {
         let host = address.host();
         let is_own = host.parse::<IpAddr>().is_ok() || is_loopback_name(host);
         let options = ListenOptions::default()
             .with_host(if is_own { host } else { "::" })
-            .with_port(0);
+            .with_port(port);
         let listeners = listen(&options).map_err(|error| io::Error::other(error.to_string()))?;
         let listener = listeners.into_iter().next();
         let listener = listener.ok_or(io::ErrorKind::AddrNotAvailable)?;

@@ -20,6 +20,8 @@ mod message;
 mod mutant;
 mod options;
 mod reader;
+#[cfg(all(test, feature = "tls"))]
+mod real_certificates;
 #[cfg(test)]
 mod real_site;
 #[cfg(test)]

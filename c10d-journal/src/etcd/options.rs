@@ -28,6 +28,8 @@ pub struct EtcdOptions {
     pub(super) site: Arc<Site>,
     pub(super) layout: Layout,
     pub(super) ttl: Duration,
+    /// 0 for one that the system chooses.
+    pub(super) life_port: u16,
 }
 
 /// A text that does not say where etcd is.
@@ -45,7 +47,7 @@ const LEASE_TTL: Duration = Duration::from_secs(2);
 const PREFIX_BYTES_MAX: usize = 512;
 
 impl EtcdOptions {
-    /// Sends the certificate of these to etcd, and checks that etcd's is of their authority. With users, the
+    /// Sends the certificate of these to etcd, if they have one, and checks that etcd's is of their authority. With users, a
     /// certificate must have no common name: etcd's gateway refuses one that has.
     #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
@@ -75,6 +77,14 @@ impl EtcdOptions {
     #[must_use]
     pub const fn with_lease_ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
+        self
+    }
+
+    /// The port at which standbys see that the process of a journal has ended, for a firewall in between. Default: one that
+    /// the system chooses. Where it is in use, standbys see the end of the lease only.
+    #[must_use]
+    pub const fn with_life_port(mut self, port: u16) -> Self {
+        self.life_port = port;
         self
     }
 }
@@ -116,6 +126,7 @@ impl FromStr for EtcdOptions {
             }),
             layout: Layout::new(prefix),
             ttl: LEASE_TTL,
+            life_port: 0,
         })
     }
 }

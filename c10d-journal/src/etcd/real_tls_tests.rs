@@ -1,8 +1,6 @@
 //! The journal over a real etcd with certificates and users, which the environment variable `C10D_ETCD` names.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,54 +11,16 @@ use serde_json::{Value, json};
 use super::gateway::{CallError, Gateway};
 use super::journal::EtcdJournal;
 use super::options::EtcdOptions;
+use super::real_certificates::Certificates;
 use super::real_site::RealSite;
 
-/// An authority, and keys with certificates of it.
-struct Certificates(tempfile::TempDir);
-
-impl Certificates {
-    fn new() -> Self {
-        let this = Self(tempfile::tempdir().expect("a folder"));
-        this.openssl(
-            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /O=authority \
-            -keyout ca.key -out ca.pem",
-        );
-        this
-    }
-
-    fn openssl(&self, arguments: &str) {
-        let output = Command::new("openssl")
-            .args(arguments.split_whitespace())
-            .current_dir(self.0.path())
-            .output()
-            .expect("openssl runs");
-        assert!(output.status.success(), "{output:?}");
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// `NAME.pem` and `NAME.key`.
-    fn issue(&self, name: &str, subject: &str) {
-        let extensions = "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n";
-        fs::write(self.path("extensions"), extensions).expect("a file");
-        self.openssl(&format!(
-            "req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj {subject} -keyout {name}.key -out {name}.csr"
-        ));
-        self.openssl(&format!(
-            "x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile extensions -out {name}.pem"
-        ));
-    }
-
-    fn credentials(&self, name: &str) -> Credentials {
-        let files = CertificateFiles {
-            certificate: self.path(&format!("{name}.pem")),
-            key: self.path(&format!("{name}.key")),
-            authorities: self.path("ca.pem"),
-        };
-        Credentials::from_files(&files).expect("certificates")
-    }
+fn credentials(certificates: &Certificates, name: &str) -> Credentials {
+    let files = CertificateFiles {
+        certificate: certificates.path(&format!("{name}.pem")),
+        key: certificates.path(&format!("{name}.key")),
+        authorities: certificates.path("ca.pem"),
+    };
+    Credentials::from_files(&files).expect("certificates")
 }
 
 fn open(options: &EtcdOptions) -> Result<EtcdJournal, JournalError> {
@@ -90,7 +50,7 @@ fn certificates_and_users() {
     let site = RealSite::with_options(1, "https", &options);
     let of = |name: &str| {
         site.options()
-            .with_credentials(certificates.credentials(name))
+            .with_credentials(credentials(&certificates, name))
     };
 
     let mut journal = open(&of("client")).expect("it has a certificate");

@@ -1,7 +1,7 @@
 //! What a process proves itself with, and the TLS configurations made of it.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use base64::Engine;
@@ -35,9 +35,14 @@ enum Kind {
 }
 
 struct Certificates {
+    /// `None` for a client that shows none.
+    own: Option<Own>,
+    roots: Arc<RootCertStore>,
+}
+
+struct Own {
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
-    roots: Arc<RootCertStore>,
 }
 
 /// The PEM files of a process that belongs to an existing PKI.
@@ -99,33 +104,39 @@ impl Credentials {
     /// # Errors
     /// [`CredentialsError::Invalid`] if a file cannot be read or is not what it must be.
     pub fn from_files(files: &CertificateFiles) -> Result<Self, CredentialsError> {
-        let certificates = |path: &PathBuf| {
-            let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-            let found: Vec<_> =
-                found.map_err(|error| invalid(path.display(), format!("{error}")))?;
-            if found.is_empty() {
-                return Err(invalid(path.display(), "has no certificate".to_owned()));
-            }
-            Ok(found)
-        };
-        let chain = certificates(&files.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&files.key)
             .map_err(|error| invalid(files.key.display(), format!("{error}")))?;
-        let mut roots = RootCertStore::empty();
-        for root in certificates(&files.authorities)? {
-            roots
-                .add(root)
-                .map_err(|error| invalid(files.authorities.display(), format!("{error}")))?;
-        }
-        let certificates = Certificates {
-            chain,
+        let own = Own {
+            chain: certificates_of(&files.certificate)?,
             key,
-            roots: Arc::new(roots),
         };
-        let credentials = Self(Kind::Certificates(Arc::new(certificates)));
+        let credentials = Self::with_roots(Some(own), &files.authorities)?;
         // Whether key and certificate fit.
         credentials.server(Protocol::Store)?;
         Ok(credentials)
+    }
+
+    /// For clients of other projects' servers that ask for no certificate ([`Protocol::Http`]): only checks that the
+    /// server's is of these authorities, a PEM file, and has the name that they connect to.
+    ///
+    /// # Errors
+    /// [`CredentialsError::Invalid`] if the file cannot be read or is not what it must be.
+    pub fn from_authorities(authorities: &Path) -> Result<Self, CredentialsError> {
+        Self::with_roots(None, authorities)
+    }
+
+    fn with_roots(own: Option<Own>, authorities: &Path) -> Result<Self, CredentialsError> {
+        let mut roots = RootCertStore::empty();
+        for root in certificates_of(authorities)? {
+            roots
+                .add(root)
+                .map_err(|error| invalid(authorities.display(), format!("{error}")))?;
+        }
+        let certificates = Certificates {
+            own,
+            roots: Arc::new(roots),
+        };
+        Ok(Self(Kind::Certificates(Arc::new(certificates))))
     }
 
     /// The server's side of connections.
@@ -159,13 +170,14 @@ impl Credentials {
                 config
             }
             Kind::Certificates(files) => {
+                let own = files.own.as_ref().ok_or_else(no_certificate)?;
                 let verifier =
                     WebPkiClientVerifier::builder_with_provider(Arc::clone(&files.roots), provider)
                         .build()
                         .map_err(unusable)?;
                 let mut config = builder
                     .with_client_cert_verifier(verifier)
-                    .with_single_cert(files.chain.clone(), files.key.clone_key())
+                    .with_single_cert(own.chain.clone(), own.key.clone_key())
                     .map_err(unusable)?;
                 config.alpn_protocols = vec![protocol.name().as_bytes().to_vec()];
                 config
@@ -212,10 +224,14 @@ impl Credentials {
                 (config, ServerName::try_from("c10d").map_err(unusable)?)
             }
             Kind::Certificates(files) => {
-                let mut config = builder
-                    .with_root_certificates(Arc::clone(&files.roots))
-                    .with_client_auth_cert(files.chain.clone(), files.key.clone_key())
-                    .map_err(unusable)?;
+                let builder = builder.with_root_certificates(Arc::clone(&files.roots));
+                let mut config = match &files.own {
+                    Some(own) => builder
+                        .with_client_auth_cert(own.chain.clone(), own.key.clone_key())
+                        .map_err(unusable)?,
+                    None if protocol == Protocol::Http => builder.with_no_client_auth(),
+                    None => return Err(no_certificate()),
+                };
                 config.alpn_protocols = vec![protocol.name().as_bytes().to_vec()];
                 let name = ServerName::try_from(host.to_owned())
                     .map_err(|error| invalid(host, error.to_string()))?;
@@ -319,6 +335,20 @@ pub(super) fn alpn_of(protocol: Protocol, of_server: &CertifiedKey) -> Vec<u8> {
 /// Never the process' default: an embedding program may have installed another.
 pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn certificates_of(path: &Path) -> Result<Vec<CertificateDer<'static>>, CredentialsError> {
+    let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    let found: Vec<_> = found.map_err(|error| invalid(path.display(), format!("{error}")))?;
+    if found.is_empty() {
+        return Err(invalid(path.display(), "has no certificate".to_owned()));
+    }
+    Ok(found)
+}
+
+fn no_certificate() -> CredentialsError {
+    let detail = "stores need a certificate on both sides".to_owned();
+    invalid("the credentials", detail)
 }
 
 fn unusable(error: impl fmt::Display) -> CredentialsError {

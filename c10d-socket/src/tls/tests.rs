@@ -775,6 +775,23 @@ fn certificates_of_the_same_authority_meet_under_the_right_name() {
     assert!(wrong.is_err());
 }
 
+#[test]
+fn authorities_alone_are_enough_for_clients_of_other_projects() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/tls");
+    let alone = Credentials::from_authorities(&folder.join("authority.pem")).expect("a file");
+    let client = alone.client(Protocol::Http, "127.0.0.1");
+    client.expect("no certificate is needed");
+    let refused = [
+        alone.client(Protocol::Store, "127.0.0.1").map(drop),
+        alone.server(Protocol::Store).map(drop),
+    ];
+    for refused in refused {
+        let error = refused.expect_err("no certificate").to_string();
+        assert!(error.contains("on both sides"), "{error}");
+    }
+    Credentials::from_authorities(&folder.join("missing.pem")).expect_err("no file");
+}
+
 /// Of an HTTP server of another project nothing is known by a secret.
 #[test]
 fn a_secret_does_not_suit_http() {

@@ -190,7 +190,7 @@ impl Servers {
             true => ListenOptions::default().with_host(self.host.as_str()),
             false => ListenOptions::default(),
         };
-        let listeners = listen(&options.with_port(0))?;
+        let listeners = listen(&options.with_port(self.directory.port()))?;
         let port = listeners
             .first()
             .and_then(|it: &TcpListener| it.local_addr().ok());

@@ -17,6 +17,7 @@ pub struct StoreDirectory {
     lookup: Arc<dyn Lookup>,
     network: HostPort,
     candidates: Option<(usize, Arc<MakeJournal>)>,
+    port: u16,
 }
 
 impl StoreDirectory {
@@ -28,6 +29,7 @@ impl StoreDirectory {
             lookup,
             network,
             candidates: None,
+            port: 0,
         }
     }
 
@@ -44,6 +46,13 @@ impl StoreDirectory {
         self
     }
 
+    /// The port at which a node serves the store (default: a free one).
+    #[must_use]
+    pub const fn with_port(mut self, port: u16) -> Self {
+        self.port = port;
+        self
+    }
+
     /// How many nodes of a round are candidates.
     #[must_use]
     pub fn candidates_max(&self) -> usize {
@@ -56,6 +65,11 @@ impl StoreDirectory {
 
     pub(crate) const fn network(&self) -> &HostPort {
         &self.network
+    }
+
+    /// 0 for a free one.
+    pub(crate) const fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) fn journal_at(&self, address: HostPort) -> Option<JournalSource> {

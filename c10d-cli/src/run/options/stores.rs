@@ -17,7 +17,7 @@ use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read, value_of};
 #[cfg(feature = "journal")]
 use super::values::path;
-use super::values::whole_number;
+use super::values::{port, whole_number};
 use crate::run::headings::NODES;
 
 /// The setting of the rendezvous that chooses the workers' store.
@@ -43,6 +43,15 @@ pub(super) struct StoreArgs {
     /// that run apart from the job do. [default: 3]
     #[arg(hide_short_help = true, long, value_name = "N", value_parser = Read(whole_number))]
     store_candidates: Option<Parsed<usize>>,
+
+    /// With an endpoint etcd://..: the port at which this launcher serves the store, for a firewall between the nodes.
+    /// [default: a free one]
+    #[arg(hide_short_help = true, long, value_name = "PORT", allow_negative_numbers = true, value_parser = Read(port))]
+    store_port: Option<Parsed<u16>>,
+
+    #[cfg(feature = "etcd")]
+    #[command(flatten)]
+    pub(super) candidate: crate::etcd::EtcdCandidateArgs,
 
     /// The store that the workers use: one that the agent with rank 0 serves (agent), or that of the rendezvous, which
     /// then has no other use than this job. All nodes need the same. [default: agent, or rendezvous with --store-dir and with
@@ -71,16 +80,17 @@ impl StoreArgs {
         is_in_etcd: bool,
         warnings: &mut Vec<String>,
     ) -> Result<Option<usize>, UsageError> {
-        match &self.store_candidates {
-            Some(number) if !is_in_etcd => {
-                warnings.push(number.given.has_no_effect(NOT_IN_ETCD));
-                Ok(None)
-            }
-            given => {
-                let number = value_of(given)?.unwrap_or(CANDIDATES);
-                Ok(is_in_etcd.then_some(number))
-            }
-        }
+        let number = in_etcd(&self.store_candidates, is_in_etcd, warnings)?;
+        Ok(is_in_etcd.then_some(number.unwrap_or(CANDIDATES)))
+    }
+
+    /// The port at which they serve it, if it is given.
+    pub(super) fn port(
+        &self,
+        is_in_etcd: bool,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<u16>, UsageError> {
+        in_etcd(&self.store_port, is_in_etcd, warnings)
     }
 
     /// The rendezvous with these stores.
@@ -160,6 +170,21 @@ impl StoreArgs {
                 why: "the workers use the store in etcd",
             }),
         }
+    }
+}
+
+/// The value of an option for a store in etcd, without effect on another one.
+fn in_etcd<T: Clone>(
+    option: &Option<Parsed<T>>,
+    is_in_etcd: bool,
+    warnings: &mut Vec<String>,
+) -> Result<Option<T>, UsageError> {
+    match option {
+        Some(option) if !is_in_etcd => {
+            warnings.push(option.given.has_no_effect(NOT_IN_ETCD));
+            Ok(None)
+        }
+        option => value_of(option),
     }
 }
 

@@ -22,7 +22,7 @@ fn end_of(vigil: &mut Vigil) -> Seen {
 
 #[test]
 fn the_end_of_a_process_is_seen() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1)).expect("a port");
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
     let mut vigils: Vec<_> = (0..3)
         .map(|_| vigil(line.life()).expect("it lives"))
         .collect();
@@ -38,7 +38,7 @@ fn the_end_of_a_process_is_seen() {
 /// A leader says where the log is while it may answer, and a standby misses that after a while.
 #[test]
 fn heartbeats_are_heard_and_missed() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1)).expect("a port");
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
     let mut vigil = vigil(line.life()).expect("it lives");
     let mut hear = |line: &LifeLine, position| {
         line.advanced(position);
@@ -92,7 +92,7 @@ fn a_heartbeat_beside_the_greeting_is_heard() {
 
 #[test]
 fn a_leader_that_sends_no_heartbeats_is_not_missed() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1)).expect("a port");
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
     let mut vigil = vigil(line.life()).expect("it lives");
     assert_eq!(vigil.look(&Cancel::NEVER), Seen::Nothing);
     assert_eq!(vigil.doubts_at(0), None);
@@ -107,7 +107,7 @@ fn a_leader_that_sends_no_heartbeats_is_not_missed() {
 
 #[test]
 fn another_process_and_a_proxy_are_no_proof() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1)).expect("a port");
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
     let Life { port, id } = line.life();
     let other = vigil(Life { port, id: id ^ 1 });
     assert!(other.expect_err("another id").contains("another process"));
@@ -157,7 +157,7 @@ fn a_reset_and_an_open_listener_are_no_proof() {
 
 #[test]
 fn connections_have_a_limit_and_are_given_back() {
-    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1)).expect("a port");
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
     let all: Vec<_> = (0..CONNECTIONS_MAX)
         .map(|_| vigil(line.life()).expect("a place"))
         .collect();
