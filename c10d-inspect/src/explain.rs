@@ -28,6 +28,7 @@ pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
         findings.extend(why::nothing_waits(&job));
     }
     let headline = headline(&job, &findings);
+    findings.extend(why::connected_directly(&job));
     let started = snapshot
         .started
         .and_then(|at| at.duration_since(UNIX_EPOCH).ok());

@@ -184,6 +184,8 @@ pub enum FindingKind {
     GaveUp,
     /// Nobody waits on the store, so a hang would be elsewhere.
     NotInTheStore,
+    /// Ranks have connections to a store that is kept, which end with the process that serves it.
+    ConnectedDirectly,
 }
 
 /// What is known of one rank of the job.

@@ -116,7 +116,7 @@ fn write_findings(report: &Report, lines: &mut Lines) {
 fn label_of(finding: &Finding) -> (&'static str, Color) {
     match finding.kind {
         _ if finding.is_consequence => ("consequence", Color::Dim),
-        FindingKind::NotInTheStore => ("note", Color::Dim),
+        FindingKind::NotInTheStore | FindingKind::ConnectedDirectly => ("note", Color::Dim),
         _ => ("cause", Color::Bad),
     }
 }

@@ -29,6 +29,8 @@ pub struct Snapshot {
     pub started: Option<SystemTime>,
     /// The time that the server's thread has spent on this snapshot, in all slices.
     pub server_time: Duration,
+    /// Whether a journal keeps the store, so that another server can continue it.
+    pub is_kept: bool,
     /// The open connections, in the order in which they were accepted.
     pub connections: Vec<ConnectionRecord>,
     /// The connections that closed last, in the order of closing. The server keeps a bounded number.
@@ -70,6 +72,8 @@ pub struct ConnectionRecord {
     pub reads: Vec<Version>,
     /// When and why it closed; `None` while it is open.
     pub closed: Option<Closed>,
+    /// Whether it is behind a relay, or resumes: it goes on at a server that continues the store.
+    pub resumes: bool,
     /// Since when it has been away: it is behind a relay, or resumes, and has no connection to the server. `None` if it has
     /// one, or is closed.
     pub away_since: Option<Duration>,
@@ -89,6 +93,7 @@ impl ConnectionRecord {
             wait: None,
             reads: Vec::new(),
             closed: None,
+            resumes: false,
             away_since: None,
         }
     }

@@ -5,6 +5,7 @@ mod absent;
 mod away;
 mod barrier;
 mod conflict;
+mod direct;
 mod draft;
 mod frozen;
 mod gave_up;
@@ -23,6 +24,7 @@ use crate::job::Job;
 use crate::ranks::milliseconds;
 use crate::report::{Finding, FindingKind, RankSet};
 pub(crate) use away::away_since;
+pub(crate) use direct::connected_directly;
 use draft::Draft;
 pub(crate) use quiet::nothing_waits;
 
@@ -65,7 +67,7 @@ fn class(kind: FindingKind) -> u8 {
         Kind::NcclId | Kind::Barrier | Kind::Key => 7,
         Kind::LostLater => 8,
         Kind::GaveUp => 9,
-        Kind::NotInTheStore => 10,
+        Kind::NotInTheStore | Kind::ConnectedDirectly => 10,
         #[expect(
             unreachable_patterns,
             reason = "the enum is non-exhaustive for other crates only"

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use crate::announced::WorkerEnd;
 use crate::report::{Finding, FindingKind, RankSet, RankState, Sureness};
+use crate::report_text::TextStyle;
 use crate::sim::{DEFAULT, Script};
+use crate::{ExplainOptions, explain};
 
 fn set(ranks: &[usize]) -> RankSet {
     RankSet(ranks.iter().copied().collect::<BTreeSet<usize>>())
@@ -245,6 +247,38 @@ fn a_rank_stopped_after_it_published_is_frozen() {
     let report = script.report();
     assert_cause(&report.findings[0], FindingKind::Frozen, &[2], &[]);
     assert!(report.findings[1..].iter().all(|it| it.is_consequence));
+}
+
+#[test]
+fn ranks_that_would_not_survive_another_server_are_a_note() {
+    let mut script = Script::new();
+    let mut ranks = script.processes(4);
+    script.run_without(&mut ranks, &[2]);
+    let mut snapshot = script.snapshot();
+    for record in &mut snapshot.connections {
+        record.resumes = record.nonce != Some(4100);
+    }
+    let explained = |snapshot: &c10d_store::Snapshot| explain(snapshot, &ExplainOptions::default());
+    let is_note = |kind| kind == FindingKind::ConnectedDirectly;
+    let lost = explained(&snapshot);
+    assert!(!lost.findings.iter().any(|it| is_note(it.kind)));
+    snapshot.is_kept = true;
+    let kept = explained(&snapshot);
+    assert_eq!(kept.headline, lost.headline);
+    assert_eq!(kept.is_stuck, lost.is_stuck);
+    let last = kept.findings.last().unwrap();
+    assert!(is_note(last.kind), "{last:?}");
+    assert_eq!(
+        last.text,
+        "Rank 0 is connected to this store directly: it would not survive a restart of its server, or that another one \
+         takes over, as ranks behind relays do (c10d run --relay)."
+    );
+    assert!(last.culprits.0.is_empty());
+    let text = kept.to_text(TextStyle::PLAIN);
+    assert!(
+        text.contains("  note         Rank 0 is connected"),
+        "{text}"
+    );
 }
 
 #[test]

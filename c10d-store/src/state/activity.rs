@@ -49,6 +49,7 @@ struct Origin {
     peer: SocketAddr,
     nonce: u32,
     has_nonce: bool,
+    resumes: bool,
 }
 
 /// The activity of a closed connection. Shares what is equal with that of another one: ranks often end alike.
@@ -81,6 +82,7 @@ impl Activity {
                 peer,
                 nonce: 0,
                 has_nonce: false,
+                resumes: false,
             },
             reads: [0; READS_MAX],
         }
@@ -120,6 +122,11 @@ impl Activity {
             last.key_len = kept as u8;
             last.is_key_cut = kept < key.len();
         }
+    }
+
+    /// Records that it is a client of a session.
+    pub(super) const fn note_resumes(&mut self) {
+        self.origin.resumes = true;
     }
 
     /// Records that the connection was sent the value with this version.
@@ -191,6 +198,7 @@ fn record(last: Last, origin: Origin, key: &[u8], reads: Vec<Version>) -> Connec
         number: last.number,
         at: last.at.since_start(),
     });
+    record.resumes = origin.resumes;
     record.reads = reads;
     record
 }

@@ -83,6 +83,13 @@ impl Directory {
         self.open += 1;
     }
 
+    /// Records that a connection that was just opened is a client of a session.
+    pub(super) fn note_resumes(&mut self, conn: ConnId) {
+        if let Some(entry) = entry_mut(&mut self.entries, conn) {
+            entry.activity.note_resumes();
+        }
+    }
+
     /// Records a request. Returns the connection's id; `None` for a connection that is not open.
     #[inline]
     pub(super) fn note_request(

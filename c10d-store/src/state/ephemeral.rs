@@ -27,9 +27,10 @@ impl StoreState {
         self.owners.claim(conn, Some(client));
     }
 
-    /// A client of a session that the journal keeps is opened. If it was an owner before the server was restarted, it is
+    /// A client of a session is opened. If the journal keeps it and it was an owner before the server was restarted, it is
     /// one again.
     pub(crate) fn adopt(&mut self, conn: ConnId, client: KeptClient) {
+        self.directory.note_resumes(conn);
         let Some(id) = self.owners.by_client.get(&client).copied() else {
             return;
         };

@@ -23,6 +23,7 @@ pub(super) const MISSING_MAX: usize = 16;
 #[derive(Debug)]
 pub(crate) struct Image {
     pub(super) now: Moment,
+    pub(super) is_kept: bool,
     pub(super) counters: Counters,
     pub(super) announcements: Vec<Announcement>,
     pub(super) groups: Vec<GroupRecord>,
@@ -111,6 +112,7 @@ impl Image {
             now: self.now.since_start(),
             started: Some(started),
             server_time: Duration::ZERO,
+            is_kept: self.is_kept,
             connections,
             closed: self.connections.closed.records().collect(),
             keys: self.key_records(),

@@ -469,6 +469,7 @@ impl StoreState {
                 keys: Some(keys),
             } => Some(Image {
                 now,
+                is_kept: self.slots.recorder.is_some(),
                 counters,
                 announcements,
                 groups,
