@@ -1,7 +1,9 @@
 //! Which store server a command talks to.
 
 use std::env;
+use std::net::SocketAddr;
 
+use c10d_inspect::http::store_behind;
 use c10d_socket::{Credentials, HostPort, is_loopback_name};
 use c10d_store::TcpStoreOptions;
 use clap::Args;
@@ -43,9 +45,20 @@ impl ServerArgs {
         self.target_or(through, |name| env::var(name).ok())
     }
 
-    /// The same for the status pages, which a relay does not have.
+    /// The same for the status pages, which a relay does not have. The store of the environment may have moved since: then
+    /// the relay knows where it is.
     pub(crate) fn target_of_pages(&self) -> Result<HostPort, Failure> {
-        self.target_or(Through::Nothing, |name| env::var(name).ok())
+        let variable = |name: &str| env::var(name).ok();
+        let named = self.target_or(Through::Nothing, variable)?;
+        if self.connect.is_some() {
+            return Ok(named);
+        }
+        let relay = self.target_or(Through::Relay, variable)?;
+        let current = || {
+            let ip = relay.host().parse().ok().filter(|_| relay != named)?;
+            store_behind(SocketAddr::new(ip, relay.port()))
+        };
+        Ok(current().map_or(named, |at| HostPort::new(at.ip().to_string(), at.port())))
     }
 
     fn target_or(

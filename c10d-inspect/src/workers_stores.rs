@@ -12,6 +12,9 @@ use crate::keys::Family;
 use crate::report::WorkersStore;
 use crate::text::{decimal, shown};
 
+/// Has the id of the run whose workers use this store, too, wherever it is served by now.
+const OWNER_KEY: &[u8] = b"c10d/workers_of";
+
 /// The most runs of one store that are told.
 const RUNS_MAX: usize = 16;
 
@@ -59,16 +62,27 @@ pub(crate) fn workers_stores(index: &Index<'_>) -> Vec<WorkersStore> {
             latest.insert(run, (port.version, store));
         }
     }
+    let is_owner = |key: &&KeyRecord| without_slash(&key.key) == OWNER_KEY && is_whole(key);
+    if let Some(owner) = index.snapshot.keys.iter().find(is_owner) {
+        latest.remove(&*owner.value_head);
+    }
     let mut latest: Vec<_> = latest.into_values().collect();
     latest.sort_by_key(|(version, _)| std::cmp::Reverse(*version));
     latest.truncate(RUNS_MAX);
     latest.into_iter().map(|(_, store)| store).collect()
 }
 
+fn without_slash(key: &[u8]) -> &[u8] {
+    key.strip_prefix(b"/").unwrap_or(key)
+}
+
+fn is_whole(key: &KeyRecord) -> bool {
+    key.value_len == key.value_head.len()
+}
+
 /// The run, the round, and whether the key is that of the host.
 fn parsed(key: &[u8]) -> Option<(&[u8], u64, bool)> {
-    let path = key.strip_prefix(b"/").unwrap_or(key);
-    let path = path.strip_prefix(b"torch.rendezvous.")?;
+    let path = without_slash(key).strip_prefix(b"torch.rendezvous.")?;
     let (path, is_addr) = match path.strip_suffix(b"/MASTER_ADDR") {
         Some(path) => (path, true),
         None => (path.strip_suffix(b"/MASTER_PORT")?, false),
@@ -80,7 +94,6 @@ fn parsed(key: &[u8]) -> Option<(&[u8], u64, bool)> {
 
 /// A host and a port that can be connected to, and that are safe to show.
 fn address(addr: &KeyRecord, port: &KeyRecord) -> Option<String> {
-    let is_whole = |key: &KeyRecord| key.value_len == key.value_head.len();
     if !is_whole(addr) || !is_whole(port) || addr.value_len > HOST_BYTES_MAX {
         return None;
     }
@@ -140,6 +153,19 @@ mod tests {
             store("a.b", 10, "node1:4001"),
         ];
         assert_eq!(found(&keys), expected);
+    }
+
+    /// As after a takeover: the address is that of the server before.
+    #[test]
+    fn a_run_whose_workers_use_this_store_has_no_other() {
+        let keys: [(&str, &[u8]); 5] = [
+            ("/torch.rendezvous.a.0/MASTER_ADDR", b"node0"),
+            ("/torch.rendezvous.a.0/MASTER_PORT", b"4000"),
+            ("/torch.rendezvous.b.0/MASTER_ADDR", b"node1"),
+            ("/torch.rendezvous.b.0/MASTER_PORT", b"4001"),
+            ("/c10d/workers_of", b"a"),
+        ];
+        assert_eq!(found(&keys), [store("b", 0, "node1:4001")]);
     }
 
     #[test]

@@ -33,6 +33,11 @@ impl Candidate {
         }
     }
 
+    /// Where it serves, if it does.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     /// Waits until it serves.
     pub(crate) fn store(&mut self) -> TcpStore {
         assert_eq!(line(&mut self.stdout, "listening on "), self.address);

@@ -17,6 +17,10 @@ const WORKER: &str = "\
 
 /// A launcher of two workers.
 pub(crate) fn launcher(place: &str, options: &[&str]) -> Command {
+    launcher_of(WORKER, place, options)
+}
+
+fn launcher_of(script: &str, place: &str, options: &[&str]) -> Command {
     let endpoint = format!("--rdzv-endpoint={place}");
     let own = [
         "run",
@@ -26,7 +30,7 @@ pub(crate) fn launcher(place: &str, options: &[&str]) -> Command {
         "--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=6",
         &endpoint,
     ];
-    let worker = ["--no-python", "sh", "-c", WORKER];
+    let worker = ["--no-python", "sh", "-c", script];
     let mut command = command(own.iter().chain(options).chain(&worker));
     command.env("C10D", env!("CARGO_BIN_EXE_c10d"));
     command
@@ -108,6 +112,58 @@ fn workers_do_not_notice_that_another_server_takes_over() {
         let ended = launcher.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert!(!ended.stderr.contains("restarting"), "{ended:?}");
+    }
+}
+
+/// As `C10D_MASTER_ADDR` is, and as commands find it in a worker that is older than the server.
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn workers_find_the_server_that_has_taken_over() {
+    let script = "
+        c10d() { \"$C10D\" store \"$@\" --connect=$MASTER_ADDR:$MASTER_PORT; }
+        if mkdir $FOLDER/$RANK 2> $FOLDER/known; then
+            c10d set first-$RANK here
+            c10d get go --timeout=10m
+            unset RUST_LOG
+            \"$C10D\" why > $FOLDER/$RANK/why
+            [ $? = 3 ] && c10d set failed yes
+            exit 1
+        fi
+        c10d set second-$RANK $C10D_MASTER_ADDR:$C10D_MASTER_PORT
+        c10d get done --timeout=10m";
+    let folder = tempfile::tempdir().unwrap();
+    let etcd = Etcd::start();
+    let place = etcd.place("job");
+    let mut first = Candidate::start(&etcd);
+    first.store();
+    let mut second = Candidate::start(&etcd);
+    let options = ["--nnodes=2", "--max-restarts=9", "--store-candidates=0"];
+    let launchers = [(); 2].map(|()| {
+        let mut launcher = launcher_of(script, &place, &options);
+        launcher.env("FOLDER", folder.path());
+        Running::start(launcher)
+    });
+    let keys = |round: &str| [0, 1, 2, 3].map(|rank| format!("{round}-{rank}"));
+    let await_all = |keys: [String; 4]| await_keys(&place, &keys.each_ref().map(String::as_str));
+    await_all(keys("first"));
+    drop(first);
+    second.store();
+    store(&place, &[], &["set", "go", "yes"]).assert_prints("");
+    await_all(keys("second"));
+    for key in keys("second") {
+        store(&place, &[], &["get", &key]).assert_prints(second.address());
+    }
+    for rank in 0..4 {
+        let why = folder.path().join(format!("{rank}/why"));
+        // Those that were stopped before they asked have written nothing.
+        let why = std::fs::read_to_string(why).unwrap_or_default();
+        let is_answer = why.is_empty() || why.contains("rank");
+        assert!(is_answer, "{why}");
+    }
+    finish(&place);
+    for launcher in launchers {
+        let ended = launcher.end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
     }
 }
 

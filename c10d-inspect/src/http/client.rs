@@ -37,6 +37,9 @@ const HEAD_BYTES_MAX: usize = 32 << 10;
 /// The most characters that are shown of the path of a unix socket.
 const PATH_CHARS_MAX: usize = 400;
 
+/// How long a relay may take to say where its store is: it is on this machine.
+const RELAY_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// How long to wait before connecting again to a unix socket whose queue is full.
 const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(20);
 
@@ -293,6 +296,22 @@ pub fn fetch(request: &HttpRequest, timeout: Duration) -> Result<HttpResponse, H
     start_runtime()
         .map_err(HttpError::System)?
         .block_on(exchange(request, timeout))
+}
+
+/// Where the relay at this address says that its store is; `None` if it has no connection to it, or is no relay. Blocks for
+/// up to a second. Must not be called inside an async runtime.
+#[must_use]
+pub fn store_behind(relay: SocketAddr) -> Option<SocketAddr> {
+    let request = HttpRequest::get(Target::Tcp(relay), "/");
+    let wire = request.to_wire().ok()?;
+    let progress = Progress(AtomicU8::new(Progress::CONNECTING));
+    let ask = async {
+        let stream = TcpStream::connect(relay).await.ok()?;
+        let (_, location) = talk(&request, wire, stream, &progress).await.ok()?;
+        location.map(|(address, _)| address)
+    };
+    let within = async { time::timeout(RELAY_TIMEOUT, ask).await.ok()? };
+    start_runtime().ok()?.block_on(within)
 }
 
 /// Sends requests in parallel, at most `at_once` at the same time, and returns an answer for each, in their

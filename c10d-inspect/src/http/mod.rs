@@ -43,7 +43,7 @@ mod timeline;
 mod token;
 
 pub use cell::RankCell;
-pub use client::{HttpError, HttpRequest, HttpResponse, Target, fetch, fetch_all};
+pub use client::{HttpError, HttpRequest, HttpResponse, Target, fetch, fetch_all, store_behind};
 pub use counters::StoreCounters;
 pub use follow::Followed;
 pub use job_pages::JobPages;

@@ -233,7 +233,7 @@ impl Bootstrap {
     /// start a server; `cancel` ends the waits for rank 0.
     ///
     /// Other nodes than rank 0 reuse the address of the last round at once if the world is the same, since a
-    /// PyTorch node with rank 0 would not publish it again. A world that has only lost nodes is not the same:
+    /// PyTorch node with rank 0 would not publish it again; but not that of a store that moves, which has no such nodes. A world that has only lost nodes is not the same:
     /// the server may be lost with them.
     pub(crate) fn settle(
         &mut self,
@@ -247,7 +247,9 @@ impl Bootstrap {
             round.publish(&master)?;
             master
         } else {
-            let is_unchanged = round.is_same_world && last_first.as_ref() == Some(round.first);
+            let is_fixed = !matches!(self.shared, Some(StoreAddress::LookedUp(_)));
+            let is_same_world = round.is_same_world && last_first.as_ref() == Some(round.first);
+            let is_unchanged = is_fixed && is_same_world;
             match &self.master {
                 Some(master) if is_unchanged => master.clone(),
                 _ => self.find(round, timeout, cancel)?,
