@@ -34,6 +34,8 @@ mod run_first_use;
 mod run_health;
 mod run_health_port;
 mod run_keep;
+#[cfg(feature = "etcd")]
+mod run_keep_in_etcd;
 mod run_options;
 mod run_outages;
 mod run_restarts;

@@ -22,7 +22,8 @@ use crate::run::Job;
 const LONG: Duration = Duration::from_secs(300);
 
 /// A worker runs this test: it is a member of the group until the file `finish` exists, or that with its rank.
-const MEMBER: &str = "exec \"$MEMBER\" --exact run_keep::a_worker_is_a_member --nocapture";
+pub(crate) const MEMBER: &str =
+    "exec \"$MEMBER\" --exact run_keep::a_worker_is_a_member --nocapture";
 
 fn variable<T: FromStr>(name: &str) -> Option<T> {
     env::var(name).ok()?.parse().ok()
@@ -148,11 +149,11 @@ impl Member {
 }
 
 /// A job of members, and what they have written.
-struct Members {
-    job: Job,
-    launcher: Option<Running>,
+pub(crate) struct Members {
+    pub(crate) job: Job,
+    pub(crate) launcher: Option<Running>,
     /// How to repeat the test.
-    choices: String,
+    pub(crate) choices: String,
 }
 
 /// Shows the log of a job that a failed test leaves behind.
@@ -210,7 +211,7 @@ impl Members {
     }
 
     /// The process ids of the members of a generation of this size, by id, once it is there without any of `dead`.
-    fn generation(&self, size: usize, dead: &[i32]) -> BTreeMap<u64, i32> {
+    pub(crate) fn generation(&self, size: usize, dead: &[i32]) -> BTreeMap<u64, i32> {
         let mut members = BTreeMap::new();
         until(&format!("{size} members without {dead:?}"), || {
             let mut lines = self.lines();
@@ -234,7 +235,7 @@ impl Members {
     }
 
     /// Ends the job of several nodes, none of which has started its workers again.
-    fn finish_with<const N: usize>(self, others: [Running; N]) {
+    pub(crate) fn finish_with<const N: usize>(self, others: [Running; N]) {
         fs::write(self.job.path("finish"), "").unwrap();
         let others = others.map(Running::end);
         for ended in others.into_iter().chain([self.end()]) {
@@ -256,7 +257,7 @@ impl Members {
     }
 }
 
-fn kill(pid: i32) {
+pub(crate) fn kill(pid: i32) {
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
 }
 
@@ -519,7 +520,12 @@ fn workers_survive_those_of_another_node_and_its_loss() {
 
 /// Nodes of a job with up to three, on a store that outlives each of them.
 fn start_node(job: &Job, nodes: &str, options: &[&str]) -> Running {
-    let endpoint = format!("--rdzv-endpoint={}", job.server().address);
+    start_node_at(&job.server().address.to_string(), job, nodes, options)
+}
+
+/// At this endpoint.
+pub(crate) fn start_node_at(place: &str, job: &Job, nodes: &str, options: &[&str]) -> Running {
+    let endpoint = format!("--rdzv-endpoint={place}");
     let common = [
         "--keep-workers",
         nodes,
@@ -548,7 +554,7 @@ fn two_nodes(nodes: &str, options: &[&str]) -> (Members, Running) {
     (members, other)
 }
 
-fn assert_kept(before: &BTreeMap<u64, i32>, after: &BTreeMap<u64, i32>) {
+pub(crate) fn assert_kept(before: &BTreeMap<u64, i32>, after: &BTreeMap<u64, i32>) {
     for (id, pid) in before {
         assert_eq!(after.get(id), Some(pid), "member {id} has started again");
     }
