@@ -8,8 +8,9 @@ use c10d_membership::codec::{Encode, decode_all};
 use c10d_membership::list_change::{decode_list, encode_change, encode_counted};
 use c10d_membership::{Kept, Record};
 
-use crate::journal::batch::{BatchWriter, FORMAT_VERSION, checksum, effects};
+use crate::journal::batch::{BatchWriter, checksum, effects};
 use crate::journal::contents::Contents;
+use crate::journal::format::FORMAT_VERSION;
 use crate::sim::SimServer;
 use crate::wire::{GroupReply, GroupRequest};
 

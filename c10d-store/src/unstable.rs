@@ -8,8 +8,9 @@
 
 pub use crate::client::{Closer, SILENCE_MAX, SessionDialer, SessionLink};
 pub use crate::journal::Authority;
-pub use crate::journal::batch::{BatchWriter, Effect, Effects, FORMAT_VERSION, effects};
+pub use crate::journal::batch::{BatchWriter, Effect, Effects, effects};
 pub use crate::journal::contents::{Contents, Entry};
+pub use crate::journal::format::FORMAT_VERSION;
 pub use crate::raw_requests::{RawRequest, RawRequests};
 pub use crate::session::{
     CLIENT_WINDOW_BYTES, Credit, Frame, FrameReader, GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, Group,

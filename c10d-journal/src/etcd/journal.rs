@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use c10d_socket::{Cancel, Deadline, HostPort, host_name, sleep};
 use c10d_store::journal::{
-    Authority, Journal, JournalError, JournalIdentity, JournalSource, Recovered,
+    Authority, Formats, Journal, JournalError, JournalIdentity, JournalSource, Recovered,
 };
 
 use super::gateway::{CallError, Gateway, WatchStream};
@@ -18,7 +18,7 @@ use super::log::{Stopped, Writer};
 use super::message::{Answer, Failure, Request, Watched};
 #[cfg(test)]
 use super::mutant::{Defect, Mutant};
-use super::options::{EtcdOptions, read_leader};
+use super::options::{EtcdOptions, candidates_range, read_leader};
 use super::reader::Piece;
 use super::registration::Registration;
 
@@ -101,11 +101,15 @@ impl EtcdJournal {
             let place = layout.place();
             return Err(JournalError::Cancelled { place });
         }
-        found.map_err(|reason| JournalError::Engine {
+        let found = found.map_err(|reason| JournalError::Engine {
             operation: "open",
             place: layout.place(),
             source: reason.into(),
         })?;
+        // Before this process is listed: nobody waits for one that cannot read what is there.
+        if let (_, Some(head)) = found {
+            layout.parse_head(&head)?;
+        }
         let life_line = LifeLine::start(address, options.life_port).map_err(|error| {
             log::info!(
                 "standbys cannot see when this process ends, only when its lease does: {error}"
@@ -123,6 +127,7 @@ impl EtcdJournal {
         let listed = Registered {
             leader: me.clone(),
             position: 0,
+            formats: layout.formats,
         };
         let registration = Registration::start(listed, &gateway, layout)
             .map_err(|error| log::warn!("this candidate is not listed: {error}"))
@@ -476,7 +481,60 @@ impl Journal for EtcdJournal {
             self.place()
         );
         self.writer = Some(writer);
+        if position == 0 {
+            self.agree_on_format()?;
+        }
         Ok(position)
+    }
+
+    fn formats(&self) -> Formats {
+        self.layout().formats
+    }
+
+    fn format(&self) -> u8 {
+        let head = self.writer.as_ref().map(Writer::head);
+        head.map_or(self.formats().oldest, |head| head.format)
+    }
+
+    fn agree_on_format(&mut self) -> Result<u8, JournalError> {
+        let operation = "agree on the format of";
+        loop {
+            let before = self.format();
+            let listed = Request::Range(candidates_range(self.layout()));
+            let answer = match self.call(operation, &listed)? {
+                Ok(answer) => answer,
+                Err(Failure::Unknown(_)) if !self.lease.as_ref().is_some_and(Lease::is_lost) => {
+                    continue;
+                }
+                Err(Failure::Unknown(_)) => {
+                    return Err(Stopped::Deposed(None).into_error(self.layout(), operation));
+                }
+                Err(Failure::Refused { code, message }) => {
+                    let refused = Stopped::Refused { code, message };
+                    return Err(refused.into_error(self.layout(), operation));
+                }
+            };
+            let Answer::Range { revision, keys } = answer else {
+                return Err(Stopped::Broken.into_error(self.layout(), operation));
+            };
+            let formats = keys.keys.iter().map(|it| {
+                Registered::parse(&it.value).map_or(Formats::UNSAID, |candidate| candidate.formats)
+            });
+            let unseen = keys.is_cut.then_some(Formats::UNSAID);
+            let agreed = self.formats().agree(before, formats.chain(unseen));
+            if agreed == before {
+                return Ok(before);
+            }
+            self.write(operation, |writer| writer.raise_format(agreed, revision))?;
+            if self.format() == agreed {
+                log::info!(
+                    "{}: all servers read format {agreed} by now, which this process writes from now on",
+                    self.place()
+                );
+                return Ok(agreed);
+            }
+            // Another candidate was listed meanwhile.
+        }
     }
 
     fn append(&mut self, position: u64, batch: &[u8]) -> Result<(), JournalError> {

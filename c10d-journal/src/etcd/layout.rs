@@ -14,10 +14,10 @@
 use std::fmt;
 
 use c10d_socket::printable;
-use c10d_store::journal::JournalError;
+use c10d_store::journal::{Formats, JournalError};
 use serde_json::{Value, json};
 
-/// The format of what is written.
+/// The format of the descriptions of processes.
 const FORMAT: u64 = 1;
 
 /// The most bytes of a value. etcd takes requests of 1.5 MiB.
@@ -29,11 +29,15 @@ pub(crate) struct Layout {
     prefix: String,
     /// How many bytes of a batch or a chunk go into one value.
     pub(crate) part_bytes: usize,
+    /// The versions of the journal that this process reads.
+    pub(crate) formats: Formats,
 }
 
 /// How far the log is, and which process has written this.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Head {
+    /// The newest version of what is below the prefix.
+    pub(crate) format: u8,
     pub(crate) store: [u8; 16],
     /// How often the journal was opened to serve.
     pub(crate) epoch: u64,
@@ -88,6 +92,8 @@ pub(crate) struct Registered {
     pub(crate) leader: Leader,
     /// The last batch that it has read or written.
     pub(crate) position: u64,
+    /// The versions of the journal that it reads.
+    pub(crate) formats: Formats,
 }
 
 impl Layout {
@@ -96,6 +102,7 @@ impl Layout {
             prefix: prefix.trim_end_matches('/').to_owned(),
             // What goes before them is shorter.
             part_bytes: VALUE_BYTES_MAX - 64,
+            formats: Formats::OWN,
         }
     }
 
@@ -186,28 +193,29 @@ impl Layout {
         }
     }
 
-    /// The head, as it is in etcd.
+    /// The head of a journal that this process reads.
     pub(crate) fn parse_head(&self, value: &[u8]) -> Result<Head, JournalError> {
-        let value: Option<Value> = serde_json::from_slice(value).ok();
-        let format = value.as_ref().and_then(|value| value["format"].as_u64());
-        match format {
-            Some(found) if found > FORMAT => Err(JournalError::Newer {
-                place: self.place(),
-                found,
-                known: FORMAT,
-            }),
-            _ => value
-                .as_ref()
-                .and_then(Head::from_json)
-                .ok_or_else(|| self.damaged("its head cannot be read".to_owned())),
+        let head: Option<Value> = serde_json::from_slice(value).ok();
+        if let Some(found) = head.as_ref().and_then(|head| head["format"].as_u64()) {
+            self.formats.check(found, || self.place())?;
         }
+        self.parse_head_of_any(value)
+    }
+
+    /// The head of a journal of any version: later ones have these fields, too, for those who look up the leader.
+    pub(crate) fn parse_head_of_any(&self, value: &[u8]) -> Result<Head, JournalError> {
+        let head: Option<Value> = serde_json::from_slice(value).ok();
+        head.as_ref()
+            .and_then(Head::from_json)
+            .ok_or_else(|| self.damaged("its head cannot be read".to_owned()))
     }
 }
 
 impl Head {
     /// That of an empty store, before its first opening.
-    pub(crate) const fn new(store: [u8; 16]) -> Self {
+    pub(crate) const fn new(store: [u8; 16], format: u8) -> Self {
         Self {
+            format,
             store,
             epoch: 0,
             position: 0,
@@ -237,7 +245,7 @@ impl Head {
             .map(|byte| format!("{byte:02x}"))
             .collect();
         let head = json!({
-            "format": FORMAT,
+            "format": self.format,
             "store": store,
             "epoch": self.epoch,
             "position": self.position,
@@ -263,6 +271,7 @@ impl Head {
             return None;
         }
         Some(Self {
+            format: head["format"].as_u64()?.try_into().ok()?,
             store: parse_store(head["store"].as_str()?)?,
             epoch: head["epoch"].as_u64()?,
             position,
@@ -277,6 +286,7 @@ impl Registered {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut candidate = self.leader.to_json();
         candidate["position"] = self.position.into();
+        candidate["reads"] = json!([self.formats.oldest, self.formats.newest]);
         candidate.to_string().into_bytes()
     }
 
@@ -286,6 +296,13 @@ impl Registered {
         Some(Self {
             leader: Leader::parse(value)?,
             position: candidate["position"].as_u64()?,
+            formats: match &candidate["reads"] {
+                Value::Null => Formats::UNSAID,
+                reads => Formats {
+                    oldest: reads[0].as_u64()?.try_into().ok()?,
+                    newest: reads[1].as_u64()?.try_into().ok()?,
+                },
+            },
         })
     }
 }
@@ -381,6 +398,7 @@ mod tests {
             parts: 3,
         };
         let head = Head {
+            format: 1,
             store: [0xab; 16],
             epoch: 7,
             position: 9,
@@ -388,12 +406,19 @@ mod tests {
             commit: 4,
             snapshot: Some(snapshot),
         };
-        for head in [head.clone(), Head::new([7; 16])] {
+        for head in [head.clone(), Head::new([7; 16], 1)] {
             assert_eq!(layout.parse_head(&head.encode()).expect("a head"), head);
         }
         let newer = br#"{"format":2}"#;
         let error = layout.parse_head(newer).expect_err("a newer one");
         assert!(matches!(error, JournalError::Newer { found: 2, .. }));
+        let mut raised = head.clone();
+        raised.format = 2;
+        layout
+            .parse_head(&raised.encode())
+            .expect_err("a newer one");
+        let any = layout.parse_head_of_any(&raised.encode());
+        assert_eq!(any.expect("its leader can be found"), raised);
         let mut wrong = head;
         wrong.position = 4;
         for bytes in [b"".as_slice(), b"{}", &wrong.encode()] {
@@ -431,11 +456,20 @@ mod tests {
         let candidate = Registered {
             leader,
             position: 5,
+            formats: Formats {
+                oldest: 2,
+                newest: 3,
+            },
         };
         assert_eq!(
             Registered::parse(&candidate.encode()),
             Some(candidate.clone())
         );
+        // Of the release before versions were negotiated.
+        let mut silent: Value = serde_json::from_slice(&candidate.encode()).expect("JSON");
+        silent.as_object_mut().expect("fields").remove("reads");
+        let silent = Registered::parse(silent.to_string().as_bytes()).expect("a candidate");
+        assert_eq!(silent.formats, Formats::UNSAID);
         assert_eq!(Registered::parse(&candidate.leader.encode()), None);
         assert_eq!(Leader::parse(b"[1]"), None);
     }

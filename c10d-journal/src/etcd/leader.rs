@@ -1,7 +1,8 @@
 //! A candidate: follows the log while another process leads, leads when none does, and then reads the rest of the log.
 //!
 //! Pure: the caller carries out what [`Candidate::next`] says, and passes on the answers. The order is what matters: the
-//! head is read after the leader's key was made, since the leader before can commit until then.
+//! head is read after the leader's key was made, since the leader before can commit until then. It makes the key only if the
+//! head is one that it has read, so that a process that cannot read a newer format never leads.
 
 use c10d_store::journal::JournalError;
 
@@ -24,6 +25,8 @@ pub(crate) struct Candidate {
     passed_on: Option<([u8; 16], u64)>,
     /// Who led when it looked last, and since which revision.
     leader: Option<(Leader, u64)>,
+    /// When the head was written that it knows; 0 if there was none.
+    head_revision: u64,
     phase: Phase,
 }
 
@@ -91,6 +94,7 @@ impl Candidate {
             new_store,
             passed_on: None,
             leader: None,
+            head_revision: 0,
             phase: Phase::Look,
         }
     }
@@ -155,16 +159,22 @@ impl Candidate {
                 ttl_seconds: self.ttl_seconds,
             },
             Phase::Campaign { lease } => Request::Txn(Txn {
-                compare: vec![Compare::Created {
-                    key: self.layout.leader(),
-                    revision: 0,
-                }],
+                compare: vec![
+                    Compare::Created {
+                        key: self.layout.leader(),
+                        revision: 0,
+                    },
+                    Compare::Modified {
+                        key: self.layout.head(),
+                        revision: self.head_revision,
+                    },
+                ],
                 success: vec![Op::Put {
                     key: self.layout.leader(),
                     value: self.me.encode(),
                     lease: *lease,
                 }],
-                failure: vec![Op::Range(Range::key(self.layout.leader()))],
+                failure: keys.map(|key| Op::Range(Range::key(key))).to_vec(),
             }),
             Phase::GiveBack { lease } => Request::Revoke { lease: *lease },
             Phase::ReadHead { .. } => Request::Range(Range::key(self.layout.head())),
@@ -226,12 +236,13 @@ impl Candidate {
                     revision, ranges, ..
                 },
             ) => {
-                let [leader, head] = &*ranges else {
+                let [leader, head_keys] = &*ranges else {
                     return Err(self.broken());
                 };
                 self.leader = leader.first().and_then(leader_of);
                 let is_led = leader.first().is_some();
-                let (head, _) = self.parse_head(head)?;
+                let head;
+                (head, self.head_revision) = self.parse_head(head_keys)?;
                 let reader = self.reader(head, revision, pieces);
                 self.phase = Phase::Read {
                     reader,
@@ -273,6 +284,11 @@ impl Candidate {
                     ranges,
                 },
             ) => {
+                if let [leader, head] = &*ranges
+                    && leader.first().is_none()
+                {
+                    self.head_revision = self.parse_head(head)?.1;
+                }
                 let leader = ranges.first().and_then(Keys::first);
                 let is_mine = |leader: &&KeyValue| {
                     Leader::parse(&leader.value).is_some_and(|it| it.writer == self.me.writer)
@@ -286,7 +302,7 @@ impl Candidate {
                         led_since: leader.created,
                     },
                     Some(_) => Phase::GiveBack { lease },
-                    // It has ended meanwhile.
+                    // It has ended meanwhile, or another one had led and written.
                     None => Phase::Campaign { lease },
                 };
             }
@@ -356,6 +372,8 @@ impl Candidate {
                             if position == next && record.parts == 0 =>
                         {
                             *passed_on += 1;
+                            // Written together.
+                            self.head_revision = put.modified;
                             pieces.push(Piece::Batch {
                                 position: *passed_on,
                                 bytes: bytes.to_vec(),
@@ -397,7 +415,10 @@ impl Candidate {
 
     fn parse_head(&self, keys: &Keys) -> Result<(Head, u64), JournalError> {
         match keys.first() {
-            None => Ok((Head::new(self.new_store), 0)),
+            None => {
+                let format = self.layout.formats.oldest;
+                Ok((Head::new(self.new_store, format), 0))
+            }
             Some(head) => Ok((self.layout.parse_head(&head.value)?, head.modified)),
         }
     }

@@ -46,6 +46,11 @@ enum Step {
     Write(Request),
     /// Changes the head to this one.
     Commit(Request, Head),
+    /// The same, to a newer format, unless a candidate has come.
+    Raise(Request, Head),
+    /// The same as a commit, after a raise that was refused. If a copy of that is carried out late, it has changed the head
+    /// to the second one.
+    Settle(Request, Head, Head),
     /// Is of no consequence if it fails.
     Compact(Request),
 }
@@ -102,7 +107,11 @@ impl Writer {
     /// The request to carry out next. `None` once everything is durable.
     pub(crate) fn next(&self) -> Option<&Request> {
         self.steps.front().map(|step| match step {
-            Step::Write(request) | Step::Commit(request, _) | Step::Compact(request) => request,
+            Step::Write(request)
+            | Step::Commit(request, _)
+            | Step::Raise(request, _)
+            | Step::Settle(request, ..)
+            | Step::Compact(request) => request,
         })
     }
 
@@ -128,6 +137,10 @@ impl Writer {
             }) => (revision, succeeded, ranges),
             Ok(_) => return Err(Stopped::Broken),
         };
+        let mut next = match step {
+            Step::Commit(_, next) | Step::Raise(_, next) | Step::Settle(_, next, _) => Some(next),
+            Step::Write(_) | Step::Compact(_) => None,
+        };
         if !succeeded {
             let [leader, head] = &*ranges else {
                 return Err(Stopped::Broken);
@@ -137,22 +150,59 @@ impl Writer {
                 let leader = leader.and_then(|leader| Leader::parse(&leader.value));
                 return Err(Stopped::Deposed(leader));
             }
-            let Step::Commit(_, next) = step else {
+            if next.is_none() {
                 return Err(Stopped::Broken);
-            };
+            }
+            let head = head.first().ok_or(Stopped::Overwritten)?;
+            if let Step::Raise(_, raised) = step
+                && head.modified == self.head_revision
+            {
+                self.settle(raised.clone());
+                return Ok(());
+            }
             // It was carried out the first time.
-            let is_ours = |head: &&KeyValue| head.value == next.encode();
-            let Some(head) = head.first().filter(is_ours) else {
+            let is_found = |head: &KeyValue, next: &Head| head.value == next.encode();
+            if let Step::Settle(_, _, raised) = step
+                && is_found(head, raised)
+            {
+                next = Some(raised);
+            }
+            if !next.is_some_and(|next| is_found(head, next)) {
                 return Err(Stopped::Overwritten);
-            };
+            }
             self.head_revision = head.modified;
-        } else if let Step::Commit(..) = step {
+        } else if next.is_some() {
             self.head_revision = revision;
         }
-        if let Some(Step::Commit(_, head)) = self.steps.pop_front() {
+        if let Some(head) = next.cloned() {
             self.head = head;
         }
+        self.steps.pop_front();
         Ok(())
+    }
+
+    /// Changes the head to this format, which all candidates read that were listed at this revision, unless another one was
+    /// listed since.
+    pub(crate) fn raise_format(&mut self, format: u8, listed_at: u64) {
+        assert!(self.steps.is_empty(), "one commit at a time");
+        let head = Head {
+            format,
+            ..self.next_head()
+        };
+        let (key, end) = self.layout.candidates();
+        let revision = listed_at;
+        let mut fence = self.fence();
+        fence.push(Compare::NoneCreatedAfter { key, end, revision });
+        let request = self.txn(fence, vec![put(self.layout.head(), head.encode())]);
+        self.steps.push_back(Step::Raise(request, head));
+    }
+
+    /// A copy of a raise that was refused could be carried out late: the next commit rules that out.
+    fn settle(&mut self, raised: Head) {
+        let head = self.next_head();
+        let put = put(self.layout.head(), head.encode());
+        let request = self.txn(self.fence(), vec![put]);
+        self.steps = VecDeque::from([Step::Settle(request, head, raised)]);
     }
 
     /// Keeps a batch: the one after the last.
@@ -279,15 +329,17 @@ impl Writer {
 
     fn commit(&mut self, head: Head, mut ops: Vec<Op>) {
         ops.push(put(self.layout.head(), head.encode()));
-        let fence = vec![
-            self.leads(),
-            Compare::Modified {
-                key: self.layout.head(),
-                revision: self.head_revision,
-            },
-        ];
-        let request = self.txn(fence, ops);
+        let request = self.txn(self.fence(), ops);
         self.steps.push_back(Step::Commit(request, head));
+    }
+
+    /// What a change of the head compares.
+    fn fence(&self) -> Vec<Compare> {
+        let head = Compare::Modified {
+            key: self.layout.head(),
+            revision: self.head_revision,
+        };
+        vec![self.leads(), head]
     }
 
     fn write(&mut self, ops: Vec<Op>) {

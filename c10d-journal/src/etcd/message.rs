@@ -54,8 +54,20 @@ pub(crate) struct Txn {
 /// What must be so of a key. Both revisions of a missing key are 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Compare {
-    Created { key: String, revision: u64 },
-    Modified { key: String, revision: u64 },
+    Created {
+        key: String,
+        revision: u64,
+    },
+    Modified {
+        key: String,
+        revision: u64,
+    },
+    /// No key from `key` up to `end` was made after this revision.
+    NoneCreatedAfter {
+        key: String,
+        end: String,
+        revision: u64,
+    },
 }
 
 /// A part of a transaction.
@@ -267,6 +279,14 @@ impl Compare {
                 "target": "MOD",
                 "result": "EQUAL",
                 "mod_revision": number(*revision),
+            }),
+            // True of each key of the range, and of an empty one.
+            Self::NoneCreatedAfter { key, end, revision } => json!({
+                "key": encoded(key.as_bytes()),
+                "range_end": encoded(end.as_bytes()),
+                "target": "CREATE",
+                "result": "LESS",
+                "create_revision": number(*revision + 1),
             }),
         }
     }

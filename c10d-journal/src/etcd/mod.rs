@@ -35,6 +35,8 @@ mod served_tests;
 mod sim;
 #[cfg(test)]
 mod sim_tests;
+#[cfg(test)]
+mod upgrade_tests;
 
 pub use journal::EtcdJournal;
 pub use options::{

@@ -24,6 +24,10 @@ pub(crate) enum Mutant {
     SilenceIsDeath,
     /// A standby whose leader has ended also ends a later leader.
     EndsAnyLeader,
+    /// A newer format is written although another candidate was listed meanwhile.
+    NoListFence,
+    /// A candidate leads whatever the head is.
+    NoCampaignFence,
 }
 
 impl Mutant {
@@ -34,10 +38,13 @@ impl Mutant {
             let leader = layout.leader();
             let deletes_leader =
                 matches!(&*txn.success, [Op::Delete { key, .. }] if *key == leader);
+            let is_campaign = matches!(&*txn.success, [Op::Put { key, .. }] if *key == leader);
             txn.compare.retain(|compare| match (self, compare) {
                 (Self::NoLeader, Compare::Created { revision, .. }) => *revision == 0,
                 (Self::NoHead, Compare::Modified { .. }) => false,
                 (Self::EndsAnyLeader, Compare::Created { .. }) => !deletes_leader,
+                (Self::NoListFence, Compare::NoneCreatedAfter { .. }) => false,
+                (Self::NoCampaignFence, Compare::Modified { .. }) => !is_campaign,
                 _ => true,
             });
         }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use c10d_socket::{Cancel, Credentials, Deadline, HostPort, HostPortError, is_printable};
 use c10d_store::Lookup;
+use c10d_store::journal::Formats;
 
 use super::gateway::{CallError, Gateway, Site, User};
 use super::layout::{Head, Layout, Leader, Registered};
@@ -173,6 +174,8 @@ pub struct EtcdCandidate {
     pub since: u64,
     /// The last batch that it has read or written, some seconds ago.
     pub position: u64,
+    /// The versions of the journal's format that it reads.
+    pub formats: Formats,
 }
 
 /// The journal at one moment.
@@ -185,6 +188,8 @@ pub struct EtcdStatus {
     pub position: u64,
     /// Of the last batch of the snapshot; 0 without one.
     pub snapshot_position: u64,
+    /// The newest version of the journal's format in the log; `None` without a log.
+    pub format: Option<u8>,
     /// All processes that may lead, with the one that does. One that was killed is listed for another minute.
     pub candidates: Vec<EtcdCandidate>,
 }
@@ -227,24 +232,28 @@ impl EtcdDirectory {
     ) -> Result<EtcdStatus, EtcdLookupError> {
         let EtcdOptions { site, layout, .. } = &self.0;
         let mut gateway = Gateway::new(Arc::clone(site), cancel.clone());
-        let found = read_all(&mut gateway, layout, deadline);
-        let found = found.map_err(|reason| EtcdLookupError {
+        let failed = |reason| EtcdLookupError {
             place: self.name(),
             reason,
-        })?;
+        };
+        let found = read_all(&mut gateway, layout, deadline).map_err(failed)?;
         let Found {
             leader,
             head,
             candidates,
         } = found;
+        let head = head.map(|head| layout.parse_head_of_any(&head)).transpose();
+        let head = head.map_err(|error| failed(error.to_string()))?;
         let candidates = candidates.into_iter().map(|it| EtcdCandidate {
             process: process_of(&it.leader),
             address: it.leader.address,
             since: it.leader.since,
             position: it.position,
+            formats: it.formats,
         });
         Ok(EtcdStatus {
             position: head.as_ref().map_or(0, |head| head.position),
+            format: head.as_ref().map(|head| head.format),
             snapshot_position: head.as_ref().map_or(0, Head::snapshot_position),
             candidates: candidates.collect(),
             leader: match (leader, head) {
@@ -287,35 +296,40 @@ impl Lookup for EtcdDirectory {
 
 struct Found {
     leader: Option<Leader>,
-    head: Option<Head>,
+    head: Option<Vec<u8>>,
     candidates: Vec<Registered>,
 }
 
 /// The most candidates that are read.
 const CANDIDATES_MAX: u64 = 1000;
 
-/// The leader and the head at one moment.
-pub(super) fn read_leader(
-    gateway: &mut Gateway,
-    layout: &Layout,
-    deadline: Deadline,
-) -> Result<(Option<Leader>, Option<Head>), String> {
-    let found = read_all(gateway, layout, deadline)?;
-    Ok((found.leader, found.head))
-}
-
-fn read_all(gateway: &mut Gateway, layout: &Layout, deadline: Deadline) -> Result<Found, String> {
+/// All candidates that are listed.
+pub(super) fn candidates_range(layout: &Layout) -> Range {
     let (key, end) = layout.candidates();
-    let candidates = Range {
+    Range {
         key,
         end: Some(end),
         limit: CANDIDATES_MAX,
         revision: 0,
-    };
+    }
+}
+
+/// The leader, and the head as it is in etcd, at one moment.
+pub(super) fn read_leader(
+    gateway: &mut Gateway,
+    layout: &Layout,
+    deadline: Deadline,
+) -> Result<(Option<Leader>, Option<Vec<u8>>), String> {
+    let found = read_all(gateway, layout, deadline)?;
+    Ok((found.leader, found.head))
+}
+
+/// The leader, the head and the candidates at one moment.
+fn read_all(gateway: &mut Gateway, layout: &Layout, deadline: Deadline) -> Result<Found, String> {
     let ranges = [
         Range::key(layout.leader()),
         Range::key(layout.head()),
-        candidates,
+        candidates_range(layout),
     ];
     let look = Request::Txn(Txn {
         compare: Vec::new(),
@@ -330,14 +344,11 @@ fn read_all(gateway: &mut Gateway, layout: &Layout, deadline: Deadline) -> Resul
     let [leader, head, candidates] = &*ranges else {
         return Err("etcd's answer is incomplete".to_owned());
     };
-    let head = head.first().map(|head| layout.parse_head(&head.value));
-    let head = head.transpose().map_err(|error| error.to_string())?;
-    let leader = leader.first().and_then(|it| Leader::parse(&it.value));
     let candidates = candidates.keys.iter();
     let candidates = candidates.filter_map(|it| Registered::parse(&it.value));
     Ok(Found {
-        leader,
-        head,
+        leader: leader.first().and_then(|it| Leader::parse(&it.value)),
+        head: head.first().map(|head| head.value.clone()),
         candidates: candidates.collect(),
     })
 }

@@ -266,6 +266,15 @@ fn each_comparison_is_understood() {
     assert!(!succeeds(vec![created(first), modified(first)]).0);
     assert!(!succeeds(vec![created(second), modified(second)]).0);
     assert!(succeeds(vec![created(first), modified(second)]).0);
+    let made = |key: &str, end: &str, revision| Compare::NoneCreatedAfter {
+        key: key.to_owned(),
+        end: end.to_owned(),
+        revision,
+    };
+    // Of no key it is true; what was written later was not made later.
+    assert!(succeeds(vec![made("a", "b", 0)]).0);
+    assert!(!succeeds(vec![made("a", "z", first - 1)]).0);
+    assert!(succeeds(vec![made("a", "z", first)]).0);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Tells others that a candidate is there, and how far it has followed. Nothing depends on it.
+//! Tells others that a candidate is there, how far it has followed, and which versions of the journal it reads: the leader writes no
+//! other one while the candidate is listed.
 
 use std::io;
 use std::sync::Arc;

@@ -11,10 +11,10 @@ use serde_json::json;
 
 use super::journal::EtcdJournal;
 use super::message::{Answer, Op, Range, Request, Txn};
-use super::options::{EtcdDirectory, EtcdOptions};
+use super::options::{EtcdDirectory, EtcdOptions, EtcdStatus};
 use super::real_site::{RealSite, call, eventually};
 
-fn stand_by(options: &EtcdOptions) -> TcpStoreServer {
+pub(super) fn stand_by(options: &EtcdOptions) -> TcpStoreServer {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("it is bound");
     let address = HostPort::new("127.0.0.1", address.port());
@@ -23,7 +23,7 @@ fn stand_by(options: &EtcdOptions) -> TcpStoreServer {
     TcpStoreServer::stand_by(vec![listener], options).expect("it listens")
 }
 
-fn client_of_leader(options: &EtcdOptions) -> (TcpStore, u64) {
+pub(super) fn client_of_leader(options: &EtcdOptions) -> (TcpStore, u64) {
     let directory = EtcdDirectory::new(options.clone());
     let mut found = None;
     eventually("one leads", || {
@@ -39,6 +39,14 @@ fn client_of_leader(options: &EtcdOptions) -> (TcpStore, u64) {
         found.is_some()
     });
     found.expect("it was found")
+}
+
+pub(super) fn status(options: &EtcdOptions) -> EtcdStatus {
+    let deadline = Deadline::after(Instant::now(), Duration::from_secs(30));
+    let directory = EtcdDirectory::new(options.clone());
+    directory
+        .status(deadline, &Cancel::NEVER)
+        .expect("etcd answers")
 }
 
 #[test]
@@ -68,13 +76,7 @@ fn a_server_takes_over_what_another_one_has_answered() {
 fn candidates_are_listed() {
     let site = RealSite::start(1);
     let options = site.options();
-    let directory = EtcdDirectory::new(options.clone());
-    let status = || {
-        let deadline = Deadline::after(Instant::now(), Duration::from_secs(30));
-        directory
-            .status(deadline, &Cancel::NEVER)
-            .expect("etcd answers")
-    };
+    let status = || status(&options);
     assert_eq!(status().candidates, []);
     let first = stand_by(&options);
     let (store, _) = client_of_leader(&options);

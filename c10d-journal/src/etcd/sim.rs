@@ -27,6 +27,11 @@ struct Held {
 }
 
 impl SimEtcd {
+    /// Of the newest change.
+    pub(crate) fn revision(&self) -> u64 {
+        self.revision
+    }
+
     pub(crate) fn now(&self) -> Duration {
         self.now
     }
@@ -105,7 +110,7 @@ impl SimEtcd {
         })
     }
 
-    fn range(&self, range: &Range) -> Result<Keys, Failure> {
+    pub(crate) fn range(&self, range: &Range) -> Result<Keys, Failure> {
         let end = range
             .end
             .clone()
@@ -152,6 +157,10 @@ impl SimEtcd {
                 }
                 Compare::Modified { key, revision } => {
                     held(key).map_or(0, |it| it.modified) == *revision
+                }
+                Compare::NoneCreatedAfter { key, end, revision } => {
+                    let mut held = self.keys.range(key.clone()..end.clone());
+                    held.all(|(_, held)| held.key_value.created <= *revision)
                 }
             }
         };

@@ -1,18 +1,22 @@
 //! Candidates over the simulated etcd: every order of a few steps, and long random histories.
 //!
 //! Answers are lost, requests are carried out late, after newer ones, processes end, time passes. After each step: at most
-//! one process may answer, and it knows all that was confirmed; whatever is confirmed stays.
+//! one process may answer, and it knows all that was confirmed; whatever is confirmed stays. Some processes are of the release
+//! before, which does not read the newest format: it is not written while one of them is listed, and none of them leads afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::time::Duration;
 
-use super::layout::{Layout, Leader, Life};
+use c10d_store::journal::{Formats, JournalError};
+
+use super::layout::{Layout, Leader, Life, Registered};
 use super::leader::{Candidate, Next};
 use super::lease::Guard;
 use super::log::{Stopped, Writer};
-use super::message::{Answer, Failure, Range, Request};
+use super::message::{Answer, Failure, Op, Range, Request, Txn};
 use super::mutant::Mutant;
+use super::options::candidates_range;
 use super::reader::Piece;
 use super::sim::SimEtcd;
 
@@ -34,6 +38,10 @@ enum Act {
     SeeDeath(usize),
     Append(usize),
     Snapshot(usize),
+    /// A candidate is listed, for a while.
+    Register(usize),
+    /// The leader agrees on the format.
+    Agree(usize),
     SendKeepAlive(usize),
     AnswerKeepAlive(usize),
     End(usize),
@@ -50,6 +58,8 @@ impl Act {
             | Self::SeeDeath(process)
             | Self::Append(process)
             | Self::Snapshot(process)
+            | Self::Register(process)
+            | Self::Agree(process)
             | Self::SendKeepAlive(process)
             | Self::AnswerKeepAlive(process)
             | Self::End(process) => Some(process),
@@ -74,6 +84,7 @@ enum Role {
 struct Process {
     role: Role,
     life: u64,
+    formats: Formats,
     known: BTreeMap<u64, String>,
     /// The lease, and until when it gives the right to answer.
     lease: Option<(u64, Duration)>,
@@ -94,12 +105,16 @@ struct World {
     appended: BTreeSet<(u64, String)>,
     confirmed: BTreeMap<u64, String>,
     epoch: u64,
+    /// Whether processes of two releases are there.
+    is_mixed: bool,
+    /// That of the head after the last step.
+    format: u8,
 }
 
 type Law = Result<(), String>;
 
 impl World {
-    fn new(processes: usize, mutant: Mutant) -> Self {
+    fn new(processes: usize, mutant: Mutant, is_mixed: bool) -> Self {
         let mut layout = Layout::new("p");
         layout.part_bytes = 8;
         let mut world = Self {
@@ -112,6 +127,8 @@ impl World {
             appended: BTreeSet::new(),
             confirmed: BTreeMap::new(),
             epoch: 0,
+            is_mixed,
+            format: 0,
         };
         for _ in 0..processes {
             let process = world.started();
@@ -122,22 +139,16 @@ impl World {
 
     fn started(&mut self) -> Process {
         self.started += 1;
-        let me = Leader {
-            address: format!("host{}:1", self.started),
-            process: self.started,
-            host: "host".to_owned(),
-            since: 0,
-            writer: self.started << 32,
-            life: Some(Life {
-                port: 1,
-                id: self.started,
-            }),
-        };
+        let me = described(self.started);
         let store = [self.started as u8; 16];
-        let candidate = Candidate::new(self.layout.clone(), me, TTL_SECONDS, store);
+        let formats = formats_of(self.started);
+        let mut layout = self.layout.clone();
+        layout.formats = formats;
+        let candidate = Candidate::new(layout, me, TTL_SECONDS, store);
         Process {
             role: Role::Candidate(Box::new(candidate)),
             life: self.started,
+            formats,
             known: BTreeMap::new(),
             lease: None,
             keep_alive: None,
@@ -182,8 +193,14 @@ impl World {
                 }
                 Role::Leader { writer, .. } if writer.next().is_none() => {
                     acts.extend([Act::Append(index), Act::Snapshot(index)]);
+                    if self.is_mixed {
+                        acts.push(Act::Agree(index));
+                    }
                 }
                 Role::Leader { .. } => {}
+            }
+            if self.is_mixed {
+                acts.push(Act::Register(index));
             }
             if process.lease.is_some() {
                 acts.push(match process.keep_alive {
@@ -278,12 +295,62 @@ impl World {
                     Some(None) => writer.finish_snapshot(),
                 }
             }
+            Act::Register(process) => self.register(process),
+            Act::Agree(process) => self.agree(process),
             Act::SendKeepAlive(process) => {
                 self.processes[process].keep_alive = Some(self.etcd.now());
             }
             Act::AnswerKeepAlive(process) => self.keep_alive(process),
         }
         self.check()
+    }
+
+    /// As registration.rs does, with a lease that ends soon.
+    fn register(&mut self, process: usize) {
+        let it = &self.processes[process];
+        let (leader, formats) = (described(it.life), it.formats);
+        let candidate = Registered {
+            leader,
+            position: 0,
+            formats,
+        };
+        let grant = Request::Grant { ttl_seconds: 1 };
+        let Ok(Answer::Lease { id, .. }) = self.etcd.carry_out(&grant) else {
+            return;
+        };
+        let put = Op::Put {
+            key: self.layout.candidate(it.life),
+            value: candidate.encode(),
+            lease: id,
+        };
+        let put = Request::Txn(Txn {
+            compare: Vec::new(),
+            success: vec![put],
+            failure: Vec::new(),
+        });
+        self.etcd.carry_out(&put).expect("its lease has begun");
+    }
+
+    fn listed(&self) -> (u64, Vec<Formats>) {
+        let keys = self.etcd.range(&candidates_range(&self.layout));
+        let keys = keys.expect("the newest revision").keys;
+        let parsed = keys
+            .iter()
+            .map(|it| Registered::parse(&it.value).expect("a candidate").formats);
+        (self.etcd.revision(), parsed.collect())
+    }
+
+    /// As journal.rs does: the transaction is carried out later, or never.
+    fn agree(&mut self, process: usize) {
+        let (revision, listed) = self.listed();
+        let it = &mut self.processes[process];
+        if let Role::Leader { writer, .. } = &mut it.role {
+            let before = writer.head().format;
+            let agreed = it.formats.agree(before, listed);
+            if agreed > before {
+                writer.raise_format(agreed, revision);
+            }
+        }
     }
 
     fn keep_alive(&mut self, process: usize) {
@@ -342,6 +409,10 @@ impl World {
             Role::Candidate(candidate) => {
                 let mut pieces = Vec::new();
                 let result = candidate.answered(answer, &mut pieces);
+                if let Err(JournalError::Newer { .. }) = result {
+                    self.processes[process] = self.started();
+                    return Ok(());
+                }
                 result.map_err(|error| error.to_string())?;
                 let leads = candidate.next() == Next::Lead;
                 it.visit(pieces);
@@ -418,7 +489,43 @@ impl World {
         }
     }
 
-    fn check(&self) -> Law {
+    /// Which formats are written and read.
+    fn check_format(&mut self) -> Law {
+        let (_, listed) = self.listed();
+        let read = |key| {
+            let found = self.etcd.range(&Range::key(key));
+            found
+                .expect("the newest revision")
+                .keys
+                .pop()
+                .map(|it| it.value)
+        };
+        let head = read(self.layout.head());
+        let leader = read(self.layout.leader());
+        let head = head.map(|head| self.layout.parse_head_of_any(&head).expect("a head"));
+        let Some(head) = head else {
+            return Ok(());
+        };
+        if head.format < self.format {
+            return Err(format!("format {} after {}", head.format, self.format));
+        }
+        if head.format > self.format && listed.iter().any(|it| it.newest < head.format) {
+            return Err(format!("format {} is written, of {listed:?}", head.format));
+        }
+        self.format = head.format;
+        let leader = leader.map(|leader| Leader::parse(&leader).expect("a leader"));
+        if let Some(leader) = leader
+            && formats_of(leader.process).newest < head.format
+        {
+            return Err(format!("{leader}, leads and cannot read the log"));
+        }
+        Ok(())
+    }
+
+    fn check(&mut self) -> Law {
+        if self.is_mixed {
+            self.check_format()?;
+        }
         let now = self.etcd.now();
         let may_answer = |it: &&Process| {
             let until = it.lease.map_or(Duration::ZERO, |(_, until)| until);
@@ -498,10 +605,33 @@ impl Process {
     }
 }
 
+/// Of the process with this number: some are of the release before.
+const fn formats_of(process: u64) -> Formats {
+    Formats {
+        oldest: 1,
+        newest: if process % 3 == 2 { 1 } else { 2 },
+    }
+}
+
+/// The process with this number, as it describes itself.
+fn described(process: u64) -> Leader {
+    Leader {
+        address: format!("host{process}:1"),
+        process,
+        host: "host".to_owned(),
+        since: 0,
+        writer: process << 32,
+        life: Some(Life {
+            port: 1,
+            id: process,
+        }),
+    }
+}
+
 /// A random history; what it breaks.
 fn random(seed: u64, mutant: Mutant) -> Law {
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut world = World::new(2 + (seed % 2) as usize, mutant);
+    let mut world = World::new(2 + (seed % 2) as usize, mutant, seed % 4 < 2);
     // Some histories lose much, some little.
     let losses = random.u32(1..12);
     let keeps = random.u32(1..10);
@@ -560,6 +690,8 @@ fn random_histories_find_each_mutant() {
         Mutant::GuardFromAnswer,
         Mutant::SilenceIsDeath,
         Mutant::EndsAnyLeader,
+        Mutant::NoListFence,
+        Mutant::NoCampaignFence,
     ] {
         let found = (0..20_000).find_map(|seed| random(seed, mutant).err().map(|it| (seed, it)));
         let (seed, what) = found.unwrap_or_else(|| panic!("{mutant:?} was not found"));
@@ -571,7 +703,7 @@ fn random_histories_find_each_mutant() {
 #[test]
 #[expect(clippy::print_stdout, reason = "the count is for readers")]
 fn every_order_of_a_takeover_keeps_every_law() {
-    let mut world = World::new(2, Mutant::None);
+    let mut world = World::new(2, Mutant::None, false);
     while matches!(world.processes[0].role, Role::Candidate(_)) {
         world.act(Act::Answer(0)).expect("it leads");
     }

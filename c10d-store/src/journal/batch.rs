@@ -1,7 +1,7 @@
 //! The format of a batch of effects, the same for every engine.
 //!
 //! ```text
-//! version, 1 byte = 1
+//! version, 1 byte: 1 up to that of this program
 //! effects: kind, 1 byte; length of the key, 4 bytes; the key; then
 //!     1 put, 3 append, 4 push   length, 4 bytes; the value, addition or element
 //!     2 delete                  nothing
@@ -28,9 +28,7 @@ use byteorder::{ByteOrder, LE};
 use siphasher::sip::SipHasher13;
 
 use super::error::DamagedBatch;
-
-/// The version of the format that this program writes, and the newest that it reads.
-pub const FORMAT_VERSION: u8 = 1;
+use super::format::{FORMAT_VERSION, Formats};
 
 /// The bytes after which a chunk of a snapshot ends.
 pub(crate) const CHUNK_BYTES: usize = 256 << 10;
@@ -116,17 +114,39 @@ mod kind {
 }
 
 /// Collects effects into a batch.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct BatchWriter {
     /// Empty, or starts with the version.
     bytes: Vec<u8>,
+    format: u8,
+}
+
+impl Default for BatchWriter {
+    /// In the newest version.
+    fn default() -> Self {
+        Self::new(FORMAT_VERSION)
+    }
 }
 
 impl BatchWriter {
+    /// In this version of the format.
+    #[must_use]
+    pub const fn new(format: u8) -> Self {
+        Self {
+            bytes: Vec::new(),
+            format,
+        }
+    }
+
+    /// Batches that begin from now on have this version.
+    pub(crate) const fn set_format(&mut self, format: u8) {
+        self.format = format;
+    }
+
     /// Adds an effect after those before. Returns where it begins.
     pub fn push(&mut self, effect: Effect<'_>) -> usize {
         if self.bytes.is_empty() {
-            self.bytes.push(FORMAT_VERSION);
+            self.bytes.push(self.format);
         }
         let at = self.bytes.len();
         match effect {
@@ -231,7 +251,7 @@ impl BatchWriter {
     pub fn finish(&mut self, position: u64, mut memory: Vec<u8>) -> Vec<u8> {
         memory.clear();
         if self.bytes.is_empty() {
-            self.bytes.push(FORMAT_VERSION);
+            self.bytes.push(self.format);
         }
         let sum = checksum(position, &self.bytes);
         let end = self.bytes.len();
@@ -270,6 +290,20 @@ impl BatchWriter {
 /// # Errors
 /// [`DamagedBatch`] if it is not as it was written, or by a later version.
 pub fn effects(position: u64, batch: &[u8]) -> Result<Effects<'_>, DamagedBatch> {
+    let (format, effects) = effects_with_format(position, batch)?;
+    if (Formats::OWN.oldest..=Formats::OWN.newest).contains(&format) {
+        Ok(effects)
+    } else {
+        let what = "has a format that this program does not know";
+        Err(DamagedBatch { position, what })
+    }
+}
+
+/// The same, of any version, which the caller must check.
+pub(crate) fn effects_with_format(
+    position: u64,
+    batch: &[u8],
+) -> Result<(u8, Effects<'_>), DamagedBatch> {
     let damaged = |what| DamagedBatch { position, what };
     let Some(end) = batch.len().checked_sub(CHECKSUM_BYTES) else {
         return Err(damaged("is cut off"));
@@ -280,8 +314,7 @@ pub fn effects(position: u64, batch: &[u8]) -> Result<Effects<'_>, DamagedBatch>
     }
     match body.split_first() {
         None => Err(damaged("is cut off")),
-        Some((&FORMAT_VERSION, body)) => Ok(Effects { position, body }),
-        Some(_) => Err(damaged("has a format that this program does not know")),
+        Some((format, body)) => Ok((*format, Effects { position, body })),
     }
 }
 

@@ -50,6 +50,18 @@ pub enum JournalError {
         /// The newest that this program reads.
         known: u64,
     },
+    /// An earlier version of this program has written it, which this one does not read any more.
+    #[error(
+        "the journal {place} has format {found}; this program reads format {known} and later: an older one, that reads both, must have written a snapshot first"
+    )]
+    Older {
+        /// See [`Journal::place`](super::Journal::place).
+        place: String,
+        /// The format of the journal.
+        found: u64,
+        /// The oldest that this program reads.
+        known: u64,
+    },
     /// What it has kept is not what was written.
     #[error("the journal {place} is damaged: {what}")]
     Damaged {

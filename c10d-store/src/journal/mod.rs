@@ -10,12 +10,14 @@ mod authority;
 pub(crate) mod batch;
 pub(crate) mod contents;
 mod error;
+pub(crate) mod format;
 mod source;
 
 use std::fmt;
 
 pub use authority::Authority;
 pub use error::{DamagedBatch, JournalError};
+pub use format::Formats;
 pub use source::{JournalFailed, JournalSource, OpenJournal};
 
 /// An engine that keeps batches of effects, each under its position: 1, 2, 3, ...
@@ -33,6 +35,25 @@ pub trait Journal: Send + fmt::Debug {
     /// [`recover`](Self::recover). `None` if only this process can serve, as long as it lives.
     fn authority(&self) -> Option<Authority> {
         None
+    }
+
+    /// The versions of the format that this process reads.
+    fn formats(&self) -> Formats {
+        Formats::OWN
+    }
+
+    /// The version that batches and chunks have next, [recovered](Self::recover) or [agreed on](Self::agree_on_format) last.
+    fn format(&self) -> u8 {
+        self.formats().newest
+    }
+
+    /// Raises [`format`](Self::format) as far as all processes read it that may serve the journal next. The server asks before it
+    /// starts a snapshot, until the version is its newest.
+    ///
+    /// # Errors
+    /// [`JournalError`].
+    fn agree_on_format(&mut self) -> Result<u8, JournalError> {
+        Ok(self.format())
     }
 
     /// Reads everything once, before anything is appended: the newest complete snapshot, chunk by chunk in the order

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -25,7 +25,11 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 /// What the thread does next, besides batches.
 #[derive(Debug)]
 pub(super) enum SnapshotStep {
-    Begin { position: u64 },
+    /// Agrees with other processes on the version that it has.
+    Agree,
+    Begin {
+        position: u64,
+    },
     Chunk(Vec<u8>),
     Finish,
 }
@@ -50,6 +54,8 @@ struct Shared {
     durable: AtomicU64,
     /// The bytes of chunks that are not written.
     chunk_bytes: AtomicUsize,
+    /// The version that was agreed on; 0 from the question to the answer.
+    format: AtomicU8,
     failure: Mutex<Option<JournalError>>,
 }
 
@@ -76,6 +82,7 @@ impl JournalThread {
             changed: Condvar::new(),
             durable: AtomicU64::new(durable),
             chunk_bytes: AtomicUsize::new(0),
+            format: AtomicU8::new(journal.format()),
             failure: Mutex::default(),
         });
         let (ending, ended) = mpsc::sync_channel(1);
@@ -114,6 +121,18 @@ impl JournalThread {
         }
         self.shared.work().steps.push_back(step);
         self.shared.changed.notify_one();
+    }
+
+    /// Asks for an agreement on the version of the format.
+    pub(super) fn ask_for_format(&self) {
+        self.shared.format.store(0, Ordering::Release);
+        self.step(SnapshotStep::Agree);
+    }
+
+    /// The version that was agreed on last; `None` while it is asked for.
+    pub(super) fn format(&self) -> Option<u8> {
+        let format = self.shared.format.load(Ordering::Acquire);
+        (format != 0).then_some(format)
     }
 
     /// The bytes of chunks that are not written.
@@ -203,6 +222,10 @@ impl Shared {
             let step = work.steps.pop_front();
             drop(work);
             match step {
+                Some(SnapshotStep::Agree) => {
+                    let format = journal.agree_on_format()?;
+                    self.format.store(format, Ordering::Release);
+                }
                 Some(SnapshotStep::Begin { position }) => journal.begin_snapshot(position)?,
                 Some(SnapshotStep::Chunk(chunk)) => {
                     journal.add_to_snapshot(&chunk)?;

@@ -34,6 +34,10 @@ pub(super) struct Keeping {
     pub(super) bytes_since_snapshot: usize,
     /// Whether a snapshot is being copied.
     pub(super) is_copying: bool,
+    /// The version of the format that batches have, and the newest that this process writes.
+    format: (u8, u8),
+    /// Whether others are asked for a newer one.
+    is_agreeing: bool,
     /// Connections whose requests wait, as too much is gathered.
     pub(super) paused: BTreeSet<Token>,
     /// Until when something may be sent, if another process can take over.
@@ -55,6 +59,7 @@ impl Keeping {
         let store = StoreId::of_journal(&identity.store, identity.epoch);
         sessions.restore(store, open.carried, Instant::now());
         let authority = open.journal.authority();
+        let format = (open.journal.format(), open.journal.formats().newest);
         if let Some(authority) = &authority {
             authority.set_waker(Arc::new(WakeLoop(Arc::clone(&waker))).into());
         }
@@ -67,6 +72,8 @@ impl Keeping {
             hold: Hold::default(),
             bytes_since_snapshot: open.batch_bytes,
             is_copying: false,
+            format,
+            is_agreeing: false,
             paused: BTreeSet::new(),
             done: VecDeque::new(),
         };
@@ -92,6 +99,21 @@ impl Keeping {
     fn is_authorized_or_woken(&self) -> bool {
         let authority = self.authority.as_ref();
         authority.is_none_or(|it| it.await_extension(Instant::now))
+    }
+
+    /// The version of the format for a snapshot that is due, and for what follows it. `None` until others are asked whether
+    /// they read a newer one by now.
+    pub(super) fn agreed_format(&mut self) -> Option<u8> {
+        let (format, newest) = &mut self.format;
+        if self.is_agreeing {
+            *format = self.thread.format()?;
+            self.is_agreeing = false;
+        } else if *format < *newest {
+            self.is_agreeing = true;
+            self.thread.ask_for_format();
+            return None;
+        }
+        Some(*format)
     }
 
     /// Has the peer of a client told that this request is done, once the position is durable.

@@ -3,7 +3,7 @@
 use c10d_socket::Cancel;
 
 use super::carried::Carried;
-use crate::journal::batch::effects;
+use crate::journal::batch::effects_with_format;
 use crate::journal::{Journal, JournalError, JournalSource, Recovered};
 use crate::state::StoreState;
 
@@ -31,7 +31,7 @@ impl OpenJournal {
         let mut state = StoreState::new();
         let mut carried = Carried::default();
         let mut batch_bytes = 0;
-        let place = journal.place();
+        let (place, formats) = (journal.place(), journal.formats());
         let damaged = |what: String| JournalError::Damaged {
             place: place.clone(),
             what,
@@ -50,7 +50,10 @@ impl OpenJournal {
                     return Ok(());
                 }
             };
-            for effect in effects(position, bytes).map_err(|it| damaged(it.to_string()))? {
+            let read = effects_with_format(position, bytes);
+            let (format, effects) = read.map_err(|it| damaged(it.to_string()))?;
+            formats.check(format.into(), || place.clone())?;
+            for effect in effects {
                 let effect = effect.map_err(|it| damaged(it.to_string()))?;
                 if !state.recover(effect) || !carried.apply(effect) {
                     return Err(damaged(format!(
@@ -61,6 +64,7 @@ impl OpenJournal {
             Ok(())
         })?;
         state.start_recording(durable);
+        state.set_format(journal.format());
         state.end_recovered();
         state.set_carried_bytes(carried.memory_bytes());
         log::info!(

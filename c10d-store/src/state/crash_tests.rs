@@ -10,6 +10,7 @@ use std::collections::{HashSet, VecDeque};
 use super::StoreState;
 use super::tests::{OwnedReply, Recorder};
 use crate::journal::batch::{Effect, effects};
+use crate::journal::format::FORMAT_VERSION;
 use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
 use crate::snapshot::CloseReason;
 
@@ -462,7 +463,7 @@ impl World {
         }
         if let Some(batch) = self.state.take_batch(&mut Vec::new()) {
             if self.snapshot.is_none() && self.random.u8(..3) == 0 {
-                self.state.start_chunks(batch.0);
+                self.state.start_chunks(batch.0, FORMAT_VERSION);
                 self.snapshot = Some((batch.0, Vec::new(), false));
             }
             self.appending = Some(batch);

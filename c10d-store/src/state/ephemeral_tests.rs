@@ -6,6 +6,7 @@ use super::owners::{KeptClient, OWNED_KEYS_MAX};
 use super::tests::{OwnedReply, Recorder};
 use super::{Refusal, StoreState};
 use crate::journal::batch::effects;
+use crate::journal::format::FORMAT_VERSION;
 use crate::message::{ConnId, Keys, Payload, Request};
 use crate::moment::Moment;
 use crate::session::SessionId;
@@ -433,7 +434,7 @@ fn restart(store: &mut Store, from_snapshot: bool) -> Store {
     let mut kept = Vec::new();
     if from_snapshot {
         let position = store.state.newest_position();
-        store.state.start_chunks(position);
+        store.state.start_chunks(position, FORMAT_VERSION);
         loop {
             let (chunks, is_done) = store.state.copy_chunks(1);
             kept.extend(chunks.into_iter().map(|chunk| (position, chunk)));

@@ -153,6 +153,11 @@ impl Recorder {
         self.writer.push(effect);
     }
 
+    /// Batches that begin from now on have this version of the format.
+    pub(super) const fn set_format(&mut self, format: u8) {
+        self.writer.set_format(format);
+    }
+
     /// The number of changes so far, without those of sessions.
     pub(super) const fn changes(&self) -> u64 {
         self.changes

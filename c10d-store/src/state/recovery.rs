@@ -90,6 +90,13 @@ impl StoreState {
         self.slots.recorder = Some(Box::new(Recorder::new(durable)));
     }
 
+    /// What begins from now on is recorded in this version of the format.
+    pub(crate) fn set_format(&mut self, format: u8) {
+        if let Some(recorder) = &mut self.slots.recorder {
+            recorder.set_format(format);
+        }
+    }
+
     /// Records what happens to a session, together with what the current request changes.
     pub(crate) fn record_session(&mut self, effect: Effect<'_>) {
         if let Some(recorder) = &mut self.slots.recorder {
@@ -165,10 +172,10 @@ impl StoreState {
         }
     }
 
-    /// Starts a snapshot for the journal, of everything up to this position, which must be
+    /// Starts a snapshot for the journal in this version of the format, of everything up to this position, which must be
     /// the [newest](Self::newest_position). One of observers must not be in progress.
-    pub(crate) fn start_chunks(&mut self, position: u64) {
-        let mut writer = BatchWriter::default();
+    pub(crate) fn start_chunks(&mut self, position: u64, format: u8) {
+        let mut writer = BatchWriter::new(format);
         self.write_silences(&mut writer);
         self.sweeps.write(&mut writer);
         self.write_groups(&mut writer);

@@ -7,6 +7,7 @@ use super::StoreState;
 use super::sweeps::SCHEDULED_MAX;
 use super::tests::{OwnedReply, Recorder};
 use crate::journal::batch::effects;
+use crate::journal::format::FORMAT_VERSION;
 use crate::message::{ConnId, Keys, Payload, Request};
 use crate::moment::Moment;
 use crate::snapshot::CloseReason;
@@ -250,7 +251,7 @@ fn a_restart_keeps_what_is_deleted_and_what_will_be() {
         let mut kept = Vec::new();
         if from_snapshot {
             let position = state.newest_position();
-            state.start_chunks(position);
+            state.start_chunks(position, FORMAT_VERSION);
             let (chunks, is_done) = state.copy_chunks(usize::MAX);
             assert!(is_done);
             kept.extend(chunks.into_iter().map(|chunk| (position, chunk)));

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use byteorder::{ByteOrder, LE};
-use c10d_store::journal::JournalError;
+use c10d_store::journal::{Formats, JournalError};
 use c10d_store::unstable::{BatchWriter, Contents, Effect};
 use c10d_store::{Opcode, ServerOptions, Store, StoreError, StoreExt, TcpStore, TcpStoreServer};
 
@@ -318,6 +318,62 @@ fn snapshots_contain_what_the_batches_before_them_said() {
         .map(|(_, batch)| batch.len())
         .sum();
     assert!(bytes < 130 << 20, "{bytes} bytes of batches are left");
+}
+
+/// Others read version 1 only, at first. A snapshot has the version that they read when it is due, and so has what follows it.
+#[test]
+fn the_newest_version_is_written_from_the_next_snapshot_on() {
+    let journal = Memory::default();
+    let next = Formats {
+        oldest: 1,
+        newest: 2,
+    };
+    {
+        let mut kept = journal.kept();
+        kept.formats = Some(next);
+        (kept.format, kept.others_read) = (1, 1);
+    }
+    let server = journal.serve();
+    let store = client(&server);
+    let long = vec![3; 1 << 20];
+    let mut sum = 0;
+    let mut write_until_snapshot = |version: u8| {
+        journal.kept().snapshot = None;
+        while !journal.has_snapshot() {
+            store.set("k", &long).expect("set");
+            sum += 1;
+            assert_eq!(store.add("sum", 1).expect("add"), sum);
+        }
+        store.add("sum", 0).expect("add");
+        let kept = journal.kept();
+        let (at, chunks) = kept.snapshot.as_ref().expect("a snapshot");
+        assert!(chunks.iter().all(|chunk| chunk[0] == version), "at {at}");
+        let last = kept.batches.last().expect("a batch");
+        assert_eq!(last.1[0], version, "batch {}", last.0);
+    };
+    write_until_snapshot(1);
+    journal.kept().others_read = 2;
+    let first = journal.kept().batches.first().expect("a batch").1[0];
+    assert_eq!(first, 1, "before the next snapshot");
+    write_until_snapshot(2);
+    server.shutdown();
+
+    let again = client(&journal.serve()).add("sum", 0).expect("add");
+    assert_eq!(again, sum);
+    journal.kept().formats = None;
+    let options = ServerOptions::default().with_journal(journal);
+    let error = TcpStoreServer::bind("127.0.0.1:0", options).expect_err("newer");
+    assert!(
+        matches!(
+            error,
+            StoreError::Journal(JournalError::Newer {
+                found: 2,
+                known: 1,
+                ..
+            })
+        ),
+        "{error}"
+    );
 }
 
 #[test]

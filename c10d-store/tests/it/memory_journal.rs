@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::Cancel;
 use c10d_store::journal::{
-    Authority, Journal, JournalError, JournalIdentity, JournalSource, Recovered,
+    Authority, Formats, Journal, JournalError, JournalIdentity, JournalSource, Recovered,
 };
 use c10d_store::unstable::{Contents, effects};
 use c10d_store::{ServerOptions, TcpStoreServer};
@@ -32,6 +32,11 @@ pub(crate) struct Kept {
     leader: Option<u64>,
     /// The candidate that is to lead once nobody does.
     next_leader: Option<u64>,
+    /// The versions that it reads; none for those of this program. The next one is for tests only.
+    pub(crate) formats: Option<Formats>,
+    /// The version that it has, if it has versions, and the one that others read.
+    pub(crate) format: u8,
+    pub(crate) others_read: u8,
 }
 
 /// An engine in memory. Clones share what is kept.
@@ -212,6 +217,21 @@ impl Journal for Memory {
             visit(Recovered::Batch { position, bytes })?;
         }
         Ok(last)
+    }
+
+    fn formats(&self) -> Formats {
+        self.kept().formats.unwrap_or(Formats::OWN)
+    }
+
+    fn format(&self) -> u8 {
+        let kept = self.kept();
+        kept.formats.map_or(Formats::OWN.newest, |_| kept.format)
+    }
+
+    fn agree_on_format(&mut self) -> Result<u8, JournalError> {
+        let mut kept = self.kept();
+        kept.format = kept.others_read;
+        Ok(kept.format)
     }
 
     fn append(&mut self, position: u64, batch: &[u8]) -> Result<(), JournalError> {

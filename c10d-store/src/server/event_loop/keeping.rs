@@ -77,17 +77,21 @@ impl EventLoop {
             keeping.thread.append(position, batch, &mut keeping.memory);
             let enough = SNAPSHOT_AFTER_BYTES.max(self.state.data_bytes());
             let is_due = keeping.bytes_since_snapshot >= enough && !keeping.is_copying;
-            if is_due && !self.state.is_in_snapshot() {
+            if is_due
+                && !self.state.is_in_snapshot()
+                && let Some(format) = keeping.agreed_format()
+            {
+                self.state.set_format(format);
                 keeping.bytes_since_snapshot = 0;
                 keeping.is_copying = true;
                 keeping.thread.step(SnapshotStep::Begin { position });
-                let mut sessions = BatchWriter::default();
+                let mut sessions = BatchWriter::new(format);
                 self.sessions.carried.write(&mut sessions);
                 if !sessions.is_empty() {
                     let chunk = sessions.finish(position, Vec::new());
                     keeping.thread.step(SnapshotStep::Chunk(chunk));
                 }
-                self.state.start_chunks(position);
+                self.state.start_chunks(position, format);
             }
             self.connections.set_full(false);
             for token in std::mem::take(&mut keeping.paused) {
