@@ -24,7 +24,7 @@ mod workload;
 #[cfg(feature = "etcd")]
 pub use etcd::{
     EtcdAddressError, EtcdCandidate, EtcdDirectory, EtcdJournal, EtcdLeader, EtcdLookupError,
-    EtcdOptions, EtcdStatus,
+    EtcdMember, EtcdMemberStatus, EtcdOptions, EtcdStatus, EtcdTakeover,
 };
 pub use journal::SqliteJournal;
 pub use reader::SqliteJournalReader;

@@ -15,8 +15,19 @@ use socket2::{Domain, Socket, Type};
 /// Far longer than any step takes: ends a test that hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The program under test.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_c10d");
+
 pub(crate) fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_c10d"));
+    command_of(PROGRAM, arguments)
+}
+
+/// Of another release of the program.
+pub(crate) fn command_of<S: AsRef<OsStr>>(
+    program: &str,
+    arguments: impl IntoIterator<Item = S>,
+) -> Command {
+    let mut command = Command::new(program);
     command.args(arguments);
     prepared(command)
 }

@@ -432,6 +432,7 @@ impl Journal for EtcdJournal {
         let mut pieces = Vec::new();
         let mut shown = None;
         let mut watching = Watching::Nobody;
+        let mut has_followed = None;
         loop {
             let request = match candidate.next() {
                 Next::Lead => break,
@@ -443,6 +444,7 @@ impl Journal for EtcdJournal {
                         shown = Some(leader.clone());
                     }
                     self.follow(&mut candidate, from_revision, &mut watching, visit)?;
+                    has_followed = Some(Instant::now());
                     continue;
                 }
                 Next::Call(request) => request,
@@ -469,6 +471,8 @@ impl Journal for EtcdJournal {
                 }
                 self.lease = Some(lease);
             }
+            let tried = has_followed.map_or(Duration::ZERO, |end: Instant| end.elapsed());
+            candidate.has_tried_for(tried.as_millis() as u64);
             candidate.answered(answer, &mut pieces)?;
             pass_on(&mut pieces, visit)?;
             self.followed(candidate.position());

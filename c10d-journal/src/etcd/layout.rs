@@ -47,7 +47,11 @@ pub(crate) struct Head {
     pub(crate) writer: u64,
     /// Which of that writer's commits this is. With the writer, it tells a commit from all others.
     pub(crate) commit: u64,
+    /// Of the batches after the snapshot. `None` if the release before has written it, until the next snapshot.
+    pub(crate) log_bytes: Option<u64>,
     pub(crate) snapshot: Option<Snapshot>,
+    /// How its writer came to lead, if another process had led.
+    pub(crate) takeover: Option<Takeover>,
 }
 
 /// A complete snapshot.
@@ -59,6 +63,21 @@ pub(crate) struct Snapshot {
     pub(crate) serial: u64,
     /// How many parts it has.
     pub(crate) parts: u64,
+    /// Of its chunks. `None` if the release before has written it.
+    pub(crate) bytes: Option<u64>,
+}
+
+/// A process that has taken over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Takeover {
+    /// Of the process before.
+    pub(crate) address: String,
+    pub(crate) process: u64,
+    pub(crate) host: String,
+    /// Seconds since 1970, by the clock of the process after it.
+    pub(crate) at: u64,
+    /// From the moment at which that saw that the one before had ended.
+    pub(crate) millis: u64,
 }
 
 /// The process that serves.
@@ -221,7 +240,9 @@ impl Head {
             position: 0,
             writer: 0,
             commit: 0,
+            log_bytes: Some(0),
             snapshot: None,
+            takeover: None,
         }
     }
 
@@ -237,6 +258,7 @@ impl Head {
                 "writer": hex(snapshot.writer),
                 "serial": snapshot.serial,
                 "parts": snapshot.parts,
+                "bytes": snapshot.bytes,
             })
         });
         let store: String = self
@@ -244,6 +266,15 @@ impl Head {
             .iter()
             .map(|byte| format!("{byte:02x}"))
             .collect();
+        let takeover = self.takeover.as_ref().map(|takeover| {
+            json!({
+                "address": takeover.address,
+                "process": takeover.process,
+                "host": takeover.host,
+                "at": takeover.at,
+                "millis": takeover.millis,
+            })
+        });
         let head = json!({
             "format": self.format,
             "store": store,
@@ -251,7 +282,9 @@ impl Head {
             "position": self.position,
             "writer": hex(self.writer),
             "commit": self.commit,
+            "log_bytes": self.log_bytes,
             "snapshot": snapshot,
+            "takeover": takeover,
         });
         head.to_string().into_bytes()
     }
@@ -264,6 +297,7 @@ impl Head {
                 writer: from_hex(&snapshot["writer"])?,
                 serial: snapshot["serial"].as_u64()?,
                 parts: snapshot["parts"].as_u64()?,
+                bytes: snapshot["bytes"].as_u64(),
             }),
         };
         let position = head["position"].as_u64()?;
@@ -277,7 +311,22 @@ impl Head {
             position,
             writer: from_hex(&head["writer"])?,
             commit: head["commit"].as_u64()?,
+            log_bytes: head["log_bytes"].as_u64(),
             snapshot,
+            takeover: Takeover::parse(&head["takeover"]),
+        })
+    }
+}
+
+impl Takeover {
+    fn parse(takeover: &Value) -> Option<Self> {
+        let text = |name: &str| Some(takeover[name].as_str()?.to_owned());
+        Some(Self {
+            address: text("address")?,
+            process: takeover["process"].as_u64()?,
+            host: text("host")?,
+            at: takeover["at"].as_u64()?,
+            millis: takeover["millis"].as_u64()?,
         })
     }
 }
@@ -396,6 +445,7 @@ mod tests {
             writer: u64::MAX,
             serial: 2,
             parts: 3,
+            bytes: Some(70),
         };
         let head = Head {
             format: 1,
@@ -404,7 +454,15 @@ mod tests {
             position: 9,
             writer: 1 << 63,
             commit: 4,
+            log_bytes: Some(1 << 40),
             snapshot: Some(snapshot),
+            takeover: Some(Takeover {
+                address: "node0:29500".to_owned(),
+                process: 17,
+                host: "node0".to_owned(),
+                at: 1,
+                millis: 30,
+            }),
         };
         for head in [head.clone(), Head::new([7; 16], 1)] {
             assert_eq!(layout.parse_head(&head.encode()).expect("a head"), head);

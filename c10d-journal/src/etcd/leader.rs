@@ -6,7 +6,7 @@
 
 use c10d_store::journal::JournalError;
 
-use super::layout::{Head, Layout, Leader};
+use super::layout::{Head, Layout, Leader, Takeover};
 use super::log::{LogRecord, Stopped, Writer};
 use super::message::{
     Answer, Compare, Event, Failure, KeyValue, Keys, Op, Range, Request, Txn, Watched, code,
@@ -27,6 +27,8 @@ pub(crate) struct Candidate {
     leader: Option<(Leader, u64)>,
     /// When the head was written that it knows; 0 if there was none.
     head_revision: u64,
+    /// How long it has tried to lead.
+    tried_millis: u64,
     phase: Phase,
 }
 
@@ -95,6 +97,7 @@ impl Candidate {
             passed_on: None,
             leader: None,
             head_revision: 0,
+            tried_millis: 0,
             phase: Phase::Look,
         }
     }
@@ -120,6 +123,11 @@ impl Candidate {
     /// When it began to campaign, in seconds since 1970.
     pub(crate) const fn campaigns_since(&mut self, since: u64) {
         self.me.since = since;
+    }
+
+    /// So long ago it saw that the leader had ended.
+    pub(crate) const fn has_tried_for(&mut self, millis: u64) {
+        self.tried_millis = millis;
     }
 
     /// The position of what it has passed on last.
@@ -474,12 +482,20 @@ impl Candidate {
                 head_revision,
             } if reader.next().is_none() => {
                 self.passed_on = Some((reader.head().store, reader.head().position));
+                let takeover = self.leader.as_ref().map(|(before, _)| Takeover {
+                    address: before.address.clone(),
+                    process: before.process,
+                    host: before.host.clone(),
+                    at: self.me.since,
+                    millis: self.tried_millis,
+                });
                 self.phase = Phase::Open(Writer::open(
                     self.layout.clone(),
                     self.me.writer,
                     *led_since,
                     reader.head().clone(),
                     *head_revision,
+                    takeover,
                 ));
             }
             _ => {}

@@ -10,7 +10,7 @@
 use std::collections::VecDeque;
 use std::fmt::Write as _;
 
-use super::layout::{Head, Layout, Leader, Snapshot};
+use super::layout::{Head, Layout, Leader, Snapshot, Takeover};
 use super::message::{Answer, Compare, Failure, KeyValue, Op, Range, Request, Txn};
 
 /// How many positions that a snapshot covers one commit deletes: more than it adds.
@@ -29,6 +29,8 @@ pub(crate) struct Writer {
     steps: VecDeque<Step>,
     snapshot: Option<InProgress>,
     snapshots: u64,
+    /// Of the batch that it has written last.
+    batch_bytes: u64,
     /// Positions of the log that a snapshot covers, from the first one to before the second.
     old: (u64, u64),
 }
@@ -38,6 +40,8 @@ struct InProgress {
     snapshot: Snapshot,
     /// The revision of the head when it was begun.
     head_revision: u64,
+    /// Of the batches that are not in it.
+    log_bytes: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -77,8 +81,10 @@ impl Writer {
         led_since: u64,
         head: Head,
         head_revision: u64,
+        takeover: Option<Takeover>,
     ) -> Self {
         let opened = Head {
+            takeover,
             epoch: head.epoch + 1,
             writer,
             commit: 0,
@@ -93,6 +99,7 @@ impl Writer {
             steps: VecDeque::new(),
             snapshot: None,
             snapshots: 0,
+            batch_bytes: 0,
             old: (0, 0),
         };
         this.commit(opened, Vec::new());
@@ -233,10 +240,15 @@ impl Writer {
             self.old.0 = to;
             ops.extend(self.deletions(from, to));
         }
+        self.batch_bytes = batch.len() as u64;
         let head = Head {
             position,
+            log_bytes: (self.head.log_bytes).map(|bytes| bytes + self.batch_bytes),
             ..self.next_head()
         };
+        if let Some(progress) = &mut self.snapshot {
+            progress.log_bytes += self.batch_bytes;
+        }
         self.commit(head, ops);
     }
 
@@ -250,8 +262,14 @@ impl Writer {
                 writer: self.writer,
                 serial: self.snapshots,
                 parts: 0,
+                bytes: Some(0),
             },
             head_revision: self.head_revision,
+            log_bytes: if position < self.head.position {
+                self.batch_bytes
+            } else {
+                0
+            },
         });
         // What leaders before, and snapshots that were not finished, have left.
         let (from, to) = (self.layout.snapshots(), self.layout.snapshots_end());
@@ -271,6 +289,9 @@ impl Writer {
     /// Adds a chunk to the snapshot in progress.
     pub(crate) fn add_to_snapshot(&mut self, chunk: &[u8]) {
         let mut left = chunk;
+        if let Some(InProgress { snapshot, .. }) = &mut self.snapshot {
+            snapshot.bytes = snapshot.bytes.map(|bytes| bytes + chunk.len() as u64);
+        }
         loop {
             let (part, rest) = left.split_at(left.len().min(self.layout.part_bytes));
             left = rest;
@@ -295,12 +316,14 @@ impl Writer {
         let InProgress {
             snapshot,
             head_revision,
+            log_bytes,
         } = finished;
         let (from, first) = (self.layout.snapshots(), self.layout.snapshot(&snapshot, 0));
         let deleted_before = self.old.0.max(self.head.snapshot_position());
         self.old = (deleted_before, snapshot.position + 1);
         let head = Head {
             snapshot: Some(snapshot),
+            log_bytes: Some(log_bytes),
             ..self.next_head()
         };
         self.commit(head, Vec::new());

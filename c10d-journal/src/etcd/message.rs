@@ -30,6 +30,8 @@ pub(crate) enum Request {
     Revoke {
         lease: u64,
     },
+    /// How the member is that is asked.
+    Status,
 }
 
 /// Keys from `key` up to `end`, in order; only `key` without an end.
@@ -105,7 +107,24 @@ pub(crate) enum Answer {
         id: u64,
         ttl_seconds: u64,
     },
+    Status(MemberStatus),
     Done,
+}
+
+/// What a member of etcd says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemberStatus {
+    /// etcd's.
+    pub version: String,
+    /// Whether it leads the others.
+    pub leads: bool,
+    /// The size of its database.
+    pub database_bytes: u64,
+    /// Without what defragmentation would give back.
+    pub used_bytes: u64,
+    /// What etcd finds wrong: alarms such as `NOSPACE` with the member's number, or that it has no leader.
+    pub errors: Vec<String>,
 }
 
 /// The result of a range.
@@ -205,6 +224,7 @@ impl Request {
             Self::Grant { .. } => "/v3/lease/grant",
             Self::KeepAlive { .. } => "/v3/lease/keepalive",
             Self::Revoke { .. } => "/v3/lease/revoke",
+            Self::Status => "/v3/maintenance/status",
         }
     }
 
@@ -219,6 +239,7 @@ impl Request {
             Self::Compact { revision } => json!({ "revision": number(*revision) }),
             Self::Grant { ttl_seconds } => json!({ "TTL": number(*ttl_seconds) }),
             Self::KeepAlive { lease } | Self::Revoke { lease } => json!({ "ID": number(*lease) }),
+            Self::Status => json!({}),
         }
     }
 
@@ -243,6 +264,7 @@ impl Request {
             },
             Self::Grant { .. } => lease_of(answer)?,
             Self::KeepAlive { .. } => lease_of(&answer["result"])?,
+            Self::Status => Answer::Status(MemberStatus::parse(answer)?),
             Self::Compact { .. } | Self::Revoke { .. } => Answer::Done,
         })
     }
@@ -306,6 +328,27 @@ impl Op {
                 "range_end": encoded(end.as_bytes()),
             } }),
         }
+    }
+}
+
+impl MemberStatus {
+    fn parse(answer: &Value) -> Result<Self, &'static str> {
+        let number = |name| match &answer[name] {
+            Value::Null => Ok(0),
+            _ => number_of(answer, name),
+        };
+        let shown = |text: &Value| {
+            let text = text.as_str().unwrap_or_default().trim();
+            printable(text, MESSAGE_CHARS_MAX).to_string()
+        };
+        let leader = number("leader")?;
+        Ok(Self {
+            version: shown(&answer["version"]),
+            leads: leader != 0 && leader == number_of(&answer["header"], "member_id")?,
+            database_bytes: number("dbSize")?,
+            used_bytes: number("dbSizeInUse")?,
+            errors: list(answer, "errors").map(shown).collect(),
+        })
     }
 }
 
@@ -507,6 +550,33 @@ mod tests {
             ttl_seconds: 0,
         };
         assert_eq!(dead, Ok(expected));
+    }
+
+    #[test]
+    fn a_member_says_how_it_is() {
+        let healthy = parse(
+            r#"{"header":{"cluster_id":"4","member_id":"178","revision":"2","raft_term":"2"},"version":"3.5.16",
+                "dbSize":"24576","leader":"178","raftIndex":"5","raftTerm":"2","raftAppliedIndex":"5","dbSizeInUse":"16384"}"#,
+        );
+        let mut expected = MemberStatus {
+            version: "3.5.16".to_owned(),
+            leads: true,
+            database_bytes: 24_576,
+            used_bytes: 16_384,
+            errors: Vec::new(),
+        };
+        let status = Request::Status.parse(&healthy);
+        assert_eq!(status, Ok(Answer::Status(expected.clone())));
+        let ill = parse(
+            r#"{"header":{"member_id":"178"},"version":"3.5.16","dbSize":"24576","dbSizeInUse":"16384",
+                "errors":["memberID:178 alarm:NOSPACE ","etcdserver: no leader"]}"#,
+        );
+        expected.leads = false;
+        expected.errors = vec![
+            "memberID:178 alarm:NOSPACE".to_owned(),
+            "etcdserver: no leader".to_owned(),
+        ];
+        assert_eq!(Request::Status.parse(&ill), Ok(Answer::Status(expected)));
     }
 
     #[test]

@@ -39,7 +39,8 @@ mod sim_tests;
 mod upgrade_tests;
 
 pub use journal::EtcdJournal;
+pub use message::MemberStatus as EtcdMemberStatus;
 pub use options::{
-    EtcdAddressError, EtcdCandidate, EtcdDirectory, EtcdLeader, EtcdLookupError, EtcdOptions,
-    EtcdStatus,
+    EtcdAddressError, EtcdCandidate, EtcdDirectory, EtcdLeader, EtcdLookupError, EtcdMember,
+    EtcdOptions, EtcdStatus, EtcdTakeover,
 };

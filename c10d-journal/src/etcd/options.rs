@@ -4,7 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Credentials, Deadline, HostPort, HostPortError, is_printable};
 use c10d_store::Lookup;
@@ -12,7 +13,7 @@ use c10d_store::journal::Formats;
 
 use super::gateway::{CallError, Gateway, Site, User};
 use super::layout::{Head, Layout, Leader, Registered};
-use super::message::{Answer, Op, Range, Request, Txn};
+use super::message::{Answer, MemberStatus, Op, Range, Request, Txn};
 
 /// The members of etcd, and the prefix of the journal's keys: `etcd://H1:2379,H2:2379/PREFIX`.
 ///
@@ -178,6 +179,30 @@ pub struct EtcdCandidate {
     pub formats: Formats,
 }
 
+/// How the process that serves, or served last, has come to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EtcdTakeover {
+    /// Where the store of the process before could be reached.
+    pub address: String,
+    /// The process and host of that one, for messages.
+    pub process: String,
+    /// Seconds since 1970, by the clock of the process that took over.
+    pub at: u64,
+    /// How long that took from the moment at which it saw that the one before had ended. If that was stopped or cut off, the end of its lease.
+    pub duration: Duration,
+}
+
+/// How a member of etcd is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EtcdMember {
+    /// As the options name it.
+    pub address: HostPort,
+    /// What it says of itself, or why it does not.
+    pub status: Result<MemberStatus, String>,
+}
+
 /// The journal at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -190,6 +215,12 @@ pub struct EtcdStatus {
     pub snapshot_position: u64,
     /// The newest version of the journal's format in the log; `None` without a log.
     pub format: Option<u8>,
+    /// Of the batches after the snapshot. `None` if a release has written it that does not count them.
+    pub log_bytes: Option<u64>,
+    /// Of the snapshot; `None` without one, or as above.
+    pub snapshot_bytes: Option<u64>,
+    /// The last time that a process took over from another one, unless that served again after a pause without one.
+    pub takeover: Option<EtcdTakeover>,
     /// All processes that may lead, with the one that does. One that was killed is listed for another minute.
     pub candidates: Vec<EtcdCandidate>,
 }
@@ -207,6 +238,36 @@ impl EtcdDirectory {
     #[must_use]
     pub const fn new(options: EtcdOptions) -> Self {
         Self(options)
+    }
+
+    /// How each member of etcd is. Asks all at once, with a thread each. Blocks for at most 1.5 s.
+    #[must_use]
+    pub fn members(&self, cancel: &Cancel) -> Vec<EtcdMember> {
+        let options = &self.0;
+        thread::scope(|scope| {
+            let asked: Vec<_> = options
+                .members()
+                .iter()
+                .map(|address| {
+                    let ask = || member_status(options, address, cancel);
+                    let thread = thread::Builder::new().name("c10d-etcd-member".to_owned());
+                    (address, thread.spawn_scoped(scope, ask))
+                })
+                .collect();
+            let answers = asked.into_iter().map(|(address, asked)| {
+                let joined = asked.map(thread::ScopedJoinHandle::join);
+                let failed = |what: String| EtcdMember {
+                    address: address.clone(),
+                    status: Err(what),
+                };
+                match joined {
+                    Ok(Ok(member)) => member,
+                    Ok(Err(_)) => failed("the thread that asks it panicked".to_owned()),
+                    Err(error) => failed(format!("cannot start a thread to ask it: {error}")),
+                }
+            });
+            answers.collect()
+        })
     }
 
     /// The process that serves now; `None` while none does. Makes a connection of its own. Blocks until the deadline at most.
@@ -245,7 +306,7 @@ impl EtcdDirectory {
         let head = head.map(|head| layout.parse_head_of_any(&head)).transpose();
         let head = head.map_err(|error| failed(error.to_string()))?;
         let candidates = candidates.into_iter().map(|it| EtcdCandidate {
-            process: process_of(&it.leader),
+            process: process_of(it.leader.process, &it.leader.host),
             address: it.leader.address,
             since: it.leader.since,
             position: it.position,
@@ -254,12 +315,23 @@ impl EtcdDirectory {
         Ok(EtcdStatus {
             position: head.as_ref().map_or(0, |head| head.position),
             format: head.as_ref().map(|head| head.format),
+            log_bytes: head.as_ref().and_then(|head| head.log_bytes),
+            snapshot_bytes: head.as_ref().and_then(|head| head.snapshot.as_ref()?.bytes),
+            takeover: head.as_ref().and_then(|head| {
+                let takeover = head.takeover.as_ref()?;
+                Some(EtcdTakeover {
+                    address: takeover.address.clone(),
+                    process: process_of(takeover.process, &takeover.host),
+                    at: takeover.at,
+                    duration: Duration::from_millis(takeover.millis),
+                })
+            }),
             snapshot_position: head.as_ref().map_or(0, Head::snapshot_position),
             candidates: candidates.collect(),
             leader: match (leader, head) {
                 // Else it does not serve yet: the head is of the leader before.
                 (Some(leader), Some(head)) if leader.writer == head.writer => Some(EtcdLeader {
-                    process: process_of(&leader),
+                    process: process_of(leader.process, &leader.host),
                     address: leader.address,
                     epoch: head.epoch,
                     since: leader.since,
@@ -270,8 +342,27 @@ impl EtcdDirectory {
     }
 }
 
-fn process_of(leader: &Leader) -> String {
-    format!("process {} on {}", leader.process, leader.host)
+fn process_of(process: u64, host: &str) -> String {
+    format!("process {process} on {host}")
+}
+
+/// How long a member may take that is asked how it is.
+const MEMBER_TIMEOUT: Duration = Duration::from_millis(1500);
+
+fn member_status(options: &EtcdOptions, address: &HostPort, cancel: &Cancel) -> EtcdMember {
+    let mut site = Site::clone(&options.site);
+    site.endpoints = vec![address.clone()];
+    let mut gateway = Gateway::new(Arc::new(site), cancel.clone());
+    let deadline = Deadline::after(Instant::now(), MEMBER_TIMEOUT);
+    let status = match gateway.call(&Request::Status, deadline) {
+        Ok(Answer::Status(status)) => Ok(status),
+        Ok(_) => Err("its answer is not one to this request".to_owned()),
+        Err(error) => Err(error.to_string()),
+    };
+    EtcdMember {
+        address: address.clone(),
+        status,
+    }
 }
 
 impl Lookup for EtcdDirectory {

@@ -78,6 +78,7 @@ impl SimEtcd {
                     ttl_seconds,
                 })
             }
+            Request::Status => Err(refused(code::NOT_FOUND)),
             Request::Revoke { lease } => {
                 if !self.leases.contains_key(lease) {
                     return Err(refused(code::NOT_FOUND));
