@@ -50,5 +50,7 @@ mod stacks;
 mod store_status;
 #[cfg(all(target_os = "linux", feature = "top"))]
 mod top;
+#[cfg(feature = "etcd")]
+mod upgrade;
 mod why;
 mod why_job;
