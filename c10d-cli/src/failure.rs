@@ -113,6 +113,20 @@ impl Failure {
         self.exit_code()
     }
 
+    /// A negative answer, unless it is positive.
+    pub(crate) fn unless(is_positive: bool, text: impl FnOnce() -> String) -> Result<(), Self> {
+        match is_positive {
+            true => Ok(()),
+            false => Err(Self::No(text())),
+        }
+    }
+
+    /// A server has ended by itself.
+    pub(crate) fn ended(server: &str) -> Self {
+        let error = io::Error::other("its thread ended, see the log");
+        Self::system(format!("the {server} stopped serving"))(error)
+    }
+
     pub(crate) fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         |source| Self::System {
             what: what.into(),

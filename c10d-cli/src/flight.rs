@@ -6,8 +6,7 @@ use clap::Args;
 use elastic_agent::local_time_and_age;
 
 use crate::failure::Failure;
-use crate::output::{print, print_line};
-use crate::printable::printable_json;
+use crate::output::{print, print_json};
 use crate::status::StatusArgs;
 
 pub(crate) const EXIT_CODES: &str = "\
@@ -38,14 +37,10 @@ pub(crate) fn run(args: &FlightArgs) -> Result<(), Failure> {
     let clock = |unix_ns| local_time_and_age(unix_ns, SystemTime::now());
     let report = job.compare_flights(&job.ranks(), &clock);
     if args.json {
-        let json = serde_json::to_string(&report).unwrap_or_default();
-        print_line(printable_json(&json))?;
+        print_json(serde_json::to_string(&report).unwrap_or_default())?;
     } else {
         print(report.to_text(&clock).as_bytes())?;
     }
-    if report.ranks.iter().all(|rank| rank.error.is_none()) {
-        Ok(())
-    } else {
-        Err(Failure::No(String::new()))
-    }
+    let is_complete = report.ranks.iter().all(|rank| rank.error.is_none());
+    Failure::unless(is_complete, String::new)
 }

@@ -13,7 +13,6 @@ mod journal;
 mod man;
 mod open_files;
 mod output;
-mod parent;
 mod printable;
 mod progress;
 mod quantity;
@@ -124,18 +123,10 @@ fn main() -> ExitCode {
         Command::Run(_) => run::LOG_LEVELS,
         // Also logs that a connection is retried.
         Command::Store(StoreCommand::Client(_)) => "warn,c10d_socket::connect=info",
-        #[cfg(feature = "journal")]
-        Command::Store(StoreCommand::Journal(_)) => "warn",
-        Command::Secret(_)
-        | Command::Completions(_)
-        | Command::Man(_)
-        | Command::Progress(_)
-        | Command::Why(_)
-        | Command::Stacks(_)
-        | Command::Flight(_) => "warn",
         // A log line would be written across the screen.
         #[cfg(feature = "top")]
         Command::Top(_) => "off",
+        _ => "warn",
     };
     let has_dependents = matches!(
         cli.command,

@@ -9,10 +9,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// open; `None` without a limit.
 pub(crate) fn raise_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
+    let current = limit.maximum;
+    let raised = Rlimit { current, ..limit };
     let now = match setrlimit(Resource::Nofile, raised) {
         Ok(()) => limit.maximum,
         Err(error) => {

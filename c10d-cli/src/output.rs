@@ -2,11 +2,13 @@
 
 use std::env;
 use std::io::{self, IsTerminal, Write};
+use std::net::SocketAddr;
 
 use c10d_inspect::report_text::TextStyle;
 
 use crate::failure::Failure;
-use crate::printable::printable_lines;
+use crate::printable::{printable_json, printable_lines};
+use crate::terminal::size_of;
 
 /// The width of a terminal whose width is unknown.
 const COLUMNS_DEFAULT: usize = 100;
@@ -22,11 +24,7 @@ pub(crate) fn text_style() -> TextStyle {
     if !is_for_terminal() {
         return TextStyle::new(usize::MAX, false);
     }
-    let columns = rustix::termios::tcgetwinsize(io::stdout())
-        .map(|size| usize::from(size.ws_col))
-        .ok()
-        .filter(|columns| *columns > 0)
-        .unwrap_or(COLUMNS_DEFAULT);
+    let columns = size_of(io::stdout()).map_or(COLUMNS_DEFAULT, |(columns, _)| columns.into());
     TextStyle::new(columns.clamp(COLUMNS_MIN, COLUMNS_MAX), allows_colors())
 }
 
@@ -58,6 +56,26 @@ pub(crate) fn print(bytes: &[u8]) -> Result<(), Failure> {
         .write_all(bytes)
         .and_then(|()| stdout.flush())
         .map_err(write_failed)
+}
+
+/// Writes JSON on a line, printable to a terminal.
+pub(crate) fn print_json(json: impl std::fmt::Display) -> Result<(), Failure> {
+    print_line(printable_json(&json.to_string()))
+}
+
+/// Prints the first address, so that a script can wait for it and read the port, and logs the others.
+pub(crate) fn announce(what: &str, addresses: &[SocketAddr]) -> Result<(), Failure> {
+    let mut stdout = io::stdout();
+    let mut addresses = addresses.iter();
+    if let Some(address) = addresses.next() {
+        writeln!(stdout, "{what} {address}")
+            .and_then(|()| stdout.flush())
+            .map_err(Failure::Output)?;
+    }
+    for other in addresses {
+        log::info!("also {what} {other}");
+    }
+    Ok(())
 }
 
 pub(crate) fn print_line(answer: impl std::fmt::Display) -> Result<(), Failure> {

@@ -1,6 +1,5 @@
 //! `c10d relay`: runs a relay in the foreground.
 
-use std::io::{self, Write};
 use std::net::TcpListener;
 #[cfg(feature = "etcd")]
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use elastic_rendezvous::Endpoint;
 
 use crate::end_signals::EndSignals;
 use crate::failure::Failure;
-use crate::parent::end_with_parent;
+use crate::output::announce;
 use crate::quantity::parse_duration;
 use crate::secret::SecretArgs;
 use crate::serve::DEFAULT_PORT;
@@ -114,32 +113,15 @@ impl RelayArgs {
 /// Runs until SIGINT or SIGTERM. Prints one line when it accepts connections, so that a script can wait for it and read
 /// the port.
 pub(crate) fn run(args: &RelayArgs) -> Result<(), Failure> {
-    if args.end_with_parent {
-        end_with_parent().map_err(Failure::system("cannot watch the parent process"))?;
-    }
     // Before the address is printed: a signal right after that must not be missed.
-    let signals =
-        EndSignals::catch().map_err(Failure::system("cannot catch SIGINT and SIGTERM"))?;
+    let signals = EndSignals::catch(args.end_with_parent)?;
     let upstream = args.upstream()?;
     let options = args.options()?;
     let relay = Relay::start(upstream, args.listen()?, options)?;
-    let mut stdout = io::stdout();
-    let mut addresses = relay.local_addrs().iter();
-    if let Some(address) = addresses.next() {
-        writeln!(stdout, "listening on {address}")
-            .and_then(|()| stdout.flush())
-            .map_err(Failure::Output)?;
-    }
-    for address in addresses {
-        log::info!("also listening on {address}");
-    }
-    while !signals
-        .wait(CHECK_INTERVAL)
-        .map_err(Failure::system("cannot wait for signals"))?
-    {
+    announce("listening on", relay.local_addrs())?;
+    while !signals.wait(CHECK_INTERVAL)? {
         if !relay.is_running() {
-            let error = io::Error::other("its thread ended, see the log");
-            return Err(Failure::system("the relay stopped serving")(error));
+            return Err(Failure::ended("relay"));
         }
     }
     log::info!("received {}: stopping", signals.name());

@@ -19,7 +19,6 @@ use clap::Args;
 use crate::end_signals::EndSignals;
 use crate::failure::Failure;
 use crate::open_files;
-use crate::parent::end_with_parent;
 use crate::quantity::{ByteCount, parse_duration};
 use crate::secret::SecretArgs;
 
@@ -47,7 +46,7 @@ pub(crate) struct ServeArgs {
 
     /// The expected number of workers; warns at the start if the system cannot serve as many.
     #[arg(long, value_name = "N")]
-    world_size: Option<u64>,
+    world_size: Option<usize>,
 
     /// The longest key, including the `/` that clients put before it.
     #[arg(long, value_name = "BYTES", default_value_t = ByteCount(defaults().limits().key_bytes_max()))]
@@ -153,18 +152,17 @@ impl ServeArgs {
                 .with_plain_from_same_user(self.plain_from_same_user),
             None => options,
         };
-        let world_size = self.world_size.and_then(|size| usize::try_from(size).ok());
-        match world_size {
+        match self.world_size {
             Some(world_size) => options.with_world_size(world_size),
             None => options,
         }
     }
 
     fn explain_options(&self) -> ExplainOptions {
-        let world_size = self.world_size.and_then(|size| usize::try_from(size).ok());
-        world_size.map_or_else(ExplainOptions::default, |world_size| {
-            ExplainOptions::default().with_world_size(world_size)
-        })
+        self.world_size
+            .map_or_else(ExplainOptions::default, |world_size| {
+                ExplainOptions::default().with_world_size(world_size)
+            })
     }
 
     /// Puts a status page on the server's port; `None` if none is wanted.
@@ -230,12 +228,8 @@ fn defaults() -> ServerOptions {
 /// Serves until SIGINT or SIGTERM. Prints one line when it accepts connections, so that a script can wait
 /// for it and read the port.
 pub(crate) fn run(args: &ServeArgs) -> Result<(), Failure> {
-    if args.end_with_parent {
-        end_with_parent().map_err(Failure::system("cannot watch the parent process"))?;
-    }
     // Before the address is printed: a signal right after that must not be missed.
-    let signals =
-        EndSignals::catch().map_err(Failure::system("cannot catch SIGINT and SIGTERM"))?;
+    let signals = EndSignals::catch(args.end_with_parent)?;
     log_capacity(args, open_files::raise_limit());
 
     let credentials = args.secret.credentials()?;
@@ -284,7 +278,7 @@ fn log_capacity(args: &ServeArgs, files_left: Option<u64>) {
         "the system's limit on open files, ulimit -Hn"
     };
     log::info!("room for {room} connections ({reason})");
-    let Some(world_size) = args.world_size else {
+    let Some(world_size) = args.world_size.map(|size| size as u64) else {
         return;
     };
     if world_size > room {

@@ -8,6 +8,7 @@
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -49,9 +50,7 @@ enum Change {
 /// The system has no thread left.
 pub(crate) fn start_queue() -> io::Result<()> {
     let render = |next| match next {
-        Next::Item(Change::Text(bytes)) => screen().text(&bytes),
-        Next::Item(Change::Show(line)) => screen().show(&line, width()),
-        Next::Item(Change::Hide) => screen().hide(),
+        Next::Item(change) => screen().apply(change),
         Next::Gap(dropped) => screen().text(&gap(dropped)),
     };
     // A closed standard error takes no log.
@@ -120,39 +119,43 @@ pub(crate) fn is_live() -> bool {
     io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
 }
 
-/// Replaces the live line. Ignores errors of the terminal, which the next writer gets.
+/// Replaces the live line.
 pub(crate) fn show(line: &str) {
-    if let Some(queue) = QUEUE.get() {
-        return queue.push(line.len(), Change::Show(line.to_owned()));
-    }
-    let mut screen = screen();
-    let bytes = screen.show(line, width());
-    let _ = io::stderr().write_all(&bytes);
-    drop(screen);
+    write(line.len(), Change::Show(line.to_owned()));
 }
 
 /// Removes the live line. Blocks until it is removed, for a tenth of a second at most if writing is queued.
 pub(crate) fn hide() {
-    if let Some(queue) = QUEUE.get() {
-        if is_live() {
-            queue.push(ERASE.len(), Change::Hide);
-            queue.finish(HIDE_MAX);
+    match QUEUE.get() {
+        Some(_) if !is_live() => {}
+        queue => {
+            write(ERASE.len(), Change::Hide);
+            if let Some(queue) = queue {
+                queue.finish(HIDE_MAX);
+            }
         }
-        return;
+    }
+}
+
+/// Queues a change of so many bytes, or writes it. Ignores errors of the terminal, which the next writer gets.
+fn write(bytes: usize, change: Change) {
+    if let Some(queue) = QUEUE.get() {
+        return queue.push(bytes, change);
     }
     let mut screen = screen();
-    let bytes = screen.hide();
-    let _ = io::stderr().write_all(&bytes);
+    let _ = io::stderr().write_all(&screen.apply(change));
     drop(screen);
+}
+
+/// The columns and rows of a terminal that knows at least the former.
+pub(crate) fn size_of(terminal: impl AsFd) -> Option<(u16, u16)> {
+    let size = rustix::termios::tcgetwinsize(terminal).ok()?;
+    (size.ws_col > 0).then_some((size.ws_col, size.ws_row))
 }
 
 /// How much of a line is shown. A wrapped line cannot be erased, and some terminals wrap in the last column.
 fn width() -> usize {
-    let columns = rustix::termios::tcgetwinsize(io::stderr())
-        .map(|size| usize::from(size.ws_col))
-        .ok()
-        .filter(|columns| *columns > 0)
-        .unwrap_or(COLUMNS_DEFAULT);
+    let columns = size_of(io::stderr()).map_or(COLUMNS_DEFAULT, |(columns, _)| columns.into());
     columns.min(COLUMNS_MAX).saturating_sub(1)
 }
 
@@ -189,6 +192,14 @@ impl Screen {
     fn note_written(&mut self, bytes: &[u8]) {
         if let Some(&last) = bytes.last() {
             self.is_inside_line = last != b'\n';
+        }
+    }
+
+    fn apply(&mut self, change: Change) -> Vec<u8> {
+        match change {
+            Change::Text(bytes) => self.text(&bytes),
+            Change::Show(line) => self.show(&line, width()),
+            Change::Hide => self.hide(),
         }
     }
 

@@ -7,8 +7,7 @@ use clap::Args;
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
-use crate::output::{print, text_style};
-use crate::printable::printable_json;
+use crate::output::{print, print_json, text_style};
 use crate::status::StatusArgs;
 
 pub(crate) const EXIT_CODES: &str = "\
@@ -60,48 +59,44 @@ struct Answer {
 
 impl Answer {
     fn of(pages: &StatusPages, is_json: bool) -> Result<Self, StatusError> {
-        let server = pages.server().clone();
-        if !is_json {
-            let report = pages.get("/why.json")?;
-            return Ok(Self {
-                server,
-                report,
-                json: None,
-            });
-        }
-        let json: Map<String, Value> = pages.get("/why.json?ranks=all")?;
-        let report = serde_json::from_value(Value::Object(json.clone()));
+        let (report, json) = match is_json {
+            false => (pages.get("/why.json")?, None),
+            true => {
+                let json: Map<String, Value> = pages.get("/why.json?ranks=all")?;
+                let report = serde_json::from_value(Value::Object(json.clone()));
+                let report = report.map_err(|error| pages.not_understood("/why.json", error))?;
+                (report, Some(json))
+            }
+        };
         Ok(Self {
-            server,
-            report: report.map_err(|error| pages.not_understood("/why.json", error))?,
-            json: Some(json),
+            server: pages.server().clone(),
+            report,
+            json,
         })
     }
 
     /// Prints it. `named` is the store, and the rendezvous that names it, if the user asked the latter.
     fn print(self, named: Option<(&WorkersStore, &StatusPages)>) -> Result<(), Failure> {
-        let mut text = Vec::new();
-        match self.json {
+        let printed = match self.json {
             Some(mut json) => {
                 json.insert("store".to_owned(), self.server.to_string().into());
-                let json = Value::Object(json);
-                text.extend(printable_json(&format!("{json}\n")).into_bytes());
+                print_json(Value::Object(json))
             }
             None => {
-                text.extend(self.report.to_text(text_style()).into_bytes());
+                let mut text = self.report.to_text(text_style());
                 if let Some((store, rendezvous)) = named {
-                    let line = format!(
+                    text += &format!(
                         "\nThis is the store of the workers of run \"{}\", {}, which the rendezvous at {} names.\n",
                         printable(&store.run_id, usize::MAX),
                         self.server,
                         rendezvous.server()
                     );
-                    text.extend(line.into_bytes());
                 }
+                print(text.as_bytes())
             }
-        }
+        };
         // Exit code 4 of other commands, for an output that cannot be written, means something else here.
-        print(&text).map_err(|failure| match failure {
+        printed.map_err(|failure| match failure {
             Failure::Output(source) => Failure::system("cannot write to standard output")(source),
             failure => failure,
         })?;

@@ -7,8 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::output::print;
-use crate::printable::printable_json;
+use crate::output::{print, print_json};
 use crate::status::StatusArgs;
 
 #[derive(Debug, Args)]
@@ -31,8 +30,7 @@ pub(super) fn run(args: &ClientsArgs) -> Result<(), Failure> {
         // Every field that the server knows, also those of a newer version.
         let mut rows: Vec<Value> = pages.rows("/clients.json")?;
         rows.retain(|row| args.closed || row["closed"].is_null());
-        let text = format!("{}\n", json!({ "clients": rows }));
-        return print(printable_json(&text).as_bytes());
+        return print_json(json!({ "clients": rows }));
     }
     let mut rows: Vec<ClientRow> = pages.rows("/clients.json")?;
     rows.retain(|row| args.closed || row.closed.is_none());

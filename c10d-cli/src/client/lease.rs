@@ -1,28 +1,24 @@
 //! `c10d store lease`: owns a key for as long as this process, or a command that it runs, lives. A lock around a command.
 
 use std::ffi::OsString;
-use std::io::{ErrorKind, Read, Write};
-use std::num::NonZeroI32;
-use std::os::unix::net::UnixStream;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::io::Write;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 use std::{env, process, thread};
 
-use c10d_socket::{Backoff, BackoffOptions, Cancel, host_name, printable, wait_for_input};
+use c10d_socket::{Backoff, BackoffOptions, host_name, printable};
 use c10d_store::{StoreExt, StoreHandle};
 use clap::Args;
 use elastic_agent::{
     CommandLine, Console, ExitKind, GroupPlan, KillSwitch, Signal, StartError, WorkerGroup,
     WorkerPlan,
 };
-use signal_hook::consts::{SIGINT, SIGTERM};
 
 use super::input::{self, bytes_of};
 use super::target::{Client, TargetArgs};
+use crate::end_signals::EndSignals;
 use crate::failure::Failure;
-use crate::quantity::parse_duration;
+use crate::quantity::parse_duration_from;
 
 /// The longest time between two questions to the server, whether the key is still held, or free.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
@@ -66,16 +62,16 @@ pub(crate) struct LeaseArgs {
 /// Holds the key until the command ends, or without one until a signal arrives.
 pub(super) fn run(args: &LeaseArgs) -> Result<(), Failure> {
     let lease = Lease::acquire(args)?;
-    let wakes = Wakes::new().map_err(Failure::system("cannot catch SIGINT and SIGTERM"))?;
+    let signals = EndSignals::catch(false)?;
     if args.command.is_empty() {
         let json = super::json::pair(&args.key, &lease.value);
         args.target.answer_line(json, &args.key)?;
-        lease.hold(&wakes, |signal| signal.map(|_| ()))?;
+        lease.hold(&signals, |signal| signal.map(|_| ()))?;
         lease.release();
         return Ok(());
     }
-    let mut command = Command::start(&args.command, &wakes)?;
-    let held = lease.hold(&wakes, |signal| {
+    let mut command = Command::start(&args.command, &signals)?;
+    let held = lease.hold(&signals, |signal| {
         if let Some(signal) = signal {
             command.group.signal(signal);
         }
@@ -90,14 +86,15 @@ pub(super) fn run(args: &LeaseArgs) -> Result<(), Failure> {
         return Err(lease.lost("a process of the command cannot be ended"));
     }
     lease.release();
-    match exit {
-        ExitKind::Code(0) => Ok(()),
-        ExitKind::Code(code) => Err(Failure::Command(u8::try_from(code).unwrap_or(1))),
+    let code = match exit {
+        ExitKind::Code(code) => code,
         // As shells do.
-        ExitKind::Signal { number, .. } => {
-            Err(Failure::Command(u8::try_from(128 + number).unwrap_or(1)))
-        }
-        ExitKind::Unknown => Err(Failure::Command(1)),
+        ExitKind::Signal { number, .. } => 128 + number,
+        ExitKind::Unknown => 1,
+    };
+    match code {
+        0 => Ok(()),
+        code => Err(Failure::Command(u8::try_from(code).unwrap_or(1))),
     }
 }
 
@@ -163,13 +160,13 @@ impl<'a> Lease<'a> {
     /// The key is lost.
     fn hold<T>(
         &self,
-        wakes: &Wakes,
+        signals: &EndSignals,
         mut is_done: impl FnMut(Option<Signal>) -> Option<T>,
     ) -> Result<T, Failure> {
         let interval = self.silence().min(ASK_INTERVAL);
         let mut next = Instant::now() + interval;
         loop {
-            if let Some(done) = is_done(wakes.signal()) {
+            if let Some(done) = is_done(signals.take()) {
                 return Ok(done);
             }
             let now = Instant::now();
@@ -178,9 +175,7 @@ impl<'a> Lease<'a> {
                 next = now + interval;
             }
             let until = next.saturating_duration_since(now);
-            wakes
-                .wait(until)
-                .map_err(Failure::system("cannot wait for signals"))?;
+            signals.wait(until)?;
         }
     }
 
@@ -225,13 +220,13 @@ struct Command {
 }
 
 impl Command {
-    fn start(words: &[OsString], wakes: &Wakes) -> Result<Self, Failure> {
+    fn start(words: &[OsString], signals: &EndSignals) -> Result<Self, Failure> {
         let system = |error| Failure::system("cannot start the command")(error);
         let (program, arguments) = words.split_first().expect("clap wants a value");
         let command = CommandLine::new(program, arguments.iter().cloned());
         let plan = WorkerPlan::new(0, 0, command).with_environment(env::vars_os());
         let (exits, exit) = mpsc::channel();
-        let wake = wakes.sender.try_clone().map_err(system)?;
+        let wake = signals.waker().map_err(system)?;
         let started = WorkerGroup::start(
             GroupPlan::new(vec![plan]),
             Console::inherited(),
@@ -250,56 +245,6 @@ impl Command {
     }
 }
 
-/// SIGINT, SIGTERM and the end of the command, as a descriptor that is readable after them.
-struct Wakes {
-    woken: UnixStream,
-    sender: UnixStream,
-    /// The number of the last signal that is not handled, or 0.
-    signal: Arc<AtomicUsize>,
-}
-
-impl Wakes {
-    /// From now on these signals do not end the process.
-    fn new() -> std::io::Result<Self> {
-        let (woken, sender) = UnixStream::pair()?;
-        woken.set_nonblocking(true)?;
-        sender.set_nonblocking(true)?;
-        let signal = Arc::new(AtomicUsize::new(0));
-        for number in [SIGINT, SIGTERM] {
-            let value = usize::try_from(number).expect("signals have positive numbers");
-            // Actions run in the order of their registration: the number is set before the pipe is readable.
-            signal_hook::flag::register_usize(number, Arc::clone(&signal), value)?;
-            signal_hook::low_level::pipe::register(number, sender.try_clone()?)?;
-        }
-        Ok(Self {
-            woken,
-            sender,
-            signal,
-        })
-    }
-
-    /// The signal that arrived since the last call.
-    fn signal(&self) -> Option<Signal> {
-        let number = self.signal.swap(0, Ordering::SeqCst);
-        let number = i32::try_from(number).ok().and_then(NonZeroI32::new)?;
-        Signal::from_named_raw(number.get())
-    }
-
-    /// Waits until something happens, for at most `timeout`.
-    fn wait(&self, timeout: Duration) -> std::io::Result<()> {
-        if !wait_for_input(&self.woken, timeout, &Cancel::NEVER)? {
-            return Ok(());
-        }
-        match (&self.woken).read(&mut [0; 64]) {
-            Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
-            _ => Ok(()),
-        }
-    }
-}
-
 fn ttl(text: &str) -> Result<Duration, String> {
-    match parse_duration(text)? {
-        short if short < TTL_MIN => Err("must be at least 1s".to_owned()),
-        ttl => Ok(ttl),
-    }
+    parse_duration_from(TTL_MIN, text)
 }

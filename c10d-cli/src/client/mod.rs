@@ -11,7 +11,7 @@ mod target;
 mod watch;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::Path;
 
 use c10d_socket::printable;
 use c10d_store::{Store, StoreError, StoreExt, key_to_bytes};
@@ -218,11 +218,7 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
             let exist = args.target.connect()?.store().check(&as_strs(&args.keys))?;
             let json = json!({ "keys": args.keys, "exist": exist });
             args.target.answer_line(json, exist)?;
-            if exist {
-                Ok(())
-            } else {
-                Err(Failure::No(String::new()))
-            }
+            Failure::unless(exist, String::new)
         }
         ClientCommand::Wait(args) => {
             args.target.connect()?.store().wait(&as_strs(&args.keys))?;
@@ -232,14 +228,9 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
             let deleted = args.target.connect()?.store().delete_key(&args.key)?;
             let json = json!({ "key": args.key, "deleted": deleted });
             args.target.answer(json, b"")?;
-            if deleted {
-                Ok(())
-            } else {
-                Err(Failure::No(format!(
-                    "delete {:?}: the key does not exist",
-                    args.key
-                )))
-            }
+            Failure::unless(deleted, || {
+                format!("delete {:?}: the key does not exist", args.key)
+            })
         }
         ClientCommand::Keys(target) => {
             let keys = target.connect()?.store().list_keys()?;
@@ -251,10 +242,8 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
             let json = json!({ "keys": keys });
             if is_for_terminal() {
                 // A line break in a key must not look like two keys.
-                keys = keys
-                    .iter()
-                    .map(|key| printable(key, usize::MAX).to_string())
-                    .collect();
+                let shown = keys.iter().map(|key| printable(key, usize::MAX));
+                keys = shown.map(|key| key.to_string()).collect();
             }
             let lines: String = keys.iter().flat_map(|key| [key, "\n"]).collect();
             target.answer(json, lines.as_bytes())
@@ -292,7 +281,7 @@ pub(crate) fn run(command: &ClientCommand) -> Result<(), Failure> {
         }
         ClientCommand::Lease(args) => lease::run(args),
         ClientCommand::Ping(target) => {
-            let milliseconds = target.connect()?.ping()?.as_secs_f64() * 1e3;
+            let milliseconds = target.connect()?.tcp().ping()?.as_secs_f64() * 1e3;
             let json = json!({ "round_trip_ms": milliseconds });
             target.answer_line(json, format_args!("{milliseconds:.3} ms"))
         }
@@ -319,11 +308,11 @@ fn write(
 
 fn pop(args: &PopArgs) -> Result<(), Failure> {
     let client = args.target.connect()?;
-    if !args.no_wait {
-        let value = client.store().queue_pop(&args.key)?;
-        return args.target.answer(json::pair(&args.key, &value), &value);
-    }
-    match client.store().try_queue_pop(&args.key)? {
+    let value = match args.no_wait {
+        true => client.store().try_queue_pop(&args.key)?,
+        false => Some(client.store().queue_pop(&args.key)?),
+    };
+    match value {
         Some(value) => args.target.answer(json::pair(&args.key, &value), &value),
         None => {
             let json = json!({ "key": args.key, "value": Value::Null });
@@ -348,48 +337,34 @@ fn compare_set(args: &CompareSetArgs) -> Result<(), Failure> {
     let mut json = json::pair(&args.key, swap.value());
     json["written"] = written.into();
     args.target.answer(json, swap.value())?;
-    if written {
-        return Ok(());
-    }
-    Err(Failure::No(format!(
-        "compare-set {:?}: not written, the key does not have the expected value",
-        args.key
-    )))
+    Failure::unless(written, || {
+        format!(
+            "compare-set {:?}: not written, the key does not have the expected value",
+            args.key
+        )
+    })
 }
 
 fn multi_set(args: &MultiSetArgs) -> Result<(), Failure> {
     let mut pairs = Vec::new();
-    if args
-        .pairs
-        .iter()
-        .skip(1)
-        .step_by(2)
-        .filter(|value| *value == "-")
-        .count()
-        > 1
-    {
+    let values = args.pairs.iter().skip(1).step_by(2);
+    if values.filter(|value| *value == "-").count() > 1 {
         let text = "standard input can be read only once: at most one value can be -";
         return Err(Failure::Usage(text.to_owned()));
     }
     for pair in args.pairs.chunks(2) {
         let [key, value] = pair else {
-            return Err(Failure::Usage(format!(
-                "the key {:?} has no value",
-                pair[0]
-            )));
+            let text = format!("the key {:?} has no value", pair[0]);
+            return Err(Failure::Usage(text));
         };
         pairs.push((input::key(key)?, input::argument(value)?));
     }
     for pair in args.file.chunks_exact(2) {
-        pairs.push((
-            input::key(&pair[0])?,
-            input::file(&PathBuf::from(&pair[1]))?,
-        ));
+        let value = input::file(Path::new(&pair[1]))?;
+        pairs.push((input::key(&pair[0])?, value));
     }
-    let pairs: Vec<(&str, &[u8])> = pairs
-        .iter()
-        .map(|(key, value)| (*key, value.as_slice()))
-        .collect();
+    let pairs = pairs.iter().map(|(key, value)| (*key, value.as_slice()));
+    let pairs: Vec<(&str, &[u8])> = pairs.collect();
     let client = args.target.connect()?;
     client.write("multi-set".to_owned(), |store| store.multi_set(&pairs))?;
     let keys: Vec<&str> = pairs.iter().map(|(key, _)| *key).collect();

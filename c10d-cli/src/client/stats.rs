@@ -8,12 +8,11 @@ use c10d_socket::printable;
 use clap::Args;
 use jiff::Timestamp;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::failure::Failure;
-use crate::output::{print, print_line};
-use crate::printable::printable_json;
-use crate::quantity::parse_duration;
+use crate::output::{print, print_json, print_line};
+use crate::quantity::parse_duration_from;
 use crate::status::StatusArgs;
 
 /// Shorter intervals would measure the command itself.
@@ -34,10 +33,7 @@ pub(crate) struct StatsArgs {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    match parse_duration(text)? {
-        short if short < INTERVAL_MIN => Err("must be at least 100ms".to_owned()),
-        interval => Ok(interval),
-    }
+    parse_duration_from(INTERVAL_MIN, text)
 }
 
 /// The counters at one time.
@@ -77,11 +73,11 @@ pub(super) fn run(args: &StatsArgs) -> Result<(), Failure> {
         thread::sleep(due.saturating_duration_since(Instant::now()));
         let now = sample()?;
         let seconds = now.at.duration_since(before.at).as_secs_f64();
-        let rates = Rates::between(&before.counters, &now.counters, seconds);
+        let rates = rates_between(&before.counters, &now.counters, seconds);
         if args.json {
             let mut json = now.json.clone();
             json["time"] = format!("{:.3}", now.time).into();
-            json["rates"] = rates.json();
+            json["rates"] = json_of(&rates);
             print_json(&json)?;
         } else {
             print_line(line(now.time, &now.counters, &rates))?;
@@ -90,66 +86,58 @@ pub(super) fn run(args: &StatsArgs) -> Result<(), Failure> {
     }
 }
 
-fn print_json(json: &Value) -> Result<(), Failure> {
-    print(printable_json(&format!("{json}\n")).as_bytes())
+/// The counters whose changes are shown.
+const CHANGING: [&str; 5] = [
+    "requests",
+    "received_bytes",
+    "sent_bytes",
+    "opened",
+    "closed",
+];
+
+/// Changes per second of [`CHANGING`].
+type Rates = [f64; CHANGING.len()];
+
+/// A counter that is smaller than before belongs to a restarted server, and counts from 0.
+fn rates_between(before: &StoreCounters, now: &StoreCounters, seconds: f64) -> Rates {
+    let counts = |of: &StoreCounters| {
+        let closed = of.closed_by_peer + of.closed_by_failure + of.closed_by_refusal;
+        [
+            of.requests_total,
+            of.received_bytes,
+            of.sent_bytes,
+            of.opened,
+            closed,
+        ]
+    };
+    let (before, now) = (counts(before), counts(now));
+    std::array::from_fn(|at| {
+        let change = now[at].checked_sub(before[at]).unwrap_or(now[at]);
+        change as f64 / seconds.max(1e-3)
+    })
 }
 
-/// Changes per second.
-#[derive(Debug, PartialEq)]
-struct Rates {
-    requests: f64,
-    received_bytes: f64,
-    sent_bytes: f64,
-    opened: f64,
-    closed: f64,
-}
-
-impl Rates {
-    /// A counter that is smaller than before belongs to a restarted server, and counts from 0.
-    fn between(before: &StoreCounters, now: &StoreCounters, seconds: f64) -> Self {
-        let rate = |before: u64, now: u64| {
-            let change = now.checked_sub(before).unwrap_or(now);
-            change as f64 / seconds.max(1e-3)
-        };
-        Self {
-            requests: rate(before.requests_total, now.requests_total),
-            received_bytes: rate(before.received_bytes, now.received_bytes),
-            sent_bytes: rate(before.sent_bytes, now.sent_bytes),
-            opened: rate(before.opened, now.opened),
-            closed: rate(closed(before), closed(now)),
-        }
-    }
-
-    fn json(&self) -> Value {
-        let rounded = |rate: f64| (rate * 1000.0).round() / 1000.0;
-        json!({
-            "requests": rounded(self.requests),
-            "received_bytes": rounded(self.received_bytes),
-            "sent_bytes": rounded(self.sent_bytes),
-            "opened": rounded(self.opened),
-            "closed": rounded(self.closed),
-        })
-    }
-}
-
-const fn closed(counters: &StoreCounters) -> u64 {
-    counters.closed_by_peer + counters.closed_by_failure + counters.closed_by_refusal
+fn json_of(rates: &Rates) -> Value {
+    let rounded = rates.map(|rate| (rate * 1000.0).round() / 1000.0);
+    let named = CHANGING.into_iter().zip(rounded);
+    named.collect()
 }
 
 const HEADING: &str = "TIME                      CONNECTIONS  WAITS    KEYS   STORED B  REQUESTS/S  RECEIVED B/S    SENT B/S  OPENED/S  CLOSED/S";
 
 fn line(time: Timestamp, counters: &StoreCounters, rates: &Rates) -> String {
+    let [requests, received, sent, opened, closed] = rates;
     format!(
         "{time:.3}  {:>11}  {:>5}  {:>6}  {:>9}  {:>10.1}  {:>12.0}  {:>10.0}  {:>8.1}  {:>8.1}",
         counters.connections,
         counters.waits,
         counters.keys,
         counters.stored_bytes,
-        rates.requests,
-        rates.received_bytes,
-        rates.sent_bytes,
-        rates.opened,
-        rates.closed,
+        requests,
+        received,
+        sent,
+        opened,
+        closed,
     )
 }
 
@@ -181,6 +169,8 @@ fn totals(counters: &StoreCounters) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn counters(json: Value) -> StoreCounters {
@@ -196,9 +186,9 @@ mod tests {
             "requests_total": 300, "received_bytes": 5000, "opened": 5, "closed_by_peer": 2,
             "closed_by_failure": 3, "connections": 4, "waits": 3, "keys": 12, "stored_bytes": 999
         }));
-        let rates = Rates::between(&before, &now, 2.0);
+        let rates = rates_between(&before, &now, 2.0);
         assert_eq!(
-            rates.json(),
+            json_of(&rates),
             json!({
                 "requests": 100.0, "received_bytes": 2000.0, "sent_bytes": 0.0, "opened": 0.0,
                 "closed": 2.0
@@ -222,9 +212,9 @@ mod tests {
             ]
         );
         assert_eq!(line.len(), HEADING.len());
-        let restarted = Rates::between(&now, &before, 1.0);
-        assert_eq!(restarted.requests, 100.0);
-        assert!(Rates::between(&before, &now, 0.0).requests.is_finite());
+        let restarted = rates_between(&now, &before, 1.0);
+        assert_eq!(restarted[0], 100.0);
+        assert!(rates_between(&before, &now, 0.0)[0].is_finite());
     }
 
     #[test]

@@ -10,8 +10,7 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::failure::Failure;
-use crate::output::{print_line, print_of_others};
-use crate::printable::printable_json;
+use crate::output::{print_json, print_line, print_of_others};
 use crate::quantity::parse_duration;
 use crate::server_address::{ServerArgs, client_options};
 use crate::status::pages_of;
@@ -29,12 +28,12 @@ pub(crate) struct TargetArgs {
 
     /// Puts PREFIX/ before every key, as PyTorch's PrefixStore does.
     #[arg(long)]
-    prefix: Option<String>,
+    pub(super) prefix: Option<String>,
 
     /// Prints the answer as one JSON object: {"key": "k", "value": "text"}, or for a value that is not
     /// UTF-8 {"key": "k", "base64": "//4="}. Errors are still lines on standard error.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 /// Enough for a running server, and the minimum of the store for operations that do not wait.
@@ -69,19 +68,10 @@ impl TargetArgs {
         pages_of(&self.server, self.timeout)
     }
 
-    /// The option --prefix.
-    pub(super) fn prefix(&self) -> Option<&str> {
-        self.prefix.as_deref()
-    }
-
-    pub(super) const fn is_json(&self) -> bool {
-        self.json
-    }
-
     /// Prints the object with --json, else the bytes.
     pub(super) fn answer(&self, json: Value, bytes: &[u8]) -> Result<(), Failure> {
         if self.json {
-            print_line(printable_json(&json.to_string()))
+            print_json(json)
         } else {
             print_of_others(bytes)
         }
@@ -90,7 +80,7 @@ impl TargetArgs {
     /// Prints the object with --json, else the text and a newline.
     pub(super) fn answer_line(&self, json: Value, text: impl Display) -> Result<(), Failure> {
         if self.json {
-            print_line(printable_json(&json.to_string()))
+            print_json(json)
         } else {
             print_line(text)
         }
@@ -125,9 +115,5 @@ impl Client {
                 source: Box::new(error),
             }),
         }
-    }
-
-    pub(super) fn ping(&self) -> Result<Duration, Failure> {
-        Ok(self.tcp.ping()?)
     }
 }

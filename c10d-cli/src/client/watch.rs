@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use super::target::{Client, TargetArgs};
 use crate::failure::Failure;
-use crate::output::print;
-use crate::printable::{printable_json, printable_value};
+use crate::output::{print_json, print_line};
+use crate::printable::printable_value;
 
 /// How often the keys of a prefix are compared with those before.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ pub(crate) struct WatchArgs {
 /// Prints changes until the command is interrupted or the connection is lost.
 pub(super) fn run(args: &WatchArgs) -> Result<(), Failure> {
     let client = args.target.connect()?;
-    match (&args.key, args.target.prefix()) {
+    match (&args.key, args.target.prefix.as_deref()) {
         (Some(key), _) => watch_key(&args.target, &client, key),
         (None, prefix) => watch_prefix(&args.target, &client, prefix.unwrap_or_default()),
     }
@@ -48,10 +48,10 @@ fn watch_key(target: &TargetArgs, client: &Client, key: &str) -> Result<(), Fail
     let mut value = client.store().wait_change(key, Known::nothing(), None)?;
     loop {
         let now = Timestamp::now();
-        if target.is_json() {
+        if target.json {
             let mut change = super::json::pair(key, &value);
             change["length"] = value.len().into();
-            print_json(now, change)?;
+            print_change(now, change)?;
         } else {
             let shown = printable_value(&value, VALUE_SHOWN_MAX);
             print_text(now, key, &format!("{} B  {shown}", value.len()))?;
@@ -63,18 +63,21 @@ fn watch_key(target: &TargetArgs, client: &Client, key: &str) -> Result<(), Fail
 }
 
 fn watch_prefix(target: &TargetArgs, client: &Client, prefix: &str) -> Result<(), Failure> {
-    let source = KeySource::of(target, client)?;
+    let pages = pages_with_versions(target, client)?;
     let mut known = BTreeMap::new();
     loop {
-        let now = source.keys(prefix)?;
+        let now = match &pages {
+            Some(pages) => keys_of(pages, prefix)?,
+            None => keys_and_hashes(client.tcp(), prefix)?,
+        };
         let time = Timestamp::now();
         for change in changes(&known, &now) {
-            if target.is_json() {
+            if target.json {
                 let json = match change.length {
                     Some(length) => json!({ "key": change.key, "length": length }),
                     None => json!({ "key": change.key, "deleted": true }),
                 };
-                print_json(time, json)?;
+                print_change(time, json)?;
             } else {
                 let what = change.length.map(|length| format!("{length} B"));
                 print_text(time, change.key, what.as_deref().unwrap_or("deleted"))?;
@@ -86,13 +89,15 @@ fn watch_prefix(target: &TargetArgs, client: &Client, prefix: &str) -> Result<()
 }
 
 fn print_text(time: Timestamp, key: &str, what: &str) -> Result<(), Failure> {
-    let line = format!("{time:.3}  {}  {what}\n", printable(key, usize::MAX));
-    print(line.as_bytes())
+    print_line(format_args!(
+        "{time:.3}  {}  {what}",
+        printable(key, usize::MAX)
+    ))
 }
 
-fn print_json(time: Timestamp, mut change: Value) -> Result<(), Failure> {
+fn print_change(time: Timestamp, mut change: Value) -> Result<(), Failure> {
     change["time"] = format!("{time:.3}").into();
-    print(printable_json(&format!("{change}\n")).as_bytes())
+    print_json(change)
 }
 
 /// What identifies a value: its length, and a number that differs for another value.
@@ -129,34 +134,19 @@ fn changes<'k>(
     changes
 }
 
-/// Where the keys and the marks of their values come from.
-#[derive(Debug)]
-enum KeySource<'c> {
-    /// A c10d server: it counts the writes of each value.
-    Pages(StatusPages),
-    /// Any other server: reads all values, of which it keeps a hash.
-    Values(&'c dyn Store),
-}
-
-impl<'c> KeySource<'c> {
-    fn of(target: &TargetArgs, client: &'c Client) -> Result<Self, Failure> {
-        if client.tcp().has_prompt_watch() {
-            let pages = target.pages()?;
-            // Without status pages it is asked as PyTorch's servers are.
-            if pages.get::<Value>("/keys.json?count=0").is_ok() {
-                return Ok(Self::Pages(pages));
-            }
-        }
-        Ok(Self::Values(client.tcp()))
+/// The pages of a c10d server, which counts the writes of each value; `None` for any other, whose values are read, and
+/// known by a hash.
+fn pages_with_versions(
+    target: &TargetArgs,
+    client: &Client,
+) -> Result<Option<StatusPages>, Failure> {
+    if !client.tcp().has_prompt_watch() {
+        return Ok(None);
     }
-
-    /// The keys that begin with `prefix`.
-    fn keys(&self, prefix: &str) -> Result<BTreeMap<String, Mark>, Failure> {
-        match self {
-            Self::Pages(pages) => Ok(keys_of(pages, prefix)?),
-            Self::Values(store) => Ok(keys_and_hashes(*store, prefix)?),
-        }
-    }
+    let pages = target.pages()?;
+    // Without status pages it is asked as PyTorch's servers are.
+    let is_served = pages.get::<Value>("/keys.json?count=0").is_ok();
+    Ok(is_served.then_some(pages))
 }
 
 fn keys_of(pages: &StatusPages, prefix: &str) -> Result<BTreeMap<String, Mark>, StatusError> {

@@ -74,26 +74,20 @@ impl<'a> Report<'a> {
     }
 
     fn text(&self, is_intact: bool) -> String {
-        let snapshot = match &self.kept.snapshot {
-            Pieces {
-                positions: Some((position, _)),
-                count,
-                bytes,
-            } => {
-                format!("of position {position}, {count} chunks, {bytes} B")
-            }
-            _ => "none".to_owned(),
+        let shown = |of: &Pieces, text: &dyn Fn(&Pieces, (u64, u64)) -> String| {
+            let positions = of.positions;
+            positions.map_or_else(|| "none".to_owned(), |it| text(of, it))
         };
-        let batches = match &self.kept.batches {
-            Pieces {
-                positions: Some((first, last)),
-                count,
-                bytes,
-            } => {
-                format!("{count}, from position {first} to {last}, {bytes} B")
-            }
-            _ => "none".to_owned(),
-        };
+        let snapshot = shown(&self.kept.snapshot, &|of, (position, _)| {
+            format!(
+                "of position {position}, {} chunks, {} B",
+                of.count, of.bytes
+            )
+        });
+        let batches = shown(&self.kept.batches, &|of, (first, last)| {
+            let (count, bytes) = (of.count, of.bytes);
+            format!("{count}, from position {first} to {last}, {bytes} B")
+        });
         format!(
             "store     {}, served {} times\n\
              snapshot  {snapshot}\n\

@@ -1,7 +1,7 @@
 //! `--dry-run`: the plan of a launcher, and where each value is from.
 
 use std::ffi::OsString;
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -59,17 +59,14 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
     lines.add("endpoint", shown_endpoint(plan), origin(plan, "endpoint"));
     lines.add("is host", if is_host { "yes" } else { "no" }, None);
     lines.add("run id", parameters.run_id(), origin(plan, "run id"));
-    lines.add(
-        "workers",
-        agent.local_world_size().to_string(),
-        origin(plan, "workers"),
-    );
+    let workers = agent.local_world_size();
+    lines.add("workers", workers, origin(plan, "workers"));
     lines.add("command", command(plan).join(" "), None);
     lines.add("log dir", log_dir(plan), None);
     let logs = agent.logs();
     for (name, streams) in [("redirects", logs.redirects()), ("tee", logs.tee())] {
         if !streams.is_empty() {
-            lines.add(name, streams.to_string(), None);
+            lines.add(name, streams, None);
         }
     }
     if let Some(preload) = agent.preload() {
@@ -82,39 +79,33 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
         let modules = preload.modules().join(",");
         lines.add("preload", format!("{modules}{how}"), None);
     }
-    if let Some(directory) = &plan.store_dir {
-        lines.add("store dir", directory.display().to_string(), None);
-    }
-    if let Some(candidates) = plan.store_candidates {
-        lines.add("store candidates", candidates.to_string(), None);
-    }
-    if let Some(port) = plan.store_port {
-        lines.add("store port", port.to_string(), None);
-    }
-    if parameters.shares_store().unwrap_or(false) {
-        lines.add("workers' store", "that of the rendezvous", None);
-    }
-    if parameters.has_relays() {
-        lines.add("relay", "yes", None);
-    }
+    let store_dir = plan.store_dir.as_ref();
+    let shares_store = parameters.shares_store().unwrap_or(false);
+    lines.add_given("store dir", store_dir.map(|path| path.display()));
+    lines.add_given("store candidates", plan.store_candidates);
+    lines.add_given("store port", plan.store_port);
+    lines.add_given(
+        "workers' store",
+        shares_store.then_some("that of the rendezvous"),
+    );
+    lines.add_given("relay", parameters.has_relays().then_some("yes"));
     for (name, value) in environment(plan) {
         lines.add("environment", format!("{name}={value}"), None);
     }
-    let max_restarts =
-        max_restarts(plan).map_or_else(|| "no limit".to_owned(), |max| max.to_string());
-    lines.add("max restarts", max_restarts, None);
+    // Without a limit if only other rules limit the restarts.
+    let max = agent.restart_rules().restarts_max();
+    let max = max.map_or_else(|| "no limit".to_owned(), |max| max.to_string());
+    lines.add("max restarts", max, None);
     for (name, rule) in restart_rules(plan) {
         lines.add(name, rule, None);
     }
-    if let Some(check) = agent.health_check() {
-        lines.add("health check", check.command().to_string_lossy(), None);
-    }
-    if let Some(timeout) = agent.shutdown_timeout() {
-        lines.add("shutdown timeout", format!("{timeout:?}"), None);
-    }
-    if let Some(period) = plan.grace_period {
-        lines.add("grace period", format!("{period:?}"), None);
-    }
+    let check = agent.health_check();
+    lines.add_given(
+        "health check",
+        check.map(|it| it.command().to_string_lossy()),
+    );
+    lines.add_given("shutdown timeout", time(agent.shutdown_timeout()));
+    lines.add_given("grace period", time(plan.grace_period));
     for warning in &plan.warnings {
         lines.add("warning", warning, None);
     }
@@ -125,10 +116,12 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
 pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
     let (agent, parameters) = (plan.launcher.agent(), plan.launcher.rendezvous());
     let origins = plan.origins.iter();
-    let origins = origins.map(|origin| (origin.name.replace(' ', "_"), origin.from.clone().into()));
+    let origins = origins.map(|origin| (origin.name.replace(' ', "_"), &*origin.from));
+    let rules = restart_rules(plan).into_iter();
+    let rules = rules.map(|(name, rule)| (name.replace(' ', "_"), rule));
     json!({
         "scheduler": plan.scheduler,
-        "sources": Value::Object(origins.collect()),
+        "sources": origins.collect::<Value>(),
         "min_nodes": parameters.min_nodes(),
         "max_nodes": parameters.max_nodes(),
         "node_rank": plan.node_rank,
@@ -143,16 +136,14 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "redirects": agent.logs().redirects().to_string(),
         "tee": agent.logs().tee().to_string(),
         "health_check": agent.health_check().map(|it| it.command().to_string_lossy()),
-        "restart_rules": restart_rules(plan).into_iter().map(|(name, rule)| (name.replace(' ', "_"), rule.into()))
-            .collect::<serde_json::Map<String, Value>>(),
+        "restart_rules": rules.collect::<Value>(),
         "store_dir": plan.store_dir,
         "store_candidates": plan.store_candidates,
         "store_port": plan.store_port,
         "workers_store": if parameters.shares_store().unwrap_or(false) { "rendezvous" } else { "agent" },
         "relay": parameters.has_relays(),
-        "environment": environment(plan).into_iter().map(|(name, value)| (name.to_owned(), value.into()))
-            .collect::<serde_json::Map<String, Value>>(),
-        "max_restarts": max_restarts(plan),
+        "environment": environment(plan).into_iter().collect::<Value>(),
+        "max_restarts": agent.restart_rules().restarts_max(),
         "shutdown_timeout": agent.shutdown_timeout().map(|timeout| timeout.as_secs_f64()),
         "grace_period": plan.grace_period.map(|period| period.as_secs_f64()),
         "warnings": plan.warnings,
@@ -163,10 +154,16 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
 struct Lines(String);
 
 impl Lines {
-    fn add(&mut self, name: &str, value: impl AsRef<str>, from: Option<&str>) {
+    fn add(&mut self, name: &str, value: impl Display, from: Option<&str>) {
         let from = from.map_or_else(String::new, |from| format!(" ({from})"));
         // Writing to memory does not fail.
-        let _ = writeln!(self.0, "{name:16}  {}{from}", value.as_ref());
+        let _ = writeln!(self.0, "{name:16}  {value}{from}");
+    }
+
+    fn add_given(&mut self, name: &str, value: Option<impl Display>) {
+        if let Some(value) = value {
+            self.add(name, value, None);
+        }
     }
 }
 
@@ -177,11 +174,8 @@ fn origin<'p>(plan: &'p RunPlan, name: &str) -> Option<&'p str> {
 }
 
 fn nodes(plan: &RunPlan) -> String {
-    let (min, max) = (
-        plan.launcher.rendezvous().min_nodes(),
-        plan.launcher.rendezvous().max_nodes(),
-    );
-    format!("{min}:{max}")
+    let parameters = plan.launcher.rendezvous();
+    format!("{}:{}", parameters.min_nodes(), parameters.max_nodes())
 }
 
 fn endpoint(plan: &RunPlan) -> Result<Endpoint, EndpointError> {
@@ -212,19 +206,18 @@ fn log_dir(plan: &RunPlan) -> String {
     }
 }
 
+fn time(time: Option<Duration>) -> Option<String> {
+    time.map(|time| format!("{time:?}"))
+}
+
 /// The rules for restarts besides their number.
 fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
     let rules = plan.launcher.agent().restart_rules();
-    let progress = plan
-        .launcher
-        .agent()
-        .progress()
-        .cloned()
-        .unwrap_or_default();
+    let progress = plan.launcher.agent().progress();
+    let progress = progress.cloned().unwrap_or_default();
     let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
     let codes = rules.final_exit_codes.iter().map(i32::to_string);
     let codes = codes.collect::<Vec<_>>().join(",");
-    let time = |time: Option<Duration>| time.map(|time| format!("{time:?}"));
     let keep = plan.launcher.agent().keep_workers().map(|keep| {
         let dead = match keep.replacement {
             Replacement::Fork => format!("dead ones are replaced after {:?}", keep.replace_after),
@@ -233,18 +226,13 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
         };
         format!("{} at least, {dead}", keep.members_min)
     });
+    let budget = rules.budget;
+    let budget = budget.map(|it| format!("{} in any {:?}", it.restarts, it.window));
+    let without_progress = rules.max_without_progress.map(|max| max.to_string());
     let all = [
         ("keep workers", keep),
-        (
-            "restart budget",
-            rules
-                .budget
-                .map(|it| format!("{} in any {:?}", it.restarts, it.window)),
-        ),
-        (
-            "without progress",
-            rules.max_without_progress.map(|max| max.to_string()),
-        ),
+        ("restart budget", budget),
+        ("without progress", without_progress),
         ("no restart after", Some(codes).filter(|it| !it.is_empty())),
         ("progress file", path(&progress.file)),
         ("progress timeout", time(progress.timeout)),
@@ -255,11 +243,6 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
         .into_iter()
         .filter_map(|(name, rule)| Some((name, rule?)));
     given.collect()
-}
-
-/// `None` if only other rules limit the restarts.
-const fn max_restarts(plan: &RunPlan) -> Option<usize> {
-    plan.launcher.agent().restart_rules().restarts_max()
 }
 
 /// The variables of workers that do not depend on the round.

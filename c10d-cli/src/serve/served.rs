@@ -1,6 +1,5 @@
 //! A server that serves, and its pages.
 
-use std::io::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use c10d_store::TcpStoreServer;
 
 use crate::end_signals::EndSignals;
 use crate::failure::Failure;
+use crate::output::announce;
 
 /// How often to check that the server still serves, so that no idle process remains after a failure.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -22,16 +22,9 @@ pub(super) struct Served {
 impl Served {
     /// Prints one line, with the first address.
     pub(super) fn announce(&self, what: &str) -> Result<(), Failure> {
-        let mut stdout = io::stdout();
-        let address = self.server.local_addr();
-        writeln!(stdout, "{what} {address}")
-            .and_then(|()| stdout.flush())
-            .map_err(Failure::Output)?;
-        for other in self.server.local_addrs().iter().skip(1) {
-            log::info!("also {what} {other}");
-        }
+        announce(what, self.server.local_addrs())?;
         if self.status.is_some() {
-            log::info!("status page: http://{address}/");
+            log::info!("status page: http://{}/", self.server.local_addr());
         }
         Ok(())
     }
@@ -41,15 +34,12 @@ impl Served {
     /// # Errors
     /// The server has stopped by itself.
     pub(super) fn ends(&self, signals: &EndSignals, timeout: Duration) -> Result<bool, Failure> {
-        let ends = signals
-            .wait(timeout)
-            .map_err(Failure::system("cannot wait for signals"))?;
+        let ends = signals.wait(timeout)?;
         if !ends && let Some(error) = self.server.journal_failure() {
             return Err(Failure::JournalEnded(error.to_string()));
         }
         if !ends && !self.server.is_running() {
-            let error = io::Error::other("its thread ended, see the log");
-            return Err(Failure::system("the server stopped serving")(error));
+            return Err(Failure::ended("server"));
         }
         Ok(ends)
     }

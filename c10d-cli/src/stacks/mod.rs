@@ -7,8 +7,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
-use crate::output::{print, print_line};
-use crate::printable::printable_json;
+use crate::output::{print, print_json};
 use crate::status::StatusArgs;
 use ranks::RankArg;
 
@@ -50,7 +49,7 @@ pub(crate) fn run(args: &StacksArgs) -> Result<(), Failure> {
     let choice = ranks::choose(job.report(), &args.ranks, args.all).map_err(Failure::Usage)?;
     let answers = job.stacks(&choice.ranks);
     if args.json {
-        print_line(printable_json(&to_json(&answers).to_string()))?;
+        print_json(to_json(&answers))?;
     } else {
         let headline = job.report().headline_text();
         let reason = choice.reason.unwrap_or_default();
@@ -58,10 +57,8 @@ pub(crate) fn run(args: &StacksArgs) -> Result<(), Failure> {
         let parts: Vec<String> = above.chain([answers_text(&answers)]).collect();
         print(parts.join("\n").trim_start_matches('\n').as_bytes())?;
     }
-    if answers.iter().any(|answer| answer.stacks.is_none()) {
-        return Err(Failure::No(String::new()));
-    }
-    Ok(())
+    let is_complete = answers.iter().all(|answer| answer.stacks.is_some());
+    Failure::unless(is_complete, String::new)
 }
 
 fn to_json(answers: &[RankAnswer]) -> Value {

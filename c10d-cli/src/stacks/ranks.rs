@@ -46,34 +46,23 @@ pub(crate) struct Choice {
 /// A named rank is none of the job, in one line.
 pub(crate) fn choose(report: &Report, named: &[RankArg], all: bool) -> Result<Choice, String> {
     let known: BTreeSet<usize> = report.ranks.iter().map(|rank| rank.rank).collect();
-    if !named.is_empty() {
-        return Ok(Choice {
-            ranks: named_ranks(&known, named)?,
-            reason: None,
-        });
+    if all || !named.is_empty() {
+        let ranks = match all {
+            true => known,
+            false => named_ranks(&known, named)?,
+        };
+        let reason = None;
+        return Ok(Choice { ranks, reason });
     }
-    if all {
-        return Ok(Choice {
-            ranks: known,
-            reason: None,
-        });
-    }
-    let suspects: BTreeSet<usize> = report
-        .ranks
-        .iter()
-        .filter(|rank| rank.is_suspect)
-        .map(|rank| rank.rank)
-        .collect();
+    let suspects = report.ranks.iter().filter(|rank| rank.is_suspect);
+    let suspects: BTreeSet<usize> = suspects.map(|rank| rank.rank).collect();
     if suspects.is_empty() {
         let ranks: BTreeSet<usize> = known.iter().copied().take(DEFAULT_MAX).collect();
-        let reason = if ranks.len() < known.len() {
-            format!(
-                "No rank is suspected: the first {DEFAULT_MAX} of {} are shown.",
-                known.len()
-            )
-        } else {
-            "No rank is suspected: all are shown.".to_owned()
+        let shown = match ranks.len() < known.len() {
+            true => format!("the first {DEFAULT_MAX} of {}", known.len()),
+            false => "all".to_owned(),
         };
+        let reason = format!("No rank is suspected: {shown} are shown.");
         return Ok(Choice {
             ranks,
             reason: Some(reason),

@@ -1,6 +1,6 @@
 //! The cause above the ranks, in as many lines as it needs and the screen has.
 
-use c10d_inspect::http::FindingSummary;
+use c10d_inspect::http::StatusOverview;
 use c10d_inspect::report_text::wrapped;
 use c10d_socket::printable;
 
@@ -37,13 +37,8 @@ pub(super) struct CauseLine {
 }
 
 /// The lines for a screen of this size, without characters that change the terminal.
-pub(super) fn cause_lines(
-    headline: &str,
-    findings: &[FindingSummary],
-    memberships: &[String],
-    columns: usize,
-    rows: usize,
-) -> Vec<CauseLine> {
+pub(super) fn cause_lines(status: &StatusOverview, columns: usize, rows: usize) -> Vec<CauseLine> {
+    let headline = &status.headline;
     let lines_max = HEADLINE_LINES_MIN.max(rows / HEADLINE_SHARE);
     let mut headline_lines = cut(headline, columns, lines_max);
     if headline_lines.len() < HEADLINE_LINES_MIN {
@@ -56,12 +51,12 @@ pub(super) fn cause_lines(
         is_consequence: false,
     };
     let mut lines: Vec<CauseLine> = headline_lines.into_iter().map(headline_line).collect();
-    let others = findings.iter().filter(|it| it.text != headline);
+    let others = status.findings.iter().filter(|it| it.text != *headline);
     for finding in others.take(FINDINGS_MAX) {
         let mark = if finding.is_consequence { THEN } else { ALSO };
         lines.extend(lines_of(mark, &finding.text, columns, rows));
     }
-    for membership in memberships.iter().take(MEMBERSHIPS_MAX) {
+    for membership in status.memberships.iter().take(MEMBERSHIPS_MAX) {
         lines.extend(lines_of(GROUP, membership, columns, rows));
     }
     lines
@@ -102,7 +97,15 @@ fn cut(text: &str, columns: usize, lines_max: usize) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use c10d_inspect::http::FindingSummary;
+
     use super::*;
+
+    fn status(headline: &str) -> StatusOverview {
+        let mut status = StatusOverview::default();
+        status.headline = headline.to_owned();
+        status
+    }
 
     fn texts(headline: &str, findings: &[&str], columns: usize, rows: usize) -> Vec<String> {
         let finding = |text: &&str| {
@@ -111,8 +114,9 @@ mod tests {
             finding.is_consequence = true;
             finding
         };
-        let findings: Vec<FindingSummary> = findings.iter().map(finding).collect();
-        let lines = cause_lines(headline, &findings, &[], columns, rows).into_iter();
+        let mut status = status(headline);
+        status.findings = findings.iter().map(finding).collect();
+        let lines = cause_lines(&status, columns, rows).into_iter();
         lines.map(|line| line.mark + &line.text).collect()
     }
 
@@ -143,14 +147,16 @@ mod tests {
     #[test]
     fn a_short_cause_leaves_the_ranks_where_they_are() {
         assert_eq!(texts("Fine.", &[], 80, 24), ["Fine.", ""]);
-        assert_eq!(cause_lines("", &[], &[], 80, 24).len(), 2);
+        assert_eq!(cause_lines(&status(""), 80, 24).len(), 2);
         assert_eq!(texts("Fine.", &[], 0, 0).len(), 2);
     }
 
     #[test]
     fn a_group_is_below_the_cause() {
         let group = ["job/0: generation 2 of 4 members; committed".to_owned()];
-        let lines = cause_lines("Fine.", &[], &group, 80, 24);
+        let mut status = status("Fine.");
+        status.memberships = group.to_vec();
+        let lines = cause_lines(&status, 80, 24);
         let shown = lines.last().expect("a line");
         assert_eq!((lines.len(), shown.mark.as_str()), (3, " group: "));
         assert_eq!(shown.text, group[0]);

@@ -12,8 +12,8 @@ const CELLS_STEP: usize = 16;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Grid {
     ranks: usize,
-    cells_per_line: usize,
-    ranks_per_cell: usize,
+    pub(super) cells_per_line: usize,
+    pub(super) ranks_per_cell: usize,
 }
 
 impl Grid {
@@ -34,14 +34,6 @@ impl Grid {
             cells_per_line,
             ranks_per_cell,
         }
-    }
-
-    pub(super) const fn cells_per_line(&self) -> usize {
-        self.cells_per_line
-    }
-
-    pub(super) const fn ranks_per_cell(&self) -> usize {
-        self.ranks_per_cell
     }
 
     pub(super) const fn cells(&self) -> usize {
@@ -74,8 +66,8 @@ mod tests {
         for ranks in [0, 1, 17, 1000, 16_384, 100_000] {
             for (columns, lines) in [(80, 24), (200, 100), (9, 1), (0, 0), (25, 3)] {
                 let grid = Grid::new(ranks, columns, lines);
-                assert!(grid.cells() <= grid.cells_per_line() * lines.max(1));
-                assert!(grid.cells_per_line() + LABEL_COLUMNS <= columns.max(LABEL_COLUMNS + 1));
+                assert!(grid.cells() <= grid.cells_per_line * lines.max(1));
+                assert!(grid.cells_per_line + LABEL_COLUMNS <= columns.max(LABEL_COLUMNS + 1));
                 let covered = (0..grid.cells()).flat_map(|cell| grid.ranks_in(cell));
                 assert!(covered.eq(0..ranks));
                 for rank in 0..ranks.min(100) {
@@ -87,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_large_screen_shows_16_384_ranks_in_a_cell_each() {
-        assert_eq!(Grid::new(16_384, 200, 90).ranks_per_cell(), 1);
-        assert_eq!(Grid::new(16_384, 80, 20).ranks_per_cell(), 16);
+        assert_eq!(Grid::new(16_384, 200, 90).ranks_per_cell, 1);
+        assert_eq!(Grid::new(16_384, 80, 20).ranks_per_cell, 16);
     }
 }

@@ -14,20 +14,16 @@ pub(super) struct Keys {
     pending: Vec<u8>,
 }
 
-/// What the pending bytes are.
-enum Decoded {
-    /// A key, or nothing for a sequence that is none of [`Key`], and the number of its bytes.
-    Complete(Option<Key>, usize),
-    /// More bytes must follow.
-    Incomplete,
-}
+/// A key, or nothing for a sequence that is none of [`Key`], and the number of its bytes; `None` while more bytes must
+/// follow.
+type Decoded = Option<(Option<Key>, usize)>;
 
 impl Keys {
     /// The keys that the bytes complete.
     pub(super) fn take(&mut self, bytes: &[u8]) -> Vec<Key> {
         self.pending.extend_from_slice(bytes);
         let mut keys = Vec::new();
-        while let Decoded::Complete(key, length) = decode(&self.pending) {
+        while let Some((key, length)) = decode(&self.pending) {
             keys.extend(key);
             self.pending.drain(..length);
         }
@@ -47,17 +43,17 @@ impl Keys {
 
 fn decode(bytes: &[u8]) -> Decoded {
     match *bytes {
-        [] | [ESCAPE] | [ESCAPE, b'O'] => Decoded::Incomplete,
-        [ESCAPE, b'O', end, ..] => Decoded::Complete(cursor_key(end), 3),
+        [] | [ESCAPE] | [ESCAPE, b'O'] => None,
+        [ESCAPE, b'O', end, ..] => Some((cursor_key(end), 3)),
         [ESCAPE, b'[', ref rest @ ..] => control_sequence(rest),
         // The key of that name, typed before another one.
-        [ESCAPE, ..] => Decoded::Complete(Some(Key::Escape), 1),
-        [0x03, ..] => Decoded::Complete(Some(Key::Interrupt), 1),
-        [b'\r' | b'\n', ..] => Decoded::Complete(Some(Key::Enter), 1),
-        [b'\t', ..] => Decoded::Complete(Some(Key::Tab), 1),
-        [0x08 | 0x7f, ..] => Decoded::Complete(Some(Key::Backspace), 1),
-        [byte @ b' '..=b'~', ..] => Decoded::Complete(Some(Key::Char(char::from(byte))), 1),
-        [0..0x80, ..] => Decoded::Complete(None, 1),
+        [ESCAPE, ..] => Some((Some(Key::Escape), 1)),
+        [0x03, ..] => Some((Some(Key::Interrupt), 1)),
+        [b'\r' | b'\n', ..] => Some((Some(Key::Enter), 1)),
+        [b'\t', ..] => Some((Some(Key::Tab), 1)),
+        [0x08 | 0x7f, ..] => Some((Some(Key::Backspace), 1)),
+        [byte @ b' '..=b'~', ..] => Some((Some(Key::Char(char::from(byte))), 1)),
+        [0..0x80, ..] => Some((None, 1)),
         _ => character(bytes),
     }
 }
@@ -65,9 +61,8 @@ fn decode(bytes: &[u8]) -> Decoded {
 /// ECMA-48, section 5.4: parameters, then one byte that ends the sequence. `bytes` follow the introducer.
 fn control_sequence(bytes: &[u8]) -> Decoded {
     const INTRODUCER: usize = 2;
-    let Some(end) = bytes.iter().position(|byte| !(0x20..0x40).contains(byte)) else {
-        return Decoded::Incomplete;
-    };
+    let is_last = |byte: &u8| !(0x20..0x40).contains(byte);
+    let end = bytes.iter().position(is_last)?;
     let key = match (&bytes[..end], bytes[end]) {
         (b"1" | b"7", b'~') => Some(Key::Home),
         (b"4" | b"8", b'~') => Some(Key::End),
@@ -76,7 +71,7 @@ fn control_sequence(bytes: &[u8]) -> Decoded {
         (b"", letter) => cursor_key(letter),
         _ => None,
     };
-    Decoded::Complete(key, INTRODUCER + end + 1)
+    Some((key, INTRODUCER + end + 1))
 }
 
 const fn cursor_key(letter: u8) -> Option<Key> {
@@ -93,19 +88,15 @@ const fn cursor_key(letter: u8) -> Option<Key> {
 
 /// A character of several bytes.
 fn character(bytes: &[u8]) -> Decoded {
-    let Some(chunk) = bytes.utf8_chunks().next() else {
-        return Decoded::Incomplete;
-    };
+    let chunk = bytes.utf8_chunks().next()?;
     if let Some(char) = chunk.valid().chars().next() {
         let key = Some(Key::Char(char)).filter(|_| !char.is_control());
-        return Decoded::Complete(key, char.len_utf8());
+        return Some((key, char.len_utf8()));
     }
     match std::str::from_utf8(chunk.invalid()) {
         // The start of a character, at the end of what has arrived.
-        Err(error) if error.error_len().is_none() && chunk.invalid().len() == bytes.len() => {
-            Decoded::Incomplete
-        }
-        _ => Decoded::Complete(None, chunk.invalid().len().max(1)),
+        Err(error) if error.error_len().is_none() && chunk.invalid().len() == bytes.len() => None,
+        _ => Some((None, chunk.invalid().len().max(1))),
     }
 }
 

@@ -115,8 +115,9 @@ pub(super) enum View {
     Table,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Sort {
+    #[default]
     Rank,
     /// Those that need attention first.
     State,
@@ -128,14 +129,17 @@ pub(super) enum Sort {
 }
 
 impl Sort {
+    /// With their names, in the order of the variants.
+    const ALL: [(Self, &'static str); 5] = [
+        (Self::Rank, "rank"),
+        (Self::State, "state"),
+        (Self::Wait, "longest wait"),
+        (Self::LastRequest, "last request"),
+        (Self::Host, "host"),
+    ];
+
     const fn next(self) -> Self {
-        match self {
-            Self::Rank => Self::State,
-            Self::State => Self::Wait,
-            Self::Wait => Self::LastRequest,
-            Self::LastRequest => Self::Host,
-            Self::Host => Self::Rank,
-        }
+        Self::ALL[(self as usize + 1) % Self::ALL.len()].0
     }
 
     /// Whether the overview is not enough to sort.
@@ -144,13 +148,7 @@ impl Sort {
     }
 
     pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Rank => "rank",
-            Self::State => "state",
-            Self::Wait => "longest wait",
-            Self::LastRequest => "last request",
-            Self::Host => "host",
-        }
+        Self::ALL[self as usize].1
     }
 }
 
@@ -178,9 +176,9 @@ impl Row {
 }
 
 /// All that `c10d top` knows.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Top {
-    overview: Option<Overview>,
+    pub(super) overview: Option<Overview>,
     overview_at: Duration,
     /// By rank.
     rows: BTreeMap<usize, Row>,
@@ -188,23 +186,25 @@ pub(super) struct Top {
     chunks: BTreeMap<usize, Duration>,
     in_progress: Option<Request>,
     not_before: Duration,
-    failure: Option<String>,
+    /// Why the last request failed, until one succeeds.
+    pub(super) failure: Option<String>,
     view: Option<View>,
     is_detailed: bool,
     /// The selected rank.
-    selected: usize,
+    pub(super) selected: usize,
     /// The first line of the table that is shown, as an index into the order.
-    first_line: usize,
+    pub(super) first_line: usize,
     sort: Sort,
     is_reversed: bool,
     /// In lower case.
-    search: String,
-    is_searching: bool,
-    is_helping: bool,
+    pub(super) search: String,
+    pub(super) is_searching: bool,
+    /// The keys and letters are explained instead of the ranks.
+    pub(super) is_helping: bool,
     columns: usize,
     lines: usize,
-    /// Made from the fields above after each change.
-    order: Vec<usize>,
+    /// The ranks of the table's lines, as of the last change while the table was shown.
+    pub(super) order: Vec<usize>,
     wanted: (Vec<usize>, Duration),
 }
 
@@ -212,28 +212,11 @@ pub(super) struct Top {
 const FIXED_LINES: usize = 1 + 1 + 1;
 
 impl Top {
-    pub(super) fn new(columns: usize, rows: usize) -> Self {
+    pub(super) fn new(columns: usize, lines: usize) -> Self {
         Self {
-            overview: None,
-            overview_at: Duration::ZERO,
-            rows: BTreeMap::new(),
-            chunks: BTreeMap::new(),
-            in_progress: None,
-            not_before: Duration::ZERO,
-            failure: None,
-            view: None,
-            is_detailed: false,
-            selected: 0,
-            first_line: 0,
-            sort: Sort::Rank,
-            is_reversed: false,
-            search: String::new(),
-            is_searching: false,
-            is_helping: false,
             columns,
-            lines: rows,
-            order: Vec::new(),
-            wanted: (Vec::new(), ROWS_EVERY),
+            lines,
+            ..Self::default()
         }
     }
 
@@ -265,18 +248,9 @@ impl Top {
 
     // What is shown.
 
-    pub(super) fn overview(&self) -> Option<&Overview> {
-        self.overview.as_ref()
-    }
-
     /// How long ago the overview was fetched.
     pub(super) fn age(&self, now: Duration) -> Duration {
         now.saturating_sub(self.overview_at)
-    }
-
-    /// Why the last request failed, until one succeeds.
-    pub(super) fn failure(&self) -> Option<&str> {
-        self.failure.as_deref()
     }
 
     pub(super) fn cells(&self) -> &[RankCell] {
@@ -294,63 +268,28 @@ impl Top {
         self.chunks.contains_key(&(rank / CHUNK))
     }
 
-    pub(super) const fn selected(&self) -> usize {
-        self.selected
-    }
-
     /// The rank whose details fill the screen.
     pub(super) fn detailed(&self) -> Option<(usize, &RankCell)> {
-        let cell = self
-            .cells()
-            .get(self.selected)
-            .filter(|_| self.is_detailed)?;
-        Some((self.selected, cell))
+        let cell = self.cells().get(self.selected)?;
+        self.is_detailed.then_some((self.selected, cell))
     }
 
     /// Few ranks are a table at first, more than fit on the screen a grid.
     pub(super) fn view(&self) -> View {
+        let fits = self.cells().len() < self.main_lines();
         self.view
-            .unwrap_or(if self.cells().len() < self.main_lines() {
-                View::Table
-            } else {
-                View::Grid
-            })
+            .unwrap_or(if fits { View::Table } else { View::Grid })
     }
 
     pub(super) const fn sort(&self) -> (Sort, bool) {
         (self.sort, self.is_reversed)
     }
 
-    pub(super) fn search(&self) -> &str {
-        &self.search
-    }
-
-    pub(super) const fn is_searching(&self) -> bool {
-        self.is_searching
-    }
-
-    pub(super) const fn first_line(&self) -> usize {
-        self.first_line
-    }
-
     /// The headline, and the findings that say something else.
     pub(super) fn cause_lines(&self) -> Vec<CauseLine> {
-        let overview = self.overview.as_ref();
+        let status = self.overview.as_ref().map(|overview| &overview.status);
         let none = StatusOverview::default();
-        let status = overview.map_or(&none, |overview| &overview.status);
-        let (headline, findings) = (&status.headline, &status.findings);
-        cause_lines(
-            headline,
-            findings,
-            &status.memberships,
-            self.columns,
-            self.lines,
-        )
-    }
-
-    /// Whether the keys and letters are explained instead of the ranks.
-    pub(super) const fn is_helping(&self) -> bool {
-        self.is_helping
+        cause_lines(status.unwrap_or(&none), self.columns, self.lines)
     }
 
     pub(super) fn grid(&self) -> Grid {
@@ -372,11 +311,6 @@ impl Top {
             })
     }
 
-    /// The ranks of the table's lines, in their order. Of the last change while the table was shown.
-    pub(super) fn order(&self) -> &[usize] {
-        &self.order
-    }
-
     fn ordered(&self) -> Vec<usize> {
         let cells = self.cells();
         let mut order: Vec<usize> = (0..cells.len())
@@ -385,17 +319,13 @@ impl Top {
         let row = |rank: usize| self.row(rank);
         // Largest first, unknown last.
         let descending = |value: Option<u64>| value.map_or(u64::MAX, |value| u64::MAX - 1 - value);
+        let waits = |rank: &usize| descending(row(*rank).and_then(|row| row.waits_ms));
+        let silent = |rank: &usize| descending(row(*rank).and_then(|row| row.last_request_ms));
         match self.sort {
             Sort::Rank => {}
             Sort::State => order.sort_by_key(|rank| u8::MAX - severity(&cells[*rank])),
-            Sort::Wait => {
-                order
-                    .sort_by_cached_key(|rank| descending(row(*rank).and_then(|row| row.waits_ms)));
-            }
-            Sort::LastRequest => {
-                order
-                    .sort_by_key(|rank| descending(row(*rank).and_then(|row| row.last_request_ms)));
-            }
+            Sort::Wait => order.sort_by_cached_key(waits),
+            Sort::LastRequest => order.sort_by_cached_key(silent),
             Sort::Host => order.sort_by_cached_key(|rank| {
                 let host = row(*rank).and_then(|row| row.host.as_deref());
                 (host.is_none(), host)
@@ -515,7 +445,7 @@ impl Top {
     /// those that need attention most.
     fn open(&mut self) {
         let grid = self.grid();
-        if self.view() == View::Grid && grid.ranks_per_cell() > 1 && !self.is_detailed {
+        if self.view() == View::Grid && grid.ranks_per_cell > 1 && !self.is_detailed {
             let ranks = grid.ranks_beside(self.selected);
             let worst = ranks
                 .rev()
@@ -543,12 +473,12 @@ impl Top {
     fn move_by(&mut self, key: Key) {
         if self.view() == View::Grid && !self.is_detailed {
             let grid = self.grid();
-            let line = grid.cells_per_line() * grid.ranks_per_cell();
+            let line = grid.cells_per_line * grid.ranks_per_cell;
             let last = self.cells().len().saturating_sub(1);
             let rank = self.selected;
             self.selected = match key {
-                Key::Left => rank.saturating_sub(grid.ranks_per_cell()),
-                Key::Right => (rank + grid.ranks_per_cell()).min(last),
+                Key::Left => rank.saturating_sub(grid.ranks_per_cell),
+                Key::Right => (rank + grid.ranks_per_cell).min(last),
                 Key::Up => rank.checked_sub(line).unwrap_or(rank),
                 Key::Down if rank + line <= last => rank + line,
                 Key::PageUp | Key::Home => 0,
@@ -620,12 +550,8 @@ impl Top {
                 }
                 if self.overview.is_none() {
                     // The rank that is to blame, if any.
-                    let first = overview
-                        .status
-                        .cells
-                        .iter()
-                        .position(|cell| cell.is_suspect);
-                    self.selected = first.unwrap_or(0);
+                    let mut cells = overview.status.cells.iter();
+                    self.selected = cells.position(|cell| cell.is_suspect).unwrap_or(0);
                 }
                 self.overview = Some(overview);
             }
@@ -674,10 +600,9 @@ impl Top {
         }
         let is_table = self.view() == View::Table;
         if !self.search.is_empty() || (is_table && self.sort.needs_rows()) {
-            let every = if cells <= CHUNK {
-                ROWS_EVERY
-            } else {
-                ALL_ROWS_EVERY
+            let every = match cells <= CHUNK {
+                true => ROWS_EVERY,
+                false => ALL_ROWS_EVERY,
             };
             return ((0..cells.div_ceil(CHUNK)).collect(), every);
         }

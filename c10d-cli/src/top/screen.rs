@@ -21,6 +21,7 @@ use ratatui::{Frame, Terminal, TerminalOptions, Viewport};
 
 use super::keys::Keys;
 use super::model::Key;
+use crate::terminal::size_of;
 
 /// For a terminal that does not know its size.
 const SIZE_DEFAULT: (u16, u16) = (80, 24);
@@ -122,10 +123,8 @@ impl Drop for Screen {
 
 /// The size of the terminal that is written to, which need not be the controlling one.
 fn current_size() -> (u16, u16) {
-    match rustix::termios::tcgetwinsize(io::stdout()) {
-        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col, size.ws_row),
-        _ => SIZE_DEFAULT,
-    }
+    let size = size_of(io::stdout()).filter(|(_, rows)| *rows > 0);
+    size.unwrap_or(SIZE_DEFAULT)
 }
 
 /// Gives the terminal back before the message of a panic is printed, which would be lost otherwise.

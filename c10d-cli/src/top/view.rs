@@ -27,7 +27,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, top: &Top, now: Duration, has_colors: 
     painter.counts(top);
     let main_lines = top.main_lines();
     let end = painter.used + main_lines;
-    if top.is_helping() {
+    if top.is_helping {
         painter.help(end);
     } else if let Some((rank, cell)) = top.detailed() {
         painter.details(top, rank, cell, end);
@@ -82,6 +82,9 @@ const KEYS: [(&str, &str); 8] = [
     ("q", "quit"),
 ];
 
+const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
+const DIM: Style = Style::new().add_modifier(Modifier::DIM);
+
 /// The longest part of a host name in a table.
 const HOST_COLUMNS_MAX: usize = 20;
 
@@ -111,32 +114,33 @@ impl Painter<'_, '_> {
     fn title(&mut self, top: &Top, now: Duration) {
         let age = u64::try_from(top.age(now).as_millis()).unwrap_or(u64::MAX);
         let age = age_text(age);
-        let (text, style) = match (top.failure(), top.overview()) {
+        let (text, style) = match (top.failure.as_deref(), top.overview.as_ref()) {
             (Some(reason), None) => (reason.to_owned(), self.bad()),
             (Some(reason), Some(_)) => (format!("state of {age} ago: {reason}"), self.bad()),
             (None, None) => ("connecting".to_owned(), Style::new()),
-            (None, Some(_)) => (format!("updated {age} ago"), self.dim()),
+            (None, Some(_)) => (format!("updated {age} ago"), DIM),
         };
-        let target = top.overview().map_or("", |overview| &overview.target);
+        let target = top
+            .overview
+            .as_ref()
+            .map_or("", |overview| &overview.target);
         let name = format!("c10d top  {target}  ");
-        self.line(vec![span(&name, self.bold()), span(&text, style)]);
+        self.line(vec![span(&name, BOLD), span(&text, style)]);
     }
 
     fn cause(&mut self, top: &Top) {
-        let headline = match top
-            .overview()
-            .is_some_and(|overview| overview.status.is_stuck)
-        {
+        let overview = top.overview.as_ref();
+        let headline = match overview.is_some_and(|overview| overview.status.is_stuck) {
             true => self.bad(),
             false => self.good(),
         };
         for line in top.cause_lines() {
             let style = match (line.is_headline, line.is_consequence) {
                 (true, _) => headline,
-                (false, true) => self.dim(),
+                (false, true) => DIM,
                 (false, false) => Style::new(),
             };
-            self.line(vec![span(&line.mark, self.dim()), span(&line.text, style)]);
+            self.line(vec![span(&line.mark, DIM), span(&line.text, style)]);
         }
     }
 
@@ -156,7 +160,7 @@ impl Painter<'_, '_> {
             if self.used >= end {
                 return;
             }
-            let name = span(&format!("  {name:<16}"), self.bold());
+            let name = span(&format!("  {name:<16}"), BOLD);
             self.line(vec![name, span(what, Style::new())]);
         }
     }
@@ -165,13 +169,13 @@ impl Painter<'_, '_> {
     fn counts(&mut self, top: &Top) {
         let cells = top.cells();
         let per_cell = match top.view() {
-            View::Grid if top.grid().ranks_per_cell() > 1 => {
-                format!(" (worst of {} a cell)", top.grid().ranks_per_cell())
+            View::Grid if top.grid().ranks_per_cell > 1 => {
+                format!(" (worst of {} a cell)", top.grid().ranks_per_cell)
             }
             _ => String::new(),
         };
         let text = format!("{} ranks{per_cell}: ", cells.len());
-        let mut spans = vec![span(&text, self.bold())];
+        let mut spans = vec![span(&text, BOLD)];
         for state in STATES {
             let count = cells.iter().filter(|cell| cell.state == state).count();
             if count > 0 {
@@ -190,22 +194,19 @@ impl Painter<'_, '_> {
     fn grid(&mut self, top: &Top) {
         let grid = top.grid();
         let cells = top.cells();
-        let selected = grid.cell_of(top.selected());
-        let is_searched = !top.search().is_empty();
-        for line in 0..grid.cells().div_ceil(grid.cells_per_line()) {
-            let first = line * grid.cells_per_line();
-            let last = (first + grid.cells_per_line()).min(grid.cells());
+        let selected = grid.cell_of(top.selected);
+        let is_searched = !top.search.is_empty();
+        for line in 0..grid.cells().div_ceil(grid.cells_per_line) {
+            let first = line * grid.cells_per_line;
+            let last = (first + grid.cells_per_line).min(grid.cells());
             let label = grid.ranks_in(first).start;
             let width = LABEL_COLUMNS - 1;
-            let mut spans = vec![span(&format!("{label:>width$} "), self.dim())];
+            let mut spans = vec![span(&format!("{label:>width$} "), DIM)];
             for at in first..last {
                 let ranks = grid.ranks_in(at);
                 // The first of the worst.
-                let Some(worst) = cells[ranks.clone()]
-                    .iter()
-                    .rev()
-                    .max_by_key(|cell| severity(cell))
-                else {
+                let members = cells[ranks.clone()].iter().rev();
+                let Some(worst) = members.max_by_key(|cell| severity(cell)) else {
                     continue;
                 };
                 let mut style = self.style_of_cell(worst);
@@ -227,31 +228,26 @@ impl Painter<'_, '_> {
     }
 
     fn table(&mut self, top: &Top, end: usize) {
-        let order = top.order();
+        let order = &top.order;
         let cells = top.cells();
         let lines = end.saturating_sub(self.used + 1);
-        let shown: Vec<usize> = order
+        let shown = order.iter().copied().skip(top.first_line).take(lines);
+        let shown: Vec<usize> = shown.collect();
+        let hosts = shown
             .iter()
-            .copied()
-            .skip(top.first_line())
-            .take(lines)
-            .collect();
-        let host_of = |rank: &usize| top.row(*rank).and_then(|row| row.host.as_deref());
-        let widths = shown
-            .iter()
-            .filter_map(host_of)
-            .map(|host| host.chars().count());
+            .filter_map(|rank| top.row(*rank)?.host.as_ref());
+        let widths = hosts.map(|host| host.chars().count());
         let host_width = widths.max().unwrap_or(0).clamp(4, HOST_COLUMNS_MAX);
         let heading = format!(
             "{:>8} {:<12} {:>11} {:>12} {:>8} {:<host_width$} {}",
             "RANK", "STATE", "WAITS FOR", "LAST REQUEST", "PID", "HOST", "WHAT IT DOES"
         );
-        self.line(vec![span(&heading, self.bold())]);
+        self.line(vec![span(&heading, BOLD)]);
         for rank in shown {
             let cell = &cells[rank];
             let mut style = self.style_of_cell(cell);
             let mut rest = Style::new();
-            if rank == top.selected() {
+            if rank == top.selected {
                 style = style.add_modifier(Modifier::REVERSED);
                 rest = rest.add_modifier(Modifier::REVERSED);
             }
@@ -261,9 +257,9 @@ impl Painter<'_, '_> {
             let text = row.map(|row| row_text(row, host_width)).unwrap_or_default();
             self.line(vec![span(&state, style), span(&text, rest)]);
         }
-        if order.is_empty() && !top.search().is_empty() {
-            let text = format!("no rank matches {:?}", top.search());
-            self.line(vec![span(&text, self.dim())]);
+        if order.is_empty() && !top.search.is_empty() {
+            let text = format!("no rank matches {:?}", top.search);
+            self.line(vec![span(&text, DIM)]);
         }
     }
 
@@ -276,13 +272,11 @@ impl Painter<'_, '_> {
             } else {
                 "  asking the server"
             };
-            return self.line(vec![span(text, self.dim())]);
+            return self.line(vec![span(text, DIM)]);
         };
         let mut facts = facts_of(row);
-        let findings = top
-            .overview()
-            .map_or(&[][..], |overview| &overview.status.findings);
-        for finding in findings {
+        let overview = top.overview.as_ref();
+        for finding in overview.iter().flat_map(|it| &it.status.findings) {
             if finding.is_to_blame(rank) {
                 facts.push(("cause of", finding.text.clone()));
             } else if finding.is_holding_up(rank) {
@@ -298,21 +292,21 @@ impl Painter<'_, '_> {
                 }
                 let name = if index == 0 { name } else { "" };
                 let part: String = part.iter().collect();
-                let name = span(&format!("  {name:<14}  "), self.dim());
+                let name = span(&format!("  {name:<14}  "), DIM);
                 self.line(vec![name, Span::raw(part)]);
             }
         }
     }
 
     fn footer(&mut self, top: &Top) {
-        if top.is_searching() {
-            let typed = format!("/{}_", top.search());
+        if top.is_searching {
+            let typed = format!("/{}_", top.search);
             let help = "   rank, host, pid or key; Enter keeps it, Esc clears it";
-            return self.line(vec![span(&typed, self.bold()), span(help, self.dim())]);
+            return self.line(vec![span(&typed, BOLD), span(help, DIM)]);
         }
         let (sort, is_reversed) = top.sort();
         let reversed = if is_reversed { ", reversed" } else { "" };
-        let search = match top.search() {
+        let search = match &*top.search {
             "" => String::new(),
             text => format!("  n next of {text:?}"),
         };
@@ -320,7 +314,7 @@ impl Painter<'_, '_> {
             "q quit  ? help  Tab view  Enter open  Esc back  / search{search}  s sort ({}{reversed})",
             sort.name()
         );
-        self.line(vec![span(&help, self.dim())]);
+        self.line(vec![span(&help, DIM)]);
     }
 
     fn line(&mut self, spans: Vec<Span<'_>>) {
@@ -359,14 +353,6 @@ impl Painter<'_, '_> {
 
     fn good(&self) -> Style {
         self.colored(Color::Green)
-    }
-
-    fn bold(&self) -> Style {
-        Style::new().add_modifier(Modifier::BOLD)
-    }
-
-    fn dim(&self) -> Style {
-        Style::new().add_modifier(Modifier::DIM)
     }
 
     fn colored(&self, color: Color) -> Style {
@@ -410,39 +396,31 @@ fn row_text(row: &RankReport, host_width: usize) -> String {
 
 /// What is known of a rank, as names and values.
 fn facts_of(row: &RankReport) -> Vec<(&'static str, String)> {
-    let mut facts = Vec::new();
-    let mut add = |name, value: Option<String>| facts.extend(value.map(|value| (name, value)));
-    add(
-        "does",
-        Some(row.doing.clone()).filter(|text| !text.is_empty()),
-    );
-    add("waits for", row.waits_for.clone());
-    add(
-        "since",
-        row.waits_ms.map(|age| format!("{} ago", age_text(age))),
-    );
-    add("last request", row.last_request.clone());
-    add(
-        "sent",
-        row.last_request_ms
-            .map(|age| format!("{} ago", age_text(age))),
-    );
-    add("host", row.host.clone());
-    add("node", row.node_rank.map(|rank| rank.to_string()));
-    add("process", row.pid.map(|pid| pid.to_string()));
-    add("known by", Some(sureness_text(row.sureness).to_owned()));
+    let ago = |age: Option<u64>| age.map(|age| format!("{} ago", age_text(age)));
+    let some = |text: String| Some(text).filter(|text| !text.is_empty());
     let connections: Vec<String> = row.connections.iter().map(ToString::to_string).collect();
-    add(
-        "connections",
-        Some(connections.join(", ")).filter(|text| !text.is_empty()),
-    );
-    add("debug server", row.debug_url.clone());
     let socket = row.debug_socket.as_ref();
-    add(
-        "debug socket",
-        socket.map(|path| path.to_string_lossy().into_owned()),
-    );
-    facts
+    let facts = [
+        ("does", some(row.doing.clone())),
+        ("waits for", row.waits_for.clone()),
+        ("since", ago(row.waits_ms)),
+        ("last request", row.last_request.clone()),
+        ("sent", ago(row.last_request_ms)),
+        ("host", row.host.clone()),
+        ("node", row.node_rank.map(|rank| rank.to_string())),
+        ("process", row.pid.map(|pid| pid.to_string())),
+        ("known by", some(sureness_text(row.sureness).to_owned())),
+        ("connections", some(connections.join(", "))),
+        ("debug server", row.debug_url.clone()),
+        (
+            "debug socket",
+            socket.map(|path| path.to_string_lossy().into_owned()),
+        ),
+    ];
+    let known = facts.into_iter();
+    known
+        .filter_map(|(name, fact)| Some((name, fact?)))
+        .collect()
 }
 
 const fn sureness_text(sureness: Sureness) -> &'static str {

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read};
-use super::values::{list, time};
+use super::values::{list, or_never, time};
 use crate::run::headings::HANGS;
 
 #[derive(Debug, Clone, Args)]
@@ -44,11 +44,5 @@ impl HangArgs {
 }
 
 fn time_or_never(text: &str) -> Result<Option<Duration>, Refusal> {
-    match text.trim() {
-        "never" => Ok(None),
-        text => match time(text) {
-            Some(time) => Ok(Some(time)),
-            None => Err(Refusal::IsNot("a time as in 30s or 2m, or `never`")),
-        },
-    }
+    or_never(text, time, "a time as in 30s or 2m, or `never`")
 }

@@ -1,5 +1,6 @@
 //! The options about workers that survive others.
 
+use std::num::NonZero;
 use std::time::Duration;
 
 use clap::Args;
@@ -71,11 +72,7 @@ impl KeepArgs {
 }
 
 fn positive(text: &str) -> Result<usize, Refusal> {
-    let expected = "a whole number above 0";
-    number(text, expected).and_then(|number| match number {
-        0 => Err(Refusal::IsNot(expected)),
-        number => Ok(number),
-    })
+    number(text, "a whole number above 0").map(NonZero::<usize>::get)
 }
 
 fn replacement(text: &str) -> Result<Replacement, Refusal> {

@@ -141,12 +141,11 @@ impl NodeArgs {
                     Workers::Number(number) => Ok(number),
                     Workers::OneForEach(kind) => (surroundings.count_devices)(kind),
                 };
-                match number {
-                    Ok(number) => (number, option.given.name.clone()),
-                    Err(error) => {
-                        return Err(option.given.refused(Refusal::But(error.to_string())));
-                    }
-                }
+                let number = number.map_err(|error| {
+                    let refusal = Refusal::But(error.to_string());
+                    option.given.refused(refusal)
+                });
+                (number?, option.given.name.clone())
             }
             None => match found.and_then(|found| allotted_gpus(surroundings, found)) {
                 Some(gpus) => (gpus.value, gpus.from),
@@ -168,10 +167,8 @@ impl NodeArgs {
         let timeout = &self.health_check_timeout;
         let command = value_of(&self.health_check)?;
         let Some(command) = command.filter(|command| !command.trim().is_empty()) else {
-            let ignored = timeout
-                .as_ref()
-                .map(|it| it.given.has_no_effect("--health-check is not given"));
-            warnings.extend(ignored);
+            let why = "--health-check is not given";
+            warnings.extend(timeout.iter().map(|it| it.given.has_no_effect(why)));
             return Ok(None);
         };
         let check = HealthCheck::new(command);

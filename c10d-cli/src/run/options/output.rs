@@ -8,7 +8,7 @@ use elastic_agent::{EventOptions, LogOptions, StreamMap, StreamMapError, parse_l
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read, Surroundings};
-use super::values::{path, text};
+use super::values::{numbers, path, text};
 use crate::run::headings::OUTPUT;
 
 #[derive(Debug, Clone, Args)]
@@ -123,14 +123,7 @@ fn streams(text: &str) -> Result<StreamMap, Refusal> {
 }
 
 fn local_ranks(text: &str) -> Result<BTreeSet<usize>, Refusal> {
-    if text.is_empty() {
-        return Ok(BTreeSet::new());
-    }
-    let ranks = text.split(',').map(|rank| rank.trim().parse());
-    let expected = "local ranks separated by commas, as in 0,2";
-    ranks
-        .collect::<Result<_, _>>()
-        .map_err(|_| Refusal::IsNot(expected))
+    numbers(text, "local ranks separated by commas, as in 0,2")
 }
 
 fn filters(text: &str) -> Result<Vec<String>, Refusal> {

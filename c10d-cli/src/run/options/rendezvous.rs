@@ -92,8 +92,7 @@ impl NodeArgs {
                 random_id(surroundings.seed)
             }
             (_, given) => {
-                let of_scheduler =
-                    || found_here.and_then(|found| found.run_id.clone().ok().map(as_given));
+                let of_scheduler = || found_here?.run_id.as_ref().ok().map(as_given);
                 match given.or_else(of_scheduler) {
                     Some(given) => {
                         origins.push(origin("run id", given.clone()));
@@ -106,11 +105,10 @@ impl NodeArgs {
         let node_rank = match &meeting {
             Meeting::Static(_) => {
                 let rank = match (node_rank, found_here) {
-                    (Some(rank), _) => Some(rank),
                     (None, Some(found)) if max_nodes > 1 => {
                         Some(known(found, &found.node_rank, "--node-rank")?.read(whole_number))
                     }
-                    (None, _) => None,
+                    (given, _) => given,
                 };
                 let number = match rank {
                     Some(rank) => {
@@ -131,8 +129,7 @@ impl NodeArgs {
                 {
                     known(found, &found.node_rank, "--node-rank")?;
                 }
-                let of_scheduler =
-                    || found.and_then(|found| found.node_rank.clone().ok().map(as_given));
+                let of_scheduler = || found?.node_rank.as_ref().ok().map(as_given);
                 match node_rank.or_else(|| Some(of_scheduler()?.read(whole_number))) {
                     Some(rank) => {
                         let number = rank.value()?;
@@ -154,15 +151,13 @@ impl NodeArgs {
                 None
             }
         };
-        match (&meeting, &self.spare_wait) {
-            (Meeting::Static(_), Some(wait)) => {
+        if let Some(wait) = &self.spare_wait {
+            if matches!(meeting, Meeting::Static(_)) {
                 warnings.push(wait.given.has_no_effect("the static backend has no spares"));
-            }
-            (_, Some(wait)) => {
+            } else {
                 let seconds = wait.value()?.as_secs_f64();
                 config.insert("spare_wait".to_owned(), seconds.to_string());
             }
-            (_, None) => {}
         }
         let is_file = config
             .get("store_type")
@@ -352,10 +347,7 @@ fn known<T: ToString>(
     option: &'static str,
 ) -> Result<Given, UsageError> {
     match finding {
-        Ok(Sourced { value, from }) => Ok(Given {
-            name: from.clone(),
-            value: value.to_string(),
-        }),
+        Ok(sourced) => Ok(as_given(sourced)),
         Err(why) => Err(UsageError::Scheduler {
             scheduler: found.scheduler,
             why: why.clone(),
@@ -364,9 +356,9 @@ fn known<T: ToString>(
     }
 }
 
-fn as_given<T: ToString>(sourced: Sourced<T>) -> Given {
+fn as_given<T: ToString>(sourced: &Sourced<T>) -> Given {
     Given {
-        name: sourced.from,
+        name: sourced.from.clone(),
         value: sourced.value.to_string(),
     }
 }

@@ -9,7 +9,7 @@ use elastic_agent::{EventOptions, ProgressOptions, RestartBudget, RestartRules};
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read, value_of};
-use super::values::{path, time, whole_number};
+use super::values::{numbers, or_never, path, time_above_0, whole_number};
 use crate::run::headings::RESTARTS;
 
 #[derive(Debug, Clone, Args)]
@@ -90,21 +90,12 @@ impl RestartArgs {
 }
 
 fn exit_codes(text: &str) -> Result<BTreeSet<i32>, Refusal> {
-    if text.is_empty() {
-        return Ok(BTreeSet::new());
-    }
-    let codes = text.split(',').map(|code| code.trim().parse());
-    match codes.collect::<Result<BTreeSet<i32>, _>>() {
-        Ok(codes)
-            if codes
-                .iter()
-                .all(|code| (-64..=255).contains(code) && *code != 0) =>
-        {
-            Ok(codes)
-        }
-        _ => Err(Refusal::IsNot(
-            "exit codes of failures, 1 to 255 or -1 to -64 for signals, as in 93,-6",
-        )),
+    let expected = "exit codes of failures, 1 to 255 or -1 to -64 for signals, as in 93,-6";
+    let codes: BTreeSet<i32> = numbers(text, expected)?;
+    let is_code = |code: &i32| (-64..=255).contains(code) && *code != 0;
+    match codes.iter().all(is_code) {
+        true => Ok(codes),
+        false => Err(Refusal::IsNot(expected)),
     }
 }
 
@@ -113,20 +104,16 @@ fn budget(text: &str) -> Result<RestartBudget, Refusal> {
         let (restarts, window) = text.split_once('/')?;
         Some(RestartBudget {
             restarts: restarts.trim().parse().ok()?,
-            window: time(window).filter(|it| !it.is_zero())?,
+            window: time_above_0(window)?,
         })
     };
     parse().ok_or(Refusal::IsNot("a number and a period, as in 10/1h"))
 }
 
 fn time_or_never(text: &str) -> Result<Option<Duration>, Refusal> {
-    match text.trim() {
-        "never" => Ok(None),
-        text => match time(text) {
-            Some(time) if !time.is_zero() => Ok(Some(time)),
-            _ => Err(Refusal::IsNot(
-                "a time above 0 as in 30s or 10m, or `never`",
-            )),
-        },
-    }
+    or_never(
+        text,
+        time_above_0,
+        "a time above 0 as in 30s or 10m, or `never`",
+    )
 }

@@ -7,7 +7,7 @@ use elastic_agent::{AgentOptions, ExitLimits};
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read, Surroundings, value_of};
-use super::values::{list, number, time};
+use super::values::{list, number, time_above_0};
 use crate::run::headings::STOPPING;
 
 /// The longest reserve at the end of a grace period. Killing workers and leaving the rendezvous take milliseconds, if
@@ -113,8 +113,8 @@ fn reserve(grace_period: Duration) -> Duration {
 fn grace_period(text: &str) -> Result<Duration, Refusal> {
     /// A week: longer than any scheduler waits, and short enough for all arithmetic.
     const GRACE_PERIOD_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
-    time(text)
-        .filter(|time| !time.is_zero() && *time <= GRACE_PERIOD_MAX)
+    time_above_0(text)
+        .filter(|time| *time <= GRACE_PERIOD_MAX)
         .ok_or(Refusal::IsNot("a time above 0, as in 30s or 2m"))
 }
 

@@ -1,6 +1,7 @@
 //! The parsers of values that several options have.
 
 use super::error::Refusal;
+use std::collections::BTreeSet;
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -31,18 +32,41 @@ pub(super) fn bytes(text: &str) -> Result<usize, Refusal> {
 }
 
 pub(super) fn positive_time(text: &str) -> Result<Duration, Refusal> {
-    time(text)
-        .filter(|time| !time.is_zero())
-        .ok_or(Refusal::IsNot("a time above 0, as in 30s or 2m"))
+    time_above_0(text).ok_or(Refusal::IsNot("a time above 0, as in 30s or 2m"))
 }
 
 pub(super) fn time(text: &str) -> Option<Duration> {
     parse_duration(text.trim()).ok()
 }
 
+pub(super) fn time_above_0(text: &str) -> Option<Duration> {
+    time(text).filter(|time| !time.is_zero())
+}
+
+/// `None` for `never`.
+pub(super) fn or_never(
+    text: &str,
+    read: fn(&str) -> Option<Duration>,
+    expected: &'static str,
+) -> Result<Option<Duration>, Refusal> {
+    match text.trim() {
+        "never" => Ok(None),
+        text => read(text).map(Some).ok_or(Refusal::IsNot(expected)),
+    }
+}
+
 /// `None` for an empty text.
 pub(super) fn path(text: &str) -> Result<Option<PathBuf>, Refusal> {
     Ok((!text.is_empty()).then(|| text.into()))
+}
+
+/// Splits a list at commas into numbers.
+pub(super) fn numbers<T: FromStr + Ord>(
+    text: &str,
+    expected: &'static str,
+) -> Result<BTreeSet<T>, Refusal> {
+    let entries = text.split(',').filter(|_| !text.is_empty());
+    entries.map(|entry| number(entry, expected)).collect()
 }
 
 /// Splits a list at commas; drops blanks around entries, and empty entries.

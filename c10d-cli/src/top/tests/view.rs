@@ -241,12 +241,12 @@ fn nothing_that_is_pressed_or_answered_breaks_the_screen() {
                 let failed = Answer::Failed(EVIL.to_owned());
                 top.step(now, Input::Answer(failed));
             }
-            assert!(top.selected() < world, "seed {seed}");
-            let order = top.order();
-            let shown = order.iter().position(|rank| *rank == top.selected());
+            assert!(top.selected < world, "seed {seed}");
+            let order = &top.order;
+            let shown = order.iter().position(|rank| *rank == top.selected);
             if let Some(at) = shown.filter(|_| top.view() == super::super::model::View::Table) {
                 let lines = top.main_lines().saturating_sub(1).max(1);
-                let visible = top.first_line()..top.first_line() + lines;
+                let visible = top.first_line..top.first_line + lines;
                 assert!(visible.contains(&at), "seed {seed}");
             }
             let buffer = draw_on(&top, columns.max(1), rows.max(1), true);
