@@ -168,7 +168,7 @@ impl DirectoryError {
         }
     }
 
-    pub(super) const fn store(doing: &'static str) -> impl FnOnce(StoreError) -> Self {
+    pub(super) const fn store(doing: &'static str) -> impl Fn(StoreError) -> Self + Copy {
         move |source| Self::Store {
             doing,
             source: Box::new(source),

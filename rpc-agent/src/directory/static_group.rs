@@ -114,10 +114,7 @@ fn await_all(
     started: Instant,
     by: Deadline,
 ) -> Result<(), DirectoryError> {
-    let failed = |source| DirectoryError::Store {
-        doing: "waiting for the names of all workers",
-        source: Box::new(source),
-    };
+    let failed = DirectoryError::store("waiting for the names of all workers");
     loop {
         let slice = Deadline::after(Instant::now(), SLICE).min(by);
         if store.wait(keys, slice).map_err(failed)? {

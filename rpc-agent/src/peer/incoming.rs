@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 
-use super::functions::FunctionId;
+use super::config::FunctionId;
 use crate::wire::{
     self, Failure, Frame, HEADER_BYTES, Header, Hello, Kind, LARGE_MESSAGES_BYTES_MAX,
     LARGE_MESSAGES_MAX, Payload, Refuse, Welcome, WireError,

@@ -9,12 +9,10 @@
 //!
 //! Knows no socket, clock, thread, lock or random source. `runtime` carries the effects out.
 
-mod admission;
 mod call;
 mod config;
 mod connection;
 mod effect;
-mod functions;
 mod in_flight;
 mod incoming;
 mod machine;
@@ -25,10 +23,9 @@ mod request;
 mod tests;
 
 pub(crate) use self::call::{NewCall, PendingCall};
-pub(crate) use self::config::Config;
+pub(crate) use self::config::{Config, FunctionId, Functions};
 pub(crate) use self::connection::{Connection, ConnectionId, ReadNext, Reads, Watch};
 pub(crate) use self::effect::{Count, Effect, Effects, Notice};
-pub(crate) use self::functions::{FunctionId, Functions};
 pub(crate) use self::incoming::{Expects, Incoming, IncomingLimits, Message, Recipient};
 pub(crate) use self::machine::{AttemptFailure, Peer, Welcomed};
 pub(crate) use self::outgoing::{Batch, WriteProgress};

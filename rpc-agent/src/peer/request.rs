@@ -1,12 +1,13 @@
-//! A request that a peer has sent.
+//! The requests of a peer that have not begun.
 
 use std::time::Instant;
 
 use bytes::Bytes;
 use c10d_socket::Deadline;
 
+use super::config::FunctionId;
 use super::connection::ConnectionId;
-use super::functions::FunctionId;
+use crate::segmented_queue::SegmentedQueue;
 
 /// Where the answer to a request goes: to the connection on which it came, and to no later one. Another incarnation
 /// of the worker may use the same id for another call.
@@ -26,4 +27,36 @@ pub(crate) struct Request {
     pub(crate) deadline: Deadline,
     pub(crate) arrived_at: Instant,
     pub(crate) payload: Bytes,
+}
+
+/// The requests of one peer that have not begun. Back pressure for a peer that does not read its answers: with more
+/// unsent bytes than the limit no request begins, so that no further answers pile up.
+#[derive(Default)]
+pub(super) struct Admission {
+    /// All that have not begun: parked, or waiting for a thread.
+    pub(super) queued: usize,
+    /// Those that wait until the peer has read some of its answers.
+    pub(super) parked: SegmentedQueue<Request>,
+    /// Requests refused while the peer did not read.
+    pub(super) refused_unread: usize,
+}
+
+impl Admission {
+    /// Requests that were admitted have begun, or will not.
+    pub(super) fn left(&mut self, requests: usize) {
+        self.queued = self.queued.saturating_sub(requests);
+    }
+
+    /// The peer has read: the parked requests may run.
+    pub(super) fn unpark(&mut self) -> impl Iterator<Item = Request> + '_ {
+        self.refused_unread = 0;
+        self.parked.drain()
+    }
+
+    /// The connection ended: drops the parked requests and returns how many these were.
+    pub(super) fn connection_ended(&mut self) -> usize {
+        let parked = self.unpark().count();
+        self.left(parked);
+        parked
+    }
 }

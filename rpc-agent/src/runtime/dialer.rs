@@ -8,20 +8,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Cancel, ConnectOptions, Credentials, Deadline, Protocol, SocketOptions, TlsError,
-    wait_for_input, wait_for_output,
+    Cancel, ConnectOptions, Deadline, Protocol, TlsError, wait_for_input, wait_for_output,
 };
 
-use super::driver::{Attempt, Driver};
+use super::driver::Driver;
 use super::peers::PeerEntry;
 use super::reader::Inbox;
 use super::socket::Socket;
 use super::sockets::Owner;
 use super::tls::{ASKS_FOR_SECRET, SealedReads, Tls};
 use crate::future::catch_panic;
-use crate::peer::{
-    AttemptFailure, Expects, Incoming, IncomingLimits, Message, Recipient, Watch, Welcomed,
-};
+use crate::peer::{AttemptFailure, Expects, Incoming, Message, Recipient, Watch, Welcomed};
 use crate::segmented_queue::SegmentedQueue;
 use crate::wire::Frame;
 use crate::worker::Destination;
@@ -29,19 +26,11 @@ use crate::worker::Destination;
 /// How long one attempt may take, from the address to the Welcome.
 const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
-pub(super) struct Dialer {
-    pub(super) driver: Arc<Driver>,
-    pub(super) socket_options: SocketOptions,
-    /// With them, every connection is TLS.
-    pub(super) credentials: Option<Credentials>,
-    pub(super) limits: IncomingLimits,
-}
-
-impl Attempt for Dialer {
-    fn attempt(&self, peer: &Arc<PeerEntry>, dial: u64) {
-        let driver = &self.driver;
+impl Driver {
+    /// Makes one attempt to connect, for the dial of this number.
+    pub(super) fn attempt(&self, peer: &Arc<PeerEntry>, dial: u64) {
         let began = Instant::now();
-        if !driver.change(peer, |core| core.begin_attempt(dial, began)) {
+        if !self.change(peer, |core| core.begin_attempt(dial, began)) {
             return;
         }
         let deadline = Deadline::after(began, ATTEMPT_MAX);
@@ -52,31 +41,25 @@ impl Attempt for Dialer {
             Err(AttemptFailure::Again(cause.into()))
         });
         if let Err(failure) = connected {
-            driver.step(peer, |core| {
+            self.step(peer, |core| {
                 core.attempt_failed(dial, failure, Instant::now())
             });
         }
     }
-}
 
-impl Dialer {
     fn connect(
         &self,
         peer: &Arc<PeerEntry>,
         dial: u64,
         deadline: Deadline,
     ) -> Result<(), AttemptFailure> {
-        let ended = &self.driver.ended;
+        let ended = &self.ended;
         let again = |cause: String| AttemptFailure::Again(cause.into());
-        let address = match self
-            .driver
-            .directory
-            .address_of(&peer.info, deadline, ended)
-        {
+        let address = match self.directory.address_of(&peer.info, deadline, ended) {
             Ok(Some(address)) => address,
             // A worker that has left does not come back.
-            Ok(None) if self.driver.directory.is_dynamic() => {
-                let error = self.driver.no_such_worker(&Destination::Info(&peer.info));
+            Ok(None) if self.directory.is_dynamic() => {
+                let error = self.no_such_worker(&Destination::Info(&peer.info));
                 return Err(AttemptFailure::Hopeless(error.to_string().into()));
             }
             Ok(None) => return Err(again("the worker has not published its address".to_owned())),
@@ -84,7 +67,7 @@ impl Dialer {
         };
         let options = ConnectOptions::default()
             .with_rounds_max(1)
-            .with_socket_options(self.socket_options.clone());
+            .with_socket_options(self.dials.socket_options.clone());
         let connected = c10d_socket::Dialer::new(&address.host_port, &options, deadline)
             .with_cancel(ended.clone())
             .connect();
@@ -112,7 +95,7 @@ impl Dialer {
         let socket = Arc::clone(&link.socket);
         let established = self.shake_hands(peer, dial, link, address.incarnation);
         if !matches!(established, Ok(true)) {
-            self.driver.sockets.release(&socket, Watch::default());
+            self.sockets.release(&socket, Watch::default());
         }
         established.map(drop).map_err(failed)
     }
@@ -125,7 +108,7 @@ impl Dialer {
         deadline: Deadline,
     ) -> io::Result<Link> {
         stream.set_nonblocking(true)?;
-        let tls = match &self.credentials {
+        let tls = match &self.dials.credentials {
             None => None,
             Some(credentials) => {
                 let client = credentials.client(Protocol::Rpc, host);
@@ -136,11 +119,11 @@ impl Dialer {
         let stream = mio::net::TcpStream::from_std(stream);
         let owner = Owner::Peer(Arc::clone(peer));
         Ok(Link {
-            socket: self.driver.sockets.adopt(stream, tls, owner)?,
-            decoder: Incoming::new(Expects::WelcomeOrRefuse, self.limits),
+            socket: self.sockets.adopt(stream, tls, owner)?,
+            decoder: Incoming::new(Expects::WelcomeOrRefuse, self.dials.limits),
             reads: SealedReads::default(),
             deadline,
-            cancel: self.driver.ended.clone(),
+            cancel: self.ended.clone(),
         })
     }
 
@@ -153,10 +136,9 @@ impl Dialer {
         mut link: Link,
         incarnation: u64,
     ) -> io::Result<bool> {
-        let driver = &*self.driver;
         let mut messages = SegmentedQueue::new();
         let mut inbox = Inbox {
-            driver,
+            driver: self,
             peer,
             messages: &mut messages,
         };
@@ -164,7 +146,7 @@ impl Dialer {
             link.send(&[])?;
             link.receive(&mut inbox)?;
         }
-        let hello = driver.change(peer, |core| core.hello(dial, incarnation));
+        let hello = self.change(peer, |core| core.hello(dial, incarnation));
         let Some(hello) = hello else {
             // Without the end of its handshake, the acceptor would take this worker for a stranger.
             return link.send(&[]).map(|()| false);
@@ -183,13 +165,13 @@ impl Dialer {
         match first {
             Message::Welcome(welcome) => {
                 let connection = (Arc::clone(&link.socket), link.socket.address);
-                let welcomed = driver.step(peer, |core| {
+                let welcomed = self.step(peer, |core| {
                     core.welcomed(dial, &welcome, connection, link.decoder, messages, now)
                 });
                 Ok(welcomed == Welcomed::Established)
             }
             Message::Refuse(refuse) => {
-                driver.step(peer, |core| core.refused(dial, &refuse, now));
+                self.step(peer, |core| core.refused(dial, &refuse, now));
                 Ok(false)
             }
             _ => Err(io::ErrorKind::InvalidData.into()),
@@ -275,7 +257,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::peer::FunctionId;
+    use crate::peer::{FunctionId, IncomingLimits};
 
     struct Nobody;
 

@@ -1,15 +1,14 @@
 //! Locks a peer's state machine, gives it an input, unlocks it, and carries out what follows.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use bytes::Bytes;
-use c10d_socket::Cancel;
+use c10d_socket::{Cancel, Credentials, SocketOptions};
 
 use super::activity::Activity;
 use super::gathered::Gathered;
-use super::listeners::Listeners;
 use super::peers::{Core, CoreEffects, PeerEntry, PeerTable, State};
 use super::sockets::Sockets;
 use super::stage::Stage;
@@ -21,7 +20,9 @@ use crate::fault::FaultInjector;
 use crate::future::{Executor, Job, Promise, contained};
 use crate::metrics::Metrics;
 use crate::options::AgentOptions;
-use crate::peer::{Config, ConnectionId, Count, Effect, Effects, Notice, PendingCall, Request};
+use crate::peer::{
+    Config, ConnectionId, Count, Effect, Effects, IncomingLimits, Notice, PendingCall, Request,
+};
 use crate::pool::{Callback, Pool};
 use crate::sync::Lock;
 use crate::worker::{Destination, WorkerInfo};
@@ -32,9 +33,23 @@ pub(crate) struct Served {
     pub(crate) request: Request,
 }
 
-/// Makes one attempt to connect, for the dial of this number.
-pub(super) trait Attempt: Send + Sync {
-    fn attempt(&self, peer: &Arc<PeerEntry>, dial: u64);
+/// How connections to other workers are made.
+pub(super) struct DialOptions {
+    pub(super) socket_options: SocketOptions,
+    /// With them, every connection is TLS.
+    pub(super) credentials: Option<Credentials>,
+    pub(super) limits: IncomingLimits,
+}
+
+pub(crate) type OnLost = Arc<dyn Fn(&WorkerInfo, &str) + Send + Sync>;
+
+pub(crate) type OnLeft = Arc<dyn Fn(&WorkerInfo, Option<u64>) + Send + Sync>;
+
+/// Callbacks of the program about workers that leave or are lost, in the order of registration.
+#[derive(Default)]
+pub(crate) struct Listeners {
+    pub(crate) lost: Lock<Vec<OnLost>>,
+    pub(crate) left: Lock<Vec<OnLeft>>,
 }
 
 /// Carries out the effects of all peers of an agent.
@@ -49,9 +64,10 @@ pub(crate) struct Driver {
     pub(crate) metrics: Metrics,
     pub(crate) activity: Arc<Activity>,
     pub(crate) listeners: Listeners,
-    /// `None` before the start and after the end.
-    pub(super) dialer: Lock<Option<Arc<dyn Attempt>>>,
+    pub(super) dials: DialOptions,
     pub(super) timers: Timers,
+    /// For attempts to connect, which need not be made any more when the agent is gone.
+    this: Weak<Self>,
     /// Runs the callbacks of futures, and helps threads that wait for one.
     pub(super) executor: Arc<dyn Executor>,
     /// Of calls without their own.
@@ -72,7 +88,8 @@ impl Driver {
         directory: Directory,
         sockets: Sockets,
         options: &AgentOptions,
-        executor: Arc<dyn Executor>,
+        dials: DialOptions,
+        this: &Weak<Self>,
     ) -> Self {
         let config = Arc::new(config);
         let workers = directory.workers().into_iter();
@@ -85,9 +102,10 @@ impl Driver {
             metrics: Metrics::default(),
             activity: Arc::default(),
             listeners: Listeners::default(),
-            dialer: Lock::default(),
+            dials,
             timers: Timers::default(),
-            executor,
+            this: Weak::clone(this),
+            executor: Arc::new(Weak::clone(this)),
             timeout_ms: AtomicU64::default(),
             faults: options.faults.clone(),
             gathered: Gathered::default(),
@@ -404,11 +422,13 @@ impl Driver {
     }
 
     fn dial(&self, peer: &Arc<PeerEntry>, dial: u64, at: Instant) {
-        let Some(dialer) = self.dialer.lock().clone() else {
-            return;
+        let (pool, this, peer) = (Arc::clone(&self.pool), self.this.clone(), Arc::clone(peer));
+        let attempt = move || {
+            if let Some(driver) = this.upgrade() {
+                driver.attempt(&peer, dial);
+            }
         };
-        let (pool, peer) = (Arc::clone(&self.pool), Arc::clone(peer));
-        let begin = move || pool.dial(Box::new(move || dialer.attempt(&peer, dial)));
+        let begin = move || pool.dial(Box::new(attempt));
         if at <= Instant::now() {
             begin();
         } else {

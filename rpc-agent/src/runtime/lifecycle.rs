@@ -167,9 +167,6 @@ impl Runtime {
         driver.peers.close();
         self.end_connections();
         driver.ended.cancel();
-        // Outside of the lock.
-        let dialer = driver.dialer.lock().take();
-        drop(dialer);
         driver.pool.stop();
         // Closes the listeners also when a function of this agent has stopped it and still runs.
         drop(self.poller.lock().take());

@@ -1,6 +1,6 @@
 //! Reads the connections: for the poller, or for a caller that waits for its own answer.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use c10d_socket::{Cancel, Deadline, wait_for_either, wait_for_input};
@@ -9,6 +9,7 @@ use super::driver::{Driver, Served};
 use super::peers::{Core, CoreEffects, PeerEntry};
 use super::received::Received;
 use super::tls::SealedReads;
+use crate::future::{Executor, Hint, Job};
 use crate::peer::{Connection, ConnectionId, FunctionId, Message, ReadNext, Reads, Recipient};
 use crate::segmented_queue::SegmentedQueue;
 
@@ -115,7 +116,7 @@ pub(super) fn read(
 
 /// A caller reads its own answer: while it waits the poller leaves the connection to it, which saves waking a second
 /// thread for the answer. It reads what comes for others as well, and leaves requests and callbacks to the pool.
-pub(crate) fn read_while_waiting(
+fn read_while_waiting(
     driver: &Driver,
     peer: &Arc<PeerEntry>,
     is_complete: &dyn Fn() -> bool,
@@ -173,6 +174,40 @@ pub(crate) fn read_while_waiting(
     driver.change(peer, |core| {
         core.connected_by(connection).map(Connection::end_lending)
     });
+}
+
+/// The agent as its futures see it: it runs their callbacks, and helps a thread that waits for one. Does not keep the agent
+/// alive: a future may outlive it.
+impl Executor for Weak<Driver> {
+    fn execute(&self, job: Job) {
+        match self.upgrade() {
+            Some(driver) => driver.call_back(job),
+            None => job(),
+        }
+    }
+
+    fn drive(
+        &self,
+        is_complete: &dyn Fn() -> bool,
+        deadline: Deadline,
+        hint: Hint,
+        block: &mut dyn FnMut(),
+    ) {
+        let Some(driver) = self.upgrade() else {
+            return block();
+        };
+        driver.flush();
+        let _waiting = driver.pool.enter_wait();
+        // The low half is the id.
+        let id = (hint.0 & u64::from(u32::MAX)) as u32;
+        let peer = driver.peers.get(id);
+        if let Some(peer) = peer.filter(|peer| peer.hint() == hint && !peer.is_self) {
+            read_while_waiting(&driver, &peer, is_complete, deadline);
+        }
+        if !is_complete() {
+            block();
+        }
+    }
 }
 
 /// Collects messages, and says which large answers are awaited.

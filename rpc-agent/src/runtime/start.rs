@@ -2,15 +2,14 @@
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 use c10d_socket::{Cancel, Deadline, HostPort, ListenOptions, Protocol, listen};
 use c10d_store::Store;
 
 use super::acceptor::AcceptOptions;
-use super::dialer::Dialer;
-use super::driver::Driver;
+use super::driver::{DialOptions, Driver};
 use super::lifecycle::Runtime;
 use super::poller::Poller;
 use super::retrier::Retrier;
@@ -76,27 +75,24 @@ impl Runtime {
             connect_timeout: options.connect_timeout,
             functions: functions.clone(),
         };
-        let driver = Arc::new_cyclic(|driver| {
-            let executor = Arc::new(Weak::clone(driver));
-            Driver::new(config, directory, sockets, &options, executor)
-        });
         let limits = IncomingLimits {
             message_bytes_max: options.message_bytes_max,
             ..IncomingLimits::default()
         };
-        let accept = AcceptOptions {
+        let dials = DialOptions {
             socket_options: options.socket.clone(),
+            credentials: options.credentials.clone(),
+            limits,
+        };
+        let driver = Arc::new_cyclic(|driver| {
+            Driver::new(config, directory, sockets, &options, dials, driver)
+        });
+        let accept = AcceptOptions {
+            socket_options: options.socket,
             tls: tls_server,
             limits,
         };
         let poller = Poller::new(&driver, poll, listeners, accept).map_err(StartError::Socket)?;
-        let dialer = Dialer {
-            driver: Arc::clone(&driver),
-            socket_options: options.socket,
-            credentials: options.credentials,
-            limits,
-        };
-        *driver.dialer.lock() = Some(Arc::new(dialer));
         Ok(Arc::new(Self {
             retries: Retrier::new(&driver, seed),
             driver,

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use c10d_socket::Deadline;
 
 use super::state::Peer;
+use crate::peer::config::FunctionId;
 use crate::peer::effect::{Count, Effect, End};
-use crate::peer::functions::FunctionId;
 use crate::peer::request::{ReplyRoute, Request};
 use crate::wire::{Failure, Frame};
 

@@ -7,7 +7,6 @@ use bytes::Bytes;
 use c10d_socket::Backoff;
 
 use crate::error::{CallSite, RpcError};
-use crate::peer::admission::Admission;
 use crate::peer::call::PendingCall;
 use crate::peer::config::Config;
 use crate::peer::connection::{Connection, ConnectionId};
@@ -15,6 +14,7 @@ use crate::peer::effect::{Effect, Effects};
 use crate::peer::in_flight::InFlight;
 use crate::peer::outgoing::Outgoing;
 use crate::peer::pair::{Pair, PairState};
+use crate::peer::request::Admission;
 use crate::worker::WorkerInfo;
 
 /// Everything that an agent knows of one worker. `P` completes a call, `S` is a socket; the machine looks into neither.
