@@ -5,6 +5,7 @@ use std::time::Duration;
 /// Settings of [`explain`](crate::explain).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
+#[must_use]
 pub struct ExplainOptions {
     pub(crate) world_size: Option<usize>,
     pub(crate) wait_grace: Duration,
@@ -28,35 +29,30 @@ impl Default for ExplainOptions {
 
 impl ExplainOptions {
     /// Sets the number of ranks of the job, if the caller knows it.
-    #[must_use]
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
     }
 
     /// Sets how long a wait lasts before it is a finding (default: 2 s).
-    #[must_use]
     pub const fn with_wait_grace(mut self, wait_grace: Duration) -> Self {
         self.wait_grace = wait_grace;
         self
     }
 
     /// Sets how long a rank is silent in the middle of joining a group before it counts as frozen (default: 2 s).
-    #[must_use]
     pub const fn with_silence_grace(mut self, silence_grace: Duration) -> Self {
         self.silence_grace = silence_grace;
         self
     }
 
     /// Sets how long after the first rank of a complete group the others may leave (default: 5 s).
-    #[must_use]
     pub const fn with_leave_grace(mut self, leave_grace: Duration) -> Self {
         self.leave_grace = leave_grace;
         self
     }
 
     /// Sets how long after a NCCL id was published all launched ranks should have read it (default: 10 s).
-    #[must_use]
     pub const fn with_nccl_grace(mut self, nccl_grace: Duration) -> Self {
         self.nccl_grace = nccl_grace;
         self

@@ -18,6 +18,7 @@ const LOSS_NOTICED_AFTER: Duration = Duration::from_secs(20);
 /// assert_eq!(options.resume_timeout(), Duration::from_secs(60));
 /// ```
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct RelayOptions {
     pub(crate) credentials: Option<Credentials>,
     pub(crate) connect_options: ConnectOptions,
@@ -59,7 +60,6 @@ impl RelayOptions {
     }
 
     /// Sets [`resume_timeout`](Self::resume_timeout).
-    #[must_use]
     pub const fn with_resume_timeout(mut self, timeout: Duration) -> Self {
         self.resume_timeout = timeout;
         self
@@ -74,7 +74,6 @@ impl RelayOptions {
     }
 
     /// Sets [`refused_timeout`](Self::refused_timeout).
-    #[must_use]
     pub const fn with_refused_timeout(mut self, timeout: Duration) -> Self {
         self.refused_timeout = timeout;
         self
@@ -88,14 +87,12 @@ impl RelayOptions {
     }
 
     /// Sets [`handshake_timeout`](Self::handshake_timeout).
-    #[must_use]
     pub const fn with_handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self
     }
 
     /// Connects only to a store that has the same secret, or a certificate of the same authority for its name.
-    #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
         self
@@ -103,21 +100,18 @@ impl RelayOptions {
 
     /// [`with_credentials`](Self::with_credentials) of a shared secret.
     #[cfg(feature = "tls")]
-    #[must_use]
     pub fn with_secret(self, secret: c10d_store::Secret) -> Self {
         self.with_credentials(secret.into())
     }
 
     /// Backoff and socket options of the connection to the store. Default [`ConnectOptions::default`], but a store whose
     /// machine does not answer for 20 s counts as lost, so that the relay tries another connection.
-    #[must_use]
     pub fn with_connect_options(mut self, options: ConnectOptions) -> Self {
         self.connect_options = options;
         self
     }
 
     /// The limits on the requests of a rank. Default [`WireLimits::default`], those of PyTorch's server.
-    #[must_use]
     pub const fn with_limits(mut self, limits: WireLimits) -> Self {
         self.limits = limits;
         self

@@ -64,6 +64,7 @@ impl Backoff {
 /// # let _ = like_pytorch;
 /// ```
 #[derive(Debug, Clone, PartialEq)]
+#[must_use]
 pub struct BackoffOptions {
     first: Duration,
     factor: f64,
@@ -77,7 +78,6 @@ impl BackoffOptions {
     ///
     /// # Panics
     /// If `first` is zero: the intervals would stay zero and the retries spin.
-    #[must_use]
     #[track_caller]
     pub fn with_first(mut self, first: Duration) -> Self {
         assert!(!first.is_zero(), "the first interval must not be zero");
@@ -90,7 +90,6 @@ impl BackoffOptions {
     ///
     /// # Panics
     /// If `factor` is below 1 or not finite.
-    #[must_use]
     #[track_caller]
     pub fn with_factor(mut self, factor: f64) -> Self {
         assert!(
@@ -107,7 +106,6 @@ impl BackoffOptions {
     ///
     /// # Panics
     /// If `max` is zero.
-    #[must_use]
     #[track_caller]
     pub fn with_max(mut self, max: Duration) -> Self {
         assert!(!max.is_zero(), "the longest interval must not be zero");
@@ -120,7 +118,6 @@ impl BackoffOptions {
     ///
     /// # Panics
     /// If `jitter` is not within 0 to 1.
-    #[must_use]
     #[track_caller]
     pub fn with_jitter(mut self, jitter: f64) -> Self {
         assert!(

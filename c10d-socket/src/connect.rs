@@ -24,6 +24,7 @@ use crate::{
 /// # let _ = options;
 /// ```
 #[derive(Debug, Clone, Default)]
+#[must_use]
 pub struct ConnectOptions {
     backoff: BackoffOptions,
     jitter_seed: Option<u64>,
@@ -34,14 +35,12 @@ pub struct ConnectOptions {
 impl ConnectOptions {
     /// The most rounds of attempts, at least 1. Default: no limit but the deadline. One round suits a
     /// client whose server was reachable a moment ago: a refusal then means that it stopped.
-    #[must_use]
     pub fn with_rounds_max(mut self, rounds: u64) -> Self {
         self.rounds_max = Some(rounds.max(1));
         self
     }
 
     /// The delays between rounds of attempts. Default [`BackoffOptions::default`].
-    #[must_use]
     pub fn with_backoff(mut self, backoff: BackoffOptions) -> Self {
         self.backoff = backoff;
         self
@@ -49,14 +48,12 @@ impl ConnectOptions {
 
     /// The seed of the backoff's jitter. Default: a random one for each call, so that clients do not
     /// retry together. A fixed seed makes a run repeatable.
-    #[must_use]
     pub fn with_jitter_seed(mut self, seed: u64) -> Self {
         self.jitter_seed = Some(seed);
         self
     }
 
     /// The TCP options of the connection. Default [`SocketOptions::default`].
-    #[must_use]
     pub fn with_socket_options(mut self, socket: SocketOptions) -> Self {
         self.socket = socket;
         self

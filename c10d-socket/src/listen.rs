@@ -21,6 +21,7 @@ use crate::{Cancel, Deadline, HostPort, ListenError, SocketOptions, sys};
 /// # let _ = options;
 /// ```
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct ListenOptions {
     host: Option<String>,
     port: u16,
@@ -37,14 +38,12 @@ impl ListenOptions {
     ///
     /// Default: all interfaces, as in PyTorch. PyTorch's protocols have no authentication, so a machine
     /// with untrusted networks should name the address of its cluster's network.
-    #[must_use]
     pub fn with_host(mut self, host: impl Into<String>) -> Self {
         self.host = Some(host.into());
         self
     }
 
     /// The port. Default 0: the system picks one port for all addresses.
-    #[must_use]
     pub fn with_port(mut self, port: u16) -> Self {
         self.port = port;
         self
@@ -52,7 +51,6 @@ impl ListenOptions {
 
     /// The most connections in the accept queue. Default: the system's maximum (`somaxconn` on Linux),
     /// since a whole job connects at once, and a full queue delays a connection by a second or more.
-    #[must_use]
     pub fn with_backlog(mut self, backlog: u32) -> Self {
         self.backlog = backlog;
         self
@@ -61,14 +59,12 @@ impl ListenOptions {
     /// The time limit for looking up the host, if it is a name; `None` waits indefinitely. Default
     /// 10 s: a resolver that needs longer is broken, and a start that hangs is worse than one that
     /// fails.
-    #[must_use]
     pub fn with_lookup_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.lookup_timeout = timeout.into();
         self
     }
 
     /// Ends the lookup of the host. Default [`Cancel::NEVER`].
-    #[must_use]
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
@@ -76,7 +72,6 @@ impl ListenOptions {
 
     /// The TCP options of accepted connections; see [`configure_accepted`](crate::configure_accepted).
     /// Default [`SocketOptions::default`].
-    #[must_use]
     pub fn with_socket_options(mut self, socket: SocketOptions) -> Self {
         self.socket = socket;
         self

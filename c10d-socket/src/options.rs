@@ -17,6 +17,7 @@ use socket2::{SockRef, TcpKeepalive};
 /// # let _ = options;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
 pub struct SocketOptions {
     nodelay: bool,
     keep_alive: Option<KeepAlive>,
@@ -26,7 +27,6 @@ pub struct SocketOptions {
 impl SocketOptions {
     /// Whether small writes are sent at once (TCP_NODELAY). Default on, as in PyTorch: requests are
     /// small and a caller waits for each reply, so batching only adds latency.
-    #[must_use]
     pub fn with_nodelay(mut self, nodelay: bool) -> Self {
         self.nodelay = nodelay;
         self
@@ -35,7 +35,6 @@ impl SocketOptions {
     /// TCP keepalive of idle connections; `None` turns it off. Default on: otherwise a peer that
     /// vanished without closing (power cut, lost network) stays connected forever, with all that the
     /// server holds for it. PyTorch does not set it.
-    #[must_use]
     pub fn with_keep_alive(mut self, keep_alive: Option<KeepAlive>) -> Self {
         self.keep_alive = keep_alive;
         self
@@ -45,7 +44,6 @@ impl SocketOptions {
     /// RFC 5482), in whole milliseconds. Without it the system tries for about 15 min on Linux if a network path is lost
     /// with data on it: keepalive is for idle connections. On Linux and Android; elsewhere it has no effect. Default:
     /// none.
-    #[must_use]
     pub fn with_user_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.user_timeout = timeout.into();
         self
@@ -86,6 +84,7 @@ impl Default for SocketOptions {
 /// A stopped or busy process keeps its connections, since its system answers the probes. The system
 /// takes whole seconds: times are rounded up, and limited to 1 s to 32767 s (the maximum of Linux).
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
 pub struct KeepAlive {
     idle: Duration,
     interval: Duration,
@@ -95,14 +94,12 @@ pub struct KeepAlive {
 impl KeepAlive {
     /// The idle time before the first probe. Default 60 s: less than the few minutes after which common
     /// load balancers and NAT gateways drop an idle connection, at the cost of one packet a minute.
-    #[must_use]
     pub fn with_idle(mut self, idle: Duration) -> Self {
         self.idle = idle;
         self
     }
 
     /// The time between probes. Default 10 s: enough for a network path to be rerouted.
-    #[must_use]
     pub fn with_interval(mut self, interval: Duration) -> Self {
         self.interval = interval;
         self
@@ -110,7 +107,6 @@ impl KeepAlive {
 
     /// How many unanswered probes end the connection, limited to 1 to 127. Default 6: connections
     /// survive a network outage of a minute.
-    #[must_use]
     pub fn with_probes(mut self, probes: u8) -> Self {
         self.probes = probes;
         self

@@ -13,6 +13,7 @@
 /// assert_eq!(limits.key_bytes_max(), 8192);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub struct WireLimits {
     key_bytes_max: usize,
     value_bytes_max: usize,
@@ -72,28 +73,24 @@ impl WireLimits {
     }
 
     /// Sets [`key_bytes_max`](Self::key_bytes_max).
-    #[must_use]
     pub const fn with_key_bytes_max(mut self, bytes: usize) -> Self {
         self.key_bytes_max = bytes;
         self
     }
 
     /// Sets [`value_bytes_max`](Self::value_bytes_max).
-    #[must_use]
     pub const fn with_value_bytes_max(mut self, bytes: usize) -> Self {
         self.value_bytes_max = bytes;
         self
     }
 
     /// Sets [`keys_per_request_max`](Self::keys_per_request_max).
-    #[must_use]
     pub const fn with_keys_per_request_max(mut self, keys: usize) -> Self {
         self.keys_per_request_max = keys;
         self
     }
 
     /// Sets [`request_bytes_max`](Self::request_bytes_max).
-    #[must_use]
     pub const fn with_request_bytes_max(mut self, bytes: usize) -> Self {
         self.request_bytes_max = bytes;
         self

@@ -43,6 +43,7 @@ const REPLY_BYTES_MIN: usize = 64 << 20;
 /// # Ok::<(), c10d::GroupError>(())
 /// ```
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct GroupOptions {
     name: String,
     timeout: Option<Duration>,
@@ -66,7 +67,6 @@ impl Default for GroupOptions {
 impl GroupOptions {
     /// The name of the group, the same on all ranks: 1 to 64 letters, digits, `-`, `_` and `.`. A process can join a
     /// group of a name once. Default `world`.
-    #[must_use]
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
@@ -74,7 +74,6 @@ impl GroupOptions {
 
     /// The time limit for joining, and for each later call without a limit of its own; `None` waits indefinitely. It is
     /// also the timeout of a store that this group opens. Default 300 s, as for stores.
-    #[must_use]
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
@@ -82,7 +81,6 @@ impl GroupOptions {
 
     /// The longest value of a broadcast or an all-gather, in bytes, sent or received. Default 8 MiB, which is the limit of
     /// PyTorch's servers for one request.
-    #[must_use]
     pub const fn with_value_bytes_max(mut self, bytes: usize) -> Self {
         self.value_bytes_max = bytes;
         self
@@ -90,14 +88,12 @@ impl GroupOptions {
 
     /// The credentials of a store that rank 0 hosts. Default: the secret in the file that `C10D_SECRET_FILE` names (with
     /// the feature `tls`), and none without that variable. The store of a launcher admits the ranks without them.
-    #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
         self
     }
 
     /// Ends the call that joins, and the later calls of the group. Default [`Cancel::NEVER`].
-    #[must_use]
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self

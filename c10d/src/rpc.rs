@@ -26,6 +26,7 @@ pub fn init_rpc(name: &str, functions: Functions) -> Result<Rpc, RpcError> {
 
 /// How the workers of [`init_rpc`] find each other, and their limits.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct RpcOptions {
     group: GroupOptions,
     init_method: Option<RendezvousUrl>,
@@ -57,7 +58,6 @@ impl RpcOptions {
     /// The URL of the store over which the workers find each other, such as `tcp://10.0.0.1:29500` or `file:///shared/job`
     /// ([`c10d_store::rendezvous`]), with this worker's rank and the number of workers. Default: as
     /// [`init_from_env`](crate::init_from_env), from the environment that `c10d run` and torchrun set.
-    #[must_use]
     pub fn with_init_method(
         mut self,
         url: impl Into<String>,
@@ -74,7 +74,6 @@ impl RpcOptions {
 
     /// How the group is joined. Its credentials, or those of the file that `C10D_SECRET_FILE` names (with the feature
     /// `tls`), are also those of the calls: all workers need them. Default: the group `rpc`.
-    #[must_use]
     pub fn with_group(mut self, group: GroupOptions) -> Self {
         self.group = group;
         self
@@ -82,14 +81,12 @@ impl RpcOptions {
 
     /// The agent's options. Their name, rank and world size are replaced, and credentials added if they have none. Default:
     /// [`AgentOptions::new`]'s.
-    #[must_use]
     pub fn with_agent(mut self, agent: AgentOptions) -> Self {
         self.agent = agent;
         self
     }
 
     /// The options of references.
-    #[must_use]
     pub fn with_references(mut self, rrefs: RRefOptions) -> Self {
         self.rrefs = rrefs;
         self
@@ -97,7 +94,6 @@ impl RpcOptions {
 
     /// The time limit of joining the group, and of the shutdown; `None` waits indefinitely. Default 300 s, as for stores.
     /// The agent's start has [`AgentOptions::with_start_timeout`].
-    #[must_use]
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self

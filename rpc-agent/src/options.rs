@@ -19,6 +19,7 @@ use crate::fault::FaultInjector;
 /// # let _ = options;
 /// ```
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct AgentOptions {
     pub(crate) name: String,
     pub(crate) rank: u32,
@@ -45,7 +46,6 @@ impl AgentOptions {
     /// Options for a worker in a dynamic group, which workers join and leave at any time.
     ///
     /// For a group of fixed size, see [`AgentOptions::with_world_size`].
-    #[must_use]
     pub fn new(name: impl Into<String>, rank: u32) -> Self {
         Self {
             name: name.into(),
@@ -71,7 +71,6 @@ impl AgentOptions {
     }
 
     /// Replaces the name and the rank.
-    #[must_use]
     pub fn with_worker(mut self, name: impl Into<String>, rank: u32) -> Self {
         self.name = name.into();
         self.rank = rank;
@@ -79,21 +78,18 @@ impl AgentOptions {
     }
 
     /// Sets a fixed group size: ranks 0 to `world_size - 1` start together and shut down together.
-    #[must_use]
     pub fn with_world_size(mut self, world_size: u32) -> Self {
         self.world_size = Some(world_size);
         self
     }
 
     /// The host name or address to listen on. Default: all interfaces.
-    #[must_use]
     pub fn with_host(mut self, host: impl Into<String>) -> Self {
         self.host = Some(host.into());
         self
     }
 
     /// The port to listen on. Default 0: the system selects a free port.
-    #[must_use]
     pub fn with_port(mut self, port: u16) -> Self {
         self.port = port;
         self
@@ -103,7 +99,6 @@ impl AgentOptions {
     ///
     /// Without either, the agent advertises the address from which this machine reaches others. If there
     /// is none, it advertises 127.0.0.1 and logs a warning.
-    #[must_use]
     pub fn with_advertised_host(mut self, host: impl Into<String>) -> Self {
         self.advertised_host = Some(host.into());
         self
@@ -112,7 +107,6 @@ impl AgentOptions {
     /// Timeout of calls without their own; `None` for no limit. Default 60 s, as in PyTorch.
     ///
     /// In PyTorch zero means no limit; here a call with a timeout of zero expires at once.
-    #[must_use]
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
@@ -120,7 +114,6 @@ impl AgentOptions {
 
     /// Time limit of the start, which waits for the other workers; `None` for no limit. Default 300 s, the default of a
     /// store.
-    #[must_use]
     pub fn with_start_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.start_timeout = timeout.into();
         self
@@ -130,7 +123,6 @@ impl AgentOptions {
     ///
     /// Calls that wait for the connection then fail. If the connection is refused they fail at once: a
     /// worker listens before it publishes its address, and until it ends.
-    #[must_use]
     pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
@@ -139,7 +131,6 @@ impl AgentOptions {
     /// How many functions run concurrently, at least 1. Default 16, as in PyTorch.
     ///
     /// Functions that wait for nested calls are not counted.
-    #[must_use]
     pub fn with_handler_threads(mut self, threads: usize) -> Self {
         self.handler_threads = threads.max(1);
         self
@@ -149,14 +140,12 @@ impl AgentOptions {
     ///
     /// Threads start on demand. When all of them wait, the agent refuses further requests to prevent a
     /// deadlock.
-    #[must_use]
     pub fn with_threads_max(mut self, threads: usize) -> Self {
         self.threads_max = threads.max(1);
         self
     }
 
     /// Largest request or response, sent or received, in bytes. Default 256 MiB.
-    #[must_use]
     pub fn with_message_bytes_max(mut self, bytes: u64) -> Self {
         self.message_bytes_max = bytes;
         self
@@ -165,21 +154,18 @@ impl AgentOptions {
     /// Largest send queue per worker, in bytes. Default 512 MiB.
     ///
     /// When it is full, calls to that worker fail at once, and requests from it wait.
-    #[must_use]
     pub fn with_backlog_bytes_max(mut self, bytes: u64) -> Self {
         self.backlog_bytes_max = bytes;
         self
     }
 
     /// How many requests of one worker may be queued; further ones are refused. Default 65,536.
-    #[must_use]
     pub fn with_requests_queued_max(mut self, requests: usize) -> Self {
         self.requests_queued_max = requests;
         self
     }
 
     /// TCP options of all connections.
-    #[must_use]
     pub fn with_socket_options(mut self, socket: SocketOptions) -> Self {
         self.socket = socket;
         self
@@ -191,7 +177,6 @@ impl AgentOptions {
     /// With certificates, a worker's must have the name or address that it advertises: see
     /// [`AgentOptions::with_advertised_host`].
     #[cfg(feature = "tls")]
-    #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
         self
@@ -205,7 +190,6 @@ impl AgentOptions {
 
     /// [`AgentOptions::with_credentials`] of a shared secret.
     #[cfg(feature = "tls")]
-    #[must_use]
     pub fn with_secret(self, secret: c10d_socket::Secret) -> Self {
         self.with_credentials(secret.into())
     }
@@ -214,21 +198,18 @@ impl AgentOptions {
     /// [`Agent::shutdown`](crate::Agent::shutdown). Default [`Cancel::NEVER`].
     ///
     /// A wait for a call ends by [`RpcFuture::wait_until`](crate::RpcFuture::wait_until).
-    #[must_use]
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
     }
 
     /// Seed of the incarnation and of jitter. Default: a random seed from the system.
-    #[must_use]
     pub fn with_seed(mut self, seed: u64) -> Self {
         self.seed = Some(seed);
         self
     }
 
     /// Injects faults into what this agent sends, for tests. Default: none.
-    #[must_use]
     pub fn with_faults(mut self, faults: impl FaultInjector + 'static) -> Self {
         self.faults = Some(Arc::new(faults));
         self

@@ -67,6 +67,7 @@ impl fmt::Display for Target {
 
 /// A request without parameters in its body.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
 pub struct HttpRequest {
     target: Target,
     is_post: bool,
@@ -78,7 +79,6 @@ pub struct HttpRequest {
 
 impl HttpRequest {
     /// A GET of `path`, which starts with `/` and may end in a query.
-    #[must_use]
     pub fn get(target: Target, path: impl Into<String>) -> Self {
         Self {
             target,
@@ -91,7 +91,6 @@ impl HttpRequest {
     }
 
     /// A POST to `path`, with a body of one byte: PyTorch 2.9's debug server does not answer one without.
-    #[must_use]
     pub fn post(target: Target, path: impl Into<String>) -> Self {
         Self {
             is_post: true,
@@ -100,21 +99,18 @@ impl HttpRequest {
     }
 
     /// The most bytes that the answer's body may have. The default is 32 MiB.
-    #[must_use]
     pub const fn with_limit(mut self, bytes: usize) -> Self {
         self.limit = bytes;
         self
     }
 
     /// Sends the word that the server asks for ([`with_token`](super::StatusOptions::with_token)), if it does.
-    #[must_use]
     pub fn with_token(mut self, token: Option<&str>) -> Self {
         self.token = token.map(|token| Token::new(token.to_owned()));
         self
     }
 
     /// Ends the exchange. Default [`Cancel::NEVER`].
-    #[must_use]
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self

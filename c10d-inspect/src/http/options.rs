@@ -6,6 +6,7 @@ use crate::ExplainOptions;
 /// Settings of a status server.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
+#[must_use]
 pub struct StatusOptions {
     title: String,
     host_names: Vec<String>,
@@ -15,7 +16,6 @@ pub struct StatusOptions {
 
 impl StatusOptions {
     /// Sets the name of the job, which the page shows. The default is none.
-    #[must_use]
     pub fn with_title(mut self, title: impl Into<String>) -> Self {
         self.title = title.into();
         self
@@ -24,21 +24,18 @@ impl StatusOptions {
     /// Adds a name under which browsers reach this server, as of a reverse proxy. IP addresses, `localhost` and
     /// this machine's own name are always accepted; requests for other names are refused, because a stranger's page
     /// could send them (DNS rebinding).
-    #[must_use]
     pub fn with_host_name(mut self, name: impl Into<String>) -> Self {
         self.host_names.push(name.into());
         self
     }
 
     /// Adds several names; see [`with_host_name`](Self::with_host_name).
-    #[must_use]
     pub fn with_host_names(mut self, names: impl IntoIterator<Item = String>) -> Self {
         self.host_names.extend(names);
         self
     }
 
     /// Sets what is known about the job beforehand.
-    #[must_use]
     pub fn with_explain(mut self, explain: ExplainOptions) -> Self {
         self.explain = explain;
         self
@@ -46,7 +43,6 @@ impl StatusOptions {
 
     /// Answers only requests that have this word, as a bearer token or as the password of any user. It is sent in
     /// clear, so it must be good for nothing else.
-    #[must_use]
     pub fn with_token(mut self, token: impl Into<String>) -> Self {
         self.token = Some(Token::new(token.into()));
         self
@@ -69,7 +65,6 @@ impl StatusOptions {
     }
 
     /// What is known about the job beforehand.
-    #[must_use]
     pub const fn explain(&self) -> &ExplainOptions {
         &self.explain
     }

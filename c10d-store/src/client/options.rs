@@ -28,6 +28,7 @@ use crate::store::DEFAULT_TIMEOUT;
 /// # }
 /// ```
 #[derive(Debug)]
+#[must_use]
 pub struct TcpStoreOptions {
     pub(super) world_size: Option<usize>,
     pub(super) is_master: bool,
@@ -86,7 +87,6 @@ impl Default for TcpStoreOptions {
 
 impl TcpStoreOptions {
     /// The number of workers, at least 1. Default: none, and workers are not counted.
-    #[must_use]
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
@@ -94,7 +94,6 @@ impl TcpStoreOptions {
 
     /// Connects only to a server that has the same secret, or a certificate of the same authority for the host's name.
     /// A master's server serves only such clients, unless its own options have credentials.
-    #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
         self
@@ -102,7 +101,6 @@ impl TcpStoreOptions {
 
     /// [`with_credentials`](Self::with_credentials) of a shared secret.
     #[cfg(feature = "tls")]
-    #[must_use]
     pub fn with_secret(self, secret: c10d_socket::Secret) -> Self {
         self.with_credentials(secret.into())
     }
@@ -115,21 +113,18 @@ impl TcpStoreOptions {
     /// The server forgets a client that has been without a connection for `timeout`, or for its
     /// [`session_timeout`](ServerOptions::session_timeout) if that is shorter: a store that makes no call for so long
     /// after a loss fails with its next one. A server of PyTorch knows no sessions; then this has no effect.
-    #[must_use]
     pub const fn with_resume(mut self, timeout: Duration) -> Self {
         self.resume = Some(timeout);
         self
     }
 
     /// Ends the opening and the later calls of the store. Default [`Cancel::NEVER`].
-    #[must_use]
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
     }
 
     /// Whether this process hosts the server. Default false.
-    #[must_use]
     pub const fn with_master(mut self, is_master: bool) -> Self {
         self.is_master = is_master;
         self
@@ -138,7 +133,6 @@ impl TcpStoreOptions {
     /// The time limit for connecting, and the default timeout of later operations; `None` waits
     /// indefinitely. Default 300 s, as in PyTorch. An operation that the server answers at once gets
     /// at least 250 ms, so that a timeout of zero checks once without waiting.
-    #[must_use]
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
@@ -146,7 +140,6 @@ impl TcpStoreOptions {
 
     /// Whether the master waits until all workers have joined. Default true, as in PyTorch; has no
     /// effect without a world size.
-    #[must_use]
     pub const fn with_wait_for_workers(mut self, wait: bool) -> Self {
         self.wait_for_workers = wait;
         self
@@ -154,7 +147,6 @@ impl TcpStoreOptions {
 
     /// Whether a master shares the server of an earlier multi-tenant master in this process on the same
     /// port instead of starting its own. Default false, as in PyTorch.
-    #[must_use]
     pub const fn with_multi_tenant(mut self, multi_tenant: bool) -> Self {
         self.multi_tenant = multi_tenant;
         self
@@ -162,28 +154,24 @@ impl TcpStoreOptions {
 
     /// A bound socket for the master's server (PyTorch's `master_listen_fd`; an `OwnedFd` converts into
     /// a `TcpListener`). It must be bound to the store's port, unless that is 0. Default: none.
-    #[must_use]
     pub fn with_listener(mut self, listener: TcpListener) -> Self {
         self.listener = Some(listener);
         self
     }
 
     /// The addresses on which a master listens. Default [`ListenOn::Host`].
-    #[must_use]
     pub const fn with_listen_on(mut self, listen_on: ListenOn) -> Self {
         self.listen_on = listen_on;
         self
     }
 
     /// Backoff and socket options of connections. Default [`ConnectOptions::default`].
-    #[must_use]
     pub fn with_connect_options(mut self, options: ConnectOptions) -> Self {
         self.connect_options = options;
         self
     }
 
     /// The options of a master's server. Default [`ServerOptions::default`].
-    #[must_use]
     pub fn with_server_options(mut self, options: ServerOptions) -> Self {
         self.server_options = options;
         self
@@ -191,7 +179,6 @@ impl TcpStoreOptions {
 
     /// The limits that the client checks before it sends. Default: those of PyTorch's server. A server
     /// closes the connection on a larger request, so raise them together with the server's limits.
-    #[must_use]
     pub const fn with_limits(mut self, limits: WireLimits) -> Self {
         self.limits = limits;
         self
@@ -199,7 +186,6 @@ impl TcpStoreOptions {
 
     /// The longest value that the client accepts from the server, in bytes. Default 1 GiB, since APPEND
     /// can make a value longer than the limit for one request.
-    #[must_use]
     pub const fn with_reply_bytes_max(mut self, bytes: usize) -> Self {
         self.reply_bytes_max = bytes;
         self

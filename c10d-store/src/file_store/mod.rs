@@ -82,6 +82,7 @@ struct Handle {
 
 /// Options of [`FileStore::open_with`].
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct FileStoreOptions {
     world_size: Option<usize>,
     timeout: Option<Duration>,
@@ -91,7 +92,6 @@ pub struct FileStoreOptions {
 impl FileStoreOptions {
     /// The number of closed stores after which the last one removes the file. Default: none, and the file
     /// is not removed, as in PyTorch: without the number of workers, more of them may still open it.
-    #[must_use]
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
@@ -99,14 +99,12 @@ impl FileStoreOptions {
 
     /// The [default timeout](StoreHandle::timeout) of the store, and the limit for the file's lock while
     /// opening; `None` waits indefinitely. Default 300 s ([`DEFAULT_TIMEOUT`]).
-    #[must_use]
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self
     }
 
     /// Ends the opening and the later calls of the store. Default [`Cancel::NEVER`].
-    #[must_use]
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self

@@ -61,6 +61,7 @@ pub fn rendezvous(url: &str) -> Result<Rendezvous, UrlError> {
 
 /// The arguments of PyTorch's `rendezvous()` besides the URL.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct RendezvousOptions {
     rank: Option<usize>,
     world_size: Option<usize>,
@@ -79,14 +80,12 @@ impl Default for RendezvousOptions {
 
 impl RendezvousOptions {
     /// The rank, for a URL without rank and world size.
-    #[must_use]
     pub const fn with_rank(mut self, rank: usize) -> Self {
         self.rank = Some(rank);
         self
     }
 
     /// The world size, for a URL without rank and world size.
-    #[must_use]
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
@@ -94,7 +93,6 @@ impl RendezvousOptions {
 
     /// The timeout of the store, and of opening it; `None` waits indefinitely. Default 30 min,
     /// PyTorch's for process groups.
-    #[must_use]
     pub fn with_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.timeout = timeout.into();
         self

@@ -20,6 +20,7 @@ use crate::limits::WireLimits;
 /// assert_eq!(options.connections_max(), 4096);
 /// ```
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct ServerOptions {
     limits: WireLimits,
     unsent_bytes_max: usize,
@@ -56,7 +57,6 @@ impl Default for ServerOptions {
 
 impl ServerOptions {
     /// The limits on single requests. Default [`WireLimits::default`].
-    #[must_use]
     pub const fn limits(&self) -> &WireLimits {
         &self.limits
     }
@@ -119,7 +119,6 @@ impl ServerOptions {
     }
 
     /// Sets [`session_timeout`](Self::session_timeout).
-    #[must_use]
     pub const fn with_session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
         self
@@ -133,7 +132,6 @@ impl ServerOptions {
     }
 
     /// Sets [`has_membership`](Self::has_membership).
-    #[must_use]
     pub const fn with_membership(mut self, has_membership: bool) -> Self {
         self.has_membership = has_membership;
         self
@@ -141,7 +139,6 @@ impl ServerOptions {
 
     /// Serves only clients that have the same secret, or a certificate of the same authority: all other connections
     /// are closed at once. PyTorch's own clients cannot do either.
-    #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
         self
@@ -149,14 +146,12 @@ impl ServerOptions {
 
     /// [`with_credentials`](Self::with_credentials) of a shared secret.
     #[cfg(feature = "tls")]
-    #[must_use]
     pub fn with_secret(self, secret: c10d_socket::Secret) -> Self {
         self.with_credentials(secret.into())
     }
 
     /// A server with [credentials](Self::with_credentials) also serves plain connections over loopback of the user
     /// that runs it, as [`c10d_socket::loopback_user`] finds out. Default false.
-    #[must_use]
     pub const fn with_plain_from_same_user(mut self, plain_from_same_user: bool) -> Self {
         self.plain_from_same_user = plain_from_same_user;
         self
@@ -165,56 +160,48 @@ impl ServerOptions {
     /// The server's store is the one that this journal has kept, and survives the server: see [`journal`](crate::journal).
     /// An open journal is for one server: another one with a clone of these options is refused. A [`JournalSource`] opens
     /// it when the server listens.
-    #[must_use]
     pub fn with_journal(mut self, journal: impl Into<JournalSource>) -> Self {
         self.journal = Some(journal.into());
         self
     }
 
     /// Sets [`world_size`](Self::world_size).
-    #[must_use]
     pub const fn with_world_size(mut self, world_size: usize) -> Self {
         self.world_size = Some(world_size);
         self
     }
 
     /// Sets [`stall_report_after`](Self::stall_report_after).
-    #[must_use]
     pub const fn with_stall_report_after(mut self, after: Duration) -> Self {
         self.stall_report_after = after;
         self
     }
 
     /// Sets [`limits`](Self::limits).
-    #[must_use]
     pub const fn with_limits(mut self, limits: WireLimits) -> Self {
         self.limits = limits;
         self
     }
 
     /// Sets [`unsent_bytes_max`](Self::unsent_bytes_max).
-    #[must_use]
     pub const fn with_unsent_bytes_max(mut self, bytes: usize) -> Self {
         self.unsent_bytes_max = bytes;
         self
     }
 
     /// Sets [`memory_max`](Self::memory_max).
-    #[must_use]
     pub const fn with_memory_max(mut self, bytes: usize) -> Self {
         self.memory_max = Some(bytes);
         self
     }
 
     /// Sets [`connections_max`](Self::connections_max).
-    #[must_use]
     pub const fn with_connections_max(mut self, connections: usize) -> Self {
         self.connections_max = connections;
         self
     }
 
     /// Sets [`handshake_timeout`](Self::handshake_timeout).
-    #[must_use]
     pub const fn with_handshake_timeout(mut self, timeout: Duration) -> Self {
         self.handshake_timeout = timeout;
         self

@@ -29,6 +29,7 @@ use crate::watchdog::{Watchdog, WatchdogError};
 ///     .with_shutdown_timeout(Duration::from_secs(60));
 /// ```
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct AgentOptions {
     pub(crate) command: CommandLine,
     pub(crate) name: String,
@@ -62,7 +63,6 @@ impl AgentOptions {
     pub const DEFAULT_EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
 
     /// An agent that runs `command` in `local_world_size` workers, at least one.
-    #[must_use]
     pub fn new(command: CommandLine, local_world_size: usize) -> Self {
         Self {
             name: command.program().to_string_lossy().into_owned(),
@@ -91,7 +91,6 @@ impl AgentOptions {
     }
 
     /// The title of the report on failures. The default is the program of the command.
-    #[must_use]
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
@@ -99,7 +98,6 @@ impl AgentOptions {
 
     /// The role of the workers, within which they have ranks as well. The default is PyTorch's,
     /// `default`.
-    #[must_use]
     pub fn with_role(mut self, role: impl Into<String>) -> Self {
         self.role = role.into();
         self
@@ -107,21 +105,18 @@ impl AgentOptions {
 
     /// How often the workers are restarted after a failure. The default is 0, as with torchrun: a script
     /// must be written for restarts.
-    #[must_use]
     pub const fn with_max_restarts(mut self, restarts: usize) -> Self {
         self.restarts.max_restarts = Some(restarts);
         self
     }
 
     /// When the workers are restarted after a failure. By default never.
-    #[must_use]
     pub fn with_restart_rules(mut self, rules: RestartRules) -> Self {
         self.restarts = rules;
         self
     }
 
     /// Where the workers report their progress, and when they count as stuck. By default nowhere and never.
-    #[must_use]
     pub fn with_progress(mut self, progress: impl Into<Option<ProgressOptions>>) -> Self {
         self.progress = progress.into();
         self
@@ -130,7 +125,6 @@ impl AgentOptions {
     /// How long workers have to exit after a signal to the agent, before SIGKILL. `None` waits
     /// indefinitely, zero kills at once. The default is
     /// [`DEFAULT_SHUTDOWN_TIMEOUT`](Self::DEFAULT_SHUTDOWN_TIMEOUT).
-    #[must_use]
     pub fn with_shutdown_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.shutdown_timeout = timeout.into();
         self
@@ -139,14 +133,12 @@ impl AgentOptions {
     /// How long a node whose workers have succeeded waits for the other nodes. `None` waits
     /// indefinitely, zero checks once. The default is
     /// [`DEFAULT_EXIT_BARRIER_TIMEOUT`](Self::DEFAULT_EXIT_BARRIER_TIMEOUT).
-    #[must_use]
     pub fn with_exit_barrier_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
         self.exit_barrier_timeout = timeout.into();
         self
     }
 
     /// Where the output of workers goes. By default the console, unchanged.
-    #[must_use]
     pub fn with_logs(mut self, logs: LogOptions) -> Self {
         self.logs = logs;
         self
@@ -154,14 +146,12 @@ impl AgentOptions {
 
     /// The prefix of lines that are shown as well as written to files, see
     /// [`LinePrefix`](crate::LinePrefix). The default is PyTorch's, `[default0]:` for local rank 0.
-    #[must_use]
     pub fn with_line_prefix_template(mut self, template: impl Into<String>) -> Self {
         self.line_prefix_template = Some(template.into());
         self
     }
 
     /// Whether each worker sees one device and local rank 0. Off by default, as with torchrun.
-    #[must_use]
     pub const fn with_virtual_local_rank(mut self, is_virtual: bool) -> Self {
         self.virtual_local_rank = is_virtual;
         self
@@ -170,7 +160,6 @@ impl AgentOptions {
     /// Whether all nodes have the same number of workers, of one role, so that each node computes its
     /// ranks alone (PyTorch's `TORCH_ELASTIC_WORKER_IDENTICAL`). All nodes must agree. Off by default, as
     /// no node can check it.
-    #[must_use]
     pub const fn with_identical_nodes(mut self, are_identical: bool) -> Self {
         self.are_nodes_identical = are_identical;
         self
@@ -178,7 +167,6 @@ impl AgentOptions {
 
     /// The environment that workers inherit, before PyTorch's variables are set in it. By default that of
     /// this process.
-    #[must_use]
     pub fn with_environment(
         mut self,
         environment: impl IntoIterator<Item = (OsString, OsString)>,
@@ -189,7 +177,6 @@ impl AgentOptions {
 
     /// The full name of this host, for reports and line prefixes. By default the system's, for which a
     /// name server may be asked for up to 2 s.
-    #[must_use]
     pub fn with_host(mut self, host: impl Into<String>) -> Self {
         self.host = Some(host.into());
         self
@@ -198,7 +185,6 @@ impl AgentOptions {
     /// The directory for the sockets of debug servers in the workers: each worker finds the path of its own,
     /// [`debug_socket`](Self::debug_socket), in `C10D_DEBUG_SOCKET`. None by default. The directory must exist,
     /// and only this user should be able to enter it.
-    #[must_use]
     pub fn with_debug_sockets(mut self, directory: impl Into<PathBuf>) -> Self {
         self.debug_sockets = Some(directory.into());
         self
@@ -215,14 +201,12 @@ impl AgentOptions {
     /// Whether the workers reach their store through a relay in this process (`c10d-relay`), which has the
     /// [credentials](elastic_rendezvous::BootstrapInfo) that the store asks for. All nodes of a round must have one.
     /// Off by default: MASTER_ADDR is the same loopback address on all nodes then, which not every script can use.
-    #[must_use]
     pub const fn with_relay(mut self, has_relay: bool) -> Self {
         self.has_relay = has_relay;
         self
     }
 
     /// The port of the relays, for all nodes. By default the nodes of each round agree on a free one.
-    #[must_use]
     pub fn with_relay_port(mut self, port: impl Into<Option<u16>>) -> Self {
         self.relay_port = port.into();
         self
@@ -233,7 +217,6 @@ impl AgentOptions {
     /// cannot be forked, they start as without it, with a warning. None by default. Needs Linux.
     ///
     /// A worker is killed when the *main thread* of this process ends; let it live as long as the agent.
-    #[must_use]
     pub fn with_preload(mut self, preload: impl Into<Option<PreloadOptions>>) -> Self {
         self.preload = preload.into();
         self
@@ -241,7 +224,6 @@ impl AgentOptions {
 
     /// A command that must succeed before this node joins a round, the first and every later one. While it fails, the
     /// node stays away, and repeats it after a pause of 10 s, doubled each time up to 5 min. None by default.
-    #[must_use]
     pub fn with_health_check(mut self, check: impl Into<Option<HealthCheck>>) -> Self {
         self.health_check = check.into();
         self
@@ -249,7 +231,6 @@ impl AgentOptions {
 
     /// How the other workers are kept when one dies, if their script uses the membership service of their store. An agent
     /// must serve that store. By default all are restarted.
-    #[must_use]
     pub fn with_keep_workers(mut self, keep: impl Into<Option<KeepOptions>>) -> Self {
         self.keep = keep.into();
         self
@@ -257,7 +238,6 @@ impl AgentOptions {
 
     /// Whether a watchdog ends workers whose timers expire (`torch.distributed.elastic.timer` with `FileTimerClient`, in
     /// PyTorch `TORCHELASTIC_ENABLE_FILE_TIMER`). Workers find its pipe in `TORCHELASTIC_TIMER_FILE`. Off by default.
-    #[must_use]
     pub const fn with_watchdog(mut self, has_watchdog: bool) -> Self {
         self.has_watchdog = has_watchdog;
         self
@@ -265,7 +245,6 @@ impl AgentOptions {
 
     /// The path of the watchdog's pipe, for one agent only. By default a new file in the directory for temporary files,
     /// in each round another one.
-    #[must_use]
     pub fn with_timer_file(mut self, path: impl Into<Option<PathBuf>>) -> Self {
         self.timer_file = path.into();
         self
@@ -317,7 +296,6 @@ impl AgentOptions {
     }
 
     /// Where the output of the workers goes.
-    #[must_use]
     pub const fn logs(&self) -> &LogOptions {
         &self.logs
     }

@@ -63,6 +63,7 @@ pub(crate) const VARYING: [&str; 14] = [
 /// # Ok::<(), elastic_agent::EnvironmentError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
 pub struct WorkerEnvironment<'a> {
     assignment: Assignment,
     run_id: &'a str,
@@ -97,7 +98,6 @@ pub(crate) struct GroupMember<'a> {
 
 impl<'a> WorkerEnvironment<'a> {
     /// The environment of a worker with these ranks, in the job `run_id`, whose workers meet at `master`.
-    #[must_use]
     pub const fn new(assignment: Assignment, run_id: &'a str, master: &'a HostPort) -> Self {
         Self {
             assignment,
@@ -118,7 +118,6 @@ impl<'a> WorkerEnvironment<'a> {
     }
 
     /// The role of the worker. The default is PyTorch's, `default`.
-    #[must_use]
     pub const fn with_role(mut self, role: &'a str) -> Self {
         self.role = role;
         self
@@ -126,7 +125,6 @@ impl<'a> WorkerEnvironment<'a> {
 
     /// How often this node has restarted its workers after a failure, and how often it may. The default
     /// is 0 of 0.
-    #[must_use]
     pub const fn with_restarts(mut self, count: usize, max: usize) -> Self {
         self.restart_count = count;
         self.max_restarts = max;
@@ -135,7 +133,6 @@ impl<'a> WorkerEnvironment<'a> {
 
     /// Whether a store server already runs at the master address, so that the worker with rank 0 connects
     /// to it instead of starting one. Off by default: then no agent has to serve one.
-    #[must_use]
     pub const fn with_agent_store(mut self, is_running: bool) -> Self {
         self.use_agent_store = is_running;
         self
@@ -143,14 +140,12 @@ impl<'a> WorkerEnvironment<'a> {
 
     /// The relay on this node through which the worker reaches the store: MASTER_ADDR and MASTER_PORT name it, and
     /// `C10D_MASTER_ADDR` and `C10D_MASTER_PORT` the store itself. None by default.
-    #[must_use]
     pub fn with_relay(mut self, relay: impl Into<Option<&'a HostPort>>) -> Self {
         self.relay = relay.into();
         self
     }
 
     /// The file in which the worker may leave its exception. None by default: then it cannot.
-    #[must_use]
     pub fn with_error_file(mut self, path: impl Into<Option<&'a Path>>) -> Self {
         self.error_file = path.into();
         self
@@ -158,7 +153,6 @@ impl<'a> WorkerEnvironment<'a> {
 
     /// Whether the worker sees one device and local rank 0 (`--virtual-local-rank`). Off by default, as
     /// with torchrun.
-    #[must_use]
     pub const fn with_virtual_local_rank(mut self, is_virtual: bool) -> Self {
         self.virtual_local_rank = is_virtual;
         self
@@ -166,7 +160,6 @@ impl<'a> WorkerEnvironment<'a> {
 
     /// The unix socket on which a debug server in the worker should listen, as `C10D_DEBUG_SOCKET`. None by
     /// default: then the variable is inherited.
-    #[must_use]
     pub fn with_debug_socket(mut self, path: impl Into<Option<&'a Path>>) -> Self {
         self.debug_socket = path.into();
         self
@@ -174,14 +167,12 @@ impl<'a> WorkerEnvironment<'a> {
 
     /// The file in which the worker reports its progress, as `C10D_PROGRESS_FILE`. None by default: then the variable
     /// is inherited.
-    #[must_use]
     pub fn with_progress_file(mut self, path: impl Into<Option<&'a Path>>) -> Self {
         self.progress_file = path.into();
         self
     }
 
     /// The pipe of the watchdog, as `TORCHELASTIC_TIMER_FILE`. None by default: then the variable is inherited.
-    #[must_use]
     pub fn with_timer_file(mut self, path: impl Into<Option<&'a Path>>) -> Self {
         self.timer_file = path.into();
         self
@@ -189,7 +180,6 @@ impl<'a> WorkerEnvironment<'a> {
 
     /// What the worker is in the membership group, as `C10D_MEMBER_ID`, its rank, and other variables: docs/restarts.md.
     /// None by default.
-    #[must_use]
     pub(crate) const fn with_membership(mut self, membership: Option<GroupMember<'a>>) -> Self {
         self.membership = membership;
         self

@@ -18,6 +18,7 @@ use crate::command_line::Entrypoint;
 /// By default a launcher announces its ranks to the stores, serves a status page on those that it hosts, explains a job
 /// that stands still, and handles no signal.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct LauncherOptions {
     pub(super) agent: AgentOptions,
     pub(super) rendezvous: RendezvousParameters,
@@ -71,7 +72,6 @@ impl LauncherOptions {
 
     /// A launcher of these workers, which meets the other nodes in this rendezvous. What the stores ask for is in the
     /// rendezvous' [credentials](RendezvousParameters::with_credentials).
-    #[must_use]
     pub fn new(agent: AgentOptions, rendezvous: RendezvousParameters) -> Self {
         Self {
             agent,
@@ -92,7 +92,6 @@ impl LauncherOptions {
 
     /// What the agent's command runs: a script is looked for before this node joins, and hints are about Python. By
     /// default nothing is known about it.
-    #[must_use]
     pub fn with_entrypoint(mut self, entrypoint: impl Into<Option<Entrypoint>>) -> Self {
         self.entrypoint = entrypoint.into();
         self
@@ -101,7 +100,6 @@ impl LauncherOptions {
     /// Signals that stop the workers and then the launcher, by their names, as `SIGTERM`; SIGUSR1 and SIGUSR2 are passed on
     /// to the workers then. From the start of [`run`](crate::Launcher::run) until its report is dropped none of them ends
     /// this process. By default no signal is handled.
-    #[must_use]
     pub fn with_signals<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.signals = Some(names.into_iter().map(Into::into).collect());
         self
@@ -109,7 +107,6 @@ impl LauncherOptions {
 
     /// Ends this process in limited time after a signal. Without limits by default: a store that does not answer can
     /// delay the end.
-    #[must_use]
     pub fn with_exit_limits(mut self, limits: impl Into<Option<ExitLimits>>) -> Self {
         self.exit_limits = limits.into();
         self
@@ -117,7 +114,6 @@ impl LauncherOptions {
 
     /// Says what the job waits for when it has stood still for this long; `None` for never. The default is
     /// [`DEFAULT_EXPLAIN_AFTER`](Self::DEFAULT_EXPLAIN_AFTER).
-    #[must_use]
     pub fn with_explain_after(mut self, after: impl Into<Option<Duration>>) -> Self {
         self.explain_after = after.into();
         self
@@ -125,7 +121,6 @@ impl LauncherOptions {
 
     /// Whether each worker runs PyTorch's debug server, for `c10d stacks` and `c10d flight`. Off by default: it adds to
     /// the workers' PYTHONPATH.
-    #[must_use]
     pub const fn with_debug_servers(mut self, has_debug_servers: bool) -> Self {
         self.has_debug_servers = has_debug_servers;
         self
@@ -134,14 +129,12 @@ impl LauncherOptions {
     /// The status page on the ports of the stores that this node hosts; `None` for none. On by default. Its title is the
     /// [name](AgentOptions::with_name) of the agent. Stores that clients prove themselves to by certificates alone have no
     /// page, as there is no password for it.
-    #[must_use]
     pub fn with_status_page(mut self, options: impl Into<Option<StatusOptions>>) -> Self {
         self.status_page = options.into();
         self
     }
 
     /// The rendezvous [finds its store](RendezvousParameters::with_store) in this directory.
-    #[must_use]
     pub fn with_store(mut self, store: StoreDirectory) -> Self {
         self.rendezvous = self.rendezvous.with_store(store);
         self
@@ -149,21 +142,18 @@ impl LauncherOptions {
 
     /// The [memory limit](c10d_store::ServerOptions::memory_max) of each store that this node hosts, in bytes; `None` for no limit.
     /// The default is [`recommended_memory_max`], since a store that exhausts the memory ends the job.
-    #[must_use]
     pub fn with_store_memory_max(mut self, bytes: impl Into<Option<usize>>) -> Self {
         self.store_memory_max = bytes.into();
         self
     }
 
     /// A port on which the launcher answers whether it is alive, on all interfaces. None by default.
-    #[must_use]
     pub fn with_health_port(mut self, port: impl Into<Option<u16>>) -> Self {
         self.health_port = port.into();
         self
     }
 
     /// What is recorded of each round.
-    #[must_use]
     pub fn with_events(mut self, events: EventOptions) -> Self {
         self.events = events;
         self
@@ -171,27 +161,23 @@ impl LauncherOptions {
 
     /// The file in which the program that started this one finds why the job failed, in PyTorch's format
     /// (`TORCHELASTIC_ERROR_FILE`). None by default.
-    #[must_use]
     pub fn with_error_file(mut self, path: impl Into<Option<PathBuf>>) -> Self {
         self.error_file = path.into();
         self
     }
 
     /// Where reports and explanations are written. The default is [`StandardError`].
-    #[must_use]
     pub fn with_screen(mut self, screen: Arc<dyn Screen>) -> Self {
         self.screen = screen;
         self
     }
 
     /// The agent's options.
-    #[must_use]
     pub const fn agent(&self) -> &AgentOptions {
         &self.agent
     }
 
     /// The rendezvous' parameters.
-    #[must_use]
     pub const fn rendezvous(&self) -> &RendezvousParameters {
         &self.rendezvous
     }

@@ -54,6 +54,7 @@ impl WorkerLogs {
 ///     .with_tee(StreamMap::All(Streams::BOTH));
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[must_use]
 pub struct LogOptions {
     log_dir: Option<PathBuf>,
     redirects: StreamMap,
@@ -65,35 +66,30 @@ pub struct LogOptions {
 
 impl LogOptions {
     /// PyTorch's defaults: all output to the console, error files in a new temporary directory.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// The directory for the logs, created if missing. By default a new temporary one. `/dev/null` means
     /// no files.
-    #[must_use]
     pub fn with_log_dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.log_dir = Some(path.into());
         self
     }
 
     /// The streams that go to files instead of the console. None by default.
-    #[must_use]
     pub fn with_redirects(mut self, streams: StreamMap) -> Self {
         self.redirects = streams;
         self
     }
 
     /// The streams that go to files, and to the console with a prefix. None by default.
-    #[must_use]
     pub fn with_tee(mut self, streams: StreamMap) -> Self {
         self.tee = streams;
         self
     }
 
     /// The only workers whose output is shown, by local rank. Empty, the default, shows all.
-    #[must_use]
     pub fn with_local_ranks_filter(mut self, ranks: impl IntoIterator<Item = usize>) -> Self {
         self.local_ranks_filter = ranks.into_iter().collect();
         self
@@ -101,14 +97,12 @@ impl LogOptions {
 
     /// Also writes lines of tee'd standard output that contain one of these texts to
     /// `filtered_stdout.log`. None by default.
-    #[must_use]
     pub fn with_stdout_filters(mut self, texts: impl IntoIterator<Item = String>) -> Self {
         self.stdout_filters = texts.into_iter().collect();
         self
     }
 
     /// The same for standard error and `filtered_stderr.log`.
-    #[must_use]
     pub fn with_stderr_filters(mut self, texts: impl IntoIterator<Item = String>) -> Self {
         self.stderr_filters = texts.into_iter().collect();
         self

@@ -15,6 +15,7 @@ use crate::command_line::CommandLine;
 /// let options = AgentOptions::new(command, 8).with_preload(preload);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
 pub struct PreloadOptions {
     pub(super) modules: Vec<String>,
     pub(crate) is_required: bool,
@@ -24,7 +25,6 @@ pub struct PreloadOptions {
 
 impl PreloadOptions {
     /// Imports `modules`, in this order.
-    #[must_use]
     pub fn new<M: Into<String>>(modules: impl IntoIterator<Item = M>) -> Self {
         Self {
             modules: modules.into_iter().map(Into::into).collect(),
@@ -36,7 +36,6 @@ impl PreloadOptions {
 
     /// Whether it is an error that workers cannot be forked. Off by default: they start as fresh interpreters then,
     /// with a warning.
-    #[must_use]
     pub const fn with_required(mut self, is_required: bool) -> Self {
         self.is_required = is_required;
         self
@@ -44,7 +43,6 @@ impl PreloadOptions {
 
     /// Whether workers are forked ahead of their start, which saves the time of the forks. Off by default: each takes
     /// about 2 MB of memory while it waits.
-    #[must_use]
     pub const fn with_standbys(mut self, has_standbys: bool) -> Self {
         self.has_standbys = has_standbys;
         self
@@ -52,7 +50,6 @@ impl PreloadOptions {
 
     /// A function that each worker calls before its script if the module is loaded, as `module:function`: for modules
     /// that read a worker's variables when they are imported.
-    #[must_use]
     pub fn with_hook(mut self, hook: impl Into<String>) -> Self {
         self.hooks.push(hook.into());
         self

@@ -8,6 +8,7 @@ use crate::logs::{FilteredLog, WorkerLogs};
 
 /// One worker to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
 pub struct WorkerPlan {
     pub(super) rank: usize,
     pub(super) local_rank: usize,
@@ -20,7 +21,6 @@ pub struct WorkerPlan {
 impl WorkerPlan {
     /// A worker that executes `command`. The ranks identify it in reports; its process learns them from
     /// its [environment](crate::WorkerEnvironment).
-    #[must_use]
     pub const fn new(rank: usize, local_rank: usize, command: CommandLine) -> Self {
         Self {
             rank,
@@ -34,7 +34,6 @@ impl WorkerPlan {
 
     /// The whole environment of the worker. Empty by default: nothing is inherited, so that what a worker
     /// gets is visible in one place.
-    #[must_use]
     pub fn with_environment(
         mut self,
         environment: impl IntoIterator<Item = (OsString, OsString)>,
@@ -44,14 +43,12 @@ impl WorkerPlan {
     }
 
     /// Where the output of the worker goes. The default is the console, without an error file.
-    #[must_use]
     pub fn with_logs(mut self, logs: WorkerLogs) -> Self {
         self.logs = logs;
         self
     }
 
     /// The prefix of lines that are shown as well as written to files. Empty by default.
-    #[must_use]
     pub fn with_line_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.line_prefix = prefix.into();
         self
@@ -72,6 +69,7 @@ impl WorkerPlan {
 
 /// The workers of one node in one round.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
 pub struct GroupPlan {
     pub(super) workers: Vec<WorkerPlan>,
     pub(super) filtered_stdout: Option<FilteredLog>,
@@ -81,7 +79,6 @@ pub struct GroupPlan {
 
 impl GroupPlan {
     /// A group of these workers.
-    #[must_use]
     pub const fn new(workers: Vec<WorkerPlan>) -> Self {
         Self {
             workers,
@@ -93,21 +90,18 @@ impl GroupPlan {
 
     /// The file that also gets matching lines of standard output which is both shown and written to files.
     /// None by default.
-    #[must_use]
     pub fn with_filtered_stdout(mut self, log: impl Into<Option<FilteredLog>>) -> Self {
         self.filtered_stdout = log.into();
         self
     }
 
     /// The same for standard error.
-    #[must_use]
     pub fn with_filtered_stderr(mut self, log: impl Into<Option<FilteredLog>>) -> Self {
         self.filtered_stderr = log.into();
         self
     }
 
     /// Files and directories that another process removes if this one is killed while the workers run.
-    #[must_use]
     pub(crate) fn with_temporary(mut self, paths: Vec<PathBuf>) -> Self {
         self.temporary = paths;
         self
@@ -126,7 +120,6 @@ impl GroupPlan {
     }
 
     /// The workers, in the order in which they start.
-    #[must_use]
     pub fn workers(&self) -> &[WorkerPlan] {
         &self.workers
     }

@@ -95,6 +95,7 @@ pub struct DynamicRendezvous {
 
 /// The options of a node in a dynamic rendezvous.
 #[derive(Debug, Clone)]
+#[must_use]
 pub struct DynamicRendezvousOptions {
     local_addr: Option<String>,
     workers_host: Option<String>,
@@ -112,7 +113,6 @@ impl Default for DynamicRendezvousOptions {
 
 impl DynamicRendezvousOptions {
     /// The machine's full name as the address, and a workers' store that an agent serves.
-    #[must_use]
     pub const fn new() -> Self {
         Self {
             local_addr: None,
@@ -126,14 +126,12 @@ impl DynamicRendezvousOptions {
 
     /// The address that identifies the node, and under which the others reach the workers' store if this
     /// node serves it. Default: the machine's full name.
-    #[must_use]
     pub fn with_local_addr(mut self, addr: impl Into<String>) -> Self {
         self.local_addr = Some(addr.into());
         self
     }
 
     /// The host under which the others reach the workers' store. Default: the node's address.
-    #[must_use]
     pub fn with_workers_host(mut self, host: impl Into<String>) -> Self {
         self.workers_host = Some(host.into());
         self
@@ -142,7 +140,6 @@ impl DynamicRendezvousOptions {
     /// Whether an agent serves the workers' store. Otherwise the worker with rank 0 does, at a new address in
     /// each round, as with PyTorch's `TORCH_DISABLE_SHARE_RDZV_TCP_STORE`. Must be the same on all nodes.
     /// Default: true, as in PyTorch.
-    #[must_use]
     pub fn with_shared_store(mut self, shares_store: bool) -> Self {
         self.shares_store = shares_store;
         self
@@ -150,7 +147,6 @@ impl DynamicRendezvousOptions {
 
     /// The workers' store of this node serves only processes on this machine of the user that runs it, and clients
     /// with these credentials: for jobs of one node. Default: every client.
-    #[must_use]
     pub fn with_own_user_only(mut self, credentials: Credentials) -> Self {
         self.protection = Protection::OwnUser(credentials);
         self
@@ -158,7 +154,6 @@ impl DynamicRendezvousOptions {
 
     /// The same for jobs of several nodes: the nodes reach the workers' store with these credentials, and so must what
     /// connects the workers, as a relay does. Must be the same on all nodes. Default: every client.
-    #[must_use]
     pub fn with_workers_credentials(mut self, credentials: Credentials) -> Self {
         self.protection = Protection::Job(credentials);
         self
@@ -171,7 +166,6 @@ impl DynamicRendezvousOptions {
     }
 
     /// A callback for the server of the workers' store, if this node serves it. Default: none.
-    #[must_use]
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);
         self

@@ -31,6 +31,7 @@ use crate::values::store_directory::StoreDirectory;
 /// # Ok::<(), elastic_rendezvous::ParametersError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
 pub struct RendezvousParameters {
     backend: String,
     endpoint: String,
@@ -84,21 +85,18 @@ impl RendezvousParameters {
     }
 
     /// The address that identifies this node. Default, also for empty text: its full host name.
-    #[must_use]
     pub fn with_local_addr(mut self, local_addr: impl Into<String>) -> Self {
         self.local_addr = Some(local_addr.into()).filter(|addr| !addr.is_empty());
         self
     }
 
     /// Replaces all settings, as from [`parse_config`].
-    #[must_use]
     pub fn with_config(mut self, config: BTreeMap<String, String>) -> Self {
         self.config = config;
         self
     }
 
     /// A callback for the store servers that this process hosts. Default: none.
-    #[must_use]
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);
         self
@@ -106,7 +104,6 @@ impl RendezvousParameters {
 
     /// The journal of the rendezvous' store, opened if this process serves it: the store survives the process. Default:
     /// none.
-    #[must_use]
     pub fn with_journal(mut self, journal: JournalSource) -> Self {
         self.journal = Some(journal);
         self
@@ -120,7 +117,6 @@ impl RendezvousParameters {
 
     /// The store is found in a directory, not at the endpoint, which then is only a name for messages. The workers need
     /// `workers_store=rendezvous` and [relays](Self::with_relays): PyTorch's clients cannot follow a store. Default: none.
-    #[must_use]
     pub fn with_store(mut self, store: StoreDirectory) -> Self {
         self.store = Some(store);
         self
@@ -168,7 +164,6 @@ impl RendezvousParameters {
     }
 
     /// Ends the opening of the rendezvous' store. Default [`Cancel::NEVER`].
-    #[must_use]
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
         self
@@ -182,7 +177,6 @@ impl RendezvousParameters {
     /// serves no others. The store of the workers of several nodes has no such protection without
     /// [relays](Self::with_relays), as PyTorch's clients cannot do it; that of one node serves only the user that runs
     /// it.
-    #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
         self
@@ -190,14 +184,12 @@ impl RendezvousParameters {
 
     /// [`with_credentials`](Self::with_credentials) of a shared secret.
     #[cfg(feature = "tls")]
-    #[must_use]
     pub fn with_secret(self, secret: c10d_store::Secret) -> Self {
         self.with_credentials(secret.into())
     }
 
     /// Whether the workers of all nodes reach their store through relays that have the credentials, so that this store
     /// of several nodes serves only clients with the credentials too. Must be the same on all nodes. Default false.
-    #[must_use]
     pub const fn with_relays(mut self, has_relays: bool) -> Self {
         self.has_relays = has_relays;
         self

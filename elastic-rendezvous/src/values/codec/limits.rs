@@ -12,6 +12,7 @@
 /// assert_eq!(limits.text_bytes_max(), 8 << 20);
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub struct CodecLimits {
     text_bytes_max: usize,
     nodes_max: usize,
@@ -27,7 +28,6 @@ impl Default for CodecLimits {
 
 impl CodecLimits {
     /// The default limits.
-    #[must_use]
     pub const fn new() -> Self {
         Self {
             text_bytes_max: 8 << 20,
@@ -66,28 +66,24 @@ impl CodecLimits {
     }
 
     /// Sets [`text_bytes_max`](Self::text_bytes_max).
-    #[must_use]
     pub const fn with_text_bytes_max(mut self, bytes: usize) -> Self {
         self.text_bytes_max = bytes;
         self
     }
 
     /// Sets [`nodes_max`](Self::nodes_max).
-    #[must_use]
     pub const fn with_nodes_max(mut self, nodes: usize) -> Self {
         self.nodes_max = nodes;
         self
     }
 
     /// Sets [`stack_max`](Self::stack_max).
-    #[must_use]
     pub const fn with_stack_max(mut self, values: usize) -> Self {
         self.stack_max = values;
         self
     }
 
     /// Sets [`objects_max`](Self::objects_max).
-    #[must_use]
     pub const fn with_objects_max(mut self, objects: usize) -> Self {
         self.objects_max = objects;
         self
