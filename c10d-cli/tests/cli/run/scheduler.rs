@@ -97,6 +97,7 @@ fn a_dry_run_prints_the_plan_as_json() {
         "restart_rules": {},
         "preload": [],
         "store_candidates": null,
+        "store_port": null,
         "store_dir": null,
         "workers_store": "agent",
         "relay": false,
