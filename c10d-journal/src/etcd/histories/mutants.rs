@@ -1,6 +1,7 @@
 //! Processes with a defect of each kind that the checks are to find, and the same ones without it.
 
-use super::super::message::{Request, Txn};
+use super::super::layout::Layout;
+use super::super::message::{Answer, Range, Request, Txn};
 use super::super::real_site::call;
 use super::clients::{Recorder, client_of, following};
 use super::*;
@@ -33,24 +34,32 @@ fn read_of_one_that_is_cut_off(site: &RealSite, mutant: Mutant) -> Result<(), St
     recorder.check(&job)
 }
 
-/// The key of the one that leads ends while it writes. The other one takes over slowly.
-fn writes_during_a_takeover(site: &RealSite, mutant: Mutant) -> Result<(), String> {
-    // It looks after its lease no sooner than after three seconds.
-    let job = job(site, mutant, 5);
+/// The key of the one that leads ends, and it writes before it knows that, while the slow other one reads.
+fn a_write_during_a_takeover(site: &RealSite, mutant: Mutant) -> Result<(), String> {
+    // It looks after its lease no sooner than after six seconds.
+    let job = job(site, mutant, 10);
     let client = following(&job, 0);
     let mut recorder = Recorder::default();
     recorder.add(&client, 1);
     let lease = job.wait_for_claim(1).lease;
     for proxy in job.proxies(1, &ALL_MEMBERS) {
-        proxy.delay(Duration::from_millis(60));
+        proxy.delay(Duration::from_millis(150));
     }
-    call(&mut site.gateway(), &Request::Revoke { lease }).expect("it was there");
+    let mut gateway = site.gateway();
+    call(&mut gateway, &Request::Revoke { lease }).expect("it was there");
+    let leader = Request::Range(Range::key(Layout::new(&job.prefix).leader()));
+    eventually("another one leads", || {
+        let answer = call(&mut gateway, &leader).expect("etcd answers");
+        matches!(answer, Answer::Range { keys, .. } if !keys.keys.is_empty())
+    });
     let until = Instant::now() + Duration::from_secs(20);
     while job.reports.last_claim().is_some_and(|it| it.epoch < 2)
         && job.reports.failures().is_empty()
     {
         assert!(Instant::now() < until, "nobody takes over");
         recorder.add(&client, 1);
+        // The search for an order is for short histories.
+        thread::sleep(PAUSE);
     }
     if job.reports.failures().is_empty() {
         for _ in 0..5 {
@@ -114,7 +123,7 @@ fn the_checks_find_processes_with_defects() {
     let site = RealSite::start(MEMBERS);
     let scenarios: [(Mutant, Scenario); 4] = [
         (Mutant::NoGuard, read_of_one_that_is_cut_off),
-        (Mutant::NoLeader, writes_during_a_takeover),
+        (Mutant::NoLeader, a_write_during_a_takeover),
         (Mutant::NoHead, a_write_that_arrives_late),
         (Mutant::HeadBefore, a_takeover_after_writes),
     ];
