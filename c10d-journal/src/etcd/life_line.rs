@@ -59,6 +59,9 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 /// A standby that has heard none for this time looks who leads. Sooner than the leader's lease can end.
 const SILENCE_MAX: Duration = Duration::from_millis(1500);
 
+/// The most reads of one look: a stranger at the port may never stop to send.
+const READS_MAX: usize = 16;
+
 /// The position of the log in hexadecimal, and a line end.
 const HEARTBEAT_BYTES: usize = 17;
 
@@ -330,7 +333,7 @@ impl Vigil {
             return Seen::Doubt;
         }
         let mut bytes = [0; HEARTBEAT_BYTES * 4];
-        loop {
+        for _ in 0..READS_MAX {
             match self.stream.read(&mut bytes) {
                 Ok(0) if self.is_refused(cancel) => return Seen::Death,
                 Ok(0) => return Seen::Doubt,
@@ -345,6 +348,8 @@ impl Vigil {
                 Err(_) => return Seen::Doubt,
             }
         }
+        // There is more, so that the next wait ends at once.
+        Seen::Nothing
     }
 
     /// Takes the heartbeats that were received; `false` if it is something else.

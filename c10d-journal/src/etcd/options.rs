@@ -189,7 +189,8 @@ pub struct EtcdTakeover {
     pub process: String,
     /// Seconds since 1970, by the clock of the process that took over.
     pub at: u64,
-    /// How long that took from the moment at which it saw that the one before had ended. If that was stopped or cut off, the end of its lease.
+    /// How long that took from the moment at which it saw that the one before had ended; if that was stopped or cut off, that
+    /// its lease had.
     pub duration: Duration,
 }
 

@@ -351,8 +351,7 @@ fn a_group_goes_on_with_a_restarted_server() {
     assert_eq!(second[1], second[0]);
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 9 and EPHEMERAL 8: a member that was silent for too long ends also if it has not said
-/// since the restart how long it may be.
+/// docs/wire-extensions.md, MEMBERSHIP 5 and EPHEMERAL 8: the limit on the silence of a member is kept over a restart.
 #[test]
 fn a_member_that_is_silent_after_a_restart_ends() {
     const SILENCE_MAX: Duration = Duration::from_secs(2);

@@ -233,8 +233,8 @@ impl Bootstrap {
     /// start a server; `cancel` ends the waits for rank 0.
     ///
     /// Other nodes than rank 0 reuse the address of the last round at once if the world is the same, since a
-    /// PyTorch node with rank 0 would not publish it again; but not that of a store that moves, which has no such nodes. A world that has only lost nodes is not the same:
-    /// the server may be lost with them.
+    /// PyTorch node with rank 0 would not publish it again; but not that of a store that moves, which has no such nodes. A
+    /// world that has only lost nodes is not the same: the server may be lost with them.
     pub(crate) fn settle(
         &mut self,
         round: &Round<'_>,

@@ -36,7 +36,7 @@ fn read_of_one_that_is_cut_off(site: &RealSite, mutant: Mutant) -> Result<(), St
 
 /// The key of the one that leads ends, and it writes before it knows that, while the slow other one reads.
 fn a_write_during_a_takeover(site: &RealSite, mutant: Mutant) -> Result<(), String> {
-    // It looks after its lease no sooner than after six seconds.
+    // It renews its lease every six seconds.
     let job = job(site, mutant, 10);
     let client = following(&job, 0);
     let mut recorder = Recorder::default();
