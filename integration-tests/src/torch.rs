@@ -618,6 +618,8 @@ pub fn python() -> Command {
         .env("PYTHONUNBUFFERED", "1")
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("TORCH_CPP_LOG_LEVEL", "ERROR")
+        // PyTorch's server stands still while it looks up the name of a peer, which takes 5 s if the question is lost.
+        .env("RES_OPTIONS", "timeout:1 attempts:1")
         .env("OMP_NUM_THREADS", "1");
     command
 }

@@ -9,6 +9,8 @@ mod certificates;
 mod client;
 mod command;
 mod completions;
+#[cfg(feature = "conform")]
+mod conform;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod gloo;

@@ -1,16 +1,13 @@
 //! Replays golden vectors, recorded from PyTorch 2.15.0's libuv server: whole, byte by byte, cut in
 //! two (long ones at sampled positions), and together with the setup.
 
+use c10d_conform::cases::{QUIRKS, SEVERAL, SINGLE};
 use serde_json::Value as Json;
 
 use super::SimServer;
 use crate::limits::WireLimits;
 use crate::raw_requests::RawRequests;
 use crate::wire::{Opcode, ReplyScan, RequestBuf, VALIDATION_MAGIC};
-
-const SINGLE: &str = include_str!("../../testdata/store-wire.jsonl");
-const MULTI: &str = include_str!("../../testdata/store-wire-multi.jsonl");
-const QUIRKS: &str = include_str!("../../testdata/store-wire-quirks.jsonl");
 
 fn vectors(text: &str) -> impl Iterator<Item = Json> + '_ {
     text.lines()
@@ -139,7 +136,7 @@ const RULES: [(&str, &[&str]); 37] = [
 
 #[test]
 fn the_vectors_that_prove_a_rule_exist() {
-    let all = vectors(SINGLE).chain(vectors(MULTI));
+    let all = vectors(SINGLE).chain(vectors(SEVERAL));
     let names: Vec<String> = all
         .map(|vector| vector["name"].as_str().expect("a name").to_owned())
         .collect();
@@ -232,7 +229,7 @@ fn single_connection_vectors_match_when_cut_anywhere() {
 #[test]
 fn vectors_of_several_connections_match() {
     let mut count = 0;
-    for vector in vectors(MULTI) {
+    for vector in vectors(SEVERAL) {
         replay_steps(&vector).unwrap_or_else(|error| panic!("{}: {error}", vector["name"]));
         count += 1;
     }

@@ -6,6 +6,7 @@ mod blocked;
 mod cancel;
 mod carried;
 mod closing;
+mod conform;
 mod debug_output;
 mod delete_prefix;
 mod end_waits;

@@ -60,7 +60,7 @@ fn bytes(hex: &Json) -> Vec<u8> {
 
 #[test]
 fn golden_vectors_of_one_connection_hold_over_tcp() {
-    for line in include_str!("../../testdata/store-wire.jsonl").lines() {
+    for line in c10d_conform::cases::SINGLE.lines() {
         let vector: Json = serde_json::from_str(line).expect("a line of JSON");
         let server = serve(ServerOptions::default());
         let handshake = vector["handshake"].as_bool().unwrap_or(true);

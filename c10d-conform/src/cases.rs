@@ -1,0 +1,14 @@
+//! The cases, as text: one JSON object a line. The README describes the format.
+
+/// The version of the cases. The first number changes with the format, the second with what a case demands, the third
+/// when cases are added.
+pub const VERSION: &str = "1.0.0";
+
+/// Requests and replies on one connection.
+pub const SINGLE: &str = include_str!("../cases/single.jsonl");
+
+/// Steps on several connections.
+pub const SEVERAL: &str = include_str!("../cases/several.jsonl");
+
+/// Weaknesses of PyTorch's servers. A server passes such a case with PyTorch's answer or with the right one.
+pub const QUIRKS: &str = include_str!("../cases/quirks.jsonl");

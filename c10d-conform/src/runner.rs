@@ -1,0 +1,234 @@
+//! Runs the cases of a column against a server.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Cancel, ConnectError, ConnectOptions, Deadline, HostPort, connect};
+
+use crate::case::{Answer, MalformedCase};
+use crate::column::Column;
+use crate::plan::{Plan, plans};
+use crate::report::Report;
+use crate::request::{Opcode, RequestBytes, length_word};
+use crate::script::{Act, Send, Step, commands_and_keys};
+use crate::verdict::{Outcome, Verdict};
+use crate::worker::{Setting, Worker};
+
+/// Cases in progress at a time. Most of them wait.
+const THREADS: usize = 6;
+
+/// The cases of a run start within this time, which leaves the last ones theirs.
+const START_TIME_MAX: Duration = Duration::from_secs(16);
+
+/// For the first connection, and for what the run leaves behind.
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The server cannot be reached.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// No case has the name that was asked for.
+    #[error("no case is called {0}: --list prints the names")]
+    NoCase(String),
+    /// The cases cannot be read.
+    #[error(transparent)]
+    Case(#[from] MalformedCase),
+    /// A thread cannot be started, or another system call failed.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
+    /// The caller ended the run.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+/// A run of cases against a server.
+#[derive(Debug, Clone)]
+#[must_use = "it does nothing until it runs"]
+pub struct ServerRun {
+    target: HostPort,
+    column: Column,
+    only: Vec<String>,
+    is_shared: bool,
+    cancel: Cancel,
+}
+
+impl ServerRun {
+    /// Compares this server with the column's.
+    pub fn new(target: HostPort, column: Column) -> Self {
+        Self {
+            target,
+            column,
+            only: Vec::new(),
+            is_shared: false,
+            cancel: Cancel::NEVER,
+        }
+    }
+
+    /// Runs only the cases with these names. Default: all.
+    pub fn with_only(mut self, names: Vec<String>) -> Self {
+        self.only = names;
+        self
+    }
+
+    /// Leaves out the cases that count or list all keys, for a store that others use. Default: false.
+    pub fn with_shared(mut self, is_shared: bool) -> Self {
+        self.is_shared = is_shared;
+        self
+    }
+
+    /// Ends the run early. Default: no.
+    pub fn with_cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
+    }
+
+    /// Runs the cases, and deletes the keys that they have made. `run` is part of their names: a number that no other run at
+    /// this server has. Blocks for about 20 s at most, for 3 s if the server answers.
+    ///
+    /// # Errors
+    /// The first connection cannot be made, or the run cannot start. What the server does wrong is in the report.
+    pub fn run(&self, run: u32) -> Result<Report, RunError> {
+        let started = Instant::now();
+        let run = format!("{run:x}");
+        let plans = self.chosen(plans(self.column, &run)?)?;
+        let deadline = Deadline::after(started, CONNECT_TIME_MAX);
+        let once = connect(&self.target, &ConnectOptions::default(), deadline)?;
+        // Without a second lookup of the name.
+        let target = match once.peer_addr() {
+            Ok(at) => HostPort::new(at.ip().to_string(), at.port()),
+            Err(_) => self.target.clone(),
+        };
+        drop(once);
+        let setting = Setting {
+            target,
+            column: self.column,
+            fence_key: format!("/conform-{run}/fence"),
+            cancel: self.cancel.clone(),
+        };
+        let until = started + START_TIME_MAX;
+        let (alone, beside): (Vec<&Plan>, Vec<&Plan>) = plans.iter().partition(|it| it.is_alone);
+        let mut outcomes = HashMap::new();
+        let mut worker = Worker::new(&setting);
+        for plan in alone {
+            outcomes.insert(plan.name(), self.outcome_alone(plan, &mut worker, until));
+            delete(&[plan], &mut worker);
+        }
+        outcomes.extend(run_beside(&beside, &setting, until)?);
+        delete(&beside, &mut worker);
+        if self.cancel.is_cancelled() {
+            return Err(RunError::Cancelled);
+        }
+        let outcomes = plans.iter().filter_map(|plan| {
+            let verdict = outcomes.remove(plan.name())?;
+            Some(Outcome {
+                name: plan.name.clone(),
+                operation: plan.operation.clone(),
+                verdict,
+            })
+        });
+        Ok(Report::new(
+            self.target.to_string(),
+            self.column,
+            outcomes.collect(),
+            started.elapsed(),
+        ))
+    }
+
+    fn chosen(&self, mut plans: Vec<Plan>) -> Result<Vec<Plan>, RunError> {
+        for name in &self.only {
+            if !plans.iter().any(|plan| plan.name == *name) {
+                return Err(RunError::NoCase(name.clone()));
+            }
+        }
+        plans.retain(|plan| self.only.is_empty() || self.only.contains(&plan.name));
+        Ok(plans)
+    }
+
+    fn outcome_alone(&self, plan: &Plan, worker: &mut Worker<'_>, until: Instant) -> Verdict {
+        if self.is_shared {
+            return Verdict::NotAsked {
+                why: "others use the store".to_owned(),
+            };
+        }
+        outcome(plan, worker, until)
+    }
+}
+
+fn run_beside<'p>(
+    plans: &[&'p Plan],
+    setting: &Setting,
+    until: Instant,
+) -> Result<Vec<(&'p str, Verdict)>, RunError> {
+    let next = AtomicUsize::new(0);
+    let verdicts = Mutex::new(Vec::with_capacity(plans.len()));
+    let work = || {
+        let mut worker = Worker::new(setting);
+        while let Some(plan) = plans.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let verdict = outcome(plan, &mut worker, until);
+            let mut verdicts = verdicts.lock().unwrap_or_else(PoisonError::into_inner);
+            verdicts.push((plan.name(), verdict));
+        }
+    };
+    thread::scope(|scope| {
+        for number in 0..THREADS.min(plans.len()) {
+            thread::Builder::new()
+                .name(format!("conform-{number}"))
+                .spawn_scoped(scope, work)
+                .map_err(RunError::Thread)?;
+        }
+        Ok::<(), RunError>(())
+    })?;
+    Ok(verdicts
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The verdict on the column's answer, or on the other one that passes.
+fn outcome(plan: &Plan, worker: &mut Worker<'_>, until: Instant) -> Verdict {
+    let mut first = None;
+    for answer in &plan.attempts {
+        let verdict = match answer {
+            Answer::Skip(why) => Verdict::NotAsked { why: why.clone() },
+            Answer::Script(_) if Instant::now() >= until => Verdict::NotRun {
+                why: "no time was left".to_owned(),
+            },
+            Answer::Script(script) => worker.play(script, !plan.is_quirk),
+        };
+        match (verdict, &first) {
+            (Verdict::Same, Some(_)) => return Verdict::Fixed,
+            (verdict, None) if verdict.is_pass() => return verdict,
+            (verdict, None) => first = Some(verdict),
+            (_, Some(_)) => {}
+        }
+    }
+    first.unwrap_or(Verdict::Same)
+}
+
+/// Deletes the keys of cases, as far as the server lets it.
+fn delete(plans: &[&Plan], worker: &mut Worker<'_>) {
+    let step = |act| Step {
+        connection: String::new(),
+        act,
+    };
+    let mut script = vec![step(Act::Open {
+        has_handshake: true,
+    })];
+    for answer in plans.iter().flat_map(|plan| &plan.attempts) {
+        let Answer::Script(sent) = answer else {
+            continue;
+        };
+        for key in commands_and_keys(sent).1 {
+            let request = RequestBytes::new(Opcode::DELETE_KEY).blob(&key).0;
+            script.push(step(Act::Send(Send::whole(request))));
+            let replies = [0, 1].map(|count| length_word(count).to_vec());
+            script.push(step(Act::Receive(replies.to_vec())));
+        }
+    }
+    let _ = worker.play(&script, true);
+}

@@ -1,0 +1,188 @@
+//! Carries out what trials order: moves bytes and keeps the time. What the bytes mean is in `trial`.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{
+    Cancel, ConnectError, ConnectOptions, Deadline, HostPort, connect, sleep, wait_for_input,
+};
+
+use crate::column::Column;
+use crate::fence::{Exchange, fence, handshake, reset};
+use crate::script::Script;
+use crate::trial::{Event, Order, Trial};
+use crate::verdict::Verdict;
+
+/// A server answers at once. More than this, on a busy machine, is a hang.
+const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// A server that answers nobody for this long does not only look up a name: PyTorch's do, for each connection, and wait 5 s for
+/// a name server that has lost the question.
+const STALL_TIME_MAX: Duration = Duration::from_secs(6);
+
+const READ_BYTES: usize = 1 << 16;
+
+/// What the workers of a run have in common.
+#[derive(Debug, Clone)]
+pub(crate) struct Setting {
+    pub(crate) target: HostPort,
+    pub(crate) column: Column,
+    /// A key that no case uses.
+    pub(crate) fence_key: String,
+    pub(crate) cancel: Cancel,
+}
+
+/// One thread's connections. Cases share them one after the other, since a connection is what costs a server most.
+#[derive(Debug)]
+pub(crate) struct Worker<'r> {
+    setting: &'r Setting,
+    fence: Exchange,
+    idle: Vec<TcpStream>,
+    /// Only asked whether the server answers anybody.
+    witness: Option<TcpStream>,
+}
+
+impl<'r> Worker<'r> {
+    pub(crate) fn new(setting: &'r Setting) -> Self {
+        let mut worker = Self {
+            setting,
+            fence: fence(setting.column, &setting.fence_key),
+            idle: Vec::new(),
+            witness: None,
+        };
+        let witness = worker.connect().ok();
+        let hello = handshake(&worker.fence);
+        worker.witness = witness.filter(|it| worker.is_answered(it, &hello, STALL_TIME_MAX));
+        worker
+    }
+
+    /// Plays a script to its end. The connections of one that is `tidy` can serve the next.
+    pub(crate) fn play(&mut self, script: &Script, is_tidy: bool) -> Verdict {
+        let mut trial = Trial::new(script, &self.fence);
+        let mut open: HashMap<usize, TcpStream> = HashMap::new();
+        let mut event = Event::Done;
+        let verdict = loop {
+            event = match trial.next(event) {
+                Order::End(verdict) => break verdict,
+                Order::Open(number, has_handshake) => {
+                    match self.idle.pop().filter(|_| has_handshake) {
+                        Some(connection) => {
+                            open.insert(number, connection);
+                            Event::Reused
+                        }
+                        None => match self.connect() {
+                            Ok(connection) => {
+                                open.insert(number, connection);
+                                Event::Done
+                            }
+                            Err(error) => Event::Refused(error.to_string()),
+                        },
+                    }
+                }
+                Order::Close(number) => {
+                    open.remove(&number);
+                    Event::Done
+                }
+                Order::Release(number) => {
+                    if let Some(connection) = open.remove(&number) {
+                        self.release(connection);
+                    }
+                    Event::Done
+                }
+                Order::Pause(pause) => match sleep(pause, [&self.setting.cancel]) {
+                    Ok(()) => Event::Done,
+                    Err(_) => Event::Refused("cancelled".to_owned()),
+                },
+                Order::Send(number, bytes) => match open.get_mut(&number) {
+                    // A broken connection shows at the next read, behind what the server has sent.
+                    Some(connection) => match connection.write_all(bytes) {
+                        Err(error) if is_timeout(&error) => Event::Silent,
+                        _ => Event::Done,
+                    },
+                    None => Event::Ended,
+                },
+                Order::Read(number) => match open.get(&number) {
+                    Some(connection) => self.read(connection),
+                    None => Event::Ended,
+                },
+            };
+        };
+        if is_tidy && verdict == Verdict::Same {
+            open.into_values().for_each(|it| self.release(it));
+        }
+        verdict
+    }
+
+    fn connect(&self) -> Result<TcpStream, ConnectError> {
+        let deadline = Deadline::after(Instant::now(), ANSWER_TIME_MAX);
+        let options = ConnectOptions::default().with_rounds_max(1);
+        let connection = connect(&self.setting.target, &options, deadline)?;
+        // Fails only for a time of zero.
+        let _ = connection.set_write_timeout(Some(ANSWER_TIME_MAX));
+        Ok(connection)
+    }
+
+    /// Keeps a connection for the next case, if nothing is under way on it.
+    fn release(&mut self, connection: TcpStream) {
+        if self.is_answered(&connection, &reset(&self.fence), ANSWER_TIME_MAX) {
+            self.idle.push(connection);
+        }
+    }
+
+    fn read(&mut self, connection: &TcpStream) -> Event {
+        match self.wait_for_input(connection) {
+            Ok(true) => {}
+            Ok(false) => return Event::Silent,
+            Err(error) => return Event::Refused(error.to_string()),
+        }
+        let mut buffer = vec![0; READ_BYTES];
+        match (&mut &*connection).read(&mut buffer) {
+            Ok(0) | Err(_) => Event::Ended,
+            Ok(length) => {
+                buffer.truncate(length);
+                Event::Bytes(buffer)
+            }
+        }
+    }
+
+    /// The time in which the server answers nobody does not count.
+    fn wait_for_input(&mut self, connection: &TcpStream) -> io::Result<bool> {
+        let cancel = &self.setting.cancel;
+        if wait_for_input(connection, ANSWER_TIME_MAX, cancel)? {
+            return Ok(true);
+        }
+        let witness = self.witness.take();
+        self.witness = witness.filter(|it| self.is_answered(it, &self.fence, STALL_TIME_MAX));
+        wait_for_input(connection, ANSWER_TIME_MAX / 4, cancel)
+    }
+
+    fn is_answered(&self, connection: &TcpStream, exchange: &Exchange, limit: Duration) -> bool {
+        let deadline = Deadline::after(Instant::now(), limit);
+        let mut stream = connection;
+        let mut reply = Vec::new();
+        if stream.write_all(&exchange.request).is_err() {
+            return false;
+        }
+        while exchange.reply.starts_with(&reply) && reply.len() < exchange.reply.len() {
+            let left = deadline.remaining(Instant::now());
+            if !wait_for_input(stream, left, &self.setting.cancel).unwrap_or(false) {
+                return false;
+            }
+            let mut buffer = [0; 64];
+            match stream.read(&mut buffer) {
+                Ok(0) | Err(_) => return false,
+                Ok(length) => reply.extend(&buffer[..length]),
+            }
+        }
+        reply == exchange.reply
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
+}
