@@ -9,6 +9,7 @@ use c10d_socket::TlsClient;
 use super::node::Ask;
 use super::nodes::{Nodes, Turns};
 use crate::failure::Failure;
+use crate::workload::nccl_roots::NcclRoots;
 use crate::workload::requests;
 use crate::workload::setting::Setting;
 
@@ -132,13 +133,11 @@ impl RelayedJob {
         let (pass, release) = ([wait.as_slice()], [set.as_slice(), &wait]);
         let frames_before = self.nodes.frames();
         let start = Instant::now();
-        self.nodes.ask_all(
-            turns,
-            Ask {
-                requests: &[&arrive],
-                reply_bytes: 8,
-            },
-        )?;
+        let arrive = [arrive.as_slice()];
+        self.nodes.ask_all(turns, |_| Ask {
+            requests: &arrive,
+            reply_bytes: 8,
+        })?;
         self.nodes.run(turns, |_, reply| {
             let Some(arrived) = requests::number(reply) else {
                 return expect(address, reply, requests::STOP_WAITING);
@@ -158,13 +157,11 @@ impl RelayedJob {
         let (wait, ping) = (requests::wait("bench/go"), requests::ping());
         let address = self.nodes.address();
         // The answer to a PING behind the WAIT proves that it has started.
-        self.nodes.ask_all(
-            Turns::Together,
-            Ask {
-                requests: &[&wait, &ping],
-                reply_bytes: requests::HELLO_REPLY.len(),
-            },
-        )?;
+        let wait = [wait.as_slice(), &ping];
+        self.nodes.ask_all(Turns::Together, |_| Ask {
+            requests: &wait,
+            reply_bytes: requests::HELLO_REPLY.len(),
+        })?;
         self.nodes.run(Turns::Together, |_, reply| {
             expect(address, reply, requests::HELLO_REPLY)
         })?;
@@ -174,6 +171,38 @@ impl RelayedJob {
         self.nodes.send_one(0, &set)?;
         self.nodes.run(Turns::Together, |_, reply| {
             expect(address, reply, requests::STOP_WAITING)
+        })?;
+        Ok(start.elapsed())
+    }
+
+    /// All ranks wait for the ids of NCCL's roots, which some of them set, and get them: from the first request to the last
+    /// byte received.
+    pub(super) fn ids_of_nccl(&mut self) -> Result<Duration, Failure> {
+        let roots = NcclRoots::new(self.nodes.ranks(), "bench");
+        let address = self.nodes.address();
+        let sets: Vec<Option<Vec<u8>>> = (0..self.nodes.ranks()).map(|it| roots.set(it)).collect();
+        let of_rank = |rank: usize| {
+            let set: Option<&[u8]> = sets[rank].as_deref();
+            set.into_iter().chain([roots.wait.as_slice()])
+        };
+        let of_ranks: Vec<Vec<&[u8]>> = (0..sets.len())
+            .map(|rank| of_rank(rank).collect())
+            .collect();
+        let get = [roots.get.as_slice()];
+        let start = Instant::now();
+        self.nodes.ask_all(Turns::Together, |rank| Ask {
+            requests: &of_ranks[rank],
+            reply_bytes: 1,
+        })?;
+        self.nodes.run(Turns::Together, |_, reply| {
+            if reply == roots.ids {
+                return Ok(None);
+            }
+            expect(address, reply, requests::STOP_WAITING)?;
+            Ok(Some(Ask {
+                requests: &get,
+                reply_bytes: roots.ids.len(),
+            }))
         })?;
         Ok(start.elapsed())
     }

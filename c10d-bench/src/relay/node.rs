@@ -245,13 +245,15 @@ impl Node {
     /// As the relay's: the request joins none that comes before the rank's last one.
     fn add(&mut self, index: usize, request: &[u8]) -> Result<(), NodeError> {
         let rank = &mut self.ranks[index];
-        if request.len() > rank.credit.to_send().min(GROUP_BYTES_MAX) {
+        if request.len() > rank.credit.to_send() {
             return Err(NodeError::Unexpected("it returns no credit"));
         }
         rank.credit.sent(request.len());
         rank.requests += 1;
         let from = rank.last_in_turn;
-        let is_same = |it: &Shared| it.bytes == request && it.clients.len() < GROUP_CLIENTS_MAX;
+        let is_short = request.len() <= GROUP_BYTES_MAX;
+        let is_same =
+            |it: &Shared| is_short && it.bytes == request && it.clients.len() < GROUP_CLIENTS_MAX;
         let found = self.turn[from..].iter().position(is_same);
         let place = found.map_or(self.turn.len(), |place| from + place);
         if place == self.turn.len() {

@@ -290,14 +290,18 @@ impl Nodes {
         }
     }
 
-    /// All ranks ask.
-    pub(super) fn ask_all(&mut self, turns: Turns, ask: Ask<'_>) -> Result<(), Failure> {
+    /// All ranks ask: each for what `ask` returns for it.
+    pub(super) fn ask_all<'a>(
+        &mut self,
+        turns: Turns,
+        ask: impl Fn(usize) -> Ask<'a>,
+    ) -> Result<(), Failure> {
         let per_node = self.ranks_per_node;
         match turns {
             Turns::Together => {
                 for index in 0..self.relays.len() {
                     for rank in index * per_node..(index + 1) * per_node {
-                        self.ask(rank, ask)?;
+                        self.ask(rank, ask(rank))?;
                     }
                     self.end_turn(index)?;
                 }
@@ -306,7 +310,7 @@ impl Nodes {
                 for place in 0..per_node {
                     for index in 0..self.relays.len() {
                         let rank = index * per_node + place;
-                        self.ask(rank, ask)?;
+                        self.ask(rank, ask(rank))?;
                         self.end_turn(index)?;
                     }
                 }

@@ -12,7 +12,7 @@ use crate::workload::ranks::Job;
 use crate::workload::setting::Setting;
 
 /// The figures of one job, in the order of the rows; `None` where the system does not tell.
-type Figures = [Option<f64>; 7];
+type Figures = [Option<f64>; 8];
 
 /// Alternates between a job with relays and one without, each with a new server.
 pub(super) fn ranks(shape: Shape, setting: &Setting, access: Access) -> Result<Vec<Row>, Failure> {
@@ -24,6 +24,7 @@ pub(super) fn ranks(shape: Shape, setting: &Setting, access: Access) -> Result<V
         ("barrier requests per node", Unit::Count, None),
         ("barrier add+wait apart", Unit::Milliseconds, None),
         ("one key wakes all", Unit::Milliseconds, Some(0.25)),
+        ("ids of NCCL", Unit::Milliseconds, None),
     ]
     .map(|(name, unit, ratio_max)| {
         let mut row = Row::new(name, unit);
@@ -79,6 +80,7 @@ fn relayed(shape: Shape, setting: &Setting, server: &StoreServer) -> Result<Figu
     let (together, frames) = job.barrier_by_add_and_wait(Turns::Together)?;
     let (apart, _) = job.barrier_by_add_and_wait(Turns::Apart)?;
     let wake_all = job.one_key_wakes_all()?;
+    let ids = job.ids_of_nccl()?;
     Ok([
         files,
         memory,
@@ -87,6 +89,7 @@ fn relayed(shape: Shape, setting: &Setting, server: &StoreServer) -> Result<Figu
         Some(frames as f64 / shape.nodes as f64),
         Some(milliseconds(apart)),
         Some(milliseconds(wake_all)),
+        Some(milliseconds(ids)),
     ])
 }
 
@@ -99,6 +102,7 @@ fn direct(shape: Shape, setting: &Setting, server: &StoreServer) -> Result<Figur
     // ADD and WAIT of each rank, and one SET.
     let requests = 2 * shape.ranks() + 1;
     let wake_all = job.one_key_wakes_all()?;
+    let ids = job.ids_of_nccl()?;
     Ok([
         files,
         memory,
@@ -107,6 +111,7 @@ fn direct(shape: Shape, setting: &Setting, server: &StoreServer) -> Result<Figur
         Some(requests as f64 / shape.nodes as f64),
         Some(milliseconds(barrier)),
         Some(milliseconds(wake_all)),
+        Some(milliseconds(ids)),
     ])
 }
 

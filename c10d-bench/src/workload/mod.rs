@@ -5,6 +5,7 @@ mod connection;
 pub(super) mod durable;
 pub(crate) mod etcd;
 pub(super) mod large;
+pub(crate) mod nccl_roots;
 pub(super) mod ping;
 pub(super) mod prefix;
 pub(super) mod ranks;

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::TlsClient;
 
+use super::nccl_roots::NcclRoots;
 use super::requests;
 use super::setting::Setting;
 use crate::child::ServerChild;
@@ -28,6 +29,7 @@ pub(crate) fn ranks(shape: RanksShape, setting: &Setting) -> Result<Vec<Row>, Fa
         "ranks barrier add+wait",
         "ranks barrier command",
         "ranks one key wakes all",
+        "ranks get ids of NCCL",
         "ranks wait apart",
         "ranks cancel",
         "ranks wait apart + cancel",
@@ -63,6 +65,7 @@ pub(crate) fn ranks(shape: RanksShape, setting: &Setting) -> Result<Vec<Row>, Fa
         let add_wait = job.barrier_by_add_and_wait()?;
         let command = job.barrier_by_command()?;
         let wake_all = job.one_key_wakes_all()?;
+        let ids = job.ids_of_nccl()?;
         if shape.has_extensions {
             broadcast.push(false, job.value_reaches_all()?.as_secs_f64() * 1e3);
             death.push(false, job.death_reaches_all(setting)?.as_secs_f64() * 1e3);
@@ -73,6 +76,7 @@ pub(crate) fn ranks(shape: RanksShape, setting: &Setting) -> Result<Vec<Row>, Fa
             add_wait,
             command,
             wake_all,
+            ids,
             wait_apart,
             cancel,
             wait_apart + cancel,
@@ -226,6 +230,31 @@ impl Job {
         self.fleet.links().send(0, &set)?;
         self.fleet
             .run(|links, _, reply| expect(links, "WAIT", reply, requests::STOP_WAITING))?;
+        Ok(start.elapsed())
+    }
+
+    /// All ranks wait for the ids of NCCL's roots, which some of them set, and get them: from the first request to the last
+    /// byte received.
+    pub(crate) fn ids_of_nccl(&mut self) -> Result<Duration, Failure> {
+        let ranks = self.fleet.len();
+        let roots = NcclRoots::new(ranks, &format!("bench/{}", self.round));
+        self.keys.extend(roots.keys().map(str::to_owned));
+        let start = Instant::now();
+        for rank in 0..ranks {
+            if let Some(set) = roots.set(rank) {
+                self.fleet.links().send(rank, &set)?;
+            }
+            self.fleet.links().ask(rank, &roots.wait, 1)?;
+        }
+        self.fleet.run(|links, rank, reply| {
+            if reply == requests::STOP_WAITING {
+                return links.ask(rank, &roots.get, roots.ids.len());
+            }
+            if reply == roots.ids {
+                return Ok(());
+            }
+            Err(links.wrong_answer("WAIT or MULTI_GET", format!("{} bytes", reply.len())))
+        })?;
         Ok(start.elapsed())
     }
 

@@ -64,8 +64,18 @@ pub(crate) fn get(key: &str) -> Vec<u8> {
 }
 
 pub(crate) fn wait(key: &str) -> Vec<u8> {
+    wait_all(&[key])
+}
+
+pub(crate) fn wait_all(keys: &[&str]) -> Vec<u8> {
     let mut request = RequestBuf::new();
-    request.opcode(Opcode::Wait).user_keys(&[key]);
+    request.opcode(Opcode::Wait).user_keys(keys);
+    request.to_bytes()
+}
+
+pub(crate) fn multi_get(keys: &[&str]) -> Vec<u8> {
+    let mut request = RequestBuf::new();
+    request.opcode(Opcode::MultiGet).user_keys(keys);
     request.to_bytes()
 }
 

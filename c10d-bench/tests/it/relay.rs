@@ -31,6 +31,7 @@ fn jobs_with_relays_are_measured_beside_jobs_without() {
             ("barrier requests per node", true),
             ("barrier add+wait apart", true),
             ("one key wakes all", true),
+            ("ids of NCCL", true),
             ("first list of 21 members", true),
             ("first list: processor time of the server", on_linux),
             ("first list: of relays and members", on_linux),

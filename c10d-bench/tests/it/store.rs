@@ -42,6 +42,7 @@ fn a_small_run_of_everything() {
         "ranks barrier add+wait",
         "ranks barrier command",
         "ranks one key wakes all",
+        "ranks get ids of NCCL",
         "ranks wait apart",
         "ranks cancel",
         "ranks wait apart + cancel",
