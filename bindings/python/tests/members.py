@@ -372,6 +372,16 @@ def barrier(port: int, rank: int | None, size: int) -> None:
     member.say("done")
 
 
+def threads(port: int) -> None:
+    """Report how many operations gloo does at once: so many less one can be lost before those of a later generation wait."""
+    member = Member(port, 0, 1, 1)
+    for generation in member.membership:
+        with generation:
+            dist.all_reduce(torch.ones(8))
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    member.say("done", names=names)
+
+
 def serve_pytorchs_store(port: int) -> None:
     """Serve a store of PyTorch, and report its port in the store of the test."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -179,6 +179,11 @@ class Survivors(unittest.TestCase):
         self.fork("barrier", rank=None, size=2)
         self.wait_for("done", 3)
 
+    def test_operations_that_gloo_loses_leave_it_threads(self) -> None:
+        self.fork("threads")
+        names = self.wait_for("done", 1)[0]["names"]
+        self.assertEqual(sum(name.startswith("pt_gloo_run") for name in names), 16, names)
+
     def test_losses_are_those_of_an_undisturbed_run(self) -> None:
         steps = 30
         self.fork("train_alone", steps=steps)

@@ -5,7 +5,8 @@ that it has begun to send or to receive (``Pair::signalException`` visits pendin
 timeout. So waits are made in slices, and barriers of another operation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,47 @@ _SLICE = timedelta(milliseconds=50)
 # OpType::SEND, RECV and RECVANYSOURCE: a wait for one that times out closes its connections.
 _POINT_TO_POINT = (12, 13, 14)
 
-# Each lost operation occupies one of gloo's threads until the group's timeout.
-_LOST_MAX = 1
+# Each lost operation occupies one of gloo's threads until the group's timeout, and gloo has two: with both lost, all that comes
+# later waits without an error.
+_THREADS = 16
+
+# The operations of this package that are on their way at once. All of them can be lost by one change.
+IN_FLIGHT_MAX = 2
+
+
+@contextmanager
+def more_threads() -> Iterator[None]:
+    """Have torch make groups over gloo that have more threads, as far as this release can."""
+    if hasattr(dist.Backend, "_ensure_backend_registered"):
+        dist.Backend._ensure_backend_registered("gloo")
+    plugins = getattr(dist.Backend, "_plugins", {})
+    plugin = plugins.get("GLOO")
+    if plugin is None:
+        yield
+        return
+
+    def create(*arguments: Any) -> Any:
+        group = plugin.creator_fn(*arguments)
+        options: Any = getattr(group, "options", None)
+        if len(arguments) != 2 or not hasattr(options, "_threads"):
+            return group
+        made_for = arguments[0]
+        options._threads = _THREADS
+        # The first one has not met anybody yet. Its device is that of the second.
+        return dist.ProcessGroupGloo(made_for.store, made_for.group_rank, made_for.group_size, options)
+
+    plugins["GLOO"] = plugin._replace(creator_fn=create)
+    try:
+        yield
+    finally:
+        plugins["GLOO"] = plugin
+
+
+def _thread_count() -> int:
+    """Return how many operations of the default group gloo does at once."""
+    assert dist.group.WORLD is not None
+    options = getattr(dist.group.WORLD._get_backend(torch.device("cpu")), "options", None)
+    return getattr(options, "_threads", 2)
 
 
 class Waits:
@@ -37,7 +77,9 @@ class Waits:
 
     def __init__(self, native: _Native, after: Callable[[], None] = lambda: None, *, is_gloo: bool = True) -> None:
         """Begin. ``after`` is called after each wait for an operation. Another back end's waits are left alone."""
-        self._lost: list[Any] = []
+        self._begun: list[Any] = []
+        # A thread is left after the next change, too.
+        self._lost_max = max(1, _thread_count() - IN_FLIGHT_MAX - 1) if is_gloo else 0
         self._original = original = _Work.wait
 
         def wait(work: Any, timeout: timedelta | None = None) -> Any:
@@ -62,7 +104,7 @@ class Waits:
                     after()
                     return result
                 if native.is_abandoned:
-                    self._lost.append(work)
+                    self.begun(work)
                     raise MembershipChanged("the members change, and gloo has lost this operation")
 
         _Work.wait = wait
@@ -80,11 +122,16 @@ class Waits:
         if is_gloo:
             _ProcessGroup.barrier = barrier
 
+    def begun(self, work: Any) -> None:
+        """Count an operation, until it has ended, that may be lost without a wait for it."""
+        self._begun = [earlier for earlier in self._begun if earlier is not work and not earlier.is_completed()]
+        self._begun.append(work)
+
     def check(self) -> None:
-        """Raise Unrecoverable if gloo has no thread left."""
-        self._lost = [work for work in self._lost if not work.is_completed()]
-        if len(self._lost) > _LOST_MAX:
-            raise Unrecoverable("gloo has lost several operations, and has no thread left: restart this process")
+        """Raise Unrecoverable if gloo may soon have no thread left. Call it after a change."""
+        self._begun = [work for work in self._begun if not work.is_completed()]
+        if len(self._begun) > self._lost_max:
+            raise Unrecoverable(f"gloo has lost {len(self._begun)} operations, and has hardly a thread left: restart this process")
 
     def close(self) -> None:
         """End."""
@@ -137,21 +184,28 @@ def _communicator() -> str:
 def ddp(generation: "Generation", module: Any, options: dict[str, Any]) -> Any:
     """Return a ``DistributedDataParallel`` whose waits end with this generation."""
     wrapped = _Ddp(module, **options)
-    pending: list[tuple[Any, Any, Any]] = []
+    waits = generation._membership._waits
+    on_their_way: list[Any] = []
+    results: list[tuple[Any, Any]] = []
 
     def average(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Add up a bucket while the next one is made, and wait for all with the last: torch's own wait has no end."""
         if not generation.is_current:
             raise MembershipError("this backward is of an earlier generation")
+        if len(on_their_way) == IN_FLIGHT_MAX:
+            on_their_way.pop(0).wait()
         tensor = bucket.buffer().div_(generation.size)
         future: Any = torch.futures.Future()
-        pending.append((dist.all_reduce(tensor, async_op=True), future, tensor))
+        work = dist.all_reduce(tensor, async_op=True)
+        waits.begun(work)
+        on_their_way.append(work)
+        results.append((future, tensor))
         if bucket.is_last():
-            operations, pending[:] = pending[:], []
-            for work, _, _ in operations:
-                work.wait()
-            for _, done, result in operations:
-                done.set_result(result)
+            while on_their_way:
+                on_their_way.pop(0).wait()
+            done, results[:] = results[:], []
+            for future, tensor in done:
+                future.set_result(tensor)
         return future
 
     wrapped.register_comm_hook(None, average)

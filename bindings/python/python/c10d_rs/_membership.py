@@ -14,7 +14,7 @@ from typing import Any, Optional
 from torch import distributed as dist
 
 from c10d_rs._errors import DistError, MembershipChanged, MembershipError, Unrecoverable, class_of
-from c10d_rs._gloo import DdpGuard, Waits, ddp
+from c10d_rs._gloo import DdpGuard, Waits, ddp, more_threads
 from c10d_rs._native import Membership as _Native
 from c10d_rs._native import Store as _Store
 from c10d_rs._place import SILENCE_MAX, Place, check_torch
@@ -73,14 +73,15 @@ def join(
     member, incarnation, serial = place.identity(size_first)
     native = place.open(place.key(_TORCH_KEYS), member, incarnation, options, silence_max)
     try:
-        dist.init_process_group(
-            "gloo",
-            store=place.torch_store(),
-            rank=serial,
-            world_size=serial + 1,
-            timeout=timeout,
-            enable_reconfigure=True,
-        )
+        with more_threads():
+            dist.init_process_group(
+                "gloo",
+                store=place.torch_store(),
+                rank=serial,
+                world_size=serial + 1,
+                timeout=timeout,
+                enable_reconfigure=True,
+            )
     except BaseException:
         native.close()
         raise
@@ -253,7 +254,8 @@ class Generation:
         another value is replaced in the dictionary. Who takes the state takes torch's random numbers too, unless no member
         had the state yet, as in the first generation.
         """
-        sync(state, self.rank, self.source, self._takers, has_random=self._has_state)
+        begun = self._membership._waits.begun
+        sync(state, self.rank, self.source, self._takers, begun, has_random=self._has_state)
         self._is_synced = True
         self._membership._has_state = True
         self._membership._step = self._newest

@@ -73,6 +73,7 @@ class _Group:
         while True:
             news = self.next(timeout)
             if news[0] == "leave":
+                self.waits.check()
                 native.left(handle, step)
             elif news[0] == "call":
                 native.call_begins()

@@ -4,6 +4,7 @@ import io
 import math
 import pickle
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,8 +22,12 @@ _RANDOM = "c10d_rs.random"
 _Layout = list[tuple[tuple[int, ...], torch.dtype]]
 
 
-def sync(state: dict[str, Any], rank: int, source: int, takers: list[int], *, has_random: bool) -> None:
+def sync(
+    state: dict[str, Any], rank: int, source: int, takers: list[int], begun: Callable[[Any], None], *, has_random: bool
+) -> None:
     """Give the state of the source to the takers. All ranks call it. Nothing is loaded before all has arrived.
+
+    ``begun`` is told each operation for which nobody waits at once.
 
     A single taker gets the tensors by an all-to-all in which the others have nothing to pass: gloo's receive from one rank has no
     wait that another thread can end.
@@ -40,7 +45,7 @@ def sync(state: dict[str, Any], rank: int, source: int, takers: list[int], *, ha
         layout, pickled = pickle.loads(_pass_bytes(None, source))
         is_taker = rank in takers
         tensors = [torch.empty(shape, dtype=dtype) for shape, dtype in layout] if is_taker else []
-    _pass_tensors(layout, tensors, rank, source, takers)
+    _pass_tensors(layout, tensors, rank, source, takers, begun)
     if rank in takers:
         _load(state, _unpack(pickled, tensors))
 
@@ -63,10 +68,12 @@ def _pass_bytes(data: bytes | None, source: int) -> bytes:
     return data if data is not None else content.numpy().tobytes()
 
 
-def _pass_tensors(layout: _Layout, tensors: list[torch.Tensor], rank: int, source: int, takers: list[int]) -> None:
+def _pass_tensors(
+    layout: _Layout, tensors: list[torch.Tensor], rank: int, source: int, takers: list[int], begun: Callable[[Any], None]
+) -> None:
     """Pass tensors of which the takers have empty ones, and the other ranks none.
 
-    The next message is prepared while one is on its way. No more are: each that gloo loses costs it a thread.
+    The next message is prepared while one is on its way. No more than ``IN_FLIGHT_MAX`` of ``_gloo`` are.
     """
     earlier: tuple[Any, torch.Tensor, list[torch.Tensor]] | None = None
     gets_data = len(takers) > 1 or rank in takers
@@ -83,7 +90,9 @@ def _pass_tensors(layout: _Layout, tensors: list[torch.Tensor], rank: int, sourc
             data.zero_()
         if earlier is not None:
             _arrive(*earlier)
-        earlier = _begin(data, rank, source, takers), data, [] if rank == source else parts
+        work = _begin(data, rank, source, takers)
+        begun(work)
+        earlier = work, data, [] if rank == source else parts
     if earlier is not None:
         _arrive(*earlier)
 
