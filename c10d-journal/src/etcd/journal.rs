@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use c10d_socket::{Cancel, Deadline, HostPort, host_name, sleep};
+use c10d_socket::{Cancel, Deadline, HostPort, host_name, sleep, wait_for_input};
 use c10d_store::journal::{
     Authority, Formats, Journal, JournalError, JournalIdentity, JournalSource, Recovered,
 };
@@ -208,7 +208,7 @@ impl EtcdJournal {
         })
     }
 
-    /// Follows the log until something else is to be done.
+    /// Follows the log until something else is to be done: watches it, or waits for the time to read it.
     fn follow(
         &mut self,
         candidate: &mut Candidate,
@@ -219,6 +219,10 @@ impl EtcdJournal {
         let (key, end) = self.layout().watched();
         let gateway = self.gateway.another(self.cancel.clone());
         let mut pieces = Vec::new();
+        if self.await_heartbeat(candidate, watching) {
+            candidate.look();
+            return Ok(());
+        }
         let follow = || -> Result<Result<(), CallError>, JournalError> {
             let mut stream = match gateway.watch(&key, &end, from_revision) {
                 Ok(stream) => stream,
@@ -256,8 +260,49 @@ impl EtcdJournal {
         })
     }
 
-    /// The next message of the watch. `None` after a long silence of it or of the leader, or when the leader's process has
-    /// ended.
+    /// While the log grows fast, waits until a heartbeat tells of batches that this process lacks, or the leader's process
+    /// has ended. `false`: the log is to be watched. etcd makes a message for each batch of those that watch.
+    fn await_heartbeat(&self, candidate: &mut Candidate, watching: &mut Watching) -> bool {
+        self.watch_over(candidate.leader(), watching);
+        if let Watching::Process(vigil) = watching {
+            // It has read all that earlier ones have told of.
+            vigil.lacks(candidate.position());
+        }
+        while let Watching::Process(vigil) = watching
+            && let Some(until) = vigil.is_fast_until()
+        {
+            let seen = vigil.look(&self.cancel);
+            if seen != Seen::Nothing {
+                self.leave_vigil(seen, candidate, watching);
+                return true;
+            }
+            if vigil.lacks(candidate.position()) {
+                return true;
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            let waited = wait_for_input(vigil, left, &self.cancel);
+            if !waited.is_ok_and(|is_heard| is_heard) {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// The process that leads has ended, or its end can be seen no more.
+    fn leave_vigil(&self, seen: Seen, candidate: &mut Candidate, watching: &mut Watching) {
+        let Watching::Process(vigil) = watching else {
+            return;
+        };
+        let id = vigil.id();
+        *watching = Watching::NotPossible(id);
+        if seen == Seen::Death {
+            log::warn!("{}: the process that led has ended", self.place());
+            candidate.has_died(id);
+        }
+    }
+
+    /// The next message of the watch. `None` after a long silence of it or of the leader, when the leader's process has
+    /// ended, or when the log grows fast.
     fn next_message(
         &self,
         stream: &mut WatchStream,
@@ -271,9 +316,12 @@ impl EtcdJournal {
             if next.is_some() || silence.has_passed(Instant::now()) {
                 return Ok(next);
             }
-            let (seen, id) = (vigil.look(&self.cancel), vigil.id());
+            let seen = vigil.look(&self.cancel);
             if seen == Seen::Nothing {
                 let now = Instant::now();
+                if vigil.is_fast_until().is_some_and(|by| now < by) {
+                    return Ok(None);
+                }
                 let doubts = vigil.doubts_at(candidate.position()).map(Deadline::at);
                 if doubts.is_some_and(|at| at.has_passed(now)) {
                     log::info!("{}: the leader or etcd is silent", self.place());
@@ -282,12 +330,8 @@ impl EtcdJournal {
                 }
                 let until = doubts.map_or(silence, |at| at.min(silence));
                 stream.wait_beside(vigil.as_fd(), until)?;
-                continue;
-            }
-            *watching = Watching::NotPossible(id);
-            if seen == Seen::Death {
-                log::warn!("{}: the process that led has ended", self.place());
-                candidate.has_died(id);
+            } else {
+                self.leave_vigil(seen, candidate, watching);
                 return Ok(None);
             }
         }

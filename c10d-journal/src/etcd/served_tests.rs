@@ -1,6 +1,7 @@
 //! Servers over a real etcd, which the environment variable `C10D_ETCD` names.
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -100,6 +101,46 @@ fn candidates_are_listed() {
     assert_eq!(left.leader.expect("it serves").address, address);
     drop(first);
     assert_eq!(status().candidates, []);
+}
+
+/// How many messages of watches a member has sent.
+fn messages_of_watches(site: &RealSite) -> f64 {
+    let mut stream = TcpStream::connect(site.client_address(0)).expect("it runs");
+    let mut text = String::new();
+    stream
+        .write_all(b"GET /metrics HTTP/1.0\r\n\r\n")
+        .and_then(|()| stream.read_to_string(&mut text))
+        .expect("it answers");
+    let line = text.lines().find(|line| {
+        line.starts_with("grpc_server_msg_sent_total{") && line.contains(r#"grpc_method="Watch""#)
+    });
+    let sent = line.and_then(|line| line.rsplit(' ').next()?.parse().ok());
+    sent.unwrap_or(0.0)
+}
+
+/// A standby reads a log that grows fast by the heartbeats of the leader, not by a message of etcd for each batch.
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn a_log_that_grows_fast_is_not_watched() {
+    let site = RealSite::start(1);
+    let options = site.options();
+    let first = stand_by(&options);
+    let (store, _) = client_of_leader(&options);
+    let second = stand_by(&options);
+    let mut sum = 0;
+    eventually("etcd says little of many batches", || {
+        let before = messages_of_watches(&site);
+        for _ in 0..100 {
+            sum += 1;
+            assert_eq!(store.add("sum", 1).expect("it leads"), sum);
+        }
+        // In the first second it is watched.
+        sum > 500 && messages_of_watches(&site) - before < 10.0
+    });
+    drop(first);
+    eventually("the other one serves", || !second.is_standby());
+    let (store, _) = client_of_leader(&options);
+    assert_eq!(store.add("sum", 0).expect("it leads"), sum);
 }
 
 /// A server whose lease is ended behind its back stops, and says who leads.

@@ -91,6 +91,25 @@ fn a_heartbeat_beside_the_greeting_is_heard() {
 }
 
 #[test]
+fn a_log_that_grows_fast_is_told_from_its_heartbeats() {
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    let mut vigil = vigil(line.life()).expect("it lives");
+    let now = Instant::now();
+    let mut fast_until = |position: u64| {
+        vigil.received = format!("{position:016x}\n").into_bytes();
+        assert!(vigil.hear(now));
+        vigil.is_fast_until()
+    };
+    assert_eq!(fast_until(1000), None, "how far it was before is not known");
+    assert_eq!(fast_until(1000 + FAST_BATCHES), Some(now + LATE_AFTER));
+    assert_eq!(fast_until(1000 + 2 * FAST_BATCHES - 1), None);
+    assert!(fast_until(2000).is_some());
+    assert!(vigil.lacks(999) && !vigil.lacks(1000));
+    vigil.begin_anew(now);
+    assert_eq!(vigil.is_fast_until(), None, "it was silent");
+}
+
+#[test]
 fn a_leader_that_sends_no_heartbeats_is_not_missed() {
     let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
     let mut vigil = vigil(line.life()).expect("it lives");
