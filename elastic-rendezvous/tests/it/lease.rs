@@ -1,9 +1,14 @@
 //! The write lease of small jobs (docs/rendezvous.md, section 10.1).
 
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use c10d_store::{HashStore, Store, StoreExt};
-use elastic_rendezvous::{C10dBackend, RendezvousBackend, WriteLease};
+use elastic_rendezvous::{
+    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousBackend, RendezvousHandler,
+    RendezvousSettings, WriteLease,
+};
 
 const TURN: &str = "torch.rendezvous.job/turn";
 
@@ -46,4 +51,33 @@ fn a_lost_lease_is_replaced_and_a_second_one_disappears() {
     assert_eq!(elements(&store), 1, "the lost one is replaced");
     slow.release();
     assert_eq!(elements(&store), 1, "it was only late");
+}
+
+/// docs/rendezvous.md, LEASE 5.
+#[test]
+fn a_heartbeat_that_meets_no_other_write_needs_no_lease() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let backend = Arc::new(C10dBackend::new(Arc::clone(&store), "job").expect("a backend"));
+    let settings = RendezvousSettings::new("job", 1, 3)
+        .expect("a number of nodes")
+        .with_last_call_timeout(Duration::from_millis(1))
+        .with_keep_alive(Duration::from_millis(100), 1000);
+    let options = DynamicRendezvousOptions::new().with_local_addr("127.0.0.1");
+    let traffic = backend.traffic();
+    let node = DynamicRendezvous::new(backend, Arc::clone(&store), settings, options);
+    node.as_ref()
+        .expect("a handler")
+        .next_rendezvous()
+        .expect("a round");
+    // As another node that dies with it.
+    store.queue_pop(TURN).expect("the lease");
+    let (before, deadline) = (
+        traffic.writes_done(),
+        Instant::now() + Duration::from_secs(60),
+    );
+    while traffic.writes_done() < before + 3 {
+        assert!(Instant::now() < deadline, "no heartbeats");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(elements(&store), 0, "it has not replaced the lost one");
 }

@@ -82,6 +82,8 @@ pub(crate) struct HandlerLoop {
     /// Whether the handler waits on the store after a join. Two waits at a time would need two connections.
     is_settling: bool,
     has_lease: bool,
+    /// The last write met that of another node.
+    is_contended: bool,
     is_stopping: bool,
 }
 
@@ -116,6 +118,7 @@ impl HandlerLoop {
             is_unknown: false,
             is_settling: false,
             has_lease: false,
+            is_contended: false,
             is_stopping: false,
         }
     }

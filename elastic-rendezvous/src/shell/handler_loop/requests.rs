@@ -10,7 +10,7 @@ use crate::engine::group::Ask as GroupAsk;
 use crate::engine::{Ask, Reply};
 use crate::values::error::RendezvousError;
 use crate::values::goal::Operation;
-use crate::values::stored::{Part, Watched};
+use crate::values::stored::{Part, Watched, Written};
 
 /// How often a store that cannot be watched is polled, as in PyTorch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -56,7 +56,9 @@ impl HandlerLoop {
     }
 
     fn write(&mut self) -> Result<Reply, RendezvousError> {
-        if let Some(lease) = self.lease.as_ref().filter(|_| !self.has_lease) {
+        // A member's heartbeat rarely meets another one (docs/rendezvous.md, LEASE 5).
+        let is_alone = self.operation == Operation::KeepAlive && !self.is_contended;
+        if let Some(lease) = self.lease.as_ref().filter(|_| !self.has_lease && !is_alone) {
             lease.acquire();
             self.has_lease = true;
             // Others have written while this node waited, so it decides anew, and makes another step.
@@ -67,6 +69,7 @@ impl HandlerLoop {
             return Ok(Reply::Nothing);
         };
         let written = self.states.write(state, token)?;
+        self.is_contended = matches!(written, Written::Theirs(..));
         self.release_write_lease();
         Ok(Reply::Written(written))
     }
