@@ -230,6 +230,7 @@ impl RunOptions {
             .with_health_port(health_port)
             .with_events(events)
             .with_error_file(surroundings.path(ERROR_FILE));
+        warnings.extend(launcher.deadlines().warnings);
         Ok(RunPlan {
             launcher,
             scheduler: found.map(|found| found.scheduler),

@@ -183,7 +183,7 @@ fn a_standalone_node_starts_every_rank_and_exits_with_0() {
     assert_succeeded(&ended);
     // The log has the address of the workers' store, and the rank of each process.
     let log: Vec<&str> = ended.stderr.lines().collect();
-    let [ranks, page] = &log[..] else {
+    let [.., ranks, page] = &log[..] else {
         panic!("{ended:?}");
     };
     assert!(ranks.contains("started ranks 0-3 of 4: pid "), "{ranks}");

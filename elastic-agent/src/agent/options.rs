@@ -51,7 +51,7 @@ pub struct AgentOptions {
     pub(crate) preload: Option<PreloadOptions>,
     pub(crate) health_check: Option<HealthCheck>,
     pub(crate) keep: Option<KeepOptions>,
-    has_watchdog: bool,
+    pub(crate) has_watchdog: bool,
     timer_file: Option<PathBuf>,
 }
 

@@ -56,6 +56,10 @@ impl HealthCheck {
         &self.command
     }
 
+    pub(crate) const fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// How long the command may run, before it is killed and counts as failed. The default is
     /// [`DEFAULT_TIMEOUT`](Self::DEFAULT_TIMEOUT).
     #[must_use]
