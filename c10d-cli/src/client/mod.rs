@@ -105,8 +105,8 @@ pub(crate) enum ClientCommand {
     Stats(stats::StatsArgs),
     /// Prints who serves a store in etcd, and which servers may take over.
     ///
-    /// Each of those with how many batches of the log it lacks, as of at most some seconds ago. One that was killed is listed
-    /// for another minute.
+    /// Each of those with how many batches of the log it lacks: as of at most 45 s ago if it cannot be asked at its
+    /// `--etcd-life-port`. One that was killed is listed for another minute.
     #[cfg(feature = "etcd")]
     Status(status::EtcdStatusArgs),
 }

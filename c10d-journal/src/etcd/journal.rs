@@ -328,7 +328,8 @@ impl EtcdJournal {
                     vigil.begin_anew(now);
                     return Ok(None);
                 }
-                let until = doubts.map_or(silence, |at| at.min(silence));
+                // While the leader is heard, it leads.
+                let until = doubts.unwrap_or(silence);
                 stream.wait_beside(vigil.as_fd(), until)?;
             } else {
                 self.leave_vigil(seen, candidate, watching);

@@ -17,6 +17,8 @@
 //! perhaps: a member that was stopped, or was lost with the leader's host, says nothing. That costs etcd nothing at rest. A
 //! standby that hears that the log grows fast reads it with each heartbeat, instead of a message of etcd for each batch.
 //!
+//! A process that stands by holds connections, too, and says to each how far it has read, once: for those that ask how it is.
+//!
 //! The assumption: nothing between the two hosts sends a FIN in the name of the leader's host, and shows it the standby's
 //! address as its own.
 
@@ -42,6 +44,9 @@ const CONNECTIONS_MAX: usize = 64;
 
 /// How long a standby tries to connect. It does not follow meanwhile.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a process that stands by may take to say how far it has read. One of a release before does not say it.
+const POSITION_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// How long the listener of a process that ends may be open after its connections.
 const REFUSAL_TIMEOUT: Duration = Duration::from_millis(500);
@@ -171,12 +176,15 @@ impl Sockets {
             }
             let result = self.listener.accept().and_then(|(mut stream, peer)| {
                 stream.set_nonblocking(true)?;
+                let mut said = greeting(id, peer);
+                // A standby's connection is to one that leads: it would take this for a heartbeat.
+                if self.authority().is_none() {
+                    said.push_str(&self.heartbeat());
+                }
                 let mut held = self.held();
                 held.retain(is_there);
                 // A new socket takes as much at once.
-                if held.len() < CONNECTIONS_MAX
-                    && stream.write_all(greeting(id, peer).as_bytes()).is_ok()
-                {
+                if held.len() < CONNECTIONS_MAX && stream.write_all(said.as_bytes()).is_ok() {
                     held.push(stream);
                 }
                 Ok(())
@@ -197,11 +205,15 @@ impl Sockets {
         if !leads {
             return;
         }
-        let heartbeat = format!("{:016x}\n", self.position.load(Ordering::Relaxed));
+        let heartbeat = self.heartbeat();
         for stream in &mut *self.held() {
             // One that does not read them waits for the end of the lease.
             let _ = stream.write(heartbeat.as_bytes());
         }
+    }
+
+    fn heartbeat(&self) -> String {
+        format!("{:016x}\n", self.position.load(Ordering::Relaxed))
     }
 
     fn authority(&self) -> MutexGuard<'_, Option<Authority>> {
@@ -229,6 +241,19 @@ fn is_there(stream: &TcpStream) -> bool {
 fn greeting(id: u64, seen: SocketAddr) -> String {
     let seen = SocketAddr::new(seen.ip().to_canonical(), seen.port());
     format!("c10d-life {id:016x} {seen}\n")
+}
+
+/// How far a process has read that stands by, if it says so. Blocks for at most 1.3 s.
+pub(super) fn position_of(candidate: &Leader, cancel: &Cancel) -> Option<u64> {
+    let mut vigil = Vigil::begin(candidate, candidate.life?, cancel).ok()?;
+    let deadline = Deadline::after(Instant::now(), POSITION_TIMEOUT);
+    while vigil.hear(Instant::now()) && vigil.last.is_none() {
+        let left = deadline.remaining(Instant::now());
+        if !wait_for_input(&vigil, left, cancel).ok()? || vigil.look(cancel) != Seen::Nothing {
+            return None;
+        }
+    }
+    vigil.last.map(|(position, _)| position)
 }
 
 /// The standby's side: a connection to the leader's process.

@@ -13,6 +13,7 @@ use c10d_store::journal::Formats;
 
 use super::gateway::{CallError, Gateway, Site, User};
 use super::layout::{Head, Layout, Leader, Registered};
+use super::life_line::position_of;
 use super::message::{Answer, MemberStatus, Op, Range, Request, Txn};
 
 /// The members of etcd, and the prefix of the journal's keys: `etcd://H1:2379,H2:2379/PREFIX`.
@@ -173,7 +174,8 @@ pub struct EtcdCandidate {
     pub process: String,
     /// Seconds since 1970 by its clock, when it became a candidate.
     pub since: u64,
-    /// The last batch that it has read or written, some seconds ago.
+    /// The last batch that it has read or written. Up to 45 s ago if it cannot be asked: a firewall is in between, or it has
+    /// ended.
     pub position: u64,
     /// The versions of the journal's format that it reads.
     pub formats: Formats,
@@ -245,30 +247,14 @@ impl EtcdDirectory {
     #[must_use]
     pub fn members(&self, cancel: &Cancel) -> Vec<EtcdMember> {
         let options = &self.0;
-        thread::scope(|scope| {
-            let asked: Vec<_> = options
-                .members()
-                .iter()
-                .map(|address| {
-                    let ask = || member_status(options, address, cancel);
-                    let thread = thread::Builder::new().name("c10d-etcd-member".to_owned());
-                    (address, thread.spawn_scoped(scope, ask))
-                })
-                .collect();
-            let answers = asked.into_iter().map(|(address, asked)| {
-                let joined = asked.map(thread::ScopedJoinHandle::join);
-                let failed = |what: String| EtcdMember {
-                    address: address.clone(),
-                    status: Err(what),
-                };
-                match joined {
-                    Ok(Ok(member)) => member,
-                    Ok(Err(_)) => failed("the thread that asks it panicked".to_owned()),
-                    Err(error) => failed(format!("cannot start a thread to ask it: {error}")),
-                }
-            });
-            answers.collect()
-        })
+        let members = options.members();
+        let asked = ask_all(members, |address| member_status(options, address, cancel));
+        let asked = asked.into_iter().zip(members);
+        let members = asked.map(|(status, address)| EtcdMember {
+            address: address.clone(),
+            status: status.flatten(),
+        });
+        members.collect()
     }
 
     /// The process that serves now; `None` while none does. Makes a connection of its own. Blocks until the deadline at most.
@@ -280,10 +266,12 @@ impl EtcdDirectory {
         deadline: Deadline,
         cancel: &Cancel,
     ) -> Result<Option<EtcdLeader>, EtcdLookupError> {
-        Ok(self.status(deadline, cancel)?.leader)
+        let (found, head) = self.read(deadline, cancel)?;
+        Ok(leader_of(found.leader.as_ref(), head.as_ref()))
     }
 
-    /// Who serves and who may take over, and how far the log is. Otherwise as [`lookup`](Self::lookup).
+    /// Who serves and who may take over, and how far the log is. Asks those that may take over, with a thread each, for at most
+    /// 1.3 s more. Otherwise as [`lookup`](Self::lookup).
     ///
     /// # Errors
     /// As [`lookup`](Self::lookup).
@@ -292,29 +280,29 @@ impl EtcdDirectory {
         deadline: Deadline,
         cancel: &Cancel,
     ) -> Result<EtcdStatus, EtcdLookupError> {
-        let EtcdOptions { site, layout, .. } = &self.0;
-        let mut gateway = Gateway::new(Arc::clone(site), cancel.clone());
-        let failed = |reason| EtcdLookupError {
-            place: self.name(),
-            reason,
-        };
-        let found = read_all(&mut gateway, layout, deadline).map_err(failed)?;
-        let Found {
-            leader,
-            head,
-            candidates,
-        } = found;
-        let head = head.map(|head| layout.parse_head_of_any(&head)).transpose();
-        let head = head.map_err(|error| failed(error.to_string()))?;
-        let candidates = candidates.into_iter().map(|it| EtcdCandidate {
+        let (found, head) = self.read(deadline, cancel)?;
+        let leader = leader_of(found.leader.as_ref(), head.as_ref());
+        let position = head.as_ref().map_or(0, |head| head.position);
+        let asked = &found.candidates[..found.candidates.len().min(ASKED_MAX)];
+        let asked = ask_all(asked, |it| {
+            let of = |leader: &Leader| (leader.address.clone(), leader.process);
+            match found.leader.as_ref().map(of) == Some(of(&it.leader)) {
+                true => Some(position),
+                false => position_of(&it.leader, cancel),
+            }
+        });
+        let unasked = std::iter::repeat(None);
+        let asked = asked.into_iter().map(|said| said.ok().flatten());
+        let candidates = found.candidates.into_iter().zip(asked.chain(unasked));
+        let candidates = candidates.map(|(it, said)| EtcdCandidate {
             process: process_of(it.leader.process, &it.leader.host),
             address: it.leader.address,
             since: it.leader.since,
-            position: it.position,
+            position: said.unwrap_or(it.position),
             formats: it.formats,
         });
         Ok(EtcdStatus {
-            position: head.as_ref().map_or(0, |head| head.position),
+            position,
             format: head.as_ref().map(|head| head.format),
             log_bytes: head.as_ref().and_then(|head| head.log_bytes),
             snapshot_bytes: head.as_ref().and_then(|head| head.snapshot.as_ref()?.bytes),
@@ -329,18 +317,59 @@ impl EtcdDirectory {
             }),
             snapshot_position: head.as_ref().map_or(0, Head::snapshot_position),
             candidates: candidates.collect(),
-            leader: match (leader, head) {
-                // Else it does not serve yet: the head is of the leader before.
-                (Some(leader), Some(head)) if leader.writer == head.writer => Some(EtcdLeader {
-                    process: process_of(leader.process, &leader.host),
-                    address: leader.address,
-                    epoch: head.epoch,
-                    since: leader.since,
-                }),
-                _ => None,
-            },
+            leader,
         })
     }
+
+    fn read(
+        &self,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<(Found, Option<Head>), EtcdLookupError> {
+        let EtcdOptions { site, layout, .. } = &self.0;
+        let mut gateway = Gateway::new(Arc::clone(site), cancel.clone());
+        let failed = |reason| EtcdLookupError {
+            place: self.name(),
+            reason,
+        };
+        let found = read_all(&mut gateway, layout, deadline).map_err(failed)?;
+        let head = found.head.as_ref();
+        let head = head.map(|head| layout.parse_head_of_any(head)).transpose();
+        let head = head.map_err(|error| failed(error.to_string()))?;
+        Ok((found, head))
+    }
+}
+
+/// The leader that serves. Until it has written the head, it does not: that is of the leader before.
+fn leader_of(leader: Option<&Leader>, head: Option<&Head>) -> Option<EtcdLeader> {
+    let (leader, head) = (leader?, head?);
+    (leader.writer == head.writer).then(|| EtcdLeader {
+        process: process_of(leader.process, &leader.host),
+        address: leader.address.clone(),
+        epoch: head.epoch,
+        since: leader.since,
+    })
+}
+
+/// Asks all at once, with a thread each. Returns the answers in the same order, or why there is no thread.
+fn ask_all<T: Sync, A: Send>(all: &[T], ask: impl Fn(&T) -> A + Sync) -> Vec<Result<A, String>> {
+    let ask = &ask;
+    thread::scope(|scope| {
+        let asked: Vec<_> = all
+            .iter()
+            .map(|one| {
+                let thread = thread::Builder::new().name("c10d-etcd-ask".to_owned());
+                thread.spawn_scoped(scope, move || ask(one))
+            })
+            .collect();
+        let answers = asked.into_iter().map(|asked| match asked {
+            Ok(asked) => asked
+                .join()
+                .map_err(|_| "the thread that asks panicked".to_owned()),
+            Err(error) => Err(format!("cannot start a thread to ask: {error}")),
+        });
+        answers.collect()
+    })
 }
 
 fn process_of(process: u64, host: &str) -> String {
@@ -350,19 +379,19 @@ fn process_of(process: u64, host: &str) -> String {
 /// How long a member may take that is asked how it is.
 const MEMBER_TIMEOUT: Duration = Duration::from_millis(1500);
 
-fn member_status(options: &EtcdOptions, address: &HostPort, cancel: &Cancel) -> EtcdMember {
+fn member_status(
+    options: &EtcdOptions,
+    address: &HostPort,
+    cancel: &Cancel,
+) -> Result<MemberStatus, String> {
     let mut site = Site::clone(&options.site);
     site.endpoints = vec![address.clone()];
     let mut gateway = Gateway::new(Arc::new(site), cancel.clone());
     let deadline = Deadline::after(Instant::now(), MEMBER_TIMEOUT);
-    let status = match gateway.call(&Request::Status, deadline) {
+    match gateway.call(&Request::Status, deadline) {
         Ok(Answer::Status(status)) => Ok(status),
         Ok(_) => Err("its answer is not one to this request".to_owned()),
         Err(error) => Err(error.to_string()),
-    };
-    EtcdMember {
-        address: address.clone(),
-        status,
     }
 }
 
@@ -391,6 +420,9 @@ struct Found {
     head: Option<Vec<u8>>,
     candidates: Vec<Registered>,
 }
+
+/// The most candidates that are asked how far they have read.
+const ASKED_MAX: usize = 16;
 
 /// The most candidates that are read.
 const CANDIDATES_MAX: u64 = 1000;

@@ -39,6 +39,8 @@ fn the_end_of_a_process_is_seen() {
 #[test]
 fn heartbeats_are_heard_and_missed() {
     let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    let authority = Authority::none();
+    line.leads(authority.clone());
     let mut vigil = vigil(line.life()).expect("it lives");
     let mut hear = |line: &LifeLine, position| {
         line.advanced(position);
@@ -46,10 +48,8 @@ fn heartbeats_are_heard_and_missed() {
         assert_eq!(vigil.look(&Cancel::NEVER), Seen::Nothing);
         vigil.doubts_at(7)
     };
-    let authority = Authority::none();
     let start = Instant::now();
     authority.extend(start + Duration::from_secs(3600));
-    line.leads(authority.clone());
     let first = hear(&line, 7).expect("it has heard one");
     assert!(first >= start + SILENCE_MAX);
     assert!(hear(&line, 7).expect("it goes on") > first);
@@ -93,6 +93,7 @@ fn a_heartbeat_beside_the_greeting_is_heard() {
 #[test]
 fn a_log_that_grows_fast_is_told_from_its_heartbeats() {
     let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    line.leads(Authority::none());
     let mut vigil = vigil(line.life()).expect("it lives");
     let now = Instant::now();
     let mut fast_until = |position: u64| {
@@ -112,6 +113,7 @@ fn a_log_that_grows_fast_is_told_from_its_heartbeats() {
 #[test]
 fn a_leader_that_sends_no_heartbeats_is_not_missed() {
     let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    line.leads(Authority::none());
     let mut vigil = vigil(line.life()).expect("it lives");
     assert_eq!(vigil.look(&Cancel::NEVER), Seen::Nothing);
     assert_eq!(vigil.doubts_at(0), None);
@@ -122,6 +124,21 @@ fn a_leader_that_sends_no_heartbeats_is_not_missed() {
         vigil.received = strange.to_vec();
         assert!(!vigil.hear(Instant::now()));
     }
+}
+
+#[test]
+fn a_process_that_stands_by_says_how_far_it_has_read() {
+    let line = LifeLine::start(&HostPort::new("127.0.0.1", 1), 0).expect("a port");
+    let candidate = leader(1, line.life());
+    for position in [0, 7, u64::MAX] {
+        line.advanced(position);
+        assert_eq!(position_of(&candidate, &Cancel::NEVER), Some(position));
+    }
+    // It leads, and may not answer: as a release before this one, that says nothing.
+    line.leads(Authority::none());
+    assert_eq!(position_of(&candidate, &Cancel::NEVER), None);
+    drop(line);
+    assert_eq!(position_of(&candidate, &Cancel::NEVER), None);
 }
 
 #[test]
