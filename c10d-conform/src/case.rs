@@ -84,10 +84,12 @@ struct BodyStep {
     #[serde(default)]
     eof: bool,
     #[serde(default)]
+    silent: f64,
+    #[serde(default)]
     sleep: f64,
     #[serde(default)]
     close: bool,
-    /// Sends it, or connects, this often, on connections of their own.
+    /// How many connections take the step; their names are numbered.
     #[serde(default)]
     times: Option<usize>,
 }
@@ -237,6 +239,9 @@ fn script_of_steps(steps: Vec<BodyStep>) -> Script {
             }
             if step.eof {
                 act(Act::End);
+            }
+            if step.silent > 0.0 {
+                act(Act::Silence(Duration::from_secs_f64(step.silent)));
             }
             if step.sleep > 0.0 {
                 act(Act::Pause(Duration::from_secs_f64(step.sleep)));

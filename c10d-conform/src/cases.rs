@@ -12,3 +12,6 @@ pub const SEVERAL: &str = include_str!("../cases/several.jsonl");
 
 /// Weaknesses of PyTorch's servers. A server passes such a case with PyTorch's answer or with the right one.
 pub const QUIRKS: &str = include_str!("../cases/quirks.jsonl");
+
+/// Limits, hostile lengths, races and orders, which `cases/generate.py` writes.
+pub const GENERATED: &str = include_str!("../cases/generated.jsonl");

@@ -51,8 +51,13 @@ impl Plan {
 /// A case is malformed, which a test rules out for those of this crate.
 pub fn plans(column: Column, run: &str) -> Result<Vec<Plan>, MalformedCase> {
     let mut plans = Vec::new();
-    for text in [cases::SINGLE, cases::SEVERAL, cases::QUIRKS] {
-        let mut cut: Vec<String> = Vec::new();
+    let mut cut: Vec<String> = Vec::new();
+    for text in [
+        cases::SINGLE,
+        cases::SEVERAL,
+        cases::GENERATED,
+        cases::QUIRKS,
+    ] {
         for case in case::read(text)? {
             let plan = plan(&case, column)?;
             if let Some(script) = divisible(&plan, &case) {
@@ -119,7 +124,7 @@ fn divisible<'p>(plan: &'p Plan, case: &Case) -> Option<&'p Script> {
         Act::Open { has_handshake } => *has_handshake,
         Act::Send(send) => send.cuts.is_empty() && send.bytes.len() <= BYTEWISE_MAX,
         Act::Receive(_) | Act::Fence => step.connection == script[0].connection,
-        Act::End | Act::Close | Act::Release | Act::Pause(_) => false,
+        Act::End | Act::Silence(_) | Act::Close | Act::Release | Act::Pause(_) => false,
     });
     (is_plain && !plan.is_alone && !case.is_quirk).then_some(script)
 }

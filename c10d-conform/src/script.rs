@@ -27,6 +27,8 @@ pub(crate) enum Act {
     Fence,
     /// The server has to close, and to send nothing before.
     End,
+    /// For this long, the server has to send nothing and must not close: for the rest of a request, which no fence can follow.
+    Silence(Duration),
     Close,
     /// The script needs the connection no longer: another case may have it.
     Release,

@@ -15,6 +15,8 @@ pub(crate) enum Order<'t> {
     Send(usize, &'t [u8]),
     /// Waits for bytes or the end of the stream, for a limited time.
     Read(usize),
+    /// Waits for the same, this long.
+    Watch(usize, Duration),
     Close(usize),
     /// The script needs it no longer.
     Release(usize),
@@ -51,6 +53,7 @@ enum Operation {
     Note(Vec<u8>),
     Expect(Vec<Vec<u8>>, Kind),
     ExpectEnd,
+    ExpectSilence(Duration),
     Close,
     Release,
     Pause(Duration),
@@ -129,6 +132,7 @@ impl Trial {
                     ));
                 }
                 Act::End => then(Operation::ExpectEnd),
+                Act::Silence(time) => then(Operation::ExpectSilence(*time)),
                 Act::Close => then(Operation::Close),
                 Act::Release => then(Operation::Release),
                 Act::Pause(pause) => then(Operation::Pause(*pause)),
@@ -150,7 +154,7 @@ impl Trial {
 
     /// What to do next, after what came of the order before.
     pub(crate) fn next(&mut self, event: Event) -> Order<'_> {
-        let is_silent = matches!(event, Event::Silent);
+        let mut is_silent = matches!(event, Event::Silent);
         if let Some(state) = self.connections.get_mut(self.ordered) {
             match event {
                 Event::Done | Event::Silent => {}
@@ -168,6 +172,14 @@ impl Trial {
             let seen = match operation {
                 Operation::Expect(choices, _) => state.expect(choices),
                 Operation::ExpectEnd => state.expect_end(),
+                Operation::ExpectSilence(time) if !state.is_heard() => {
+                    if !is_silent {
+                        return Order::Watch(*number, *time);
+                    }
+                    is_silent = false;
+                    Seen::Expected
+                }
+                Operation::ExpectSilence(_) => Seen::Other,
                 _ => Seen::Expected,
             };
             match seen {
@@ -179,7 +191,7 @@ impl Trial {
                 Seen::Nothing => return Order::Read(*number),
             }
             match operation {
-                Operation::Expect(..) | Operation::ExpectEnd => {}
+                Operation::Expect(..) | Operation::ExpectEnd | Operation::ExpectSilence(_) => {}
                 Operation::Note(bytes) => state.sent.clone_from(bytes),
                 Operation::Open { has_handshake } => return Order::Open(*number, *has_handshake),
                 Operation::Close => return Order::Close(*number),
@@ -217,6 +229,10 @@ impl Connection {
         }
     }
 
+    fn is_heard(&self) -> bool {
+        !self.unread.is_empty() || self.is_ended
+    }
+
     fn expect_end(&self) -> Seen {
         match (self.unread.is_empty(), self.is_ended) {
             (true, true) => Seen::Expected,
@@ -230,6 +246,7 @@ impl Connection {
             Operation::Expect(choices, kind) => {
                 kind(Bytes::of_reply(choices.first().map_or(&[], Vec::as_slice)))
             }
+            Operation::ExpectSilence(_) => Expected::Silence,
             _ => Expected::Close,
         };
         Difference {
@@ -328,6 +345,24 @@ mod tests {
         assert!(matches!(verdict, Verdict::Differs(_)), "{verdict:?}");
         let verdict = end(trial(&[Act::End]), &[], Event::Silent);
         assert!(matches!(verdict, Verdict::Hangs(_)), "{verdict:?}");
+    }
+
+    #[test]
+    fn silence_ends_with_its_time_or_with_a_byte_or_the_end() {
+        let time = Duration::from_millis(5);
+        let acts = [Act::Silence(time), Act::Fence];
+        let mut quiet = trial(&acts);
+        assert_eq!(quiet.next(Event::Done), Order::Watch(0, time));
+        assert!(matches!(quiet.next(Event::Silent), Order::Send(0, _)));
+        for event in [Event::Ended, Event::Bytes(vec![1])] {
+            let mut heard = trial(&acts);
+            assert_eq!(heard.next(Event::Done), Order::Watch(0, time));
+            let order = heard.next(event);
+            assert!(
+                matches!(order, Order::End(Verdict::Differs(_))),
+                "{order:?}"
+            );
+        }
     }
 
     #[test]

@@ -67,6 +67,8 @@ pub enum Expected {
     Reply(Bytes),
     /// No byte until the reply to the PING (without PING: COMPARE_SET) that this suite sends next.
     NothingMore(Bytes),
+    /// Nothing, for a while.
+    Silence,
     /// The end of the connection.
     Close,
 }
@@ -142,6 +144,7 @@ impl Verdict {
                     Expected::NothingMore(bytes) => {
                         format!("sends nothing more and answers the next request, {bytes}")
                     }
+                    Expected::Silence => "waits for the rest of the request".to_owned(),
                     Expected::Close => "closes the connection".to_owned(),
                 };
                 let ended = match (is_closed, matches!(self, Self::Hangs(_))) {

@@ -107,6 +107,10 @@ impl<'r> Worker<'r> {
                     Some(connection) => self.read(connection),
                     None => Event::Ended,
                 },
+                Order::Watch(number, time) => match open.get(&number) {
+                    Some(connection) => self.watch(connection, time),
+                    None => Event::Ended,
+                },
             };
         };
         if is_tidy && verdict == Verdict::Same {
@@ -132,19 +136,14 @@ impl<'r> Worker<'r> {
     }
 
     fn read(&mut self, connection: &TcpStream) -> Event {
-        match self.wait_for_input(connection) {
-            Ok(true) => {}
-            Ok(false) => return Event::Silent,
-            Err(error) => return Event::Refused(error.to_string()),
-        }
-        let mut buffer = vec![0; READ_BYTES];
-        match (&mut &*connection).read(&mut buffer) {
-            Ok(0) | Err(_) => Event::Ended,
-            Ok(length) => {
-                buffer.truncate(length);
-                Event::Bytes(buffer)
-            }
-        }
+        received(connection, self.wait_for_input(connection))
+    }
+
+    fn watch(&self, connection: &TcpStream, time: Duration) -> Event {
+        received(
+            connection,
+            wait_for_input(connection, time, &self.setting.cancel),
+        )
     }
 
     /// The time in which the server answers nobody does not count.
@@ -177,6 +176,23 @@ impl<'r> Worker<'r> {
             }
         }
         reply == exchange.reply
+    }
+}
+
+/// What a wait for input has brought.
+fn received(connection: &TcpStream, has_input: io::Result<bool>) -> Event {
+    match has_input {
+        Ok(true) => {}
+        Ok(false) => return Event::Silent,
+        Err(error) => return Event::Refused(error.to_string()),
+    }
+    let mut buffer = vec![0; READ_BYTES];
+    match (&mut &*connection).read(&mut buffer) {
+        Ok(0) | Err(_) => Event::Ended,
+        Ok(length) => {
+            buffer.truncate(length);
+            Event::Bytes(buffer)
+        }
     }
 }
 
