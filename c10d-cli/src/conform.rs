@@ -1,21 +1,24 @@
 //! `c10d conform`: whether another server or client of the store speaks the protocol as PyTorch's do.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use c10d_conform::{Column, RunError, ServerRun, plans};
+use c10d_conform::{ClientRun, Column, Report, RunError, ServerRun, plans, scenarios};
 use c10d_socket::HostPort;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::failure::Failure;
 use crate::output::{print, print_json};
+use crate::quantity::parse_duration;
 
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0    every case passes
   2    invalid arguments
-  3    no connection, or a file cannot be written
+  3    no connection, a command that cannot be started, or a file that cannot be written
   4    cannot write to standard output
   6    some cases differ, hang, or did not run
   141  the reader of standard output closed it, as `head` does; no message";
@@ -28,6 +31,13 @@ pub(crate) enum ConformCommand {
     /// cases have made are deleted, queues stay.
     #[command(after_help = EXIT_CODES)]
     Server(ServerArgs),
+    /// Runs a client against stores that behave as PyTorch's within its rights, and says what it does wrong.
+    ///
+    /// The command connects to MASTER_ADDR:MASTER_PORT, prints `ready`, reads operations from its standard input, one a line,
+    /// and prints the result of each as a line. The README of c10d-conform has the operations; examples/conform_client.py
+    /// is such a command for PyTorch's client.
+    #[command(after_help = EXIT_CODES)]
+    Client(ClientArgs),
 }
 
 #[derive(Debug, Args)]
@@ -41,19 +51,39 @@ pub(crate) struct ServerArgs {
     #[arg(long = "as", value_name = "COLUMN", default_value_t)]
     column: Column,
 
-    /// Runs only the case with this name. Can be repeated.
-    #[arg(long, value_name = "NAME")]
-    only: Vec<String>,
-
     /// Leaves out the cases that count or list all keys: others use the store.
     #[arg(long)]
     shared: bool,
 
-    /// Prints the names of the cases, and the command that each is about.
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ClientArgs {
+    #[command(flatten)]
+    output: OutputArgs,
+
+    /// How long the command may take to connect and print `ready`.
+    #[arg(long, value_name = "TIME", default_value = "14s", value_parser = parse_duration)]
+    start_timeout: Duration,
+
+    /// The client and its arguments. It runs once for each case.
+    #[arg(last = true, required_unless_present = "list")]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+struct OutputArgs {
+    /// Runs only the case with this name. Can be repeated.
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+
+    /// Prints the names of the cases, and what each is about.
     #[arg(long, conflicts_with_all = ["only", "junit"])]
     list: bool,
 
-    /// Prints one JSON object: every case, with the bytes of those that differ.
+    /// Prints one JSON object: every case, with what is wrong.
     #[arg(long)]
     json: bool,
 
@@ -64,39 +94,58 @@ pub(crate) struct ServerArgs {
 
 /// Runs the cases. Fails with [`Failure::Differs`] if one does not pass.
 pub(crate) fn run(command: &ConformCommand) -> Result<(), Failure> {
-    let ConformCommand::Server(args) = command;
-    let Some(server) = args.server.clone().filter(|_| !args.list) else {
-        return list(args);
-    };
-    let run = ServerRun::new(server, args.column)
-        .with_only(args.only.clone())
-        .with_shared(args.shared);
-    let report = run.run(fastrand::u32(..))?;
-    if let Some(file) = &args.junit {
-        fs::write(file, report.to_junit())
-            .map_err(Failure::system(format!("cannot write {}", file.display())))?;
-    }
-    if args.json {
-        print_json(serde_json::to_string(&report).unwrap_or_default())?;
-    } else {
-        print(report.to_text().as_bytes())?;
-    }
-    match report.is_conforming() {
-        true => Ok(()),
-        false => Err(Failure::Differs),
+    match command {
+        ConformCommand::Server(args) => {
+            let output = &args.output;
+            let Some(server) = args.server.clone().filter(|_| !output.list) else {
+                let plans = plans(args.column, "list").map_err(RunError::from)?;
+                return output.print_list(plans.iter().map(|it| (it.name(), it.operation())));
+            };
+            let run = ServerRun::new(server, args.column)
+                .with_only(output.only.clone())
+                .with_shared(args.shared);
+            output.print(&run.run(fastrand::u32(..))?)
+        }
+        ConformCommand::Client(args) if args.output.list => {
+            let scenarios = scenarios().map_err(RunError::from)?;
+            args.output
+                .print_list(scenarios.iter().map(|it| (it.name(), it.about())))
+        }
+        ConformCommand::Client(args) => {
+            let run = ClientRun::new(args.command.clone())
+                .with_only(args.output.only.clone())
+                .with_start_timeout(args.start_timeout);
+            args.output.print(&run.run()?)
+        }
     }
 }
 
-fn list(args: &ServerArgs) -> Result<(), Failure> {
-    let plans = plans(args.column, "list").map_err(RunError::from)?;
-    if args.json {
-        let cases = plans
-            .iter()
-            .map(|plan| json!({ "name": plan.name(), "operation": plan.operation() }));
-        return print_json(json!(cases.collect::<Vec<_>>()));
+impl OutputArgs {
+    fn print(&self, report: &Report) -> Result<(), Failure> {
+        if let Some(file) = &self.junit {
+            fs::write(file, report.to_junit())
+                .map_err(Failure::system(format!("cannot write {}", file.display())))?;
+        }
+        if self.json {
+            print_json(serde_json::to_string(report).unwrap_or_default())?;
+        } else {
+            print(report.to_text().as_bytes())?;
+        }
+        match report.is_conforming() {
+            true => Ok(()),
+            false => Err(Failure::Differs),
+        }
     }
-    let lines = plans
-        .iter()
-        .map(|plan| format!("{:12}{}\n", plan.operation(), plan.name()));
-    print(lines.collect::<String>().as_bytes())
+
+    fn print_list<'c>(
+        &self,
+        cases: impl Iterator<Item = (&'c str, &'c str)>,
+    ) -> Result<(), Failure> {
+        if self.json {
+            let cases = cases.map(|(name, about)| json!({ "name": name, "about": about }));
+            return print_json(json!(cases.collect::<Vec<_>>()));
+        }
+        let lines = cases.map(|(name, about)| format!("{name}: {about}\n"));
+        print(lines.collect::<String>().as_bytes())
+    }
 }

@@ -20,6 +20,13 @@ pub struct MalformedCase {
     source: serde_json::Error,
 }
 
+impl MalformedCase {
+    pub(crate) fn new(name: &str, source: serde_json::Error) -> Self {
+        let name = name.chars().take(60).collect();
+        Self { name, source }
+    }
+}
+
 /// A case of all columns.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
@@ -114,10 +121,7 @@ pub(crate) fn read(text: &str) -> Result<Vec<Case>, MalformedCase> {
 
 impl Case {
     fn of_line(line: &str) -> Result<Self, MalformedCase> {
-        let malformed = |source| MalformedCase {
-            name: line.chars().take(60).collect(),
-            source,
-        };
+        let malformed = |source| MalformedCase::new(line, source);
         let fields: Map<String, Value> = serde_json::from_str(line).map_err(malformed)?;
         let head: Head = serde_json::from_value(fields.clone().into()).map_err(malformed)?;
         let has_tag = |tag: &str| head.tags.iter().any(|it| it == tag);
@@ -140,10 +144,7 @@ impl Case {
     }
 
     fn answer(&self, names: &[&str]) -> Result<Answer, MalformedCase> {
-        let malformed = |source| MalformedCase {
-            name: self.name.clone(),
-            source,
-        };
+        let malformed = |source| MalformedCase::new(&self.name, source);
         let mut fields = self.fields.clone();
         let answers = fields.remove("as").unwrap_or_default();
         let different = names.iter().find_map(|name| answers.get(name)?.as_object());

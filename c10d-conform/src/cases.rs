@@ -15,3 +15,6 @@ pub const QUIRKS: &str = include_str!("../cases/quirks.jsonl");
 
 /// Limits, hostile lengths, races and orders, which `cases/generate.py` writes.
 pub const GENERATED: &str = include_str!("../cases/generated.jsonl");
+
+/// What clients have to do, and what they should print.
+pub const CLIENT: &str = include_str!("../cases/client.jsonl");

@@ -9,7 +9,6 @@ use crate::request::Opcode;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Column {
     name: &'static str,
-    who: &'static str,
     /// Where a case states a different answer for this server, the most specific first.
     answers: &'static [&'static str],
     /// It closes the connection on these.
@@ -45,7 +44,6 @@ pub const COLUMNS: [Column; 7] = [
     Column::pytorch("torch-2.4-poll", &["torch-2.4-poll", "poll"], &UP_TO_2_4),
     Column {
         name: "c10d",
-        who: "c10d",
         answers: &["c10d"],
         lacks: &[],
         is_pytorch: false,
@@ -60,7 +58,6 @@ impl Column {
     ) -> Self {
         Self {
             name,
-            who: "PyTorch",
             answers,
             lacks,
             is_pytorch: true,
@@ -71,12 +68,6 @@ impl Column {
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.name
-    }
-
-    /// Whose answers these are, in a sentence.
-    #[must_use]
-    pub const fn who(self) -> &'static str {
-        self.who
     }
 
     /// Whether a quirk of PyTorch passes here, beside the right answer.

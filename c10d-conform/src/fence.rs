@@ -4,7 +4,7 @@ use crate::column::Column;
 use crate::request::{Opcode, RequestBytes};
 
 /// The first bytes of a connection that PyTorch's servers want.
-const MAGIC: u32 = 0x3c85_f7ce;
+pub(crate) const MAGIC: u32 = 0x3c85_f7ce;
 
 /// No reply looks like it, and our server takes it for no question about its extensions.
 const NONCE: u32 = 0xf0e7_c45e;

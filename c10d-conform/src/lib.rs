@@ -3,6 +3,7 @@
 
 mod case;
 pub mod cases;
+mod client;
 mod column;
 mod fence;
 mod plan;
@@ -16,6 +17,7 @@ mod verdict;
 mod worker;
 
 pub use case::MalformedCase;
+pub use client::{ClientRun, Scenario, scenarios};
 pub use column::{COLUMNS, Column};
 pub use plan::{Plan, plans};
 pub use report::Report;

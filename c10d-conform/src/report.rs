@@ -8,17 +8,17 @@ use c10d_socket::printable;
 use serde::Serialize;
 
 use crate::cases::VERSION;
-use crate::column::Column;
 use crate::verdict::{Outcome, Verdict};
 
 /// The outcomes of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    server: String,
+    /// The address of a server, the command of a client.
+    subject: String,
+    /// Which of them it is.
+    kind: &'static str,
     #[serde(rename = "as")]
     column: &'static str,
-    #[serde(skip)]
-    who: &'static str,
     cases_version: &'static str,
     seconds: f64,
     is_conforming: bool,
@@ -26,26 +26,28 @@ pub struct Report {
 }
 
 /// The columns of the table.
-const KINDS: [(&str, &str); 6] = [
+const KINDS: [(&str, &str); 7] = [
     ("same", "same"),
     ("fixed", "better"),
     ("differs", "differs"),
     ("hangs", "hangs"),
+    ("wrong", "wrong"),
     ("not_run", "not run"),
     ("not_asked", "not asked"),
 ];
 
 impl Report {
     pub(crate) fn new(
-        server: String,
-        column: Column,
+        subject: String,
+        kind: &'static str,
+        column: &'static str,
         outcomes: Vec<Outcome>,
         took: Duration,
     ) -> Self {
         Self {
-            server,
-            column: column.name(),
-            who: column.who(),
+            subject,
+            kind,
+            column,
             cases_version: VERSION,
             seconds: took.as_secs_f64(),
             is_conforming: outcomes.iter().all(|outcome| outcome.verdict.is_pass()),
@@ -70,7 +72,7 @@ impl Report {
     pub fn to_text(&self) -> String {
         let mut text = format!(
             "{} as {}, cases {VERSION}, {:.1} s\n\n",
-            printable(&self.server, 200),
+            printable(&self.subject, 200),
             self.column,
             self.seconds
         );
@@ -103,13 +105,20 @@ impl Report {
         row("all", &|kind| number(total[kind]));
         text.push('\n');
         for outcome in self.outcomes.iter().filter(|it| !it.verdict.is_pass()) {
-            let (kind, sentence) = (outcome.verdict.kind(), outcome.verdict.sentence(self.who));
+            let (kind, sentence) = (
+                outcome.verdict.kind(),
+                outcome.verdict.sentence(who_of(self.column)),
+            );
             let kind = kind.replace('_', " ");
             let _ = writeln!(text, "{kind}: {}: {sentence}", outcome.name);
         }
         let failed = self.outcomes.iter().filter(|it| !it.verdict.is_pass());
         let _ = match failed.count() {
-            0 => writeln!(text, "The server conforms: it answers as {}.", self.column),
+            0 => writeln!(
+                text,
+                "The {} conforms: it behaves as {}.",
+                self.kind, self.column
+            ),
             1 => writeln!(text, "1 case does not pass."),
             count => writeln!(text, "{count} cases do not pass."),
         };
@@ -130,7 +139,8 @@ impl Report {
             let skipped = outcomes.iter().filter(asked).count();
             let _ = writeln!(
                 xml,
-                "<testsuite name=\"c10d conform server, as {}: {}\" tests=\"{}\" failures=\"{failed}\" skipped=\"{skipped}\">",
+                "<testsuite name=\"c10d conform {}, as {}: {}\" tests=\"{}\" failures=\"{failed}\" skipped=\"{skipped}\">",
+                self.kind,
                 self.column,
                 escaped(operation),
                 outcomes.len()
@@ -142,7 +152,7 @@ impl Report {
                     "<testcase classname=\"{}\" name=\"{name}\"",
                     escaped(operation)
                 );
-                let sentence = escaped(&outcome.verdict.sentence(self.who));
+                let sentence = escaped(&outcome.verdict.sentence(who_of(self.column)));
                 let _ = match &outcome.verdict {
                     Verdict::Same | Verdict::Fixed => writeln!(xml, "/>"),
                     Verdict::NotAsked { .. } => {
@@ -160,6 +170,14 @@ impl Report {
             xml += "</testsuite>\n";
         }
         xml + "</testsuites>\n"
+    }
+}
+
+/// Whose answers a column has, in a sentence.
+fn who_of(column: &'static str) -> &'static str {
+    match column.starts_with("torch") {
+        true => "PyTorch",
+        false => column,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Runs the cases of a column against a server.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -39,9 +40,17 @@ pub enum RunError {
     /// The cases cannot be read.
     #[error(transparent)]
     Case(#[from] MalformedCase),
-    /// A thread cannot be started, or another system call failed.
-    #[error("cannot start a thread: {0}")]
+    /// A thread cannot be started, or the store of a scenario.
+    #[error("cannot start a thread or a store: {0}")]
     Thread(#[source] io::Error),
+    /// The client's command cannot be started.
+    #[error("cannot start {}: {source}", command.display())]
+    Command {
+        /// Its first word.
+        command: OsString,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The caller ended the run.
     #[error("cancelled")]
     Cancelled,
@@ -134,7 +143,8 @@ impl ServerRun {
         });
         Ok(Report::new(
             self.target.to_string(),
-            self.column,
+            "server",
+            self.column.name(),
             outcomes.collect(),
             started.elapsed(),
         ))

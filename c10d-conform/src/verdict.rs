@@ -30,6 +30,11 @@ pub enum Verdict {
     Differs(Difference),
     /// It did not answer, or did not close, in time.
     Hangs(Difference),
+    /// Of a client: it sent, printed or left something wrong.
+    Wrong {
+        /// A sentence for each, without its subject.
+        why: Vec<String>,
+    },
     /// The column's server has no answer: its release lacks the command, or cannot be asked.
     NotAsked {
         /// Why not.
@@ -114,6 +119,7 @@ impl Verdict {
             Self::Fixed => "fixed",
             Self::Differs(_) => "differs",
             Self::Hangs(_) => "hangs",
+            Self::Wrong { .. } => "wrong",
             Self::NotAsked { .. } => "not_asked",
             Self::NotRun { .. } => "not_run",
         }
@@ -124,6 +130,7 @@ impl Verdict {
     pub fn sentence(&self, who: &str) -> String {
         match self {
             Self::Same | Self::Fixed => String::new(),
+            Self::Wrong { why } => format!("the client {}", why.join("; it ")),
             Self::NotAsked { why } | Self::NotRun { why } => why.clone(),
             Self::Differs(difference) | Self::Hangs(difference) => {
                 let Difference {

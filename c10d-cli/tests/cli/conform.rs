@@ -65,7 +65,7 @@ fn a_case_that_differs_is_explained() {
 fn cases_are_listed_and_wrong_arguments_are_refused() {
     let ended = run(["conform", "server", "--list"]);
     assert!(
-        ended.stdout_text().contains("ADD         add_negative\n"),
+        ended.stdout_text().contains("add_negative: ADD\n"),
         "{ended:?}"
     );
     run(["conform", "server", "127.0.0.1:1", "--only", "nothing"])
@@ -73,4 +73,51 @@ fn cases_are_listed_and_wrong_arguments_are_refused() {
     let ended = run(["conform", "server", "127.0.0.1:1", "--as", "3.0"]);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("torch-2.15-poll"), "{ended:?}");
+}
+
+#[test]
+fn a_client_that_does_not_speak_is_described() {
+    let arguments = [
+        "conform",
+        "client",
+        "--only",
+        "close_in_wait",
+        "--",
+        "echo",
+        "hello",
+    ];
+    let ended = run(arguments);
+    assert_eq!(
+        (ended.code, ended.stderr.as_str()),
+        (Some(6), ""),
+        "{ended:?}"
+    );
+    let sentence = "wrong: close_in_wait: the client printed hello instead of ready\n";
+    assert!(ended.stdout_text().contains(sentence), "{ended:?}");
+    let silent = [
+        "conform",
+        "client",
+        "--only",
+        "timeouts",
+        "--start-timeout",
+        "100ms",
+        "--",
+        "sleep",
+        "1000",
+    ];
+    let ended = run(silent);
+    assert!(
+        ended
+            .stdout_text()
+            .contains("the client did not connect and print ready in time\n"),
+        "{ended:?}"
+    );
+    run(["conform", "client", "--", "/nowhere"]).assert_fails(3, "cannot start /nowhere: ");
+    let ended = run(["conform", "client", "--list"]);
+    assert!(
+        ended
+            .stdout_text()
+            .contains("slow_reader: a long request is read slowly"),
+        "{ended:?}"
+    );
 }
