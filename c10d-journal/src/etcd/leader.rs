@@ -25,7 +25,7 @@ pub(crate) struct Candidate {
     passed_on: Option<([u8; 16], u64)>,
     /// Who led when it looked last, and since which revision.
     leader: Option<(Leader, u64)>,
-    /// When the head was written that it knows; 0 if there was none.
+    /// When the head was written that it has read; 0 if there was none. Not that of a later batch: its format may be newer.
     head_revision: u64,
     /// How long it has tried to lead.
     tried_millis: u64,
@@ -380,8 +380,6 @@ impl Candidate {
                             if position == next && record.parts == 0 =>
                         {
                             *passed_on += 1;
-                            // Written together.
-                            self.head_revision = put.modified;
                             pieces.push(Piece::Batch {
                                 position: *passed_on,
                                 bytes: bytes.to_vec(),

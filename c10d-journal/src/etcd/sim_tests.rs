@@ -699,6 +699,32 @@ fn random_histories_find_each_mutant() {
     }
 }
 
+/// A standby that was not listed when the leader raised the format sees the batches after that, not the head.
+#[test]
+fn a_standby_reads_the_head_after_the_batches_that_it_has_watched_before_it_leads() {
+    let mut world = World::new(2, Mutant::None, true);
+    let answer_all = |world: &mut World, process| {
+        while world.request(process).is_some() {
+            world.act(Act::Answer(process)).expect("no law is broken");
+        }
+    };
+    answer_all(&mut world, 0);
+    // It reads format 1 only, and follows.
+    answer_all(&mut world, 1);
+    let standby = world.processes[1].life;
+    for step in [Act::Agree(0), Act::Append(0)] {
+        world.act(step).expect("it leads");
+        answer_all(&mut world, 0);
+    }
+    for step in [Act::Watch(1), Act::End(0), Act::SeeDeath(1)] {
+        world.act(step).expect("no law is broken");
+    }
+    while world.processes[1].life == standby {
+        world.act(Act::Answer(1)).expect("no law is broken");
+    }
+    assert_eq!(world.format, 2);
+}
+
 /// Every order of what may happen in `DEPTH` steps, 5 by default, from a moment on at which one process leads and appends, and another follows.
 #[test]
 #[expect(clippy::print_stdout, reason = "the count is for readers")]
