@@ -2,10 +2,12 @@
 //!
 //! Times are ages at the moment of sending, in milliseconds: the clocks of two hosts differ.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+
+use crate::nccl::AnnouncedNccl;
 
 /// The workers of one node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +34,12 @@ pub struct AnnouncedNode {
     pub workers: Vec<AnnouncedWorker>,
     /// Where the launcher answers requests for stacks, if it does.
     pub debug_address: Option<SocketAddr>,
+    /// The addresses of this machine.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<IpAddr>,
+    /// What NCCL says on this node; `None` if nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nccl: Option<AnnouncedNccl>,
     /// The nodes' meeting that this launcher waits in; `None` while it waits in none.
     pub meeting: Option<AnnouncedMeeting>,
 }
@@ -64,6 +72,9 @@ pub struct AnnouncedWorker {
     pub pid: u32,
     /// How long ago it started, in milliseconds.
     pub started_ago_ms: u64,
+    /// Whether it runs in the place of one that died while the others ran on.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub is_replacement: bool,
     /// How it ended; `None` while it runs.
     pub end: Option<WorkerEnd>,
     /// The worker's processes: itself and its descendants.

@@ -249,7 +249,7 @@ fn insert<K: std::hash::Hash + Eq>(table: &mut HashMap<K, Option<Place>>, key: K
 
 /// Whether a process has the rank of its worker: it is the worker itself, or the only Python that shells around it
 /// started. A Python that starts others, or a shell that starts several, may have given each a rank of its own.
-fn speaks_for(worker: &AnnouncedWorker, process: &AnnouncedProcess) -> bool {
+pub(crate) fn speaks_for(worker: &AnnouncedWorker, process: &AnnouncedProcess) -> bool {
     if process.pid == worker.pid {
         return true;
     }

@@ -12,6 +12,8 @@ mod job;
 mod keys;
 mod launched;
 mod meeting;
+pub mod nccl;
+mod nccl_names;
 mod options;
 mod parts;
 mod progress;

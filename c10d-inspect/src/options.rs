@@ -12,6 +12,7 @@ pub struct ExplainOptions {
     pub(crate) silence_grace: Duration,
     pub(crate) leave_grace: Duration,
     pub(crate) nccl_grace: Duration,
+    pub(crate) nccl_silence_grace: Duration,
 }
 
 impl Default for ExplainOptions {
@@ -23,6 +24,8 @@ impl Default for ExplainOptions {
             silence_grace: Duration::from_secs(2),
             leave_grace: Duration::from_secs(5),
             nccl_grace: Duration::from_secs(10),
+            // Two answers: a connection that breaks is made again at once.
+            nccl_silence_grace: Duration::from_secs(4),
         }
     }
 }
@@ -52,7 +55,8 @@ impl ExplainOptions {
         self
     }
 
-    /// Sets how long after a NCCL id was published all launched ranks should have read it (default: 10 s).
+    /// Sets how long after a NCCL id was published all launched ranks should have read it, and how long ranks launch no
+    /// operation of NCCL while others have launched more (default: 10 s).
     pub const fn with_nccl_grace(mut self, nccl_grace: Duration) -> Self {
         self.nccl_grace = nccl_grace;
         self

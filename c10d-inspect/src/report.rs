@@ -176,6 +176,16 @@ pub enum FindingKind {
     GroupIncomplete,
     /// Ranks wait for the id of a NCCL communicator.
     NcclId,
+    /// NCCL considers processes dead.
+    NcclDead,
+    /// Processes do not answer NCCL.
+    NcclSilent,
+    /// NCCL has an error in some ranks.
+    NcclFailed,
+    /// Ranks have launched fewer operations of NCCL than others.
+    NcclBehind,
+    /// A NCCL communicator works for some ranks, and not for others.
+    NcclApart,
     /// Ranks wait at a barrier.
     Barrier,
     /// Ranks wait for a key whose meaning is not known.

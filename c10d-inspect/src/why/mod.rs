@@ -13,6 +13,7 @@ mod groups;
 mod left;
 mod meeting;
 mod nccl;
+mod nccl_ras;
 mod other_keys;
 mod quiet;
 mod stale;
@@ -43,6 +44,7 @@ pub(crate) fn find(job: &Job<'_>) -> (Vec<Finding>, bool) {
     stale::find(job, &mut drafts);
     conflict::find(job, &mut drafts);
     stopped::find(job, &mut drafts);
+    nccl_ras::find(job, &mut drafts);
     meeting::find(job, &mut drafts);
     let is_stuck = drafts.iter().any(|draft| draft.is_stall);
     (ordered(job, drafts), is_stuck)
@@ -60,11 +62,13 @@ fn class(kind: FindingKind) -> u8 {
         | Kind::WorkerStopped
         | Kind::LostInInit
         | Kind::Frozen
+        | Kind::NcclDead
+        | Kind::NcclSilent
         | Kind::NotPublished => 3,
         Kind::NeverConnected => 4,
         Kind::GroupNamesDiffer => 5,
-        Kind::GroupIncomplete => 6,
-        Kind::NcclId | Kind::Barrier | Kind::Key => 7,
+        Kind::GroupIncomplete | Kind::NcclFailed | Kind::NcclBehind => 6,
+        Kind::NcclId | Kind::NcclApart | Kind::Barrier | Kind::Key => 7,
         Kind::LostLater => 8,
         Kind::GaveUp => 9,
         Kind::NotInTheStore | Kind::ConnectedDirectly => 10,

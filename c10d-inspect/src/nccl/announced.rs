@@ -1,0 +1,204 @@
+//! What a launcher tells the store about NCCL: that it was asked, and what is wrong.
+
+use serde::{Deserialize, Serialize};
+
+use super::report::{
+    Communicator, CommunicatorStatus, Counted, Members, NcclMember, NcclProcess, NcclReport,
+};
+
+/// The most problems of an announcement: of each kind that of the largest communicator is told first.
+const PROBLEMS_MAX: usize = 16;
+
+/// The most processes of one problem. An announcement has 256 KiB at most.
+const PROCESSES_MAX: usize = 64;
+
+/// The last answer of NCCL's RAS service on a launcher's node.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct AnnouncedNccl {
+    /// How long ago it came, in milliseconds.
+    pub asked_ago_ms: u64,
+    /// The release of NCCL.
+    pub version: String,
+    /// What is wrong; empty if nothing is.
+    pub problems: Vec<NcclProblem>,
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct NcclProblem {
+    /// What.
+    pub kind: ProblemKind,
+    /// The processes that it is about, with their ranks in the communicator.
+    pub members: Members,
+    /// The communicator's id in NCCL's log; empty if it is about none.
+    pub communicator: String,
+    /// How many ranks that has, if known.
+    pub size: Option<usize>,
+    /// How many other communicators have the same problem.
+    pub others: usize,
+    /// The error, or the kind of operations.
+    pub detail: String,
+    /// How many operations these members have launched, and how many the furthest ones.
+    pub launched: (u64, u64),
+    /// For how long each answer has had it unchanged, in milliseconds.
+    pub for_ms: u64,
+}
+
+/// What can be wrong.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ProblemKind {
+    /// Processes that have been silent for a minute.
+    Dead,
+    /// Processes that do not answer.
+    Silent,
+    /// Members whose NCCL has an error.
+    Failed,
+    /// Members that have launched fewer operations than others.
+    Behind,
+    /// Members that are still being made members, or that have aborted, while others work.
+    #[default]
+    Apart,
+}
+
+impl NcclReport {
+    /// What is wrong, the largest communicators first. Operations are launched one after the other, and communicators
+    /// begin and end: [`Behind`](ProblemKind::Behind) and [`Apart`](ProblemKind::Apart) are normal for a moment.
+    #[must_use]
+    pub fn problems(&self) -> Vec<NcclProblem> {
+        let mut communicators: Vec<&Communicator> = self.communicators.iter().collect();
+        communicators.sort_by_key(|it| std::cmp::Reverse(it.size));
+        let mut problems = Vec::new();
+        for (kind, processes) in [
+            (ProblemKind::Dead, &self.dead),
+            (ProblemKind::Silent, &self.silent),
+        ] {
+            problems.extend(silence(kind, processes, &communicators));
+        }
+        let failed = communicators.iter().flat_map(|it| {
+            let each = it.failed.iter();
+            each.map(|failed| NcclProblem {
+                detail: failed.error.clone(),
+                ..of(ProblemKind::Failed, it, failed.members.clone())
+            })
+        });
+        add_first(&mut problems, failed);
+        add_first(
+            &mut problems,
+            communicators.iter().flat_map(|it| behind(it)),
+        );
+        add_first(&mut problems, communicators.iter().flat_map(|it| apart(it)));
+        problems.truncate(PROBLEMS_MAX);
+        for problem in &mut problems {
+            problem.members.named.truncate(PROCESSES_MAX);
+        }
+        problems
+    }
+}
+
+fn of(kind: ProblemKind, communicator: &Communicator, members: Members) -> NcclProblem {
+    NcclProblem {
+        kind,
+        members,
+        communicator: communicator.id.clone(),
+        size: communicator.size,
+        ..NcclProblem::default()
+    }
+}
+
+/// Adds the problems of the largest communicator, and counts those that others have too.
+fn add_first(problems: &mut Vec<NcclProblem>, all: impl Iterator<Item = NcclProblem>) {
+    let begin = problems.len();
+    for problem in all {
+        let known = problems[begin..]
+            .iter_mut()
+            .find(|it| it.detail == problem.detail);
+        match known {
+            Some(first) if first.communicator != problem.communicator => first.others += 1,
+            Some(_) => problems.push(problem),
+            None => problems.push(problem),
+        }
+    }
+}
+
+/// Silent processes, with their ranks in the largest communicator that misses them.
+fn silence(
+    kind: ProblemKind,
+    processes: &Counted<NcclProcess>,
+    communicators: &[&Communicator],
+) -> Option<NcclProblem> {
+    if processes.count == 0 {
+        return None;
+    }
+    let is_one = |member: &NcclMember| {
+        let process = member.process.as_ref();
+        process.is_some_and(|it| processes.named.contains(it))
+    };
+    let missed = communicators
+        .iter()
+        .filter(|it| it.missing.named.iter().any(is_one));
+    let mut missed = missed.copied();
+    let first = missed.next();
+    let mut problem = match first {
+        Some(communicator) => of(kind, communicator, Members::default()),
+        None => NcclProblem {
+            kind,
+            ..NcclProblem::default()
+        },
+    };
+    problem.others = missed.count();
+    problem.members.count = processes.count;
+    for process in processes.named.iter().take(PROCESSES_MAX) {
+        let members = first.into_iter().flat_map(|it| &it.missing.named);
+        let mut members = members.filter(|it| it.process.as_ref() == Some(process));
+        let member = members.next().cloned();
+        problem.members.named.push(member.unwrap_or(NcclMember {
+            process: Some(process.clone()),
+            ..NcclMember::default()
+        }));
+    }
+    Some(problem)
+}
+
+/// For each kind of operations the members that have launched the fewest.
+fn behind(communicator: &Communicator) -> Vec<NcclProblem> {
+    let each = communicator.counts.iter().filter_map(|counts| {
+        let (furthest, _) = counts.launched.iter().max_by_key(|it| it.0)?;
+        let (fewest, members) = counts.launched.iter().min_by_key(|it| it.0)?;
+        (fewest < furthest).then(|| NcclProblem {
+            detail: counts.operation.clone(),
+            launched: (*fewest, *furthest),
+            ..of(ProblemKind::Behind, communicator, members.clone())
+        })
+    });
+    each.collect()
+}
+
+/// Members that are being made or have aborted, in a communicator that works for others.
+fn apart(communicator: &Communicator) -> Vec<NcclProblem> {
+    let all = &communicator.statuses;
+    let is = |status| move |it: &&super::report::InStatus| it.status == status;
+    if !all
+        .iter()
+        .any(|it| it.status == CommunicatorStatus::Running)
+    {
+        return Vec::new();
+    }
+    let apart = [
+        (CommunicatorStatus::Abort, "aborted"),
+        (CommunicatorStatus::Init, "being made"),
+    ];
+    let apart = apart.into_iter().filter_map(|(status, detail)| {
+        let found = all.iter().find(is(status))?;
+        Some(NcclProblem {
+            detail: detail.to_owned(),
+            ..of(ProblemKind::Apart, communicator, found.members.clone())
+        })
+    });
+    apart.collect()
+}

@@ -1,0 +1,162 @@
+//! What the RAS service says, in one form for all releases.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// The most communicators, and the most members or processes of one list, that are kept.
+pub(super) const COMMUNICATORS_MAX: usize = 4096;
+pub(super) const LISTED_MAX: usize = 1024;
+
+/// An answer of the RAS service.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NcclReport {
+    /// The release, as `2.30.7+cuda13.3`.
+    pub version: String,
+    /// How many connections of the service did not answer in time.
+    pub timeouts: usize,
+    /// How many processes are silent, and those that are named.
+    pub silent: Counted<NcclProcess>,
+    /// The same of processes that have been silent for a minute.
+    pub dead: Counted<NcclProcess>,
+    /// The communicators of which something is to be said; with JSON, all.
+    pub communicators: Vec<Communicator>,
+}
+
+/// Some things, of which not all may be named.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Counted<T> {
+    /// How many there are.
+    pub count: usize,
+    /// Those that are named.
+    pub named: Vec<T>,
+}
+
+/// Members of a communicator.
+pub type Members = Counted<NcclMember>;
+
+/// A process that uses NCCL.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct NcclProcess {
+    /// The address of its host in NCCL's bootstrap network.
+    pub host: IpAddr,
+    /// Its id, as it knows it.
+    pub pid: u32,
+}
+
+/// A member of a communicator.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct NcclMember {
+    /// Its rank in the communicator; `None` if that is not said.
+    pub rank: Option<usize>,
+    /// `None` if the service does not know it.
+    pub process: Option<NcclProcess>,
+    /// Its GPU, as CUDA numbers it in the process.
+    pub device: Option<u32>,
+}
+
+/// Ranks that send to each other: NCCL's form of a process group.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Communicator {
+    /// Its id in NCCL's own log: 16 hexadecimal digits.
+    pub id: String,
+    /// How many ranks it has, if that is said.
+    pub size: Option<usize>,
+    /// Members whose processes did not answer.
+    pub missing: Members,
+    /// Members with an error, by the error.
+    pub failed: Vec<Failed>,
+    /// Members by status, if they differ.
+    pub statuses: Vec<InStatus>,
+    /// The operations of which members have launched different numbers.
+    pub counts: Vec<DifferentCounts>,
+}
+
+/// Members with an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failed {
+    /// As in "Remote process error".
+    pub error: String,
+    /// Who has it.
+    pub members: Members,
+}
+
+/// Members in one status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InStatus {
+    /// Which.
+    pub status: CommunicatorStatus,
+    /// Who is in it.
+    pub members: Members,
+}
+
+/// What a member says about its communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CommunicatorStatus {
+    /// Its process answers, and is no member (any more).
+    None,
+    /// It is being made.
+    Init,
+    /// It works.
+    Running,
+    /// It is being ended.
+    Finalize,
+    /// It was aborted.
+    Abort,
+}
+
+impl CommunicatorStatus {
+    /// The service's word for it: `UNKNOWN` up to 2.25 is `NOCOMM` later.
+    pub(super) fn of(word: &str) -> Option<Self> {
+        Some(match word {
+            "UNKNOWN" | "NOCOMM" => Self::None,
+            "INIT" => Self::Init,
+            "RUNNING" => Self::Running,
+            "FINALIZE" => Self::Finalize,
+            "ABORT" => Self::Abort,
+            _ => return None,
+        })
+    }
+}
+
+/// How many operations of one kind the members have launched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DifferentCounts {
+    /// As in "AllReduce"; "collective", of all kinds together, up to NCCL 2.25.
+    pub operation: String,
+    /// The members by how many they have launched.
+    pub launched: Vec<(u64, Members)>,
+}
+
+impl<T> Default for Counted<T> {
+    fn default() -> Self {
+        Self {
+            count: 0,
+            named: Vec::new(),
+        }
+    }
+}
+
+impl<T> Counted<T> {
+    /// None that is named.
+    pub(super) const fn of(count: usize) -> Self {
+        Self {
+            count,
+            named: Vec::new(),
+        }
+    }
+
+    pub(super) fn name(&mut self, it: T) {
+        if self.named.len() < LISTED_MAX {
+            self.named.push(it);
+        }
+    }
+
+    /// Names and counts one more.
+    pub(super) fn add(&mut self, it: T) {
+        self.count += 1;
+        self.name(it);
+    }
+}
