@@ -38,6 +38,7 @@ mod run_health_port;
 mod run_keep;
 #[cfg(feature = "etcd")]
 mod run_keep_in_etcd;
+mod run_nccl;
 mod run_options;
 mod run_outages;
 mod run_restarts;

@@ -17,7 +17,9 @@ use super::explain::Explainer;
 use super::feature::{Feature, JobEnd};
 use super::health_port::HealthPort;
 use super::live_line::LiveLine;
+use super::nccl;
 use super::options::LauncherOptions;
+use super::own_address::own_addresses;
 use super::spoken::Spoken;
 use super::status_page::{Hosted, StatusPage};
 use crate::agent::{AgentOptions, ElasticAgent};
@@ -208,9 +210,12 @@ fn make_announcer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, L
         host: host_name(),
         pid: std::process::id(),
         run_id: making.options.rendezvous.run_id().to_owned(),
+        addresses: own_addresses(),
         debug_sockets,
     };
-    let announcer = Announcer::start(identity, proxy, meeting_place(&making.options.rendezvous))
+    let rendezvous = meeting_place(&making.options.rendezvous);
+    let nccl = nccl::service(&making.agent.environment);
+    let announcer = Announcer::start(identity, proxy, rendezvous, nccl)
         .map_err(LauncherError::system("cannot start a thread"))?;
     making.hosted.look_at_workers(announcer.flusher());
     making.announcements = Some((announcer.flusher(), announcer.view()));

@@ -17,6 +17,7 @@ mod hint;
 mod job;
 mod leaving;
 mod live_line;
+mod nccl;
 mod options;
 mod own_address;
 mod preflight;

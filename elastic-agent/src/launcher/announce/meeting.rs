@@ -140,6 +140,7 @@ mod tests {
             host: "vm".to_owned(),
             pid,
             run_id: "job".to_owned(),
+            addresses: Vec::new(),
             debug_sockets: None,
         }
     }

@@ -19,11 +19,13 @@ use crate::agent::{AgentEvent, AgentListener, StartedWorker, StartedWorkers};
 use crate::threads::{JoinedThread, lock};
 use crate::worker::WorkerExit;
 use c10d_inspect::AnnouncedNode;
+use c10d_inspect::nccl::AnnouncedNccl;
 use c10d_socket::{Cancel, Credentials, HostPort};
 use elastic_rendezvous::Listener;
 
 use super::debug_servers::ProxyAddress;
 use super::feature::Feature;
+use super::nccl::NcclAsker;
 use super::processes::{Scanner, StoreAddress};
 use link::Link;
 use meeting::{Meeting, MeetingReport};
@@ -35,6 +37,9 @@ const THREAD: &str = "announce";
 /// How long the end of the job waits for the last announcement.
 const LAST_WORD_TIMEOUT: Duration = Duration::from_millis(300);
 
+/// How old an answer of NCCL is at most: longer than the pause between two.
+const NCCL_AGE_MAX: Duration = Duration::from_secs(60);
+
 /// Announces the workers of an agent until it is dropped, which joins its thread. The drop takes 300 ms at most.
 ///
 /// A launcher is connected to the rendezvous' store for this only while it waits for nodes.
@@ -45,6 +50,8 @@ pub(super) struct Announcer {
     /// Ends what the thread waits for.
     cancel: Cancel,
     ended: Receiver<()>,
+    /// `None` if the workers' NCCL cannot be asked.
+    nccl: Option<NcclAsker>,
     _thread: JoinedThread,
 }
 
@@ -64,6 +71,8 @@ enum Message {
     Replaced(StartedWorker),
     Exited(WorkerExit),
     Stopping,
+    /// What the workers' NCCL says, if anything.
+    Nccl(Option<AnnouncedNccl>),
     /// Asks for an answer when all earlier messages are announced.
     Flush(Sender<()>),
     End,
@@ -71,7 +80,7 @@ enum Message {
 
 impl Announcer {
     /// Starts the thread. `proxy` is where the launcher answers for its workers' debug servers, `rendezvous` the store
-    /// where nodes meet and what it asks for, if there is one.
+    /// where nodes meet and what it asks for, if there is one; `nccl` the address at which the workers' NCCL is asked.
     ///
     /// # Errors
     /// The system has no thread left.
@@ -79,6 +88,7 @@ impl Announcer {
         identity: NodeIdentity,
         proxy: Option<ProxyAddress>,
         rendezvous: Option<(HostPort, Option<Credentials>)>,
+        nccl: Option<HostPort>,
     ) -> io::Result<Self> {
         let (messages, inbox) = channel();
         let (end, ended) = channel();
@@ -96,16 +106,25 @@ impl Announcer {
             roster: None,
             early: EarlyExits::default(),
             proxy,
+            nccl: None,
         };
         let thread = JoinedThread::start(THREAD, move || {
             thread.run();
             drop(end);
         })?;
+        let view = LocalView(Arc::clone(&shared));
+        let inbox = messages.clone();
+        let nccl = nccl.map(|service| {
+            // Fails when the announcer is dropped.
+            let note = move |said| drop(inbox.send(Message::Nccl(said)));
+            NcclAsker::start(service, move || view.get(), note)
+        });
         Ok(Self {
             messages,
             shared,
             cancel,
             ended,
+            nccl: nccl.transpose()?,
             _thread: thread,
         })
     }
@@ -187,6 +206,7 @@ impl LocalView {
 
 impl Drop for Announcer {
     fn drop(&mut self) {
+        self.nccl = None;
         // The thread may have panicked.
         let _ = self.messages.send(Message::End);
         if self.ended.recv_timeout(LAST_WORD_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
@@ -207,6 +227,8 @@ struct Thread {
     roster: Option<Roster>,
     early: EarlyExits,
     proxy: Option<ProxyAddress>,
+    /// The last answer of the workers' NCCL, and when it came.
+    nccl: Option<(AnnouncedNccl, Instant)>,
 }
 
 impl Thread {
@@ -244,6 +266,7 @@ impl Thread {
             }
             Message::Started(started) => {
                 self.end_meeting();
+                self.nccl = None;
                 self.link.aim(&started);
                 let early = std::mem::take(&mut self.early);
                 self.roster = Some(Roster::new(self.identity.clone(), started, early, now));
@@ -267,6 +290,16 @@ impl Thread {
                 self.early = EarlyExits::default();
                 if let Some(roster) = &mut self.roster {
                     roster.note_stopping();
+                }
+            }
+            Message::Nccl(said) => {
+                let has_problems = |said: &AnnouncedNccl| !said.problems.is_empty();
+                let before = self.nccl.take();
+                let had_problems = before.is_some_and(|(said, _)| has_problems(&said));
+                let is_news = had_problems || said.as_ref().is_some_and(has_problems);
+                self.nccl = said.map(|said| (said, now));
+                if let Some(roster) = self.roster.as_mut().filter(|_| is_news) {
+                    roster.note_news();
                 }
             }
             Message::Flush(done) => {
@@ -357,6 +390,7 @@ impl Thread {
         let now = Instant::now();
         let mut node = roster.announcement(now);
         node.meeting = self.meeting.announced(now);
+        node.nccl = self.nccl.as_ref().and_then(|it| announced_nccl(it, now));
         node.debug_address = self.proxy.as_ref().and_then(ProxyAddress::get);
         let bytes = serde_json::to_vec(&node).unwrap_or_default();
         *lock(&self.shared.last) = node;
@@ -367,4 +401,12 @@ impl Thread {
             .store(is_known, Ordering::Release);
         roster.note_announced(Instant::now());
     }
+}
+
+/// What is announced of an answer; nothing of one that is so old that a newer one should have come.
+fn announced_nccl((said, at): &(AnnouncedNccl, Instant), now: Instant) -> Option<AnnouncedNccl> {
+    let age = now.saturating_duration_since(*at);
+    let mut said = said.clone();
+    said.asked_ago_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+    (age <= NCCL_AGE_MAX).then_some(said)
 }

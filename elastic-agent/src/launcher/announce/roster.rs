@@ -1,6 +1,7 @@
 //! What is announced about the workers of this node, and when. Pure.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,8 @@ pub(in crate::launcher) struct NodeIdentity {
     pub(in crate::launcher) host: String,
     pub(in crate::launcher) pid: u32,
     pub(in crate::launcher) run_id: String,
+    /// The machine's addresses.
+    pub(in crate::launcher) addresses: Vec<IpAddr>,
     /// The directory of the workers' debug sockets.
     pub(in crate::launcher) debug_sockets: Option<PathBuf>,
 }
@@ -73,6 +76,7 @@ struct Worker {
     pid: u32,
     started: Instant,
     processes: Vec<AnnouncedProcess>,
+    is_replacement: bool,
     end: Option<End>,
 }
 
@@ -133,10 +137,16 @@ impl Roster {
         let mut workers = self.workers.iter_mut();
         if let Some(place) = workers.find(|it| it.local_rank == worker.local_rank) {
             *place = Worker::new(&worker, now);
+            place.is_replacement = true;
             self.has_news = true;
             self.next_look = now;
         }
         self.note_early(early);
+    }
+
+    /// Notes that there is something to announce besides the workers.
+    pub(super) fn note_news(&mut self) {
+        self.has_news = true;
     }
 
     /// Notes that the agent stops the workers from now on.
@@ -254,6 +264,7 @@ impl Roster {
     pub(super) fn announcement(&self, now: Instant) -> AnnouncedNode {
         let mut node = AnnouncedNode::default();
         node.host.clone_from(&self.identity.host);
+        node.addresses.clone_from(&self.identity.addresses);
         node.pid = self.identity.pid;
         node.run_id.clone_from(&self.identity.run_id);
         node.node_rank = Some(self.started.node_rank);
@@ -291,6 +302,7 @@ impl Worker {
             pid: worker.pid,
             started: now,
             processes: Vec::new(),
+            is_replacement: false,
             end: None,
         }
     }
@@ -306,6 +318,7 @@ impl Worker {
         worker.local_rank = self.local_rank;
         worker.pid = self.pid;
         worker.started_ago_ms = millis(now, self.started);
+        worker.is_replacement = self.is_replacement;
         worker.end = self.end.map(|end| end.announced(now));
         worker.processes.clone_from(&self.processes);
         worker

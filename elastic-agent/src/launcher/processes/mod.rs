@@ -91,6 +91,22 @@ impl Scanner {
         workers.iter().zip(members).map(of_worker).collect()
     }
 
+    /// Whether one of these processes holds the end `local` of a connection.
+    pub(super) fn holds(&self, pids: &[u32], local: SocketAddr, remote: SocketAddr) -> bool {
+        let is_end = |socket: &TcpSocket| {
+            socket.state == TcpState::Established
+                && (socket.local, socket.remote) == (canonical(local), canonical(remote))
+        };
+        let sockets = self.tables(pids.iter());
+        let ends = sockets.iter().filter(|it| it.inode != 0 && is_end(it));
+        let inodes: HashSet<u64> = ends.map(|socket| socket.inode).collect();
+        !inodes.is_empty()
+            && pids.iter().any(|pid| {
+                let mut files = self.socket_files(*pid);
+                files.any(|inode| inodes.contains(&inode))
+            })
+    }
+
     /// The states of these processes, of those that exist.
     pub(super) fn states(&self, pids: &[u32]) -> HashMap<u32, char> {
         let state = |pid: &u32| Some((*pid, ProcessStat::parse(&self.read(*pid, "stat")?)?.state));
@@ -112,8 +128,20 @@ impl Scanner {
         pids: impl Iterator<Item = &'a u32>,
         store: &StoreAddress,
     ) -> HashMap<u64, TcpSocket> {
+        let sockets = self.tables(pids).into_iter();
+        let wanted = sockets.filter(|socket| match socket.state {
+            TcpState::SynSent => true,
+            TcpState::Established => store.is_of(socket.remote),
+        });
+        // A socket without a file has the inode 0.
+        let wanted = wanted.filter(|socket| socket.inode != 0);
+        wanted.map(|socket| (socket.inode, socket)).collect()
+    }
+
+    /// All sockets of the processes' network namespaces.
+    fn tables<'a>(&self, pids: impl Iterator<Item = &'a u32>) -> Vec<TcpSocket> {
         let mut seen = HashSet::new();
-        let mut found = HashMap::new();
+        let mut found = Vec::new();
         for pid in pids {
             let namespace = fs::read_link(self.path(*pid, "ns/net")).ok();
             if seen.len() >= NAMESPACES_MAX || !seen.insert(namespace) {
@@ -122,17 +150,19 @@ impl Scanner {
             for name in ["net/tcp", "net/tcp6"] {
                 let bytes = read_up_to(&self.path(*pid, name), TABLE_BYTES_MAX).unwrap_or_default();
                 let table = String::from_utf8_lossy(&bytes);
-                let sockets = proc_files::tcp_sockets(&table);
-                let wanted = sockets.filter(|socket| match socket.state {
-                    TcpState::SynSent => true,
-                    TcpState::Established => store.is_of(socket.remote),
-                });
-                // A socket without a file has the inode 0.
-                let wanted = wanted.filter(|socket| socket.inode != 0);
-                found.extend(wanted.map(|socket| (socket.inode, socket)));
+                found.extend(proc_files::tcp_sockets(&table));
             }
         }
         found
+    }
+
+    /// The inodes of the sockets that a process has open.
+    fn socket_files(&self, pid: u32) -> impl Iterator<Item = u64> + use<> {
+        let files = fs::read_dir(self.path(pid, "fd")).into_iter().flatten();
+        files.flatten().take(FILES_MAX).filter_map(|file| {
+            let target = fs::read_link(file.path()).ok()?;
+            proc_files::socket_inode(target.as_os_str().as_bytes())
+        })
     }
 
     /// Reads the open files of the processes, unless the sockets are those of the last look: that is by far
@@ -149,13 +179,8 @@ impl Scanner {
         // A socket of another program stays without a holder, and is not looked for again.
         self.holders = sockets.keys().map(|inode| (*inode, Vec::new())).collect();
         for pid in pids {
-            let files = fs::read_dir(self.path(*pid, "fd")).into_iter().flatten();
-            for file in files.flatten().take(FILES_MAX) {
-                let Ok(target) = fs::read_link(file.path()) else {
-                    continue;
-                };
-                let inode = proc_files::socket_inode(target.as_os_str().as_bytes());
-                if let Some(holders) = inode.and_then(|inode| self.holders.get_mut(&inode))
+            for inode in self.socket_files(*pid) {
+                if let Some(holders) = self.holders.get_mut(&inode)
                     && !holders.contains(pid)
                 {
                     holders.push(*pid);
@@ -235,6 +260,10 @@ fn shorten(listed: &mut Vec<AnnouncedProcess>, share: usize) {
         |it: &AnnouncedProcess| it.store_connections.is_empty() && it.connecting_to.is_empty();
     listed[1..].sort_by_key(is_quiet);
     listed.truncate(count);
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 fn read_up_to(path: &Path, bytes_max: u64) -> Option<Vec<u8>> {

@@ -17,6 +17,7 @@ fn roster_after(early: EarlyExits, now: Instant) -> Roster {
         host: "vm".to_owned(),
         pid: 7,
         run_id: "job".to_owned(),
+        addresses: Vec::new(),
         debug_sockets: Some("/run/c10d".into()),
     };
     let workers = [(2, 0, 100), (3, 1, 101)];
