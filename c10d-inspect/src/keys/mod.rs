@@ -4,162 +4,18 @@
 //! first. A key can be shown in words without its value; an address counts as one only if its value has the
 //! shape of an address ([`gloo_address`]).
 
+mod bytes;
+mod family;
 mod gloo;
+mod libraries;
 
 use crate::text::{self, decimal};
 
+use bytes::{after_last, contains, find, find_last};
+pub(crate) use family::{Family, GroupName, Maker, Member, is_hash};
 #[cfg(test)]
 pub(crate) use gloo::encoded;
 pub(crate) use gloo::{GROUP_SIZE_MAX, GlooAddress, gloo_address};
-
-/// The meaning of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family<'a> {
-    /// Each client that is given a world size adds 1.
-    Init,
-    /// What one member of a group publishes, most often its gloo address.
-    Member(Member<'a>),
-    /// The number of ranks that have entered `init_process_group` or `new_group`.
-    InitBarrier {
-        group: &'a [u8],
-        is_last: bool,
-    },
-    /// The number of arrivals at another barrier.
-    Barrier {
-        name: &'a [u8],
-        is_last: bool,
-    },
-    /// The id of a NCCL communicator; `root` is which of several.
-    NcclId {
-        group: GroupName<'a>,
-        root: usize,
-    },
-    /// What the lower of two ranks publishes for sending between them.
-    NcclPair {
-        group: GroupName<'a>,
-        lower: usize,
-        higher: usize,
-    },
-    /// A rank's debug server.
-    DebugServer {
-        rank: usize,
-    },
-    /// How many workers an agent has.
-    ElasticRole {
-        agent: usize,
-    },
-    /// Which ranks an agent's workers have.
-    ElasticRanks {
-        agent: usize,
-    },
-    /// Where the workers' store is.
-    ElasticMaster,
-    /// Agents leave when all have arrived here.
-    ElasticExit {
-        is_last: bool,
-    },
-    /// The state of an elastic rendezvous.
-    Rendezvous {
-        id: &'a [u8],
-    },
-    /// The name of a RPC worker.
-    RpcName {
-        rank: usize,
-    },
-    /// The address of a RPC worker.
-    RpcAddress {
-        name: &'a [u8],
-    },
-    /// Whether the RPC workers are fixed.
-    RpcIsStatic,
-    RpcShutdown,
-    /// The token for joining or leaving RPC.
-    RpcToken,
-    /// A rank of NCCL has timed out.
-    NcclTimeout,
-    /// A rank's progress in NCCL collectives.
-    NcclTrace {
-        rank: usize,
-    },
-    /// A group is being made again with other members.
-    Reconfigure,
-    /// What one member of a group publishes about symmetric memory.
-    SymmetricMemory {
-        rank: usize,
-    },
-    /// A transfer between two ranks by NIXL.
-    Transport,
-    /// Not one of PyTorch's.
-    Unknown,
-}
-
-/// A key that one member of a group writes: everything but the last `/<number>` is the same for all members.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Member<'a> {
-    /// The key up to and with the last `/`.
-    pub(crate) stem: &'a [u8],
-    pub(crate) group: GroupName<'a>,
-    /// The rank in the group.
-    pub(crate) rank: usize,
-}
-
-/// The name of a group in keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct GroupName<'a> {
-    /// What precedes the groups: the prefix of the job.
-    pub(crate) prefix: &'a [u8],
-    /// The groups that this one is nested in, as in the key.
-    pub(crate) parents: &'a [u8],
-    /// The group's own name: "0" for the default group.
-    pub(crate) name: &'a [u8],
-    /// The kind of keys.
-    pub(crate) maker: Maker,
-}
-
-/// Which part of PyTorch makes a group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Maker {
-    /// `init_process_group`, `new_group` and what builds on it.
-    Process,
-    /// `init_rpc`.
-    Rpc,
-    /// The saver process of asynchronous checkpoints: a child of each rank.
-    Saver,
-}
-
-impl GroupName<'_> {
-    /// Whether ranks in this group are global ranks.
-    pub(crate) fn is_default(&self) -> bool {
-        self.maker == Maker::Process && self.parents.is_empty() && decimal(self.name).is_some()
-    }
-
-    /// The group in a sentence: "the default group", "group 1", "group be10…".
-    pub(crate) fn words(&self) -> String {
-        match self.maker {
-            Maker::Rpc => "the RPC group".to_owned(),
-            Maker::Saver => "the group of checkpoint savers".to_owned(),
-            Maker::Process if self.is_default() => "the default group".to_owned(),
-            Maker::Process => format!("group {}", self.short_name()),
-        }
-    }
-
-    /// The name, a hash cut to four digits.
-    pub(crate) fn short_name(&self) -> String {
-        if is_hash(self.name) {
-            format!("{}…", text::shown(&self.name[..4]))
-        } else {
-            text::shown(self.name)
-        }
-    }
-}
-
-/// Whether a group's name is a hash of its members.
-pub(crate) fn is_hash(name: &[u8]) -> bool {
-    name.len() == 40
-        && name
-            .iter()
-            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-}
 
 /// Decodes a key as it is on the wire.
 pub(crate) fn family(key: &[u8]) -> Family<'_> {
@@ -246,8 +102,15 @@ fn outside_groups(path: &[u8]) -> Option<Family<'_>> {
             .or_else(|| rest.strip_suffix(b"_trace_end"))?;
         return decimal(rank).map(|rank| Family::NcclTrace { rank });
     }
-    if contains(path, b"reconfigure/") {
-        return Some(Family::Reconfigure);
+    if let Some(begin) = find(path, b"reconfigure/") {
+        // "<uuid>/claimed", "<uuid>/unique_id", or with gloo "<uuid>/0/<rank>".
+        let mut parts = path[begin..].split(|&byte| byte == b'/').skip(2);
+        let context = parts.next().and_then(decimal);
+        let rank = parts.next().and_then(decimal);
+        return Some(match (context, rank, parts.next()) {
+            (Some(_), Some(rank), None) => Family::Reconfigured { rank },
+            _ => Family::Reconfigure,
+        });
     }
     for memory in [
         &b"CUDASymmetricMemory/"[..],
@@ -270,7 +133,7 @@ fn outside_groups(path: &[u8]) -> Option<Family<'_>> {
     if path.starts_with(b"transport/") || contains(path, b"/transport/") {
         return Some(Family::Transport);
     }
-    rpc(path)
+    rpc(path).or_else(|| libraries::of_library(path))
 }
 
 fn rpc(path: &[u8]) -> Option<Family<'_>> {
@@ -402,25 +265,6 @@ fn is_device(part: &[u8]) -> bool {
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
 }
 
-fn after_last(bytes: &[u8], separator: u8) -> &[u8] {
-    bytes
-        .rsplit(|&byte| byte == separator)
-        .next()
-        .unwrap_or(bytes)
-}
-
-fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
-    bytes.windows(part.len()).position(|window| window == part)
-}
-
-fn find_last(bytes: &[u8], part: &[u8]) -> Option<usize> {
-    bytes.windows(part.len()).rposition(|window| window == part)
-}
-
-fn contains(bytes: &[u8], part: &[u8]) -> bool {
-    find(bytes, part).is_some()
-}
-
 /// The meaning in a sentence, as in "the address of rank 2 in the default group"; an unknown key as it is, escaped.
 pub(crate) fn meaning(key: &[u8]) -> String {
     match family(key) {
@@ -457,8 +301,28 @@ pub(crate) fn meaning(key: &[u8]) -> String {
         Family::NcclTimeout => "a timeout of NCCL on any rank".to_owned(),
         Family::NcclTrace { rank } => format!("the progress of rank {rank} in NCCL"),
         Family::Reconfigure => "a group that is being made again".to_owned(),
+        Family::Reconfigured { rank } => {
+            format!("the address of member {rank} of a group that is being made again")
+        }
         Family::SymmetricMemory { rank } => format!("the symmetric memory of member {rank}"),
         Family::Transport => "a transfer between two ranks".to_owned(),
+        Family::Broadcast { rank } => {
+            format!("an object that rank {rank} of its group broadcasts (as of vLLM)")
+        }
+        Family::SentTo { rank } => {
+            format!("an object for rank {rank} of its group (as of vLLM)")
+        }
+        Family::Attendance { rank, is_arrival } => {
+            let what = if is_arrival { "come to" } else { "left" };
+            format!("rank {rank} of its group to have {what} a barrier (as of vLLM)")
+        }
+        Family::InProcessBarrier { name, .. } => {
+            format!("the barrier {} of nvidia-resiliency-ext", text::shown(name))
+        }
+        Family::InProcessEvent => "a restart in the process, by nvidia-resiliency-ext".to_owned(),
+        Family::InProcessRank { rank } => {
+            format!("what rank {rank} tells nvidia-resiliency-ext")
+        }
         Family::Unknown => format!("the key {}", text::shown(key)),
     }
 }

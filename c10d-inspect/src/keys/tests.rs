@@ -167,6 +167,62 @@ fn every_other_family_is_recognized() {
             "/default_pg/0//cuda//nccl2_reconfigure/a-b/claimed",
             Family::Reconfigure,
         ),
+        // PyTorch 2.15's `_reconfigure`: gloo, NCCL.
+        (
+            "/pg/0//cpu//reconfigure/2/0/3",
+            Family::Reconfigured { rank: 3 },
+        ),
+        ("/pg/0//cpu//reconfigure/2/claimed", Family::Reconfigure),
+        (
+            "/default_pg/0//cuda//nccl2_reconfigure/7/unique_id",
+            Family::Reconfigure,
+        ),
+        // vllm/distributed/utils.py, StatelessProcessGroup.
+        ("/broadcast_from/0/17", Family::Broadcast { rank: 0 }),
+        ("/group/broadcast_from/12/0", Family::Broadcast { rank: 12 }),
+        ("/send_to/3/1", Family::SentTo { rank: 3 }),
+        (
+            "/arrival_barrier_2f8c-11_5",
+            Family::Attendance {
+                rank: 5,
+                is_arrival: true,
+            },
+        ),
+        (
+            "/departure_barrier_2f8c-11_0",
+            Family::Attendance {
+                rank: 0,
+                is_arrival: false,
+            },
+        ),
+        ("/broadcast_from/x/17", Family::Unknown),
+        ("/send_to/3", Family::Unknown),
+        ("/arrival_barrier_2f8c-11_", Family::Unknown),
+        // nvidia_resiliency_ext/inprocess/store.py, StoreMixin.
+        (
+            "/inprocess_barrier_prefix:barrier:initial_barrier:last_worker_arrived",
+            Family::InProcessBarrier {
+                name: b"initial_barrier",
+                is_last: true,
+            },
+        ),
+        (
+            "/_inprocess_3/inprocess_barrier_prefix:barrier:iteration_barrier:arrived",
+            Family::InProcessBarrier {
+                name: b"iteration_barrier",
+                is_last: false,
+            },
+        ),
+        ("/_inprocess_3/any_rank_interrupted", Family::InProcessEvent),
+        (
+            "/_inprocess_3/heartbeat_12",
+            Family::InProcessRank { rank: 12 },
+        ),
+        (
+            "/_inprocess_3/active_rank_1",
+            Family::InProcessRank { rank: 1 },
+        ),
+        ("/heartbeat_12", Family::Unknown),
         (
             "/default_pg/0//CUDASymmetricMemory/4/2",
             Family::SymmetricMemory { rank: 2 },

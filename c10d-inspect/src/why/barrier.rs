@@ -49,6 +49,17 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
                 let name = format!("the barrier {}", text::shown(name));
                 draft(job, waiting, &name, None, count(job, &counter))
             }
+            (
+                None,
+                Family::InProcessBarrier {
+                    name,
+                    is_last: true,
+                },
+            ) => {
+                let counter = key.strip_suffix(b":last_worker_arrived").unwrap_or(key);
+                let name = format!("the barrier {} of nvidia-resiliency-ext", text::shown(name));
+                draft(job, waiting, &name, None, count(job, counter))
+            }
             _ => continue,
         };
         drafts.push(draft);

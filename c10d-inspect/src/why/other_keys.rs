@@ -51,8 +51,13 @@ fn has_finding_of_its_own(job: &Job<'_>, key: &[u8], family: &Family<'_>) -> boo
         Family::Member(member) => job.index.has_group(member.stem),
         Family::NcclId { .. } | Family::NcclPair { .. } => true,
         Family::InitBarrier { is_last, .. } | Family::Barrier { is_last, .. } => *is_last,
-        // Launchers wait for each other's end, and for changes of the rendezvous, as long as the job runs.
-        Family::ElasticExit { .. } | Family::Rendezvous { .. } | Family::NcclTimeout => true,
+        Family::InProcessBarrier { is_last, .. } => *is_last,
+        // Launchers wait for each other's end, for changes of the rendezvous, and ranks for a restart, as long as the job
+        // runs.
+        Family::ElasticExit { .. }
+        | Family::Rendezvous { .. }
+        | Family::NcclTimeout
+        | Family::InProcessEvent => true,
         _ => key.is_empty(),
     }
 }
@@ -83,3 +88,6 @@ fn advice(family: &Family<'_>) -> &'static str {
         _ => "",
     }
 }
+
+#[cfg(test)]
+mod tests;
