@@ -51,7 +51,7 @@ def more_threads() -> Iterator[None]:
     def create(*arguments: Any) -> Any:
         group = plugin.creator_fn(*arguments)
         options: Any = getattr(group, "options", None)
-        if len(arguments) != 2 or not hasattr(options, "_threads"):
+        if len(arguments) != 2 or not all(hasattr(options, name) for name in ("_threads", "enable_reconfigure")):
             return group
         made_for = arguments[0]
         options._threads = _THREADS
