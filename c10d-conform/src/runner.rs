@@ -22,11 +22,8 @@ use crate::worker::{Setting, Worker};
 /// Cases in progress at a time. Most of them wait.
 const THREADS: usize = 6;
 
-/// The cases of a run start within this time, which leaves the last ones theirs.
-const START_TIME_MAX: Duration = Duration::from_secs(16);
-
-/// For the first connection, and for what the run leaves behind.
-const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
+/// For a run. A case that has not ended then has no verdict.
+const RUN_TIME_MAX: Duration = Duration::from_secs(19);
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +61,7 @@ pub struct ServerRun {
     column: Column,
     only: Vec<String>,
     is_shared: bool,
+    time_max: Duration,
     cancel: Cancel,
 }
 
@@ -75,6 +73,7 @@ impl ServerRun {
             column,
             only: Vec::new(),
             is_shared: false,
+            time_max: RUN_TIME_MAX,
             cancel: Cancel::NEVER,
         }
     }
@@ -98,7 +97,7 @@ impl ServerRun {
     }
 
     /// Runs the cases, and deletes the keys that they have made. `run` is part of their names: a number that no other run at
-    /// this server has. Blocks for about 20 s at most, for 3 s if the server answers.
+    /// this server has. Blocks for 20 s at most, for some seconds if the server answers.
     ///
     /// # Errors
     /// The first connection cannot be made, or the run cannot start. What the server does wrong is in the report.
@@ -106,8 +105,9 @@ impl ServerRun {
         let started = Instant::now();
         let run = format!("{run:x}");
         let plans = self.chosen(plans(self.column, &run)?)?;
-        let deadline = Deadline::after(started, CONNECT_TIME_MAX);
-        let once = connect(&self.target, &ConnectOptions::default(), deadline)?;
+        let deadline = Deadline::after(started, self.time_max);
+        let connect_deadline = Deadline::after(started, self.time_max / 4);
+        let once = connect(&self.target, &ConnectOptions::default(), connect_deadline)?;
         // Without a second lookup of the name.
         let target = match once.peer_addr() {
             Ok(at) => HostPort::new(at.ip().to_string(), at.port()),
@@ -118,17 +118,17 @@ impl ServerRun {
             target,
             column: self.column,
             fence_key: format!("/conform-{run}/fence"),
+            deadline,
             cancel: self.cancel.clone(),
         };
-        let until = started + START_TIME_MAX;
         let (alone, beside): (Vec<&Plan>, Vec<&Plan>) = plans.iter().partition(|it| it.is_alone);
         let mut outcomes = HashMap::new();
         let mut worker = Worker::new(&setting);
         for plan in alone {
-            outcomes.insert(plan.name(), self.outcome_alone(plan, &mut worker, until));
+            outcomes.insert(plan.name(), self.outcome_alone(plan, &mut worker));
             delete(&[plan], &mut worker);
         }
-        outcomes.extend(run_beside(&beside, &setting, until)?);
+        outcomes.extend(run_beside(&beside, &setting)?);
         delete(&beside, &mut worker);
         if self.cancel.is_cancelled() {
             return Err(RunError::Cancelled);
@@ -160,27 +160,26 @@ impl ServerRun {
         Ok(plans)
     }
 
-    fn outcome_alone(&self, plan: &Plan, worker: &mut Worker<'_>, until: Instant) -> Verdict {
+    fn outcome_alone(&self, plan: &Plan, worker: &mut Worker<'_>) -> Verdict {
         if self.is_shared {
             return Verdict::NotAsked {
                 why: "others use the store".to_owned(),
             };
         }
-        outcome(plan, worker, until)
+        outcome(plan, worker)
     }
 }
 
 fn run_beside<'p>(
     plans: &[&'p Plan],
     setting: &Setting,
-    until: Instant,
 ) -> Result<Vec<(&'p str, Verdict)>, RunError> {
     let next = AtomicUsize::new(0);
     let verdicts = Mutex::new(Vec::with_capacity(plans.len()));
     let work = || {
         let mut worker = Worker::new(setting);
         while let Some(plan) = plans.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let verdict = outcome(plan, &mut worker, until);
+            let verdict = outcome(plan, &mut worker);
             let mut verdicts = verdicts.lock().unwrap_or_else(PoisonError::into_inner);
             verdicts.push((plan.name(), verdict));
         }
@@ -200,14 +199,11 @@ fn run_beside<'p>(
 }
 
 /// The verdict on the column's answer, or on the other one that passes.
-fn outcome(plan: &Plan, worker: &mut Worker<'_>, until: Instant) -> Verdict {
+fn outcome(plan: &Plan, worker: &mut Worker<'_>) -> Verdict {
     let mut first = None;
     for answer in &plan.attempts {
         let verdict = match answer {
             Answer::Skip(why) => Verdict::NotAsked { why: why.clone() },
-            Answer::Script(_) if Instant::now() >= until => Verdict::NotRun {
-                why: "no time was left".to_owned(),
-            },
             Answer::Script(script) => worker.play(script, !plan.is_quirk),
         };
         match (verdict, &first) {
@@ -222,6 +218,9 @@ fn outcome(plan: &Plan, worker: &mut Worker<'_>, until: Instant) -> Verdict {
 
 /// Deletes the keys of cases, as far as the server lets it.
 fn delete(plans: &[&Plan], worker: &mut Worker<'_>) {
+    if !worker.is_answered_at_all() {
+        return;
+    }
     let step = |act| Step {
         connection: String::new(),
         act,
@@ -241,4 +240,96 @@ fn delete(plans: &[&Plan], worker: &mut Worker<'_>) {
         }
     }
     let _ = worker.play(&script, true);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A run against a server that does this with each connection, in less time than other runs have.
+    fn run(serve: fn(TcpStream)) -> Report {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("it listens");
+        let server = thread::spawn(move || {
+            let mut served = Vec::new();
+            while let Ok((stream, _)) = listener.accept() {
+                let mut first = [0];
+                // Whoever sends this ends the server.
+                if stream
+                    .peek(&mut first)
+                    .is_ok_and(|length| length == 1 && first == *b"!")
+                {
+                    break;
+                }
+                served.push(thread::spawn(move || serve(stream)));
+            }
+            served
+                .into_iter()
+                .for_each(|it| it.join().expect("no panic"));
+        });
+        let target = HostPort::new("127.0.0.1", address.port());
+        let run = ServerRun {
+            time_max: Duration::from_secs(2),
+            ..ServerRun::new(target, Column::default())
+        };
+        let began = Instant::now();
+        let report = run.run(1).expect("it accepts");
+        assert!(
+            began.elapsed() < Duration::from_secs(15),
+            "{:?}",
+            began.elapsed()
+        );
+        let mut last = TcpStream::connect(address).expect("it listens");
+        last.write_all(b"!").expect("it is accepted");
+        server.join().expect("no panic");
+        report
+    }
+
+    /// Whether no case passes that needs a reply.
+    fn assert_fails(report: &Report) {
+        let passed = report
+            .outcomes()
+            .iter()
+            .filter(|it| it.verdict == Verdict::Same);
+        let closes = |name: &str| ["_close", "_unknown"].iter().any(|it| name.contains(it));
+        let passed: Vec<&str> = passed
+            .map(|it| &*it.name)
+            .filter(|name| !closes(name))
+            .collect();
+        assert!(passed.is_empty(), "{passed:?}");
+        assert!(!report.is_conforming());
+    }
+
+    fn read_to_end(mut stream: TcpStream) {
+        while stream.read(&mut [0; 4096]).is_ok_and(|length| length > 0) {}
+    }
+
+    #[test]
+    fn a_server_that_never_answers_ends_the_run_in_its_time() {
+        assert_fails(&run(read_to_end));
+    }
+
+    #[test]
+    fn a_server_that_closes_or_sends_without_end_is_judged() {
+        assert_fails(&run(drop));
+        assert_fails(&run(
+            |mut stream| {
+                while stream.write_all(&[0; 4096]).is_ok() {}
+            },
+        ));
+    }
+
+    #[test]
+    fn a_server_that_drips_ends_the_run_in_its_time() {
+        assert_fails(&run(|mut stream| {
+            let mut drip = || {
+                stream.write_all(&[0x5e]).is_ok()
+                    && c10d_socket::sleep(Duration::from_millis(50), []).is_ok()
+            };
+            while drip() {}
+        }));
+    }
 }

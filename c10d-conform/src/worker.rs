@@ -1,7 +1,7 @@
 //! Carries out what trials order: moves bytes and keeps the time. What the bytes mean is in `trial`.
 
 use std::collections::HashMap;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,8 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(2);
 /// a name server that has lost the question.
 const STALL_TIME_MAX: Duration = Duration::from_secs(6);
 
+const NO_TIME: &str = "no time was left";
+
 const READ_BYTES: usize = 1 << 16;
 
 /// What the workers of a run have in common.
@@ -31,6 +33,8 @@ pub(crate) struct Setting {
     pub(crate) column: Column,
     /// A key that no case uses.
     pub(crate) fence_key: String,
+    /// No wait goes on.
+    pub(crate) deadline: Deadline,
     pub(crate) cancel: Cancel,
 }
 
@@ -58,8 +62,18 @@ impl<'r> Worker<'r> {
         worker
     }
 
+    /// Whether the server has answered the witness so far.
+    pub(crate) fn is_answered_at_all(&self) -> bool {
+        self.witness.is_some()
+    }
+
     /// Plays a script to its end. The connections of one that is `tidy` can serve the next.
     pub(crate) fn play(&mut self, script: &Script, is_tidy: bool) -> Verdict {
+        if self.setting.deadline.has_passed(Instant::now()) {
+            return Verdict::NotRun {
+                why: NO_TIME.to_owned(),
+            };
+        }
         let mut trial = Trial::new(script, &self.fence);
         let mut open: HashMap<usize, TcpStream> = HashMap::new();
         let mut event = Event::Done;
@@ -95,12 +109,8 @@ impl<'r> Worker<'r> {
                     Ok(()) => Event::Done,
                     Err(_) => Event::Refused("cancelled".to_owned()),
                 },
-                Order::Send(number, bytes) => match open.get_mut(&number) {
-                    // A broken connection shows at the next read, behind what the server has sent.
-                    Some(connection) => match connection.write_all(bytes) {
-                        Err(error) if is_timeout(&error) => Event::Silent,
-                        _ => Event::Done,
-                    },
+                Order::Send(number, bytes) => match open.get(&number) {
+                    Some(connection) => self.write(connection, bytes),
                     None => Event::Ended,
                 },
                 Order::Read(number) => match open.get(&number) {
@@ -120,12 +130,28 @@ impl<'r> Worker<'r> {
     }
 
     fn connect(&self) -> Result<TcpStream, ConnectError> {
-        let deadline = Deadline::after(Instant::now(), ANSWER_TIME_MAX);
+        let deadline = Deadline::after(Instant::now(), ANSWER_TIME_MAX).min(self.setting.deadline);
         let options = ConnectOptions::default().with_rounds_max(1);
         let connection = connect(&self.setting.target, &options, deadline)?;
         // Fails only for a time of zero.
         let _ = connection.set_write_timeout(Some(ANSWER_TIME_MAX));
         Ok(connection)
+    }
+
+    fn write(&self, mut connection: &TcpStream, mut bytes: &[u8]) -> Event {
+        while !bytes.is_empty() {
+            if self.setting.deadline.has_passed(Instant::now()) {
+                return Event::Refused(NO_TIME.to_owned());
+            }
+            match connection.write(bytes) {
+                Ok(length) => bytes = &bytes[length..],
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if is_timeout(&error) => return Event::Silent,
+                // A broken connection shows at the next read, behind what the server has sent.
+                Err(_) => break,
+            }
+        }
+        Event::Done
     }
 
     /// Keeps a connection for the next case, if nothing is under way on it.
@@ -140,25 +166,34 @@ impl<'r> Worker<'r> {
     }
 
     fn watch(&self, connection: &TcpStream, time: Duration) -> Event {
-        received(
-            connection,
-            wait_for_input(connection, time, &self.setting.cancel),
-        )
+        let has_input = wait_for_input(connection, time, &self.setting.cancel);
+        received(connection, has_input)
     }
 
     /// The time in which the server answers nobody does not count.
     fn wait_for_input(&mut self, connection: &TcpStream) -> io::Result<bool> {
-        let cancel = &self.setting.cancel;
-        if wait_for_input(connection, ANSWER_TIME_MAX, cancel)? {
+        let Setting {
+            deadline, cancel, ..
+        } = self.setting;
+        let left = |limit: Duration| {
+            Deadline::after(Instant::now(), limit)
+                .min(*deadline)
+                .remaining(Instant::now())
+        };
+        if wait_for_input(connection, left(ANSWER_TIME_MAX), cancel)? {
             return Ok(true);
         }
         let witness = self.witness.take();
         self.witness = witness.filter(|it| self.is_answered(it, &self.fence, STALL_TIME_MAX));
-        wait_for_input(connection, ANSWER_TIME_MAX / 4, cancel)
+        let has_input = wait_for_input(connection, left(ANSWER_TIME_MAX / 4), cancel)?;
+        match !has_input && deadline.has_passed(Instant::now()) {
+            true => Err(io::Error::other(NO_TIME)),
+            false => Ok(has_input),
+        }
     }
 
     fn is_answered(&self, connection: &TcpStream, exchange: &Exchange, limit: Duration) -> bool {
-        let deadline = Deadline::after(Instant::now(), limit);
+        let deadline = Deadline::after(Instant::now(), limit).min(self.setting.deadline);
         let mut stream = connection;
         let mut reply = Vec::new();
         if stream.write_all(&exchange.request).is_err() {
@@ -197,8 +232,5 @@ fn received(connection: &TcpStream, has_input: io::Result<bool>) -> Event {
 }
 
 fn is_timeout(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-    )
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
