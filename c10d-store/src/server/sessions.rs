@@ -56,14 +56,21 @@ pub(super) struct Session {
     expires: Option<Instant>,
     /// The address of the link's peer.
     pub(super) peer: IpAddr,
-    /// Clients whose replies wait until the peer acknowledges others.
-    pub(super) waiting_for_room: VecDeque<Token>,
-    /// Clients without unsent replies whose requests wait until those of other clients are sent.
-    pub(super) waiting_for_budget: VecDeque<Token>,
+    /// `None` while none have had to wait.
+    waiting: Option<Box<Waiting>>,
     /// Its link gets heartbeats.
     wants_heartbeats: bool,
     /// The journal keeps what its clients' requests do.
     pub(super) is_carried: bool,
+}
+
+/// Clients of a session that others hold up.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    /// Their replies wait until the peer acknowledges those of others.
+    pub(super) for_room: VecDeque<Token>,
+    /// They have no unsent replies, and their requests wait until the replies of others are sent.
+    pub(super) for_budget: VecDeque<Token>,
 }
 
 /// What follows from a SESSION.
@@ -292,8 +299,7 @@ impl Sessions {
             keep: Duration::ZERO,
             expires: None,
             peer,
-            waiting_for_room: VecDeque::new(),
-            waiting_for_budget: VecDeque::new(),
+            waiting: None,
             wants_heartbeats: false,
             is_carried: false,
         });
@@ -326,6 +332,21 @@ impl Session {
             .clients
             .binary_search_by_key(&number, |client| client.0);
         Ok(found.ok().map(|index| self.clients[index].1))
+    }
+
+    /// The clients that wait, to add one.
+    pub(super) fn waiting(&mut self) -> &mut Waiting {
+        self.waiting.get_or_insert_default()
+    }
+
+    /// The next client that waits for room.
+    pub(super) fn next_for_room(&mut self) -> Option<Token> {
+        self.waiting.as_mut()?.for_room.pop_front()
+    }
+
+    /// The next client that waits for the session's budget.
+    pub(super) fn next_for_budget(&mut self) -> Option<Token> {
+        self.waiting.as_mut()?.for_budget.pop_front()
     }
 
     /// Whether a client with this number can be opened.

@@ -28,9 +28,9 @@ impl Head {
 pub(super) struct LinkReader {
     /// The part of the next head that has arrived.
     head: [u8; HEAD_BYTES],
-    head_bytes: usize,
+    head_bytes: u8,
     /// Bytes of the stream left in the current frame.
-    left: usize,
+    left: u32,
 }
 
 /// An item that a link delivers.
@@ -49,20 +49,21 @@ impl LinkReader {
             return None;
         }
         if self.left > 0 {
-            let (now, later) = bytes.split_at(self.left.min(bytes.len()));
+            let (now, later) = bytes.split_at((self.left as usize).min(bytes.len()));
             *bytes = later;
-            self.left -= now.len();
+            self.left -= now.len() as u32;
             return Some(Delivered::Bytes(now));
         }
-        let (now, later) = bytes.split_at((HEAD_BYTES - self.head_bytes).min(bytes.len()));
+        let had = usize::from(self.head_bytes);
+        let (now, later) = bytes.split_at((HEAD_BYTES - had).min(bytes.len()));
         *bytes = later;
-        self.head[self.head_bytes..self.head_bytes + now.len()].copy_from_slice(now);
-        self.head_bytes += now.len();
-        if self.head_bytes < HEAD_BYTES {
+        self.head[had..had + now.len()].copy_from_slice(now);
+        self.head_bytes += now.len() as u8;
+        if had + now.len() < HEAD_BYTES {
             return None;
         }
         self.head_bytes = 0;
-        self.left = LittleEndian::read_u32(&self.head[..4]) as usize;
+        self.left = LittleEndian::read_u32(&self.head[..4]);
         Some(Delivered::Acknowledgment(LittleEndian::read_u64(
             &self.head[4..],
         )))

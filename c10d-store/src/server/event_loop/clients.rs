@@ -508,7 +508,7 @@ impl EventLoop {
         }
         if lacks_room && !client.waits_for_room {
             client.waits_for_room = true;
-            session.waiting_for_room.push_back(token);
+            session.waiting().for_room.push_back(token);
         }
         let is_done = connection.phase == Phase::Refusing && !connection.has_unsent();
         self.connections.recount(token);
@@ -545,7 +545,7 @@ impl EventLoop {
             && let Some(session) = self.sessions.get_mut(slot)
         {
             client.waits_for_budget = true;
-            session.waiting_for_budget.push_back(token);
+            session.waiting().for_budget.push_back(token);
         }
     }
 
@@ -555,7 +555,7 @@ impl EventLoop {
             return;
         }
         while let Some(session) = self.sessions.get_mut(slot)
-            && let Some(token) = session.waiting_for_budget.pop_front()
+            && let Some(token) = session.next_for_budget()
         {
             let Some(connection) = self.connections.get_mut(token) else {
                 continue;
@@ -605,7 +605,7 @@ impl EventLoop {
     fn use_room(&mut self, slot: usize) {
         while let Some(session) = self.sessions.get_mut(slot)
             && session.stream.room() > 0
-            && let Some(token) = session.waiting_for_room.pop_front()
+            && let Some(token) = session.next_for_room()
         {
             let connection = self.connections.get_mut(token);
             if let Some(client) = connection.and_then(|it| it.client()) {
