@@ -36,6 +36,8 @@ pub(super) struct CarriedRequest {
     client: CarriedClient,
     number: u32,
     can_wait: bool,
+    /// A wait that changes nothing. If it has ended at once, it was a read.
+    can_read: bool,
     is_fresh: bool,
     is_always_recorded: bool,
     /// Those of the state before it.
@@ -90,6 +92,7 @@ impl Parts<'_> {
             client,
             number,
             can_wait,
+            can_read: matches!(command, Opcode::Wait | Opcode::WaitGet | Opcode::WaitChange),
             is_fresh,
             is_always_recorded: matches!(
                 request,
@@ -138,7 +141,8 @@ impl Parts<'_> {
         if reply.is_some() {
             self.replies(client, number);
         }
-        let must_record = if begun.is_fresh {
+        let must_record = if begun.is_fresh || begun.can_read {
+            // A wait that goes on is recorded when it ends.
             false
         } else if begun.can_wait {
             // Others may change what it saw before the reply arrives.

@@ -7,7 +7,9 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{ConnectOptions, Deadline, HostPort, SendBuf};
-use c10d_store::unstable::{Frame, FrameReader, RequestBuf, SessionDialer, SessionStream};
+use c10d_store::unstable::{
+    Effect, Frame, FrameReader, RequestBuf, SessionDialer, SessionStream, effects,
+};
 use c10d_store::{Opcode, ServerOptions, SessionError, Store, StoreExt, TcpStoreServer};
 
 use crate::journal::{client, number, value};
@@ -237,7 +239,8 @@ fn requests_that_were_carried_out_are_answered_and_not_repeated() {
     peer.expect(0, &number(1));
 }
 
-/// What ended a wait is gone after the restart; the wait has ended all the same.
+/// docs/wire-extensions.md, SESSION 14: what ended a wait is gone after the restart; the wait has ended all the same. One that
+/// ended at once was a read.
 #[test]
 fn a_wait_that_has_ended_does_not_wait_again() {
     let journal = Memory::default();
@@ -256,12 +259,16 @@ fn a_wait_that_has_ended_does_not_wait_again() {
     wait_until("the waits", || server.waiting_count() == 2);
     store.set("k", b"").expect("set");
     store.queue_push("q", b"e").expect("push");
-    // At once.
     peer.request(2, |r| {
         r.opcode(Opcode::WaitGet).count(1).user_key("k");
     });
     peer.expect(2, &[&[0][..], &value(b"")].concat());
     store.delete_key("k").expect("delete");
+    let is_of_reader = |effect| matches!(effect, Ok(Effect::Executed { client: 2, .. }));
+    for (position, batch) in &journal.kept().batches {
+        let mut effects = effects(*position, batch).expect("intact");
+        assert!(!effects.any(is_of_reader), "a read changes nothing");
+    }
 
     let journal = journal.crashed();
     let old = server;
@@ -283,8 +290,11 @@ fn a_wait_that_has_ended_does_not_wait_again() {
     peer.request(2, |r| {
         r.opcode(Opcode::WaitGet).count(1).user_key("k");
     });
-    peer.expect(2, &[&[0][..], &value(b"")].concat());
-    assert_eq!(client(&server).queue_len("q").expect("len"), 0);
+    wait_until("it waits", || server.waiting_count() == 1);
+    let store = client(&server);
+    store.set("k", b"2").expect("set");
+    peer.expect(2, &[&[0][..], &value(b"2")].concat());
+    assert_eq!(store.queue_len("q").expect("len"), 0);
 }
 
 /// The batch of the second request is lost: it is carried out again, and for the first time as far as anyone knows.
