@@ -2,9 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use c10d_store::KeyRecord;
+
 use super::draft::{DRAFTS_MAX, Draft};
 use crate::index::Slot;
-use crate::job::Job;
+use crate::job::{Job, Waiting};
 use crate::keys::{Family, GroupName, family};
 use crate::report::FindingKind;
 use crate::text;
@@ -17,12 +19,15 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         let is_due = job.ago(waiting.since) >= job.options.wait_grace;
         let (what, group, publisher) = match family(key) {
             Family::NcclId { group, root } => {
-                let publisher = (root == 0).then_some(0);
-                (
-                    format!("the NCCL id of {}", group.words()),
-                    group,
-                    publisher,
-                )
+                let publisher = match root {
+                    0 => Some(0),
+                    root => block_root(job, key, waiting, root).filter(|_| is_of_job(job, &group)),
+                };
+                let what = match root {
+                    0 => format!("the NCCL id of {}", group.words()),
+                    root => format!("part {root} of the NCCL id of {}", group.words()),
+                };
+                (what, group, publisher)
             }
             Family::NcclPair {
                 group,
@@ -72,6 +77,28 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         }
     }
     not_read(job, drafts);
+}
+
+/// The rank that publishes one of several parts of an id: the first of its block of ranks. The blocks are as even as they
+/// can be, the larger ones first (`nccl2/NCCLBootstrap.hpp`, `getRootIndex`). A rank waits for all parts, so that their
+/// number is known.
+fn block_root(job: &Job<'_>, key: &[u8], waiting: &Waiting, root: usize) -> Option<usize> {
+    let digits = key.iter().rev().take_while(|it| it.is_ascii_digit());
+    let stem = &key[..key.len() - digits.count()];
+    let is_part = |record: &KeyRecord| {
+        let number = record.key.strip_prefix(stem);
+        number.is_some_and(|it| text::decimal(it).is_some())
+    };
+    let others = job.index.others.iter();
+    let written = others.filter(|(_, record)| is_part(record)).count();
+    let slot = *waiting.slots.first()?;
+    let missing = job.index.connections[slot].wait.as_ref()?.missing_count;
+    let (ranks, roots) = (job.world_size?, written.checked_add(missing)?);
+    if root >= roots || roots > ranks {
+        return None;
+    }
+    let (block, larger) = (ranks / roots, ranks % roots);
+    Some(root * block + root.min(larger))
 }
 
 fn is_of_job(job: &Job<'_>, group: &GroupName<'_>) -> bool {
@@ -155,3 +182,6 @@ pub(super) fn waiters(ranks: &BTreeSet<usize>, slots: &[Slot]) -> String {
         text::capitalized(&text::count(slots.len(), "process"))
     }
 }
+
+#[cfg(test)]
+mod tests;
