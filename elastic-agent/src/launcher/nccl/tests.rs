@@ -60,7 +60,10 @@ fn thread_of(service: HostPort) -> Thread {
 #[cfg(target_os = "linux")]
 fn a_worker_is_asked_and_another_program_gets_no_byte() {
     let mut thread = thread_of(serve(BEHIND));
-    let nccl = thread.ask(&node_with(std::process::id())).unwrap();
+    let own = node_with(std::process::id());
+    // A busy machine can take longer than a question may.
+    let nccl = std::iter::repeat_with(|| thread.ask(&own)).take(60);
+    let nccl = nccl.flatten().next().expect("an answer");
     assert_eq!(nccl.version, "2.30.7+cuda13.3");
     let [problem] = &nccl.problems[..] else {
         panic!("{nccl:?}");
