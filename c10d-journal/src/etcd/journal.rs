@@ -313,7 +313,7 @@ impl EtcdJournal {
         let silence = Deadline::after(Instant::now(), WATCH_SILENCE_MAX);
         while let Watching::Process(vigil) = watching {
             let next = stream.next(Deadline::at(Instant::now()))?;
-            if next.is_some() || silence.has_passed(Instant::now()) {
+            if next.is_some() {
                 return Ok(next);
             }
             let seen = vigil.look(&self.cancel);
@@ -322,14 +322,14 @@ impl EtcdJournal {
                 if vigil.is_fast_until().is_some_and(|by| now < by) {
                     return Ok(None);
                 }
+                // While the leader is heard, it leads.
                 let doubts = vigil.doubts_at(candidate.position()).map(Deadline::at);
-                if doubts.is_some_and(|at| at.has_passed(now)) {
+                let until = doubts.unwrap_or(silence);
+                if until.has_passed(now) {
                     log::info!("{}: the leader or etcd is silent", self.place());
                     vigil.begin_anew(now);
                     return Ok(None);
                 }
-                // While the leader is heard, it leads.
-                let until = doubts.unwrap_or(silence);
                 stream.wait_beside(vigil.as_fd(), until)?;
             } else {
                 self.leave_vigil(seen, candidate, watching);
