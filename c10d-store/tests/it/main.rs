@@ -7,6 +7,7 @@ mod cancel;
 mod carried;
 mod closing;
 mod conform;
+mod conform_mistakes;
 mod debug_output;
 mod delete_prefix;
 mod end_waits;
