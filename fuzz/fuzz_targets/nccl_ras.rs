@@ -8,7 +8,12 @@ fuzz_target!(|input: &[u8]| {
     if let Ok(report) = NcclReport::parse(input) {
         for problem in report.problems() {
             assert!(!problem.detail.contains(char::is_control));
-            assert!(problem.communicator.bytes().all(|it| it.is_ascii_hexdigit()));
+            assert!(
+                problem
+                    .communicator
+                    .bytes()
+                    .all(|it| it.is_ascii_hexdigit())
+            );
         }
     }
 });
