@@ -266,7 +266,11 @@ impl Resumed {
                 self.silent_since = None;
                 self.take(&wire[..count])
             }
-            Err(error) if silent_at.is_some() && error.kind() == io::ErrorKind::TimedOut => {
+            // A wake ends a wait in the same way, earlier.
+            Err(error)
+                if silent_at.is_some_and(|at| at.has_passed(Instant::now()))
+                    && error.kind() == io::ErrorKind::TimedOut =>
+            {
                 log::info!(
                     "{} has sent no heartbeat for {SILENCE_MAX:?}",
                     self.dialer.target()

@@ -335,3 +335,54 @@ fn a_client_with_short_timeouts_notices_that_its_server_is_silent() {
     assert!(old.is_running());
     drop(go_on);
 }
+
+/// docs/wire-extensions.md, SESSION 18: what ends a wait early is not taken for the silence of the server.
+#[test]
+fn a_wait_that_is_ended_keeps_its_link() {
+    let log = Memory::default();
+    let [(first, server), _] = candidates(&log);
+    lead(&log, 0, &first, HOUR);
+    wait_until("it leads", || !server.is_standby());
+    let lookups = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&lookups);
+    let directory = Fixed(Mutex::new(leader(&server, 1)));
+    let address = StoreAddress::LookedUp(Arc::new(Counted(directory, counts)));
+    let store = TcpStore::open_at(&address, TcpStoreOptions::default()).expect("a client");
+    store.set("key", b"value").expect("set");
+    let before = lookups.load(Ordering::Relaxed);
+    for ended in 0..20 {
+        let cancel = Cancel::new();
+        let waits = store.with_cancel(&cancel);
+        let waiting = std::thread::spawn(move || waits.wait_timeout(&["missing"], Some(HOUR)));
+        wait_until("it waits", || server.waiting_count() == 1);
+        // It has waited for a while, too.
+        std::thread::sleep(Duration::from_millis(ended));
+        cancel.cancel();
+        let result = waiting.join().expect("no panic");
+        assert!(
+            matches!(result, Err(c10d_store::StoreError::Interrupted { .. })),
+            "{result:?}"
+        );
+        wait_until("it waits no more", || server.waiting_count() == 0);
+    }
+    assert_eq!(lookups.load(Ordering::Relaxed), before, "another link");
+}
+
+/// Counts what it is asked.
+#[derive(Debug)]
+struct Counted(Fixed, Arc<AtomicUsize>);
+
+impl Lookup for Counted {
+    fn name(&self) -> String {
+        self.0.name()
+    }
+
+    fn leader(
+        &self,
+        deadline: Deadline,
+        cancel: &Cancel,
+    ) -> Result<Option<Leader>, Box<dyn std::error::Error + Send + Sync>> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.leader(deadline, cancel)
+    }
+}
