@@ -56,6 +56,7 @@ impl HealthCheck {
         &self.command
     }
 
+    #[cfg(feature = "launcher")]
     pub(crate) const fn timeout(&self) -> Duration {
         self.timeout
     }
