@@ -82,8 +82,8 @@ pub(crate) struct HandlerLoop {
     /// Whether the handler waits on the store after a join. Two waits at a time would need two connections.
     is_settling: bool,
     has_lease: bool,
-    /// The last write met that of another node.
-    is_contended: bool,
+    /// How many of the last writes have met those of other nodes.
+    conflicts: u32,
     is_stopping: bool,
 }
 
@@ -118,7 +118,7 @@ impl HandlerLoop {
             is_unknown: false,
             is_settling: false,
             has_lease: false,
-            is_contended: false,
+            conflicts: 0,
             is_stopping: false,
         }
     }

@@ -15,6 +15,10 @@ use crate::values::stored::{Part, Watched, Written};
 /// How often a store that cannot be watched is polled, as in PyTorch.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
+/// A heartbeat that has met so many writes of others in a row takes the write lease. One that has failed changes nothing in the
+/// store; taking the lease and giving it back does, twice.
+const CONFLICTS_MAX: u32 = 3;
+
 impl HandlerLoop {
     pub(super) fn perform(&mut self, ask: Ask) -> Result<Reply, RendezvousError> {
         if let Ask::WriteState = ask {
@@ -57,7 +61,7 @@ impl HandlerLoop {
 
     fn write(&mut self) -> Result<Reply, RendezvousError> {
         // A member's heartbeat rarely meets another one (docs/rendezvous.md, LEASE 5).
-        let is_alone = self.operation == Operation::KeepAlive && !self.is_contended;
+        let is_alone = self.operation == Operation::KeepAlive && self.conflicts < CONFLICTS_MAX;
         if let Some(lease) = self.lease.as_ref().filter(|_| !self.has_lease && !is_alone) {
             lease.acquire();
             self.has_lease = true;
@@ -69,7 +73,10 @@ impl HandlerLoop {
             return Ok(Reply::Nothing);
         };
         let written = self.states.write(state, token)?;
-        self.is_contended = matches!(written, Written::Theirs(..));
+        self.conflicts = match written {
+            Written::Theirs(..) => self.conflicts + 1,
+            _ => 0,
+        };
         self.release_write_lease();
         Ok(Reply::Written(written))
     }
