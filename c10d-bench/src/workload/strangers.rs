@@ -112,7 +112,7 @@ fn flood(address: SocketAddr, attempts: &[Attempt], is_over: &AtomicBool) -> Res
     let failed = || format!("cannot connect to {address}");
     let started = Instant::now();
     let mut made = 0_u32;
-    while !is_over.load(Ordering::Relaxed) {
+    loop {
         let due = Duration::from_secs(1) / ATTEMPTS_PER_SECOND * made;
         if let Some(early) = due.checked_sub(started.elapsed()) {
             // A sleep is longer than one attempt: several follow at once.
@@ -129,6 +129,10 @@ fn flood(address: SocketAddr, attempts: &[Attempt], is_over: &AtomicBool) -> Res
             ));
         }
         made += 1;
+        // At least one: the thread may start late.
+        if is_over.load(Ordering::Relaxed) {
+            break;
+        }
     }
     Ok(f64::from(made) / started.elapsed().as_secs_f64())
 }
