@@ -532,6 +532,7 @@ fn workers_have_the_environment_that_torchrun_gives_them() {
         for name in [
             "PYTHON_EXEC",
             "PYTHONUNBUFFERED",
+            "RES_OPTIONS",
             "C10D_TEST_LAUNCHER",
             "C10D_TEST_DIE_WITH_LAUNCHER",
         ] {
