@@ -257,7 +257,7 @@ mod tests {
             let mut served = Vec::new();
             while let Ok((stream, _)) = listener.accept() {
                 let mut first = [0];
-                // Whoever sends this ends the server.
+                // A client that sends this ends the server.
                 if stream
                     .peek(&mut first)
                     .is_ok_and(|length| length == 1 && first == *b"!")

@@ -178,7 +178,7 @@ impl World {
         }
         let is_silent = random.u8(..4) == 0;
         if traits.is_kept && random.u8(..3) == 0 {
-            // An earlier process of the rank is silent for ever, perhaps with the id of this one.
+            // An earlier process of the rank is silent forever, perhaps with the id of this one.
             let same = if random.bool() {
                 inner
             } else {
