@@ -120,8 +120,7 @@ fn add_first(problems: &mut Vec<NcclProblem>, all: impl Iterator<Item = NcclProb
             .find(|it| it.detail == problem.detail);
         match known {
             Some(first) if first.communicator != problem.communicator => first.others += 1,
-            Some(_) => problems.push(problem),
-            None => problems.push(problem),
+            _ => problems.push(problem),
         }
     }
 }

@@ -3,7 +3,6 @@
 mod ask;
 mod pace;
 
-use std::convert::Infallible;
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
@@ -11,8 +10,7 @@ use std::time::Instant;
 
 use c10d_inspect::AnnouncedNode;
 use c10d_inspect::nccl::{ANSWER_BYTES_MAX, AnnouncedNccl, NcclReport, NcclWatch, RAS_ADDRESS};
-use c10d_socket::{Cancel, HostPort};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use c10d_socket::{Cancel, HostPort, sleep};
 
 use super::processes::Scanner;
 use crate::threads::JoinedThread;
@@ -20,12 +18,10 @@ use pace::{Outcome, pause};
 
 const THREAD: &str = "nccl-ras";
 
-/// Asks until it is dropped, which joins its thread, within a tenth of a second.
+/// Asks until it is dropped, which joins its thread at once.
 #[derive(Debug)]
 pub(super) struct NcclAsker {
     cancel: Cancel,
-    /// Dropping it ends a pause, so it comes before what waits for the thread.
-    _stop: Sender<Infallible>,
     _thread: JoinedThread,
 }
 
@@ -55,12 +51,10 @@ impl NcclAsker {
         node: impl Fn() -> AnnouncedNode + Send + 'static,
         note: impl Fn(Option<AnnouncedNccl>) + Send + 'static,
     ) -> io::Result<Self> {
-        let (stop, stopped) = bounded(0);
         let cancel = Cancel::new();
         let thread = Thread {
             service,
             cancel: cancel.clone(),
-            stopped,
             scanner: Scanner::new(PathBuf::from("/proc")),
             watch: NcclWatch::default(),
             epoch: Instant::now(),
@@ -69,7 +63,6 @@ impl NcclAsker {
         };
         Ok(Self {
             cancel,
-            _stop: stop,
             _thread: JoinedThread::start(THREAD, move || thread.run(&node, &note))?,
         })
     }
@@ -84,7 +77,6 @@ impl Drop for NcclAsker {
 struct Thread {
     service: HostPort,
     cancel: Cancel,
-    stopped: Receiver<Infallible>,
     scanner: Scanner,
     watch: NcclWatch,
     epoch: Instant,
@@ -99,7 +91,7 @@ impl Thread {
         loop {
             let known = node();
             let pause = pause(&known, &outcome);
-            if self.stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
+            if sleep(pause, [&self.cancel]).is_err() {
                 return;
             }
             let known = node();

@@ -47,7 +47,6 @@ fn thread_of(service: HostPort) -> Thread {
     Thread {
         service,
         cancel: Cancel::new(),
-        stopped: bounded(0).1,
         scanner: Scanner::new("/proc"),
         watch: NcclWatch::default(),
         epoch: Instant::now(),
