@@ -15,9 +15,10 @@ pub use shell::group_store::GroupStore;
 pub use shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
+pub use shell::open_store::READ_TIMEOUT;
 pub use shell::registry::{RendezvousCreator, RendezvousRegistry};
 pub use shell::round_entry::{end_entry, open_round};
-pub use shell::static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
+pub use shell::static_rendezvous::{STATIC_BACKEND, STATIC_TIMEOUT, StaticRendezvous};
 pub use shell::this_host;
 pub use shell::write_lease::WriteLease;
 pub use values::clock::Now;

@@ -7,15 +7,12 @@ use std::time::Duration;
 
 use c10d_relay::RelayOptions;
 use elastic_rendezvous::{
-    ParametersError, RendezvousParameters, RendezvousSettings, STATIC_BACKEND,
+    ParametersError, READ_TIMEOUT, RendezvousParameters, RendezvousSettings, STATIC_BACKEND,
+    STATIC_TIMEOUT,
 };
 
 use super::options::{ExitLimits, LauncherOptions};
 use crate::restart_policy::RestartBudget;
-
-/// The rendezvous' own (`elastic-rendezvous`).
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
-const STATIC_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// PyTorch's (`ProcessGroupNCCL.hpp`, `Backend.hpp`).
 const NCCL_TIMEOUT: Duration = Duration::from_secs(600);

@@ -16,7 +16,7 @@ mod handler_loop;
 mod mailbox;
 mod notices;
 mod old_rounds;
-mod open_store;
+pub(crate) mod open_store;
 mod reconnecting;
 pub(crate) mod registry;
 pub(crate) mod round_entry;

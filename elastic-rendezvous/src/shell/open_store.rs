@@ -21,8 +21,8 @@ use crate::values::parameters_error::{DEFAULT_PORT, ParametersError};
 use crate::values::settings::RendezvousSettings;
 use crate::values::store_directory::StoreDirectory;
 
-/// The timeout of one store call, as in PyTorch.
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long one store call may take without a `read_timeout` setting, as in PyTorch.
+pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The limit for looking up this machine's names.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);

@@ -31,8 +31,8 @@ use crate::values::server_hook::ServerHook;
 /// The name under which this rendezvous is registered.
 pub const STATIC_BACKEND: &str = "static";
 
-/// How long all nodes may take to join, without a `timeout` setting. The launcher sets 900.
-const TIMEOUT: Duration = Duration::from_secs(600);
+/// How long all nodes may take to join, without a `timeout` setting. The command `c10d run` sets 900 s, as torchrun.
+pub const STATIC_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How long a request is repeated while the store does not answer: as long as with the dynamic rendezvous.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -341,7 +341,7 @@ impl StaticRendezvous {
             target: HostPort::new(endpoint.host(), port),
             rank,
             world_size,
-            timeout: parameters.get_as_duration("timeout", TIMEOUT)?,
+            timeout: parameters.get_as_duration("timeout", STATIC_TIMEOUT)?,
             server_hook: parameters.server_hook().cloned(),
             credentials: parameters.credentials().cloned(),
             server_options: parameters.server_options(),

@@ -304,6 +304,11 @@ fn the_lines_have_what_matters_in_the_order_in_which_it_fires() {
         ..given
     };
     assert_eq!(lines(fixed)[0], "nodes meet: join 900s");
+    let unset = Given {
+        config: "",
+        ..fixed
+    };
+    assert_eq!(lines(unset)[0], "nodes meet: join 600s");
 
     let all = Given {
         config: "read_timeout=10,last_call_timeout=90",
