@@ -661,7 +661,7 @@ enum c10d_status c10d_group_finish(const struct c10d_group *group,
 // call on it may be in progress. Null is left alone. In a forked child only the memory of the handle is freed.
 void c10d_group_free(struct c10d_group *group);
 
-// The version of the library that runs, such as `0.1.0`.
+// The version of the library that runs, such as `0.2.0`.
 const char *c10d_version(void);
 
 #ifdef __cplusplus

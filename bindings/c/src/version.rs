@@ -14,7 +14,7 @@ const VERSION: &CStr =
         Err(_) => panic!("the version has no NUL byte"),
     };
 
-/// The version of the library that runs, such as `0.1.0`.
+/// The version of the library that runs, such as `0.2.0`.
 #[unsafe(no_mangle)]
 pub extern "C" fn c10d_version() -> *const c_char {
     VERSION.as_ptr()

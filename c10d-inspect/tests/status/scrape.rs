@@ -41,7 +41,11 @@ fn a_scrape_has_the_metrics_of_the_store_and_of_the_job() {
     assert!(answer.head.contains(media_type), "{answer:?}");
     assert!(answer.body.ends_with("\n# EOF\n"), "{answer:?}");
     for line in [
-        "c10d_build_info{version=\"0.1.0\"} 1.0",
+        concat!(
+            "c10d_build_info{version=\"",
+            env!("CARGO_PKG_VERSION"),
+            "\"} 1.0"
+        ),
         "c10d_job_ranks_expected 100.0",
         "c10d_job_ranks_missing 2.0",
         "c10d_job_ranks_waiting 98.0",
