@@ -55,5 +55,7 @@ mod store_status;
 mod top;
 #[cfg(feature = "etcd")]
 mod upgrade;
+#[cfg(feature = "etcd")]
+mod upgrade_interface;
 mod why;
 mod why_job;

@@ -14,7 +14,7 @@ use crate::candidates::{Candidate, Paced};
 use crate::etcd::Etcd;
 use crate::process::{PROGRAM, Running, Server, command_of, run, until};
 
-fn before() -> String {
+pub(crate) fn before() -> String {
     std::env::var("C10D_BEFORE").expect("C10D_BEFORE names c10d of the release before")
 }
 

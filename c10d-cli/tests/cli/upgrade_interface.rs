@@ -1,0 +1,173 @@
+//! What scripts and monitors know of the release before (`C10D_BEFORE`) is still there: options, JSON, metrics; and its launchers
+//! form a job with ours. docs/compatibility.md has the promises.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+
+use c10d_store::{StoreExt, TcpStore};
+use serde_json::Value;
+
+use crate::process::{PROGRAM, Running, Server, command_of, until};
+use crate::upgrade::before;
+
+/// Those of the old names that the new ones lack.
+fn missing(name_all: impl Fn(&str) -> BTreeSet<String>) -> Vec<String> {
+    let (old, new) = (name_all(&before()), name_all(PROGRAM));
+    assert!(old.len() > 20, "{old:?}");
+    old.difference(&new).cloned().collect()
+}
+
+/// Each option as `c10d-store-get.1 --connect`, from the manual pages.
+fn options(program: &str) -> BTreeSet<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let man = ["man", "--out-dir", folder.path().to_str().unwrap()];
+    assert_eq!(Running::start(command_of(program, man)).end().code, Some(0));
+    let mut options = BTreeSet::new();
+    for page in fs::read_dir(folder.path()).unwrap() {
+        let page = page.unwrap();
+        let name = page.file_name().into_string().unwrap();
+        let text = fs::read_to_string(page.path()).unwrap();
+        options.insert(name.clone());
+        // The heading of an option has its names, as in `\fB\-r\fR, \fB\-\-redirects\fR \fI<SPEC>\fR`.
+        let headings = text.lines().filter(|line| line.starts_with(r"\fB\-"));
+        for word in headings.flat_map(|line| line.split([' ', ','])) {
+            let word = word.replace(r"\fB", "").replace(r"\fR", "");
+            if word.starts_with(r"\-") {
+                options.insert(format!("{name} {}", word.replace('\\', "")));
+            }
+        }
+    }
+    options
+}
+
+#[test]
+#[ignore = "needs the release before (C10D_BEFORE)"]
+fn options_of_the_release_before_exist() {
+    let missing = missing(options);
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// The paths of all fields, as in `why findings[].kind`.
+fn add_fields(at: &str, value: &Value, fields: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(object) => {
+            for (name, value) in object {
+                let path = format!("{at}.{name}");
+                add_fields(&path, value, fields);
+                fields.insert(path);
+            }
+        }
+        Value::Array(array) => {
+            for value in array {
+                add_fields(&format!("{at}[]"), value, fields);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn fields_and_metrics(program: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let serve = ["store", "serve", "--port=0", "--world-size=2"];
+    let server = Server::start_command(command_of(program, serve));
+    let address = server.address.to_string();
+    let wait = ["store", "wait", "missing", "--connect", &address];
+    let waiting = Running::start(command_of(program, wait));
+    let json_of = |words: &[&str]| -> Value {
+        let words = [words, &["--json", "--connect", &address]].concat();
+        let ended = Running::start(command_of(program, words)).end();
+        serde_json::from_slice(&ended.stdout).unwrap_or_else(|error| panic!("{error}: {ended:?}"))
+    };
+    until("the wait is known", || {
+        json_of(&["store", "clients"])
+            .to_string()
+            .contains("missing")
+    });
+    for words in [&["store", "clients"][..], &["store", "stats"], &["why"]] {
+        add_fields(&words.join(" "), &json_of(words), &mut names);
+    }
+
+    let mut metrics = server.connect();
+    metrics
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let mut text = String::new();
+    metrics.read_to_string(&mut text).unwrap();
+    // A metric and its type, as in `# TYPE c10d_store_keys gauge`.
+    names.extend(
+        text.lines()
+            .filter(|line| line.starts_with("# TYPE "))
+            .map(str::to_owned),
+    );
+    drop(waiting);
+
+    let events = tempfile::NamedTempFile::new().unwrap();
+    let log = format!("--events={}", events.path().display());
+    // One restart, then the end of the job.
+    let run = "run --standalone --nproc-per-node=2 --max-restarts=1 --json --no-python".split(' ');
+    let words = run.chain([&*log, "/bin/sh", "-c", "exit 7"]);
+    let ended = Running::start(command_of(program, words)).end();
+    let outcome = ended.stdout_text().lines().last().unwrap_or_default();
+    add_fields("run", &serde_json::from_str(outcome).unwrap(), &mut names);
+    for line in fs::read_to_string(events.path()).unwrap().lines() {
+        let event: Value = serde_json::from_str(line).unwrap();
+        let kind = event["event"].as_str().or(event["name"].as_str());
+        add_fields(kind.unwrap_or_default(), &event, &mut names);
+    }
+    names
+}
+
+#[test]
+#[ignore = "needs the release before (C10D_BEFORE)"]
+fn fields_and_metrics_of_the_release_before_exist() {
+    let missing = missing(fields_and_metrics);
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// Fails in the first round, once all have begun, and prints its rank in the second. The argument is a file.
+const FAILS_ONCE: &str = "
+    test $WORLD_SIZE = 4 || exit 8
+    if test -e $0; then echo rank $RANK; exit 0; fi
+    touch $0.$RANK
+    test $RANK = 3 || exec sleep 60
+    until test -e $0.0 && test -e $0.1 && test -e $0.2; do sleep 0.1; done
+    touch $0
+    exit 9";
+
+/// Two nodes of two releases, whichever serves the rendezvous and whichever asks first, through a restart.
+#[test]
+#[ignore = "needs the release before (C10D_BEFORE)"]
+fn launchers_of_two_releases_form_one_job() {
+    let (old, new) = (&*before(), PROGRAM);
+    for (host, first, second) in [
+        (old, old, new),
+        (old, new, old),
+        (new, old, new),
+        (new, new, old),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let failed = folder.path().join("failed");
+        let server = Server::start_command(command_of(host, ["store", "serve", "--port=0"]));
+        let endpoint = format!("--rdzv-endpoint={}", server.address);
+        let start = |program| {
+            let options = "--nproc-per-node=2 --rdzv-backend=c10d --rdzv-conf=is_host=0 --max-restarts=1 --no-python";
+            let words = ["run", "--nnodes=2", "--rdzv-id=job", &endpoint]
+                .into_iter()
+                .chain(options.split(' '))
+                .chain(["/bin/sh", "-c", FAILS_ONCE, failed.to_str().unwrap()]);
+            Running::start(command_of(program, words))
+        };
+        let one = start(first);
+        let store = TcpStore::connect("127.0.0.1", server.address.port()).unwrap();
+        store.wait(&["torch.rendezvous.job"]).unwrap();
+        let nodes = [one, start(second)].map(Running::end);
+        let mut ranks = BTreeSet::new();
+        for node in &nodes {
+            assert_eq!(node.code, Some(0), "{nodes:#?}");
+            ranks.extend(node.stdout_text().lines().map(str::to_owned));
+        }
+        let expected = [0, 1, 2, 3].map(|rank| format!("rank {rank}"));
+        assert_eq!(ranks, BTreeSet::from(expected), "{nodes:#?}");
+    }
+}
