@@ -123,7 +123,9 @@ def agree(port: int, rank: int, size: int, min_size: int, dies: bool) -> None:
             member.say("state", size=generation.size, value=state["value"].item())
 
 
-def train(port: int, rank: int | None, size: int, steps: int, kill: dict[str, int] | None = None) -> None:
+def train(
+    port: int, rank: int | None, size: int, steps: int, kill: dict[str, int] | None = None, boundary_steps: int = 1
+) -> None:
     """Train by DDP on batches that follow from the step, and report the losses."""
     member = Member(port, rank, size, 1)
     net, optimizer = model()
@@ -151,7 +153,9 @@ def train(port: int, rank: int | None, size: int, steps: int, kill: dict[str, in
                 step += 1
                 if step == 5:
                     member.say("steps")
-                generation.boundary(step)
+                generation.done(step)
+                if step % boundary_steps == 0:
+                    generation.boundary(step)
     member.say("done", losses=state["losses"])
 
 

@@ -198,6 +198,19 @@ class Survivors(unittest.TestCase):
             for ours, theirs in zip(event["losses"], alone, strict=True):
                 self.assertTrue(math.isclose(ours, theirs, rel_tol=1e-9), (ours, theirs))
 
+    def test_ranks_die_between_boundaries(self) -> None:
+        steps = 60
+        self.fork("train_alone", steps=steps)
+        kill = {"1": 7, "0": 13}
+        for rank in range(4):
+            self.fork("train", rank=rank, size=4, steps=steps, kill=kill, boundary_steps=10)
+        done = self.wait_for("done", 2)
+        alone = self.wait_for("alone", 1)[0]["losses"]
+        for event in done:
+            self.assertEqual(len(event["losses"]), steps, self.events)
+            for ours, theirs in zip(event["losses"], alone, strict=True):
+                self.assertTrue(math.isclose(ours, theirs, rel_tol=1e-9), (ours, theirs))
+
     def test_replacement_in_training_is_rank_0(self) -> None:
         steps = 400
         self.fork("train_alone", steps=steps)

@@ -271,10 +271,19 @@ class Generation:
             raise MembershipError("call generation.sync first: DDP takes the weights of rank 0, which may be new")
         return ddp(self, module, options)
 
+    def done(self, step: int) -> None:
+        """Say that this many steps are done and in the state, without a request: where not each step has a boundary.
+
+        Call it when the state has changed, before the next collective. A member that is behind takes the state of one that
+        is not: so members know by this number whose state is the newest, and which step comes next.
+        """
+        if self.is_current:
+            self._membership._step = step
+
     def boundary(self, step: int) -> None:
         """Say that this many steps are done. Raises MembershipChanged if the others change the group here.
 
-        All members call it after the same steps. It is one request to the store.
+        All members call it after the same steps. It is one request to the store. Call ``done`` after steps without it.
         """
         self._membership._step = step
         if not self._membership._native.boundary(step):
