@@ -10,6 +10,7 @@ mod child;
 mod failure;
 mod fleet;
 mod floor;
+mod goodput;
 mod latency;
 mod numbers;
 mod open_files;
@@ -53,6 +54,8 @@ enum BenchCommand {
     RpcPeer(rpc::RpcPeerArgs),
     /// Measures remote references between two workers, in one process and in two.
     Rref(rref::RRefBenchArgs),
+    /// Measures how much of its time a training job makes progress while things die.
+    Goodput(goodput::GoodputArgs),
     /// The second process of `rref`.
     #[command(hide = true)]
     RrefPeer,
@@ -91,6 +94,7 @@ fn run(command: &BenchCommand) -> Result<(), Failure> {
         BenchCommand::Rpc(args) => rpc::run(args),
         BenchCommand::RpcPeer(args) => rpc::serve(args),
         BenchCommand::Rref(args) => rref::run(args),
+        BenchCommand::Goodput(args) => goodput::run(args),
         BenchCommand::RrefPeer => rref::serve(),
         BenchCommand::StoreServer(args) => servers::serve_store(args),
         BenchCommand::RelayServer(args) => servers::serve_relay(args),

@@ -13,6 +13,7 @@ pub(super) enum Unit {
     OperationsPerSecond,
     Microseconds,
     Milliseconds,
+    Percent,
     GigabytesPerSecond,
     Bytes,
     /// Connections, requests and the like.
@@ -25,6 +26,7 @@ impl Unit {
             Self::OperationsPerSecond => "ops/s",
             Self::Microseconds => "us",
             Self::Milliseconds => "ms",
+            Self::Percent => "%",
             Self::GigabytesPerSecond => "GB/s",
             Self::Bytes => "bytes",
             Self::Count => "",
@@ -35,7 +37,7 @@ impl Unit {
         match self {
             Self::OperationsPerSecond | Self::Bytes => 0,
             Self::Microseconds | Self::Milliseconds | Self::Count => 1,
-            Self::GigabytesPerSecond => 2,
+            Self::GigabytesPerSecond | Self::Percent => 2,
         }
     }
 }
@@ -181,6 +183,24 @@ impl Row {
             Some(true) => format!("{text} met"),
             Some(false) => format!("{text} MISSED"),
             None => text,
+        }
+    }
+
+    /// In a table whose columns are not those of a row: one value, or the median, the maximum and how many there are.
+    pub(super) fn cell(&self) -> String {
+        let decimals = self.unit.decimals() - usize::from(self.unit == Unit::Count);
+        let show = |value: Option<f64>| value.map(|it| with_separators(it, decimals));
+        let (median, max) = (show(self.samples.median()), show(self.samples.max()));
+        let unit = if self.unit.name().is_empty() { "" } else { " " };
+        let unit = format!("{unit}{}", self.unit.name());
+        let text = match (self.samples.0.len(), median, max) {
+            (1, Some(value), _) => format!("{value}{unit}"),
+            (count, Some(median), Some(max)) => format!("{median} / {max}{unit} ({count})"),
+            _ => return String::new(),
+        };
+        match self.goal_text() {
+            goal if goal.is_empty() => text,
+            goal => format!("{text} ({goal})"),
         }
     }
 

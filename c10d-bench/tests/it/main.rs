@@ -1,6 +1,7 @@
 //! Runs the built benchmarks as users do.
 #![forbid(unsafe_code)]
 
+mod goodput;
 mod process;
 mod relay;
 mod rendezvous;

@@ -14,8 +14,7 @@ use std::time::Duration;
 use c10d_store::Store;
 
 use candidates::Candidates;
-pub(crate) use site::EtcdMemberArgs;
-use site::Site;
+pub(crate) use site::{EtcdMemberArgs, MEMBERS, Place, Site};
 use transaction::Transaction;
 
 use super::durable::{add_256, against, clean_reads, median};

@@ -2,11 +2,13 @@
 
 use std::env;
 use std::ffi::OsString;
+use std::fmt;
 use std::fs::File;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +20,11 @@ use crate::affinity::unpin_this_thread;
 use crate::child::end_with_measurement;
 use crate::failure::{Context as _, Failure};
 
-pub(super) const MEMBERS: usize = 3;
+pub(crate) const MEMBERS: usize = 3;
+
+/// Of members that have a host each.
+const CLIENT_PORT: u16 = 2379;
+const PEER_PORT: u16 = 2380;
 
 /// How long etcd may take to start, or to elect a leader, on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -50,12 +56,24 @@ fn program() -> Result<OsString, Failure> {
     })
 }
 
-/// A cluster with etcd's default timers, at ports of 127.0.0.1. Killed when it is dropped.
+/// A cluster with etcd's default timers. Killed when it is dropped.
 #[derive(Debug)]
-pub(super) struct Site {
+pub(crate) struct Site {
     members: Vec<Member>,
     folder: TempDir,
     cluster: String,
+    place: Place,
+}
+
+type CommandOf = Box<dyn Fn(usize, &Path) -> Command>;
+
+/// Makes the begin of a command, which runs a program where this member is.
+pub(crate) struct Place(pub(crate) CommandOf);
+
+impl fmt::Debug for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Place")
+    }
 }
 
 #[derive(Debug)]
@@ -66,13 +84,33 @@ struct Member {
 }
 
 impl Site {
-    /// Starts the members, and waits until all answer.
+    /// Starts the members at ports of 127.0.0.1, and waits until all answer.
     pub(super) fn start() -> Result<Self, Failure> {
+        let members = free_members().context("cannot find free ports")?;
+        Self::start_members(members, Place(Box::new(|_, program| Command::new(program))))
+    }
+
+    /// Starts each member on a host of its own, and waits until all answer.
+    pub(crate) fn start_on(hosts: [IpAddr; MEMBERS], place: Place) -> Result<Self, Failure> {
+        if hosts.iter().all(IpAddr::is_loopback) {
+            let members = free_members().context("cannot find free ports")?;
+            return Self::start_members(members, place);
+        }
+        let member = |host| Member {
+            client: SocketAddr::new(host, CLIENT_PORT),
+            peer: SocketAddr::new(host, PEER_PORT),
+            process: None,
+        };
+        Self::start_members(hosts.map(member).into(), place)
+    }
+
+    fn start_members(members: Vec<Member>, place: Place) -> Result<Self, Failure> {
         program()?;
         let mut site = Self {
-            members: free_members().context("cannot find free ports")?,
+            members,
             folder: TempDir::new().context("cannot make a directory")?,
             cluster: String::new(),
+            place,
         };
         let peers = site.members.iter().enumerate();
         let peers: Vec<_> = peers
@@ -89,12 +127,12 @@ impl Site {
     }
 
     /// Of a journal with this prefix.
-    pub(super) fn address(&self, prefix: &str) -> String {
+    pub(crate) fn address(&self, prefix: &str) -> String {
         let members: Vec<_> = self.clients().iter().map(SocketAddr::to_string).collect();
         format!("etcd://{}/{prefix}", members.join(","))
     }
 
-    pub(super) fn clients(&self) -> Vec<SocketAddr> {
+    pub(crate) fn clients(&self) -> Vec<SocketAddr> {
         self.members.iter().map(|member| member.client).collect()
     }
 
@@ -151,7 +189,13 @@ impl Site {
         Ok(calls)
     }
 
-    fn spawn(&mut self, number: usize) -> Result<(), Failure> {
+    /// How a member has ended; `None` while it runs.
+    pub(crate) fn ended(&mut self, number: usize) -> Option<ExitStatus> {
+        self.members[number].process.as_mut()?.try_wait().ok()?
+    }
+
+    /// Starts a member, again if it has ended, without waiting for it.
+    pub(crate) fn spawn(&mut self, number: usize) -> Result<(), Failure> {
         let executable =
             env::current_exe().context("cannot find the executable of this process")?;
         let member = &self.members[number];
@@ -162,7 +206,7 @@ impl Site {
         let name = format!("m{number}");
         let log = self.folder.path().join(format!("{name}.log"));
         let log = File::options().create(true).append(true).open(log);
-        let process = Command::new(executable)
+        let process = (self.place.0)(number, &executable)
             .args(["etcd-member", "--name", &name, "--data-dir"])
             .arg(self.folder.path().join(&name))
             .args(["--log-level", "error"])

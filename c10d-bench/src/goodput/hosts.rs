@@ -1,0 +1,358 @@
+//! Hosts of a job: network namespaces on a bridge where this is possible, otherwise this machine's loopback interface.
+//!
+//! The names of namespaces, links and folders, and a variable in the environment of each process, have the id of this
+//! process. What a process has left behind that was killed is removed by the next one.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Signal, getuid};
+
+use crate::failure::{Context as _, Failure};
+use crate::process::Process;
+use crate::workload::etcd::Place;
+
+/// In the environment of all processes of a host.
+const VARIABLE: &str = "C10D_GOODPUT_HOST";
+
+/// Of names of namespaces and links; the latter have at most 15 characters.
+const PREFIX: &str = "gp";
+
+/// Of folders.
+const FOLDER_PREFIX: &str = "c10d-goodput-";
+
+/// Of the file system of the checkpoint and the logs.
+const DISK_BYTES: u64 = 16 << 20;
+
+/// Of a slow link: a twenty-fifth of a gigabit.
+const SLOW_RATE: &str = "40mbit";
+
+/// Hosts by number. Everything ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Hosts {
+    count: usize,
+    has_namespaces: bool,
+    folder: PathBuf,
+}
+
+impl Hosts {
+    pub(super) fn start(count: usize) -> Result<Self, Failure> {
+        remove_leftovers();
+        let pid = std::process::id();
+        let hosts = Self {
+            count,
+            has_namespaces: getuid().is_root() && ip(["netns", "list"]).is_ok(),
+            folder: std::env::temp_dir().join(format!("{FOLDER_PREFIX}{pid}")),
+        };
+        for folder in [hosts.ranks(), hosts.logs(), hosts.shared()] {
+            fs::create_dir_all(folder).context("cannot make a folder")?;
+        }
+        if hosts.has_namespaces {
+            hosts.add_namespaces()?;
+            let size = format!("size={DISK_BYTES}");
+            let shared = hosts.shared();
+            let words = [
+                "-t".as_ref(),
+                "tmpfs".as_ref(),
+                "-o".as_ref(),
+                size.as_ref(),
+                "goodput".as_ref(),
+                shared.as_os_str(),
+            ];
+            call("mount", words)?;
+        }
+        Ok(hosts)
+    }
+
+    pub(super) const fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Whether links can be cut, and the disk filled.
+    pub(super) const fn has_namespaces(&self) -> bool {
+        self.has_namespaces
+    }
+
+    /// What the ranks write for the measurement.
+    pub(super) fn ranks(&self) -> PathBuf {
+        self.folder.join("ranks")
+    }
+
+    /// What launchers and servers write.
+    pub(super) fn logs(&self) -> PathBuf {
+        self.folder.join("logs")
+    }
+
+    /// The checkpoint and the logs of ranks.
+    pub(super) fn shared(&self) -> PathBuf {
+        self.folder.join("shared")
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(super) fn address(&self, host: usize) -> IpAddr {
+        match self.has_namespaces {
+            true => address(host + 2),
+            false => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        }
+    }
+
+    /// The name of the network interface of each host.
+    pub(super) const fn interface(&self) -> &'static str {
+        if self.has_namespaces { "eth0" } else { "lo" }
+    }
+
+    /// Where the processes of hosts run, from this one on.
+    pub(super) fn place(&self, first: usize) -> Place {
+        let has_namespaces = self.has_namespaces;
+        Place(Box::new(move |host, program| {
+            command(has_namespaces, first + host, program)
+        }))
+    }
+
+    /// The begin of a command that runs on this host.
+    pub(super) fn command(&self, host: usize, program: &Path) -> Command {
+        command(self.has_namespaces, host, program)
+    }
+
+    /// Kills all processes of a host.
+    pub(super) fn kill(&self, host: usize) {
+        kill_tagged(|of, number| of == std::process::id() && number == host);
+    }
+
+    pub(super) fn set_link(&self, host: usize, is_up: bool) -> Result<(), Failure> {
+        let state = if is_up { "up" } else { "down" };
+        ip(["link", "set", &outer(host), state])
+    }
+
+    /// Limits the rate of a host's link in both directions, or removes the limit.
+    pub(super) fn set_slow(&self, host: usize, is_slow: bool) -> Result<(), Failure> {
+        let ends = [(None, outer(host)), (Some(name(host)), "eth0".to_owned())];
+        for (namespace, link) in ends {
+            let mut words: Vec<String> = Vec::new();
+            if let Some(namespace) = namespace {
+                words.extend(["-n".to_owned(), namespace]);
+            }
+            let verb = if is_slow { "replace" } else { "del" };
+            words.extend(["qdisc", verb, "dev", &link, "root"].map(str::to_owned));
+            if is_slow {
+                words.extend(
+                    [
+                        "tbf", "rate", SLOW_RATE, "burst", "64kb", "latency", "100ms",
+                    ]
+                    .map(str::to_owned),
+                );
+            }
+            call("tc", &words)?;
+        }
+        Ok(())
+    }
+
+    /// Takes all the space that is left. The ranks may have freed some since the last call.
+    pub(super) fn fill_disk(&self) {
+        let open = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.filler());
+        if let Ok(mut filler) = open {
+            for size in [1 << 16, 1 << 12, 1] {
+                while filler.write_all(&[0; 1 << 16][..size]).is_ok() && size > 1 {}
+            }
+        }
+    }
+
+    pub(super) fn empty_disk(&self) {
+        let _ = fs::remove_file(self.filler());
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.shared().join("filler")
+    }
+
+    fn add_namespaces(&self) -> Result<(), Failure> {
+        let bridge = bridge();
+        ip(["link", "add", &bridge, "type", "bridge"])?;
+        ip(["addr", "add", &format!("{}/24", address(1)), "dev", &bridge])?;
+        ip(["link", "set", &bridge, "up"])?;
+        for host in 0..self.count {
+            let (name, outer) = (name(host), outer(host));
+            ip(["netns", "add", &name])?;
+            ip([
+                "link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", &name,
+            ])?;
+            ip(["link", "set", &outer, "master", &bridge, "up"])?;
+            let address = format!("{}/24", self.address(host));
+            ip(["-n", &name, "addr", "add", &address, "dev", "eth0"])?;
+            ip(["-n", &name, "link", "set", "eth0", "up"])?;
+            ip(["-n", &name, "link", "set", "lo", "up"])?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        remove(std::process::id());
+    }
+}
+
+/// Of the addresses that are set aside for benchmarks (RFC 2544): two measurements at a time rarely have the same.
+fn address(number: usize) -> IpAddr {
+    let measurement = (std::process::id() % 256) as u8;
+    IpAddr::V4(Ipv4Addr::new(198, 18, measurement, number as u8))
+}
+
+fn command(has_namespaces: bool, host: usize, program: &Path) -> Command {
+    let mut command = match has_namespaces {
+        true => {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", &name(host)]).arg(program);
+            command
+        }
+        false => Command::new(program),
+    };
+    command.env(VARIABLE, tag(host)).stdin(Stdio::null());
+    command
+}
+
+fn name(host: usize) -> String {
+    format!("{PREFIX}{}n{host}", std::process::id())
+}
+
+fn outer(host: usize) -> String {
+    name(host)
+}
+
+fn bridge() -> String {
+    format!("{PREFIX}{}b", std::process::id())
+}
+
+fn tag(host: usize) -> String {
+    format!("{}/{host}", std::process::id())
+}
+
+fn ip<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<(), Failure> {
+    call("ip", words)
+}
+
+fn call(program: &str, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<(), Failure> {
+    let mut command = Command::new(program);
+    let output = command.args(words).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("cannot run {program}"))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(Failure::new(format!(
+            "{command:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        ))),
+    }
+}
+
+/// Kills the processes of measurements, by the id of the measurement and the number of the host, until there are none.
+fn kill_tagged(is_meant: impl Fn(u32, usize) -> bool) {
+    for _ in 0..100 {
+        let mut is_any = false;
+        for (process, measurement, host) in tagged() {
+            if is_meant(measurement, host) {
+                is_any |= process.signal(Signal::KILL).is_ok();
+            }
+        }
+        if !is_any {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// All live processes of hosts of measurements.
+fn tagged() -> Vec<(Process, u32, usize)> {
+    let begin = format!("{VARIABLE}=");
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|it| it.parse().ok()) else {
+            continue;
+        };
+        // Empty of one that has ended.
+        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
+        let mut variables = environment.split(|byte| *byte == 0);
+        let tag = variables.find_map(|it| str::from_utf8(it).ok()?.strip_prefix(&begin));
+        let tag = tag.and_then(|tag| {
+            let (measurement, host) = tag.split_once('/')?;
+            Some((measurement.parse().ok()?, host.parse().ok()?))
+        });
+        if let Some((measurement, host)) = tag {
+            found.push((Process(pid), measurement, host));
+        }
+    }
+    found
+}
+
+/// Of measurements that were killed.
+fn remove_leftovers() {
+    let mut pids: Vec<u32> = tagged().iter().map(|it| it.1).collect();
+    let number = |text: &str| {
+        let end = text
+            .find(|it: char| !it.is_ascii_digit())
+            .unwrap_or(text.len());
+        text[..end].parse::<u32>().ok()
+    };
+    for (folder, prefix) in [("/sys/class/net", PREFIX), ("/run/netns", PREFIX)] {
+        pids.extend(
+            names(folder.as_ref(), prefix)
+                .iter()
+                .filter_map(|it| number(&it[prefix.len()..])),
+        );
+    }
+    let folders = names(&std::env::temp_dir(), FOLDER_PREFIX);
+    pids.extend(
+        folders
+            .iter()
+            .filter_map(|it| number(&it[FOLDER_PREFIX.len()..])),
+    );
+    pids.sort_unstable();
+    pids.dedup();
+    for pid in pids {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        if !name.starts_with("c10d-bench") {
+            remove(pid);
+        }
+    }
+}
+
+fn names(folder: &Path, prefix: &str) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let names = entries.filter_map(|it| it.file_name().into_string().ok());
+    names.filter(|it| it.starts_with(prefix)).collect()
+}
+
+/// All that a measurement has: what is missing was never made, or is gone.
+fn remove(measurement: u32) {
+    kill_tagged(|of, _| of == measurement);
+    let prefix = format!("{PREFIX}{measurement}");
+    for name in names("/run/netns".as_ref(), &format!("{prefix}n")) {
+        let _ = ip(["netns", "del", &name]);
+    }
+    for part in ["n", "b"] {
+        for name in names("/sys/class/net".as_ref(), &format!("{prefix}{part}")) {
+            let _ = ip(["link", "del", &name]);
+        }
+    }
+    let folder = std::env::temp_dir().join(format!("{FOLDER_PREFIX}{measurement}"));
+    let _ = call("umount", [folder.join("shared")]);
+    let _ = fs::remove_dir_all(folder);
+}
+
+/// A file for the output of a process, which may have one from its earlier lives.
+pub(super) fn log_file(folder: &Path, name: &str) -> Result<File, Failure> {
+    let file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(folder.join(name));
+    file.with_context(|| format!("cannot write the log {name}"))
+}

@@ -1,0 +1,159 @@
+//! Prints accounts: one column of a Markdown table for each side, or JSON.
+
+use std::fmt::Write as _;
+
+use serde_json::json;
+
+use super::account::Account;
+use super::history::{History, SideHistory};
+use super::plan::Kind;
+use crate::failure::Failure;
+use crate::output::{print as print_text, print_line};
+use crate::report::{Goal, Report, Row, Unit};
+
+/// Of the side that has everything.
+const GOODPUT_MIN: f64 = 97.0;
+const RANK_WAIT_MAX_MS: f64 = 1500.0;
+
+/// Of violations that are printed.
+const SHOWN_MAX: usize = 20;
+
+pub(super) fn print(history: &History, accounts: &[Account], as_json: bool) -> Result<(), Failure> {
+    for (side, account) in history.sides.iter().zip(accounts) {
+        if as_json {
+            let mut report = report(side, account).json();
+            report["seed"] = json!(history.setting.seed);
+            report["minutes"] = json!(history.setting.minutes);
+            report["setting"] = json!(history.setting.notes);
+            report["violations"] = json!(account.violations);
+            print_line(report)?;
+        }
+    }
+    match as_json {
+        true => Ok(()),
+        false => print_text(&markdown(history, accounts)),
+    }
+}
+
+/// The figures of a side.
+fn report(side: &SideHistory, account: &Account) -> Report {
+    let one = |name: &str, unit, value: f64, goal| {
+        let mut row = Row::new(name, unit);
+        row.samples.push(value);
+        row.goal = if side.keeps_ranks { goal } else { None };
+        row
+    };
+    let none = Some(Goal::AtMost(0.0));
+    let count = |name, value: usize, goal| one(name, Unit::Count, value as f64, goal);
+    let mut rows = vec![
+        one(
+            "goodput",
+            Unit::Percent,
+            account.goodput_percent(),
+            Some(Goal::AtLeast(GOODPUT_MIN)),
+        ),
+        count("jobs lost", account.jobs_lost, none),
+        count("violations", account.violations.len(), none),
+        one(
+            "undisturbed step",
+            Unit::Milliseconds,
+            account.step_ms,
+            None,
+        ),
+        count("steps kept", account.kept as usize, None),
+        count("steps redone", account.redone as usize, None),
+        count("processes that were ranks", account.processes, None),
+    ];
+    for kind in Kind::ALL {
+        let mut row = Row::new(kind.text(), Unit::Milliseconds);
+        row.samples.extend(
+            account
+                .waits
+                .iter()
+                .filter(|it| it.0 == kind)
+                .map(|it| it.1 as f64),
+        );
+        rows.push(row);
+    }
+    let of_one = |kind| matches!(kind, Kind::KillRank | Kind::StopRank);
+    let longest = account
+        .waits
+        .iter()
+        .filter(|it| of_one(it.0))
+        .map(|it| it.1)
+        .max();
+    if let Some(longest) = longest {
+        let goal = Some(Goal::AtMost(RANK_WAIT_MAX_MS));
+        rows.push(one(
+            "longest after a fault of one rank",
+            Unit::Milliseconds,
+            longest as f64,
+            goal,
+        ));
+    }
+    Report {
+        subject: side.side.clone(),
+        notes: notes(side),
+        rows,
+    }
+}
+
+/// Facts that a reader must know.
+fn notes(side: &SideHistory) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !side.left_out.is_empty() {
+        let names: Vec<_> = side.left_out.iter().map(|it| it.text()).collect();
+        notes.push(format!("left out: {}", names.join(", ")));
+    }
+    let void = side.faults.iter().filter(|it| it.is_void).count();
+    if void > 0 {
+        notes.push(format!("{void} faults found nothing, as the job was down"));
+    }
+    notes
+}
+
+fn markdown(history: &History, accounts: &[Account]) -> String {
+    let sides = history.sides.iter().zip(accounts);
+    let reports: Vec<_> = sides.map(|(side, account)| report(side, account)).collect();
+    let setting = &history.setting;
+    let mut text = format!(
+        "seed {}, {} minutes a side; {}\n\n|",
+        setting.seed,
+        setting.minutes,
+        setting.notes.join("; ")
+    );
+    for report in &reports {
+        let _ = write!(text, " | {}", report.subject);
+    }
+    text.push_str(" |\n|---");
+    for _ in &reports {
+        text.push_str("|---:");
+    }
+    text.push_str("|\n");
+    let mut names: Vec<&String> = reports
+        .iter()
+        .flat_map(|it| &it.rows)
+        .map(|row| &row.name)
+        .collect();
+    let mut seen = std::collections::BTreeSet::new();
+    names.retain(|name| seen.insert(*name));
+    for name in names {
+        let _ = write!(text, "| {name}");
+        for report in &reports {
+            let row = report.rows.iter().find(|row| row.name == *name);
+            let cell = row.map_or_else(String::new, Row::cell);
+            let _ = write!(text, " | {cell}");
+        }
+        text.push_str(" |\n");
+    }
+    text.push('\n');
+    for (report, account) in reports.iter().zip(accounts) {
+        for note in &report.notes {
+            let _ = writeln!(text, "- {}: {note}", report.subject);
+        }
+        for violation in account.violations.iter().take(SHOWN_MAX) {
+            let _ = writeln!(text, "- {}: VIOLATION: {violation}", report.subject);
+        }
+    }
+    text
+}
