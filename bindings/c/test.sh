@@ -61,9 +61,9 @@ static=$prefix/lib/libc10d.a
 diff <(cd "$scratch/staging/opt/c10d" && find . | sort) <(cd "$prefix" && find . | sort)
 readelf -d "$shared" | grep -q 'soname: \[libc10d.so.0\]' || die "$shared has another name"
 
-# exported LIBRARY OPTION: the symbols that others can link with.
+# exported LIBRARY OPTION: the symbols that others can link with, without their versions.
 exported() {
-    nm "$2" --defined-only "$1" | awk 'NF == 3 { print $3 }' | sort
+    nm "$2" --defined-only "$1" | awk 'NF == 3 && $2 != "A" { sub("@.*", "", $3); print $3 }' | sort
 }
 
 say 'exported symbols'
@@ -76,6 +76,9 @@ for each in "$shared -D" "$static -g"; do
     printf '%s: %d symbols, %d KiB\n' "$(basename "${each% *}")" "$(wc -l <"$scratch/exported")" \
         $(($(stat -Lc %s "${each% *}") / 1024))
 done
+
+say 'what was released'
+"${CC:-cc}" -std=c11 "${WARNINGS[@]}" -I"$prefix/include" -c tests/released.c -o "$scratch/released.o"
 
 if command -v pkg-config >/dev/null; then
     export PKG_CONFIG_PATH=$prefix/lib/pkgconfig
@@ -98,6 +101,7 @@ sanitized=("${test_c[@]}" -fsanitize=address -fno-omit-frame-pointer)
 
 say 'examples'
 "${c[@]}" examples/agents.c -o "$scratch/agents" "${link[@]}"
+readelf -V "$scratch/agents" | grep -q 'Name: C10D_0.2 ' || die 'a program does not need the versions of its functions'
 "${cxx[@]}" examples/nccl_id.cpp -o "$scratch/nccl_id" "${link[@]}"
 "${cxx[@]}" examples/nccl_id.cpp -o "$scratch/nccl_id_static" "$static" "${needed[@]}"
 sed -n '/^```c$/,/^```$/p' README.md | sed '1d;$d' >"$scratch/readme.c"

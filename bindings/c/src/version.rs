@@ -7,7 +7,6 @@
 
 use std::ffi::{CStr, c_char};
 
-/// Before 1.0, a new minor version may change the interface.
 const VERSION: &CStr =
     match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
         Ok(version) => version,

@@ -75,7 +75,7 @@ pub(crate) fn targets() -> Vec<Target> {
 
 fn is_checked(target: &Value) -> bool {
     let kinds = target["kind"].as_array().expect("a list");
-    ["lib", "cdylib", "bin", "example"]
+    ["lib", "cdylib", "staticlib", "bin", "example"]
         .iter()
         .any(|kind| kinds.iter().any(|each| each == kind))
 }
