@@ -139,7 +139,10 @@ fn waits(side: &SideHistory, pauses: &[(u64, u64)]) -> Vec<(Kind, u64)> {
     let next = side.faults.iter().skip(1).map(|it| it.at_ms);
     let nexts = next.chain([side.measured_ms.1]);
     let of = |(at, next): (u64, u64)| {
-        let after = pauses.iter().filter(|it| it.1 > at && it.0 < next);
+        // One that begins with the next fault begins at the last step before it.
+        let after = pauses
+            .iter()
+            .filter(|it| it.1 > at && it.0 + PAUSE_MS < next);
         after.map(|it| it.1 - it.0.max(at)).max().unwrap_or(0)
     };
     let faults = side.faults.iter().zip(nexts);

@@ -220,6 +220,22 @@ fn a_fault_without_effect_has_no_wait_and_a_void_one_is_not_counted() {
     assert_eq!(script.account().waits, [(Kind::FillDisk, 0)]);
 }
 
+#[test]
+fn a_pause_is_of_the_fault_that_it_begins_with() {
+    let mut script = Script::new(true);
+    script.group(0, 400);
+    script.fault(Kind::FillDisk, &[]);
+    script.steps(400, 500);
+    // Between two steps.
+    script.now_ms += 7;
+    script.fault(Kind::KillStore, &[]);
+    script.now_ms += 1000 - 7 - STEP_MS;
+    script.steps(500, 1100);
+    script.finish();
+    let waits = [(Kind::FillDisk, 0), (Kind::KillStore, 993)];
+    assert_eq!(script.account().waits, waits);
+}
+
 /// Changes a right history, and returns what is found in it.
 fn mutant(mut script: Script, change: impl FnOnce(&mut SideHistory)) -> Vec<String> {
     change(&mut script.side);

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use rustix::process::{Signal, getuid};
+use rustix::process::Signal;
 
 use crate::failure::{Context as _, Failure};
 use crate::process::Process;
@@ -40,32 +40,38 @@ pub(super) struct Hosts {
 }
 
 impl Hosts {
-    pub(super) fn start(count: usize) -> Result<Self, Failure> {
+    /// On the loopback interface if this is wanted, or if namespaces cannot be made.
+    pub(super) fn start(count: usize, is_loopback: bool) -> Result<Self, Failure> {
         remove_leftovers();
         let pid = std::process::id();
-        let hosts = Self {
+        let mut hosts = Self {
             count,
-            has_namespaces: getuid().is_root() && ip(["netns", "list"]).is_ok(),
+            has_namespaces: false,
             folder: std::env::temp_dir().join(format!("{FOLDER_PREFIX}{pid}")),
         };
-        for folder in [hosts.ranks(), hosts.logs(), hosts.shared()] {
-            fs::create_dir_all(folder).context("cannot make a folder")?;
-        }
-        if hosts.has_namespaces {
-            hosts.add_namespaces()?;
-            let size = format!("size={DISK_BYTES}");
-            let shared = hosts.shared();
-            let words = [
-                "-t".as_ref(),
-                "tmpfs".as_ref(),
-                "-o".as_ref(),
-                size.as_ref(),
-                "goodput".as_ref(),
-                shared.as_os_str(),
-            ];
-            call("mount", words)?;
+        hosts.make_folders()?;
+        if !is_loopback {
+            hosts.has_namespaces = true;
+            if let Err(error) = hosts.add_namespaces().and_then(|()| hosts.mount_disk()) {
+                log::warn!("all nodes share the loopback interface: {error}");
+                remove(pid);
+                hosts.has_namespaces = false;
+                hosts.make_folders()?;
+            }
         }
         Ok(hosts)
+    }
+
+    fn make_folders(&self) -> Result<(), Failure> {
+        [self.ranks(), self.logs(), self.shared()]
+            .into_iter()
+            .try_for_each(|folder| fs::create_dir_all(folder).context("cannot make a folder"))
+    }
+
+    fn mount_disk(&self) -> Result<(), Failure> {
+        let (size, shared) = (format!("size={DISK_BYTES}"), self.shared());
+        let words = ["-t", "tmpfs", "-o", &size, "goodput"].map(OsStr::new);
+        call("mount", words.into_iter().chain([shared.as_os_str()]))
     }
 
     pub(super) const fn count(&self) -> usize {
@@ -119,6 +125,11 @@ impl Hosts {
     /// The begin of a command that runs on this host.
     pub(super) fn command(&self, host: usize, program: &Path) -> Command {
         command(self.has_namespaces, host, program)
+    }
+
+    /// Whether a process is of this host: another one may have got the id of one that has ended.
+    pub(super) fn has(&self, host: usize, process: Process) -> bool {
+        tag_of(process) == Some((std::process::id(), host))
     }
 
     /// Kills all processes of a host.
@@ -272,25 +283,25 @@ fn kill_tagged(is_meant: impl Fn(u32, usize) -> bool) {
 
 /// All live processes of hosts of measurements.
 fn tagged() -> Vec<(Process, u32, usize)> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter_map(|it| Some(Process(it.file_name().to_str()?.parse().ok()?)));
+    processes
+        .filter_map(|process| {
+            let (measurement, host) = tag_of(process)?;
+            Some((process, measurement, host))
+        })
+        .collect()
+}
+
+/// The measurement and the host of a live process.
+fn tag_of(process: Process) -> Option<(u32, usize)> {
+    // Empty of one that has ended.
+    let environment = fs::read(format!("/proc/{}/environ", process.0)).ok()?;
+    let mut variables = environment.split(|byte| *byte == 0);
     let begin = format!("{VARIABLE}=");
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|it| it.parse().ok()) else {
-            continue;
-        };
-        // Empty of one that has ended.
-        let environment = fs::read(entry.path().join("environ")).unwrap_or_default();
-        let mut variables = environment.split(|byte| *byte == 0);
-        let tag = variables.find_map(|it| str::from_utf8(it).ok()?.strip_prefix(&begin));
-        let tag = tag.and_then(|tag| {
-            let (measurement, host) = tag.split_once('/')?;
-            Some((measurement.parse().ok()?, host.parse().ok()?))
-        });
-        if let Some((measurement, host)) = tag {
-            found.push((Process(pid), measurement, host));
-        }
-    }
-    found
+    let tag = variables.find_map(|it| str::from_utf8(it).ok()?.strip_prefix(&begin))?;
+    let (measurement, host) = tag.split_once('/')?;
+    Some((measurement.parse().ok()?, host.parse().ok()?))
 }
 
 /// Of measurements that were killed.

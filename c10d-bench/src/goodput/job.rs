@@ -94,9 +94,9 @@ enum Lasting {
 }
 
 impl Job {
-    pub(super) fn start(side: Side, tools: &Tools) -> Result<Self, Failure> {
+    pub(super) fn start(side: Side, tools: &Tools, is_loopback: bool) -> Result<Self, Failure> {
         let controls = if side.keeps_ranks() { MEMBERS } else { 0 };
-        let hosts = Hosts::start(NODES + controls)?;
+        let hosts = Hosts::start(NODES + controls, is_loopback)?;
         let worker = hosts.folder().join("worker.py");
         fs::write(&worker, include_str!("worker.py")).context("cannot write the script")?;
         let mut site = None;
@@ -437,7 +437,7 @@ impl Job {
     fn rank(&self, seat: Seat) -> Option<Process> {
         let processes = self.records.values().map(|it| &it.0.process);
         let of_seat = processes.filter(|it| it.seat() == seat);
-        let live = of_seat.filter(|it| Process(it.pid).cpu_time().is_some());
+        let live = of_seat.filter(|it| self.hosts.has(seat.node, Process(it.pid)));
         let newest = live.max_by_key(|it| it.start_ms)?;
         Some(Process(newest.pid))
     }

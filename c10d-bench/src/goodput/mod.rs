@@ -68,6 +68,9 @@ pub(super) struct GoodputArgs {
     /// Repeats the faults of a run. [default: another one each time]
     #[arg(long)]
     seed: Option<u64>,
+    /// All nodes on the loopback interface, as without root: leaves out faults of links and of the disk.
+    #[arg(long)]
+    loopback: bool,
     /// The command `c10d`.
     #[arg(long, default_value = "target/dist/c10d")]
     c10d: PathBuf,
@@ -166,7 +169,7 @@ fn measure(args: &GoodputArgs) -> Result<History, Failure> {
     let mut training = Training::default();
     for side in &args.sides {
         let mut measurement = Measurement {
-            job: Job::start(*side, &tools)?,
+            job: Job::start(*side, &tools, args.loopback)?,
             training: &mut training,
             is_ended: &is_ended,
             read_at_ms: 0,

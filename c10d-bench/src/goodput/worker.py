@@ -147,7 +147,7 @@ def kept(training: Training) -> None:
     import c10d_rs.torch as ct
 
     # A relay that is a process of its own, in place of the launcher's.
-    os.environ["MASTER_PORT"] = os.environ.get("GOODPUT_RELAY_PORT", os.environ["MASTER_PORT"])
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["GOODPUT_RELAY_PORT"]}
     membership = ct.join(step=training.begin, timeout=TIMEOUT, silence_max=SILENCE_MAX)
     step = training.begin
     for generation in membership:
