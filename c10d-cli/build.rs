@@ -2,6 +2,7 @@
 //!
 //! Reads git's files instead of running git. A source archive has none, and gets no commit.
 
+use std::env;
 use std::fs;
 use std::path::Path;
 
@@ -10,7 +11,9 @@ const PYTORCH_RELEASE: &str = "2.15";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    // Not that of the build, of which cargo may take the program for another folder.
+    let crate_folder = env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
+    let root = Path::new(&crate_folder).join("..");
     let commit = commit(&root.join(".git"))
         .filter(|commit| commit.bytes().all(|byte| byte.is_ascii_hexdigit()))
         .and_then(|commit| commit.get(..SHOWN_DIGITS).map(str::to_owned));

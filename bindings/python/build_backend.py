@@ -4,6 +4,7 @@
 distribution and pip's ``git+https`` likewise. The profile of Cargo is C10D_BUILD_PROFILE, by default release.
 """
 
+import gzip
 import io
 import json
 import os
@@ -31,18 +32,23 @@ SHARED = {
 def lay_out(command: Path) -> None:
     """Fill the data folder of the wheel with the command, its manual pages and completions."""
     shutil.rmtree(DATA, ignore_errors=True)
-    scripts, share = DATA / "scripts", DATA / "data" / "share"
+    scripts = DATA / "scripts"
     scripts.mkdir(parents=True)
     installed = scripts / "c10d"
     shutil.copy(command, installed)
     if shutil.which("strip"):
         subprocess.run(["strip", installed], check=True)
+    lay_out_shared(installed, DATA / "data" / "share")
+
+
+def lay_out_shared(command: Path, share: Path) -> None:
+    """Write the manual pages and completions of the command, which packages install below share."""
     for shell, name in SHARED.items():
         path = share / name
         path.parent.mkdir(parents=True)
         with path.open("wb") as file:
-            subprocess.run([installed, "completions", shell], stdout=file, check=True)
-    subprocess.run([installed, "man", "--out-dir", share / "man" / "man1"], check=True)
+            subprocess.run([command, "completions", shell], stdout=file, check=True)
+    subprocess.run([command, "man", "--out-dir", share / "man" / "man1"], check=True)
 
 
 def build_command(profile: str) -> Path:
@@ -98,7 +104,8 @@ def add_command(archive: Path) -> None:
 
     text = contents[manifest.name].decode()
     contents[manifest.name] = re.sub(r"^members = (\[[^]]*\])", with_crates, text, count=1, flags=re.M).encode()
-    with tarfile.open(archive, "w:gz") as packed:
+    # The same bytes from the same sources: gzip would keep the time at which it writes.
+    with gzip.GzipFile(archive, "wb", mtime=manifest.mtime) as file, tarfile.open(fileobj=file, mode="w") as packed:
         for name, member in members.items():
             member.size = len(contents.get(name, b""))
             packed.addfile(member, io.BytesIO(contents.get(name, b"")))
