@@ -14,6 +14,8 @@ pub(super) struct Account {
     pub(super) possible: f64,
     /// By how many steps the job is further at the end of it than at its begin.
     pub(super) kept: u64,
+    /// Of the measured time: pauses.
+    pub(super) stalled_ms: u64,
     /// Steps of the whole history that were done again, as a checkpoint was older.
     pub(super) redone: u64,
     /// For each fault that found something, the longest time from then on without a step: to the next fault.
@@ -93,6 +95,7 @@ pub(super) fn account(side: &SideHistory, training: &mut Training) -> Account {
         possible: length(side.measured_ms) / step_ms,
         kept: steps_in(side.measured_ms),
         redone: done.saturating_sub(highest.map_or(0, |last| last + 1)),
+        stalled_ms: stalled_ms(side, &pauses),
         waits: waits(side, &pauses),
         jobs_lost: pauses.iter().filter(|it| !has_survivor(side, **it)).count(),
         processes: side.processes.len(),
@@ -133,6 +136,12 @@ fn pauses(side: &SideHistory) -> Vec<(u64, u64)> {
     }
     pauses.retain(|it| it.1 > side.measured_ms.0 && it.0 < side.measured_ms.1);
     pauses
+}
+
+fn stalled_ms(side: &SideHistory, pauses: &[(u64, u64)]) -> u64 {
+    let (begin, end) = side.measured_ms;
+    let within = pauses.iter().map(|it| it.1.min(end) - it.0.max(begin));
+    within.sum()
 }
 
 fn waits(side: &SideHistory, pauses: &[(u64, u64)]) -> Vec<(Kind, u64)> {

@@ -168,6 +168,7 @@ fn a_restart_from_a_checkpoint_is_counted() {
     // From step 100 to step 801.
     assert_eq!((account.kept, account.redone), (701, 50));
     assert_eq!(account.waits, [(Kind::KillRank, 5000)]);
+    assert_eq!(account.stalled_ms, 5000);
     assert_eq!((account.jobs_lost, account.processes), (0, 16));
     assert!((account.goodput_percent() - 70.1).abs() < 1e-9);
 }
@@ -182,6 +183,7 @@ fn survivors_that_go_on_are_counted() {
     );
     // The longer one of two.
     assert_eq!(account.waits, [(Kind::KillRank, 200)]);
+    assert_eq!(account.stalled_ms, 380);
 }
 
 #[test]

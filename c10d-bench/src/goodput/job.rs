@@ -1,4 +1,7 @@
-//! A job with its hosts and processes: starts what is due, does faults, and reads what the ranks write.
+//! A job with its hosts and processes: starts what is due, and reads what the ranks write.
+
+mod nemesis;
+mod parts;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -7,22 +10,19 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
-use std::time::{Duration, Instant};
 
 use c10d_journal::{EtcdDirectory, EtcdOptions};
-use c10d_socket::{Cancel, Deadline};
-use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::history::{FaultRecord, Launcher, Process as RankProcess, SideHistory};
+use self::parts::{Lasting, Role};
+use super::history::{Launcher, Process as RankProcess, SideHistory};
 use super::hosts::{Hosts, log_file};
-use super::plan::{Abilities, Fault, Kind, NODES, RANKS, RANKS_PER_NODE, Seat};
+use super::plan::{Abilities, NODES, RANKS};
 use super::records::Record;
 use super::scheduler::Scheduler;
 use super::sides::{self, Meeting, Side, Tools};
 use super::training::Training;
 use crate::failure::{Context as _, Failure};
-use crate::process::Process;
 use crate::workload::etcd::{MEMBERS, Site};
 
 /// Of the rendezvous and of candidates, on hosts of their own.
@@ -32,37 +32,6 @@ const PORT: u16 = 29_400;
 const RELAY_PORT: u16 = 29_500;
 
 const PREFIX: &str = "c10d/goodput";
-
-/// How long etcd may take to say which server serves.
-const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// What is supervised, in the order of its numbers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
-    Launcher(usize),
-    Relay(usize),
-    Candidate(usize),
-    Etcd(usize),
-}
-
-impl Role {
-    /// The hosts after the nodes have a member of etcd and a candidate each.
-    const fn host(self) -> usize {
-        match self {
-            Self::Launcher(node) | Self::Relay(node) => node,
-            Self::Candidate(number) | Self::Etcd(number) => NODES + number,
-        }
-    }
-
-    fn name(self) -> String {
-        match self {
-            Self::Launcher(node) => format!("launcher-{node}"),
-            Self::Relay(node) => format!("relay-{node}"),
-            Self::Candidate(number) => format!("candidate-{number}"),
-            Self::Etcd(number) => format!("etcd-{number}"),
-        }
-    }
-}
 
 /// Ends with all its processes when it is dropped.
 pub(super) struct Job {
@@ -82,15 +51,6 @@ pub(super) struct Job {
     lasting: Vec<(u64, Lasting)>,
     // Last: it kills what is left.
     hosts: Hosts,
-}
-
-/// What a fault has changed until it ends.
-#[derive(Debug, Clone, Copy)]
-enum Lasting {
-    Stopped(Process),
-    LinkDown(usize),
-    LinkSlow(usize),
-    DiskFull,
 }
 
 impl Job {
@@ -302,156 +262,6 @@ impl Job {
             is_in && it.runs.last().is_some_and(|it| it.generation == newest)
         });
         members.count() == RANKS
-    }
-
-    /// Begins a fault.
-    pub(super) fn disturb(&mut self, fault: &Fault) -> Result<FaultRecord, Failure> {
-        let now_ms = self.now_ms();
-        let end_ms = now_ms + fault.length_ms;
-        let node = fault.node();
-        let of_node = |node| {
-            (0..RANKS_PER_NODE)
-                .map(|local| Seat { node, local })
-                .collect()
-        };
-        let mut record = FaultRecord {
-            kind: fault.kind,
-            at_ms: now_ms,
-            end_ms,
-            hit: of_node(node),
-            what: format!("node {node}"),
-            is_void: false,
-        };
-        match fault.kind {
-            Kind::KillRank | Kind::KillRanks => {
-                let ranks: Vec<_> = fault
-                    .seats
-                    .iter()
-                    .filter_map(|seat| self.rank(*seat))
-                    .collect();
-                record.hit.clone_from(&fault.seats);
-                record.is_void = ranks.is_empty();
-                record.what = format!("{ranks:?}");
-                for rank in ranks {
-                    let _ = rank.signal(Signal::KILL);
-                }
-            }
-            Kind::StopRank => {
-                record.hit.clone_from(&fault.seats);
-                let rank = self.rank(fault.seats[0]);
-                record.what = format!("{rank:?}");
-                record.is_void = !self.stop(rank, end_ms);
-            }
-            Kind::KillLauncher => record.is_void = !self.kill_node(node),
-            Kind::StopLauncher => {
-                let launcher = self.process(Role::Launcher(node));
-                record.is_void = !self.stop(launcher, end_ms);
-            }
-            Kind::KillRelay => {
-                let relay = self.process(Role::Relay(node));
-                record.is_void = relay.is_none_or(|it| it.signal(Signal::KILL).is_err());
-            }
-            Kind::KillStore => match self.serving() {
-                None if self.side.keeps_ranks() => record.is_void = true,
-                None => {
-                    record.hit = of_node(0);
-                    record.what = "node 0".to_owned();
-                    record.is_void = !self.kill_node(0);
-                }
-                Some(number) => {
-                    record.hit = Vec::new();
-                    record.what = format!("candidate {number}");
-                    let candidate = self.process(Role::Candidate(number));
-                    record.is_void = candidate.is_none_or(|it| it.signal(Signal::KILL).is_err());
-                }
-            },
-            Kind::LoseStoreHost => {
-                let serving = self.serving();
-                let host = serving.map_or(0, |number| Role::Candidate(number).host());
-                record.is_void = serving.is_none() && self.side.keeps_ranks();
-                record.hit = if host == 0 { of_node(0) } else { Vec::new() };
-                record.what = format!("host {host}");
-                if !record.is_void {
-                    self.cut(host, end_ms)?;
-                    self.hosts.kill(host);
-                }
-            }
-            Kind::Cut => self.cut(node, end_ms)?,
-            Kind::Slow => {
-                record.hit = Vec::new();
-                self.hosts.set_slow(node, true)?;
-                self.lasting.push((end_ms, Lasting::LinkSlow(node)));
-            }
-            Kind::FillDisk => {
-                record.hit = Vec::new();
-                record.what = "the shared folder".to_owned();
-                self.hosts.fill_disk();
-                self.lasting.push((end_ms, Lasting::DiskFull));
-            }
-        }
-        Ok(record)
-    }
-
-    fn restore(&self, what: Lasting) -> Result<(), Failure> {
-        match what {
-            // It may have been killed meanwhile.
-            Lasting::Stopped(process) => drop(process.signal(Signal::CONT)),
-            Lasting::LinkDown(host) if self.hosts.has_namespaces() => {
-                self.hosts.set_link(host, true)?
-            }
-            Lasting::LinkDown(_) => {}
-            Lasting::LinkSlow(host) => self.hosts.set_slow(host, false)?,
-            Lasting::DiskFull => self.hosts.empty_disk(),
-        }
-        Ok(())
-    }
-
-    fn cut(&mut self, host: usize, end_ms: u64) -> Result<(), Failure> {
-        self.lasting.push((end_ms, Lasting::LinkDown(host)));
-        match self.hosts.has_namespaces() {
-            true => self.hosts.set_link(host, false),
-            false => Ok(()),
-        }
-    }
-
-    fn stop(&mut self, process: Option<Process>, end_ms: u64) -> bool {
-        let Some(process) = process else { return false };
-        self.lasting.push((end_ms, Lasting::Stopped(process)));
-        process.signal(Signal::STOP).is_ok()
-    }
-
-    /// Kills the launcher first, as if it alone were killed: its guardian ends the ranks, if it has one.
-    fn kill_node(&self, node: usize) -> bool {
-        let launcher = self.process(Role::Launcher(node));
-        let is_hit = launcher.is_some_and(|it| it.signal(Signal::KILL).is_ok());
-        self.hosts.kill(node);
-        is_hit
-    }
-
-    fn process(&self, role: Role) -> Option<Process> {
-        let index = self.roles.iter().position(|it| *it == role)?;
-        Some(Process(self.children[index].as_ref()?.id()))
-    }
-
-    /// The newest live process of a rank.
-    fn rank(&self, seat: Seat) -> Option<Process> {
-        let processes = self.records.values().map(|it| &it.0.process);
-        let of_seat = processes.filter(|it| it.seat() == seat);
-        let live = of_seat.filter(|it| self.hosts.has(seat.node, Process(it.pid)));
-        let newest = live.max_by_key(|it| it.start_ms)?;
-        Some(Process(newest.pid))
-    }
-
-    /// The candidate that serves the store.
-    fn serving(&self) -> Option<usize> {
-        let by = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
-        let status = self.directory.as_ref()?.status(by, &Cancel::NEVER).ok()?;
-        let address = status.leader?.address;
-        let address_of = |number: usize, port| {
-            SocketAddr::new(self.hosts.address(NODES + number), port).to_string()
-        };
-        let mut candidates = self.candidate_ports.iter().enumerate();
-        candidates.position(|(number, port)| address_of(number, *port) == address)
     }
 
     /// Has the ranks end.

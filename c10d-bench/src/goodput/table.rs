@@ -44,6 +44,8 @@ fn report(side: &SideHistory, account: &Account) -> Report {
         row
     };
     let none = Some(Goal::AtMost(0.0));
+    let (begin, end) = side.measured_ms;
+    let stalled = 100.0 * account.stalled_ms as f64 / end.saturating_sub(begin) as f64;
     let count = |name, value: usize, goal| one(name, Unit::Count, value as f64, goal);
     let mut rows = vec![
         one(
@@ -52,6 +54,7 @@ fn report(side: &SideHistory, account: &Account) -> Report {
             account.goodput_percent(),
             Some(Goal::AtLeast(GOODPUT_MIN)),
         ),
+        one("time in pauses", Unit::Percent, stalled, None),
         count("jobs lost", account.jobs_lost, none),
         count("violations", account.violations.len(), none),
         one(
