@@ -56,6 +56,11 @@ pub trait Journal: Send + fmt::Debug {
         Ok(self.format())
     }
 
+    /// With this many bytes of batches since the last snapshot, or as many as the data has, the server starts the next one.
+    fn snapshot_after_bytes(&self) -> usize {
+        64 << 20
+    }
+
     /// Reads everything once, before anything is appended: the newest complete snapshot, chunk by chunk in the order
     /// they were written, then each batch after it, in order and without a gap. Returns the position of the last batch,
     /// or that of the snapshot if there is none after it, or 0.

@@ -32,6 +32,8 @@ pub(super) struct Keeping {
     pub(super) hold: Hold,
     /// The bytes of the batches since the last snapshot.
     pub(super) bytes_since_snapshot: usize,
+    /// Of the journal.
+    pub(super) snapshot_after_bytes: usize,
     /// Whether a snapshot is being copied.
     pub(super) is_copying: bool,
     /// The version of the format that batches have, and the newest that this process writes.
@@ -64,6 +66,7 @@ impl Keeping {
             authority.set_waker(Arc::new(WakeLoop(Arc::clone(&waker))).into());
         }
         let keeping = Self {
+            snapshot_after_bytes: open.journal.snapshot_after_bytes(),
             authority,
             withheld: BTreeSet::new(),
             thread: JournalThread::start(open.journal, open.cancel, open.durable, waker)?,

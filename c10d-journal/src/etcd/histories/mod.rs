@@ -399,8 +399,9 @@ fn direct(address: SocketAddr, timeout: Duration) -> Option<TcpStore> {
     TcpStore::open(&address.ip().to_string(), address.port(), options).ok()
 }
 
-/// The history of this seed, on a prefix of its own. Returns how many processes have led, one after another.
-fn one_history(site: &mut RealSite, seed: u64) -> Result<u64, String> {
+/// The history of this seed, on a prefix of its own. Returns how many processes have led, one after another, and how
+/// many snapshots they have kept.
+fn one_history(site: &mut RealSite, seed: u64) -> Result<(u64, usize), String> {
     let prefix = format!("c10d/histories/{seed}-{}", fastrand::u32(..));
     let mut job = Job::start(site, &prefix, CANDIDATES, TTL_SECONDS, Mutant::None);
     let relays = (0..2).map(|client| {
@@ -439,7 +440,7 @@ fn one_history(site: &mut RealSite, seed: u64) -> Result<u64, String> {
         check_all(found)?;
     }
     job.check(&answers)?;
-    Ok(job.wait_for_claim(1).epoch)
+    Ok((job.wait_for_claim(1).epoch, job.reports.snapshots()))
 }
 
 /// `HISTORIES` says how many, `C10D_SEED` repeats the plan of one.
@@ -452,7 +453,7 @@ fn histories_of_processes_have_an_order() {
     for seed in seeds(count) {
         println!("C10D_SEED={seed}: {:?}", plan(seed));
         match one_history(&mut site, seed) {
-            Ok(epochs) => println!("passed, {epochs} epochs"),
+            Ok((epochs, snapshots)) => println!("passed, {epochs} epochs, {snapshots} snapshots"),
             Err(error) => panic!("C10D_SEED={seed}: {error}"),
         }
     }

@@ -4,7 +4,7 @@ use std::env;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
@@ -26,6 +26,9 @@ const CANDIDATE: &str = "C10D_HISTORY_CANDIDATE";
 /// What goes before a line that is no message of the test program.
 const MARK: &str = "@ ";
 
+/// A second of a history's traffic, about.
+const SNAPSHOT_AFTER_BYTES: usize = 16 << 10;
+
 /// How long a process takes at most to listen.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -44,6 +47,7 @@ pub(super) struct Reports {
     claims: Mutex<Vec<Claim>>,
     /// Processes that have read a part of the log.
     followers: Mutex<Vec<u64>>,
+    snapshots: AtomicUsize,
     failures: Mutex<Vec<String>>,
 }
 
@@ -56,6 +60,11 @@ impl Reports {
     pub(super) fn has_followed(&self, process: u64) -> bool {
         let followers = self.followers.lock().expect("no panic");
         followers.contains(&process)
+    }
+
+    /// How many snapshots are complete.
+    pub(super) fn snapshots(&self) -> usize {
+        self.snapshots.load(Ordering::Relaxed)
     }
 
     /// Processes that ended by themselves.
@@ -128,6 +137,9 @@ impl Process {
                             lease: number(),
                             at: number(),
                         });
+                    }
+                    "kept" => {
+                        reports.snapshots.fetch_add(1, Ordering::Relaxed);
                     }
                     "follows" => reports.followers.lock().expect("no panic").push(process),
                     _ => reports
@@ -215,6 +227,11 @@ impl Journal for Claiming {
         Ok(position)
     }
 
+    /// So that snapshots are taken during a history.
+    fn snapshot_after_bytes(&self) -> usize {
+        SNAPSHOT_AFTER_BYTES
+    }
+
     fn append(&mut self, position: u64, batch: &[u8]) -> Result<(), JournalError> {
         self.0.append(position, batch)
     }
@@ -228,7 +245,9 @@ impl Journal for Claiming {
     }
 
     fn finish_snapshot(&mut self) -> Result<(), JournalError> {
-        self.0.finish_snapshot()
+        self.0.finish_snapshot()?;
+        say("kept");
+        Ok(())
     }
 }
 

@@ -16,9 +16,6 @@ use crate::server::standby::Standby;
 use crate::session::random_seed;
 use crate::state::SNAPSHOT_SLICE;
 
-/// With this many bytes of batches since the last snapshot, or as many as the data has, the next one starts.
-const SNAPSHOT_AFTER_BYTES: usize = 64 << 20;
-
 impl EventLoop {
     /// Takes note of what has become durable, and releases what waits for it.
     ///
@@ -75,7 +72,7 @@ impl EventLoop {
             keeping.hold.start_next();
             keeping.bytes_since_snapshot += batch.len();
             keeping.thread.append(position, batch, &mut keeping.memory);
-            let enough = SNAPSHOT_AFTER_BYTES.max(self.state.data_bytes());
+            let enough = keeping.snapshot_after_bytes.max(self.state.data_bytes());
             let is_due = keeping.bytes_since_snapshot >= enough && !keeping.is_copying;
             if is_due
                 && !self.state.is_in_snapshot()
