@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::ops::RangeBounds;
 use std::time::Instant;
 
 use c10d_socket::{SendBuf, TlsLayer};
@@ -569,6 +570,11 @@ impl Connections {
     pub(super) fn take_captured(&mut self) -> Option<(Token, Vec<u8>)> {
         let (token, reply) = self.captured.pop()?;
         Some((token, bytes_of(reply)))
+    }
+
+    /// How many connections wait until one of these positions is durable.
+    pub(super) fn count_held(&self, positions: impl RangeBounds<u64>) -> usize {
+        self.held.range(positions).map(|(_, held)| held.len()).sum()
     }
 
     /// Everything up to this position is durable: the replies that have waited for it can be sent.

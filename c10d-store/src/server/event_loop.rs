@@ -217,12 +217,14 @@ impl EventLoop {
 
     fn time_to_sleep(&mut self) -> Option<Duration> {
         let is_observed = self.state.is_in_snapshot() || self.is_snapshot_due();
+        let hold = self.keeping.as_ref().and_then(|it| it.hold.until());
         let has_work = !self.ready.is_empty()
             || self.connections.has_touched_clients()
             || self
                 .keeping
                 .as_ref()
-                .is_some_and(|it| it.has_work() || it.has_withheld() || self.state.has_batch())
+                .is_some_and(|it| it.has_work() || it.has_withheld())
+            || (self.state.has_batch() && hold.is_none())
             || self.state.can_sweep();
         if has_work || self.acceptor.has_ready() || is_observed {
             return Some(Duration::ZERO);
@@ -246,6 +248,7 @@ impl EventLoop {
             self.stall.due(),
             self.sessions.next_expiry(),
             self.beat_at,
+            hold.filter(|_| self.state.has_batch()),
         ];
         let next = next.into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))

@@ -10,6 +10,7 @@ use super::{EventLoop, new_sessions};
 use crate::journal::batch::BatchWriter;
 use crate::journal::{Authority, JournalError};
 use crate::server::connection::{Connections, conn_id_of};
+use crate::server::hold::Gathered;
 use crate::server::journal_thread::SnapshotStep;
 use crate::server::keeping::Keeping;
 use crate::server::standby::Standby;
@@ -45,8 +46,12 @@ impl EventLoop {
         }
         keeping.durable = durable;
         self.state.batch_appended();
+        let now = Instant::now();
+        let released = self.connections.count_held(..=durable);
+        let waiting = self.connections.count_held(durable + 1..);
+        keeping.hold.committed(released, waiting, now);
         // What waited for this batch is at the disk while the replies go out.
-        self.keep_gathered(is_busy, Instant::now());
+        self.keep_gathered(is_busy, now);
         self.connections.release(durable);
         self.observed.release(durable);
         while let Some(keeping) = &mut self.keeping
@@ -65,11 +70,14 @@ impl EventLoop {
         let Some(keeping) = &mut self.keeping else {
             return;
         };
-        let gathered_bytes = self.state.gathered_bytes();
-        if keeping.hold.may_go(gathered_bytes, is_busy, now)
+        let gathered = Gathered {
+            bytes: self.state.gathered_bytes(),
+            clients: self.connections.count_held(keeping.durable + 1..),
+        };
+        if keeping.hold.may_go(gathered, is_busy, now)
             && let Some((position, batch)) = self.state.take_batch(&mut keeping.memory)
         {
-            keeping.hold.start_next();
+            keeping.hold.start_next(now);
             keeping.bytes_since_snapshot += batch.len();
             keeping.thread.append(position, batch, &mut keeping.memory);
             let enough = keeping.snapshot_after_bytes.max(self.state.data_bytes());
