@@ -123,20 +123,42 @@ pub(super) fn clean_reads(
     with_journal: &Setting,
     kind: &str,
 ) -> Result<[Row; 1], Failure> {
-    let name = format!("get p50 beside writes {kind}");
-    let mut rows = [Row::new(name, Unit::Microseconds)];
-    rows[0].goal = Some(Goal::RatioAtMost(1.2));
+    let mut rows = [clean_reads_row(kind)];
     measure_in_turn(&mut rows, plain.rounds, true, |is_floor| {
-        read_beside_writes(if is_floor { plain } else { with_journal })
+        read_beside_writes(if is_floor { plain } else { with_journal }, None)
     })?;
     Ok(rows)
 }
 
-fn read_beside_writes(setting: &Setting) -> Result<[f64; 1], Failure> {
+pub(super) fn clean_reads_row(kind: &str) -> Row {
+    let name = format!("get p50 beside writes {kind}");
+    let mut row = Row::new(name, Unit::Microseconds);
+    row.goal = Some(Goal::RatioAtMost(1.2));
+    row
+}
+
+/// What a thread on the servers' core repeats meanwhile.
+pub(super) type Load<'l> = &'l mut (dyn FnMut() -> Result<(), Failure> + Send);
+
+pub(super) fn read_beside_writes(
+    setting: &Setting,
+    load: Option<Load<'_>>,
+) -> Result<[f64; 1], Failure> {
     let is_over = AtomicBool::new(false);
     let reader = open_store(setting.server, None)?;
     reader.set("bench/clean", [7; 64])?;
     thread::scope(|scope| {
+        let load = load.map(|load| {
+            let is_over = &is_over;
+            scope.spawn(move || {
+                on_server_core(setting.cores, || {
+                    while !is_over.load(Ordering::Relaxed) {
+                        load()?;
+                    }
+                    Ok(())
+                })
+            })
+        });
         let writers: Vec<_> = (0..WRITERS)
             .map(|writer| {
                 let is_over = &is_over;
@@ -156,7 +178,7 @@ fn read_beside_writes(setting: &Setting) -> Result<[f64; 1], Failure> {
             Ok(reader.get("bench/clean").map(drop)?)
         });
         is_over.store(true, Ordering::Relaxed);
-        for writer in writers {
+        for writer in writers.into_iter().chain(load) {
             writer.join().expect("no panic")?;
         }
         p50

@@ -5,6 +5,7 @@
 mod candidates;
 mod gateway;
 mod pauses;
+mod reads;
 mod rest;
 mod site;
 mod transaction;
@@ -17,7 +18,7 @@ use candidates::Candidates;
 pub(crate) use site::{EtcdMemberArgs, MEMBERS, Place, Site};
 use transaction::Transaction;
 
-use super::durable::{add_256, against, clean_reads, median};
+use super::durable::{add_256, against, median};
 use super::setting::{Setting, open_store};
 use crate::failure::Failure;
 use crate::rendezvous::JoinedNodes;
@@ -60,7 +61,7 @@ fn requests(setting: &Setting, site: &Site) -> Result<Vec<Row>, Failure> {
     };
     let mut rows = Vec::from(one_add(&in_etcd, site, &candidates)?);
     rows.push(against(setting, &in_etcd, &add_256(), "etcd", 0.5)?);
-    rows.extend(clean_reads(setting, &in_etcd, "etcd")?);
+    rows.extend(reads::clean_reads(setting, &in_etcd, site, &candidates)?);
     Ok(rows)
 }
 
@@ -68,7 +69,7 @@ fn requests(setting: &Setting, site: &Site) -> Result<Vec<Row>, Failure> {
 fn one_add(setting: &Setting, site: &Site, candidates: &Candidates) -> Result<[Row; 1], Failure> {
     let store = open_store(setting.server, None)?;
     store.add("bench/one", 1)?;
-    let mut bare = Transaction::as_of_journal(site, candidates.prefix())?;
+    let mut bare = Transaction::as_of_journal(site, candidates.prefix(), "a")?;
     let mut rows = [Row::new("add p50 etcd", Unit::Microseconds)];
     rows[0].goal = Some(Goal::AboveFloorAtMost(150.0));
     measure_in_turn(&mut rows, setting.rounds, true, |is_floor| {

@@ -175,6 +175,12 @@ impl Site {
         self.wait_for(number)
     }
 
+    /// How many writes of anybody etcd has carried out.
+    pub(super) fn revision(&self) -> io::Result<u64> {
+        let answer = self.gateway(0)?.post("/v3/kv/range", r#"{"key":"YQ=="}"#)?;
+        number_at(&answer, "/header/revision")
+    }
+
     /// How many calls the members have begun to carry out since their start. A call of the gateway is one.
     pub(super) fn calls(&self) -> Result<f64, Failure> {
         let mut calls = 0.0;

@@ -23,8 +23,8 @@ pub(super) struct Transaction {
 }
 
 impl Transaction {
-    /// With the values of the last one of the journal below this prefix.
-    pub(super) fn as_of_journal(site: &Site, prefix: &str) -> Result<Self, Failure> {
+    /// With the values of the last one of the journal below this prefix. `letter` tells its keys from those of others.
+    pub(super) fn as_of_journal(site: &Site, prefix: &str, letter: &str) -> Result<Self, Failure> {
         let open = || {
             // The member that the journal uses: the first one.
             let mut gateway = site.gateway(0)?;
@@ -46,7 +46,7 @@ impl Transaction {
             let head_value = value_of(&format!(r#"{{"key":"{head}"}}"#))?;
             let log_value = value_of(&last)?;
             // As long.
-            let prefix = "b".repeat(prefix.len());
+            let prefix = letter.repeat(prefix.len());
             let [leader, head] = ["leader", "head"].map(|name| base64(&format!("{prefix}/{name}")));
             let mut put = |key: &str, value: &str| {
                 let put = format!(r#"{{"key":"{key}","value":"{value}"}}"#);
