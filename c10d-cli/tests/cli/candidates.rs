@@ -99,6 +99,28 @@ fn a_server_that_was_stopped_answers_nothing_and_stands_by_again() {
     assert_eq!(first.store().add("sum", 1).unwrap(), 7);
 }
 
+/// docs/durable.md, operation: as with a full disk.
+#[test]
+#[ignore = "needs etcd (C10D_ETCD)"]
+fn a_server_whose_etcd_is_full_ends() {
+    let quota = ["--quota-backend-bytes=16777216"];
+    let etcd = Etcd::start_with(|client| format!("http://{client}"), &quota);
+    let mut server = Candidate::start(&etcd);
+    let store = server.store();
+    let value = vec![7; 1 << 20];
+    let written = (0..100).take_while(|_| {
+        let set = store.set("key", &value).and_then(|()| store.add("sum", 1));
+        set.is_ok()
+    });
+    assert!((1..100).contains(&written.count()));
+    let ended = server.running.end();
+    assert_eq!(ended.code, Some(5), "{ended:?}");
+    assert!(
+        ended.stderr.contains("disarm its NOSPACE alarm"),
+        "{ended:?}"
+    );
+}
+
 #[test]
 #[ignore = "needs etcd (C10D_ETCD)"]
 fn clients_of_a_relay_do_not_notice_that_another_server_takes_over() {
