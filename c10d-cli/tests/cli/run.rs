@@ -578,12 +578,7 @@ fn no_temporary_file_outlives_an_agent_that_is_killed() {
     let temporary = job.path("temporary");
     fs::create_dir(&temporary).unwrap();
     let script = "echo > $C10D_TEST_FOLDER/up; sleep 1000 & wait";
-    let options = [
-        "--standalone",
-        "--progress-timeout=1h",
-        "--debug-server",
-        "--log-dir=/dev/null",
-    ];
+    let options = ["--standalone", "--progress-timeout=1h", "--debug-server"];
     let mut command = job.command(&options, script);
     command
         .env("TMPDIR", &temporary)
@@ -591,7 +586,7 @@ fn no_temporary_file_outlives_an_agent_that_is_killed() {
     let agent = Running::start(command);
     job.line("up");
     let left = || fs::read_dir(&temporary).unwrap().count();
-    assert_eq!(left(), 3, "progress, debug server, timers");
+    assert_eq!(left(), 4, "progress, debug server, timers, error files");
     agent.signal(Signal::KILL);
     assert_eq!(agent.end().code, None);
     until("no temporary file is left", || left() == 0);

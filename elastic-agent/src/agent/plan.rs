@@ -16,7 +16,7 @@ use crate::logs::LinePrefix;
 use crate::progress::{Poller, ProgressOptions};
 use crate::ranks::RankBlock;
 use crate::round::{AgentError, StartTimes};
-use crate::worker::{GroupPlan, StartError, WorkerPlan, WorkerSlots};
+use crate::worker::{GroupPlan, Remains, StartError, WorkerPlan, WorkerSlots};
 
 /// Which start of a round's workers is planned.
 #[derive(Debug, Clone, Copy)]
@@ -25,12 +25,14 @@ pub(super) struct PlannedStart<'s> {
     pub(super) restarts: (usize, usize),
     /// How often this agent had started all workers before these.
     pub(super) starts: u64,
+    /// The only worker that is started, by its local rank, while the others run; `None` for all.
+    pub(super) replaced: Option<usize>,
     /// The membership group, and which processes these are in it.
     pub(super) group: Option<GroupStart<'s>>,
 }
 
 impl Node {
-    /// The workers of a round.
+    /// The workers of a round, or the one that is replaced.
     pub(super) fn plan(
         &mut self,
         round: &RendezvousInfo,
@@ -42,12 +44,16 @@ impl Node {
         let options = &self.options;
         let (restart_count, restarts_max) = start.restarts;
         let keep = options.keep.as_ref();
-        let logs = self
-            .logs
-            .start_round(restart_count, options.local_world_size)?;
+        let logs = match start.replaced {
+            None => self
+                .logs
+                .start_round(restart_count, options.local_world_size),
+            Some(local_rank) => self.logs.replace_worker(restart_count, local_rank),
+        }?;
         let short_host = self.host.split('.').next().unwrap_or_default();
         let mut workers = Vec::with_capacity(options.local_world_size);
-        for (local_rank, logs) in logs.workers.into_iter().enumerate() {
+        let local_ranks = start.replaced.unwrap_or_default()..;
+        for (local_rank, logs) in local_ranks.zip(logs.workers) {
             let member = start.group.zip(keep).map(|(start, keep)| GroupMember {
                 group: start.name,
                 incarnation: start.incarnations[local_rank],
@@ -102,13 +108,15 @@ impl Node {
         Ok(GroupPlan::new(workers)
             .with_filtered_stdout(logs.filtered_stdout)
             .with_filtered_stderr(logs.filtered_stderr)
-            .with_temporary(
-                temporary
+            .with_remains(Remains {
+                temporary: temporary
                     .into_iter()
                     .flatten()
                     .map(Path::to_owned)
                     .collect(),
-            ))
+                logs: self.logs.path().map(Path::to_owned),
+                above_logs: self.logs.temporary_above().map(Path::to_owned),
+            }))
     }
 
     /// Starts to watch the progress of the workers that are about to start.

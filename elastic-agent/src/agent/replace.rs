@@ -108,12 +108,10 @@ impl Runtime<'_> {
             PlannedStart {
                 restarts,
                 starts: node.generation - 1,
+                replaced: Some(local_rank),
                 group,
             },
         )?;
-        let Some(plan) = plan.split().into_iter().nth(local_rank) else {
-            return Ok(0);
-        };
         let group = node.start_group(plan)?;
         let pid = group.pids().first().copied().unwrap_or_default();
         running.workers.replace(local_rank, group);

@@ -66,6 +66,7 @@ impl Runtime<'_> {
                 restarts,
                 // Counted up when the workers have a plan.
                 starts: self.node.generation,
+                replaced: None,
                 group: members.as_ref().map(GroupLink::start),
             },
         )?;

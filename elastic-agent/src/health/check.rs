@@ -17,7 +17,7 @@ use super::HealthCheck;
 use crate::cancelled::Cancelled;
 use crate::output::LastBytes;
 use crate::sys;
-use crate::worker::{ExitKind, Guardian, process_group, wait_for_exit};
+use crate::worker::{ExitKind, Guardian, Remains, process_group, wait_for_exit};
 
 const WAITER: &str = "health-check";
 const READER: &str = "health-check-output";
@@ -138,7 +138,7 @@ impl Running {
                 }
             })?;
         // Without one the check still runs; only what it started could outlive a killed launcher.
-        let guardian = Guardian::start(&[]).ok();
+        let guardian = Guardian::start(&Remains::NONE).ok();
         let mut command = Command::new("/bin/sh");
         command
             .arg("-c")

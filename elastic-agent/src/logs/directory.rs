@@ -13,6 +13,7 @@
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::{env, iter};
@@ -36,13 +37,16 @@ const RUN_ID_BYTES_MAX: usize = 100;
 ///
 /// Created when the first round starts. Keeps the files of earlier rounds: PyTorch overwrites those of a
 /// round that ended because nodes joined or left, as the next round has the same restart count. Here each
-/// round has a directory of its own, `attempt_0.1` after `attempt_0`.
+/// round has a directory of its own, `attempt_0.1` after `attempt_0`. One without a file is removed when its workers have
+/// been replaced, so that restarts leave nothing behind.
 #[derive(Debug)]
 pub struct LogDirectory {
     options: LogOptions,
     run_id: String,
     /// The job's own directory; `None` until it is created, and once it is removed.
     path: Option<PathBuf>,
+    /// Those of the workers, by local rank.
+    workers: Vec<PathBuf>,
 }
 
 /// Where the output of one round's workers goes.
@@ -87,6 +91,7 @@ impl LogDirectory {
             options,
             run_id: file_name(run_id),
             path: None,
+            workers: Vec::new(),
         }
     }
 
@@ -95,6 +100,14 @@ impl LogDirectory {
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// The directory above that of the job, if it is the job's too.
+    pub(crate) fn temporary_above(&self) -> Option<&Path> {
+        match self.options.log_dir() {
+            Some(_) => None,
+            None => self.path()?.parent(),
+        }
     }
 
     /// Creates a directory where those of a job would be, and removes it, to find out before the nodes meet that this
@@ -134,8 +147,8 @@ impl LogDirectory {
         }
     }
 
-    /// Creates the directories of a round with `local_world_size` workers. Blocks while the file system
-    /// does.
+    /// Creates the directories of a round with `local_world_size` workers. Those of the last round must have ended. Blocks
+    /// while the file system does.
     ///
     /// # Errors
     /// [`LogDirectoryError`]; directories that were already created stay.
@@ -144,18 +157,46 @@ impl LogDirectory {
         restart_count: usize,
         local_world_size: usize,
     ) -> Result<RoundLogs, LogDirectoryError> {
+        for worker in self.workers.drain(..) {
+            remove_worker(&worker);
+        }
+        self.start_workers(restart_count, 0..local_world_size)
+    }
+
+    /// The same for one worker, whose predecessor has ended. The others run on.
+    pub(crate) fn replace_worker(
+        &mut self,
+        restart_count: usize,
+        local_rank: usize,
+    ) -> Result<RoundLogs, LogDirectoryError> {
+        if let Some(worker) = self.workers.get(local_rank) {
+            remove_worker(worker);
+        }
+        self.start_workers(restart_count, local_rank..local_rank + 1)
+    }
+
+    /// The logs of these workers only.
+    fn start_workers(
+        &mut self,
+        restart_count: usize,
+        local_ranks: Range<usize>,
+    ) -> Result<RoundLogs, LogDirectoryError> {
         let directory = if is_off(&self.options) {
             None
         } else {
             Some(make_round(self.job_directory()?, restart_count)?)
         };
         let mut workers = Vec::new();
-        for local_rank in 0..local_world_size {
+        for local_rank in local_ranks {
             let directory = directory
                 .as_ref()
                 .map(|directory| directory.join(local_rank.to_string()));
             if let Some(directory) = &directory {
                 make(directory)?;
+                match self.workers.get_mut(local_rank) {
+                    Some(worker) => worker.clone_from(directory),
+                    None => self.workers.push(directory.clone()),
+                }
             }
             workers.push(self.options.route(local_rank, directory.as_deref()));
         }
@@ -202,6 +243,15 @@ fn directories_in(path: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(path).into_iter().flatten().flatten();
     let directories = entries.filter(|entry| entry.file_type().is_ok_and(|it| it.is_dir()));
     directories.map(|entry| entry.path())
+}
+
+/// Also removes the directory of its round, if it was the last one there.
+fn remove_worker(path: &Path) {
+    if remove_if_empty(path)
+        && let Some(round) = path.parent()
+    {
+        remove_if_empty(round);
+    }
 }
 
 /// Returns whether it is removed.
@@ -336,6 +386,36 @@ mod tests {
             fs::metadata(job).unwrap().permissions().mode() & 0o777,
             PRIVATE
         );
+    }
+
+    #[test]
+    fn rounds_and_workers_that_wrote_nothing_leave_no_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut logs = LogDirectory::new(options(folder.path()), "job");
+        let names = |path: &Path| {
+            let mut names: Vec<_> = directories_in(path)
+                .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+                .collect();
+            names.sort();
+            names
+        };
+        for restart_count in [0, 0, 1, 2] {
+            logs.start_round(restart_count, 2).unwrap();
+        }
+        let job = logs.path().unwrap().to_owned();
+        assert_eq!(names(&job), ["attempt_2"]);
+        for restart_count in 3..6 {
+            let worker = logs.replace_worker(restart_count, 1).unwrap();
+            assert_eq!(worker.workers.len(), 1);
+            let latest = format!("attempt_{restart_count}");
+            assert_eq!(names(&job), ["attempt_2", &latest]);
+            assert_eq!(names(&job.join(latest)), ["1"]);
+        }
+        assert_eq!(names(&job.join("attempt_2")), ["0"]);
+        logs.replace_worker(6, 0).unwrap();
+        assert_eq!(names(&job), ["attempt_5", "attempt_6"]);
+        logs.start_round(7, 2).unwrap();
+        assert_eq!(names(&job), ["attempt_7"]);
     }
 
     #[test]

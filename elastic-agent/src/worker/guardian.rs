@@ -11,18 +11,48 @@
 
 use std::io::{self, PipeReader, PipeWriter};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 /// Standard input has a line for each process group, and ends with the agent. Milliseconds later the
-/// system has hardly given a group id to other processes. The arguments are the files to remove.
+/// system has hardly given a group id to other processes. The arguments are those of [`Remains`]; `rmdir` leaves
+/// directories with files.
 const SCRIPT: &str = "\
 trap '' HUP INT QUIT TERM
-groups=
+logs=$1 above=$2 groups=
+shift 2
 while read -r group; do groups=\"$groups $group\"; done
 for group in $groups; do kill -s KILL -- \"-$group\"; done
-if [ $# -gt 0 ]; then PATH=/bin:/usr/bin rm -rf -- \"$@\"; fi";
+PATH=/bin:/usr/bin
+if [ $# -gt 0 ]; then rm -rf -- \"$@\"; fi
+if [ -n \"$logs\" ]; then rmdir -- \"$logs\"/*/* \"$logs\"/* \"$logs\" ${above:+\"$above\"}; fi";
+
+/// What a guardian removes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Remains {
+    /// Files and directories.
+    pub(crate) temporary: Vec<PathBuf>,
+    /// The log directory of the job: the directories in it that have no file, and itself.
+    pub(crate) logs: Option<PathBuf>,
+    /// The directory above it, if it is temporary too.
+    pub(crate) above_logs: Option<PathBuf>,
+}
+
+impl Remains {
+    pub(crate) const NONE: Self = Self {
+        temporary: Vec::new(),
+        logs: None,
+        above_logs: None,
+    };
+
+    fn arguments(&self) -> impl Iterator<Item = &Path> {
+        let logs = [&self.logs, &self.above_logs];
+        let logs = logs.map(|path| path.as_deref().unwrap_or(Path::new("")));
+        let temporary = self.temporary.iter().map(PathBuf::as_path);
+        logs.into_iter().chain(temporary)
+    }
+}
 
 /// A running guardian. Dropping it ends it without effect.
 #[derive(Debug)]
@@ -34,12 +64,12 @@ pub(crate) struct Guardian {
 }
 
 impl Guardian {
-    /// Starts a guardian, which kills the process groups reported to it, and then removes these files and directories,
-    /// when this process ends without dropping it. Blocks until the shell is loaded, about a millisecond.
+    /// Starts a guardian, which kills the process groups reported to it, and then removes what remains, when this process
+    /// ends without dropping it. Blocks until the shell is loaded, about a millisecond.
     ///
     /// # Errors
     /// Those of the system: `/bin/sh` does not exist, or no process or descriptor is left.
-    pub(crate) fn start(temporary: &[PathBuf]) -> io::Result<Self> {
+    pub(crate) fn start(remains: &Remains) -> io::Result<Self> {
         // Both ends are close-on-exec: a program that inherited one would keep the input open.
         let (reader, names) = io::pipe()?;
         // A shell that was stopped (SIGSTOP) must not block workers.
@@ -47,7 +77,7 @@ impl Guardian {
         let mut command = Command::new("/bin/sh");
         command
             .args(["-c", SCRIPT, "elastic-guardian"])
-            .args(temporary)
+            .args(remains.arguments())
             .env_clear()
             .current_dir("/")
             // Signals that a terminal or a caller sends to the agent's group must not reach the guardian.
@@ -107,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_worker_reports_its_group_and_is_killed_when_the_input_ends() {
-        let mut guardian = Guardian::start(&[]).unwrap();
+        let mut guardian = Guardian::start(&Remains::NONE).unwrap();
         let mut workers = [(); 3].map(|()| worker(&guardian, "sleep", &["1000"]));
         close_input(&mut guardian);
         assert!(guardian.shell.wait().unwrap().success());
@@ -122,17 +152,62 @@ mod tests {
         let temporary = ["a file", "-a directory"].map(|name| folder.path().join(name));
         std::fs::write(&temporary[0], "").unwrap();
         std::fs::create_dir_all(temporary[1].join("in it")).unwrap();
-        drop(Guardian::start(&temporary).unwrap());
+        let remains = Remains {
+            temporary: temporary.to_vec(),
+            ..Remains::NONE
+        };
+        drop(Guardian::start(&remains).unwrap());
         assert!(temporary.iter().all(|path| path.exists()));
-        let mut guardian = Guardian::start(&temporary).unwrap();
+        let mut guardian = Guardian::start(&remains).unwrap();
         close_input(&mut guardian);
         assert!(guardian.shell.wait().unwrap().success());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
+    fn log_directories_without_files_are_removed_when_the_input_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let above = folder.path().join("-above of $(its) \"job\"");
+        let logs = above.join("a job");
+        let worker = |round: &str, local_rank: &str| {
+            let directory = logs.join(round).join(local_rank);
+            std::fs::create_dir_all(&directory).unwrap();
+            directory
+        };
+        let remains = Remains {
+            logs: Some(logs.clone()),
+            above_logs: Some(above.clone()),
+            ..Remains::NONE
+        };
+        let killed = || {
+            let mut guardian = Guardian::start(&remains).unwrap();
+            close_input(&mut guardian);
+            guardian.shell.wait().unwrap();
+        };
+        let with_file = worker("attempt_0", "1").join("error.json");
+        std::fs::write(&with_file, "").unwrap();
+        let empty = [worker("attempt_0", "0"), worker("attempt_0.1", "0")];
+        killed();
+        assert!(with_file.exists() && !empty.iter().any(|path| path.exists()));
+        assert!(!logs.join("attempt_0.1").exists());
+        std::fs::remove_file(with_file).unwrap();
+        killed();
+        assert!(!above.exists() && folder.path().exists());
+        // One that is not temporary stays.
+        worker("attempt_0", "0");
+        let mut guardian = Guardian::start(&Remains {
+            above_logs: None,
+            ..remains
+        })
+        .unwrap();
+        close_input(&mut guardian);
+        guardian.shell.wait().unwrap();
+        assert!(!logs.exists() && above.exists());
+    }
+
+    #[test]
     fn a_dropped_guardian_kills_no_worker() {
-        let guardian = Guardian::start(&[]).unwrap();
+        let guardian = Guardian::start(&Remains::NONE).unwrap();
         let mut worker = worker(&guardian, "sleep", &["1000"]);
         drop(guardian);
         kill_process(Pid::from_child(&worker), Signal::USR1).unwrap();
@@ -142,7 +217,7 @@ mod tests {
 
     #[test]
     fn termination_signals_do_not_end_the_guardian() {
-        let mut guardian = Guardian::start(&[]).unwrap();
+        let mut guardian = Guardian::start(&Remains::NONE).unwrap();
         let mut worker = worker(&guardian, "sleep", &["1000"]);
         // The shell reads after it has set its traps.
         let started = Instant::now();
@@ -160,7 +235,7 @@ mod tests {
 
     #[test]
     fn workers_start_without_a_guardian() {
-        let mut guardian = Guardian::start(&[]).unwrap();
+        let mut guardian = Guardian::start(&Remains::NONE).unwrap();
         guardian.shell.kill().unwrap();
         guardian.shell.wait().unwrap();
         assert!(worker(&guardian, "true", &[]).wait().unwrap().success());
@@ -168,7 +243,7 @@ mod tests {
 
     #[test]
     fn workers_start_when_the_guardian_does_not_read() {
-        let mut guardian = Guardian::start(&[]).unwrap();
+        let mut guardian = Guardian::start(&Remains::NONE).unwrap();
         guardian.shell.kill().unwrap();
         guardian.shell.wait().unwrap();
         while (&*guardian.names).write(&[b'\n'; 1024]).is_ok() {}

@@ -21,7 +21,7 @@ mod waiter;
 pub use error::StartError;
 pub use exit_code::ExitKind;
 pub use group::WorkerGroup;
-pub(crate) use guardian::Guardian;
+pub(crate) use guardian::{Guardian, Remains};
 pub use kill_switch::KillSwitch;
 pub use outcome::{WorkerExit, WorkerOutcome};
 pub use plan::{GroupPlan, WorkerPlan};

@@ -1,8 +1,8 @@
 //! The workers that a group starts.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 
+use super::guardian::Remains;
 use crate::command_line::CommandLine;
 use crate::logs::{FilteredLog, WorkerLogs};
 
@@ -74,7 +74,7 @@ pub struct GroupPlan {
     pub(super) workers: Vec<WorkerPlan>,
     pub(super) filtered_stdout: Option<FilteredLog>,
     pub(super) filtered_stderr: Option<FilteredLog>,
-    pub(super) temporary: Vec<PathBuf>,
+    pub(super) remains: Remains,
 }
 
 impl GroupPlan {
@@ -84,7 +84,7 @@ impl GroupPlan {
             workers,
             filtered_stdout: None,
             filtered_stderr: None,
-            temporary: Vec::new(),
+            remains: Remains::NONE,
         }
     }
 
@@ -101,9 +101,9 @@ impl GroupPlan {
         self
     }
 
-    /// Files and directories that another process removes if this one is killed while the workers run.
-    pub(crate) fn with_temporary(mut self, paths: Vec<PathBuf>) -> Self {
-        self.temporary = paths;
+    /// What another process removes if this one is killed while the workers run.
+    pub(crate) fn with_remains(mut self, remains: Remains) -> Self {
+        self.remains = remains;
         self
     }
 
@@ -114,7 +114,7 @@ impl GroupPlan {
             workers: vec![worker],
             filtered_stdout: self.filtered_stdout.clone(),
             filtered_stderr: self.filtered_stderr.clone(),
-            temporary: self.temporary.clone(),
+            remains: self.remains.clone(),
         });
         each.collect()
     }

@@ -1,7 +1,6 @@
 //! The processes of a group, and what serves them: how they start.
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -11,7 +10,7 @@ use crossbeam_channel::{Receiver, unbounded};
 use rustix::process::{Pid, getpid};
 
 use super::error::StartError;
-use super::guardian::Guardian;
+use super::guardian::{Guardian, Remains};
 use super::kill_switch::KillSwitch;
 use super::plan::{GroupPlan, WorkerPlan};
 use super::spawner::Spawner;
@@ -68,7 +67,7 @@ impl Processes {
             .map_err(system)?;
         let spawner = Spawner::start().map_err(system)?;
         let (waiters, ended) = start_waiters(plan.workers.len()).map_err(system)?;
-        let guardian = start_guardian(&plan.temporary);
+        let guardian = start_guardian(&plan.remains);
         let pids = match forked {
             None => Ok(Vec::new()),
             Some(forked) => start_forked(forked, &plan.workers, &all_streams, guardian.as_ref()),
@@ -184,8 +183,8 @@ fn start_waiters(count: usize) -> io::Result<(Vec<Waiter>, Receiver<Ended>)> {
     Ok((waiters, ended_seen))
 }
 
-fn start_guardian(temporary: &[PathBuf]) -> Option<Guardian> {
-    let started = Guardian::start(temporary).inspect_err(|error| {
+fn start_guardian(remains: &Remains) -> Option<Guardian> {
+    let started = Guardian::start(remains).inspect_err(|error| {
         log::warn!(
             "cannot start the guardian process: if this process is killed, child processes of its workers \
              keep running: {error}"
