@@ -15,7 +15,7 @@ use crate::output::print_line;
 use crate::process::Process;
 
 /// The start of the line with a server's address; `c10d store serve` prints it too.
-const ANNOUNCEMENT: &str = "listening on ";
+pub(super) const ANNOUNCEMENT: &str = "listening on ";
 
 /// A server started from this program's own executable. Killed on drop.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 #[derive(Debug)]
 pub(crate) struct Failure {
     text: String,
-    /// Those of `c10d`: 2 for invalid arguments, as for those that clap rejects; 4 if standard output cannot be written,
+    /// 1 if the measured programs fail a check. The others are those of `c10d`: 2 for invalid arguments, as for those that clap rejects; 4 if standard output cannot be written,
     /// as when the disk is full; 141, that of a program ended by SIGPIPE, if its reader closed it; otherwise 3.
     exit_code: u8,
 }
@@ -21,6 +21,14 @@ impl Failure {
         Self {
             text: text.to_string(),
             exit_code: 3,
+        }
+    }
+
+    /// The measurement is complete, and what it checks does not hold.
+    pub(crate) fn check(text: impl fmt::Display) -> Self {
+        Self {
+            exit_code: 1,
+            ..Self::new(text)
         }
     }
 

@@ -23,6 +23,7 @@ mod report;
 mod rpc;
 mod rref;
 mod servers;
+mod soak;
 mod store;
 mod store_place;
 mod store_server;
@@ -49,6 +50,14 @@ enum BenchCommand {
     Relay(relay::RelayBenchArgs),
     /// Measures calls between two workers, in one process and in two.
     Rpc(rpc::RpcBenchArgs),
+    /// Runs thousands of short jobs against servers that run all the time, and finds what grows.
+    Soak(soak::SoakArgs),
+    /// A worker of the job of `soak` that runs all the time.
+    #[command(hide = true)]
+    SoakMember,
+    /// Becomes a command that ends with the process that has started it.
+    #[command(hide = true)]
+    EndWithParent(soak::CommandArgs),
     /// The second process of `rpc`.
     #[command(hide = true)]
     RpcPeer(rpc::RpcPeerArgs),
@@ -91,6 +100,9 @@ fn run(command: &BenchCommand) -> Result<(), Failure> {
             Ok(())
         }
         BenchCommand::Relay(args) => relay::run(args),
+        BenchCommand::Soak(args) => soak::run(args),
+        BenchCommand::SoakMember => soak::run_member(),
+        BenchCommand::EndWithParent(args) => args.become_command(),
         BenchCommand::Rpc(args) => rpc::run(args),
         BenchCommand::RpcPeer(args) => rpc::serve(args),
         BenchCommand::Rref(args) => rref::run(args),

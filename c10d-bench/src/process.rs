@@ -31,14 +31,34 @@ impl Process {
         Some(files.count())
     }
 
+    /// Resident memory in bytes, shared pages included.
+    pub(super) fn resident_bytes(self) -> Option<u64> {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// Its share of the resident memory in bytes: a page of N processes counts as an Nth.
+    pub(super) fn proportional_bytes(self) -> Option<u64> {
+        self.bytes_in("smaps_rollup", "Pss:")
+    }
+
+    /// How many threads it has.
+    pub(super) fn threads(self) -> Option<usize> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).ok()?;
+        Some(tasks.count())
+    }
+
     /// The most resident memory that it ever had, in bytes.
     pub(super) fn peak_bytes(self) -> Option<u64> {
         self.status_bytes("VmHWM:")
     }
 
     fn status_bytes(self, name: &str) -> Option<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.0)).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        self.bytes_in("status", name)
+    }
+
+    fn bytes_in(self, file: &str, name: &str) -> Option<u64> {
+        let text = fs::read_to_string(format!("/proc/{}/{file}", self.0)).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kibibytes << 10)
     }
@@ -67,12 +87,19 @@ mod tests {
         if cfg!(target_os = "linux") {
             assert!(this.anonymous_bytes().unwrap() > 4096);
             assert!(this.peak_bytes() >= this.anonymous_bytes());
+            assert!(this.resident_bytes() > this.anonymous_bytes());
+            assert!(this.proportional_bytes().unwrap() > 4096);
             assert!(this.open_files().unwrap() > 0);
+            assert!(this.threads().unwrap() > 0);
             assert!(this.cpu_time().unwrap() < Duration::from_secs(3600));
         }
         // Above the largest process id.
         let nobody = Process(u32::MAX);
         assert_eq!((nobody.anonymous_bytes(), nobody.cpu_time()), (None, None));
         assert_eq!((nobody.peak_bytes(), nobody.open_files()), (None, None));
+        assert_eq!(
+            (nobody.proportional_bytes(), nobody.threads()),
+            (None, None)
+        );
     }
 }

@@ -21,7 +21,7 @@ pub(super) enum Unit {
 }
 
 impl Unit {
-    const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::OperationsPerSecond => "ops/s",
             Self::Microseconds => "us",
@@ -33,7 +33,7 @@ impl Unit {
         }
     }
 
-    const fn decimals(self) -> usize {
+    pub(super) const fn decimals(self) -> usize {
         match self {
             Self::OperationsPerSecond | Self::Bytes => 0,
             Self::Microseconds | Self::Milliseconds | Self::Count => 1,
@@ -335,27 +335,7 @@ impl Report {
                 row.goal_text(),
             ]
         }));
-        let mut widths = [0; HEADINGS.len()];
-        for line in &lines {
-            for (width, cell) in widths.iter_mut().zip(line) {
-                *width = (*width).max(cell.len());
-            }
-        }
-        let shown = |column: usize| lines[1..].iter().any(|line| !line[column].is_empty());
-        let mut table = format!("{}\n", self.subject);
-        for line in &lines {
-            let mut text = String::new();
-            for (column, (cell, width)) in line.iter().zip(widths).enumerate() {
-                // Aligns numbers right, words left. Writing to a string cannot fail.
-                let _ = match column {
-                    _ if !shown(column) => Ok(()),
-                    0 | 4 | 9 => write!(text, "{cell:<width$}  "),
-                    _ => write!(text, "{cell:>width$}  "),
-                };
-            }
-            table.push_str(text.trim_end());
-            table.push('\n');
-        }
+        let mut table = format!("{}\n{}", self.subject, aligned(&lines, &[0, 4, 9]));
         for note in &self.notes {
             table.push_str("note: ");
             table.push_str(note);
@@ -365,8 +345,35 @@ impl Report {
     }
 }
 
+/// Lines of a table, of which the first has the headings. Leaves out columns without cells; aligns the columns of words
+/// left, all others right.
+pub(super) fn aligned<const N: usize>(lines: &[[String; N]], words: &[usize]) -> String {
+    let mut widths = [0; N];
+    for line in lines {
+        for (width, cell) in widths.iter_mut().zip(line) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let shown = |column: usize| lines[1..].iter().any(|line| !line[column].is_empty());
+    let mut table = String::new();
+    for line in lines {
+        let mut text = String::new();
+        for (column, (cell, width)) in line.iter().zip(widths).enumerate() {
+            // Writing to a string cannot fail.
+            let _ = match column {
+                _ if !shown(column) => Ok(()),
+                _ if words.contains(&column) => write!(text, "{cell:<width$}  "),
+                _ => write!(text, "{cell:>width$}  "),
+            };
+        }
+        table.push_str(text.trim_end());
+        table.push('\n');
+    }
+    table
+}
+
 /// `1234567.8` as `1,234,568`.
-fn with_separators(value: f64, decimals: usize) -> String {
+pub(super) fn with_separators(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let digits = text.find('.').unwrap_or(text.len());
     let mut separated = String::with_capacity(text.len() + digits / 3);

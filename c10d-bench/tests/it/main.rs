@@ -7,4 +7,5 @@ mod relay;
 mod rendezvous;
 mod rpc;
 mod rref;
+mod soak;
 mod store;

@@ -1,0 +1,144 @@
+//! Starts programs that end with this one, and finds those that were left behind.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use clap::Args;
+
+use crate::child::end_with_measurement;
+use crate::failure::{Context as _, Failure};
+use crate::process::Process;
+
+/// Names the owner of a process, and of all that it starts.
+const OWNER_VARIABLE: &str = "C10D_SOAK_OWNER";
+
+/// A command with its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct CommandArgs {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    words: Vec<OsString>,
+}
+
+impl CommandArgs {
+    /// Replaces this process. Returns only if that fails.
+    pub(crate) fn become_command(&self) -> Result<(), Failure> {
+        end_with_measurement();
+        let error = Command::new(&self.words[0]).args(&self.words[1..]).exec();
+        Err(error).with_context(|| format!("cannot run {}", self.words[0].display()))
+    }
+}
+
+/// The programs of a run, and what is in their environment.
+#[derive(Debug)]
+pub(super) struct Programs {
+    /// The measured command.
+    c10d: PathBuf,
+    /// This program.
+    pub(super) own: PathBuf,
+    /// The directory for temporary files.
+    pub(super) temporary: PathBuf,
+    /// Different for each run.
+    run: String,
+}
+
+impl Programs {
+    /// Without a path, `c10d` is that of the environment, or where this program is.
+    pub(super) fn find(c10d: Option<&Path>, temporary: PathBuf) -> Result<Self, Failure> {
+        let own = env::current_exe().context("cannot find the executable of this process")?;
+        let given = c10d.map(Path::to_path_buf);
+        let given = given.or_else(|| env::var_os("C10D").map(PathBuf::from));
+        let c10d = given.unwrap_or_else(|| own.with_file_name("c10d"));
+        if !c10d.is_file() {
+            return Err(Failure::usage(format!(
+                "{} is missing: build it (cargo build -p c10d-cli), or name it with --c10d",
+                c10d.display()
+            )));
+        }
+        Ok(Self {
+            c10d,
+            own,
+            temporary,
+            run: format!("{}-", std::process::id()),
+        })
+    }
+
+    /// `c10d` with these arguments, which ends with this program.
+    pub(super) fn c10d(&self, owner: &str, words: &[String]) -> Command {
+        let mut command = Command::new(&self.own);
+        command.arg("end-with-parent").arg(&self.c10d).args(words);
+        let given = env::vars_os().map(|(name, _)| name);
+        for name in given.filter(|name| name.as_encoded_bytes().starts_with(b"PET_")) {
+            command.env_remove(name);
+        }
+        command
+            .env_remove("RUST_LOG")
+            .env("TMPDIR", &self.temporary)
+            .env("C10D", &self.c10d)
+            .env(OWNER_VARIABLE, format!("{}{owner}", self.run))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// The processes that this run has started, directly or not, with their owners.
+    pub(super) fn running(&self) -> Vec<(Process, String)> {
+        let prefix = format!("{OWNER_VARIABLE}={}", self.run);
+        processes_with(&prefix)
+    }
+
+    /// The answer of `c10d store stats`.
+    pub(super) fn stats(
+        &self,
+        store: &str,
+    ) -> Result<BTreeMap<String, serde_json::Value>, Failure> {
+        let words = ["store", "stats", "--json", "--connect", store].map(str::to_owned);
+        let output = self
+            .c10d("stats", &words)
+            .output()
+            .context("c10d store stats")?;
+        if !output.status.success() {
+            let error = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(Failure::new(error)).context("c10d store stats");
+        }
+        serde_json::from_slice(&output.stdout).context("c10d store stats")
+    }
+}
+
+/// All processes of this user with a variable that begins so, and its rest.
+fn processes_with(prefix: &str) -> Vec<(Process, String)> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    ids.filter_map(|id: u32| {
+        let environment = fs::read(format!("/proc/{id}/environ")).ok()?;
+        let rest = environment
+            .split(|byte| *byte == 0)
+            .find_map(|entry| entry.strip_prefix(prefix.as_bytes()))?;
+        Some((Process(id), String::from_utf8_lossy(rest).into_owned()))
+    })
+    .collect()
+}
+
+/// How many files and directories are below a directory, and the bytes of the files. One that is missing has none.
+pub(super) fn files_below(directory: &Path) -> (usize, u64) {
+    let (mut files, mut bytes) = (0, 0);
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        files += 1;
+        match entry.metadata() {
+            Ok(it) if it.is_dir() => {
+                let (more, its_bytes) = files_below(&entry.path());
+                files += more;
+                bytes += its_bytes;
+            }
+            Ok(it) => bytes += it.len(),
+            // Removed meanwhile.
+            Err(_) => {}
+        }
+    }
+    (files, bytes)
+}

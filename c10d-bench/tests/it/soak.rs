@@ -1,0 +1,85 @@
+//! `c10d-bench soak`: a few jobs of each kind, what is measured, and what is left.
+
+use std::fs;
+use std::path::Path;
+
+use integration_tests::launcher::c10d;
+use serde_json::Value;
+
+use crate::process::{Ended, run};
+
+fn soak(options: &[&str]) -> Ended {
+    let c10d = format!("--c10d={}", c10d().display());
+    run(["soak", &c10d].iter().chain(options))
+}
+
+fn measure<'r>(report: &'r Value, name: &str) -> &'r Value {
+    let measures = report["measures"].as_array().unwrap();
+    let found = measures.iter().find(|measure| measure["name"] == name);
+    found.unwrap_or_else(|| panic!("no {name} in {report}"))
+}
+
+#[test]
+fn a_small_run_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("soak");
+    let csv = folder.path().join("samples.csv");
+    let options = [
+        "--minutes=0.2",
+        "--jobs=24",
+        "--json",
+        &format!("--seed={}", fastrand::u64(..)),
+        &format!("--dir={}", directory.display()),
+        &format!("--csv={}", csv.display()),
+    ];
+    let ended = soak(&options);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    assert_eq!(report["jobs"], 24, "{ended:?}");
+    assert_eq!(report["ended_otherwise"], Value::Array(Vec::new()));
+    for name in [
+        "processes of ended jobs",
+        "processes at the end",
+        "temporary files at the end",
+    ] {
+        assert_eq!(measure(&report, name)["judged"], 0.0, "{ended:?}");
+    }
+    for process in ["store in memory", "launcher", "launcher by relay"] {
+        for what in ["RSS", "PSS", "anonymous memory", "descriptors", "threads"] {
+            let last = &measure(&report, &format!("{process}: {what}"))["last"];
+            assert!(last.as_f64().unwrap() > 0.0, "{process}: {what}");
+        }
+    }
+    assert_eq!(fs::read_dir(directory.join("tmp")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(directory.join("jobs")).unwrap().count(), 0);
+    let samples = fs::read_to_string(csv).unwrap();
+    let mut lines = samples.lines();
+    assert_eq!(lines.next(), Some("seconds,jobs,incarnation,measure,value"));
+    assert!(lines.all(|line| line.split(',').count() == 5), "{samples}");
+    // The store is as its server left it, also after its restarts.
+    assert!(directory.join("store/journal.db").exists());
+}
+
+#[test]
+fn a_command_that_fails_is_a_failed_check_and_is_named() {
+    // It starts, and is no store.
+    let ended = run(["soak", "--minutes=0.1", "--c10d=/bin/true"]);
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    assert!(ended.stderr.contains("store with a directory"), "{ended:?}");
+}
+
+#[test]
+fn invalid_options_of_soak_have_exit_code_2() {
+    let missing = Path::new("/nonexistent/c10d");
+    let c10d = format!("--c10d={}", missing.display());
+    for words in [
+        &["--minutes=0"][..],
+        &["--hours=nan"],
+        &["--hours=1", "--minutes=1"],
+        &["--jobs=x"],
+        &[&c10d],
+    ] {
+        let ended = run(["soak"].iter().chain(words));
+        assert_eq!(ended.code, Some(2), "{words:?}: {ended:?}");
+    }
+}
