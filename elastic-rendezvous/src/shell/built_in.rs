@@ -62,17 +62,17 @@ pub fn create_c10d(
         workers_host,
         candidate,
     } = open_store(parameters, &settings)?;
-    let (store, mut backend) = if is_tcp(parameters) {
+    let mut for_rounds: Option<Arc<dyn Store>> = None;
+    let store = if is_tcp(parameters) {
         let followed = address.clone().filter(|_| parameters.store().is_some());
         let store = keep_connected(store, followed, hosted.as_deref(), parameters, &settings)?;
-        let for_rounds = Arc::new(store.without_repeats());
-        let backend = C10dBackend::new(for_rounds, &settings.run_id)?;
-        let store: Arc<dyn Store> = Arc::new(store);
-        (store, backend.with_reconnecting_store())
+        for_rounds = Some(Arc::new(store.without_repeats()));
+        Arc::new(store)
     } else {
-        let backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
-        (store, backend)
+        store
     };
+    // Over the store that repeats requests: what creates the key and claims the store may be sent twice.
+    let mut backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
     let address = address.filter(|_| is_shared);
     let mut options = DynamicRendezvousOptions::new().with_shared_store(has_agent_store);
     let needs_relays = settings.max_nodes > 1 || hosted.is_none();
@@ -83,6 +83,9 @@ pub fn create_c10d(
         }
         backend = backend.with_workers_here(hosted.is_some())?;
         options = options.with_workers_at(address.clone());
+    }
+    if let Some(for_rounds) = for_rounds {
+        backend = backend.with_reconnecting_store(for_rounds);
     }
     if let Some(hook) = parameters.server_hook() {
         if let Some(server) = hosted.as_ref().and_then(|store| store.server()) {

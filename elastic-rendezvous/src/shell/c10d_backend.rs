@@ -92,9 +92,10 @@ impl C10dBackend {
         Ok(backend)
     }
 
-    /// The store connects again by itself.
+    /// From now on with another handle of the same store, which connects again by itself.
     #[must_use]
-    pub(crate) const fn with_reconnecting_store(mut self) -> Self {
+    pub(crate) fn with_reconnecting_store(mut self, store: Arc<dyn Store>) -> Self {
+        self.store = store;
         self.is_reconnecting = true;
         self
     }

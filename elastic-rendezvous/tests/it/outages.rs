@@ -37,20 +37,27 @@ fn start_server() -> TcpStore {
     TcpStore::open("127.0.0.1", 0, options).expect("a free port")
 }
 
+fn create_node(
+    proxy: &Proxy,
+    config: &str,
+    nodes: (usize, usize),
+) -> Result<Arc<dyn RendezvousHandler>, RendezvousError> {
+    let endpoint = format!("127.0.0.1:{}", proxy.port());
+    let config = parse_config(config).expect("settings");
+    let parameters = RendezvousParameters::new("c10d", endpoint, "job", nodes.0, nodes.1)
+        .expect("parameters")
+        .with_local_addr("127.0.0.1")
+        .with_config(config);
+    RendezvousRegistry::default().create(&parameters)
+}
+
 impl Job {
     fn start(count: usize, min_nodes: usize, max_nodes: usize) -> Self {
         let server = start_server();
         let address = server.server().expect("a server").local_addr();
         let nodes = (0..count).map(|_| {
             let proxy = Proxy::to(address);
-            let endpoint = format!("127.0.0.1:{}", proxy.port());
-            let config = parse_config(CONFIG).expect("settings");
-            let parameters =
-                RendezvousParameters::new("c10d", endpoint, "job", min_nodes, max_nodes)
-                    .expect("parameters")
-                    .with_local_addr("127.0.0.1")
-                    .with_config(config);
-            let handler = RendezvousRegistry::default().create(&parameters);
+            let handler = create_node(&proxy, CONFIG, (min_nodes, max_nodes));
             (proxy, handler.expect("a handler"))
         });
         Self {
@@ -294,6 +301,26 @@ fn nodes_whose_store_came_back_empty_begin_another_round() {
         for index in 0..3 {
             assert!(!job.is_evicted(index));
         }
+    }
+}
+
+/// docs/rendezvous.md, OUTAGE 2.
+#[test]
+fn a_node_opens_its_rendezvous_although_its_first_connection_is_cut() {
+    for (round, config) in (0..10).flat_map(|it| [(it, ""), (it, ",workers_store=rendezvous")]) {
+        let seed = fastrand::u64(..);
+        let server = start_server();
+        let proxy = Proxy::to(server.server().expect("a server").local_addr());
+        proxy.cut_after(seed, 200);
+        let config = format!("{CONFIG}{config}");
+        thread::scope(|scope| {
+            let creating = scope.spawn(|| create_node(&proxy, &config, (1, 1)));
+            eventually("a cut", || proxy.cuts() > 0 || creating.is_finished());
+            proxy.cut_after(seed, 0);
+            let created = creating.join().expect("no panic");
+            created.unwrap_or_else(|error| panic!("round {round}, seed {seed}: {error}"));
+        });
+        assert!(server.check(&["torch.rendezvous.job"]).expect("a check"));
     }
 }
 
