@@ -517,8 +517,10 @@ impl RendezvousHandler for DynamicRendezvous {
     }
 
     fn forget_rounds_before(&self, round: i64) -> Result<(), RendezvousError> {
+        // No round is before 0. The list has the keys of all jobs that ever used the store.
+        let has_none = round <= 0;
         // Servers of PyTorch before 2.10 close the connection.
-        if !self.store.has_prompt_watch() {
+        if has_none || !self.store.has_prompt_watch() {
             return Ok(());
         }
         let run_id = &self.settings.run_id;
