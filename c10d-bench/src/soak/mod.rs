@@ -39,8 +39,8 @@ use sampling::{Moment, Sampler};
 /// Jobs that run at a time.
 const JOBS_MAX: usize = 4;
 
-/// How long processes of a job may outlive it: its guardian kills them.
-const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long processes of a job may outlive it, on a busy machine: its guardian kills them.
+const LEFTOVERS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The pause between two looks at the running jobs.
 const TICK: Duration = Duration::from_millis(10);
@@ -376,7 +376,8 @@ impl<'a> Soak<'a> {
             seconds: self.now.as_secs_f64(),
             jobs: self.ended.values().sum(),
             counts: self.now >= self.schedule.warm_up,
-            warm_up: self.schedule.restart / 4,
+            // Half of its life: caches fill.
+            warm_up: self.schedule.restart,
         };
         let (sampler, programs) = (&mut self.sampler, &self.programs);
         let store = self.directory.join("store");

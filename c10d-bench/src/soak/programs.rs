@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -84,10 +85,30 @@ impl Programs {
         command
     }
 
-    /// The processes that this run has started, directly or not, with their owners.
+    /// The processes that this run has started, directly or not, with their owners. That of a guardian, which has no
+    /// environment, begins with its job's.
     pub(super) fn running(&self) -> Vec<(Process, String)> {
         let prefix = format!("{OWNER_VARIABLE}={}", self.run);
-        processes_with(&prefix)
+        let Ok(entries) = fs::read_dir("/proc") else {
+            return Vec::new();
+        };
+        let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        ids.filter_map(|id: u32| {
+            let owner = variable(id, &prefix).or_else(|| self.guarded(id))?;
+            Some((Process(id), owner))
+        })
+        .collect()
+    }
+
+    /// The log directory of the job that a guardian has, without the path.
+    fn guarded(&self, id: u32) -> Option<String> {
+        let words = fs::read(format!("/proc/{id}/cmdline")).ok()?;
+        let mut words = words.split(|byte| *byte == 0);
+        words.find(|word| *word == b"elastic-guardian")?;
+        let logs = Path::new(OsStr::from_bytes(words.next()?));
+        let of_this_run = logs.starts_with(self.temporary.parent()?);
+        let name = logs.file_name().filter(|_| of_this_run)?;
+        Some(name.to_string_lossy().into_owned())
     }
 
     /// The answer of `c10d store stats`.
@@ -108,20 +129,12 @@ impl Programs {
     }
 }
 
-/// All processes of this user with a variable that begins so, and its rest.
-fn processes_with(prefix: &str) -> Vec<(Process, String)> {
-    let Ok(entries) = fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    ids.filter_map(|id: u32| {
-        let environment = fs::read(format!("/proc/{id}/environ")).ok()?;
-        let rest = environment
-            .split(|byte| *byte == 0)
-            .find_map(|entry| entry.strip_prefix(prefix.as_bytes()))?;
-        Some((Process(id), String::from_utf8_lossy(rest).into_owned()))
-    })
-    .collect()
+/// The rest of the variable of a process that begins so.
+fn variable(id: u32, prefix: &str) -> Option<String> {
+    let environment = fs::read(format!("/proc/{id}/environ")).ok()?;
+    let mut entries = environment.split(|byte| *byte == 0);
+    let rest = entries.find_map(|entry| entry.strip_prefix(prefix.as_bytes()))?;
+    Some(String::from_utf8_lossy(rest).into_owned())
 }
 
 /// How many files and directories are below a directory, and the bytes of the files. One that is missing has none.

@@ -12,9 +12,10 @@ use crate::failure::Failure;
 use crate::process::Process;
 use crate::report::Unit;
 
-/// Memory may rise by this: the allocator keeps what a burst has needed, and hash tables double.
+/// Memory may rise by this: the allocator keeps what a burst has needed, hash tables double, SQLite's cache has 2 MiB, and
+/// a store keeps what launchers have announced.
 const MEMORY: Rule = Rule::Flat {
-    rise: (3 << 20) as f64,
+    rise: (4 << 20) as f64,
     per_thousand: 65_536.0,
 };
 /// Two nodes of the long job come and go, with their connections.
