@@ -22,16 +22,24 @@ pub struct WriteLease {
 
 impl WriteLease {
     /// The lease of the state under `key`; `None` if the store lacks queues.
+    ///
+    /// A connection that is lost meanwhile is no error: if the element was not made, the first holder waits in vain and
+    /// makes it.
     pub(crate) fn open(store: &dyn Store, key: &str) -> Result<Option<Self>, StoreError> {
         let store = store.clone_store()?;
         store.set_timeout(Some(ACQUIRE_TIMEOUT));
         let queue = format!("{key}/turn");
-        match store.queue_len(&queue) {
-            Err(StoreError::Unsupported { .. }) => return Ok(None),
-            result => result?,
+        let make = || {
+            store.queue_len(&queue)?;
+            if store.add(&format!("{queue}/made"), 1)? == 1 {
+                store.queue_push(&queue, b"")?;
+            }
+            Ok(())
         };
-        if store.add(&format!("{queue}/made"), 1)? == 1 {
-            store.queue_push(&queue, b"")?;
+        match make() {
+            Err(StoreError::Unsupported { .. }) => return Ok(None),
+            Err(error) => log::debug!("cannot make the lease {queue:?}: {error}"),
+            Ok(()) => {}
         }
         Ok(Some(Self { store, queue }))
     }

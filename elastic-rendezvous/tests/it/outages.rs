@@ -307,14 +307,20 @@ fn nodes_whose_store_came_back_empty_begin_another_round() {
 /// docs/rendezvous.md, OUTAGE 2.
 #[test]
 fn a_node_opens_its_rendezvous_although_its_first_connection_is_cut() {
-    for (round, config) in (0..10).flat_map(|it| [(it, ""), (it, ",workers_store=rendezvous")]) {
+    // A job of up to 4 nodes has a write lease.
+    let cases = [
+        ("", (1, 1)),
+        (",workers_store=rendezvous", (1, 1)),
+        ("", (1, 4)),
+    ];
+    for (round, (config, nodes)) in (0..10).flat_map(|it| cases.map(|case| (it, case))) {
         let seed = fastrand::u64(..);
         let server = start_server();
         let proxy = Proxy::to(server.server().expect("a server").local_addr());
         proxy.cut_after(seed, 200);
         let config = format!("{CONFIG}{config}");
         thread::scope(|scope| {
-            let creating = scope.spawn(|| create_node(&proxy, &config, (1, 1)));
+            let creating = scope.spawn(|| create_node(&proxy, &config, nodes));
             eventually("a cut", || proxy.cuts() > 0 || creating.is_finished());
             proxy.cut_after(seed, 0);
             let created = creating.join().expect("no panic");
