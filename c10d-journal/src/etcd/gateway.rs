@@ -140,8 +140,10 @@ impl Gateway {
         let body = body.to_string();
         let mut timeout = ATTEMPT_TIMEOUT;
         let mut failures = 0;
+        let mut last_whole = None;
         loop {
-            let by = Deadline::after(Instant::now(), timeout).min(deadline);
+            let own = Deadline::after(Instant::now(), timeout);
+            let by = own.min(deadline);
             let result = self.attempt(path, body.as_bytes(), by);
             let result = result.and_then(|answer| {
                 parse(&answer).map_err(|what| CallError::Unknown(format!("the answer has {what}")))
@@ -161,9 +163,15 @@ impl Gateway {
                 let pause = left.map_or(ROUND_PAUSE, |left| left.min(ROUND_PAUSE));
                 sleep(pause, [&self.cancel]).map_err(|_| CallError::Cancelled)?;
             }
+            // The last attempt may have had no time for more than to run out of it: the one before says why.
+            let told = match last_whole.take() {
+                Some(earlier) if by != own => earlier,
+                _ => unknown,
+            };
             if deadline.has_passed(Instant::now()) {
-                return Err(CallError::Unknown(unknown));
+                return Err(CallError::Unknown(told));
             }
+            last_whole = Some(told);
         }
     }
 
@@ -425,5 +433,32 @@ impl WatchStream {
                 Err(error) => return Err(self.gateway.failed(error)),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn an_attempt_that_the_deadline_cuts_hides_no_reason() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let site = Site {
+            endpoints: vec![address.to_string().parse().unwrap()],
+            credentials: None,
+            user: None,
+        };
+        let mut gateway = Gateway::new(Arc::new(site), Cancel::NEVER);
+        std::thread::scope(|scope| {
+            // The first connection is closed at once, the next ones are not answered.
+            scope.spawn(|| drop(listener.accept().unwrap()));
+            let deadline = Deadline::after(Instant::now(), ATTEMPT_TIMEOUT / 2 + ROUND_PAUSE);
+            let error = gateway.call_other("/v3/kv/range", &json!({}), deadline);
+            let error = error.unwrap_err().to_string();
+            assert!(!error.contains("no answer in time"), "{error}");
+        });
     }
 }
