@@ -27,7 +27,7 @@ fn a_small_run_leaves_nothing() {
     let options = [
         "--minutes=0.2",
         "--jobs=24",
-        // None: see docs/faults/soak.md, "Open".
+        // None: memory and descriptors settle more slowly than this.
         "--restart-every=10",
         "--json",
         &format!("--seed={}", fastrand::u64(..)),
