@@ -21,7 +21,7 @@ pub(super) enum Kind {
     IsKilled,
     /// The same, with its workers in the rendezvous' store. Then it is started again, and succeeds.
     IsKilledAndRepeated,
-    /// Waits for a second node in vain.
+    /// Waits for a second node, which never comes, until its join timeout.
     TimesOut,
     /// Its worker uses its store through a relay of the launcher.
     Relays,

@@ -29,8 +29,8 @@ const AWAITING_BYTES_MAX: usize = 256 << 10;
 /// The longest wait for clients: a commit can take seconds, as during an election of etcd.
 const AWAITING_MAX: Duration = Duration::from_millis(10);
 
-/// How many commits wait for nobody, after one that has waited in vain.
-const COMMITS_AFTER_VAIN: u32 = 16;
+/// How many commits do not wait, after one whose clients did not come.
+const COMMITS_UNAWAITED: u32 = 16;
 
 #[derive(Debug, Default)]
 pub(super) struct Hold {
@@ -39,7 +39,7 @@ pub(super) struct Hold {
     /// When the batch before has gone to the journal.
     sent: Option<Instant>,
     awaited: Option<Awaited>,
-    /// How many commits wait for nobody.
+    /// How many commits do not wait.
     unawaited: u32,
 }
 
@@ -71,7 +71,7 @@ impl Hold {
             let is_large = gathered.bytes >= AWAITING_BYTES_MAX;
             let is_over = now >= awaited.until;
             if is_over && !are_here {
-                self.unawaited = COMMITS_AFTER_VAIN;
+                self.unawaited = COMMITS_UNAWAITED;
             }
             return are_here || is_large || is_over;
         }
@@ -196,7 +196,7 @@ mod tests {
             let now = commit(&mut hold, 2 * SLOW_COMMIT, 64, 0);
             assert!(!hold.may_go(gathered(40, 1), false, now));
             assert!(hold.may_go(gathered(40, 1), true, now + 2 * SLOW_COMMIT));
-            for _ in 0..COMMITS_AFTER_VAIN {
+            for _ in 0..COMMITS_UNAWAITED {
                 let now = commit(&mut hold, 2 * SLOW_COMMIT, 64, 0);
                 assert!(hold.may_go(gathered(40, 1), false, now));
             }

@@ -23,8 +23,8 @@ pub struct WriteLease {
 impl WriteLease {
     /// The lease of the state under `key`; `None` if the store lacks queues.
     ///
-    /// A connection that is lost meanwhile is no error: if the element was not made, the first holder waits in vain and
-    /// makes it.
+    /// A connection that is lost meanwhile is no error: if the element was not made, the first node that waits for it
+    /// times out and makes it.
     pub(crate) fn open(store: &dyn Store, key: &str) -> Result<Option<Self>, StoreError> {
         let store = store.clone_store()?;
         store.set_timeout(Some(ACQUIRE_TIMEOUT));
