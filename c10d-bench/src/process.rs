@@ -31,6 +31,25 @@ impl Process {
         Some(files.count())
     }
 
+    /// Whether it has a TCP socket that listens at this port.
+    pub(super) fn listens_at(self, port: u16) -> bool {
+        let (end, files) = (format!(":{port:04X}"), format!("/proc/{}/fd", self.0));
+        let tables =
+            ["tcp", "tcp6"].map(|it| fs::read_to_string(format!("/proc/{}/net/{it}", self.0)));
+        let lines = tables.iter().flatten().flat_map(|table| table.lines());
+        let listening = lines.filter_map(|line| {
+            let fields: Vec<_> = line.split_ascii_whitespace().collect();
+            // 0A is TCP_LISTEN, and the tenth field the inode (proc_pid_net(5)).
+            let is_it = fields.get(1)?.ends_with(&end) && *fields.get(3)? == "0A";
+            let inode = fields.get(9)?;
+            is_it.then(|| format!("socket:[{inode}]").into())
+        });
+        let sockets: Vec<std::path::PathBuf> = listening.collect();
+        let files = fs::read_dir(files).into_iter().flatten().flatten();
+        let mut links = files.filter_map(|file| fs::read_link(file.path()).ok());
+        links.any(|link| sockets.contains(&link))
+    }
+
     /// Resident memory in bytes, shared pages included.
     pub(super) fn resident_bytes(self) -> Option<u64> {
         self.status_bytes("VmRSS:")
@@ -79,7 +98,21 @@ impl Process {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+
+    #[test]
+    fn the_one_of_two_processes_that_listens_is_known() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        if cfg!(target_os = "linux") {
+            assert!(Process(std::process::id()).listens_at(port));
+        }
+        assert!(!Process(std::os::unix::process::parent_id()).listens_at(port));
+        drop(listener);
+        assert!(!Process(std::process::id()).listens_at(port));
+    }
 
     #[test]
     fn an_ended_process_has_no_figures() {

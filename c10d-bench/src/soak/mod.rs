@@ -384,8 +384,9 @@ impl<'a> Soak<'a> {
         sampler.store(moment, programs, &self.durable, Some(&store))?;
         sampler.store(moment, programs, &self.memory, None)?;
         sampler.server(moment, &self.relay);
+        let workers_store = programs.workers_store(long_job::OWNER);
         for launcher in self.long_job.iter().flat_map(|job| &job.staying) {
-            sampler.launcher(moment, launcher);
+            sampler.launcher(moment, programs, launcher, workers_store.as_ref())?;
         }
         sampler.leftovers(
             moment,

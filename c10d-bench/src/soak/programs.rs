@@ -100,6 +100,16 @@ impl Programs {
         .collect()
     }
 
+    /// The address of the store that a worker of this owner uses; `None` if no worker runs.
+    pub(super) fn workers_store(&self, owner: &str) -> Option<(String, u16)> {
+        let running = self.running();
+        let mut of_owner = running.iter().filter(|(_, it)| it == owner);
+        of_owner.find_map(|(process, _)| {
+            let port = variable(process.0, "MASTER_PORT=")?.parse().ok()?;
+            Some((variable(process.0, "MASTER_ADDR=")?, port))
+        })
+    }
+
     /// The log directory of the job that a guardian has, without the path.
     fn guarded(&self, id: u32) -> Option<String> {
         let words = fs::read(format!("/proc/{id}/cmdline")).ok()?;

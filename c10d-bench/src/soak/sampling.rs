@@ -91,14 +91,8 @@ impl Sampler {
         store: &LongLived,
         directory: Option<&Path>,
     ) -> Result<(), Failure> {
-        let stats = programs.stats(&store.address)?;
-        let stat = |name: &str| stats.get(name).and_then(serde_json::Value::as_f64);
-        let counters = ["keys", "stored_bytes", "opened", "connections"].map(stat);
-        let [Some(keys), Some(bytes), Some(opened), Some(open)] = counters else {
-            return Err(Failure::new("a counter of the store is missing"));
-        };
-        let closed = (opened - open).min(CLOSED_KEPT);
-        let data = BYTES_PER_KEY.mul_add(keys, bytes) + BYTES_PER_CLOSED * closed;
+        let kept = Kept::by(programs, &store.address)?;
+        let (keys, bytes, data) = (kept.keys, kept.bytes, kept.memory());
         let subject = server(moment, store);
         self.process(moment, subject, store.name, store.process(), Some(data));
         let name = store.name;
@@ -155,9 +149,23 @@ impl Sampler {
         self.log(moment, server_.name, &server_.log);
     }
 
-    pub(super) fn launcher(&mut self, moment: Moment, launcher: &Launcher) {
-        self.process(moment, whole(), launcher.name, launcher.process(), None);
+    /// `workers_store`: the one of its job.
+    pub(super) fn launcher(
+        &mut self,
+        moment: Moment,
+        programs: &Programs,
+        launcher: &Launcher,
+        workers_store: Option<&(String, u16)>,
+    ) -> Result<(), Failure> {
+        let process = launcher.process();
+        let served = workers_store.filter(|(_, port)| process.listens_at(*port));
+        let data = match served {
+            None => None,
+            Some((host, port)) => Some(Kept::by(programs, &format!("{host}:{port}"))?.memory()),
+        };
+        self.process(moment, whole(), launcher.name, process, data);
         self.log(moment, launcher.name, &launcher.log);
+        Ok(())
     }
 
     /// `data`: bytes of its memory that it keeps by design.
@@ -290,6 +298,37 @@ impl Sampler {
             none,
             temporary_files as f64,
         );
+    }
+}
+
+/// What a store keeps by design.
+#[derive(Debug, Clone, Copy)]
+struct Kept {
+    keys: f64,
+    /// Of keys and values.
+    bytes: f64,
+    /// Records of closed connections.
+    closed: f64,
+}
+
+impl Kept {
+    fn by(programs: &Programs, store: &str) -> Result<Self, Failure> {
+        let stats = programs.stats(store)?;
+        let stat = |name: &str| stats.get(name).and_then(serde_json::Value::as_f64);
+        let counters = ["keys", "stored_bytes", "opened", "connections"].map(stat);
+        let [Some(keys), Some(bytes), Some(opened), Some(open)] = counters else {
+            return Err(Failure::new("a counter of the store is missing"));
+        };
+        let closed = (opened - open).min(CLOSED_KEPT);
+        Ok(Self {
+            keys,
+            bytes,
+            closed,
+        })
+    }
+
+    fn memory(self) -> f64 {
+        BYTES_PER_KEY.mul_add(self.keys, self.bytes) + BYTES_PER_CLOSED * self.closed
     }
 }
 

@@ -1,9 +1,13 @@
 //! How a node reaches the state: by how many nodes may take part, and by what the store can do.
 
 use std::sync::Arc;
+use std::time::Instant;
+
+use c10d_socket::{Backoff, Deadline, sleep};
 
 use crate::shell::backend::{RendezvousBackend, StateWatch};
 use crate::shell::group_store::GroupStore;
+use crate::shell::reconnecting::between_attempts;
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
 use crate::values::settings::RendezvousSettings;
@@ -30,18 +34,16 @@ pub(crate) enum Access {
 }
 
 impl Access {
-    /// Opens the best access. Blocks for at most the store's timeout, a few times.
+    /// Opens the best access. Blocks for at most the store's timeout, a few times; over an outage of the store, as long
+    /// as its calls repeat their requests (docs/rendezvous.md, OUTAGE 2).
     pub(crate) fn open(
         backend: &dyn RendezvousBackend,
         settings: &RendezvousSettings,
     ) -> Result<Self, RendezvousError> {
         let nodes = settings.max_nodes;
         if nodes >= GROUP_NODES_MIN
-            && let Some(group) = backend.group()?
+            && let Some((group, index)) = open_group(backend, settings)?
         {
-            let index = group
-                .count_handler()
-                .map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
             return Ok(Self::Group(group, index));
         }
         let has_lease = (WRITE_LEASE_NODES_MIN..GROUP_NODES_MIN).contains(&nodes);
@@ -52,5 +54,34 @@ impl Access {
                 .flatten(),
             watch: backend.watch()?,
         })
+    }
+}
+
+/// Makes this node one of the group, if the store can have one. A number whose answer was lost is left out.
+fn open_group(
+    backend: &dyn RendezvousBackend,
+    settings: &RendezvousSettings,
+) -> Result<Option<(GroupStore, u32)>, RendezvousError> {
+    let attempt = || {
+        let Some(group) = backend.group()? else {
+            return Ok(None);
+        };
+        match group.count_handler() {
+            Ok(index) => Ok(Some((group, index))),
+            Err(error) => Err(RendezvousError::connection(&settings.run_id, error)),
+        }
+    };
+    let deadline = Deadline::after(Instant::now(), settings.dead_after());
+    let mut backoff = Backoff::new(between_attempts(), fastrand::u64(..));
+    loop {
+        let error = match attempt() {
+            Err(error) if error.is_outage() && backend.is_reconnecting() => error,
+            result => return result,
+        };
+        // Opening has no other way to be ended than its deadline.
+        if deadline.has_passed(Instant::now()) || sleep(backoff.next_delay(), []).is_err() {
+            return Err(error);
+        }
+        log::debug!("opening the group again: {error}");
     }
 }

@@ -16,13 +16,16 @@ use c10d_store::{
 
 use crate::values::error::is_outage;
 
-/// The delays between two attempts to connect, while a call repeats its request.
-const FIRST_DELAY: Duration = Duration::from_millis(50);
-const DELAY_MAX: Duration = Duration::from_secs(1);
-
 /// After a wait of this length without a result, or so long after the last answer, the store is asked whether it is still
 /// there.
 const CHECKED_AFTER: Duration = Duration::from_millis(500);
+
+/// The delays between two attempts to connect, while a request is repeated.
+pub(crate) fn between_attempts() -> BackoffOptions {
+    BackoffOptions::default()
+        .with_first(Duration::from_millis(50))
+        .with_max(Duration::from_secs(1))
+}
 
 /// Makes another connection within this time, or until the call is cancelled.
 pub(crate) type Connect =
@@ -164,9 +167,7 @@ impl ReconnectingStore {
             // A connection that was lost meanwhile costs this request nothing.
             self.check(&[])?;
         }
-        let options = BackoffOptions::default();
-        let options = options.with_first(FIRST_DELAY).with_max(DELAY_MAX);
-        let mut backoff = Backoff::new(options, fastrand::u64(..));
+        let mut backoff = Backoff::new(between_attempts(), fastrand::u64(..));
         loop {
             let error = match self.attempt(&request) {
                 Err(error) if is_outage(&error) => error,

@@ -307,11 +307,12 @@ fn nodes_whose_store_came_back_empty_begin_another_round() {
 /// docs/rendezvous.md, OUTAGE 2.
 #[test]
 fn a_node_opens_its_rendezvous_although_its_first_connection_is_cut() {
-    // A job of up to 4 nodes has a write lease.
+    // A job of up to 4 nodes has a write lease, one of up to 40 a group.
     let cases = [
         ("", (1, 1)),
         (",workers_store=rendezvous", (1, 1)),
         ("", (1, 4)),
+        ("", (1, 40)),
     ];
     for (round, (config, nodes)) in (0..10).flat_map(|it| cases.map(|case| (it, case))) {
         let seed = fastrand::u64(..);
