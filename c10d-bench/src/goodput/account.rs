@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::history::{Joined, PAUSE_MS, Process, Run, SideHistory};
+use super::history::{Joined, PAUSE_MS, Process, Run, SUCCESS, SideHistory};
 use super::plan::{INTERVAL, Kind};
 use super::training::Training;
 
@@ -18,7 +18,7 @@ pub(super) struct Account {
     pub(super) stalled_ms: u64,
     /// Steps of the whole history that were done again, as a checkpoint was older.
     pub(super) redone: u64,
-    /// For each fault that found something, the longest time from then on without a step: to the next fault.
+    /// For each fault that found the job running, the longest time from then on without a step: to the next fault.
     pub(super) waits: Vec<(Kind, u64)>,
     /// Pauses over which no launcher lived.
     pub(super) jobs_lost: usize,
@@ -152,10 +152,12 @@ fn waits(side: &SideHistory, pauses: &[(u64, u64)]) -> Vec<(Kind, u64)> {
         let after = pauses
             .iter()
             .filter(|it| it.1 > at && it.0 + PAUSE_MS < next);
-        after.map(|it| it.1 - it.0.max(at)).max().unwrap_or(0)
+        let times = after.map(|it| it.1.min(next) - it.0.max(at));
+        times.max().unwrap_or(0)
     };
+    let is_down = |at| pauses.iter().any(|it| it.0 + PAUSE_MS < at && at < it.1);
     let faults = side.faults.iter().zip(nexts);
-    let effective = faults.filter(|(fault, _)| !fault.is_void);
+    let effective = faults.filter(|(fault, _)| !fault.is_void && !is_down(fault.at_ms));
     effective
         .map(|(fault, next)| (fault.kind, of((fault.at_ms, next))))
         .collect()
@@ -188,7 +190,20 @@ fn violations(side: &SideHistory, groups: &[Group<'_>], training: &mut Training)
     if !side.has_finished {
         found.push("the job did not end when it was told to".to_owned());
     }
+    found.extend(wrong_last_ends(side));
     found
+}
+
+/// Launchers that failed when the job was told to end. Another one may have taken the place of such a one.
+fn wrong_last_ends(side: &SideHistory) -> Vec<String> {
+    let last = side
+        .launchers
+        .iter()
+        .filter(|it| it.end_ms.is_some_and(|end| end >= side.measured_ms.1));
+    let wrong = last.filter(|it| it.how != SUCCESS);
+    wrong
+        .map(|it| format!("the launcher of node {} ended by {}", it.node, it.how))
+        .collect()
 }
 
 /// A run whose last state or loss is not that of the undisturbed run.
@@ -326,8 +341,8 @@ fn bystanders(side: &SideHistory) -> Vec<String> {
             .faults
             .iter()
             .filter(|it| it.hit.contains(&process.seat()));
-        let was_hit = faults
-            .any(|it| it.at_ms <= ended + grace_ms && it.end_ms + grace_ms >= process.start_ms);
+        let was_hit =
+            faults.any(|it| it.at_ms <= ended + grace_ms && it.end_ms + grace_ms >= ended);
         !process.is_done && !was_hit
     };
     let ended = side.processes.iter().filter(is_bystander);

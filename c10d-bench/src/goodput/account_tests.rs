@@ -238,6 +238,50 @@ fn a_pause_is_of_the_fault_that_it_begins_with() {
     assert_eq!(script.account().waits, waits);
 }
 
+/// A second fault comes before the first step after the first one.
+#[test]
+fn a_fault_of_a_job_that_is_down_has_no_time_and_ends_that_of_the_one_before() {
+    let mut script = Script::new(false);
+    script.group(0, 400);
+    script.fault(Kind::KillStore, &[0]);
+    script.now_ms += 3000;
+    script.fault(Kind::FillDisk, &[]);
+    script.now_ms += 2000 - STEP_MS;
+    script.steps(400, 1100);
+    script.finish();
+    assert_eq!(script.account().waits, [(Kind::KillStore, 3000)]);
+}
+
+/// What happened before and after the undisturbed stretch has no part in it.
+#[test]
+fn an_undisturbed_step_is_one_of_the_undisturbed_stretch() {
+    let mut script = Script::new(false);
+    script.group(0, 50);
+    for first in [50, 100] {
+        script.steps(first, first + 50);
+    }
+    let runs = |script: &mut Script, first: usize, factor: u64| {
+        for process in &mut script.side.processes {
+            let mut at_ms = 0;
+            for (index, run) in process.runs.iter_mut().enumerate() {
+                let step = if index == first {
+                    STEP_MS
+                } else {
+                    STEP_MS * factor
+                };
+                run.begin_ms = at_ms + step;
+                at_ms += 50 * step;
+                run.end_ms = at_ms;
+            }
+        }
+    };
+    // The second of three runs, between slower ones.
+    runs(&mut script, 1, 4);
+    script.side.calm_ms = (4000, 5000);
+    script.side.measured_ms = (5000, 9000);
+    assert_eq!(script.account().step_ms, 20.0);
+}
+
 /// Changes a right history, and returns what is found in it.
 fn mutant(mut script: Script, change: impl FnOnce(&mut SideHistory)) -> Vec<String> {
     change(&mut script.side);
@@ -362,10 +406,43 @@ fn a_rank_that_ends_without_a_fault_of_its_own_is_found() {
     );
 }
 
+/// Not even one that a fault has hit before, and that lived on.
+#[test]
+fn a_rank_that_ends_long_after_a_fault_of_its_own_is_found() {
+    let mut script = Script::new(true);
+    script.group(0, 400);
+    script.fault(Kind::StopLauncher, &[6, 7]);
+    let before = script.now_ms;
+    script.steps(400, 400 + 35_000 / STEP_MS);
+    script.live.pop();
+    script.now_ms += 180;
+    script.group(400 + 35_000 / STEP_MS, 3000);
+    script.finish();
+    assert_found(
+        &script.violations(),
+        "rank 1 of node 3 (pid 107) ended without a fault",
+    );
+    script.side.faults[0].at_ms = before + 10_000;
+    script.side.faults[0].end_ms = before + 10_000;
+    assert_eq!(script.violations(), Vec::<String>::new());
+}
+
 #[test]
 fn a_job_that_does_not_end_is_found() {
     let found = mutant(kept(), |side| side.has_finished = false);
     assert_found(&found, "did not end");
+    let end = |how: &str| {
+        let how = how.to_owned();
+        mutant(kept(), |side| {
+            side.launchers[1].end_ms = Some(side.measured_ms.1 + 100);
+            side.launchers[1].how = how;
+        })
+    };
+    assert_found(
+        &end("exit code 1"),
+        "the launcher of node 1 ended by exit code 1",
+    );
+    assert_eq!(end("exit code 0"), Vec::<String>::new());
 }
 
 #[test]

@@ -10,6 +10,9 @@ use crate::failure::{Context as _, Failure};
 /// A pause of a rank that is longer than this ends a run of steps. Five steps.
 pub(super) const PAUSE_MS: u64 = 100;
 
+/// From one checkpoint to the next one, as in `worker.py`. A run of steps ends there too.
+pub(super) const CHECKPOINT_STEPS: u64 = 50;
+
 /// Of all sides.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct History {
@@ -59,6 +62,9 @@ pub(super) struct FaultRecord {
     /// It found nothing, as the job was down.
     pub(super) is_void: bool,
 }
+
+/// How a launcher ends whose job is done.
+pub(super) const SUCCESS: &str = "exit code 0";
 
 /// The life of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,7 +119,7 @@ pub(super) struct Joined {
     pub(super) at_ms: u64,
 }
 
-/// Steps of a process, one after the other, without a longer pause.
+/// Steps of a process, one after the other, without a longer pause, from one checkpoint to the next one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Run {
     pub(super) generation: u64,
@@ -125,7 +131,7 @@ pub(super) struct Run {
     /// What the process has after the last step.
     pub(super) chain: u64,
     pub(super) loss: f64,
-    /// The last checkpoint in it: how many steps it has, and when it was written.
+    /// The checkpoint after it: how many steps it has, and when it was written.
     pub(super) saved: Option<(u64, u64)>,
 }
 

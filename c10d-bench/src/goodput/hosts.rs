@@ -78,7 +78,7 @@ impl Hosts {
         self.count
     }
 
-    /// Whether links can be cut, and the disk filled.
+    /// Whether links can be cut, and the disk filled. Without, a link always is up.
     pub(super) const fn has_namespaces(&self) -> bool {
         self.has_namespaces
     }
@@ -138,13 +138,16 @@ impl Hosts {
     }
 
     pub(super) fn set_link(&self, host: usize, is_up: bool) -> Result<(), Failure> {
+        if !self.has_namespaces {
+            return Ok(());
+        }
         let state = if is_up { "up" } else { "down" };
-        ip(["link", "set", &outer(host), state])
+        ip(["link", "set", &name(host), state])
     }
 
     /// Limits the rate of a host's link in both directions, or removes the limit.
     pub(super) fn set_slow(&self, host: usize, is_slow: bool) -> Result<(), Failure> {
-        let ends = [(None, outer(host)), (Some(name(host)), "eth0".to_owned())];
+        let ends = [(None, name(host)), (Some(name(host)), "eth0".to_owned())];
         for (namespace, link) in ends {
             let mut words: Vec<String> = Vec::new();
             if let Some(namespace) = namespace {
@@ -192,12 +195,12 @@ impl Hosts {
         ip(["addr", "add", &format!("{}/24", address(1)), "dev", &bridge])?;
         ip(["link", "set", &bridge, "up"])?;
         for host in 0..self.count {
-            let (name, outer) = (name(host), outer(host));
+            let name = name(host);
             ip(["netns", "add", &name])?;
             ip([
-                "link", "add", &outer, "type", "veth", "peer", "name", "eth0", "netns", &name,
+                "link", "add", &name, "type", "veth", "peer", "name", "eth0", "netns", &name,
             ])?;
-            ip(["link", "set", &outer, "master", &bridge, "up"])?;
+            ip(["link", "set", &name, "master", &bridge, "up"])?;
             let address = format!("{}/24", self.address(host));
             ip(["-n", &name, "addr", "add", &address, "dev", "eth0"])?;
             ip(["-n", &name, "link", "set", "eth0", "up"])?;
@@ -232,12 +235,9 @@ fn command(has_namespaces: bool, host: usize, program: &Path) -> Command {
     command
 }
 
+/// Of a namespace, and of the outer end of its link.
 fn name(host: usize) -> String {
     format!("{PREFIX}{}n{host}", std::process::id())
-}
-
-fn outer(host: usize) -> String {
-    name(host)
 }
 
 fn bridge() -> String {
@@ -283,9 +283,7 @@ fn kill_tagged(is_meant: impl Fn(u32, usize) -> bool) {
 
 /// All live processes of hosts of measurements.
 fn tagged() -> Vec<(Process, u32, usize)> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let processes = entries.filter_map(|it| Some(Process(it.file_name().to_str()?.parse().ok()?)));
-    processes
+    Process::all()
         .filter_map(|process| {
             let (measurement, host) = tag_of(process)?;
             Some((process, measurement, host))
@@ -295,11 +293,7 @@ fn tagged() -> Vec<(Process, u32, usize)> {
 
 /// The measurement and the host of a live process.
 fn tag_of(process: Process) -> Option<(u32, usize)> {
-    // Empty of one that has ended.
-    let environment = fs::read(format!("/proc/{}/environ", process.0)).ok()?;
-    let mut variables = environment.split(|byte| *byte == 0);
-    let begin = format!("{VARIABLE}=");
-    let tag = variables.find_map(|it| str::from_utf8(it).ok()?.strip_prefix(&begin))?;
+    let tag = process.variable(VARIABLE)?;
     let (measurement, host) = tag.split_once('/')?;
     Some((measurement.parse().ok()?, host.parse().ok()?))
 }
@@ -355,7 +349,9 @@ fn remove(measurement: u32) {
         }
     }
     let folder = std::env::temp_dir().join(format!("{FOLDER_PREFIX}{measurement}"));
-    let _ = call("umount", [folder.join("shared")]);
+    // A process that was killed may have a file open until it is gone.
+    let shared = folder.join("shared");
+    let _ = call("umount", [OsStr::new("--lazy"), shared.as_os_str()]);
     let _ = fs::remove_dir_all(folder);
 }
 

@@ -64,7 +64,7 @@ impl Job {
         let mut roles: Vec<_> = (0..NODES).map(Role::Launcher).collect();
         let endpoint = if controls > 0 {
             let addresses = [0, 1, 2].map(|number| hosts.address(NODES + number));
-            let started = Site::start_on(addresses, hosts.place(NODES))?;
+            let started = Site::start_on(addresses, hosts.place(NODES), hosts.folder())?;
             let endpoint = started.address(PREFIX);
             directory = Some(EtcdDirectory::new(endpoint.parse::<EtcdOptions>()?));
             site = Some(started);
@@ -108,8 +108,7 @@ impl Job {
     pub(super) fn abilities(&self) -> Abilities {
         Abilities {
             has_relays: self.side.keeps_ranks(),
-            has_networks: self.hosts.has_namespaces(),
-            has_disk: self.hosts.has_namespaces(),
+            has_namespaces: self.hosts.has_namespaces(),
         }
     }
 
@@ -297,6 +296,7 @@ impl Drop for Job {
             self.hosts.kill(host);
         }
         for child in self.children.iter_mut().flatten() {
+            let _ = child.kill();
             let _ = child.wait();
         }
     }

@@ -25,7 +25,7 @@ use std::thread;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::history::{History, Setting, SideHistory};
 use self::job::Job;
@@ -99,10 +99,15 @@ enum GoodputCommand {
 
 /// Fails if a law does not hold. Figures fail nothing.
 pub(super) fn run(args: &GoodputArgs) -> Result<(), Failure> {
-    let history = match &args.command {
-        Some(GoodputCommand::Check { history }) => read(history)?,
-        None => measure(args)?,
+    let mut history = History::default();
+    let measured = match &args.command {
+        Some(GoodputCommand::Check { history: path }) => read(path).map(|it| history = it),
+        None => measure(args, &mut history),
     };
+    if history.sides.is_empty() {
+        return measured;
+    }
+    // The sides before one that failed are complete.
     let mut training = Training::default();
     let accounts: Vec<_> = history
         .sides
@@ -111,9 +116,10 @@ pub(super) fn run(args: &GoodputArgs) -> Result<(), Failure> {
         .collect();
     table::print(&history, &accounts, args.json)?;
     let broken: usize = accounts.iter().map(|it| it.violations.len()).sum();
+    measured?;
     match broken {
         0 => Ok(()),
-        _ => Err(Failure::new(format!(
+        _ => Err(Failure::check(format!(
             "{broken} violations, with the seed {}",
             history.setting.seed
         ))),
@@ -128,7 +134,8 @@ fn read(path: &Path) -> Result<History, Failure> {
     History::read(BufReader::new(file))
 }
 
-fn measure(args: &GoodputArgs) -> Result<History, Failure> {
+/// Adds each side when it is complete.
+fn measure(args: &GoodputArgs, history: &mut History) -> Result<(), Failure> {
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
     let length = if args.fast {
         SHORT
@@ -150,18 +157,20 @@ fn measure(args: &GoodputArgs) -> Result<History, Failure> {
         worker: PathBuf::new(),
     };
     let is_ended = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::clone(&is_ended))
             .context("cannot handle signals")?;
     }
-    let mut history = History {
-        setting: Setting {
-            seed,
-            minutes: length.as_secs() / 60,
-            notes: vec![versions(&tools), machine()],
-        },
-        sides: Vec::new(),
+    history.setting = Setting {
+        seed,
+        minutes: length.as_secs() / 60,
+        notes: vec![versions(&tools), machine()],
     };
+    // Before hours of measuring: what cannot be written is known now.
+    write(args, history)?;
+    if let Some(folder) = &args.logs {
+        fs::create_dir_all(folder).context("cannot make the folder of --logs")?;
+    }
     say(format_args!(
         "seed {seed}, {} minutes a side",
         history.setting.minutes
@@ -175,17 +184,22 @@ fn measure(args: &GoodputArgs) -> Result<History, Failure> {
             read_at_ms: 0,
         };
         let outcome = measurement.run(seed, length);
-        if let Some(folder) = &args.logs {
-            copy_logs(&measurement.job.logs(), &folder.join(side.text()))?;
-        }
+        let copied = args.logs.as_ref().map_or(Ok(()), |folder| {
+            copy_logs(&measurement.job.logs(), &folder.join(side.text()))
+        });
         history.sides.push(outcome?);
-        // After each side, so that nothing is lost.
-        if let Some(path) = &args.history {
-            let file = File::create(path);
-            history.write(file.with_context(|| format!("cannot write {}", path.display()))?)?;
-        }
+        write(args, history)?;
+        copied?;
     }
-    Ok(history)
+    Ok(())
+}
+
+fn write(args: &GoodputArgs, history: &History) -> Result<(), Failure> {
+    let Some(path) = &args.history else {
+        return Ok(());
+    };
+    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()));
+    history.write(file?)
 }
 
 /// Of the programs that are measured.

@@ -129,18 +129,15 @@ impl Fault {
 pub(super) struct Abilities {
     /// Relays are processes of their own.
     pub(super) has_relays: bool,
-    /// Each node has a network of its own.
-    pub(super) has_networks: bool,
-    /// The checkpoint has a file system of its own.
-    pub(super) has_disk: bool,
+    /// Each node has a network of its own, and the checkpoint a file system.
+    pub(super) has_namespaces: bool,
 }
 
 impl Abilities {
     pub(super) const fn allow(self, kind: Kind) -> bool {
         match kind {
             Kind::KillRelay => self.has_relays,
-            Kind::Cut | Kind::Slow => self.has_networks,
-            Kind::FillDisk => self.has_disk,
+            Kind::Cut | Kind::Slow | Kind::FillDisk => self.has_namespaces,
             _ => true,
         }
     }
@@ -218,8 +215,7 @@ mod tests {
     fn a_side_gets_what_it_has() {
         let nothing = Abilities {
             has_relays: false,
-            has_networks: false,
-            has_disk: false,
+            has_namespaces: false,
         };
         let left_out = Kind::ALL.into_iter().filter(|kind| !nothing.allow(*kind));
         let expected = [Kind::KillRelay, Kind::Cut, Kind::Slow, Kind::FillDisk];

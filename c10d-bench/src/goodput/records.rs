@@ -1,11 +1,14 @@
 //! Reads what a rank has written, line by line, and compresses it to runs of steps.
 
-use super::history::{Joined, PAUSE_MS, Process, Run};
+use super::history::{CHECKPOINT_STEPS, Joined, PAUSE_MS, Process, Run};
 use super::training::Training;
 use crate::failure::Failure;
 
 /// Of the wrong steps of a process; others follow from the first.
 const WRONG_MAX: usize = 10;
+
+/// More than any job does: two weeks of them.
+const STEPS_MAX: u64 = 1 << 26;
 
 /// The file of a process. Its name is node, local rank and process id.
 #[derive(Debug)]
@@ -66,7 +69,12 @@ impl Record {
             "step" => {
                 let step = words.next()?.parse().ok()?;
                 let chain = words.next()?.parse().ok()?;
-                let loss = words.next()?.parse().ok()?;
+                let loss: f64 = words.next()?.parse().ok()?;
+                if step > STEPS_MAX || !loss.is_finite() {
+                    // What is right there cannot be computed, or the history not be read again.
+                    note(process, format!("step {step}: loss {loss}"));
+                    return Some(());
+                }
                 if !training.is_right(step, chain, loss) {
                     let right = training.after(step);
                     let text = format!(
@@ -103,7 +111,8 @@ fn add_step(process: &mut Process, step: u64, chain: u64, loss: f64, at_ms: u64)
     let generation = process.joined.last().map_or(0, |it| it.generation);
     if let Some(run) = process.runs.last_mut() {
         let follows = run.generation == generation && run.last + 1 == step;
-        if follows && at_ms.saturating_sub(run.end_ms) <= PAUSE_MS {
+        let is_same = run.first / CHECKPOINT_STEPS == step / CHECKPOINT_STEPS;
+        if follows && is_same && at_ms.saturating_sub(run.end_ms) <= PAUSE_MS {
             (run.last, run.end_ms, run.chain, run.loss) = (step, at_ms, chain, loss);
             return;
         }
@@ -142,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_without_a_pause_are_one_run() {
+    fn steps_between_checkpoints_without_a_pause_are_one_run() {
         let text = format!(
             "start 8 2.0\ngeneration 5 3 8 3.0\n{}saved 50 4.5\n{}generation 6 2 7 9.0\n{}error Evicted 12.0\n",
             steps(0, 49, 3.5),
@@ -157,11 +166,12 @@ mod tests {
             .iter()
             .map(|it| (it.generation, it.first, it.last))
             .collect();
-        assert_eq!(runs, [(5, 0, 60), (6, 61, 62)]);
+        assert_eq!(runs, [(5, 0, 49), (5, 50, 60), (6, 61, 62)]);
         assert_eq!(
             (process.runs[0].begin_ms, process.runs[0].saved),
             (2500, Some((50, 3500)))
         );
+        assert_eq!(process.runs[1].saved, None);
         assert_eq!(process.error, Some(("Evicted".to_owned(), 11_000)));
         assert_eq!(process.wrong, Vec::<String>::new());
     }
@@ -183,6 +193,10 @@ mod tests {
         let right = steps(0, 3, 3.0);
         for (from, to) in [("step 2 ", "step 2 1"), ("step 3 ", "step 4 ")] {
             assert_eq!(record(&right.replace(from, to)).process.wrong.len(), 1);
+        }
+        for step in ["step 4 1 nan 3.1", "step 99999999999 1 0.5 3.1"] {
+            let process = record(&format!("{right}{step}\n")).process;
+            assert_eq!((process.wrong.len(), process.runs[0].last), (1, 3));
         }
         let text = format!("{right}wrong 3 35.0 36.0 3.1\n");
         assert_eq!(record(&text).process.wrong, ["sum: wrong 3 35.0 36.0"]);

@@ -64,7 +64,9 @@ impl Scheduler {
         let is_last =
             index < self.launchers && launchers.iter().all(|it| matches!(it, State::Due { .. }));
         if is_last {
-            launchers.fill(due);
+            for index in 0..self.launchers {
+                self.hold(index, now_ms + RESTART_MS);
+            }
             self.submission += 1;
         }
     }
@@ -110,6 +112,17 @@ mod tests {
         assert_eq!(scheduler.submission(), 1);
         assert!(scheduler.start(2999).is_empty());
         assert_eq!(scheduler.start(3000), [0, 1]);
+    }
+
+    #[test]
+    fn a_host_that_is_away_is_waited_for_when_a_job_is_submitted_again() {
+        let mut scheduler = Scheduler::new(2, 2);
+        scheduler.start(0);
+        scheduler.ended(0, 100, false);
+        scheduler.hold(0, 9000);
+        scheduler.ended(1, 1000, false);
+        assert_eq!(scheduler.start(8999), [1]);
+        assert_eq!(scheduler.start(9000), [0]);
     }
 
     #[test]

@@ -46,12 +46,22 @@ fn a_history_is_counted_and_checked_again() {
 fn a_history_in_which_a_law_is_broken_fails_the_check() {
     let broken = HISTORY.replace("1590591766", "1590591767");
     let (code, table, error) = check(&broken, &[]);
-    assert_eq!(code, Some(3), "{table}");
+    assert_eq!(code, Some(1), "{table}");
     assert!(
         table.contains("VIOLATION: rank 0 of node 0 (pid 1): step 816"),
         "{table}"
     );
     assert!(error.contains("1 violations, with the seed 7"), "{error}");
+}
+
+#[test]
+fn a_history_that_cannot_be_written_is_known_before_anything_is_measured() {
+    let words = [
+        "goodput",
+        "--history=/nonexistent/history",
+        "--python=/bin/true",
+    ];
+    run(words).assert_fails("cannot write /nonexistent/history");
 }
 
 #[test]

@@ -109,10 +109,7 @@ impl Job {
         match what {
             // It may have been killed meanwhile.
             Lasting::Stopped(process) => drop(process.signal(Signal::CONT)),
-            Lasting::LinkDown(host) if self.hosts.has_namespaces() => {
-                self.hosts.set_link(host, true)?
-            }
-            Lasting::LinkDown(_) => {}
+            Lasting::LinkDown(host) => self.hosts.set_link(host, true)?,
             Lasting::LinkSlow(host) => self.hosts.set_slow(host, false)?,
             Lasting::DiskFull => self.hosts.empty_disk(),
         }
@@ -121,10 +118,7 @@ impl Job {
 
     fn cut(&mut self, host: usize, end_ms: u64) -> Result<(), Failure> {
         self.lasting.push((end_ms, Lasting::LinkDown(host)));
-        match self.hosts.has_namespaces() {
-            true => self.hosts.set_link(host, false),
-            false => Ok(()),
-        }
+        self.hosts.set_link(host, false)
     }
 
     fn stop(&mut self, process: Option<Process>, end_ms: u64) -> bool {

@@ -87,28 +87,33 @@ impl Site {
     /// Starts the members at ports of 127.0.0.1, and waits until all answer.
     pub(super) fn start() -> Result<Self, Failure> {
         let members = free_members().context("cannot find free ports")?;
-        Self::start_members(members, Place(Box::new(|_, program| Command::new(program))))
+        let here = Place(Box::new(|_, program| Command::new(program)));
+        Self::start_members(members, here, &env::temp_dir())
     }
 
-    /// Starts each member on a host of its own, and waits until all answer.
-    pub(crate) fn start_on(hosts: [IpAddr; MEMBERS], place: Place) -> Result<Self, Failure> {
+    /// Starts each member on a host of its own, with its data in a directory below `folder`, and waits until all answer.
+    pub(crate) fn start_on(
+        hosts: [IpAddr; MEMBERS],
+        place: Place,
+        folder: &Path,
+    ) -> Result<Self, Failure> {
         if hosts.iter().all(IpAddr::is_loopback) {
             let members = free_members().context("cannot find free ports")?;
-            return Self::start_members(members, place);
+            return Self::start_members(members, place, folder);
         }
         let member = |host| Member {
             client: SocketAddr::new(host, CLIENT_PORT),
             peer: SocketAddr::new(host, PEER_PORT),
             process: None,
         };
-        Self::start_members(hosts.map(member).into(), place)
+        Self::start_members(hosts.map(member).into(), place, folder)
     }
 
-    fn start_members(members: Vec<Member>, place: Place) -> Result<Self, Failure> {
+    fn start_members(members: Vec<Member>, place: Place, folder: &Path) -> Result<Self, Failure> {
         program()?;
         let mut site = Self {
             members,
-            folder: TempDir::new().context("cannot make a directory")?,
+            folder: TempDir::new_in(folder).context("cannot make a directory")?,
             cluster: String::new(),
             place,
         };
