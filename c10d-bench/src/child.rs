@@ -1,10 +1,13 @@
 //! A server in a child process: the parent starts and kills it, the child announces its address.
 
 use std::env;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, Read as _};
 use std::net::SocketAddr;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_socket::{Cancel, Deadline, wait_for_input};
 
 #[cfg(target_os = "linux")]
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -16,6 +19,12 @@ use crate::process::Process;
 
 /// The start of the line with a server's address; `c10d store serve` prints it too.
 pub(super) const ANNOUNCEMENT: &str = "listening on ";
+
+/// How long one may take to serve.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Of the line with an address, which has a hundred.
+const LINE_BYTES_MAX: usize = 1024;
 
 /// A server started from this program's own executable. Killed on drop.
 #[derive(Debug)]
@@ -61,9 +70,9 @@ impl ServerChild {
             // Replaced below; until then `server` only kills the child on drop.
             address: SocketAddr::from(([0; 4], 0)),
         };
-        server.address = server
-            .read_address()
-            .context("the server did not report its address")?;
+        let address = announced(&mut server.child, START_TIMEOUT)
+            .and_then(|address| address.parse().map_err(io::Error::other));
+        server.address = address.context("the server did not report its address")?;
         Ok(server)
     }
 
@@ -79,18 +88,6 @@ impl ServerChild {
     pub(super) fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
-
-    /// Reads one line: the child prints nothing else. Also returns when the child ends.
-    fn read_address(&mut self) -> io::Result<SocketAddr> {
-        let mut line = String::new();
-        if let Some(stdout) = self.child.stdout.as_mut() {
-            BufReader::new(stdout).read_line(&mut line)?;
-        }
-        line.trim_end()
-            .strip_prefix(ANNOUNCEMENT)
-            .and_then(|address| address.parse().ok())
-            .ok_or_else(|| io::Error::other(format!("it wrote {line:?}")))
-    }
 }
 
 impl Drop for ServerChild {
@@ -98,6 +95,33 @@ impl Drop for ServerChild {
         // Both fail only if the child has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The address that a child announces, in the first line of its standard output.
+///
+/// # Errors
+/// If it writes something else, ends, or writes no line in this time.
+pub(super) fn announced(child: &mut Child, timeout: Duration) -> io::Result<String> {
+    let deadline = Deadline::after(Instant::now(), timeout);
+    let mut line = Vec::new();
+    if let Some(stdout) = &mut child.stdout {
+        let mut byte = [0];
+        while line.last() != Some(&b'\n') && line.len() < LINE_BYTES_MAX {
+            let left = deadline.remaining(Instant::now());
+            if !wait_for_input(stdout, left, &Cancel::NEVER)? {
+                return Err(io::Error::other(format!("no address in {timeout:?}")));
+            }
+            if stdout.read(&mut byte)? == 0 {
+                break;
+            }
+            line.push(byte[0]);
+        }
+    }
+    let line = String::from_utf8_lossy(&line);
+    match line.trim_end().strip_prefix(ANNOUNCEMENT) {
+        Some(address) => Ok(address.to_owned()),
+        None => Err(io::Error::other(format!("it wrote {line:?}"))),
     }
 }
 

@@ -13,6 +13,21 @@ use crate::failure::{Context as _, Failure};
 pub(super) struct Process(pub(super) u32);
 
 impl Process {
+    /// Those that run.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        entries.filter_map(|entry| Some(Self(entry.file_name().to_str()?.parse().ok()?)))
+    }
+
+    /// What a variable of its environment was when it started its program.
+    pub(super) fn variable(self, name: &str) -> Option<String> {
+        // Empty of one that has ended.
+        let environment = fs::read(format!("/proc/{}/environ", self.0)).ok()?;
+        let mut entries = environment.split(|byte| *byte == 0);
+        let value = entries.find_map(|it| it.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+        Some(String::from_utf8_lossy(value).into_owned())
+    }
+
     /// Sends it a signal.
     pub(super) fn signal(self, signal: Signal) -> Result<(), Failure> {
         let id = i32::try_from(self.0).ok().and_then(Pid::from_raw);

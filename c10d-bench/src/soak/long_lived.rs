@@ -1,7 +1,8 @@
 //! A server that runs all the time, with a log file, and is restarted at the same port.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader};
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
@@ -10,12 +11,15 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use super::programs::Programs;
-use crate::child::ANNOUNCEMENT;
+use crate::child::announced;
 use crate::failure::{Context as _, Failure};
 use crate::process::Process;
 
 /// How long a process may take to end after SIGTERM.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long it may take to serve, with all that is in its directory.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Killed on drop.
 #[derive(Debug)]
@@ -62,10 +66,23 @@ impl LongLived {
 
     /// Ends it with the signal, and starts it at the same address.
     pub(super) fn restart(&mut self, programs: &Programs, signal: Signal) -> Result<(), Failure> {
-        self.process().signal(signal)?;
-        let ended = ends(&mut self.child, END_TIMEOUT)?;
-        if ended.is_none() {
-            return Err(Failure::new(format!("the {} does not end", self.name)));
+        let failed = |how: &str| {
+            let log = self.log.display();
+            Failure::check(format!("the {} {how}; its log is {log}", self.name))
+        };
+        if let Some(status) = self.child.try_wait()? {
+            return Err(failed(&format!("ended: {status}")));
+        }
+        Process(self.child.id()).signal(signal)?;
+        let Some(status) = ends(&mut self.child, END_TIMEOUT)? else {
+            return Err(failed("does not end"));
+        };
+        let is_right = match signal {
+            Signal::KILL => status.signal() == Some(signal.as_raw()),
+            _ => status.success(),
+        };
+        if !is_right {
+            return Err(failed(&format!("ended by {status} when it was told to")));
         }
         let (words, listen, address) = (&self.words, self.listen, self.address.as_str());
         (self.child, self.address) = spawn(programs, self.name, &self.log, words, listen, address)?;
@@ -106,18 +123,14 @@ fn spawn(
         .stderr(append_to(log)?)
         .spawn()
         .with_context(|| format!("cannot start the {name}"))?;
-    let mut line = String::new();
-    if let Some(stdout) = child.stdout.as_mut() {
-        BufReader::new(stdout).read_line(&mut line).context(name)?;
-    }
-    match line.trim_end().strip_prefix(ANNOUNCEMENT) {
-        Some(address) => Ok((child, address.to_owned())),
-        None => {
+    match announced(&mut child, START_TIMEOUT) {
+        Ok(address) => Ok((child, address)),
+        Err(error) => {
             let _ = child.kill();
             let _ = child.wait();
             let log = log.display();
             Err(Failure::new(format!(
-                "the {name} wrote {line:?}; its log is {log}"
+                "the {name}: {error}; its log is {log}"
             )))
         }
     }

@@ -16,13 +16,16 @@ mod verdict;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::process::Signal;
 use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::{Context as _, Failure};
 use crate::output::{print, print_line};
@@ -68,7 +71,7 @@ pub(crate) struct SoakArgs {
     #[arg(long)]
     seed: Option<u64>,
 
-    /// How often the store and the relay are restarted, in minutes. [default: 8 times in the run]
+    /// How often the store and the relay are restarted, in minutes. [default: an eighth of the run]
     #[arg(long, value_name = "MINUTES", value_parser = positive)]
     restart_every: Option<f64>,
 
@@ -80,11 +83,11 @@ pub(crate) struct SoakArgs {
     #[arg(long, value_name = "FILE")]
     c10d: Option<PathBuf>,
 
-    /// A directory for stores and logs, which stays. [default: a temporary one]
+    /// A new directory for stores and logs, which stays. [default: a temporary one]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
 
-    /// Appends all samples, those of the warm-up too.
+    /// Writes all samples to this file, those of the warm-up too.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
 
@@ -95,6 +98,15 @@ pub(crate) struct SoakArgs {
     /// Prints one JSON object instead of a table.
     #[arg(long)]
     json: bool,
+}
+
+/// An absolute path, as processes compare it with theirs. Stores that have served jobs would refuse the new ones.
+fn new_directory(path: &Path) -> Result<PathBuf, Failure> {
+    let path = std::path::absolute(path).context("--dir")?;
+    match path.read_dir().map(|mut it| it.next().is_none()) {
+        Ok(false) => Err(Failure::usage(format!("{} is not empty", path.display()))),
+        _ => Ok(path),
+    }
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -160,12 +172,13 @@ struct Soak<'a> {
     programs: Programs,
     folders: Folders,
     directory: PathBuf,
-    durable: LongLived,
-    memory: LongLived,
-    relay: LongLived,
+    jobs: Vec<Job>,
     /// Dropped before the stores; `None` once it has ended.
     long_job: Option<LongJob>,
-    jobs: Vec<Job>,
+    relay: LongLived,
+    durable: LongLived,
+    memory: LongLived,
+    is_ended: Arc<AtomicBool>,
     started: u64,
     /// By kind.
     ended: BTreeMap<&'static str, u64>,
@@ -184,7 +197,7 @@ impl<'a> Soak<'a> {
         let seed = args.seed.unwrap_or_else(|| fastrand::u64(..));
         log::warn!("--seed={seed}");
         let (directory, temporary) = match &args.dir {
-            Some(directory) => (directory.clone(), None),
+            Some(directory) => (new_directory(directory)?, None),
             None => {
                 let made = tempfile::Builder::new().prefix("c10d-soak-").tempdir();
                 let made = made.context("cannot make a directory")?;
@@ -199,6 +212,11 @@ impl<'a> Soak<'a> {
             file.write_all(Csv::HEADING.as_bytes())?;
             Ok(file)
         });
+        let is_ended = Arc::new(AtomicBool::new(false));
+        for signal in [SIGHUP, SIGINT, SIGTERM] {
+            signal_hook::flag::register(signal, Arc::clone(&is_ended))
+                .context("cannot handle signals")?;
+        }
         let programs = Programs::find(args.c10d.as_deref(), temporary_files)?;
         let folders = Folders::new(&directory)?;
         let store = |name, words: &[&str]| {
@@ -235,11 +253,12 @@ impl<'a> Soak<'a> {
             schedule: Schedule::new(args),
             programs,
             folders,
+            jobs: Vec::new(),
+            long_job: Some(long_job),
+            relay,
             durable,
             memory,
-            relay,
-            long_job: Some(long_job),
-            jobs: Vec::new(),
+            is_ended,
             started: 0,
             ended: BTreeMap::new(),
             otherwise: Vec::new(),
@@ -261,6 +280,11 @@ impl<'a> Soak<'a> {
         let mut last = Instant::now();
         while self.now < schedule.duration || !self.jobs.is_empty() {
             thread::sleep(TICK);
+            if self.is_ended.load(Ordering::Relaxed) {
+                return Err(Failure::new(
+                    "ended by a signal: the table is of the time until then",
+                ));
+            }
             let elapsed = last.elapsed();
             last += elapsed;
             self.advance_jobs()?;

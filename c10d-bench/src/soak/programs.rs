@@ -88,16 +88,14 @@ impl Programs {
     /// The processes that this run has started, directly or not, with their owners. That of a guardian, which has no
     /// environment, begins with its job's.
     pub(super) fn running(&self) -> Vec<(Process, String)> {
-        let prefix = format!("{OWNER_VARIABLE}={}", self.run);
-        let Ok(entries) = fs::read_dir("/proc") else {
-            return Vec::new();
+        let owner_of = |process: Process| {
+            let owner = process.variable(OWNER_VARIABLE);
+            let owner = owner.and_then(|it| Some(it.strip_prefix(&self.run)?.to_owned()));
+            owner.or_else(|| self.guarded(process.0))
         };
-        let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        ids.filter_map(|id: u32| {
-            let owner = variable(id, &prefix).or_else(|| self.guarded(id))?;
-            Some((Process(id), owner))
-        })
-        .collect()
+        Process::all()
+            .filter_map(|process| Some((process, owner_of(process)?)))
+            .collect()
     }
 
     /// The address of the store that a worker of this owner uses; `None` if no worker runs.
@@ -105,8 +103,8 @@ impl Programs {
         let running = self.running();
         let mut of_owner = running.iter().filter(|(_, it)| it == owner);
         of_owner.find_map(|(process, _)| {
-            let port = variable(process.0, "MASTER_PORT=")?.parse().ok()?;
-            Some((variable(process.0, "MASTER_ADDR=")?, port))
+            let port = process.variable("MASTER_PORT")?.parse().ok()?;
+            Some((process.variable("MASTER_ADDR")?, port))
         })
     }
 
@@ -137,14 +135,6 @@ impl Programs {
         }
         serde_json::from_slice(&output.stdout).context("c10d store stats")
     }
-}
-
-/// The rest of the variable of a process that begins so.
-fn variable(id: u32, prefix: &str) -> Option<String> {
-    let environment = fs::read(format!("/proc/{id}/environ")).ok()?;
-    let mut entries = environment.split(|byte| *byte == 0);
-    let rest = entries.find_map(|entry| entry.strip_prefix(prefix.as_bytes()))?;
-    Some(String::from_utf8_lossy(rest).into_owned())
 }
 
 /// How many files and directories are below a directory, and the bytes of the files. One that is missing has none.

@@ -27,8 +27,10 @@ const THREADS: Rule = Rule::Flat {
     rise: 2.0,
     per_thousand: 0.0,
 };
-/// A node that stays logs each node that comes or goes, and each worker that dies; servers log nothing for a job.
-const LOG_BYTES: Rule = Rule::PerJob(1000.0);
+/// Servers log nothing for a job: far less than a line.
+const SERVER_LOG: Rule = Rule::PerJob(50.0);
+/// A node that stays logs each node that comes or goes, and each worker that dies.
+const LAUNCHER_LOG: Rule = Rule::PerJob(1000.0);
 /// What a store needs for a key beside its bytes (`NAME_BYTES` of its memory limit).
 const BYTES_PER_KEY: f64 = 256.0;
 /// A store keeps records of the connections that closed last, for `c10d why`: this many, in at most 3 MiB.
@@ -139,14 +141,14 @@ impl Sampler {
                 beyond,
             );
         }
-        self.log(moment, store.name, &store.log);
+        self.log(moment, store.name, SERVER_LOG, &store.log);
         Ok(())
     }
 
     pub(super) fn server(&mut self, moment: Moment, server_: &LongLived) {
         let subject = server(moment, server_);
         self.process(moment, subject, server_.name, server_.process(), None);
-        self.log(moment, server_.name, &server_.log);
+        self.log(moment, server_.name, SERVER_LOG, &server_.log);
     }
 
     /// `workers_store`: the one of its job.
@@ -164,7 +166,7 @@ impl Sampler {
             Some((host, port)) => Some(Kept::by(programs, &format!("{host}:{port}"))?.memory()),
         };
         self.process(moment, whole(), launcher.name, process, data);
-        self.log(moment, launcher.name, &launcher.log);
+        self.log(moment, launcher.name, LAUNCHER_LOG, &launcher.log);
         Ok(())
     }
 
@@ -224,14 +226,14 @@ impl Sampler {
         );
     }
 
-    fn log(&mut self, moment: Moment, name: &str, log: &Path) {
+    fn log(&mut self, moment: Moment, name: &str, rule: Rule, log: &Path) {
         let bytes = log.metadata().map_or(0, |it| it.len()) as f64;
         self.record(
             moment,
             whole(),
             &format!("{name}: log"),
             Unit::Bytes,
-            LOG_BYTES,
+            rule,
             bytes,
         );
     }

@@ -45,7 +45,19 @@ fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
 }
 
 pub(crate) fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Ended {
-    let output = command(arguments).output().unwrap();
+    run_until(arguments, |_| {})
+}
+
+/// A run that `end` may end, given its process id.
+pub(crate) fn run_until<S: AsRef<OsStr>>(
+    arguments: impl IntoIterator<Item = S>,
+    end: impl FnOnce(u32),
+) -> Ended {
+    let mut command = command(arguments);
+    let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = piped.spawn().unwrap();
+    end(child.id());
+    let output = child.wait_with_output().unwrap();
     Ended {
         code: output.status.code(),
         stdout: output.stdout,

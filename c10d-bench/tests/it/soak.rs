@@ -2,11 +2,14 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use integration_tests::launcher::c10d;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::process::{Ended, run};
+use crate::process::{Ended, run, run_until};
 
 fn soak(options: &[&str]) -> Ended {
     let c10d = format!("--c10d={}", c10d().display());
@@ -59,6 +62,34 @@ fn a_small_run_leaves_nothing() {
     assert_eq!(lines.next(), Some("seconds,jobs,incarnation,measure,value"));
     assert!(lines.all(|line| line.split(',').count() == 5), "{samples}");
     assert!(directory.join("store/journal.db").exists());
+}
+
+#[test]
+fn a_run_that_is_ended_by_a_signal_reports_what_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let csv = folder.path().join("samples.csv");
+    let c10d = format!("--c10d={}", c10d().display());
+    let to = format!("--csv={}", csv.display());
+    let directory = format!("--dir={}", folder.path().join("soak").display());
+    let words = ["soak", "--minutes=2", "--jobs=60", &c10d, &to, &directory];
+    let ended = run_until(words, |process| {
+        let since = Instant::now();
+        // The heading, and a sample.
+        while fs::read_to_string(&csv).map_or(0, |it| it.lines().count()) < 2 {
+            assert!(since.elapsed() < Duration::from_secs(60), "no sample");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let process = Pid::from_raw(process as i32).unwrap();
+        kill_process(process, Signal::TERM).unwrap();
+    });
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    assert!(ended.stderr.contains("ended by a signal"), "{ended:?}");
+    let table = ended.stdout_text();
+    assert!(table.contains("jobs in 0."), "{ended:?}");
+    // A store that has served jobs is not taken for a new one.
+    let again = run(["soak", &c10d, &directory]);
+    assert_eq!(again.code, Some(2), "{again:?}");
+    assert!(again.stderr.contains("is not empty"), "{again:?}");
 }
 
 #[test]
