@@ -96,21 +96,23 @@ fn report(side: &SideHistory, account: &Account) -> Report {
     }
     Report {
         subject: side.side.clone(),
-        notes: notes(side),
+        notes: notes(side, account),
         rows,
     }
 }
 
 /// Facts that a reader must know.
-fn notes(side: &SideHistory) -> Vec<String> {
+fn notes(side: &SideHistory, account: &Account) -> Vec<String> {
     let mut notes = Vec::new();
     if !side.left_out.is_empty() {
         let names: Vec<_> = side.left_out.iter().map(|it| it.text()).collect();
         notes.push(format!("left out: {}", names.join(", ")));
     }
-    let void = side.faults.iter().filter(|it| it.is_void).count();
-    if void > 0 {
-        notes.push(format!("{void} faults found nothing, as the job was down"));
+    let without_time = side.faults.len() - account.waits.len();
+    if without_time > 0 {
+        notes.push(format!(
+            "{without_time} faults have no time, as the job was down"
+        ));
     }
     notes
 }

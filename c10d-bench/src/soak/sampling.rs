@@ -36,6 +36,8 @@ const BYTES_PER_KEY: f64 = 256.0;
 /// A store keeps records of the connections that closed last, for `c10d why`: this many, in at most 3 MiB.
 const CLOSED_KEPT: f64 = 16_384.0;
 const BYTES_PER_CLOSED: f64 = (3 << 20) as f64 / CLOSED_KEPT;
+/// A launcher looks at the store that it serves, and has two snapshots with these records meanwhile.
+const BYTES_PER_CLOSED_OF_LOOKS: f64 = 1200.0;
 /// docs/durable.md, "What it costs".
 const DIRECTORY_BYTES_MAX: f64 = (128 << 20) as f64;
 const DIRECTORY_FACTOR: f64 = 4.0;
@@ -163,7 +165,10 @@ impl Sampler {
         let served = workers_store.filter(|(_, port)| process.listens_at(*port));
         let data = match served {
             None => None,
-            Some((host, port)) => Some(Kept::by(programs, &format!("{host}:{port}"))?.memory()),
+            Some((host, port)) => {
+                let kept = Kept::by(programs, &format!("{host}:{port}"))?;
+                Some(kept.memory() + BYTES_PER_CLOSED_OF_LOOKS * kept.closed)
+            }
         };
         self.process(moment, whole(), launcher.name, process, data);
         self.log(moment, launcher.name, LAUNCHER_LOG, &launcher.log);
