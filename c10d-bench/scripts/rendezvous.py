@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures how soon the nodes of PyTorch's rendezvous have met, as `c10d-bench rendezvous` does for ours.
 
-    python c10d-bench/scripts/rendezvous.py --nodes 8,64
+    python c10d-bench/scripts/rendezvous.py --nodes 8,128
 
 Needs a Python that has torch. Each node is a handler in a thread of its own with a connection of its own; all begin together, and
 the time is that of the last one. The store is PyTorch's. Prints a row of a Markdown table for each number of nodes.
@@ -9,8 +9,12 @@ the time is that of the last one. The store is PyTorch's. Prints a row of a Mark
 
 import argparse
 import datetime
+import os
 import threading
 import time
+
+# A line for each connection, without a name for 127.0.0.1.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
@@ -52,7 +56,7 @@ def meet(nodes: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", default="8,64", help="numbers of nodes, separated by commas (%(default)s)")
+    parser.add_argument("--nodes", default="8,128", help="numbers of nodes, separated by commas (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured; the table has all (%(default)s)")
     arguments = parser.parse_args()
     print("| nodes | time, s |\n|---|---|")
