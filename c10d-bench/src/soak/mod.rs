@@ -11,6 +11,7 @@ mod member;
 mod mix;
 mod programs;
 mod sampling;
+mod schedule;
 mod verdict;
 
 use std::collections::BTreeMap;
@@ -38,6 +39,7 @@ use mix::{Place, plan};
 pub(crate) use programs::CommandArgs;
 use programs::{Programs, files_below};
 use sampling::{Moment, Sampler};
+use schedule::Schedule;
 
 /// Jobs that run at a time.
 const JOBS_MAX: usize = 4;
@@ -132,36 +134,6 @@ pub(crate) fn run(args: &SoakArgs) -> Result<(), Failure> {
     match grows.is_empty() {
         true => Ok(()),
         false => Err(Failure::check(grows.join("; "))),
-    }
-}
-
-/// When things are due, in the time of the run.
-#[derive(Debug, Clone, Copy)]
-struct Schedule {
-    duration: Duration,
-    sample: Duration,
-    /// An event of the long job.
-    event: Duration,
-    /// A restart of a server: the store and the relay take turns.
-    restart: Duration,
-    warm_up: Duration,
-}
-
-impl Schedule {
-    fn new(args: &SoakArgs) -> Self {
-        let duration = args.duration();
-        let second = Duration::from_secs(1);
-        let restart = args.restart_every.map_or(duration / 8, |minutes| {
-            Duration::from_secs_f64(minutes * 60.0)
-        });
-        Self {
-            duration,
-            sample: (duration / 60).clamp(4 * second, 60 * second),
-            event: (duration / 500).clamp(3 * second, 30 * second),
-            // Two servers.
-            restart: restart / 2,
-            warm_up: duration / 10,
-        }
     }
 }
 
