@@ -119,10 +119,13 @@ fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
+fn minutes(number: f64) -> Duration {
+    Duration::from_secs_f64(number * 60.0)
+}
+
 impl SoakArgs {
     fn duration(&self) -> Duration {
-        let minutes = self.minutes.unwrap_or(self.hours * 60.0);
-        Duration::from_secs_f64(minutes * 60.0)
+        minutes(self.minutes.unwrap_or(self.hours * 60.0))
     }
 }
 
@@ -222,7 +225,7 @@ impl<'a> Soak<'a> {
         Ok(Self {
             args,
             seed,
-            schedule: Schedule::new(args),
+            schedule: Schedule::new(args.duration(), args.restart_every.map(minutes)),
             programs,
             folders,
             jobs: Vec::new(),

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use super::SoakArgs;
-
 /// When things are due, in the time of the run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Schedule {
@@ -17,12 +15,10 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    pub(super) fn new(args: &SoakArgs) -> Self {
-        let duration = args.duration();
+    /// `restart_every`: between two restarts of one server, if it is not the default.
+    pub(super) fn new(duration: Duration, restart_every: Option<Duration>) -> Self {
         let second = Duration::from_secs(1);
-        let restart = args.restart_every.map_or(duration / 8, |minutes| {
-            Duration::from_secs_f64(minutes * 60.0)
-        });
+        let restart = restart_every.unwrap_or(duration / 8);
         Self {
             duration,
             sample: (duration / 60).clamp(4 * second, 60 * second),
