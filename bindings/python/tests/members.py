@@ -126,7 +126,10 @@ def agree(port: int, rank: int, size: int, min_size: int, dies: bool) -> None:
 def train(
     port: int, rank: int | None, size: int, steps: int, kill: dict[str, int] | None = None, boundary_steps: int = 1
 ) -> None:
-    """Train by DDP on batches that follow from the step, and report the losses."""
+    """Train by DDP on batches that follow from the step, and report the losses.
+
+    Without ``boundary_steps``, boundaries are where a member knows of a change.
+    """
     member = Member(port, rank, size, 1)
     net, optimizer = model()
     state: dict[str, Any] = {"net": net, "optimizer": optimizer, "losses": []}
@@ -146,17 +149,41 @@ def train(
                 if kill and kill.get(str(member.membership.id)) == step:
                     os.kill(os.getpid(), signal.SIGKILL)
                 loss.backward()
-                mean = loss.detach().clone() / generation.size
-                dist.all_reduce(mean)
+                told = torch.tensor([loss.item() / generation.size, generation.has_change], dtype=torch.float64)
+                dist.all_reduce(told)
+                mean, changes = told.tolist()
                 optimizer.step()
-                state["losses"].append(mean.item())
+                state["losses"].append(mean)
                 step += 1
                 if step == 5:
                     member.say("steps")
                 generation.done(step)
-                if step % boundary_steps == 0:
+                if changes if boundary_steps == 0 else step % boundary_steps == 0:
                     generation.boundary(step)
     member.say("done", losses=state["losses"])
+
+
+def work(port: int, rank: int | None, size: int, master: int) -> None:
+    """Do steps until the test ends them, with boundaries where a member knows of a change. Report each hundredth."""
+    member = Member(port, rank, size, 1, master, silence_max=600)
+    for generation in member.membership:
+        member.enter(generation)
+        with generation:
+            step = generation.sync({})
+            while True:
+                ends = generation.rank == 0 and member.store.check(["end"])
+                told = torch.tensor([generation.has_change, ends], dtype=torch.float64)
+                dist.all_reduce(told)
+                has_change, is_over = told.tolist()
+                step += 1
+                generation.done(step)
+                if step % 100 == 0:
+                    member.say("hundred")
+                if is_over:
+                    break
+                if has_change:
+                    generation.boundary(step)
+    member.say("done")
 
 
 # The id of the newcomer that does not die in ``take_over``.

@@ -211,13 +211,36 @@ class Survivors(unittest.TestCase):
             for ours, theirs in zip(event["losses"], alone, strict=True):
                 self.assertTrue(math.isclose(ours, theirs, rel_tol=1e-9), (ours, theirs))
 
+    def test_steps_go_on_while_the_store_is_silent(self) -> None:
+        relay, master = self.relay()
+        for rank in range(2):
+            self.fork("work", rank=rank, size=2, master=master)
+        self.wait_for("hundred", 2)
+        relay.send_signal(signal.SIGSTOP)
+        self.store.queue_push("events", json.dumps({"what": "stopped"}))
+        self.wait_for("stopped", 1)
+        # Of each member one may have been on its way.
+        self.wait_for("hundred", len(self.of("hundred")) + 6)
+        relay.send_signal(signal.SIGCONT)
+        self.fork("work", rank=None, size=2, master=master)
+        self.wait_for_size(3, 3)
+        self.store.set("end", "")
+        self.wait_for("done", 3)
+
     def test_replacement_in_training_is_rank_0(self) -> None:
+        self.check_replacement()
+
+    def test_replacement_at_a_boundary_that_is_told_of(self) -> None:
+        self.check_replacement(boundary_steps=0)
+
+    def check_replacement(self, **boundaries: int) -> None:
+        """Check that the losses are those of an undisturbed run with a rank that is killed and replaced."""
         steps = 400
         self.fork("train_alone", steps=steps)
         for rank in range(3):
-            self.fork("train", rank=rank, size=3, steps=steps, kill={"0": 9})
+            self.fork("train", rank=rank, size=3, steps=steps, kill={"0": 9}, **boundaries)
         self.until(lambda _: any(event.get("size") == 2 for event in self.events))
-        self.fork("train", rank=None, size=3, steps=steps)
+        self.fork("train", rank=None, size=3, steps=steps, **boundaries)
         done = self.wait_for("done", 3)
         alone = self.wait_for("alone", 1)[0]["losses"]
         for event in done:

@@ -162,6 +162,18 @@ impl Member {
         }
     }
 
+    /// Whether the process is in a generation and knows of a change that waits for a step boundary. If a collective of each
+    /// step tells all members whether one of them does, they need to ask only after those steps.
+    pub const fn has_change(&self) -> bool {
+        matches!(
+            self.state,
+            State::Inside {
+                change: Some(_),
+                ..
+            }
+        )
+    }
+
     /// Why the process is no member any more, if it was one.
     pub const fn ending(&self) -> Option<Ending> {
         match self.state {

@@ -108,6 +108,7 @@ const NONE: Budget = Budget {
     restarts: 0,
     is_split: false,
     steps: 0,
+    asks_for_changes: false,
 };
 
 const KILL: Budget = Budget { kills: 1, ..NONE };
@@ -226,7 +227,23 @@ fn members_leave_at_each_point() {
         ..NONE
     };
     explore(&formed("2, a leave", TWO, 1, leave, 5_600));
+    let asked = Budget {
+        asks_for_changes: true,
+        ..leave
+    };
+    explore(&formed("2, a leave, asked for", TWO, 1, asked, 14_900));
     if is_long() {
+        let split = Budget {
+            is_split: true,
+            ..asked
+        };
+        explore(&formed(
+            "2, a leave, asked for, split",
+            TWO,
+            1,
+            split,
+            47_000,
+        ));
         explore(&formed("2 and one, a leave", TWO_AND_ONE, 1, leave, 80_100));
         let two = Budget { leaves: 2, ..leave };
         explore(&forming("2 form, two leaves", TWO, 1, two, 145_000));
@@ -260,6 +277,13 @@ fn the_service_restarts_at_each_point() {
             196_000,
         ));
         explore(&formed("3, a restart, a death", THREE, 2, death, 330_000));
+        let asked = Budget {
+            asks_for_changes: true,
+            leaves: 1,
+            ..steps
+        };
+        let name = "2, a restart, a leave, asked for";
+        explore(&formed(name, TWO, 1, asked, 1_300_000));
     }
 }
 

@@ -251,3 +251,24 @@ fn a_member_that_is_evicted_leaves_its_mesh_and_learns_why() {
     let ended = event(&mut member, 9, Event::Ended(EndReason::Closed));
     assert_eq!(ended, [Action::Over(Ending::Ended(EndReason::Closed))]);
 }
+
+/// docs/membership.md, MEMBER 7.
+#[test]
+fn a_member_says_whether_it_knows_of_a_change_at_a_boundary() {
+    let mut member = inside();
+    assert!(!member.has_change());
+    event(&mut member, 8, change(2));
+    assert!(member.has_change());
+    // Before the boundary at which all stop.
+    member.step(seconds(1), MemberInput::Boundary(2));
+    assert_eq!(answer(&mut member, Reply::Proceed), [Action::Proceed]);
+    assert!(member.has_change());
+    member.step(seconds(1), MemberInput::Boundary(3));
+    assert_eq!(answer(&mut member, Reply::Change(attempt(2))), [STOP]);
+    assert!(!member.has_change());
+
+    // What tears it out of its generation does not wait for a boundary.
+    let mut member = inside();
+    event(&mut member, 8, propose(2));
+    assert!(!member.has_change());
+}

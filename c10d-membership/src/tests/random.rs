@@ -48,6 +48,7 @@ fn each_defect_of_the_service_or_a_process_is_found() {
         Mutant::LeftTooEarly,
         Mutant::NotKept,
         Mutant::PassesBoundary,
+        Mutant::AsksByItself,
         Mutant::NotTold,
         Mutant::NoTimer,
     ] {
@@ -85,6 +86,7 @@ fn random_history(seed: u64, mutant: Mutant) -> (usize, u32) {
         restarts: random.usize(0..3),
         is_split: random.bool(),
         steps: random.u64(0..4),
+        asks_for_changes: random.bool(),
     };
     let is_formed = random.u8(..4) > 0;
     let first = options.size_first as u64;

@@ -34,6 +34,9 @@ pub(super) struct Budget {
     pub(super) is_split: bool,
     /// Whether members reach step boundaries without a change.
     pub(super) steps: u64,
+    /// Whether they ask only at boundaries for which the step has told that one of them knows of a change
+    /// (docs/membership.md, MEMBER 7).
+    pub(super) asks_for_changes: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -77,6 +80,8 @@ pub(super) enum Mutant {
     NotKept,
     /// Of all members, the first never stops at a boundary.
     PassesBoundary,
+    /// Members that ask only for changes do so by what they know themselves.
+    AsksByItself,
     /// The service does not say that a process is evicted.
     NotTold,
     /// Timers of the service do not fire.
@@ -91,6 +96,8 @@ pub(super) struct World {
     pub(super) copies: Vec<(MemberKey, Message)>,
     /// Attempts whose waits the service has ended.
     pub(super) released: BTreeSet<Attempt>,
+    /// Whether a member knew of a change in the step after so many.
+    told: BTreeMap<(Attempt, u64), bool>,
     /// Attempts in which torch's own time is over.
     timed_out: BTreeSet<Attempt>,
     pub(super) kept: Option<Kept>,
@@ -111,6 +118,7 @@ impl World {
             processes,
             copies: Vec::new(),
             released: BTreeSet::new(),
+            told: BTreeMap::new(),
             timed_out: BTreeSet::new(),
             kept: None,
             now: Duration::ZERO,
@@ -129,6 +137,7 @@ impl World {
         self.processes.hash(&mut hasher);
         self.copies.hash(&mut hasher);
         self.released.hash(&mut hasher);
+        self.told.hash(&mut hasher);
         self.timed_out.hash(&mut hasher);
         self.now.hash(&mut hasher);
         self.budget.hash(&mut hasher);
@@ -194,7 +203,13 @@ impl World {
                             || (other.step == process.step
                                 && matches!(other.mesh, Mesh::Stepping(_))))
                 });
-                if are_all_there && (process.step < self.budget.steps || self.is_changing()) {
+                // After a change that was withdrawn members ask at each boundary.
+                let is_asked = self.is_changing()
+                    && (!self.budget.asks_for_changes
+                        || self.is_told_of_a_change(record, process.step));
+                // One that has completed it may have left since.
+                let is_complete = self.told.contains_key(&(generation, process.step));
+                if is_complete || are_all_there && (process.step < self.budget.steps || is_asked) {
                     steps.push(Step::Complete(at));
                 }
                 if others().any(|other| !other.is_running() || !other.is_inside(generation)) {
@@ -225,6 +240,15 @@ impl World {
                 ..
             }
         )
+    }
+
+    /// What a collective of this step tells all: the first that completes it decides.
+    fn is_told_of_a_change(&self, record: &Record, step: u64) -> bool {
+        let told = self.told.get(&(record.attempt, step)).copied();
+        told.unwrap_or_else(|| {
+            let mut members = record.seats.iter().map(|seat| self.index[&seat.member]);
+            members.any(|at| self.processes[at].member.has_change())
+        })
     }
 
     fn has_news(&self, at: usize) -> bool {
@@ -326,16 +350,7 @@ impl World {
                 let actions = self.processes[at].left(now);
                 self.act(at, actions);
             }
-            Step::Complete(at) => {
-                let process = &mut self.processes[at];
-                process.step += 1;
-                let step = process.step;
-                let Mesh::Stepping(record) = &process.mesh else {
-                    panic!("process {at} ends a step that it is not in");
-                };
-                process.mesh = Mesh::AtBoundary(Arc::clone(record));
-                self.input(at, MemberInput::Boundary(step));
-            }
+            Step::Complete(at) => self.complete(at),
             Step::Raise(at) => {
                 let process = &mut self.processes[at];
                 let Mesh::Stepping(record) = &process.mesh else {
@@ -480,6 +495,27 @@ impl World {
         }
     }
 
+    fn complete(&mut self, at: usize) {
+        let Mesh::Stepping(record) = &self.processes[at].mesh else {
+            panic!("process {at} ends a step that it is not in");
+        };
+        let record = Arc::clone(record);
+        let before = self.processes[at].step;
+        self.processes[at].step += 1;
+        if self.budget.asks_for_changes {
+            let is_told = match self.mutant {
+                Mutant::AsksByItself => self.processes[at].member.has_change(),
+                _ => self.is_told_of_a_change(&record, before),
+            };
+            self.told.insert((record.attempt, before), is_told);
+            if !is_told {
+                return self.check_action(at, &Action::Proceed);
+            }
+        }
+        self.processes[at].mesh = Mesh::AtBoundary(record);
+        self.input(at, MemberInput::Boundary(before + 1));
+    }
+
     fn call_returned(&mut self, at: usize, is_ok: bool) {
         let process = &mut self.processes[at];
         let Mesh::Calling(record) = &process.mesh else {
@@ -579,6 +615,7 @@ impl World {
     pub(super) fn end(&mut self) {
         self.budget = Budget {
             is_split: self.budget.is_split,
+            asks_for_changes: self.budget.asks_for_changes,
             ..Budget::default()
         };
         for at in 0..self.processes.len() {

@@ -247,6 +247,15 @@ class Generation:
         """Whether this is the generation of this process, whole or broken."""
         return self._membership._generation is self and not self._membership._is_over
 
+    @property
+    def has_change(self) -> bool:
+        """Whether this process knows that members are to come or leave at a boundary. Neither blocks nor asks.
+
+        Others may learn of it earlier or later. If a collective of each step tells all members whether one of them knows,
+        call ``boundary`` after those steps only: the others need no request to the store.
+        """
+        return self.is_current and self._membership._native.has_change
+
     def sync(self, state: dict[str, Any]) -> int:
         """Give the state of the source to members that are new or behind, and return the number of steps in it.
 
@@ -283,7 +292,8 @@ class Generation:
     def boundary(self, step: int) -> None:
         """Say that this many steps are done. Raises MembershipChanged if the others change the group here.
 
-        All members call it after the same steps. It is one request to the store. Call ``done`` after steps without it.
+        All members call it after the same steps. It is one request to the store. Call ``done`` after steps without it;
+        ``has_change`` tells which steps need it.
         """
         self._membership._step = step
         if not self._membership._native.boundary(step):

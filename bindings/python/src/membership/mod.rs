@@ -164,6 +164,12 @@ impl Membership {
         Ok(self.watch.get(py)?.must_leave())
     }
 
+    /// Whether it knows of a change that waits for a step boundary. Neither blocks nor asks.
+    #[getter]
+    fn has_change(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.watch.get(py)?.has_change())
+    }
+
     /// Whether an operation of the mesh that still waits has been lost: its connections were ended some time ago.
     #[getter]
     fn is_abandoned(&self, py: Python<'_>) -> PyResult<bool> {

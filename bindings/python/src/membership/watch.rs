@@ -216,6 +216,10 @@ impl Watch {
         self.shared.lock().has_news()
     }
 
+    pub(super) fn has_change(&self) -> bool {
+        self.shared.lock().member.has_change()
+    }
+
     /// Whether operations that still wait in the mesh can never end.
     pub(super) fn is_abandoned(&self) -> bool {
         let state = self.shared.lock();
