@@ -40,9 +40,6 @@ TIMEOUT = timedelta(seconds=60)
 # A member that is silent for so long is left behind: a fault of one rank is to cost the others 1.5 s at most.
 SILENCE_MAX = timedelta(seconds=1)
 
-# How often members may come and go: in each fifth step, which is each 100 ms.
-BOUNDARY_STEPS = 5
-
 
 class Lines:
     """The file of this process."""
@@ -80,8 +77,10 @@ class Training:
             self.optimizer.load_state_dict(saved["optimizer"])
             self.chain.copy_(saved["chain"])
 
-    def step(self, parallel: torch.nn.Module, step: int, rank: int, size: int) -> bool:
-        """Do a step, and return whether it is the last one."""
+    def step(
+        self, parallel: torch.nn.Module, step: int, rank: int, size: int, has_change: bool = False
+    ) -> tuple[bool, bool]:
+        """Do a step, and return whether it is the last one, and whether a member knows that members come or leave."""
         begun = time.monotonic()
         share = ROWS // size
         rows = torch.arange(rank * share, (rank + 1) * share)
@@ -94,10 +93,11 @@ class Training:
         values = torch.full((SUM_LENGTH,), float(rank + 1 + step % 7), dtype=torch.float64)
         values[0] = loss.detach() / size
         values[1] = self.end.exists()
+        values[2] = has_change
         dist.all_reduce(values)
         expected = size * (size + 1) / 2 + size * (step % 7)
-        if not bool((values[2:] == expected).all()):
-            self.lines.say("wrong", step, values[2].item(), expected)
+        if not bool((values[3:] == expected).all()):
+            self.lines.say("wrong", step, values[3].item(), expected)
         # Only now: a step that failed has changed nothing.
         self.optimizer.step()
         self.chain.mul_(48271).add_(step + 1).remainder_(2147483647)
@@ -105,7 +105,7 @@ class Training:
         if (step + 1) % CHECKPOINT_STEPS == 0 and rank == 0:
             self.save(step + 1)
         time.sleep(max(0.0, begun + STEP_SECONDS - time.monotonic()))
-        return bool(values[1] > 0)
+        return bool(values[1] > 0), bool(values[2] > 0)
 
     def save(self, step: int) -> None:
         """Write the checkpoint, or go on without it if there is no space."""
@@ -135,7 +135,7 @@ def restarted(training: Training) -> None:
     training.chain.fill_(chain)
     training.lines.say("generation", generation, rank, size)
     parallel = torch.nn.parallel.DistributedDataParallel(training.net)  # with the weights of rank 0
-    while not training.step(parallel, step, rank, size):
+    while not training.step(parallel, step, rank, size)[0]:
         step += 1
     training.lines.say("done", step + 1)
     dist.barrier()
@@ -155,10 +155,15 @@ def kept(training: Training) -> None:
         with generation:
             step = generation.sync(training.state)
             parallel = generation.ddp(training.net)
-            while not training.step(parallel, step, generation.rank, generation.size):
+            while True:
+                is_last, must_ask = training.step(
+                    parallel, step, generation.rank, generation.size, generation.has_change
+                )
+                if is_last:
+                    break
                 step += 1
                 generation.done(step)
-                if step % BOUNDARY_STEPS == 0:
+                if must_ask:
                     generation.boundary(step)
     training.lines.say("done", step + 1)
 
