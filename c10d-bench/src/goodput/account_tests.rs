@@ -452,6 +452,7 @@ fn a_history_is_read_as_it_was_written() {
         setting: Setting {
             seed: 7,
             minutes: 10,
+            step_ms: 20,
             notes: vec!["by hand".to_owned()],
         },
         sides: vec![restarted().side, kept().side],

@@ -24,8 +24,15 @@ pub(super) struct History {
 pub(super) struct Setting {
     pub(super) seed: u64,
     pub(super) minutes: u64,
+    /// How long a step takes at least.
+    #[serde(default = "step_ms_of_first_histories")]
+    pub(super) step_ms: u64,
     /// What reads this file must know of it.
     pub(super) notes: Vec<String>,
+}
+
+const fn step_ms_of_first_histories() -> u64 {
+    20
 }
 
 /// Times are milliseconds since the begin of the side.

@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, value_parser};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::history::{History, Setting, SideHistory};
@@ -65,6 +65,9 @@ pub(super) struct GoodputArgs {
     /// Ten minutes.
     #[arg(long, conflicts_with = "minutes")]
     fast: bool,
+    /// How long a step takes at least. On few processors more than 20 ms, so that their speed does not decide how long it takes.
+    #[arg(long, default_value_t = 20, value_name = "MS", value_parser = value_parser!(u64).range(1..=50))]
+    step_ms: u64,
     /// Repeats the faults of a run. [default: another one each time]
     #[arg(long)]
     seed: Option<u64>,
@@ -155,6 +158,7 @@ fn measure(args: &GoodputArgs, history: &mut History) -> Result<(), Failure> {
         c10d: absolute(&args.c10d)?,
         python: absolute(&args.python)?,
         worker: PathBuf::new(),
+        step_ms: args.step_ms,
     };
     let is_ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGHUP, SIGINT, SIGTERM] {
@@ -164,6 +168,7 @@ fn measure(args: &GoodputArgs, history: &mut History) -> Result<(), Failure> {
     history.setting = Setting {
         seed,
         minutes: length.as_secs() / 60,
+        step_ms: args.step_ms,
         notes: vec![versions(&tools), machine()],
     };
     // Before hours of measuring: what cannot be written is known now.

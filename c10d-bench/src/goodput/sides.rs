@@ -49,6 +49,8 @@ pub(super) struct Tools {
     pub(super) python: PathBuf,
     /// The script of the ranks.
     pub(super) worker: PathBuf,
+    /// How long a step takes at least.
+    pub(super) step_ms: u64,
 }
 
 /// Where the parts of a job meet.
@@ -124,6 +126,7 @@ pub(super) fn launcher(
         .arg(mode)
         .args([hosts.ranks(), hosts.shared()])
         .env("GOODPUT_NODE", node.to_string())
+        .env("GOODPUT_STEP_MS", tools.step_ms.to_string())
         .env("GLOO_SOCKET_IFNAME", hosts.interface())
         .env("PYTHON_EXEC", &tools.python)
         .env("OMP_NUM_THREADS", "1")

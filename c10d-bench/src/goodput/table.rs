@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::json;
 
 use super::account::Account;
-use super::history::{History, SideHistory};
+use super::history::{History, Setting, SideHistory};
 use super::plan::Kind;
 use crate::failure::Failure;
 use crate::output::{print as print_text, print_line};
@@ -15,13 +15,16 @@ use crate::report::{Goal, Report, Row, Unit};
 const GOODPUT_MIN: f64 = 97.0;
 const RANK_WAIT_MAX_MS: f64 = 1500.0;
 
+/// Of an undisturbed step, beyond which it is not the sleep in it that decides how long it takes.
+const SLOWER_MAX: f64 = 1.1;
+
 /// Of violations that are printed.
 const SHOWN_MAX: usize = 20;
 
 pub(super) fn print(history: &History, accounts: &[Account], as_json: bool) -> Result<(), Failure> {
     for (side, account) in history.sides.iter().zip(accounts) {
         if as_json {
-            let mut report = report(side, account).json();
+            let mut report = report(&history.setting, side, account).json();
             report["seed"] = json!(history.setting.seed);
             report["minutes"] = json!(history.setting.minutes);
             report["setting"] = json!(history.setting.notes);
@@ -36,7 +39,7 @@ pub(super) fn print(history: &History, accounts: &[Account], as_json: bool) -> R
 }
 
 /// The figures of a side.
-fn report(side: &SideHistory, account: &Account) -> Report {
+fn report(setting: &Setting, side: &SideHistory, account: &Account) -> Report {
     let one = |name: &str, unit, value: f64, goal| {
         let mut row = Row::new(name, unit);
         row.samples.push(value);
@@ -96,17 +99,23 @@ fn report(side: &SideHistory, account: &Account) -> Report {
     }
     Report {
         subject: side.side.clone(),
-        notes: notes(side, account),
+        notes: notes(setting, side, account),
         rows,
     }
 }
 
 /// Facts that a reader must know.
-fn notes(side: &SideHistory, account: &Account) -> Vec<String> {
+fn notes(setting: &Setting, side: &SideHistory, account: &Account) -> Vec<String> {
     let mut notes = Vec::new();
     if !side.left_out.is_empty() {
         let names: Vec<_> = side.left_out.iter().map(|it| it.text()).collect();
         notes.push(format!("left out: {}", names.join(", ")));
+    }
+    if account.step_ms > setting.step_ms as f64 * SLOWER_MAX {
+        notes.push(format!(
+            "an undisturbed step takes {:.1} ms, not {}: goodput depends on the speed of the processors (--step-ms)",
+            account.step_ms, setting.step_ms
+        ));
     }
     let without_time = side.faults.len() - account.waits.len();
     if without_time > 0 {
@@ -119,7 +128,9 @@ fn notes(side: &SideHistory, account: &Account) -> Vec<String> {
 
 fn markdown(history: &History, accounts: &[Account]) -> String {
     let sides = history.sides.iter().zip(accounts);
-    let reports: Vec<_> = sides.map(|(side, account)| report(side, account)).collect();
+    let reports: Vec<_> = sides
+        .map(|(side, account)| report(&history.setting, side, account))
+        .collect();
     let setting = &history.setting;
     let mut text = format!(
         "seed {}, {} minutes a side; {}\n\n|",

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-STEP_SECONDS = 0.02
+STEP_SECONDS = int(os.environ["GOODPUT_STEP_MS"]) / 1000
 CHECKPOINT_STEPS = 50
 
 # Rows of the batch of all ranks: up to 8 share them evenly, so that each size of the group trains alike.

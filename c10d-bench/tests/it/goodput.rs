@@ -43,6 +43,17 @@ fn a_history_is_counted_and_checked_again() {
 }
 
 #[test]
+fn steps_that_the_processors_make_slower_are_named() {
+    let (_, table, _) = check(HISTORY, &[]);
+    assert!(!table.contains("undisturbed step takes"), "{table}");
+    let busy = HISTORY.replace(r#""minutes":0"#, r#""minutes":0,"step_ms":2"#);
+    let (code, table, _) = check(&busy, &[]);
+    assert_eq!(code, Some(0), "{table}");
+    let note = "- a job: an undisturbed step takes 2.7 ms, not 2: goodput depends";
+    assert!(table.contains(note), "{table}");
+}
+
+#[test]
 fn a_history_in_which_a_law_is_broken_fails_the_check() {
     let broken = HISTORY.replace("1590591766", "1590591767");
     let (code, table, error) = check(&broken, &[]);
