@@ -173,9 +173,10 @@ class Interrupt(unittest.TestCase):
                     self.interrupted(call)
                     # A thread that was joined ends a moment later for the system.
                     by = time.monotonic() + 30
-                    while threads() != before and time.monotonic() < by:
+                    while threads() > before and time.monotonic() < by:
                         time.sleep(0.001)
-                    self.assertEqual(threads(), before)
+                    # One of an earlier test may have ended since.
+                    self.assertLessEqual(threads(), before)
 
     def test_a_handler_that_does_not_raise(self) -> None:
         handled: list[bytes] = []
