@@ -1,8 +1,8 @@
 //! Child processes that are killed when their test ends.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::Value;
 
-/// The running child processes, for [`kill_all`].
-static RUNNING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+/// The running child processes by id, with their names and the last lines of their standard error, for [`kill_all`].
+static RUNNING: Mutex<BTreeMap<u32, (String, Lines)>> = Mutex::new(BTreeMap::new());
+
+type Lines = Arc<Mutex<Vec<String>>>;
 
 /// The number of last lines of a child's standard error that are kept for messages.
 const STDERR_LINES_MAX: usize = 40;
@@ -23,7 +25,7 @@ pub struct ChildProcess {
     what: String,
     stdin: Option<ChildStdin>,
     stdout: Option<BufReader<ChildStdout>>,
-    stderr: Arc<Mutex<Vec<String>>>,
+    stderr: Lines,
     stderr_reader: Option<JoinHandle<()>>,
 }
 
@@ -41,8 +43,8 @@ impl ChildProcess {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|error| panic!("cannot start {what} ({command:?}): {error}"));
-        lock(&RUNNING).insert(child.id());
-        let stderr = Arc::new(Mutex::new(Vec::new()));
+        let stderr = Lines::default();
+        lock(&RUNNING).insert(child.id(), (what.clone(), Arc::clone(&stderr)));
         let stderr_pipe = child.stderr.take().expect("stderr was piped");
         let kept = Arc::clone(&stderr);
         let stderr_reader = thread::Builder::new()
@@ -101,16 +103,16 @@ impl ChildProcess {
         line.trim_end().to_owned()
     }
 
-    /// Reads the next JSON object on standard output, and skips other lines: gloo of PyTorch 2.9 prints its
-    /// connections there.
+    /// Reads the next JSON object on standard output, and skips what else is there: gloo of PyTorch 2.9 prints its
+    /// connections, in pieces, so that the object of one rank can follow the beginning of another's line.
     ///
     /// # Panics
     /// When standard output ends before a JSON object.
     pub fn read_json(&mut self) -> Value {
         loop {
             let line = self.read_line();
-            if line.starts_with('{') {
-                return serde_json::from_str(&line)
+            if let Some(start) = line.find('{') {
+                return serde_json::from_str(&line[start..])
                     .unwrap_or_else(|error| panic!("{}: {error}: {line}", self.what));
             }
         }
@@ -234,9 +236,12 @@ impl Drop for ChildProcess {
     }
 }
 
-/// Kills all child processes. Call it before an abort, which runs no drops.
-pub fn kill_all() {
-    for &id in lock(&RUNNING).iter() {
+/// Kills all child processes, and writes the last lines of their standard error to `to`. Call it before an abort, which runs
+/// no drops and discards the output of the test.
+pub fn kill_all(mut to: impl Write) {
+    for (&id, (what, stderr)) in lock(&RUNNING).iter() {
+        let _: io::Result<()> =
+            writeln!(to, "{what}, {id}, wrote last:\n{}", lock(stderr).join("\n"));
         if let Some(pid) = i32::try_from(id).ok().and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::KILL);
         }
@@ -256,4 +261,19 @@ fn keep_lines(pipe: ChildStderr, kept: &Mutex<Vec<String>>) {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_is_found_behind_a_piece_of_another_line() {
+        let text =
+            "[Gloo] Rank {\"joined\": 0}\n1 is connected to 1 peer ranks.\n{\"joined\": 1}\n";
+        let mut child = ChildProcess::start("printf", Command::new("printf").arg("%s").arg(text));
+        for rank in 0..2 {
+            assert_eq!(child.read_json()["joined"], rank);
+        }
+    }
 }

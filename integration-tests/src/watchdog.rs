@@ -54,6 +54,6 @@ fn abort(test: &str, limit: Duration) {
         io::stderr(),
         "\n{test}: still running after {limit:?}; ending the test process"
     );
-    process::kill_all();
+    process::kill_all(io::stderr());
     std::process::abort();
 }

@@ -1,6 +1,7 @@
 //! PyTorch ranks behind relays, whose store is killed and started again with its directory.
 
 use std::ffi::OsString;
+use std::io::{self, Write};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -78,13 +79,13 @@ pub(crate) fn finish(launchers: &mut [Launcher]) {
     );
 }
 
-/// What repeats the kills, printed.
-#[expect(clippy::print_stderr, reason = "the seed repeats the kills")]
+/// What repeats the kills, printed even if the watchdog ends the test.
 pub(crate) fn seeded() -> fastrand::Rng {
     let seed = std::env::var("C10D_SEED").ok();
     let seed = seed.and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or_else(|| fastrand::u64(..1 << 40));
-    eprintln!("C10D_SEED={seed}");
+    // Not `eprintln!`: an abort discards what libtest has captured.
+    let _: io::Result<()> = writeln!(io::stderr(), "C10D_SEED={seed}");
     fastrand::Rng::with_seed(seed)
 }
 
@@ -140,7 +141,6 @@ fn no_rank_notices_twenty_kills_of_the_store() {
 }
 
 pub(crate) fn write_secret(path: &Path, secret: &Secret) {
-    use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
     let mut options = std::fs::OpenOptions::new();
     let file = options.write(true).create_new(true).mode(0o600).open(path);
