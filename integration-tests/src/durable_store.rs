@@ -69,7 +69,7 @@ impl DurableStore {
     }
 
     /// Starts it again, and kills it when this time has passed, whether it listens by then or not.
-    pub fn restart_in_vain(&self, time: Duration) {
+    pub fn restart_and_kill_after(&self, time: Duration) {
         let process = self.spawn();
         thread::sleep(time);
         process.kill();

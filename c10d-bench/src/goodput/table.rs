@@ -120,7 +120,7 @@ fn notes(setting: &Setting, side: &SideHistory, account: &Account) -> Vec<String
     let without_time = side.faults.len() - account.waits.len();
     if without_time > 0 {
         notes.push(format!(
-            "{without_time} faults have no time, as the job was down"
+            "{without_time} faults have no time, as the job made no steps when they came"
         ));
     }
     notes

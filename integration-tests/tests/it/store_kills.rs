@@ -67,7 +67,7 @@ impl Job {
             if self.random.u8(..8) == 0 {
                 // While it reads what it has kept, or when the first session is back.
                 let time = Duration::from_millis(self.random.u64(..60));
-                self.store.restart_in_vain(time);
+                self.store.restart_and_kill_after(time);
                 kills += 1;
             }
             self.store.restart();
