@@ -58,21 +58,6 @@ fn every_page_is_linked_by_another_document() {
     assert!(pages.is_empty(), "no link leads to {pages:?}");
 }
 
-/// Facts about one module belong in its module documentation, not in the documents at the root; facts about one part of
-/// the launcher on a page of their own, not in its manual.
-#[test]
-fn the_documents_that_are_read_first_stay_short() {
-    let tree = Tree::read();
-    for (document, bytes_max) in [
-        ("README.md", 9_000),
-        ("ARCHITECTURE.md", 20_000),
-        ("docs/run.md", 18_000),
-    ] {
-        let bytes = tree.text(Path::new(document)).len();
-        assert!(bytes <= bytes_max, "{document} has {bytes} bytes");
-    }
-}
-
 #[test]
 fn the_check_finds_broken_links_and_missing_files() {
     let tree = Tree {
