@@ -175,39 +175,6 @@ fn a_dry_run_refuses_the_same_options_as_a_run() {
     many.assert_fails(2, "use srun --ntasks-per-node=1");
 }
 
-#[test]
-fn hosts_of_pbs_are_read_from_its_file() {
-    let folder = TempDir::new().unwrap();
-    let file = folder.path().join("nodes");
-    fs::write(&file, "node001\nnode001\nnode002\n").unwrap();
-    let in_pbs = |command: &mut Command, path: &Path| {
-        command
-            .env_remove("PET_NO_SCHEDULER")
-            .env("PBS_JOBID", "77.pbs")
-            .env("PBS_NODEFILE", path)
-            .env("OMPI_COMM_WORLD_RANK", "1")
-            .env("OMPI_COMM_WORLD_SIZE", "2")
-            .env("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
-            .env("PMIX_NAMESPACE", "n@1");
-    };
-    let ended = dry_run(&["s.py"], |command| in_pbs(command, &file));
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let text = ended.stdout_text();
-    assert!(text.contains("scheduler         Open MPI\n"), "{text}");
-    assert!(text.contains("endpoint          node001:"), "{text}");
-
-    let missing = dry_run(&["s.py"], |command| {
-        in_pbs(command, &folder.path().join("missing"));
-    });
-    missing.assert_fails(
-        2,
-        "of PBS_NODEFILE cannot be read: No such file or directory",
-    );
-    // A directory, a pipe or a device could block.
-    let directory = dry_run(&["s.py"], |command| in_pbs(command, folder.path()));
-    directory.assert_fails(2, "of PBS_NODEFILE cannot be read: not a regular file");
-}
-
 /// The id of a job whose endpoint has a free port, and this port. No outgoing connection gets it, as it is not from the
 /// range of the system.
 fn job_with_free_port() -> (u32, u16) {
