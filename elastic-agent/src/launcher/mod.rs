@@ -13,7 +13,6 @@ mod explain;
 mod feature;
 mod features;
 mod health_port;
-mod hint;
 mod job;
 mod leaving;
 mod live_line;

@@ -90,8 +90,8 @@ impl LauncherOptions {
         }
     }
 
-    /// What the agent's command runs: a script is looked for before this node joins, and hints are about Python. By
-    /// default nothing is known about it.
+    /// What the agent's command runs: a script is looked for before this node joins, and errors name what Python needs.
+    /// By default nothing is known about it.
     pub fn with_entrypoint(mut self, entrypoint: impl Into<Option<Entrypoint>>) -> Self {
         self.entrypoint = entrypoint.into();
         self
