@@ -42,8 +42,6 @@ pub struct LauncherOptions {
 pub struct EventOptions {
     /// A file to which one JSON object a line is appended. `None` for no file.
     pub file: Option<PathBuf>,
-    /// Whether PyTorch's events are written to the [screen](Screen) as well.
-    pub has_console: bool,
     /// Whether a table of where the time went is written to the screen at the end.
     pub has_summary: bool,
 }
