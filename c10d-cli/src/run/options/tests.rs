@@ -4,6 +4,7 @@
 mod launched;
 mod meeting;
 mod refused;
+mod timeouts;
 mod under_scheduler;
 
 use std::ffi::OsString;

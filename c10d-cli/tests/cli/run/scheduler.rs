@@ -56,10 +56,6 @@ environment       TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT
 max restarts      3
 shutdown timeout  27s
 grace period      30s
-deadlines         nodes meet: join 600s
-deadlines         a node or its store is silent: node dropped, its workers stop 15s (3 heartbeats of 5s), request to the store 60s
-deadlines         workers stand still: explained 30s, NCCL's watchdog if it is stuck 480s, process group 600s (NCCL) or 1800s (others) unless the script gives timeout=
-deadlines         a signal: workers killed 27s, launcher ends 29.25s
 ",
     );
 }
@@ -75,10 +71,7 @@ fn a_dry_run_prints_the_plan_as_json() {
         (Some(0), ""),
         "{ended:?}"
     );
-    let mut plan: Value = serde_json::from_str(ended.stdout_text()).unwrap();
-    let deadlines = plan.as_object_mut().unwrap().remove("deadlines");
-    let first = "nodes meet: last call 30s, join 600s";
-    assert_eq!(deadlines.unwrap()[0], first);
+    let plan: Value = serde_json::from_str(ended.stdout_text()).unwrap();
     let expected = json!({
         "scheduler": "Slurm",
         "sources": {
