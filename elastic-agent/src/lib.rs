@@ -55,8 +55,8 @@ pub use failure::{
 pub use health::HealthCheck;
 #[cfg(feature = "launcher")]
 pub use launcher::{
-    Deadlines, EventOptions, ExitLimits, Launcher, LauncherError, LauncherOptions, LauncherReport,
-    Screen, StandardError, StopControl,
+    EventOptions, ExitLimits, Launcher, LauncherError, LauncherOptions, LauncherReport, Screen,
+    StandardError, StopControl,
 };
 pub use logs::{
     Destination, FilteredLog, LinePrefix, LogDirectory, LogDirectoryError, LogOptions, RoundLogs,

@@ -106,10 +106,6 @@ pub(super) fn text(plan: &RunPlan, is_host: bool) -> String {
     );
     lines.add_given("shutdown timeout", time(agent.shutdown_timeout()));
     lines.add_given("grace period", time(plan.grace_period));
-    // Without the heading.
-    for line in plan.launcher.deadlines().lines.iter().skip(1) {
-        lines.add("deadlines", line.trim_start(), None);
-    }
     for warning in &plan.warnings {
         lines.add("warning", warning, None);
     }
@@ -150,7 +146,6 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "max_restarts": agent.restart_rules().restarts_max(),
         "shutdown_timeout": agent.shutdown_timeout().map(|timeout| timeout.as_secs_f64()),
         "grace_period": plan.grace_period.map(|period| period.as_secs_f64()),
-        "deadlines": plan.launcher.deadlines().lines.iter().skip(1).map(|it| it.trim_start()).collect::<Value>(),
         "warnings": plan.warnings,
     })
 }

@@ -17,7 +17,7 @@ One machine:
   c10d run --standalone --nproc-per-node 4 train.py
 Each of two machines:
   c10d run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node0:29400 --rdzv-id 17 train.py
-Under Slurm, MPI, PBS or Flux, or in Kubernetes:
+Under Slurm or MPI, or in Kubernetes:
   c10d run train.py
 
 All options, environment variables and exit codes: c10d run --help";
@@ -31,8 +31,8 @@ Options can also be written with underscores, as in --nproc_per_node, and abbrev
 unambiguous. The default of each option is an environment variable: PET_NPROC_PER_NODE for --nproc-per-node,
 and so on; a flag is on if its variable is a number other than 0.
 
-Under Slurm, Kubernetes, MPI, PBS or Flux, the nodes, this node's rank, the endpoint, the id of the job and the workers
-are found in the environment, as far as they are not given: see --dry-run and --no-scheduler.
+Under Slurm, Kubernetes or MPI, the nodes, this node's rank, the endpoint, the id of the job and the workers are found
+in the environment, as far as they are not given: see --dry-run and --no-scheduler.
 
 A job of one node without --rdzv-backend, --rdzv-endpoint and --master-port is run as with --standalone.
 

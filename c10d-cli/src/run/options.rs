@@ -18,6 +18,7 @@ mod script;
 mod security;
 mod stopping;
 mod stores;
+mod timeouts;
 mod values;
 
 use std::collections::BTreeMap;
@@ -219,18 +220,19 @@ impl RunOptions {
         if let Some(credentials) = &surroundings.credentials {
             rendezvous = rendezvous.with_credentials(credentials.clone());
         }
+        let explain_after = self.hangs.explain_after.value()?;
         let launcher = LauncherOptions::new(agent, rendezvous)
             .with_entrypoint(entrypoint)
             .with_signals(signals.value()?)
             .with_exit_limits(limits.grace.map(|(_, limits)| limits))
-            .with_explain_after(self.hangs.explain_after.value()?)
+            .with_explain_after(explain_after)
             .with_debug_servers(self.hangs.debug_server)
             .with_status_page(self.hangs.status_page()?)
             .with_store_memory_max(self.nodes.store_memory_max()?)
             .with_health_port(health_port)
             .with_events(events)
             .with_error_file(surroundings.path(ERROR_FILE));
-        warnings.extend(launcher.deadlines().warnings);
+        warnings.extend(timeouts::warnings(&launcher, explain_after));
         Ok(RunPlan {
             launcher,
             scheduler: found.map(|found| found.scheduler),

@@ -1,7 +1,6 @@
-//! What the plan depends on besides the options: the environment, files, devices and names of this machine.
+//! What the plan depends on besides the options: the environment, devices and names of this machine.
 
-use std::fs::File;
-use std::io::{self, IsTerminal, Read};
+use std::io::{self, IsTerminal};
 use std::net::IpAddr;
 use std::path::Path;
 #[cfg(feature = "etcd")]
@@ -38,7 +37,6 @@ pub(super) fn plan(options: RunOptions) -> Result<RunPlan, Failure> {
         site: &Site {
             host_name: &host_name,
             full_name: &this_host::full_name,
-            read_file: &read_host_file,
             has_address: &has_address,
             is_interactive: io::stdin().is_terminal(),
         },
@@ -82,23 +80,6 @@ fn with_store_in_etcd(
 pub(super) fn is_this_host(host: &str) -> bool {
     let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
     this_host::is_this_host(host, &SystemResolver::new(deadline))
-}
-
-/// Reads a file that names hosts.
-fn read_host_file(path: &str) -> io::Result<String> {
-    /// More than 65,536 of the longest names.
-    const BYTES_MAX: u64 = 32 << 20;
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let mut text = String::new();
-    let read = File::open(path)?
-        .take(BYTES_MAX + 1)
-        .read_to_string(&mut text)?;
-    match u64::try_from(read).is_ok_and(|bytes| bytes <= BYTES_MAX) {
-        true => Ok(text),
-        false => Err(io::ErrorKind::FileTooLarge.into()),
-    }
 }
 
 fn has_address(address: IpAddr) -> bool {

@@ -269,27 +269,15 @@ fn a_rendezvous_that_cannot_be_opened_is_an_event() {
 }
 
 #[test]
-fn the_console_handler_prints_events_on_standard_error() {
+fn a_failure_is_an_event_with_the_fields_of_pytorch() {
     let job = Job::new();
-    let ended = job.run(&["--event-log-handler=console"], "exit 3");
+    let events_option = format!("--events={}", job.path("events").display());
+    let ended = job.run(&[&events_option], "exit 3");
     assert_eq!(ended.code, Some(1));
-    let lines = ended
-        .stderr
-        .lines()
-        .filter_map(|line| serde_json::from_str(line).ok());
-    let lines: Vec<Value> = lines.collect();
-    let names: Vec<&str> = lines.iter().filter_map(|it| it["name"].as_str()).collect();
-    let name = |state| format!("torchelastic.worker.status.{state}");
-    let expected = [
-        "RENDEZVOUS",
-        "ASSIGN_WORKER_RANKS",
-        "START",
-        "FAILED",
-        "SUCCEEDED",
-    ]
-    .map(name);
-    assert_eq!(names, expected);
-    let failed = &lines[3]["metadata"];
+    let events = events(&job);
+    let failed = "torchelastic.worker.status.FAILED";
+    let failed = events.iter().find(|it| it["name"] == failed).unwrap();
+    let failed = &failed["metadata"];
     let error: Value = serde_json::from_str(failed["raw_error"].as_str().unwrap()).unwrap();
     assert_eq!(
         (&error["message"], &failed["global_rank"]),

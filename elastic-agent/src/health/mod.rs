@@ -56,8 +56,9 @@ impl HealthCheck {
         &self.command
     }
 
-    #[cfg(feature = "launcher")]
-    pub(crate) const fn timeout(&self) -> Duration {
+    /// How long the command may run.
+    #[must_use]
+    pub const fn timeout(&self) -> Duration {
         self.timeout
     }
 

@@ -10,22 +10,20 @@ use elastic_rendezvous::RendezvousHandler;
 
 use super::error::LauncherError;
 use super::feature::JobEnd;
+use super::leaving;
 use super::options::LauncherOptions;
-use super::{hint, leaving};
 use crate::agent::ElasticAgent;
 use crate::failure::{ErrorFileError, Failures, epoch_seconds, write_error_file};
 use crate::round::{AgentError, AgentOutcome};
 use crate::signal_name::name_of;
-use crate::worker::StartError;
 
-/// Reports the outcome to the user, to the other nodes, and to the program that started this one. Returns a hint for the
-/// user about an error of the agent.
+/// Reports the outcome to the user, to the other nodes, and to the program that started this one.
 pub(super) fn conclude(
     options: &LauncherOptions,
     agent: &ElasticAgent,
     handler: &Arc<dyn RendezvousHandler>,
     end: &JobEnd,
-) -> Option<String> {
+) {
     if let Err(error) = &end.result {
         return conclude_error(options, agent, handler, error, end.why.as_ref());
     }
@@ -64,7 +62,6 @@ pub(super) fn conclude(
         }
         Err(_) => {}
     }
-    None
 }
 
 fn conclude_error(
@@ -73,7 +70,7 @@ fn conclude_error(
     handler: &Arc<dyn RendezvousHandler>,
     error: &AgentError,
     why: Option<&Report>,
-) -> Option<String> {
+) {
     let (cause, failures) = match error {
         AgentError::NotRestarted { source, failures } => (&**source, Some(failures)),
         error => (error, None),
@@ -96,12 +93,6 @@ fn conclude_error(
             write_error_file(path, &text, &text, epoch_seconds(SystemTime::now()))
         }
     });
-    match cause {
-        AgentError::Start(StartError::Program {
-            program, source, ..
-        }) => hint::for_start(Path::new(program), options.is_python(), source),
-        _ => None,
-    }
 }
 
 /// Leaves an error that came before there was an agent to the program that started this one.
@@ -127,11 +118,6 @@ fn show_failures(
         ));
     }
     screen.text(&format!("{}\n", agent.summary(failures)));
-    if options.is_python()
-        && let Some(hint) = hint::for_failures(Path::new(options.agent.command.program()), failures)
-    {
-        log::warn!("{hint}");
-    }
     if let Some(directory) = agent.log_directory() {
         log::info!("logs of this node's workers are in {}", directory.display());
     }

@@ -30,12 +30,10 @@ pub enum LauncherError {
     Rendezvous(#[from] RendezvousError),
 
     /// The agent failed; no worker is running.
-    #[error("{source}{}", hint.as_ref().map_or_else(String::new, |hint| format!("; {hint}")))]
+    #[error("{source}")]
     Agent {
         /// The agent's error.
         source: Box<AgentError>,
-        /// What the user can do about it, if that is known.
-        hint: Option<String>,
     },
 
     /// The system refused something. Nothing has started.
@@ -70,7 +68,7 @@ impl LauncherError {
     }
 
     /// An error of the agent.
-    pub(super) fn of_agent(source: AgentError, hint: Option<String>) -> Self {
+    pub(super) fn of_agent(source: AgentError) -> Self {
         if let AgentError::Rendezvous(error) = &source
             && let Some(error) = journal_error(error)
         {
@@ -78,7 +76,6 @@ impl LauncherError {
         }
         Self::Agent {
             source: Box::new(source),
-            hint,
         }
     }
 }

@@ -56,10 +56,9 @@ fn run_agent(
             Err(error)
         }
         None => {
-            let hint = ending::conclude(options, &agent, &handler, &end);
+            ending::conclude(options, &agent, &handler, &end);
             features.job_ended(&end);
-            end.result
-                .map_err(|source| LauncherError::of_agent(source, hint))
+            end.result.map_err(LauncherError::of_agent)
         }
     };
     Ok(LauncherReport {

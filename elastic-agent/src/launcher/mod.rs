@@ -4,7 +4,6 @@
 //! accompanies the agent, in its order.
 
 mod announce;
-mod deadlines;
 mod debug_servers;
 mod ending;
 mod error;
@@ -13,7 +12,6 @@ mod explain;
 mod feature;
 mod features;
 mod health_port;
-mod hint;
 mod job;
 mod leaving;
 mod live_line;
@@ -30,7 +28,6 @@ mod stop;
 
 use elastic_rendezvous::{C10D_BACKEND, RendezvousSettings};
 
-pub use self::deadlines::Deadlines;
 pub use self::error::LauncherError;
 pub use self::options::{EventOptions, ExitLimits, LauncherOptions};
 pub use self::report::LauncherReport;

@@ -42,8 +42,6 @@ pub struct LauncherOptions {
 pub struct EventOptions {
     /// A file to which one JSON object a line is appended. `None` for no file.
     pub file: Option<PathBuf>,
-    /// Whether PyTorch's events are written to the [screen](Screen) as well.
-    pub has_console: bool,
     /// Whether a table of where the time went is written to the screen at the end.
     pub has_summary: bool,
 }
@@ -90,8 +88,8 @@ impl LauncherOptions {
         }
     }
 
-    /// What the agent's command runs: a script is looked for before this node joins, and hints are about Python. By
-    /// default nothing is known about it.
+    /// What the agent's command runs: a script is looked for before this node joins, and errors name what Python needs.
+    /// By default nothing is known about it.
     pub fn with_entrypoint(mut self, entrypoint: impl Into<Option<Entrypoint>>) -> Self {
         self.entrypoint = entrypoint.into();
         self

@@ -4,12 +4,12 @@ use std::env;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use crate::logs::LogDirectory;
 
 use super::error::LauncherError;
-use super::hint;
 use super::options::LauncherOptions;
 use crate::command_line::Entrypoint;
 
@@ -30,9 +30,20 @@ pub(super) fn check(options: &LauncherOptions) -> Result<(), LauncherError> {
 pub(super) fn missing(options: &LauncherOptions) -> Option<String> {
     let program = Path::new(options.agent.command.program());
     if let Err(error) = find(program, env::var_os("PATH").as_deref()) {
-        let hint = hint::for_start(program, options.is_python(), &error);
-        let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
-        return Some(format!("cannot start {}: {error}{hint}", program.display()));
+        let name = program.display();
+        let advice = match error.kind() {
+            io::ErrorKind::NotFound if options.is_python() => {
+                "; set PYTHON_EXEC to the interpreter, or activate an environment".to_owned()
+            }
+            io::ErrorKind::NotFound if program.is_file() => {
+                format!("; {name} is in this directory, which is not in PATH: use ./{name}")
+            }
+            io::ErrorKind::PermissionDenied if program.is_file() => {
+                format!("; {name} is not executable: chmod +x {name}")
+            }
+            _ => String::new(),
+        };
+        return Some(format!("cannot start {name}: {error}{advice}"));
     }
     // Another interpreter may start Python elsewhere, as in a container.
     let name = program.file_name().unwrap_or_default();
@@ -66,27 +77,31 @@ fn script_file(entrypoint: &Entrypoint) -> Option<&Path> {
 /// Whether the system would find the program and may execute it.
 fn find(program: &Path, search: Option<&OsStr>) -> io::Result<()> {
     let has_directory = program.components().count() > 1 || program.starts_with(".");
-    // Without PATH the C library has a default.
-    if !has_directory && search.is_none() {
-        return Ok(());
-    }
-    let path = hint::full_path(program, search);
-    if hint::is_executable(&path) {
-        return Ok(());
-    }
-    match has_directory {
-        true => {
-            fs::metadata(&path)?;
+    let is_found = match search {
+        _ if has_directory => is_executable(program),
+        Some(search) => {
+            env::split_paths(search).any(|directory| is_executable(&directory.join(program)))
+        }
+        // Without PATH the C library has a default.
+        None => true,
+    };
+    match is_found {
+        true => Ok(()),
+        false if has_directory => {
+            fs::metadata(program)?;
             Err(io::ErrorKind::PermissionDenied.into())
         }
         false => Err(io::ErrorKind::NotFound.into()),
     }
 }
 
+fn is_executable(path: &Path) -> bool {
+    fs::metadata(path)
+        .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     #[test]

@@ -46,7 +46,7 @@ impl LauncherReport {
     pub const fn failures(&self) -> Option<&Failures> {
         match &self.result {
             Ok(outcome) => outcome.failures(),
-            Err(LauncherError::Agent { source, .. }) => match &**source {
+            Err(LauncherError::Agent { source }) => match &**source {
                 AgentError::NotRestarted { failures, .. } => Some(failures),
                 _ => None,
             },

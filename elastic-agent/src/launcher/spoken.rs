@@ -33,8 +33,6 @@ pub(super) struct Spoken {
     has_default_threads: bool,
     /// Whether an option that is too late once the job hangs would tell more.
     can_have_debug_server: bool,
-    /// The lines about the job's deadlines.
-    deadlines: Vec<String>,
 }
 
 impl Spoken {
@@ -47,7 +45,6 @@ impl Spoken {
             has_default_threads: environment.iter().any(|(name, _)| is_set(name))
                 && std::env::var_os(THREADS).is_none(),
             can_have_debug_server: options.is_python() && !options.has_debug_servers,
-            deadlines: options.deadlines().lines,
         }
     }
 }
@@ -82,23 +79,16 @@ impl Feature for Spoken {
         }))
     }
 
-    /// Two lines when workers start, and one when they start again at the same store. In front of the first ones the
-    /// deadlines, on one node: the others have the same.
+    /// Two lines when workers start, and one when they start again at the same store.
     fn agent_listener(&self) -> Option<AgentListener> {
         let hosted = Arc::clone(&self.hosted);
         let has_default_threads = self.has_default_threads;
         let can_have_debug_server = self.can_have_debug_server;
         let shown = Mutex::new(None::<HostPort>);
-        let deadlines = Mutex::new(Some(self.deadlines.clone()));
         Some(Arc::new(move |event| {
             let AgentEvent::WorkersStarted(started) = event else {
                 return;
             };
-            if let Some(lines) = lock(&deadlines).take()
-                && started.node_rank == 0
-            {
-                lines.iter().for_each(|line| log::info!("{line}"));
-            }
             log::info!("{}", started_line(started, has_default_threads));
             let mut shown = lock(&shown);
             if shown.as_ref() != Some(&started.master) {

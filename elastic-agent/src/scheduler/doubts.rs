@@ -5,7 +5,7 @@ use super::site::Variables;
 use super::slurm;
 
 /// Variables that are whole numbers, 0 or more, wherever they are set.
-const NUMBERS: [&str; 20] = [
+const NUMBERS: [&str; 16] = [
     "SLURM_STEP_NUM_NODES",
     "SLURM_NNODES",
     "SLURM_JOB_NUM_NODES",
@@ -19,10 +19,6 @@ const NUMBERS: [&str; 20] = [
     "PMI_LOCAL_SIZE",
     "MPI_LOCALNRANKS",
     "PALS_RANKID",
-    "PBS_TASKNUM",
-    "FLUX_JOB_SIZE",
-    "FLUX_JOB_NNODES",
-    "FLUX_TASK_RANK",
     "LWS_GROUP_SIZE",
     "LWS_WORKER_INDEX",
     "JOB_COMPLETION_INDEX",

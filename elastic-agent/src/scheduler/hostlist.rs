@@ -1,4 +1,4 @@
-//! Parses compressed host lists of Slurm and Flux: `node[001-003,7],gpu[1-2]-ib`.
+//! Parses compressed host lists of Slurm: `node[001-003,7],gpu[1-2]-ib`.
 //!
 //! Pure, and limited: a list of a few bytes can stand for billions of hosts.
 

@@ -4,12 +4,10 @@
 //! job of Slurm, and Slurm in a pod of Kubernetes.
 
 mod doubts;
-mod flux;
 mod found;
 mod hostlist;
 mod kubernetes;
 mod mpi;
-mod pbs;
 mod site;
 mod slurm;
 
@@ -41,11 +39,9 @@ pub fn find(
 
 fn find_job(variables: Variables<'_>, site: &Site<'_>) -> Option<Found> {
     mpi::find(variables, site)
-        .or_else(|| flux::find(variables))
         .or_else(|| slurm::find_step(variables, site))
         .or_else(|| mpi::find_pals(variables, site))
         .or_else(|| slurm::find_batch(variables))
-        .or_else(|| pbs::find(variables, site))
         .or_else(|| kubernetes::find(variables, site))
 }
 

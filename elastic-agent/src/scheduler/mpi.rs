@@ -4,7 +4,6 @@
 //! uses too; those of HPE's PALS. None of them has a list of hosts: that is the surrounding scheduler's.
 
 use super::found::{Finding, Found, Sourced};
-use super::pbs;
 use super::site::{Site, Variables, is_same_host};
 use super::slurm;
 
@@ -49,7 +48,7 @@ pub(super) fn find(variables: Variables<'_>, site: &Site<'_>) -> Option<Found> {
     dialects.find_map(|dialect| find_in(&dialect, variables, site))
 }
 
-/// A job of PALS. Slurm and Flux can set its variables too.
+/// A job of PALS. Slurm can set its variables too.
 pub(super) fn find_pals(variables: Variables<'_>, site: &Site<'_>) -> Option<Found> {
     find_in(&PALS, variables, site)
 }
@@ -83,7 +82,7 @@ fn find_in(dialect: &Dialect, variables: Variables<'_>, site: &Site<'_>) -> Opti
 }
 
 fn run_id(variables: Variables<'_>) -> Finding<String> {
-    let job = slurm::id_of_job(variables).or_else(|| variables.first(&["PBS_JOBID"]));
+    let job = slurm::id_of_job(variables);
     let namespace = variables.first(&["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"]);
     match (job, namespace) {
         (Some(job), Some(namespace)) => Ok(Sourced::new(
@@ -101,11 +100,7 @@ fn host_of_first(variables: Variables<'_>, site: &Site<'_>, is_first: bool) -> F
         return Ok(host);
     }
     let advice = "set MASTER_ADDR on all nodes to the host of rank 0";
-    let listed = match variables.has("PBS_NODEFILE") {
-        true => Some(pbs::hosts(variables, site)),
-        false => slurm::hosts_of_job(variables),
-    };
-    if let Some(listed) = listed {
+    if let Some(listed) = slurm::hosts_of_job(variables) {
         let hosts = listed.map_err(|why| format!("{why}; {advice}"))?;
         let first = hosts.value.first().cloned().unwrap_or_default();
         let own = (site.host_name)();

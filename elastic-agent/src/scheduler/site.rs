@@ -1,7 +1,6 @@
 //! The environment in which a scheduler is looked for.
 
 use std::fmt;
-use std::io;
 use std::net::IpAddr;
 
 use super::found::{Finding, Sourced};
@@ -12,8 +11,6 @@ pub struct Site<'a> {
     pub host_name: &'a dyn Fn() -> String,
     /// The full name of this machine. May block for 2 s.
     pub full_name: &'a dyn Fn() -> String,
-    /// Reads a text file of limited length.
-    pub read_file: &'a dyn Fn(&str) -> io::Result<String>,
     /// Whether an interface of this machine has the address.
     pub has_address: &'a dyn Fn(IpAddr) -> bool,
     /// Whether standard input is a terminal.

@@ -1,14 +1,13 @@
 //! Recorded environments, in `fixtures`: each names the documentation that it follows.
 
 use std::fs;
-use std::io;
 use std::path::Path;
 
 use super::found::Finding;
 use super::*;
 
-/// An environment from a file: variables, and lines `#host NAME`, `#full NAME`, `#file PATH LINE...`,
-/// `#address ADDRESS` and `#terminal`.
+/// An environment from a file: variables, and lines `#host NAME`, `#full NAME`, `#address ADDRESS` and
+/// `#terminal`.
 struct Recorded {
     lines: Vec<String>,
 }
@@ -49,15 +48,6 @@ impl Recorded {
         let site = Site {
             host_name: &host_name,
             full_name: &|| self.note("full").map_or_else(host_name, str::to_owned),
-            read_file: &|path| {
-                let files = self
-                    .lines
-                    .iter()
-                    .filter_map(|line| line.strip_prefix("#file "));
-                let mut words = files.filter_map(|file| file.strip_prefix(path));
-                let words = words.next().ok_or(io::ErrorKind::NotFound)?;
-                Ok(words.replace(' ', "\n"))
-            },
             has_address: &|address| self.note("address") == Some(&address.to_string()),
             is_interactive: self.lines.iter().any(|line| line == "#terminal"),
         };
@@ -119,7 +109,7 @@ fn each_scheduler_is_found_with_its_nodes_rank_endpoint_and_id() {
             "?".to_owned(),
             "1234 (SLURM_JOB_ID)".to_owned(),
         ),
-        // The innermost program decides: srun in a pod, mpirun in a job of Slurm or PBS.
+        // The innermost program decides: srun in a pod, mpirun in a job of Slurm.
         (
             "slinky-1",
             "Slurm",
@@ -143,14 +133,6 @@ fn each_scheduler_is_found_with_its_nodes_rank_endpoint_and_id() {
             "1 (OMPI_COMM_WORLD_RANK)",
             "node001:PORT (SLURM_JOB_NODELIST, SLURM_JOB_ID, PMIX_NAMESPACE)".to_owned(),
             "1234.prterun-node001-4711@1 (SLURM_JOB_ID, PMIX_NAMESPACE)".to_owned(),
-        ),
-        (
-            "openmpi-in-pbs-1",
-            "Open MPI",
-            "2 (OMPI_COMM_WORLD_SIZE)",
-            "1 (OMPI_COMM_WORLD_RANK)",
-            "node001:PORT (PBS_NODEFILE, PBS_JOBID, PMIX_NAMESPACE)".to_owned(),
-            "77.pbs.prterun-node001-4711@1 (PBS_JOBID, PMIX_NAMESPACE)".to_owned(),
         ),
         (
             "openmpi-4-hostfile-0",
@@ -177,14 +159,6 @@ fn each_scheduler_is_found_with_its_nodes_rank_endpoint_and_id() {
             "prterun-node001-4711@1 (PMIX_NAMESPACE)".to_owned(),
         ),
         (
-            "hydra-in-pbs-1",
-            "MPI (Hydra)",
-            "2 (PMI_SIZE)",
-            "1 (PMI_RANK)",
-            "node001.site:PORT (PBS_NODEFILE, PBS_JOBID)".to_owned(),
-            "77.pbs (PBS_JOBID)".to_owned(),
-        ),
-        (
             "hydra-in-slurm-1",
             "MPI (Hydra)",
             "2 (PMI_SIZE)",
@@ -193,52 +167,12 @@ fn each_scheduler_is_found_with_its_nodes_rank_endpoint_and_id() {
             "1234 (SLURM_JOB_ID)".to_owned(),
         ),
         (
-            "pals-in-pbs-0",
+            "pals-0",
             "MPI (PALS)",
             "2 (PMI_SIZE)",
             "0 (PALS_RANKID)",
-            "x1000c0s0b0n0.hsn:PORT (PBS_NODEFILE, PBS_JOBID)".to_owned(),
-            "88.pbs (PBS_JOBID)".to_owned(),
-        ),
-        (
-            "pbs-pbsdsh-0",
-            "PBS",
-            "2 (PBS_NODEFILE)",
-            "0 (PBS_NODEFILE and the host name)",
-            "node001.site:PORT (PBS_NODEFILE, PBS_JOBID)".to_owned(),
-            "77.pbs (PBS_JOBID)".to_owned(),
-        ),
-        (
-            "pbs-pbsdsh-1",
-            "PBS",
-            "2 (PBS_NODEFILE)",
-            "1 (PBS_NODEFILE and the host name)",
-            "node001.site:PORT (PBS_NODEFILE, PBS_JOBID)".to_owned(),
-            "77.pbs (PBS_JOBID)".to_owned(),
-        ),
-        (
-            "pbs-one-host",
-            "PBS",
-            "1 (PBS_NODEFILE)",
-            "0 (PBS_NODEFILE and the host name)",
-            "node001.site:PORT (PBS_NODEFILE, PBS_JOBID)".to_owned(),
-            "77.pbs (PBS_JOBID)".to_owned(),
-        ),
-        (
-            "flux-0",
-            "Flux",
-            "2 (FLUX_JOB_NNODES)",
-            "0 (FLUX_TASK_RANK)",
-            "? the environment has no list of hosts; set MASTER_ADDR".to_owned(),
-            "f2mYQWUEr5Zh (FLUX_JOB_ID)".to_owned(),
-        ),
-        (
-            "flux-master-addr-1",
-            "Flux",
-            "2 (FLUX_JOB_NNODES)",
-            "1 (FLUX_TASK_RANK)",
-            "node001:PORT (MASTER_ADDR, FLUX_JOB_ID)".to_owned(),
-            "f2mYQWUEr5Zh (FLUX_JOB_ID)".to_owned(),
+            "x1000c0s0b0n0.hsn:PORT (MASTER_ADDR, a fixed name)".to_owned(),
+            "mpi (a fixed name)".to_owned(),
         ),
         (
             "lws-0",
@@ -311,11 +245,9 @@ fn the_innermost_program_that_started_this_process_decides() {
         "worker-in-slurm",
         "openmpi-master-addr-1",
         "hydra-in-slurm-1",
-        "flux-master-addr-1",
         "slurm-step-1",
-        "pals-in-pbs-0",
+        "pals-0",
         "slurm-batch-one-node",
-        "pbs-pbsdsh-1",
         "lws-2",
         "kubernetes-job-3",
         "pytorchjob-1",
@@ -362,19 +294,6 @@ fn launchers_that_would_disturb_or_miss_each_other_are_refused() {
             "mpirun starts 4 launchers on this node (OMPI_COMM_WORLD_LOCAL_SIZE), and each would start all workers of \
              the node; use mpirun --map-by ppr:1:node",
         ),
-        (
-            "flux-many-tasks",
-            "flux starts 16 launchers on 2 nodes (FLUX_JOB_SIZE, FLUX_JOB_NNODES), and each would start all workers of \
-             its node; use flux run --nodes=2 --ntasks=2",
-        ),
-        (
-            "pbs-script",
-            "the job has several hosts (PBS_NODEFILE), and this launcher was started by",
-        ),
-        (
-            "pbs-no-file",
-            "the file \"/var/spool/pbs/aux/77.pbs\" of PBS_NODEFILE cannot be read: entity not found",
-        ),
     ] {
         let found = found(name);
         assert_starts(&found.nodes.unwrap_err(), why, name);
@@ -406,11 +325,6 @@ fn an_unknown_endpoint_or_rank_has_a_reason_and_advice() {
     ] {
         assert_starts(&found(name).endpoint.unwrap_err(), why, name);
     }
-    let other_host = found("pbs-other-host");
-    assert_eq!(
-        other_host.node_rank.unwrap_err(),
-        "this host, \"node9\", is not in PBS_NODEFILE"
-    );
 }
 
 #[test]
@@ -427,8 +341,6 @@ fn gpus_and_grace_periods_are_those_of_the_scheduler() {
     for (name, gpus, grace_secs) in [
         ("slurm-step-1", Some(8), Some(30)),
         ("openmpi-in-slurm-1", None, None),
-        ("pbs-pbsdsh-1", None, Some(10)),
-        ("flux-0", None, Some(5)),
         ("lws-2", None, Some(30)),
         ("kubernetes-job-3", None, Some(30)),
     ] {
@@ -469,13 +381,4 @@ fn hostile_values_are_errors() {
         };
         assert_starts(&why, changed, value);
     }
-    let mut recorded = Recorded::read("pbs-pbsdsh-1");
-    for line in &mut recorded.lines {
-        if line.starts_with("#file") {
-            "#file /var/spool/pbs/aux/77.pbs node001 $(reboot)".clone_into(line);
-        }
-    }
-    let found = recorded.find().unwrap();
-    let why = "the file \"/var/spool/pbs/aux/77.pbs\" of PBS_NODEFILE is not a list of hosts";
-    assert_eq!(found.nodes.unwrap_err(), why);
 }

@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read};
+use super::values::text;
 use crate::run::headings::IGNORED;
 
 #[derive(Debug, Clone, Args)]
@@ -18,6 +19,16 @@ pub(super) struct IgnoredArgs {
     /// spawn, fork or forkserver. Accepted for compatibility, without effect: workers are programs.
     #[arg(hide_short_help = true, long, value_name = "METHOD", value_parser = Read(start_method))]
     start_method: Option<Parsed<()>>,
+
+    /// Accepted for compatibility, without effect: --events writes PyTorch's events to a file.
+    #[arg(
+        hide_short_help = true,
+        long,
+        aliases = ["ev", "eve", "even", "event"],
+        value_name = "NAME",
+        value_parser = Read(text)
+    )]
+    event_log_handler: Option<Parsed<String>>,
 
     /// Only `none` is supported: workers are not bound to processors.
     #[arg(hide_short_help = true, long, value_name = "MODE")]
@@ -50,6 +61,12 @@ impl IgnoredArgs {
         if let Some(shell) = &self.print_completion {
             let why = "`c10d completions SHELL` prints the script";
             return refuse(format!("--print-completion {shell}"), why);
+        }
+        // `null` is the name of what torchrun does without the option.
+        if let Some(Parsed { given, .. }) = &self.event_log_handler
+            && given.value != "null"
+        {
+            warnings.push(given.has_no_effect("--events writes PyTorch's events to a file"));
         }
         for (option, why) in [
             (&self.start_method, "workers are started as programs"),

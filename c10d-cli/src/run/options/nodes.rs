@@ -88,7 +88,7 @@ pub(super) struct NodeArgs {
     #[arg(hide_short_help = true, long, value_name = "BYTES", value_parser = Read(bytes))]
     store_memory_max: Option<Parsed<usize>>,
 
-    /// Does not ask the environment of a scheduler (Slurm, Kubernetes, MPI, PBS, Flux) for the nodes, this node's rank,
+    /// Does not ask the environment of a scheduler (Slurm, Kubernetes, MPI) for the nodes, this node's rank,
     /// the endpoint, the id of the job, and the workers.
     #[arg(hide_short_help = true, long)]
     pub(super) no_scheduler: bool,

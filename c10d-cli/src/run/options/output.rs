@@ -22,18 +22,6 @@ pub(super) struct OutputArgs {
     #[arg(hide_short_help = true, long)]
     summary: bool,
 
-    /// `console` prints PyTorch's events as JSON on standard error; `null` and `dynamic_rendezvous` print nothing.
-    /// [default: null]
-    #[arg(
-        hide_short_help = true,
-        long,
-        aliases = ["ev", "eve", "even", "event"],
-        value_name = "NAME",
-        default_value = "null",
-        value_parser = Read(is_console)
-    )]
-    event_log_handler: Parsed<bool>,
-
     /// The directory for log files; each run creates a directory in it. [default: a new temporary one]
     #[arg(long, value_name = "DIR", default_value = "", value_parser = Read(path))]
     log_dir: Parsed<Option<PathBuf>>,
@@ -100,20 +88,8 @@ impl OutputArgs {
     pub(super) fn events(&self) -> Result<EventOptions, UsageError> {
         let mut events = EventOptions::default();
         events.file = self.events.value()?;
-        events.has_console = self.event_log_handler.value()?;
         events.has_summary = self.summary;
         Ok(events)
-    }
-}
-
-/// PyTorch's names (`torch/distributed/elastic/events/handlers.py`).
-fn is_console(name: &str) -> Result<bool, Refusal> {
-    match name {
-        "console" => Ok(true),
-        "null" | "dynamic_rendezvous" => Ok(false),
-        _ => Err(Refusal::IsNot(
-            "console, null or dynamic_rendezvous; handlers in Python cannot be loaded",
-        )),
     }
 }
 

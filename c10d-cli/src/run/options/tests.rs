@@ -4,6 +4,7 @@
 mod launched;
 mod meeting;
 mod refused;
+mod timeouts;
 mod under_scheduler;
 
 use std::ffi::OsString;
@@ -58,7 +59,6 @@ fn plan_of<'a>(
         site: &Site {
             host_name: &|| "n1".to_owned(),
             full_name: &|| "n1.site".to_owned(),
-            read_file: &|_| Err(std::io::ErrorKind::NotFound.into()),
             has_address: &|_| false,
             is_interactive: false,
         },

@@ -1,4 +1,4 @@
-//! `--events`, `--event-log-handler` and `--summary`: what happened in each round, and where the time went.
+//! `--events` and `--summary`: what happened in each round, and where the time went.
 
 mod file;
 mod round;
@@ -35,7 +35,6 @@ pub(super) struct Recorder {
 struct Shared {
     names: JobNames,
     screen: Arc<dyn Screen>,
-    has_console: bool,
     has_summary: bool,
     started: Instant,
     file: Option<EventFile>,
@@ -67,7 +66,6 @@ impl Recorder {
             shared: Arc::new(Shared {
                 names: names(),
                 screen,
-                has_console: options.has_console,
                 has_summary: options.has_summary,
                 started: Instant::now(),
                 file,
@@ -124,7 +122,7 @@ impl Feature for Recorder {
         let state = std::mem::take(&mut *lock(&shared.state));
         if let Some(last) = state.last {
             for line in shared.last_events(result, &last) {
-                shared.write_torch(&line);
+                shared.write(&line);
             }
             if let Some(has_failed) = torch::has_failed(result) {
                 let metrics = torch::metrics(&shared.names, has_failed, &last);
@@ -150,7 +148,7 @@ impl Shared {
         for (phase, time) in phases {
             let line =
                 torch::agent_event(&self.names, phase, moment, Some(started), Some(time), None);
-            self.write_torch(&line);
+            self.write(&line);
         }
         for worker in &started.workers {
             self.note_worker(started, worker);
@@ -161,7 +159,7 @@ impl Shared {
         let moment = self.moment(started.restarts_used);
         let place = WorkerPlace::of(started, worker);
         let line = torch::worker_event(&self.names, "START", moment, &place, None);
-        self.write_torch(&line);
+        self.write(&line);
     }
 
     fn note_round(&self, record: &RoundRecord) {
@@ -207,13 +205,6 @@ impl Shared {
             epoch_ms: now.map_or(0, |it| it.as_millis()),
             run_seconds: self.started.elapsed().as_secs(),
             restarts,
-        }
-    }
-
-    fn write_torch(&self, line: &Value) {
-        self.write(line);
-        if self.has_console {
-            self.screen.text(&format!("{line}\n"));
         }
     }
 

@@ -347,12 +347,11 @@ fn restarts_progress_and_events_have_options() {
     let mut events = EventOptions::default();
     events.file = Some("/e".into());
     events.has_summary = true;
-    events.has_console = true;
     let expected = agent().with_restart_rules(rules).with_progress(progress);
     assert_launches(
         "--no-restart-exit-codes=93,-6 --restart-budget=10/1h --max-restarts-without-progress=3 \
          --restart-on-fatal-errors --progress-file=/p --progress-timeout=5m --first-progress-timeout=1h \
-         --events=/e --summary --event-log-handler=console s.py",
+         --events=/e --summary s.py",
         &[],
         launcher(expected).with_events(events),
     );
@@ -380,7 +379,6 @@ fn restarts_progress_and_events_have_options() {
         ("--max-restarts-without-progress=3 s.py", true),
         ("--events=/e s.py", true),
         ("--summary s.py", true),
-        ("--event-log-handler=console s.py", false),
     ] {
         let plan = plan(line, &[]);
         let progress = plan.launcher.agent().progress();

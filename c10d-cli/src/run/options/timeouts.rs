@@ -1,0 +1,107 @@
+//! Warns of a timeout that is too long to have an effect, because another timeout always expires first. Pure.
+
+use std::time::Duration;
+
+use elastic_agent::LauncherOptions;
+use elastic_rendezvous::{
+    ParametersError, READ_TIMEOUT, RendezvousSettings, STATIC_BACKEND, STATIC_TIMEOUT,
+};
+
+/// The option that sets a timeout, and its time; `None` if it never expires.
+type Timeout = (&'static str, Option<Duration>);
+
+/// A timeout, another timeout that should be at least as long, and the result if it is shorter.
+type Order = (Timeout, Timeout, &'static str);
+
+/// How long a node may be silent before the other nodes drop it, by the settings that are multiplied.
+const SILENCE: &str = "keep_alive_interval x keep_alive_max_attempt";
+
+/// Returns a warning for each pair of timeouts in the wrong order. The defaults have none.
+pub(super) fn warnings(launcher: &LauncherOptions, explain_after: Option<Duration>) -> Vec<String> {
+    // Starting a rendezvous whose settings cannot be read is an error.
+    let mut orders = orders_of_meeting(launcher).unwrap_or_default();
+    orders.extend(orders_of_progress(launcher, explain_after));
+    let wrong = orders.into_iter().filter_map(|(first, second, result)| {
+        let ((name, time), (other, limit)) = (first, second);
+        let (time, limit) = (time?, limit?);
+        (time > limit)
+            .then(|| format!("{name} of {time:?} is longer than {other} of {limit:?}, so {result}"))
+    });
+    wrong.collect()
+}
+
+fn orders_of_meeting(launcher: &LauncherOptions) -> Result<Vec<Order>, ParametersError> {
+    let parameters = launcher.rendezvous();
+    if parameters.max_nodes() == 1 {
+        return Ok(Vec::new());
+    }
+    let check = launcher.agent().health_check().map(|check| check.timeout());
+    let check = ("--health-check-timeout", check);
+    let why_check = "a check that hangs fails the join of the other nodes";
+    if parameters.backend() == STATIC_BACKEND {
+        let join = parameters.get_as_duration("timeout", STATIC_TIMEOUT)?;
+        return Ok(vec![(check, ("timeout", Some(join)), why_check)]);
+    }
+    let settings = RendezvousSettings::from_parameters(parameters)?;
+    let join = ("join_timeout", Some(settings.join_timeout()));
+    let silence = (SILENCE, Some(settings.dead_after()));
+    let heartbeat = ("heartbeat_timeout", Some(settings.heartbeat_timeout()));
+    let is_elastic = settings.min_nodes() < settings.max_nodes();
+    let last_call = is_elastic.then_some(settings.last_call_timeout());
+    let last_call = ("last_call_timeout", last_call);
+    let spare_wait = ("--spare-wait", Some(settings.spare_wait()));
+    let read = parameters.get_as_duration("read_timeout", READ_TIMEOUT)?;
+    let read = ("read_timeout", Some(read));
+    let progress = ("--progress-timeout", progress_timeout(launcher));
+    Ok(vec![
+        (heartbeat, silence, "a slow store loses healthy nodes"),
+        (silence, join, "a join fails before a lost node is dropped"),
+        (last_call, join, "a round below MAX nodes never begins"),
+        (spare_wait, join, "a spare never takes a place"),
+        (check, join, why_check),
+        (read, join, "one lost answer fails the join"),
+        (silence, progress, "a lost node counts as a hang"),
+    ])
+}
+
+fn orders_of_progress(launcher: &LauncherOptions, explain_after: Option<Duration>) -> [Order; 3] {
+    let agent = launcher.agent();
+    let progress = ("--progress-timeout", progress_timeout(launcher));
+    let first = agent.progress().and_then(|progress| progress.first_timeout);
+    let rules = agent.restart_rules();
+    let has_other_limit = rules.max_restarts.is_some() || rules.max_without_progress.is_some();
+    let budget = rules.budget.filter(|_| !has_other_limit);
+    let hangs = budget.zip(progress.1).map(|(budget, progress)| {
+        progress.saturating_mul(u32::try_from(budget.restarts).unwrap_or(u32::MAX))
+    });
+    [
+        (
+            progress,
+            ("--first-progress-timeout", first),
+            "imports and compilation count as a hang",
+        ),
+        (
+            ("--explain-after", explain_after),
+            progress,
+            "a hang is not explained before the restart",
+        ),
+        (
+            (
+                "--progress-timeout, times the restarts of --restart-budget,",
+                hangs,
+            ),
+            (
+                "the period of --restart-budget",
+                budget.map(|budget| budget.window),
+            ),
+            "a job that always hangs restarts forever: also give --max-restarts-without-progress",
+        ),
+    ]
+}
+
+fn progress_timeout(launcher: &LauncherOptions) -> Option<Duration> {
+    launcher
+        .agent()
+        .progress()
+        .and_then(|progress| progress.timeout)
+}
