@@ -11,13 +11,11 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, Deadline, printable};
 use c10d_store::{PrefixStore, Store, StoreError, StoreExt};
 
+use crate::shell::many_keys::{KEYS_MAX, read_present, write_all};
+
 /// The names that members write. Other names with the prefix of a round may belong to another job, whose run id is this
 /// one's with a dot and a number, or to a program that has put them there.
 const OF_MEMBERS: [&str; 3] = ["MASTER_", "torchelastic/", "c10d/"];
-
-/// The most names of one request: far below the limits of stores (`WireLimits` in `c10d-store`), so that the store serves
-/// other nodes in between.
-const NAMES_PER_REQUEST_MAX: usize = 1024;
 
 /// How often a count is repeated whose answer was lost. In between, the store itself waits for a server to return.
 const REPEATS_MAX: usize = 3;
@@ -139,11 +137,7 @@ impl RoundBoard {
     /// # Errors
     /// An error of the store.
     pub fn put_all(&self, values: &[(String, String)]) -> Result<(), StoreError> {
-        for values in values.chunks(NAMES_PER_REQUEST_MAX) {
-            let pairs = values.iter().map(|(name, it)| (&**name, it.as_bytes()));
-            self.store.multi_set(&pairs.collect::<Vec<_>>())?;
-        }
-        Ok(())
+        write_all(&*self.store, values)
     }
 
     /// Writes a value unless there is one.
@@ -233,46 +227,34 @@ impl RoundBoard {
     ) -> Result<Vec<Vec<u8>>, BoardError> {
         let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
         let mut values = Vec::with_capacity(names.len());
-        while let Some(chunk) = names[values.len()..].chunks(NAMES_PER_REQUEST_MAX).next() {
+        for chunk in names.chunks(KEYS_MAX) {
             let left = wait.deadline.remaining(Instant::now());
             match self.store.multi_get_timeout(chunk, left) {
                 Ok(found) => values.extend(found),
-                Err(StoreError::Timeout { .. }) => {
-                    let (mut missing, waited) = (Vec::new(), wait.started.elapsed());
-                    self.find_missing(&names[values.len()..], values.len(), &mut missing)?;
-                    // Otherwise the last ones were written at that moment.
-                    if !missing.is_empty() {
-                        return Err(BoardError::Missing {
-                            what,
-                            missing,
-                            waited,
-                        });
-                    }
-                }
+                Err(StoreError::Timeout { .. }) => break,
                 Err(error) => return Err(error.into()),
             }
         }
+        if values.len() == names.len() {
+            return Ok(values);
+        }
+        let waited = wait.started.elapsed();
+        let first = values.len();
+        let rest = read_present(&*self.store, &names[first..])?;
+        let places = (first..).zip(&rest);
+        let missing: Vec<usize> = places
+            .filter_map(|(place, value)| value.is_none().then_some(place))
+            .collect();
+        // Otherwise the last ones were written at that moment.
+        if !missing.is_empty() {
+            return Err(BoardError::Missing {
+                what,
+                missing,
+                waited,
+            });
+        }
+        values.extend(rest.into_iter().flatten());
         Ok(values)
-    }
-
-    /// Adds the places of names without a value to `missing`; `first` is the place of the first name. Halves the names until
-    /// all of them exist or one is left, because a request only returns whether all exist.
-    fn find_missing(
-        &self,
-        names: &[&str],
-        first: usize,
-        missing: &mut Vec<usize>,
-    ) -> Result<(), StoreError> {
-        if names.len() <= NAMES_PER_REQUEST_MAX && self.store.check(names)? {
-            return Ok(());
-        }
-        if names.len() == 1 {
-            missing.push(first);
-            return Ok(());
-        }
-        let (left, right) = names.split_at(names.len() / 2);
-        self.find_missing(left, first, missing)?;
-        self.find_missing(right, first + left.len(), missing)
     }
 
     /// Parses a value of another node.

@@ -15,6 +15,7 @@ pub(crate) mod group_store;
 pub(crate) mod handler;
 mod handler_loop;
 mod mailbox;
+mod many_keys;
 mod notices;
 pub(crate) mod open_store;
 mod reconnecting;
