@@ -1,64 +1,66 @@
-//! The exit barrier's keys: nodes whose workers have all succeeded wait for the others.
+//! The exit barrier: nodes whose workers have all succeeded wait for the others.
 //!
-//! They are PyTorch's (`barrier` in `torch/distributed/elastic/utils/store.py`). [`round`](crate::round) decides how long
+//! The names are PyTorch's (`barrier` in `torch/distributed/elastic/utils/store.py`). [`round`](crate::round) decides how long
 //! a node waits.
 
 use std::time::Duration;
 
 use c10d_socket::Cancel;
-use c10d_store::{Store, StoreError, StoreExt};
+use c10d_store::StoreError;
+use elastic_rendezvous::{BoardError, RoundBoard, Wait};
 
-const COUNT_KEY: &str = "torchelastic/agent/terminal_state/num_members";
-const LAST_KEY: &str = "torchelastic/agent/terminal_state/last_member";
+const COUNT: &str = "torchelastic/agent/terminal_state/num_members";
+const LAST: &str = "torchelastic/agent/terminal_state/last_member";
 
-/// Checks in, as one of `nodes`; `None` if that is not fixed, and [`open_if`] opens the barrier. `store` is the round's.
+/// Checks in, as one of `nodes`; `None` if that is not fixed, and [`open_if`] opens the barrier.
 pub(crate) fn check_in(
-    store: &dyn Store,
+    board: &RoundBoard,
     nodes: impl Into<Option<usize>>,
 ) -> Result<(), StoreError> {
-    let arrived = store.add(COUNT_KEY, 1)?;
+    let arrived = board.count(COUNT, 1)?;
     if usize::try_from(arrived).ok() == nodes.into() {
-        open(store)?;
+        open(board)?;
     }
     Ok(())
 }
 
 /// Opens the barrier for all if so many nodes have checked in, as others are lost.
-pub(crate) fn open_if(store: &dyn Store, nodes: usize) -> Result<(), StoreError> {
-    if checked_in(store)? >= nodes {
-        open(store)?;
+pub(crate) fn open_if(board: &RoundBoard, nodes: usize) -> Result<(), StoreError> {
+    if checked_in(board)? >= nodes {
+        open(board)?;
     }
     Ok(())
 }
 
-fn open(store: &dyn Store) -> Result<(), StoreError> {
+fn open(board: &RoundBoard) -> Result<(), StoreError> {
     // PyTorch's value; no node reads it.
-    store.set(LAST_KEY, b"<val_ignored>")
+    board.put(LAST, b"<val_ignored>")
 }
 
 /// Waits until all nodes have checked in, the time has passed, or `cancel` ends the wait, and returns whether they have.
 pub(crate) fn wait(
-    store: &dyn Store,
+    board: &RoundBoard,
     timeout: Option<Duration>,
     cancel: &Cancel,
-) -> Result<bool, StoreError> {
-    match store.with_cancel(cancel).wait_timeout(&[LAST_KEY], timeout) {
-        Ok(()) => Ok(true),
-        Err(error) if error.is_timeout() => Ok(false),
-        Err(StoreError::Interrupted { .. }) => wait(store, Some(Duration::ZERO), &Cancel::NEVER),
+) -> Result<bool, BoardError> {
+    let board_of_wait = board.with_cancel(cancel);
+    match board_of_wait.await_one(LAST, "last member", Wait::new(timeout)) {
+        Ok(_) => Ok(true),
+        Err(BoardError::Missing { .. }) => Ok(false),
+        // It may have been opened at that moment.
+        Err(BoardError::Interrupted) => Ok(is_open(board)?),
         Err(error) => Err(error),
     }
 }
 
 /// Whether all nodes have checked in. Does not wait for them.
-pub(crate) fn is_open(store: &dyn Store) -> Result<bool, StoreError> {
-    store.check(&[LAST_KEY])
+pub(crate) fn is_open(board: &RoundBoard) -> Result<bool, StoreError> {
+    board.has(LAST)
 }
 
 /// How many nodes of the round have checked in, that is, whose workers succeeded.
-pub(crate) fn checked_in(store: &dyn Store) -> Result<usize, StoreError> {
-    let count = store.try_get(COUNT_KEY)?.unwrap_or_default();
-    Ok(String::from_utf8_lossy(&count).parse().unwrap_or(0))
+pub(crate) fn checked_in(board: &RoundBoard) -> Result<usize, StoreError> {
+    board.counted(COUNT)
 }
 
 #[cfg(test)]
@@ -72,29 +74,33 @@ mod tests {
 
     const LONG: Option<Duration> = Some(Duration::from_secs(20));
 
+    fn empty() -> RoundBoard {
+        RoundBoard::new(Arc::new(HashStore::new()))
+    }
+
     #[test]
     fn the_last_node_opens_the_barrier_for_all() {
-        let store = HashStore::new();
-        assert_eq!(checked_in(&store).unwrap(), 0);
-        check_in(&store, 2).unwrap();
-        assert!(!is_open(&store).unwrap());
+        let board = empty();
+        assert_eq!(checked_in(&board).unwrap(), 0);
+        check_in(&board, 2).unwrap();
+        assert!(!is_open(&board).unwrap());
         std::thread::scope(|scope| {
-            let first = scope.spawn(|| wait(&store, LONG, &Cancel::NEVER).unwrap());
-            check_in(&store, 2).unwrap();
-            assert!(wait(&store, LONG, &Cancel::NEVER).unwrap());
+            let first = scope.spawn(|| wait(&board, LONG, &Cancel::NEVER).unwrap());
+            check_in(&board, 2).unwrap();
+            assert!(wait(&board, LONG, &Cancel::NEVER).unwrap());
             assert!(first.join().unwrap());
         });
-        assert_eq!(checked_in(&store).unwrap(), 2);
+        assert_eq!(checked_in(&board).unwrap(), 2);
     }
 
     #[test]
     fn those_that_are_left_open_the_barrier() {
-        let store = HashStore::new();
-        check_in(&store, 3).unwrap();
+        let board = empty();
+        check_in(&board, 3).unwrap();
         for (enough, is_open) in [(2, false), (1, true)] {
-            open_if(&store, enough).unwrap();
+            open_if(&board, enough).unwrap();
             assert_eq!(
-                wait(&store, Some(Duration::ZERO), &Cancel::NEVER).unwrap(),
+                wait(&board, Some(Duration::ZERO), &Cancel::NEVER).unwrap(),
                 is_open
             );
         }
@@ -102,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_wait_that_ends_early_knows_whether_the_barrier_is_open() {
-        let store = HashStore::new();
+        let board = empty();
         let (asked, asks) = std::sync::mpsc::channel();
         let is_over = Arc::new(AtomicBool::new(false));
         let cancel = Cancel::with_check({
@@ -112,23 +118,23 @@ mod tests {
                 is_over.load(Ordering::SeqCst)
             }
         });
-        check_in(&store, 2).unwrap();
+        check_in(&board, 2).unwrap();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| wait(&store, None, &cancel).unwrap());
+            let waiting = scope.spawn(|| wait(&board, None, &cancel).unwrap());
             asks.recv().unwrap();
             is_over.store(true, Ordering::SeqCst);
             cancel.wake();
             assert!(!waiting.join().unwrap());
         });
-        check_in(&store, 2).unwrap();
-        assert!(wait(&store, None, &cancel).unwrap());
-        assert!(!wait(&HashStore::new(), Some(Duration::ZERO), &Cancel::NEVER).unwrap());
+        check_in(&board, 2).unwrap();
+        assert!(wait(&board, None, &cancel).unwrap());
+        assert!(!wait(&empty(), Some(Duration::ZERO), &Cancel::NEVER).unwrap());
     }
 
     #[test]
     fn a_count_that_is_no_number_is_none() {
-        let store = HashStore::new();
-        store.set(COUNT_KEY, b"many").unwrap();
-        assert_eq!(checked_in(&store).unwrap(), 0);
+        let board = empty();
+        board.put(COUNT, b"many").unwrap();
+        assert_eq!(checked_in(&board).unwrap(), 0);
     }
 }

@@ -1,31 +1,31 @@
 //! Tells the other nodes of a round why none of them shall start workers again.
 //!
-//! The reason is written into the round's store before the rendezvous is closed, so a node that learns of the closing
+//! The reason is written to the board of the round before the rendezvous is closed, so a node that learns of the closing
 //! finds it. PyTorch's nodes only see that the rendezvous is closed.
 
 use c10d_socket::printable;
-use c10d_store::{Store, StoreError, StoreExt};
+use c10d_store::StoreError;
+use elastic_rendezvous::RoundBoard;
 use serde_json::{Value, json};
 
-/// Ours, in the round's store.
-const KEY: &str = "c10d/job_end";
+const END: &str = "c10d/job_end";
 
-/// Ours, in the round's store: how many nodes found their workers stuck.
-const STUCK_KEY: &str = "c10d/stuck";
+/// How many nodes found their workers stuck.
+const STUCK: &str = "c10d/stuck";
 
 /// The longest texts that are shown, in characters.
 const REASON_CHARS_MAX: usize = 600;
 const HOST_CHARS_MAX: usize = 255;
 
 /// Writes why the node `host` ends the job.
-pub(crate) fn publish(store: &dyn Store, host: &str, reason: &str) -> Result<(), StoreError> {
+pub(crate) fn publish(board: &RoundBoard, host: &str, reason: &str) -> Result<(), StoreError> {
     let value = json!({ "host": host, "reason": reason });
-    store.set(KEY, value.to_string().as_bytes())
+    board.put(END, value.to_string())
 }
 
 /// Why another node ended the job; `None` if none did, or if the store does not say.
-pub(crate) fn read(store: &dyn Store) -> Option<String> {
-    let value = match store.try_get(KEY) {
+pub(crate) fn read(board: &RoundBoard) -> Option<String> {
+    let value = match board.read(END) {
         Ok(value) => value?,
         Err(error) => {
             log::debug!("cannot read why the rendezvous was closed: {error}");
@@ -49,45 +49,42 @@ pub(crate) fn read(store: &dyn Store) -> Option<String> {
 
 /// Reports that the workers of this node are stuck. True for the first node of the round to do so: when all nodes wait
 /// for the same rank, the restart that follows counts once.
-pub(crate) fn report_stuck(store: &dyn Store) -> Result<bool, StoreError> {
-    Ok(store.add(STUCK_KEY, 1)? == 1)
+pub(crate) fn report_stuck(board: &RoundBoard) -> Result<bool, StoreError> {
+    board.is_first(STUCK)
 }
 
 /// Whether a node of the round found its workers stuck and is about to stop them.
-pub(crate) fn is_any_stuck(store: &dyn Store) -> bool {
-    store.try_get(STUCK_KEY).is_ok_and(|count| count.is_some())
-}
-
-/// Removes the count of stuck nodes from the store of an earlier round.
-pub(crate) fn forget(store: &dyn Store) -> Result<(), StoreError> {
-    store.delete_key(STUCK_KEY).map(drop)
+pub(crate) fn is_any_stuck(board: &RoundBoard) -> bool {
+    board.has(STUCK).unwrap_or(false)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use c10d_store::HashStore;
 
     use super::*;
 
     #[test]
     fn the_other_nodes_learn_the_host_and_the_reason() {
-        let store = HashStore::new();
-        assert_eq!(read(&store), None);
+        let board = RoundBoard::new(Arc::new(HashStore::new()));
+        assert_eq!(read(&board), None);
         publish(
-            &store,
+            &board,
             "node0",
             "worker with rank 1 ended with exit code 93",
         )
         .unwrap();
         assert_eq!(
-            read(&store).as_deref(),
+            read(&board).as_deref(),
             Some("node0 ended the job: worker with rank 1 ended with exit code 93")
         );
     }
 
     #[test]
     fn a_strange_value_is_shown_shortened_and_printable() {
-        let store = HashStore::new();
+        let board = RoundBoard::new(Arc::new(HashStore::new()));
         for (value, text) in [
             (&b"\xff"[..], "unknown ended the job: unknown"),
             (b"[]", "unknown ended the job: unknown"),
@@ -96,20 +93,20 @@ mod tests {
                 "unknown ended the job: a\\u{1b}[31m",
             ),
         ] {
-            store.set(KEY, value).unwrap();
-            assert_eq!(read(&store).as_deref(), Some(text));
+            board.put(END, value).unwrap();
+            assert_eq!(read(&board).as_deref(), Some(text));
         }
-        publish(&store, &"h".repeat(9999), &"r".repeat(9999)).unwrap();
-        assert!(read(&store).unwrap().len() < 1000);
+        publish(&board, &"h".repeat(9999), &"r".repeat(9999)).unwrap();
+        assert!(read(&board).unwrap().len() < 1000);
     }
 
     /// docs/rendezvous.md, END 2.
     #[test]
     fn only_the_first_of_the_stuck_nodes_counts() {
-        let store = HashStore::new();
-        assert!(!is_any_stuck(&store));
-        assert!(report_stuck(&store).unwrap());
-        assert!(is_any_stuck(&store));
-        assert!(!report_stuck(&store).unwrap());
+        let board = RoundBoard::new(Arc::new(HashStore::new()));
+        assert!(!is_any_stuck(&board));
+        assert!(report_stuck(&board).unwrap());
+        assert!(is_any_stuck(&board));
+        assert!(!report_stuck(&board).unwrap());
     }
 }

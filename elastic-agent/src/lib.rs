@@ -4,20 +4,16 @@
 mod agent;
 mod assignment;
 mod cancelled;
-mod clearing;
 mod command_line;
 pub mod devices;
 mod environment;
-mod exchanged;
 mod exit_barrier;
 mod failure;
 mod health;
-mod incarnation;
 mod job_end;
 #[cfg(feature = "launcher")]
 mod launcher;
 mod logs;
-mod old_round;
 mod output;
 mod places;
 mod preload;
@@ -48,7 +44,6 @@ pub use assignment::Assignment;
 pub use c10d_socket::HostPort;
 pub use command_line::{CommandLine, Entrypoint};
 pub use environment::{EnvironmentError, WorkerEnvironment};
-pub use exchanged::MalformedValue;
 pub use failure::{
     ErrorFileError, Failures, ProcessFailure, local_time_and_age, local_time_text, write_error_file,
 };
@@ -67,7 +62,7 @@ pub use preload::PreloadOptions;
 pub use progress::ProgressOptions;
 #[cfg(feature = "launcher")]
 pub use queued_writer::{Next, QueuedWriter, Render};
-pub use ranks::{RankBlock, RanksError, RoleInfo, assign_ranks, exchange_ranks};
+pub use ranks::{RankBlock, RoleInfo, assign_ranks, exchange_ranks};
 pub use relay::NodeRelayError;
 pub use restart_policy::{RestartBudget, RestartRules};
 pub use round::{

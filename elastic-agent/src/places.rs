@@ -1,27 +1,20 @@
 //! The ranks of a running round, for nodes that enter it: a node writes those of its workers, and one that enters takes
-//! those of the node whose place it has, or new ones behind all that the round ever had.
+//! those of the node whose place it has, or new ones behind all that the round ever had. A count of starts and one of
+//! processes give each process of a worker its numbers, even if the launcher itself is started again.
 //!
-//! The keys are in the store of the round, which is cleared as a whole later. Only jobs have them whose workers survive
-//! others.
+//! Only jobs have these names whose workers survive others.
 
-use c10d_store::{Store, StoreError, StoreExt};
+use elastic_rendezvous::{BoardError, RoundBoard};
 use serde_json::{Value, json};
 
-use crate::exchanged::MalformedValue;
-use crate::incarnation::until_answered;
-use crate::ranks::{RankBlock, RanksError, RoleInfo};
+use crate::ranks::{RankBlock, RoleInfo};
 
 /// How many workers the round had when it began.
-const FIRST_SIZE_KEY: &str = "c10d/places/size";
+const FIRST_SIZE: &str = "c10d/places/size";
+
 /// How many ranks entering nodes have got besides, and how many processes were started besides the first.
-const RANKS_KEY: &str = "c10d/places/ranks";
-const SERIALS_KEY: &str = "c10d/places/serials";
-
-/// The longest description of a place that is read.
-const PLACE_BYTES_MAX: usize = 64 << 10;
-
-/// No job has more ranks or processes.
-const COUNT_MAX: u64 = 1 << 48;
+const RANKS: &str = "c10d/places/ranks";
+const SERIALS: &str = "c10d/places/serials";
 
 /// The place of a node in a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,45 +24,45 @@ pub(crate) struct Place {
     pub(crate) first_size: usize,
 }
 
-fn place_key(group_rank: usize) -> String {
+fn place_name(group_rank: usize) -> String {
     format!("c10d/places/{group_rank}")
 }
 
 /// Writes the ranks of a node's workers, before the round is opened.
 pub(crate) fn publish(
-    store: &dyn Store,
+    board: &RoundBoard,
     group_rank: usize,
     place: &Place,
     node: &RoleInfo,
-) -> Result<(), StoreError> {
-    let ranks = &place.ranks;
+) -> Result<(), BoardError> {
     let text = json!({
         "role": node.role,
         "workers": node.local_world_size,
-        "ranks": [ranks.first_rank, ranks.world_size, ranks.first_role_rank, ranks.role_world_size],
+        "ranks": place.ranks.numbers(),
     });
-    store.set(FIRST_SIZE_KEY, place.first_size.to_string().as_bytes())?;
-    store.set(&place_key(group_rank), text.to_string().as_bytes())
+    board.put(FIRST_SIZE, place.first_size.to_string())?;
+    Ok(board.put(&place_name(group_rank), text.to_string())?)
 }
 
 /// The ranks for the workers of a node that has entered the round with this group rank.
 pub(crate) fn take(
-    store: &dyn Store,
+    board: &RoundBoard,
     group_rank: usize,
     node: &RoleInfo,
-) -> Result<Place, RanksError> {
-    let first_size = store.get(FIRST_SIZE_KEY)?;
-    let first_size = number(&first_size).ok_or_else(|| {
-        MalformedValue::new(store, FIRST_SIZE_KEY, &first_size, "a number of workers")
+) -> Result<Place, BoardError> {
+    let first_size = board.read(FIRST_SIZE)?.unwrap_or_default();
+    let first_size = board.parsed(FIRST_SIZE, &first_size, "a number of workers", |text| {
+        let number: u64 = str::from_utf8(text).ok()?.parse().ok()?;
+        RankBlock::number(number)
     })?;
-    let known = store.try_get(&place_key(group_rank))?;
-    if let Some(ranks) = known.and_then(|text| ranks_of(&text, node)) {
+    let name = place_name(group_rank);
+    if let Some(text) = board.read(&name)?
+        && let Ok(ranks) = board.parsed(&name, &text, "ranks", |text| ranks_of(text, node))
+    {
         return Ok(Place { ranks, first_size });
     }
-    let count = i64::try_from(node.local_world_size).unwrap_or(i64::MAX);
-    let taken = until_answered(|| store.add(RANKS_KEY, count))?;
-    let taken = usize::try_from(taken).unwrap_or_default();
-    let world_size = first_size.saturating_add(taken);
+    let taken = board.take_numbers(RANKS, node.local_world_size)?;
+    let world_size = first_size.saturating_add(usize::try_from(taken).unwrap_or_default());
     let first_rank = world_size.saturating_sub(node.local_world_size);
     Ok(Place {
         ranks: RankBlock {
@@ -82,51 +75,36 @@ pub(crate) fn take(
     })
 }
 
-/// Numbers for so many processes, which no other process of the round has; the first of them. Some are left out if their
-/// answer is lost.
+/// The number of a start of workers on a node, from 1.
+pub(crate) fn next_start(board: &RoundBoard, group_rank: usize) -> Result<u64, BoardError> {
+    Ok(board.take_numbers(&format!("c10d/starts/{group_rank}"), 1)?)
+}
+
+/// Numbers for so many processes, which no other process of the round has; the first of them.
 pub(crate) fn next_serials(
-    store: &dyn Store,
+    board: &RoundBoard,
     first_size: usize,
     count: usize,
-) -> Result<u64, StoreError> {
-    let step = i64::try_from(count).unwrap_or(i64::MAX);
-    let taken = until_answered(|| store.add(SERIALS_KEY, step))?;
-    let taken = u64::try_from(taken).unwrap_or_default();
+) -> Result<u64, BoardError> {
+    let last = board.take_numbers(SERIALS, count)?;
     Ok((first_size as u64)
-        .saturating_add(taken)
+        .saturating_add(last)
         .saturating_sub(count as u64))
 }
 
 /// The ranks in the description of a place, if they fit the workers of this node.
 fn ranks_of(text: &[u8], node: &RoleInfo) -> Option<RankBlock> {
-    if text.len() > PLACE_BYTES_MAX {
-        return None;
-    }
     let json: Value = serde_json::from_slice(text).ok()?;
-    let workers = json.get("workers")?.as_u64()?;
-    let has_role = json.get("role")?.as_str()? == node.role;
-    if !has_role || usize::try_from(workers) != Ok(node.local_world_size) {
-        return None;
-    }
-    let number = |index: usize| {
-        let number = json.get("ranks")?.get(index)?.as_u64()?;
-        usize::try_from(number).ok().filter(|_| number <= COUNT_MAX)
-    };
-    Some(RankBlock {
-        first_rank: number(0)?,
-        world_size: number(1)?,
-        first_role_rank: number(2)?,
-        role_world_size: number(3)?,
-    })
-}
-
-fn number(text: &[u8]) -> Option<usize> {
-    let number: u64 = str::from_utf8(text).ok()?.parse().ok()?;
-    usize::try_from(number).ok().filter(|_| number <= COUNT_MAX)
+    let is_like = json.get("role")?.as_str()? == node.role
+        && json.get("workers")?.as_u64()? == node.local_world_size as u64;
+    let numbers = serde_json::from_value(json.get("ranks")?.clone()).ok()?;
+    RankBlock::from_numbers(numbers).filter(|_| is_like)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use c10d_store::HashStore;
 
     use super::*;
@@ -140,14 +118,14 @@ mod tests {
     }
 
     /// A round of two nodes with two workers each.
-    fn round() -> HashStore {
-        let store = HashStore::new();
+    fn round() -> RoundBoard {
+        let board = RoundBoard::new(Arc::new(HashStore::new()));
         for rank in 0..2 {
             let ranks = RankBlock::identical(rank, 2, 2);
             let first_size = 4;
-            publish(&store, rank, &Place { ranks, first_size }, &node(2)).unwrap();
+            publish(&board, rank, &Place { ranks, first_size }, &node(2)).unwrap();
         }
-        store
+        board
     }
 
     #[test]
@@ -159,30 +137,33 @@ mod tests {
 
     #[test]
     fn another_node_gets_ranks_behind_all_others() {
-        let store = round();
+        let board = round();
         for (rank, workers, first_rank) in [(2, 2, 4), (1, 3, 6), (3, 1, 9)] {
-            let place = take(&store, rank, &node(workers)).unwrap();
+            let place = take(&board, rank, &node(workers)).unwrap();
             assert_eq!(place.ranks.first_rank, first_rank);
             assert_eq!(place.ranks.world_size, first_rank + workers);
             assert_eq!(place.first_size, 4);
-            publish(&store, rank, &place, &node(workers)).unwrap();
+            publish(&board, rank, &place, &node(workers)).unwrap();
             // Its place, once it is lost.
-            assert_eq!(take(&store, rank, &node(workers)).unwrap(), place);
+            assert_eq!(take(&board, rank, &node(workers)).unwrap(), place);
         }
     }
 
     #[test]
-    fn no_two_processes_have_one_serial() {
-        let store = round();
-        assert_eq!(next_serials(&store, 4, 1).unwrap(), 4);
-        assert_eq!(next_serials(&store, 4, 3).unwrap(), 5);
-        assert_eq!(next_serials(&store, 4, 1).unwrap(), 8);
+    fn no_two_processes_have_one_serial_or_one_start() {
+        let board = round();
+        assert_eq!(next_serials(&board, 4, 1).unwrap(), 4);
+        assert_eq!(next_serials(&board, 4, 3).unwrap(), 5);
+        assert_eq!(next_serials(&board, 4, 1).unwrap(), 8);
+        for (rank, start) in [(0, 1), (1, 1), (0, 2)] {
+            assert_eq!(next_start(&board, rank).unwrap(), start);
+        }
     }
 
     #[test]
     fn bytes_of_strangers_are_no_place() {
-        let store = round();
-        let long = format!("{{\"role\":\"{}\"}}", "x".repeat(PLACE_BYTES_MAX));
+        let board = round();
+        let long = format!("{{\"role\":\"{}\"}}", "x".repeat(64 << 10));
         for text in [
             "",
             "[]",
@@ -190,11 +171,11 @@ mod tests {
             "{\"role\":\"trainer\",\"workers\":2,\"ranks\":[0,18446744073709551615,0,0]}",
             &long,
         ] {
-            store.set("c10d/places/1", text.as_bytes()).unwrap();
-            assert!(take(&store, 1, &node(2)).unwrap().ranks.first_rank >= 4);
+            board.put("c10d/places/1", text).unwrap();
+            assert!(take(&board, 1, &node(2)).unwrap().ranks.first_rank >= 4);
         }
-        store.set(FIRST_SIZE_KEY, b"many").unwrap();
-        let error = take(&store, 1, &node(2)).unwrap_err().to_string();
+        board.put(FIRST_SIZE, b"many").unwrap();
+        let error = take(&board, 1, &node(2)).unwrap_err().to_string();
         assert!(
             error.contains("which is not a number of workers"),
             "{error}"

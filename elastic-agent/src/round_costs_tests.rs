@@ -6,14 +6,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use c10d_socket::Cancel;
+use c10d_socket::{Cancel, HostPort};
 use c10d_store::{
-    CompareSet, HashStore, PrefixStore, Store, StoreError, StoreExt, StoreHandle, WireLimits,
+    CompareSet, HashStore, PrefixStore, Prefixes, Store, StoreError, StoreExt, StoreHandle,
+    WireLimits,
 };
+use elastic_rendezvous::{BoardError, BootstrapInfo, RendezvousInfo, RoundBoard, open_round};
 
-use crate::clearing;
 use crate::exit_barrier;
-use crate::ranks::{RankBlock, RanksError, RoleInfo, exchange_ranks};
+use crate::places::{self, Place};
+use crate::ranks::{RankBlock, RoleInfo, exchange_ranks};
+use crate::relay::Member;
 
 const LONG: Option<Duration> = Some(Duration::from_secs(60));
 
@@ -87,8 +90,14 @@ impl Store for CountingStore {
         self.store.add(key, delta)
     }
 
-    fn compare_set_bytes(&self, key: &str, _: &[u8], _: &[u8]) -> Result<CompareSet, StoreError> {
-        unreachable!("compare_set of {key}")
+    fn compare_set_bytes(
+        &self,
+        key: &str,
+        expected: &[u8],
+        desired: &[u8],
+    ) -> Result<CompareSet, StoreError> {
+        self.count(&[key], expected.len() + desired.len());
+        self.store.compare_set_bytes(key, expected, desired)
     }
 
     fn delete_key(&self, key: &str) -> Result<bool, StoreError> {
@@ -132,6 +141,25 @@ impl Store for CountingStore {
     fn meet(&self, key: &str, _: usize, _: Option<Duration>) -> Result<(), StoreError> {
         unreachable!("barrier of {key}")
     }
+
+    fn prefixes(&self) -> Option<&dyn Prefixes> {
+        Some(self)
+    }
+}
+
+impl Prefixes for CountingStore {
+    fn delete_prefix(&self, prefix: &str, _: Duration) -> Result<u64, StoreError> {
+        self.count(&[prefix], 0);
+        let keys = self.store.list_keys()?;
+        for key in keys.iter().filter(|key| key.starts_with(prefix)) {
+            self.store.delete_key(key)?;
+        }
+        Ok(0)
+    }
+
+    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
+        unreachable!("end_waits of {prefix}")
+    }
 }
 
 impl StoreHandle for CountingStore {
@@ -172,39 +200,65 @@ fn trainer(local_world_size: usize) -> RoleInfo {
     }
 }
 
-/// A handle to the round's store, and what is asked through it.
-fn handle(store: &HashStore, is_patient: bool) -> (PrefixStore, Arc<Counts>) {
+/// The board of a round, and the counts of its requests.
+fn handle(store: &HashStore, is_patient: bool) -> (RoundBoard, Arc<Counts>) {
     let counts = Arc::new(Counts::default());
     let store = CountingStore {
         store: store.clone(),
         counts: Arc::clone(&counts),
         is_patient,
     };
-    (
-        PrefixStore::new("torch.rendezvous.job.0", Arc::new(store)),
-        counts,
-    )
+    let store = PrefixStore::new("torch.rendezvous.job.0", Arc::new(store));
+    (RoundBoard::new(Arc::new(store)), counts)
 }
 
-/// All that an agent asks of the round's store from the complete round to its exit. Returns whether this node
-/// clears the workers' store.
-fn take_part(store: &dyn Store, rank: usize, nodes: usize) -> bool {
-    let clears = clearing::is_first(store).expect("an answer");
-    let block = exchange_ranks(store, rank, nodes, &trainer(8), LONG, &Cancel::NEVER);
-    assert_eq!(block.expect("ranks"), RankBlock::identical(rank, nodes, 8));
-    exit_barrier::check_in(store, nodes).expect("to check in");
-    let is_open = exit_barrier::wait(store, LONG, &Cancel::NEVER).expect("an answer");
+/// Which agreements a job needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Uses {
+    Ranks,
+    /// Relays, and workers that survive other workers.
+    Everything,
+}
+
+/// Makes all requests of an agent from the complete round to its exit. Returns whether this node clears the workers' store.
+fn take_part(board: &RoundBoard, rank: usize, nodes: usize, uses: Uses) -> bool {
+    if uses == Uses::Everything {
+        let member = Member {
+            board,
+            group_rank: rank,
+            group_world_size: nodes,
+            fixed: None,
+            timeout: LONG,
+        };
+        let (port, ()) = member.agree(|_| Ok((5000, ()))).expect("a port");
+        assert_eq!(port, 5000);
+    }
+    // As `clear_workers_store` does.
+    let clears = board.is_first("c10d/clearing").expect("an answer");
+    let ranks = exchange_ranks(board, rank, nodes, &trainer(8), LONG, &Cancel::NEVER);
+    let ranks = ranks.expect("ranks");
+    assert_eq!(ranks, RankBlock::identical(rank, nodes, 8));
+    if uses == Uses::Everything {
+        let first_size = ranks.world_size;
+        assert_eq!(places::next_start(board, rank).expect("an answer"), 1);
+        places::publish(board, rank, &Place { ranks, first_size }, &trainer(8)).expect("to set");
+        let master = BootstrapInfo::new(HostPort::new("node0", 1), true, true);
+        let store = Arc::clone(board.store());
+        open_round(&RendezvousInfo::new(0, store, rank, nodes, master)).expect("to open");
+    }
+    exit_barrier::check_in(board, nodes).expect("to check in");
+    let is_open = exit_barrier::wait(board, LONG, &Cancel::NEVER).expect("an answer");
     assert!(is_open, "the exit barrier is closed");
     clears
 }
 
 /// The counts of a round, by rank.
-fn round_of(nodes: usize) -> Vec<Arc<Counts>> {
+fn round_of(nodes: usize, uses: Uses) -> Vec<Arc<Counts>> {
     let store = HashStore::new();
     let threads: Vec<_> = (0..nodes)
         .map(|rank| {
-            let (store, counts) = handle(&store, true);
-            let thread = thread::spawn(move || take_part(&store, rank, nodes));
+            let (board, counts) = handle(&store, true);
+            let thread = thread::spawn(move || take_part(&board, rank, nodes, uses));
             (thread, counts)
         })
         .collect();
@@ -215,32 +269,44 @@ fn round_of(nodes: usize) -> Vec<Arc<Counts>> {
         counts.push(of_node);
     }
     assert_eq!(clearing, 1, "nodes that clear the workers' store");
+    let (board, of_forgetting) = handle(&store, true);
+    board.forget().expect("to forget");
+    assert_eq!(of_forgetting.requests(), 3);
+    assert_eq!(store.num_keys().expect("a number"), 0);
     counts
 }
 
 /// docs/rendezvous.md, RANKS 1.
 #[test]
 fn the_cost_of_a_round_is_linear_in_the_number_of_nodes() {
-    let sums = [4, 16, 64].map(|nodes| {
-        let counts = round_of(nodes);
-        let (first, others) = counts.split_first().expect("a node");
-        for (rank, node) in (1..).zip(others) {
-            // A sixth request opens the exit barrier.
-            let (requests, bytes) = (node.requests(), node.bytes());
-            assert!(requests <= 6 && bytes <= 600, "rank {rank}: {node:?}");
+    // The last node to count itself opens the exit barrier, publishes the verdict about the port, and opens the round.
+    for (uses, requests_max, bytes_max) in
+        [(Uses::Ranks, 5 + 1, 600), (Uses::Everything, 12 + 2, 1400)]
+    {
+        let sums = [4, 16, 64].map(|nodes| {
+            let counts = round_of(nodes, uses);
+            let (first, others) = counts.split_first().expect("a node");
+            for (rank, node) in (1..).zip(others) {
+                let (requests, bytes) = (node.requests(), node.bytes());
+                assert!(
+                    requests <= requests_max && bytes <= bytes_max,
+                    "rank {rank}: {node:?}"
+                );
+            }
+            // It reads and writes the values of all.
+            assert!(first.requests() <= requests_max + 2, "{first:?}");
+            let requests: usize = counts.iter().map(|node| node.requests()).sum();
+            let bytes: usize = counts.iter().map(|node| node.bytes()).sum();
+            (requests, bytes)
+        });
+        for pair in sums.windows(2) {
+            let [(few_requests, few_bytes), (more_requests, more_bytes)] = *pair else {
+                unreachable!("a window of two")
+            };
+            // Four times the nodes.
+            assert!(2 * more_requests <= 9 * few_requests, "{sums:?}");
+            assert!(2 * more_bytes <= 9 * few_bytes, "{sums:?}");
         }
-        assert!(first.requests() <= 6 + 3, "{first:?}");
-        let requests: usize = counts.iter().map(|node| node.requests()).sum();
-        let bytes: usize = counts.iter().map(|node| node.bytes()).sum();
-        (requests, bytes)
-    });
-    for pair in sums.windows(2) {
-        let [(few_requests, few_bytes), (more_requests, more_bytes)] = *pair else {
-            unreachable!("a window of two")
-        };
-        // Four times the nodes.
-        assert!(2 * more_requests <= 9 * few_requests, "{sums:?}");
-        assert!(2 * more_bytes <= 9 * few_bytes, "{sums:?}");
     }
 }
 
@@ -259,10 +325,11 @@ fn others_of(nodes: usize, missing: &[usize]) -> HashStore {
 #[test]
 fn requests_for_10_000_nodes_stay_far_below_the_limits_of_stores() {
     const NODES: usize = 10_000;
-    let (store, counts) = handle(&others_of(NODES, &[]), true);
-    let block = exchange_ranks(&store, 0, NODES, &trainer(8), LONG, &Cancel::NEVER).expect("ranks");
+    let (board, counts) = handle(&others_of(NODES, &[]), true);
+    let block = exchange_ranks(&board, 0, NODES, &trainer(8), LONG, &Cancel::NEVER).expect("ranks");
     assert_eq!(block, RankBlock::identical(0, NODES, 8));
-    let last = store
+    let last = board
+        .store()
         .get("torchelastic/assigned_ranks/9999")
         .expect("ranks");
     assert_eq!(last, b"[79992,80000,79992,80000]");
@@ -276,13 +343,13 @@ fn requests_for_10_000_nodes_stay_far_below_the_limits_of_stores() {
 fn missing_nodes_are_found_with_few_requests() {
     const NODES: usize = 10_000;
     let expected = [1, 1023, 1024, 5000, 9999];
-    let (store, counts) = handle(&others_of(NODES, &expected), false);
+    let (board, counts) = handle(&others_of(NODES, &expected), false);
     let timeout = Some(Duration::from_millis(10));
-    let error = exchange_ranks(&store, 0, NODES, &trainer(8), timeout, &Cancel::NEVER).unwrap_err();
-    let RanksError::NodesMissing { missing, .. } = &error else {
+    let error = exchange_ranks(&board, 0, NODES, &trainer(8), timeout, &Cancel::NEVER).unwrap_err();
+    let BoardError::Missing { missing, .. } = &error else {
         panic!("{error}");
     };
     assert_eq!(missing[..], expected);
-    // Each missing one costs two requests for each halving of 1024 keys.
-    assert!(counts.requests() <= 2 + 10 + 5 * 20, "{counts:?}");
+    // Each missing one costs three requests for each halving of 1024 keys, and reads the values of the other half.
+    assert!(counts.requests() <= 2 + 16 * 3 + 5 * 30, "{counts:?}");
 }

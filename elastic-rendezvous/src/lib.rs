@@ -7,7 +7,8 @@ pub mod unstable;
 mod values;
 
 pub use shell::backend::{RendezvousBackend, StateWatch};
-pub use shell::bootstrap::{clear_workers_store, forget_workers_store};
+pub use shell::board::{BoardError, RoundBoard, Wait};
+pub use shell::bootstrap::clear_workers_store;
 pub use shell::built_in::{C10D_SETTINGS, create_c10d};
 pub use shell::c10d_backend::{C10D_BACKEND, C10dBackend, Traffic};
 pub use shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};

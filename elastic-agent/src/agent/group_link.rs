@@ -5,12 +5,10 @@ use std::time::Duration;
 use c10d_socket::{Cancel, Credentials};
 use c10d_store::membership::{GroupStage, MemberKey, Membership};
 use c10d_store::{StoreAddress, StoreError, StoreExt, TcpStore, TcpStoreOptions};
-use elastic_rendezvous::RendezvousInfo;
+use elastic_rendezvous::{BoardError, RendezvousInfo};
 
 use super::handle::Shared;
-use crate::incarnation;
 use crate::places::{self, Place};
-use crate::ranks::RanksError;
 use crate::round::{AgentError, GroupNews};
 use crate::worker::WorkerExit;
 
@@ -70,14 +68,15 @@ impl GroupLink {
                 let store = round.bootstrap.master.clone();
                 return Err(AgentError::NoMembership { store });
             }
-            Err(error) => return Err(RanksError::Store(error).into()),
+            Err(error) => return Err(BoardError::from(error).into()),
         }
-        let start = next_start(round)?;
+        let board = round.board();
+        let start = places::next_start(&board, round.rank)?;
         link.incarnations = vec![start; workers];
         // Those of the first processes are their ids.
         let first = match start {
             1 if !round.has_entered => place.ranks.first_rank as u64,
-            _ => link.next_serials(round, workers)?,
+            _ => places::next_serials(&board, link.first_size, workers)?,
         };
         link.serials = (first..).take(workers).collect();
         Ok(link)
@@ -93,19 +92,15 @@ impl GroupLink {
         }
     }
 
-    fn next_serials(&self, round: &RendezvousInfo, count: usize) -> Result<u64, AgentError> {
-        let first = places::next_serials(&*round.store, self.first_size, count);
-        Ok(first.map_err(RanksError::Store)?)
-    }
-
     /// Counts a start of one worker; returns as [`start`](Self::start).
     pub(super) fn next_start(
         &mut self,
         local_rank: usize,
         round: &RendezvousInfo,
     ) -> Result<GroupStart<'_>, AgentError> {
-        self.incarnations[local_rank] = next_start(round)?;
-        self.serials[local_rank] = self.next_serials(round, 1)?;
+        let board = round.board();
+        self.incarnations[local_rank] = places::next_start(&board, round.rank)?;
+        self.serials[local_rank] = places::next_serials(&board, self.first_size, 1)?;
         Ok(self.start())
     }
 
@@ -161,9 +156,4 @@ impl GroupLink {
         self.open = Some(group);
         answer
     }
-}
-
-fn next_start(round: &RendezvousInfo) -> Result<u64, AgentError> {
-    let start = incarnation::next(&*round.store, round.rank);
-    Ok(start.map_err(RanksError::Store)?)
 }

@@ -1,42 +1,71 @@
 //! The last rounds of this node, and what their stores say.
 
-use elastic_rendezvous::{RendezvousHandler, RendezvousInfo, end_entry, open_round};
+use std::ops::Range;
+
+use elastic_rendezvous::{RendezvousHandler, RendezvousInfo, RoundBoard, end_entry, open_round};
 
 use crate::exit_barrier;
 use crate::job_end;
-use crate::old_round;
 use crate::round::Facts;
 
-/// The last round and the one before, where another node may have left the reason for which it ended the job: it may do
+/// The current round and the one before, where another node may have left the reason for which it ended the job: it may do
 /// so when this node is in the next round already.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
-    newest_first: Vec<RendezvousInfo>,
+    current: Option<RendezvousInfo>,
+    before: Option<RoundBoard>,
+    /// The last round that the nodes have forgotten, as far as this node can tell.
+    forgotten: Option<i64>,
     /// The number of the last round with a relay, and the relay's port.
     relay_port: Option<(i64, u16)>,
 }
 
+/// The most rounds that are forgotten at once. There are several if earlier nodes with group rank 0 were lost before they could
+/// remove them.
+const FORGOTTEN_MAX: i64 = 4;
+
+/// Returns the rounds that the node with group rank 0 of the round `current` can forget, after it has forgotten the rounds up
+/// to `forgotten`. A running round is never among them, however often nodes enter it. The round before is not among them
+/// either, because another node may not have left it yet.
+fn forgettable(current: i64, forgotten: Option<i64>) -> Range<i64> {
+    let end = current.saturating_sub(1).max(0);
+    let first = end.saturating_sub(FORGOTTEN_MAX).max(0);
+    let next = forgotten.map_or(0, |forgotten| forgotten.saturating_add(1));
+    first.max(next)..end
+}
+
 impl Rounds {
-    const KEPT: usize = 2;
-
+    /// This node has joined the round, or has entered it again.
     pub(super) fn add(&mut self, round: RendezvousInfo) {
-        self.newest_first.insert(0, round);
-    }
-
-    /// Forgets the rounds before those two, and removes their keys if their stores are not the current round's.
-    pub(super) fn forget_old(&mut self, handler: &dyn RendezvousHandler) {
-        let kept = self.newest_first.len().min(Self::KEPT);
-        let old = self.newest_first.split_off(kept);
-        let Some(current) = self.current().filter(|_| handler.has_store_per_round()) else {
-            return;
-        };
-        if old.iter().all(|old| old_round::forget(old, current)) {
-            old_round::forget_departed(handler, current);
+        let last = self.current.replace(round);
+        let number = self.current.as_ref().map(|current| current.round);
+        if let Some(last) = last.filter(|last| Some(last.round) != number) {
+            self.before = Some(last.board());
         }
     }
 
-    pub(super) fn current(&self) -> Option<&RendezvousInfo> {
-        self.newest_first.first()
+    /// Removes the values that members have written in earlier rounds. Call it when the workers have started, because nothing
+    /// waits for it. A failure is logged only.
+    pub(super) fn forget_old(&mut self, handler: &dyn RendezvousHandler) {
+        let Some(current) = &self.current else {
+            return;
+        };
+        if current.rank == 0 {
+            let mut old = forgettable(current.round, self.forgotten);
+            if let Err(error) = old.try_for_each(|round| handler.forget_round(round)) {
+                // This node tries again in the next round.
+                return log::debug!("cannot remove what earlier rounds have left: {error}");
+            }
+        }
+        self.forgotten = Some(current.round.saturating_sub(2));
+    }
+
+    pub(super) const fn current(&self) -> Option<&RendezvousInfo> {
+        self.current.as_ref()
+    }
+
+    fn board(&self) -> Option<RoundBoard> {
+        self.current().map(RendezvousInfo::board)
     }
 
     /// The port of the relay that this node had in the round: a node of a static rendezvous starts its workers again
@@ -53,15 +82,13 @@ impl Rounds {
 
     /// Why another node ended the job; `None` if none did.
     pub(super) fn why_job_ended(&self) -> Option<String> {
-        self.newest_first
-            .iter()
-            .take(Self::KEPT)
-            .find_map(|round| job_end::read(&*round.store))
+        let boards = [self.board(), self.before.clone()];
+        boards.iter().flatten().find_map(job_end::read)
     }
 
     /// How many nodes of the round have finished; `None` if its store does not answer.
     pub(super) fn finished(&self) -> Option<usize> {
-        exit_barrier::checked_in(&*self.current()?.store).ok()
+        exit_barrier::checked_in(&self.board()?).ok()
     }
 
     /// Lets other nodes enter the round. A failure is logged: then nodes that come wait until all restart.
@@ -78,30 +105,30 @@ impl Rounds {
     }
 
     pub(super) fn facts(&self, has_store_per_round: bool) -> Facts {
-        let store = self.current().filter(|_| has_store_per_round);
+        let board = self.board().filter(|_| has_store_per_round);
         Facts {
             job_end: self.why_job_ended(),
-            is_any_stuck: store.is_some_and(|round| job_end::is_any_stuck(&*round.store)),
+            is_any_stuck: board.is_some_and(|board| job_end::is_any_stuck(&board)),
             finished: self.finished().unwrap_or(0),
         }
     }
 
     /// Counts this node among those whose workers are stuck; true for the first.
     pub(super) fn report_stuck(&self) -> bool {
-        let Some(round) = self.current() else {
+        let Some(board) = self.board() else {
             return true;
         };
-        job_end::report_stuck(&*round.store).unwrap_or_else(|error| {
+        job_end::report_stuck(&board).unwrap_or_else(|error| {
             log::warn!("cannot tell the other nodes that the workers are stuck: {error}");
             true
         })
     }
 
     pub(super) fn publish_end(&self, host: &str, reason: &str) {
-        let Some(round) = self.current() else {
+        let Some(board) = self.board() else {
             return;
         };
-        if let Err(error) = job_end::publish(&*round.store, host, reason) {
+        if let Err(error) = job_end::publish(&board, host, reason) {
             log::warn!("cannot tell the other nodes why the job ends: {error}");
         }
     }
@@ -112,13 +139,13 @@ mod tests {
     use std::sync::Arc;
     use std::thread;
 
-    use c10d_store::{HashStore, Store};
+    use c10d_socket::{Cancel, HostPort};
+    use c10d_store::{Store, StoreExt, TcpStore, TcpStoreOptions};
     use elastic_rendezvous::{
-        C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousSettings,
+        BootstrapInfo, C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousSettings,
     };
 
     use super::*;
-    use crate::clearing;
     use crate::ranks::{RoleInfo, exchange_ranks};
 
     struct Node {
@@ -126,9 +153,14 @@ mod tests {
         rounds: Rounds,
     }
 
+    fn server() -> Arc<dyn Store> {
+        let options = TcpStoreOptions::default().with_master(true);
+        Arc::new(TcpStore::open("127.0.0.1", 0, options).unwrap())
+    }
+
     impl Node {
-        fn new(store: &Arc<HashStore>) -> Self {
-            let store: Arc<dyn Store> = Arc::<HashStore>::clone(store);
+        fn new(store: &Arc<dyn Store>) -> Self {
+            let store = store.clone_store().unwrap();
             let backend = Arc::new(C10dBackend::new(Arc::clone(&store), "job").unwrap());
             let settings = RendezvousSettings::new("job", 2, 2).unwrap();
             let options = DynamicRendezvousOptions::new()
@@ -143,21 +175,12 @@ mod tests {
         /// Joins a round, as an agent does; returns its rank.
         fn join(&mut self) -> usize {
             let round = self.handler.next_rendezvous().unwrap();
-            clearing::is_first(&*round.store).unwrap();
             let own = RoleInfo {
                 role: "trainer".to_owned(),
                 local_world_size: 1,
             };
-            let (store, rank) = (&*round.store, round.rank);
-            exchange_ranks(
-                store,
-                rank,
-                2,
-                &own,
-                store.timeout(),
-                &c10d_socket::Cancel::NEVER,
-            )
-            .unwrap();
+            let (board, rank, timeout) = (round.board(), round.rank, round.store.timeout());
+            exchange_ranks(&board, rank, 2, &own, timeout, &Cancel::NEVER).unwrap();
             self.rounds.add(round);
             rank
         }
@@ -166,7 +189,7 @@ mod tests {
     /// The numbers of keys after rounds of two nodes, in each of which another node takes the place of one: of the
     /// `oldest` or of the other, so that the one node stays.
     fn keys_while_nodes_depart(is_oldest: bool) -> Vec<u64> {
-        let store = Arc::new(HashStore::new());
+        let store = server();
         let mut nodes = vec![Node::new(&store), Node::new(&store)];
         let mut counts = Vec::new();
         for _ in 0..150 {
@@ -187,15 +210,59 @@ mod tests {
         counts
     }
 
-    /// docs/rendezvous.md, BOOT 9.
+    /// docs/rendezvous.md, BOOT 8 and 9.
     #[test]
     fn the_store_does_not_grow_with_the_nodes_that_have_left() {
         for is_oldest in [false, true] {
             let counts = keys_while_nodes_depart(is_oldest);
-            // The keys of four rounds and the last 128 notices stay.
+            // The keys of two rounds and the last 128 notices stay.
             let (early, late) = counts.split_at(140);
             let most = early.iter().max();
             assert_eq!(late.iter().max(), most, "is_oldest={is_oldest}: {counts:?}");
         }
+    }
+
+    /// A node that leaves a running round can enter it again, any number of times.
+    #[test]
+    fn a_round_that_runs_is_never_forgotten() {
+        let store = server();
+        let node = Node::new(&store);
+        let mut rounds = Rounds::default();
+        let keys = |round| {
+            ["MASTER_ADDR", "torchelastic/role_info/0", "c10d/starts/0"]
+                .map(|name| format!("torch.rendezvous.job.{round}/{name}"))
+        };
+        let exist = |round| keys(round).map(|key| store.check(&[&key]).unwrap());
+        for key in (1..=3).flat_map(keys) {
+            store.set(&key, b"1").unwrap();
+        }
+        for entry in 1..=5 {
+            let master = BootstrapInfo::new(HostPort::new("node0", 1), true, true);
+            let mut round = RendezvousInfo::new(3, Arc::clone(&store), 0, 2, master);
+            round.has_entered = true;
+            rounds.add(round);
+            rounds.forget_old(&node.handler);
+            for (round, expected) in [(1, false), (2, true), (3, true)] {
+                assert_eq!(exist(round), [expected; 3], "entry {entry}, round {round}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_round_is_forgotten_that_a_node_can_be_in() {
+        for forgotten in (-3..12).map(Some).chain([None]) {
+            for current in -1..12 {
+                let old = forgettable(current, forgotten);
+                assert!(old.clone().all(|round| (0..current - 1).contains(&round)));
+                assert!(old.end - old.start <= FORGOTTEN_MAX);
+                assert!(forgotten.is_none_or(|forgotten| !old.contains(&forgotten)));
+            }
+        }
+        // A member of all rounds removes one at a time. After it has missed some rounds, it removes several.
+        assert_eq!(forgettable(5, Some(2)), 3..4);
+        assert_eq!(forgettable(7, Some(2)), 3..6);
+        assert_eq!(forgettable(9, None), 4..8);
+        // Rounds begin with 0 again if the store was emptied.
+        assert!(forgettable(1, Some(6)).is_empty());
     }
 }

@@ -99,9 +99,9 @@ impl<'a> Runtime<'a> {
             Effect::ReportStuck => Input::IsFirstStuck(self.rounds.report_stuck()),
             Effect::ReadFacts => Input::Facts(self.rounds.facts(self.has_store_per_round)),
             Effect::Stop(stop) => Input::Stopped(Box::new(self.stop(stop))),
-            Effect::EnterBarrier(nodes) => self.at_barrier(|store| {
-                exit_barrier::check_in(store, nodes)?;
-                exit_barrier::is_open(store)
+            Effect::EnterBarrier(nodes) => self.at_barrier(|board| {
+                exit_barrier::check_in(board, nodes)?;
+                Ok(exit_barrier::is_open(board)?)
             }),
             Effect::WaitAtBarrier {
                 timeout,
@@ -109,11 +109,11 @@ impl<'a> Runtime<'a> {
                 seen,
             } => {
                 let cancel = self.until_news(seen);
-                self.at_barrier(|store| {
+                self.at_barrier(|board| {
                     if let Some(enough) = enough {
-                        exit_barrier::open_if(store, enough)?;
+                        exit_barrier::open_if(board, enough)?;
                     }
-                    exit_barrier::wait(store, timeout, &cancel)
+                    exit_barrier::wait(board, timeout, &cancel)
                 })
             }
             Effect::ReadDeath(exit) => self.read_death(exit),

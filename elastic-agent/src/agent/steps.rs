@@ -4,20 +4,19 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use c10d_socket::Cancel;
-use c10d_store::{Store, StoreError};
-use elastic_rendezvous::{Membership, RendezvousInfo};
+use elastic_rendezvous::{BoardError, Membership, RendezvousInfo, RoundBoard, clear_workers_store};
 use rustix::process::Signal;
 
 use super::event::AgentEvent;
 use super::group_link::GroupLink;
+use super::handle::Shared;
 use super::plan::PlannedStart;
 use super::runtime::{LOG, Runtime};
 use super::site::{Ended, Prepared, Running, Site};
-use crate::clearing::clear_once;
 use crate::exit_barrier;
 use crate::places::{self, Place};
 use crate::progress::Poller;
-use crate::ranks::{RankBlock, RanksError, RoleInfo, exchange_ranks};
+use crate::ranks::{RankBlock, RoleInfo, exchange_ranks};
 use crate::relay::NodeRelay;
 use crate::round::{AgentError, Input, Joins, MembersChange, StartTimes, Stop, Stopped};
 use crate::signal_name::name_of;
@@ -98,7 +97,7 @@ impl Runtime<'_> {
     fn place_in(&self, round: &RendezvousInfo) -> Result<Place, AgentError> {
         let own = self.own_role();
         if round.has_entered {
-            return Ok(places::take(&*round.store, round.rank, &own)?);
+            return Ok(places::take(&round.board(), round.rank, &own)?);
         }
         let ranks = self.ranks_in(round, &own)?;
         Ok(Place {
@@ -123,8 +122,7 @@ impl Runtime<'_> {
         workers: usize,
     ) -> Result<GroupLink, AgentError> {
         let link = GroupLink::open(round, &self.node.shared, place, workers)?;
-        places::publish(&*round.store, round.rank, &place, &self.own_role())
-            .map_err(RanksError::Store)?;
+        places::publish(&round.board(), round.rank, &place, &self.own_role())?;
         Ok(link)
     }
 
@@ -137,9 +135,11 @@ impl Runtime<'_> {
                 options.local_world_size,
             ));
         }
-        clear_once(round).map_err(RanksError::Store)?;
+        // All nodes of the round have stopped their earlier workers. No worker of the round starts before all nodes have taken
+        // part in the exchange, including the node that clears the store.
+        clear_workers_store(round).map_err(BoardError::from)?;
         Ok(exchange_ranks(
-            &*round.store,
+            &round.board(),
             round.rank,
             round.world_size,
             own,
@@ -151,20 +151,25 @@ impl Runtime<'_> {
     /// Ends a wait for the other nodes of a round when this agent is stopped, or the members have changed, as when a node
     /// was lost after it had joined.
     fn until_over(&self, round: &RendezvousInfo) -> Cancel {
-        let shared = Arc::downgrade(&self.node.shared);
-        let store = Arc::clone(&round.store);
-        let cancel = Cancel::with_check(move || {
-            shared.upgrade().is_none_or(|shared| {
-                let membership = shared.handler.membership();
-                shared.stop_signal().is_some()
-                    || membership.is_ok_and(|it| match MembersChange::of(&it) {
-                        MembersChange::None => false,
-                        MembersChange::Certain(_) => true,
-                        MembersChange::UnlessFinished { departed, .. } => {
-                            departed > exit_barrier::checked_in(&*store).unwrap_or(0)
-                        }
-                    })
+        let board = round.board();
+        self.until(move |shared| {
+            let membership = shared.handler.membership();
+            membership.is_ok_and(|it| match MembersChange::of(&it) {
+                MembersChange::None => false,
+                MembersChange::Certain(_) => true,
+                MembersChange::UnlessFinished { departed, .. } => {
+                    departed > exit_barrier::checked_in(&board).unwrap_or(0)
+                }
             })
+        })
+    }
+
+    /// Ends a wait when this agent is stopped, or `is_over` returns true.
+    fn until(&self, is_over: impl Fn(&Shared) -> bool + Send + Sync + 'static) -> Cancel {
+        let shared = Arc::downgrade(&self.node.shared);
+        let cancel = Cancel::with_check(move || {
+            let shared = shared.upgrade();
+            shared.is_none_or(|shared| shared.stop_signal().is_some() || is_over(&shared))
         });
         self.node.shared.set_waiting(cancel.clone());
         cancel
@@ -310,26 +315,18 @@ impl Runtime<'_> {
 
     /// Ends a wait at the exit barrier when this agent is stopped, or the membership is not `seen` any more.
     pub(super) fn until_news(&self, seen: Option<Box<Membership>>) -> Cancel {
-        let shared = Arc::downgrade(&self.node.shared);
-        let cancel = Cancel::with_check(move || {
-            shared.upgrade().is_none_or(|shared| {
-                shared.stop_signal().is_some()
-                    || shared.handler.membership().ok().as_ref() != seen.as_deref()
-            })
-        });
-        self.node.shared.set_waiting(cancel.clone());
-        cancel
+        self.until(move |shared| shared.handler.membership().ok().as_ref() != seen.as_deref())
     }
 
     /// Returns whether the barrier is open, according to `ask`.
     pub(super) fn at_barrier(
         &self,
-        ask: impl FnOnce(&dyn Store) -> Result<bool, StoreError>,
+        ask: impl FnOnce(&RoundBoard) -> Result<bool, BoardError>,
     ) -> Input {
         let Some(round) = self.rounds.current() else {
             return Input::BarrierOpen;
         };
-        match ask(&*round.store) {
+        match ask(&round.board()) {
             Ok(true) => Input::BarrierOpen,
             Ok(false) => Input::BarrierClosed {
                 signal: self.node.shared.stop_signal(),

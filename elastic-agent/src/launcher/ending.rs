@@ -78,7 +78,7 @@ fn conclude_error(
     match cause {
         // The other nodes know, or cannot be reached.
         AgentError::Rendezvous(_) => {}
-        AgentError::Ranks(_) | AgentError::Relay(_) => leaving::leave(handler, None),
+        AgentError::Board(_) | AgentError::Relay(_) => leaving::leave(handler, None),
         // The job cannot run without this node.
         _ => drop(handler.shutdown()),
     }

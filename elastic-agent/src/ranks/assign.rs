@@ -48,6 +48,32 @@ impl RankBlock {
         }
     }
 
+    /// The numbers that nodes write for each other, in PyTorch's order.
+    pub(crate) const fn numbers(&self) -> [usize; 4] {
+        [
+            self.first_rank,
+            self.world_size,
+            self.first_role_rank,
+            self.role_world_size,
+        ]
+    }
+
+    /// The block with these [numbers](Self::numbers) of another node.
+    pub(crate) fn from_numbers(numbers: [u64; 4]) -> Option<Self> {
+        let [first_rank, world_size, first_role_rank, role_world_size] = numbers.map(Self::number);
+        Some(Self {
+            first_rank: first_rank?,
+            world_size: world_size?,
+            first_role_rank: first_role_rank?,
+            role_world_size: role_world_size?,
+        })
+    }
+
+    /// Checks a number of ranks that another node has written: jobs have fewer, and sums stay far from overflow.
+    pub(crate) fn number(number: u64) -> Option<usize> {
+        usize::try_from(number).ok().filter(|_| number <= 1 << 48)
+    }
+
     /// The ranks when all nodes have the same number of workers, of one role: no exchange is needed
     /// (`TORCH_ELASTIC_WORKER_IDENTICAL` in PyTorch, on which all nodes must agree).
     #[must_use]

@@ -4,11 +4,15 @@ use std::sync::Arc;
 use std::thread;
 
 use c10d_socket::Cancel;
-use c10d_store::HashStore;
+use c10d_store::{HashStore, StoreExt};
 
 use super::*;
 
 const TIMEOUT: Option<Duration> = Some(Duration::from_secs(20));
+
+fn empty() -> RoundBoard {
+    RoundBoard::new(Arc::new(HashStore::new()))
+}
 
 fn node(role: &str, local_world_size: usize) -> RoleInfo {
     RoleInfo {
@@ -19,14 +23,14 @@ fn node(role: &str, local_world_size: usize) -> RoleInfo {
 
 #[test]
 fn nodes_of_different_sizes_and_roles_get_ranks_in_order() {
-    let store = Arc::new(HashStore::new());
+    let board = empty();
     let nodes = [node("trainer", 2), node("eval", 1), node("trainer", 3)];
     let threads: Vec<_> = nodes
         .into_iter()
         .enumerate()
         .map(|(rank, own)| {
-            let store = Arc::clone(&store);
-            thread::spawn(move || exchange_ranks(&*store, rank, 3, &own, TIMEOUT, &Cancel::NEVER))
+            let board = board.clone();
+            thread::spawn(move || exchange_ranks(&board, rank, 3, &own, TIMEOUT, &Cancel::NEVER))
         })
         .collect();
     let blocks: Vec<RankBlock> = threads
@@ -41,17 +45,17 @@ fn nodes_of_different_sizes_and_roles_get_ranks_in_order() {
     };
     assert_eq!(blocks, [block(0, 0, 5), block(2, 0, 1), block(3, 2, 5)]);
     assert_eq!(
-        store.get("torchelastic/assigned_ranks/1").unwrap(),
+        board.store().get("torchelastic/assigned_ranks/1").unwrap(),
         b"[2,6,0,1]"
     );
 }
 
 #[test]
 fn json_as_python_writes_it_is_parsed() {
-    let store = HashStore::new();
+    let board = empty();
     let text = br#"{"role": "trainer", "rank": 1, "local_world_size": 2}"#;
-    store.set("torchelastic/role_info/1", text).unwrap();
-    let block = exchange_ranks(&store, 0, 2, &node("trainer", 1), TIMEOUT, &Cancel::NEVER).unwrap();
+    board.put("torchelastic/role_info/1", text).unwrap();
+    let block = exchange_ranks(&board, 0, 2, &node("trainer", 1), TIMEOUT, &Cancel::NEVER).unwrap();
     assert_eq!(
         block,
         RankBlock {
@@ -62,28 +66,31 @@ fn json_as_python_writes_it_is_parsed() {
         }
     );
     let text = b"[1, 3, 1, 3]";
-    store.set("torchelastic/assigned_ranks/1", text).unwrap();
-    let block = exchange_ranks(&store, 1, 2, &node("trainer", 2), TIMEOUT, &Cancel::NEVER).unwrap();
+    board.put("torchelastic/assigned_ranks/1", text).unwrap();
+    let block = exchange_ranks(&board, 1, 2, &node("trainer", 2), TIMEOUT, &Cancel::NEVER).unwrap();
     assert_eq!(block.first_rank, 1);
 }
 
 #[test]
 fn missing_nodes_are_named() {
-    let store = HashStore::new();
+    let board = empty();
     let timeout = Some(Duration::from_millis(10));
-    store.set("torchelastic/role_info/2", b"{}").unwrap();
-    let error = exchange_ranks(&store, 0, 4, &node("a", 1), timeout, &Cancel::NEVER).unwrap_err();
+    board.put("torchelastic/role_info/2", b"{}").unwrap();
+    let error = exchange_ranks(&board, 0, 4, &node("a", 1), timeout, &Cancel::NEVER).unwrap_err();
     assert!(
-        matches!(&error, RanksError::NodesMissing { missing, .. } if missing == &[1, 3]),
+        matches!(&error, BoardError::Missing { missing, .. } if missing == &[1, 3]),
         "{error}"
     );
-    let error = exchange_ranks(&store, 1, 4, &node("a", 1), timeout, &Cancel::NEVER).unwrap_err();
-    assert!(matches!(error, RanksError::NotAssigned { .. }), "{error}");
+    let error = exchange_ranks(&board, 1, 4, &node("a", 1), timeout, &Cancel::NEVER).unwrap_err();
+    assert!(
+        matches!(&error, BoardError::Missing { missing, .. } if missing == &[0]),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_malformed_value_of_another_node_is_an_error_that_shows_it() {
-    let store = HashStore::new();
+    let board = empty();
     for text in [
         "",
         "{}",
@@ -91,22 +98,25 @@ fn a_malformed_value_of_another_node_is_an_error_that_shows_it() {
         r#"{"role": 1, "local_world_size": 1}"#,
         r#"{"role": "a", "local_world_size": -1}"#,
     ] {
-        store
-            .set("torchelastic/role_info/1", text.as_bytes())
+        board
+            .put("torchelastic/role_info/1", text.as_bytes())
             .unwrap();
         let error =
-            exchange_ranks(&store, 0, 2, &node("a", 1), TIMEOUT, &Cancel::NEVER).unwrap_err();
-        assert!(matches!(error, RanksError::Malformed(_)), "{text}: {error}");
+            exchange_ranks(&board, 0, 2, &node("a", 1), TIMEOUT, &Cancel::NEVER).unwrap_err();
+        assert!(
+            matches!(error, BoardError::Malformed { .. }),
+            "{text}: {error}"
+        );
     }
 }
 
 #[test]
 fn a_cancelled_exchange_ends() {
-    let store = HashStore::new();
+    let board = empty();
     let cancel = Cancel::new();
     cancel.cancel();
-    let error = exchange_ranks(&store, 1, 2, &node("a", 1), TIMEOUT, &cancel).unwrap_err();
-    assert!(matches!(error, RanksError::Interrupted), "{error}");
+    let error = exchange_ranks(&board, 1, 2, &node("a", 1), TIMEOUT, &cancel).unwrap_err();
+    assert!(matches!(error, BoardError::Interrupted), "{error}");
 }
 
 #[test]

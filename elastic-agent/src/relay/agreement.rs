@@ -5,13 +5,11 @@
 //! Three requests of each node for a port.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use c10d_socket::Deadline;
-use c10d_store::{Store, StoreError, StoreExt};
+use elastic_rendezvous::{BoardError, RoundBoard, Wait};
 
 use super::error::NodeRelayError;
-use crate::exchanged::{MalformedValue, in_time};
 
 /// How many ports are proposed. A port that was just free on one machine is in use at 127.0.0.1 of another for one in a
 /// thousand, so a few suffice for a hundred nodes, and this many for thousands.
@@ -24,40 +22,52 @@ const REFUSED: i64 = 1 << 32;
 /// The proposal of a node that has no further port.
 const NONE: &str = "none";
 
-/// The longest value that is read.
-const VALUE_BYTES_MAX: usize = 32;
-
 /// One node of a round, for the agreement.
-pub(super) struct Member<'m> {
-    /// The round's.
-    pub(super) store: &'m dyn Store,
-    pub(super) group_rank: usize,
-    pub(super) group_world_size: usize,
+pub(crate) struct Member<'m> {
+    pub(crate) board: &'m RoundBoard,
+    pub(crate) group_rank: usize,
+    pub(crate) group_world_size: usize,
     /// The port that the user has chosen.
-    pub(super) fixed: Option<u16>,
+    pub(crate) fixed: Option<u16>,
     /// How long to wait for the other nodes; `None` is indefinitely.
-    pub(super) timeout: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
 }
+
+/// The last proposed port, and how many nodes have refused it.
+type Refused = (u16, u64);
 
 impl Member<'_> {
     /// Returns the port that all nodes have bound, and what this node has bound. `bind` takes a port, or 0 for any, and
     /// returns the port.
-    pub(super) fn agree<L>(
+    pub(crate) fn agree<L>(
         &self,
         bind: impl Fn(u16) -> io::Result<(u16, L)>,
     ) -> Result<(u16, L), NodeRelayError> {
-        let started = Instant::now();
-        let deadline = Deadline::after(started, self.timeout);
-        let mut last = None;
+        let wait = Wait::new(self.timeout);
+        let bind = |port| bind(port).map_err(|source| NodeRelayError::NotBound { port, source });
+        let mut refused = None;
         for attempt in 0.. {
+            let proposal = name(attempt, "port");
             let (port, bound) = if self.group_rank == 0 {
-                let (port, listener) = self.propose(attempt, last, &bind)?;
+                let found = self.next_port(attempt, refused).and_then(&bind);
+                let text = found.as_ref().map(|(port, _)| port.to_string());
+                self.board.put(&proposal, text.as_deref().unwrap_or(NONE))?;
+                let (port, listener) = found?;
                 (port, Ok(listener))
             } else {
-                let port = self.proposal(attempt, last, started, deadline)?;
-                (port, self.bind_proposed(port, &bind))
+                let value = self.board.await_one(&proposal, "port for the relays", wait);
+                let value = value.map_err(|error| self.absent(attempt, error))?;
+                if value == NONE.as_bytes() {
+                    return Err(self.no_proposal(attempt, refused));
+                }
+                let expected = "a port from 1 to 65535";
+                let port = self.board.parsed(&proposal, &value, expected, |value| {
+                    parse(value).filter(|port| *port != 0)
+                })?;
+                let accepted = self.accept(port).and_then(&bind);
+                (port, accepted.map(|(_, listener)| listener))
             };
-            let refusals = self.verdict(attempt, bound.is_ok(), started, deadline)?;
+            let refusals = self.verdict(attempt, bound.is_ok(), wait)?;
             match bound {
                 Ok(listener) if refusals == 0 => return Ok((port, listener)),
                 Ok(_) => {}
@@ -69,117 +79,38 @@ impl Member<'_> {
                     log::warn!("refused the port that was proposed for the relays: {error}");
                 }
             }
-            last = Some((port, refusals));
+            refused = Some((port, refusals));
         }
         Err(NodeRelayError::NoneProposed)
     }
 
-    /// Proposes a port that this node has bound. After the last attempt, tells the others that there is no other.
-    fn propose<L>(
-        &self,
-        attempt: u32,
-        last: Option<(u16, u64)>,
-        bind: impl Fn(u16) -> io::Result<(u16, L)>,
-    ) -> Result<(u16, L), NodeRelayError> {
-        let attempts_max = if self.fixed.is_some() {
-            1
-        } else {
-            ATTEMPTS_MAX
-        };
-        let wanted = self.fixed.unwrap_or(0);
-        let found = match last {
-            Some(last) if attempt >= attempts_max => Err(self.no_free_port(last, attempt)),
-            _ => bind(wanted).map_err(|source| NodeRelayError::NotBound {
-                port: wanted,
-                source,
-            }),
-        };
-        let text = match &found {
-            Ok((port, _)) => port.to_string(),
-            Err(_) => NONE.to_owned(),
-        };
-        self.store.set(&key(attempt, "port"), text.as_bytes())?;
-        found
-    }
-
-    /// The port that the node with group rank 0 proposes.
-    fn proposal(
-        &self,
-        attempt: u32,
-        last: Option<(u16, u64)>,
-        started: Instant,
-        deadline: Deadline,
-    ) -> Result<u16, NodeRelayError> {
-        let key = key(attempt, "port");
-        let value = self.get(&key, deadline)?;
-        let value = value.ok_or_else(|| NodeRelayError::NotProposed {
-            waited: started.elapsed(),
-        })?;
-        if value == NONE.as_bytes() {
-            return Err(match (last, self.fixed) {
-                (Some((proposed, _)), Some(own)) if own != proposed => {
-                    NodeRelayError::PortsDiffer { own, proposed }
-                }
-                (Some(last), _) => self.no_free_port(last, attempt),
-                (None, _) => NodeRelayError::NoneProposed,
-            });
+    /// The port that the node with group rank 0 tries next; 0 for any.
+    fn next_port(&self, attempt: u32, refused: Option<Refused>) -> Result<u16, NodeRelayError> {
+        let attempts_max = self.fixed.map_or(ATTEMPTS_MAX, |_| 1);
+        match refused {
+            Some(refused) if attempt >= attempts_max => Err(self.no_free_port(attempt, refused)),
+            _ => Ok(self.fixed.unwrap_or(0)),
         }
-        parse(&value)
-            .filter(|port| *port != 0)
-            .ok_or_else(|| self.malformed(&key, &value, "a port from 1 to 65535"))
     }
 
-    fn bind_proposed<L>(
-        &self,
-        port: u16,
-        bind: impl Fn(u16) -> io::Result<(u16, L)>,
-    ) -> Result<L, NodeRelayError> {
+    /// Whether this node can have another port than its user has chosen: it cannot.
+    const fn accept(&self, proposed: u16) -> Result<u16, NodeRelayError> {
         match self.fixed {
-            Some(own) if own != port => Err(NodeRelayError::PortsDiffer {
-                own,
-                proposed: port,
-            }),
-            _ => match bind(port) {
-                Ok((_, listener)) => Ok(listener),
-                Err(source) => Err(NodeRelayError::NotBound { port, source }),
-            },
+            Some(own) if own != proposed => Err(NodeRelayError::PortsDiffer { own, proposed }),
+            _ => Ok(proposed),
         }
     }
 
-    /// How many nodes have refused the port, as soon as all have decided.
-    fn verdict(
-        &self,
-        attempt: u32,
-        is_bound: bool,
-        started: Instant,
-        deadline: Deadline,
-    ) -> Result<u64, NodeRelayError> {
-        let (counter, verdict) = (key(attempt, "nodes"), key(attempt, "refusals"));
-        let own = if is_bound { ONE } else { ONE + REFUSED };
-        let (arrived, refusals) = split(self.store.add(&counter, own)?);
-        if usize::try_from(arrived) == Ok(self.group_world_size) {
-            let text = refusals.to_string();
-            self.store.set(&verdict, text.as_bytes())?;
-            return Ok(refusals);
-        }
-        match self.get(&verdict, deadline)? {
-            Some(value) => parse(&value)
-                .ok_or_else(|| self.malformed(&verdict, &value, "a number of refusals")),
-            None => Err(NodeRelayError::NodesMissing {
-                arrived: split(self.store.add(&counter, 0)?).0,
-                group_world_size: self.group_world_size,
-                waited: started.elapsed(),
-            }),
-        }
+    /// Why the node with group rank 0 proposes no further port.
+    fn no_proposal(&self, attempt: u32, refused: Option<Refused>) -> NodeRelayError {
+        let Some(refused) = refused else {
+            return NodeRelayError::NoneProposed;
+        };
+        let differs = self.accept(refused.0).err();
+        differs.unwrap_or_else(|| self.no_free_port(attempt, refused))
     }
 
-    /// The value of a key as soon as it exists. `None` after the deadline.
-    fn get(&self, key: &str, deadline: Deadline) -> Result<Option<Vec<u8>>, NodeRelayError> {
-        let left = deadline.remaining(Instant::now());
-        Ok(in_time(self.store.get_timeout(key, left))?)
-    }
-
-    fn no_free_port(&self, (port, refusals): (u16, u64), attempts: u32) -> NodeRelayError {
+    fn no_free_port(&self, attempts: u32, (port, refusals): Refused) -> NodeRelayError {
         NodeRelayError::NoFreePort {
             port,
             refusals,
@@ -188,24 +119,38 @@ impl Member<'_> {
         }
     }
 
-    fn malformed(&self, key: &str, value: &[u8], expected: &'static str) -> NodeRelayError {
-        MalformedValue::new(self.store, key, value, expected).into()
-    }
-}
-
-/// Removes the keys of an agreement from the store of an earlier round.
-pub(super) fn forget(store: &dyn Store) -> Result<(), StoreError> {
-    for attempt in 0..=ATTEMPTS_MAX {
-        if !store.delete_key(&key(attempt, "port"))? {
-            break;
+    /// How many nodes have refused the port, as soon as all have decided.
+    fn verdict(&self, attempt: u32, is_bound: bool, wait: Wait) -> Result<u64, NodeRelayError> {
+        let verdict = name(attempt, "refusals");
+        let own = if is_bound { ONE } else { ONE + REFUSED };
+        let (arrived, refusals) = split(self.board.count(&name(attempt, "nodes"), own)?);
+        if usize::try_from(arrived) == Ok(self.group_world_size) {
+            self.board.put(&verdict, refusals.to_string())?;
+            return Ok(refusals);
         }
-        store.delete_key(&key(attempt, "nodes"))?;
-        store.delete_key(&key(attempt, "refusals"))?;
+        let value = self.board.await_one(&verdict, "number of refusals", wait);
+        let value = value.map_err(|error| self.absent(attempt, error))?;
+        let expected = "a number of refusals";
+        Ok(self.board.parsed(&verdict, &value, expected, parse)?)
     }
-    Ok(())
+
+    /// Names the nodes that have not taken part, instead of the value that is missing.
+    fn absent(&self, attempt: u32, error: BoardError) -> NodeRelayError {
+        let BoardError::Missing { waited, .. } = error else {
+            return error.into();
+        };
+        match self.board.counted(&name(attempt, "nodes")) {
+            Ok(sum) => NodeRelayError::NodesMissing {
+                arrived: split(i64::try_from(sum).unwrap_or_default()).0,
+                group_world_size: self.group_world_size,
+                waited,
+            },
+            Err(error) => error.into(),
+        }
+    }
 }
 
-fn key(attempt: u32, what: &str) -> String {
+fn name(attempt: u32, what: &str) -> String {
     format!("c10d/relay/{attempt}/{what}")
 }
 
@@ -216,9 +161,6 @@ const fn split(sum: i64) -> (u64, u64) {
 }
 
 fn parse<T: std::str::FromStr>(value: &[u8]) -> Option<T> {
-    if value.len() > VALUE_BYTES_MAX {
-        return None;
-    }
     std::str::from_utf8(value).ok()?.parse().ok()
 }
 
@@ -228,8 +170,10 @@ mod tests {
     use std::sync::atomic::{AtomicU16, Ordering};
     use std::thread;
 
+    use std::sync::Arc;
+
     use c10d_socket::Cancel;
-    use c10d_store::{HashStore, StoreHandle};
+    use c10d_store::HashStore;
 
     use super::*;
 
@@ -243,9 +187,13 @@ mod tests {
     /// The ports that are in use on a node, and the one that its user has chosen.
     type Node = (Range<u16>, Option<u16>);
 
-    fn member<'m>(store: &'m dyn Store, group_rank: usize, nodes: usize) -> Member<'m> {
+    fn empty() -> RoundBoard {
+        RoundBoard::new(Arc::new(HashStore::new()))
+    }
+
+    fn member<'m>(board: &'m RoundBoard, group_rank: usize, nodes: usize) -> Member<'m> {
         Member {
-            store,
+            board,
             group_rank,
             group_world_size: nodes,
             fixed: None,
@@ -271,7 +219,7 @@ mod tests {
     }
 
     /// The outcomes of nodes, by group rank.
-    fn outcomes(store: &HashStore, nodes: &[Node]) -> Vec<Outcome> {
+    fn outcomes(board: &RoundBoard, nodes: &[Node]) -> Vec<Outcome> {
         thread::scope(|scope| {
             let count = nodes.len();
             let start = |(rank, (used, fixed)): (usize, &Node)| {
@@ -279,7 +227,7 @@ mod tests {
                 scope.spawn(move || {
                     let member = Member {
                         fixed,
-                        ..member(store, rank, count)
+                        ..member(board, rank, count)
                     };
                     agree(&member, &used)
                 })
@@ -300,7 +248,7 @@ mod tests {
             (vec![free(), free(), (5000..5001, None), free()], 5001),
             (vec![(FREE, Some(7)), (FREE, Some(7)), free()], 7),
         ] {
-            for outcome in outcomes(&HashStore::new(), &nodes) {
+            for outcome in outcomes(&empty(), &nodes) {
                 assert_eq!(outcome.unwrap(), expected, "{nodes:?}");
             }
         }
@@ -310,7 +258,7 @@ mod tests {
     #[test]
     fn nodes_without_a_common_port_all_fail() {
         let nodes = [(FREE, None), (5000..6000, None), (FREE, None)];
-        for outcome in outcomes(&HashStore::new(), &nodes) {
+        for outcome in outcomes(&empty(), &nodes) {
             assert_eq!(
                 outcome.unwrap_err().to_string(),
                 "no port was free for the relays of all nodes: 1 of 3 nodes refused port 5031, the last of 32; their \
@@ -323,7 +271,7 @@ mod tests {
     #[test]
     fn a_chosen_port_is_the_only_attempt() {
         let nodes = [(FREE, Some(7)), (7..8, Some(7)), (FREE, Some(7))];
-        for outcome in outcomes(&HashStore::new(), &nodes) {
+        for outcome in outcomes(&empty(), &nodes) {
             let error = outcome.unwrap_err().to_string();
             assert!(
                 error.contains("1 of 3 nodes refused port 7, the last of 1"),
@@ -335,7 +283,7 @@ mod tests {
     #[test]
     fn a_first_node_without_a_port_fails_all_at_once() {
         let nodes = [(7..8, Some(7)), (FREE, Some(7))];
-        let failed = outcomes(&HashStore::new(), &nodes);
+        let failed = outcomes(&empty(), &nodes);
         assert!(
             matches!(
                 failed[..],
@@ -352,7 +300,7 @@ mod tests {
     #[test]
     fn different_chosen_ports_are_an_error_on_all_nodes() {
         let nodes = [(FREE, Some(7)), (FREE, Some(9)), (FREE, None)];
-        let failed = outcomes(&HashStore::new(), &nodes);
+        let failed = outcomes(&empty(), &nodes);
         assert!(
             matches!(
                 failed[..],
@@ -376,7 +324,7 @@ mod tests {
             "{failed:?}"
         );
         let nodes = [(FREE, None), (FREE, Some(9))];
-        for outcome in outcomes(&HashStore::new(), &nodes) {
+        for outcome in outcomes(&empty(), &nodes) {
             outcome.unwrap_err();
         }
     }
@@ -384,14 +332,14 @@ mod tests {
     /// docs/rendezvous.md, RELAY 3.
     #[test]
     fn a_node_without_a_relay_is_an_error_that_says_so() {
-        let store = HashStore::new();
+        let board = empty();
         let with_timeout = |rank| Member {
             timeout: SHORT,
-            ..member(&store, rank, 3)
+            ..member(&board, rank, 3)
         };
         let error = agree(&with_timeout(1), &FREE).unwrap_err();
         assert!(
-            matches!(error, NodeRelayError::NotProposed { .. }),
+            matches!(error, NodeRelayError::NodesMissing { arrived: 0, .. }),
             "{error}"
         );
         let error = agree(&with_timeout(0), &FREE).unwrap_err();
@@ -411,20 +359,23 @@ mod tests {
     fn a_cancelled_agreement_ends() {
         let cancel = Cancel::new();
         cancel.cancel();
-        let store = HashStore::new().with_cancel(&cancel);
+        let board = empty().with_cancel(&cancel);
         for rank in [1, 0] {
-            let error = agree(&member(&*store, rank, 2), &FREE).unwrap_err();
-            assert!(matches!(error, NodeRelayError::Interrupted), "{error}");
+            let error = agree(&member(&board, rank, 2), &FREE).unwrap_err();
+            assert!(
+                matches!(error, NodeRelayError::Board(BoardError::Interrupted)),
+                "{error}"
+            );
         }
     }
 
     /// docs/rendezvous.md, RELAY 3.
     #[test]
     fn a_launcher_that_is_started_again_takes_the_port_of_the_others() {
-        let store = HashStore::new();
-        outcomes(&store, &[(FREE, None), (FREE, None), (5000..5001, None)]);
-        assert_eq!(agree(&member(&store, 1, 3), &FREE).unwrap(), 5001);
-        let error = agree(&member(&store, 1, 3), &(5001..5002)).unwrap_err();
+        let board = empty();
+        outcomes(&board, &[(FREE, None), (FREE, None), (5000..5001, None)]);
+        assert_eq!(agree(&member(&board, 1, 3), &FREE).unwrap(), 5001);
+        let error = agree(&member(&board, 1, 3), &(5001..5002)).unwrap_err();
         assert!(
             matches!(error, NodeRelayError::NotBound { port: 5001, .. }),
             "{error}"
@@ -434,11 +385,11 @@ mod tests {
     #[test]
     fn a_malformed_value_of_another_node_is_an_error_that_shows_it() {
         for text in ["", "0", "65536", "-1", "port"] {
-            let store = HashStore::new();
-            store.set("c10d/relay/0/port", text.as_bytes()).unwrap();
-            let error = agree(&member(&store, 1, 2), &FREE).unwrap_err();
+            let board = empty();
+            board.put("c10d/relay/0/port", text).unwrap();
+            let error = agree(&member(&board, 1, 2), &FREE).unwrap_err();
             assert!(
-                matches!(&error, NodeRelayError::Malformed(it) if it.value == text),
+                matches!(&error, NodeRelayError::Board(BoardError::Malformed { value, .. }) if value == text),
                 "{text}: {error}"
             );
         }

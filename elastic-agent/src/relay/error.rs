@@ -6,8 +6,7 @@ use std::time::Duration;
 use c10d_relay::RelayError;
 use c10d_socket::HostPort;
 use c10d_store::StoreError;
-
-use crate::exchanged::MalformedValue;
+use elastic_rendezvous::BoardError;
 
 /// Why the workers of a node got no relay.
 #[derive(thiserror::Error)]
@@ -34,17 +33,6 @@ pub enum NodeRelayError {
         arrived: u64,
         /// How many nodes the round has.
         group_world_size: usize,
-        /// How long this node waited.
-        waited: Duration,
-    },
-
-    /// The node with group rank 0 proposed no port in time.
-    #[error(
-        "the node with group rank 0 proposed no port for the relays within {:.1} s: every node of the round needs \
-         --relay, and a torchrun node cannot have one",
-        waited.as_secs_f64()
-    )]
-    NotProposed {
         /// How long this node waited.
         waited: Duration,
     },
@@ -97,18 +85,9 @@ pub enum NodeRelayError {
         proposed: u16,
     },
 
-    /// Another node wrote a value that cannot be parsed.
+    /// The nodes of the round could not agree on the port, or the caller interrupted the start.
     #[error(transparent)]
-    Malformed(#[from] MalformedValue),
-
-    /// The round's store failed.
-    #[error("cannot agree on the relays' port: {0}")]
-    Store(#[source] StoreError),
-
-    /// The caller interrupted the start.
-    #[error("the start of the relay was interrupted")]
-    Interrupted,
-
+    Board(#[from] BoardError),
     /// The relay cannot run.
     #[error("cannot start the relay: {0}")]
     Start(RelayError),
@@ -127,10 +106,7 @@ pub enum NodeRelayError {
 
 impl From<StoreError> for NodeRelayError {
     fn from(error: StoreError) -> Self {
-        match error {
-            StoreError::Interrupted { .. } => Self::Interrupted,
-            error => Self::Store(error),
-        }
+        Self::Board(error.into())
     }
 }
 

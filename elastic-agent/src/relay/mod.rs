@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use c10d_relay::{Relay, RelayError, RelayOptions};
 use c10d_socket::{Cancel, Deadline, HostPort, ListenOptions, listen};
-use c10d_store::{Store, StoreError};
-use elastic_rendezvous::RendezvousInfo;
+use elastic_rendezvous::{BoardError, RendezvousInfo};
 
-use self::agreement::Member;
+pub(crate) use self::agreement::Member;
 pub use self::error::NodeRelayError;
 
 /// Several launchers on one machine have the same port at different loopback addresses, from 127.0.0.1 to this one.
@@ -56,9 +55,8 @@ impl NodeRelay {
             // The others have agreed, and do not wait for a node that enters their round.
             None if round.world_size == 1 || round.has_entered => bound(fixed.unwrap_or(0))?,
             None => {
-                let store = round.store.with_cancel(cancel);
                 let member = Member {
-                    store: &*store,
+                    board: &round.board().with_cancel(cancel),
                     group_rank: round.rank,
                     group_world_size: round.world_size,
                     fixed,
@@ -105,7 +103,7 @@ impl NodeRelay {
         let deadline = Deadline::after(started, timeout);
         match self.relay.wait_until_connected(deadline, cancel) {
             Ok(()) => Ok(()),
-            Err(RelayError::Cancelled) => Err(NodeRelayError::Interrupted),
+            Err(RelayError::Cancelled) => Err(BoardError::Interrupted.into()),
             Err(source) => Err(NodeRelayError::NotConnected {
                 master: master.clone(),
                 waited: started.elapsed(),
@@ -142,11 +140,6 @@ fn bind_at(host: Ipv4Addr, port: u16) -> io::Result<TcpListener> {
     listeners
         .pop()
         .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
-}
-
-/// Removes what the nodes agreed on from the store of an earlier round.
-pub(crate) fn forget(store: &dyn Store) -> Result<(), StoreError> {
-    agreement::forget(store)
 }
 
 #[cfg(test)]

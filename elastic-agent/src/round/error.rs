@@ -1,12 +1,11 @@
 //! Why an agent could not run the workers.
 
 use c10d_socket::HostPort;
-use elastic_rendezvous::RendezvousError;
+use elastic_rendezvous::{BoardError, RendezvousError};
 
 use crate::environment::EnvironmentError;
 use crate::failure::Failures;
 use crate::logs::LogDirectoryError;
-use crate::ranks::RanksError;
 use crate::relay::NodeRelayError;
 use crate::watchdog::WatchdogError;
 use crate::worker::StartError;
@@ -26,9 +25,9 @@ pub enum AgentError {
     /// The node could not join a round.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
-    /// The node joined a round, but got no ranks for its workers.
+    /// The node joined a round, but could not agree with its other nodes on the ranks of the workers.
     #[error(transparent)]
-    Ranks(#[from] RanksError),
+    Board(#[from] BoardError),
     /// The node joined a round, but its workers got no relay.
     #[error(transparent)]
     Relay(#[from] NodeRelayError),

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use c10d_store::StoreError;
-use elastic_rendezvous::RendezvousError;
+use elastic_rendezvous::{BoardError, RendezvousError};
 use log::Level;
 
 use super::after_failure::{Verdict, verdict};
@@ -16,7 +16,6 @@ use super::members::why_members_changed;
 use super::outcome::AgentOutcome;
 use super::phase::{Failure, Phase};
 use crate::failure::Failures;
-use crate::ranks::RanksError;
 use crate::relay::NodeRelayError;
 use crate::restart_policy::RoundProgress;
 use crate::watchdog::WatchdogError;
@@ -168,10 +167,10 @@ enum Kind {
 fn kind_of(error: &AgentError) -> Kind {
     match error {
         AgentError::Rendezvous(RendezvousError::GracefulExit { .. }) => Kind::NotNeeded,
-        AgentError::Ranks(RanksError::Interrupted)
-        | AgentError::Relay(NodeRelayError::Interrupted) => Kind::Cut,
-        AgentError::Ranks(RanksError::Store(error))
-        | AgentError::Relay(NodeRelayError::Store(error))
+        AgentError::Board(BoardError::Interrupted)
+        | AgentError::Relay(NodeRelayError::Board(BoardError::Interrupted)) => Kind::Cut,
+        AgentError::Board(BoardError::Store(error))
+        | AgentError::Relay(NodeRelayError::Board(BoardError::Store(error)))
             if is_outage(error) =>
         {
             Kind::Outage

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, printable, sleep};
 use c10d_store::{
-    Credentials, ListenOn, PrefixStore, ServerOptions, Store, StoreAddress, StoreError, StoreExt,
-    StoreHandle, TcpStore, TcpStoreOptions,
+    Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, TcpStore,
+    TcpStoreOptions,
 };
 
+use crate::shell::board::{BoardError, RoundBoard, Wait};
 use crate::shell::handler::{BootstrapInfo, RendezvousInfo};
 use crate::shell::workers_keys::{is_kept, state_key};
 use crate::values::error::RendezvousError;
@@ -21,6 +22,9 @@ use crate::values::server_hook::ServerHook;
 
 const ADDR_KEY: &str = "MASTER_ADDR";
 const PORT_KEY: &str = "MASTER_PORT";
+
+/// Ours: how many nodes have offered to clear the workers' store.
+const CLEARING_KEY: &str = "c10d/clearing";
 
 /// A PyTorch node with rank 0 that does publish may notice the complete round a second late, and then
 /// starts its server.
@@ -129,10 +133,9 @@ impl Protection {
 }
 
 impl Round<'_> {
-    /// The store with the prefix of a round.
-    pub(crate) fn prefix(&self, number: i64) -> PrefixStore {
-        let prefix = format!("torch.rendezvous.{}.{number}", self.run_id);
-        PrefixStore::new(prefix, Arc::clone(self.store))
+    /// The board of a round.
+    pub(crate) fn board(&self, number: i64) -> RoundBoard {
+        RoundBoard::of(self.store, self.run_id, number)
     }
 
     /// Whether this node says where the workers' store is.
@@ -146,65 +149,50 @@ impl Round<'_> {
 
     /// The published address of a round, if any.
     fn published(&self, number: i64) -> Result<Option<HostPort>, RendezvousError> {
-        let is_published = self
-            .prefix(number)
-            .check(&[PORT_KEY, ADDR_KEY])
-            .map_err(|error| self.failed(error))?;
-        is_published
-            .then(|| self.read_published(number))
+        let board = self.board(number);
+        let read = |name| board.read(name).map_err(|error| self.failed(error));
+        let Some(port) = read(PORT_KEY)? else {
+            return Ok(None);
+        };
+        let addr = read(ADDR_KEY)?;
+        addr.map(|addr| self.address_of(number, &addr, &port))
             .transpose()
     }
 
-    /// The published address of a round, which must exist.
-    fn read_published(&self, number: i64) -> Result<HostPort, RendezvousError> {
-        let values = self.await_published(number, self.store.timeout(), &Cancel::NEVER);
-        self.address_of(number, &values.map_err(|error| self.failed(error))?)
-    }
-
-    /// The values that [`address_of`](Self::address_of) takes, as soon as they are published.
-    fn await_published(
+    fn address_of(
         &self,
         number: i64,
-        timeout: Option<Duration>,
-        cancel: &Cancel,
-    ) -> Result<Vec<Vec<u8>>, StoreError> {
-        let store = self.prefix(number).with_cancel(cancel);
-        store.multi_get_timeout(&[ADDR_KEY, PORT_KEY], timeout)
-    }
-
-    fn address_of(&self, number: i64, values: &[Vec<u8>]) -> Result<HostPort, RendezvousError> {
-        let text = |index: usize| {
-            let value = values.get(index).map_or(&[][..], Vec::as_slice);
+        addr: &[u8],
+        port: &[u8],
+    ) -> Result<HostPort, RendezvousError> {
+        let text = |value: &[u8]| {
             String::from_utf8_lossy(&value[..value.len().min(ADDR_BYTES_MAX)]).into_owned()
         };
-        let (addr, port) = (text(0), text(1));
-        match port.parse::<u16>() {
-            Ok(port) if port > 0 => Ok(HostPort::new(addr, port)),
+        match text(port).parse::<u16>() {
+            Ok(port) if port > 0 => Ok(HostPort::new(text(addr), port)),
             _ => Err(RendezvousError::BadBootstrap {
                 store: self.store.label(),
-                key: self.prefix(number).full_key(PORT_KEY),
-                value: printable(&port, VALUE_CHARS_MAX).to_string(),
+                key: self.board(number).store().full_key(PORT_KEY),
+                value: printable(port, VALUE_CHARS_MAX).to_string(),
             }),
         }
     }
 
     fn publish(&self, master: &HostPort) -> Result<(), RendezvousError> {
-        let store = self.prefix(self.number);
-        store
-            .set(ADDR_KEY, master.host().as_bytes())
-            .and_then(|()| store.set(PORT_KEY, master.port().to_string().as_bytes()))
-            .map_err(|error| self.failed(error))
+        let board = self.board(self.number);
+        let published = board
+            .put(ADDR_KEY, master.host())
+            .and_then(|()| board.put(PORT_KEY, master.port().to_string()));
+        published.map_err(|error| self.failed(error))
     }
 
     /// Publishes for a rank 0 that never will. Does not replace a published address.
     fn publish_if_missing(&self, master: &HostPort) -> Result<(), RendezvousError> {
-        let store = self.prefix(self.number);
-        let port = master.port().to_string();
-        store
-            .compare_set(ADDR_KEY, b"", master.host().as_bytes())
-            .and_then(|_| store.compare_set(PORT_KEY, b"", port.as_bytes()))
-            .map(|_| ())
-            .map_err(|error| self.failed(error))
+        let board = self.board(self.number);
+        let published = board
+            .put_if_missing(ADDR_KEY, master.host())
+            .and_then(|()| board.put_if_missing(PORT_KEY, master.port().to_string()));
+        published.map_err(|error| self.failed(error))
     }
 
     /// The address of the newest earlier round that has one.
@@ -381,16 +369,22 @@ impl Bootstrap {
     }
 }
 
-/// Removes the workers' keys from their store, which would mislead workers after a restart: all keys, but for those of
-/// the rendezvous in its own store.
+/// Removes the workers' keys from their store, which would mislead workers after a restart, if no other node of the round
+/// does. In the store of the rendezvous, its keys stay. Each node would read the keys of the workers of all nodes,
+/// so the cost would grow with the square of their number.
 ///
 /// Does nothing if the store also holds other data. Call it when all workers of the last round have ended
-/// and none of the next can have started: before this node takes part in the exchange of ranks. A failure
-/// is logged only, because PyTorch leaves the keys too. Blocks for at most 2 s per request (one per key), and
+/// and none of the next can have started: before this node takes part in the exchange of ranks. A failure of the workers'
+/// store is logged only, because PyTorch leaves the keys too. Blocks for at most 2 s per request (one per key), and
 /// stops at the first that fails.
-pub fn clear_workers_store(bootstrap: &BootstrapInfo) {
-    if !bootstrap.is_workers_own {
-        return;
+///
+/// # Errors
+/// Those of the round's store.
+pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
+    let bootstrap = &round.bootstrap;
+    // Not always the node with rank 0, as that may be a node of PyTorch.
+    if !bootstrap.is_workers_own || !round.board().is_first(CLEARING_KEY)? {
+        return Ok(());
     }
     let cleared = || -> Result<usize, StoreError> {
         let credentials = bootstrap.credentials.as_ref();
@@ -420,17 +414,7 @@ pub fn clear_workers_store(bootstrap: &BootstrapInfo) {
             bootstrap.master
         ),
     }
-}
-
-/// Removes the address of an earlier round from its store. Call it on the node with rank 0 of a later round, which has
-/// published the address again: nodes that join still find that. A failure is logged only.
-pub fn forget_workers_store(round: &RendezvousInfo) {
-    for key in [ADDR_KEY, PORT_KEY] {
-        if let Err(error) = round.store.delete_key(key) {
-            log::debug!("cannot remove {key} of round {}: {error}", round.round);
-            return;
-        }
-    }
+    Ok(())
 }
 
 /// Where other nodes reach the server of this node.
@@ -474,17 +458,24 @@ fn await_published(
     deadline: Deadline,
     cancel: &Cancel,
 ) -> Result<Option<HostPort>, NotFound> {
+    let board = round.board(round.number).with_cancel(cancel);
     loop {
         let left = deadline.remaining(Instant::now());
-        match round.await_published(round.number, left, cancel) {
-            Ok(values) => return Ok(Some(round.address_of(round.number, &values)?)),
-            Err(StoreError::Interrupted { .. }) => return Err(NotFound::Interrupted),
-            Err(StoreError::Timeout { .. }) => return Ok(None),
+        let error = match board.await_all(&[ADDR_KEY, PORT_KEY], "address", Wait::new(left)) {
+            Ok(values) => {
+                let address = round.address_of(round.number, &values[0], &values[1])?;
+                return Ok(Some(address));
+            }
+            Err(BoardError::Interrupted) => return Err(NotFound::Interrupted),
+            Err(BoardError::Store(error)) => error,
+            Err(_) => return Ok(None),
+        };
+        match error {
             // Most likely the server is busy.
-            Err(StoreError::Connect { .. }) if left.is_none_or(|left| left > RETRY_PAUSE) => {
+            StoreError::Connect { .. } if left.is_none_or(|left| left > RETRY_PAUSE) => {
                 sleep(RETRY_PAUSE, [cancel]).map_err(|_| NotFound::Interrupted)?;
             }
-            Err(error) => return Err(round.failed(error).into()),
+            error => return Err(round.failed(error).into()),
         }
     }
 }
@@ -501,7 +492,7 @@ fn free_port(round: &Round<'_>) -> Result<u16, RendezvousError> {
 
 #[cfg(test)]
 mod tests {
-    use c10d_store::HashStore;
+    use c10d_store::{HashStore, StoreExt};
 
     use super::*;
 
@@ -667,5 +658,31 @@ mod tests {
         let moved = settled(&mut of_a, &first_of(2, &a));
         assert_ne!(moved, served);
         assert_eq!(settled(&mut of_c, &round(&store, 2, &a)), moved);
+    }
+
+    /// docs/rendezvous.md, BOOT 5.
+    #[test]
+    fn the_first_node_of_each_round_clears_the_workers_store() {
+        let options = TcpStoreOptions::default().with_master(true);
+        let workers = TcpStore::open("127.0.0.1", 0, options).unwrap();
+        let round = |number, is_workers_own| {
+            let master = HostPort::new("127.0.0.1", workers.port());
+            let bootstrap = BootstrapInfo::new(master, true, is_workers_own);
+            RendezvousInfo::new(number, Arc::new(HashStore::new()), 1, 2, bootstrap)
+        };
+        for number in 0..2 {
+            let round = round(number, true);
+            workers.set("left by a worker", b"1").unwrap();
+            clear_workers_store(&round).unwrap();
+            assert!(workers.list_keys().unwrap().is_empty());
+            workers.set("of a worker of this round", b"1").unwrap();
+            clear_workers_store(&round).unwrap();
+            assert_eq!(workers.list_keys().unwrap(), ["of a worker of this round"]);
+        }
+        // The store of the rendezvous itself, which a static rendezvous has.
+        let shared = round(0, false);
+        clear_workers_store(&shared).unwrap();
+        assert_eq!(workers.list_keys().unwrap().len(), 1);
+        assert_eq!(shared.store.num_keys().unwrap(), 0);
     }
 }

@@ -7,13 +7,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Deadline;
-use c10d_store::{Credentials, Store, StoreAddress, StoreError, StoreExt, TcpStore};
+use c10d_store::{Credentials, Store, StoreAddress, TcpStore};
 
 use crate::engine::Engine;
 use crate::engine::group::GroupEngine;
 use crate::engine::solo::Solo;
 use crate::shell::access::Access;
 use crate::shell::backend::RendezvousBackend;
+use crate::shell::board::RoundBoard;
 use crate::shell::bootstrap::{Bootstrap, NotFound, Protection, Round};
 use crate::shell::candidate::Candidate;
 use crate::shell::clock::Clock;
@@ -21,8 +22,6 @@ use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo};
 use crate::shell::handler_loop::{HandlerLoop, Parts};
 use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::shell::notices::{Notice, Notices};
-use crate::shell::old_rounds::keys_before;
-use crate::shell::round_entry::Entries;
 use crate::shell::shared::Shared;
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
@@ -219,7 +218,7 @@ impl DynamicRendezvous {
             access,
             backend: Arc::clone(&backend),
             shared: Arc::clone(&shared),
-            entries: Entries::new(Arc::clone(&store), &settings.run_id),
+            store: Arc::clone(&store),
             inbox,
         });
         let thread = std::thread::Builder::new()
@@ -393,7 +392,7 @@ impl DynamicRendezvous {
         })?;
         let mut info = RendezvousInfo::new(
             number,
-            Arc::new(round.prefix(number)),
+            Arc::clone(round.board(number).store()),
             joined.rank,
             joined.world_size,
             bootstrap,
@@ -516,22 +515,10 @@ impl RendezvousHandler for DynamicRendezvous {
         written.map_err(|error| RendezvousError::connection(&self.settings.run_id, error))
     }
 
-    fn forget_rounds_before(&self, round: i64) -> Result<(), RendezvousError> {
-        // No round is before 0. The list has the keys of all jobs that ever used the store.
-        let has_none = round <= 0;
-        // Servers of PyTorch before 2.10 close the connection.
-        if has_none || !self.store.has_prompt_watch() {
-            return Ok(());
-        }
+    fn forget_round(&self, round: i64) -> Result<(), RendezvousError> {
         let run_id = &self.settings.run_id;
-        let forgotten = || -> Result<(), StoreError> {
-            let keys = self.store.list_keys()?;
-            for key in keys_before(&keys, run_id, round) {
-                self.store.delete_key(key)?;
-            }
-            Ok(())
-        };
-        forgotten().map_err(|error| RendezvousError::connection(run_id, error))
+        let forgotten = RoundBoard::of(&self.store, run_id, round).forget();
+        forgotten.map_err(|error| RendezvousError::connection(run_id, error))
     }
 
     fn run_id(&self) -> &str {

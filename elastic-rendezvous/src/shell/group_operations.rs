@@ -5,10 +5,8 @@ use std::time::Duration;
 use c10d_store::{Known, StoreError, StoreExt};
 
 use super::group_store::GroupStore;
+use super::many_keys::{KEYS_MAX, read_present, write_all};
 use crate::engine::group::{Ask, Reply};
-
-/// How many keys one request reads or writes.
-const KEYS_MAX: usize = 1000;
 
 /// How many requests are taken from the queue at once.
 const REQUESTS_MAX: usize = 4096;
@@ -151,12 +149,9 @@ impl GroupStore {
                 }
             }
             Ask::WriteAnswers(answers) => {
-                for answers in answers.chunks(KEYS_MAX) {
-                    let keys: Vec<_> = answers.iter().map(|(to, _)| self.answer_key(*to)).collect();
-                    let texts = answers.iter().map(|(_, text)| text.as_slice());
-                    let pairs: Vec<_> = keys.iter().map(String::as_str).zip(texts).collect();
-                    store.multi_set(&pairs)?;
-                }
+                let values = answers.iter();
+                let values = values.map(|(to, text)| (self.answer_key(*to), text));
+                write_all(&**store, &values.collect::<Vec<_>>())?;
                 Reply::Done
             }
             Ask::ReadHeartbeats(indices) => Reply::Heartbeats(self.read_heartbeats(indices)?),
@@ -173,24 +168,13 @@ impl GroupStore {
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             match self.store.multi_get_timeout(&keys, Some(PRESENT_TIMEOUT)) {
                 Ok(present) => heartbeats.extend(present),
-                Err(StoreError::Timeout { .. }) => self.read_some(&keys, &mut heartbeats)?,
+                Err(StoreError::Timeout { .. }) => {
+                    let present = read_present(&*self.store, &keys)?;
+                    heartbeats.extend(present.into_iter().map(Option::unwrap_or_default));
+                }
                 Err(error) => return Err(error),
             }
         }
         Ok(heartbeats)
-    }
-
-    /// Appends the values of these keys, some of which may be missing; empty for a missing one.
-    fn read_some(&self, keys: &[&str], values: &mut Vec<Vec<u8>>) -> Result<(), StoreError> {
-        if self.store.check(keys)? {
-            values.extend(self.store.multi_get(keys)?);
-        } else if let [_] = keys {
-            values.push(Vec::new());
-        } else {
-            let (left, right) = keys.split_at(keys.len() / 2);
-            self.read_some(left, values)?;
-            self.read_some(right, values)?;
-        }
-        Ok(())
     }
 }

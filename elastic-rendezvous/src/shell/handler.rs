@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use c10d_socket::HostPort;
 use c10d_store::{Credentials, Store, StoreAddress};
 
+use crate::shell::board::RoundBoard;
 use crate::values::error::RendezvousError;
 use crate::values::membership::Membership;
 use crate::values::ranks_report::RanksReport;
@@ -122,13 +123,12 @@ pub trait RendezvousHandler: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Removes what the agents of rounds before this one have left in the rendezvous' store: at most 1,024 keys at a
-    /// time, and none where it is a server of PyTorch. Call it on the node with rank 0 of a later round, which has
-    /// published the address of the workers' store again. Blocks for at most the store's timeout per key.
+    /// Removes the values that the members of an earlier round have written for each other. A server of PyTorch keeps them. Blocks for at
+    /// most the store's timeout, three times.
     ///
     /// # Errors
     /// [`RendezvousError::Connection`].
-    fn forget_rounds_before(&self, _round: i64) -> Result<(), RendezvousError> {
+    fn forget_round(&self, _round: i64) -> Result<(), RendezvousError> {
         Ok(())
     }
 
@@ -244,6 +244,12 @@ impl RendezvousInfo {
             bootstrap,
             has_entered: false,
         }
+    }
+
+    /// The board of the round, on which its members write for each other.
+    #[must_use]
+    pub fn board(&self) -> RoundBoard {
+        RoundBoard::new(Arc::clone(&self.store))
     }
 }
 

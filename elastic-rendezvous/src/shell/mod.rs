@@ -2,6 +2,7 @@
 
 mod access;
 pub(crate) mod backend;
+pub(crate) mod board;
 pub(crate) mod bootstrap;
 pub(crate) mod built_in;
 pub(crate) mod c10d_backend;
@@ -14,8 +15,8 @@ pub(crate) mod group_store;
 pub(crate) mod handler;
 mod handler_loop;
 mod mailbox;
+mod many_keys;
 mod notices;
-mod old_rounds;
 pub(crate) mod open_store;
 mod reconnecting;
 pub(crate) mod registry;

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use c10d_socket::printable;
 use c10d_store::{Store, StoreError, StoreExt};
 
+use crate::shell::many_keys::read_present;
 use crate::values::node::NodeId;
 use crate::values::report::NotJoining;
 
@@ -164,19 +165,10 @@ impl Notices {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let texts = if self.store.check(&keys)? {
-            self.store.multi_get(&keys)?
-        } else {
-            // A node has counted itself, and has not written yet.
-            let texts = keys.iter().map(|key| self.store.try_get(key));
-            texts
-                .filter_map(Result::transpose)
-                .collect::<Result<_, _>>()?
-        };
-        Ok(texts
-            .iter()
-            .filter_map(|text| Notice::from_text(text))
-            .collect())
+        // A node may have counted itself, and may not have written yet.
+        let texts = read_present(&*self.store, &keys)?;
+        let texts = texts.iter().flatten();
+        Ok(texts.filter_map(|text| Notice::from_text(text)).collect())
     }
 }
 

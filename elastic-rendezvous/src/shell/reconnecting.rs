@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, HostPort, sleep};
 use c10d_store::{
-    CompareSet, ConnectOptions, Credentials, ErrorContext, Known, Operation, Queues, Store,
-    StoreAddress, StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions, Watch,
+    CompareSet, ConnectOptions, Credentials, ErrorContext, Known, Operation, Prefixes, Queues,
+    Store, StoreAddress, StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions, Watch,
 };
 
 use crate::values::error::is_outage;
@@ -407,6 +407,20 @@ impl Store for ReconnectingStore {
 
     fn watch(&self) -> Option<&dyn Watch> {
         Some(self)
+    }
+
+    fn prefixes(&self) -> Option<&dyn Prefixes> {
+        Some(self)
+    }
+}
+
+impl Prefixes for ReconnectingStore {
+    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
+        self.ask(Repeat::Harmless, |store| store.delete_prefix(prefix, delay))
+    }
+
+    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
+        self.ask(Repeat::Harmless, |store| store.end_waits(prefix))
     }
 }
 

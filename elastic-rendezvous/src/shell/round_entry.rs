@@ -1,16 +1,16 @@
 //! Whether the members of a running round take other nodes in: docs/rendezvous.md, section 7.3.
 //!
-//! The state cannot say so: PyTorch's nodes would drop what they do not know of it. Members write keys of their round.
+//! The state cannot contain it, because PyTorch's nodes would drop what they do not know of it.
 
-use std::sync::Arc;
+use c10d_store::StoreError;
 
-use c10d_store::{PrefixStore, Store, StoreError, StoreExt};
-
+use crate::shell::board::RoundBoard;
 use crate::shell::handler::RendezvousInfo;
 use crate::values::goal::Entry;
 
-const ENTRY_KEY: &str = "c10d/entry";
-const COUNT_KEY: &str = "c10d/entry/n";
+const ENTRY: &str = "c10d/entry";
+const COUNT: &str = "c10d/entry/n";
+
 const OPEN: &[u8] = b"open";
 const OVER: &[u8] = b"over";
 
@@ -23,9 +23,10 @@ pub fn open_round(round: &RendezvousInfo) -> Result<(), StoreError> {
     if round.has_entered {
         return Ok(());
     }
-    let count = round.store.add(COUNT_KEY, 1)?;
+    let board = round.board();
+    let count = board.count(COUNT, 1)?;
     if usize::try_from(count) == Ok(round.world_size) {
-        round.store.compare_set(ENTRY_KEY, b"", OPEN)?;
+        board.put_if_missing(ENTRY, OPEN)?;
     }
     Ok(())
 }
@@ -36,39 +37,24 @@ pub fn open_round(round: &RendezvousInfo) -> Result<(), StoreError> {
 /// # Errors
 /// Those of the store.
 pub fn end_entry(round: &RendezvousInfo) -> Result<(), StoreError> {
-    round.store.set(ENTRY_KEY, OVER)
+    round.board().put(ENTRY, OVER)
 }
 
-/// What the members of rounds have written.
-#[derive(Debug)]
-pub(crate) struct Entries {
-    store: Arc<dyn Store>,
-    run_id: String,
-}
-
-impl Entries {
-    pub(crate) fn new(store: Arc<dyn Store>, run_id: &str) -> Self {
-        let run_id = run_id.to_owned();
-        Self { store, run_id }
-    }
-
-    /// Blocks for at most the store's timeout, twice.
-    pub(crate) fn read(&self, round: i64) -> Result<Entry, StoreError> {
-        let prefix = format!("torch.rendezvous.{}.{round}", self.run_id);
-        let store = PrefixStore::new(prefix, Arc::clone(&self.store));
-        let value = store.try_get(ENTRY_KEY)?;
-        Ok(match value.as_deref() {
-            Some(OPEN) => Entry::Open,
-            Some(OVER) => Entry::Over,
-            _ => Entry::Unknown,
-        })
-    }
+/// What the members of a round have written. Blocks for at most the store's timeout, twice.
+pub(crate) fn read_entry(round: &RoundBoard) -> Result<Entry, StoreError> {
+    Ok(match round.read(ENTRY)?.as_deref() {
+        Some(OPEN) => Entry::Open,
+        Some(OVER) => Entry::Over,
+        _ => Entry::Unknown,
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use c10d_socket::HostPort;
-    use c10d_store::HashStore;
+    use c10d_store::{HashStore, Store};
 
     use super::*;
     use crate::shell::handler::BootstrapInfo;
@@ -77,35 +63,34 @@ mod tests {
     #[test]
     fn the_last_member_opens_the_round_and_any_ends_that() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
-        let prefix = PrefixStore::new("torch.rendezvous.job.4", Arc::clone(&store));
-        let prefix: Arc<dyn Store> = Arc::new(prefix);
+        let prefix = Arc::clone(RoundBoard::of(&store, "job", 4).store());
         let master = BootstrapInfo::new(HostPort::new("node0", 1), true, true);
         let node = |rank| RendezvousInfo::new(4, Arc::clone(&prefix), rank, 2, master.clone());
-        let entries = Entries::new(store, "job");
+        let entry = |round| read_entry(&RoundBoard::of(&store, "job", round)).unwrap();
         let [first, second] = [0, 1].map(node);
-        assert_eq!(entries.read(4).unwrap(), Entry::Unknown);
+        assert_eq!(entry(4), Entry::Unknown);
         open_round(&first).unwrap();
-        assert_eq!(entries.read(4).unwrap(), Entry::Unknown);
+        assert_eq!(entry(4), Entry::Unknown);
         let mut other = node(1);
         other.has_entered = true;
         open_round(&other).unwrap();
-        assert_eq!(entries.read(4).unwrap(), Entry::Unknown);
+        assert_eq!(entry(4), Entry::Unknown);
         open_round(&second).unwrap();
-        assert_eq!(entries.read(4).unwrap(), Entry::Open);
-        assert_eq!(entries.read(3).unwrap(), Entry::Unknown);
+        assert_eq!(entry(4), Entry::Open);
+        assert_eq!(entry(3), Entry::Unknown);
         end_entry(&second).unwrap();
-        assert_eq!(entries.read(4).unwrap(), Entry::Over);
+        assert_eq!(entry(4), Entry::Over);
     }
 
     /// docs/rendezvous.md, ENTRY 2.
     #[test]
     fn a_round_that_has_ended_first_is_not_opened() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
-        let prefix = PrefixStore::new("torch.rendezvous.job.0", Arc::clone(&store));
+        let board = RoundBoard::of(&store, "job", 0);
         let master = BootstrapInfo::new(HostPort::new("node0", 1), true, true);
-        let round = RendezvousInfo::new(0, Arc::new(prefix), 0, 1, master);
+        let round = RendezvousInfo::new(0, Arc::clone(board.store()), 0, 1, master);
         end_entry(&round).unwrap();
         open_round(&round).unwrap();
-        assert_eq!(Entries::new(store, "job").read(0).unwrap(), Entry::Over);
+        assert_eq!(read_entry(&board).unwrap(), Entry::Over);
     }
 }

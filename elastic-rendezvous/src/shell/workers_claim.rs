@@ -7,17 +7,12 @@ use std::sync::Arc;
 use c10d_socket::printable;
 use c10d_store::{Store, StoreExt};
 
-use crate::shell::workers_keys::OWNER_KEY;
+use crate::shell::workers_keys::{OWNER_KEY, state_key};
 use crate::values::codec::{self, CodecLimits, SENTINEL};
 use crate::values::error::RendezvousError;
 
 /// The most characters that an error shows of a run id.
 const RUN_ID_CHARS_MAX: usize = 100;
-
-/// The key of a rendezvous' state, which is PyTorch's.
-pub(super) fn state_key(run_id: &str) -> String {
-    format!("torch.rendezvous.{run_id}")
-}
 
 /// Claims the store for the workers of this job. A job that is served here takes it from any other: that one's server
 /// has ended.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use c10d_store::{ErrorContext, Operation, Outcome, StoreError};
-use elastic_rendezvous::{LostNode, Membership, NodeId};
+use elastic_rendezvous::{BoardError, LostNode, Membership, NodeId};
 use rustix::process::Signal;
 
 use super::super::Round;
@@ -16,7 +16,6 @@ use super::workers::failure;
 use super::world::{FINAL, settings};
 use crate::failure::Failures;
 use crate::progress::ProgressSeen;
-use crate::ranks::RanksError;
 use crate::worker::{ExitKind, StartError, WorkerExit};
 
 const NOW: Duration = Duration::ZERO;
@@ -121,7 +120,7 @@ fn a_node_that_cannot_exchange_ranks_in_an_outage_joins_another_round() {
         source: std::io::ErrorKind::ConnectionReset.into(),
     };
     let not_started = |signal| Input::NotStarted {
-        error: Box::new(AgentError::Ranks(RanksError::Store(lost()))),
+        error: Box::new(AgentError::Board(BoardError::Store(lost()))),
         signal,
     };
     let joined = effects(&mut round, [Input::Joined { nodes: 2 }, not_started(None)]);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use elastic_rendezvous::{Membership, RendezvousError};
+use elastic_rendezvous::{BoardError, Membership, RendezvousError};
 
 use super::super::error::AgentError;
 use super::super::input::{Effect, Facts, Input, Joins, Stop};
@@ -12,7 +12,6 @@ use super::super::outcome::AgentOutcome;
 use super::super::stuck::StuckWorkers;
 use super::super::{KeepOptions, Replacement, Settings};
 use super::meeting::Meeting;
-use crate::ranks::RanksError;
 use crate::restart_policy::RestartRules;
 use crate::round::Round;
 use crate::worker::StartError;
@@ -350,7 +349,7 @@ impl World {
                 match self.nodes[index].doing {
                     Doing::Running => self.step(index, Input::Signal(15)),
                     Doing::Preparing => {
-                        self.fail(index, AgentError::Ranks(RanksError::Interrupted))
+                        self.fail(index, AgentError::Board(BoardError::Interrupted))
                     }
                     _ => {}
                 }
@@ -394,16 +393,17 @@ impl World {
             }
             Event::EndPreparation(index) if self.is_store_down => {
                 let waited = Duration::from_secs(300);
-                let error = RanksError::NotAssigned {
-                    group_world_size: self.meeting.members.len(),
+                let error = BoardError::Missing {
+                    what: "assigned ranks",
+                    missing: vec![0],
                     waited,
                 };
-                self.fail(index, AgentError::Ranks(error));
+                self.fail(index, AgentError::Board(error));
             }
             Event::EndPreparation(index)
                 if self.is_changed(index) && !self.nodes[index].has_entered =>
             {
-                self.fail(index, AgentError::Ranks(RanksError::Interrupted));
+                self.fail(index, AgentError::Board(BoardError::Interrupted));
             }
             Event::EndPreparation(index) => {
                 self.meeting.has_ranks = true;

@@ -11,6 +11,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
+use c10d_store::Store;
+
 use crate::engine::{Ask, Engine, Reply};
 use crate::shell::access::Access;
 use crate::shell::backend::{RendezvousBackend, StateWatch};
@@ -19,7 +21,6 @@ use crate::shell::group_store::GroupStore;
 use crate::shell::handler::RendezvousEvent;
 use crate::shell::mailbox::{Inbox, Job, Message};
 use crate::shell::notices::NoticeBoard;
-use crate::shell::round_entry::Entries;
 use crate::shell::shared::{LOG_INTERVAL, Shared, error_of, log_wait};
 use crate::shell::stored_state::StoredState;
 use crate::shell::write_lease::WriteLease;
@@ -49,7 +50,8 @@ pub(crate) struct Parts {
     pub(crate) access: Access,
     pub(crate) backend: Arc<dyn RendezvousBackend>,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) entries: Entries,
+    /// The rendezvous' store.
+    pub(crate) store: Arc<dyn Store>,
     pub(crate) inbox: Inbox,
 }
 
@@ -68,7 +70,7 @@ pub(crate) struct HandlerLoop {
     inbox: Inbox,
     jobs: VecDeque<Job>,
     notices: NoticeBoard,
-    entries: Entries,
+    store: Arc<dyn Store>,
     /// The operation in progress; [`Operation::KeepAlive`] between two.
     operation: Operation,
     began_at: Duration,
@@ -96,7 +98,7 @@ impl HandlerLoop {
         let index = group.as_ref().map(|(_, index)| *index);
         Self {
             states: StoredState::new(parts.backend, &parts.settings.run_id),
-            entries: parts.entries,
+            store: parts.store,
             notices: NoticeBoard::new(parts.shared.notices.clone()),
             clock: parts.clock,
             me: parts.me,

@@ -8,6 +8,8 @@ use c10d_store::StoreError;
 use super::HandlerLoop;
 use crate::engine::group::Ask as GroupAsk;
 use crate::engine::{Ask, Reply};
+use crate::shell::board::RoundBoard;
+use crate::shell::round_entry::read_entry;
 use crate::values::error::RendezvousError;
 use crate::values::goal::Operation;
 use crate::values::stored::{Part, Watched, Written};
@@ -42,7 +44,8 @@ impl HandlerLoop {
                 return Ok(Reply::Gone(self.notices.gone()));
             }
             Ask::ReadEntry { round } => {
-                let entry = self.entries.read(round);
+                let board = RoundBoard::of(&self.store, &self.settings.run_id, round);
+                let entry = read_entry(&board);
                 return match entry {
                     Ok(entry) => Ok(Reply::Entry(round, entry)),
                     Err(error) => Err(RendezvousError::connection(&self.settings.run_id, error)),
