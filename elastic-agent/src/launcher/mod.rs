@@ -16,7 +16,6 @@ mod health_port;
 mod hint;
 mod job;
 mod leaving;
-mod live_line;
 mod nccl;
 mod options;
 mod own_address;
