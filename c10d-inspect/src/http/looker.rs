@@ -16,7 +16,7 @@ use super::page;
 use super::routes::Wanted;
 use super::rows::{self, Rows};
 use super::source::{Look, StatusSource};
-use super::summary::Summary;
+use super::summary;
 use super::timeline::{Timeline, unix_ms};
 
 /// How long to wait for a snapshot. A server that is busy with other connections needs milliseconds.
@@ -158,8 +158,8 @@ impl Looker {
         let (events, _) = self.timeline.events();
         let now = unix_ms(SystemTime::now());
         let title = self.options.title();
-        Ok(Answer::json(&Summary::new(
-            &look, title, now, events, &counters,
+        Ok(Answer::json(&summary::status(
+            &look, title, now, &events, &counters,
         )))
     }
 
