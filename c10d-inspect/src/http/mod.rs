@@ -44,7 +44,6 @@ pub use client::{HttpError, HttpRequest, HttpResponse, Target, fetch, fetch_all,
 pub use counters::StoreCounters;
 pub use follow::Followed;
 pub use job_pages::JobPages;
-pub use metrics::{Counter, Gauge, LauncherMetrics};
 pub use options::StatusOptions;
 pub use request_server::{RequestHandler, RequestServer};
 pub use rows::{ClientRow, KeyRow};
@@ -52,4 +51,4 @@ pub use server::StatusServer;
 pub use source::StatusSource;
 pub use status_error::StatusError;
 pub use status_pages::StatusPages;
-pub use timeline::{Event, EventKind, Timeline};
+pub use timeline::{Event, EventKind, RoundSize, Timeline};
