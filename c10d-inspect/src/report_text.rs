@@ -4,8 +4,8 @@
 use c10d_socket::printable;
 
 use crate::report::{
-    Finding, FindingKind, Group, MembershipReport, NodeReport, RankReport, Report, Sureness,
-    WaitFor,
+    Finding, FindingKind, Group, MembershipReport, NodeReport, RankReport, RankSet, Report,
+    Sureness, WaitFor,
 };
 use crate::text::{count, joined};
 
@@ -160,18 +160,19 @@ fn label_of(finding: &Finding) -> (&'static str, Tone) {
 
 /// The ranks of a finding, and how long it has lasted. `None` if it names no rank.
 fn ranks_of(finding: &Finding) -> Option<String> {
-    let mut parts = Vec::new();
-    if !finding.culprits.0.is_empty() {
-        parts.push(format!("because of: {}", finding.culprits));
-    }
-    if !finding.waiting.0.is_empty() {
-        parts.push(format!("waiting: {}", finding.waiting));
-    }
+    let culprits = labelled("because of: ", &finding.culprits);
+    let waiting = labelled("waiting: ", &finding.waiting);
+    let mut parts: Vec<String> = culprits.into_iter().chain(waiting).collect();
     if parts.is_empty() {
         return None;
     }
     parts.extend(finding.age_ms.map(|age| format!("for {}", age_text(age))));
     Some(parts.join("; "))
+}
+
+/// The ranks behind a label; `None` if there are none.
+fn labelled(label: &str, ranks: &RankSet) -> Option<String> {
+    (!ranks.0.is_empty()).then(|| format!("{label}{ranks}"))
 }
 
 fn write_suspects(report: &Report, lines: &mut Lines) {
@@ -186,24 +187,19 @@ fn write_suspects(report: &Report, lines: &mut Lines) {
 fn write_rank(report: &Report, rank: &RankReport, lines: &mut Lines) {
     lines.paragraph("", Tone::Plain, &rank_text(rank));
     let connections: Vec<String> = rank.connections.iter().map(ToString::to_string).collect();
+    let connections = Some(connections.join(", ")).filter(|text| !text.is_empty());
+    let since = rank.waits_ms.map(|age| format!("{} ago", age_text(age)));
+    let node = rank.node_rank.map(|node| node.to_string());
     let socket = rank.debug_socket.as_ref();
+    let socket = socket.map(|path| path.to_string_lossy().into_owned());
     let facts = [
         ("waits for", rank.waits_for.clone()),
-        (
-            "since",
-            rank.waits_ms.map(|age| format!("{} ago", age_text(age))),
-        ),
-        ("node", rank.node_rank.map(|node| node.to_string())),
+        ("since", since),
+        ("node", node),
         ("known by", sureness_text(rank.sureness).map(str::to_owned)),
-        (
-            "connections",
-            Some(connections.join(", ")).filter(|text| !text.is_empty()),
-        ),
+        ("connections", connections),
         ("debug server", rank.debug_url.clone()),
-        (
-            "debug socket",
-            socket.map(|path| path.to_string_lossy().into_owned()),
-        ),
+        ("debug socket", socket),
     ];
     for (label, fact) in facts {
         fact.iter()
@@ -259,79 +255,58 @@ pub(crate) fn membership_text(group: &MembershipReport) -> String {
 
 /// One rank in one line, as in "rank 2 on vm, pid 4711: has not connected; last request 25 s ago: Add /init/".
 fn rank_text(rank: &RankReport) -> String {
-    let mut text = format!("rank {}", rank.rank);
-    if let Some(host) = &rank.host {
-        text.push_str(&format!(" on {host}"));
-    } else if let Some(node) = rank.node_rank {
-        text.push_str(&format!(" on node {node}"));
+    let place = match (&rank.host, rank.node_rank) {
+        (Some(host), _) => format!(" on {host}"),
+        (None, Some(node)) => format!(" on node {node}"),
+        (None, None) => String::new(),
+    };
+    let pid = rank.pid.map(|pid| format!(", pid {pid}"));
+    let name = format!("rank {}{place}{}", rank.rank, pid.unwrap_or_default());
+    let age = rank
+        .last_request_ms
+        .map(|age| format!(" {} ago", age_text(age)));
+    let age = age.unwrap_or_default();
+    let last = rank.last_request.as_ref();
+    let last = last.map(|request| format!("last request{age}: {request}"));
+    let doing = Some(rank.doing.clone()).filter(|doing| !doing.is_empty());
+    let facts: Vec<String> = doing.into_iter().chain(last).collect();
+    match facts.is_empty() {
+        true => name,
+        false => format!("{name}: {}", facts.join("; ")),
     }
-    if let Some(pid) = rank.pid {
-        text.push_str(&format!(", pid {pid}"));
-    }
-    let mut facts = Vec::new();
-    if !rank.doing.is_empty() {
-        facts.push(rank.doing.clone());
-    }
-    if let Some(request) = &rank.last_request {
-        let age = rank
-            .last_request_ms
-            .map(|age| format!(" {} ago", age_text(age)));
-        facts.push(format!(
-            "last request{}: {request}",
-            age.unwrap_or_default()
-        ));
-    }
-    if !facts.is_empty() {
-        text.push_str(": ");
-        text.push_str(&facts.join("; "));
-    }
-    text
 }
 
 fn group_text(group: &Group) -> String {
+    let (name, kind, arrived) = (&group.name, &group.kind, group.arrived);
     let size = group.size.map(|size| format!(" of {size}"));
-    let mut text = format!(
-        "group {} ({}): {}{} arrived",
-        group.name,
-        group.kind,
-        group.arrived,
-        size.unwrap_or_default()
-    );
-    if !group.missing.0.is_empty() {
-        text.push_str(&format!("; missing of the group: {}", group.missing));
-    }
-    text
+    let size = size.unwrap_or_default();
+    let missing = labelled("; missing of the group: ", &group.missing);
+    let missing = missing.unwrap_or_default();
+    format!("group {name} ({kind}): {arrived}{size} arrived{missing}")
 }
 
 fn wait_text(wait: &WaitFor) -> String {
-    let mut text = wait.key.clone();
-    if !wait.meaning.is_empty() && !wait.meaning.contains(&wait.key) {
-        text.push_str(&format!(" ({})", wait.meaning));
-    }
-    let connections = match wait.connections {
-        1 => "1 connection".to_owned(),
-        count => format!("{count} connections"),
-    };
-    text.push_str(&format!(": {connections} for {}", age_text(wait.age_ms)));
-    if !wait.ranks.0.is_empty() {
-        text.push_str(&format!(", {}", wait.ranks));
-    }
-    text
+    let is_told = wait.meaning.is_empty() || wait.meaning.contains(&wait.key);
+    let meaning = (!is_told).then(|| format!(" ({})", wait.meaning));
+    format!(
+        "{}{}: {} for {}{}",
+        wait.key,
+        meaning.unwrap_or_default(),
+        count(wait.connections, "connection"),
+        age_text(wait.age_ms),
+        labelled(", ", &wait.ranks).unwrap_or_default()
+    )
 }
 
 fn node_text(node: &NodeReport) -> String {
-    let name = match node.node_rank {
-        Some(rank) => format!("node {rank}, {}", node.host),
-        None => node.host.clone(),
-    };
-    let ranks = match node.ranks.0.is_empty() {
-        true => String::new(),
-        false => format!(", {}", node.ranks),
-    };
-    let age = age_text(node.announced_ms);
+    let rank = node.node_rank.map(|rank| format!("node {rank}, "));
     format!(
-        "{name}: launcher pid {}{ranks}; last heard of {age} ago",
-        node.pid
+        "{}{}: launcher pid {}{}; last heard of {} ago",
+        rank.unwrap_or_default(),
+        node.host,
+        node.pid,
+        labelled(", ", &node.ranks).unwrap_or_default(),
+        age_text(node.announced_ms)
     )
 }
 

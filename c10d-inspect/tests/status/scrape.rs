@@ -118,6 +118,7 @@ fn a_prometheus_client_reads_a_scrape() {
             "c10d_store_",
             "c10d_job_",
             "c10d_run_",
+            "c10d_rendezvous_",
             "c10d_build",
             "process_",
         ];
