@@ -24,8 +24,7 @@ const STATES: [(RankState, char, &str, Color); 7] = [
 ];
 
 /// What the keys do, and what the letters mean.
-const HELP: &str = "\
-  arrows, hjkl    select a rank
+const HELP: &str = "  arrows, hjkl    select a rank
   Enter, Esc      open the rank, go back
   Tab             change between grid and table
   /               search a rank, host, pid or key

@@ -125,6 +125,7 @@ fn the_help_explains_keys_and_letters_until_the_next_key() {
     press(&mut top, &[Key::Char('?')]);
     let text = lines_of(&draw_on(&top, 100, 30, true)).join("\n");
     for part in [
+        "  arrows, hjkl    select a rank",
         "  Tab             change between grid and table",
         "  ? not seen      nothing is known of it: it has never connected",
         "  . idle          connected, and asks the store for nothing",
