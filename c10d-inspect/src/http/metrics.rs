@@ -237,7 +237,7 @@ fn job_values(text: &mut Text, report: &Report, age: Duration) {
     }
 }
 
-/// What a launcher has added to the time line, if one serves this store.
+/// Writes the metrics of the launcher that serves this store, if one does.
 fn launcher_values(text: &mut Text, timeline: &Timeline) {
     let Some((counts, round)) = timeline.of_launcher() else {
         return;

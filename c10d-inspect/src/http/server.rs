@@ -144,7 +144,7 @@ impl StatusServer {
         }
     }
 
-    /// The events that the page shows, and of which those of a launcher are counted as metrics.
+    /// The events that the page shows. The metrics count the events of a launcher.
     #[must_use]
     pub fn timeline(&self) -> &Timeline {
         &self.timeline

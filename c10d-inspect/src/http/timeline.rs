@@ -124,7 +124,8 @@ struct Log {
     is_stuck: bool,
     /// The nodes of the last report: whether each was connected, and its restarts.
     nodes: BTreeMap<(String, Option<usize>), (bool, usize)>,
-    /// What a launcher has added, if it has, so that the events of its nodes would be there twice.
+    /// The number of events of each kind that a launcher has added, and its round. `None` without a launcher, whose events
+    /// about its nodes would otherwise be there twice.
     launcher: Option<(BTreeMap<EventKind, u64>, RoundSize)>,
 }
 

@@ -47,7 +47,7 @@ pub(super) fn stuck(world: usize, missing: usize) -> Answer {
     }
 }
 
-/// A screen of so many columns and lines that shows this answer.
+/// A screen of this size that shows an answer.
 pub(super) fn shown(answer: Answer, columns: usize, lines: usize) -> Top {
     let mut top = Top::default();
     top.resize((columns, lines));

@@ -77,7 +77,7 @@ struct Shared {
 
 #[derive(Debug)]
 enum Message {
-    Started(StartedWorkers),
+    Started(Box<StartedWorkers>),
     Stopping,
     End,
 }
@@ -130,7 +130,9 @@ impl Feature for Explainer {
         let shared = Arc::clone(&self.shared);
         Some(Arc::new(move |event| {
             let message = match event {
-                AgentEvent::WorkersStarted(started) => Message::Started((*started).clone()),
+                AgentEvent::WorkersStarted(started) => {
+                    Message::Started(Box::new((*started).clone()))
+                }
                 AgentEvent::Stopping => Message::Stopping,
                 AgentEvent::WorkerFailed(_) => {
                     shared.announcements.flush(FLUSH_TIMEOUT);
