@@ -88,7 +88,7 @@ fn title(top: &Top, now: Duration) -> Line<'static> {
     Line::from(vec![span(&name, BOLD), span(&text, style)])
 }
 
-/// A line of the report.
+/// Styles the parts of a line by their tones.
 fn report_line(line: &[(Tone, String)]) -> Line<'static> {
     let style = |tone| match tone {
         Tone::Bad => BAD,
