@@ -4,10 +4,13 @@
 //! All texts are free of control characters; no text contains a value of the store.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+
+use crate::text;
 
 /// What is known about a job at one moment. Ages are in milliseconds at that moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -47,14 +50,12 @@ impl Report {
     /// Where the workers are of which this report says nothing, because their nodes only meet at its store.
     #[must_use]
     pub fn stores_elsewhere(&self) -> &[WorkersStore] {
-        stores_elsewhere(self.is_stuck, &self.workers_stores)
+        // Nodes that wait for others have no workers at present.
+        match self.is_stuck {
+            true => &[],
+            false => &self.workers_stores,
+        }
     }
-}
-
-/// The stores to ask for the workers, of those that a rendezvous names.
-pub(crate) fn stores_elsewhere(is_stuck: bool, stores: &[WorkersStore]) -> &[WorkersStore] {
-    // Nodes that wait for others have no workers at present.
-    if is_stuck { &[] } else { stores }
 }
 
 /// The store that the workers of a run use, as the rendezvous of its nodes names it.
@@ -136,6 +137,16 @@ impl Finding {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RankSet(pub BTreeSet<usize>);
+
+/// "rank 2", "ranks 1 and 3", "ranks 0-4095 and 4100", at most 8 ranges; nothing if there are none.
+impl fmt::Display for RankSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.is_empty() {
+            true => Ok(()),
+            false => f.write_str(&text::ranks(&self.0)),
+        }
+    }
+}
 
 /// What a finding is about, for programs. Its text is for people.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -1,13 +1,13 @@
-//! A report about a job as text, for a terminal or a log: the answer in the first line, details below.
-
-use std::fmt::Write as _;
+//! A report about a job as text: the answer in the first line, details below. A log, a terminal and the screen of `c10d
+//! top` have the same lines.
 
 use c10d_socket::printable;
 
 use crate::report::{
-    Finding, FindingKind, Group, MembershipReport, NodeReport, RankReport, Report, WaitFor,
+    Finding, FindingKind, Group, MembershipReport, NodeReport, RankReport, RankSet, Report,
+    Sureness, WaitFor,
 };
-use crate::text::{count, joined, ranks};
+use crate::text::{count, joined};
 
 /// The width of [`TextStyle::PLAIN`]: longer lines of a log are hard to read.
 const COLUMNS_DEFAULT: usize = 100;
@@ -15,7 +15,7 @@ const COLUMNS_DEFAULT: usize = 100;
 /// The most entries of one list: more would push the first line off the screen.
 const ENTRIES_MAX: usize = 8;
 
-/// The most departures of a group, whose line is on one of the screen of `c10d top`.
+/// The most departures of a group that its line names.
 const DEPARTURES_MAX: usize = 3;
 
 /// How to write a report.
@@ -39,17 +39,55 @@ impl TextStyle {
     }
 }
 
+/// The role of a part of a line, which decides its color.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tone {
+    /// The text itself.
+    Plain,
+    /// A cause, or the answer for a job that makes no progress.
+    Bad,
+    /// The answer for any other job.
+    Good,
+    /// Less important than the text itself.
+    Dim,
+}
+
+/// A line as its parts, without a newline.
+pub type TextLine = Vec<(Tone, String)>;
+
 impl Report {
     /// The report as lines for a terminal or a log: the answer in the first one, details below. Safe to print, whoever
     /// sent the report: what is not printable is escaped. Lists are cut to 8 entries.
     #[must_use]
     pub fn to_text(&self, style: TextStyle) -> String {
-        let mut lines = Lines {
-            style,
-            text: String::new(),
-        };
+        let mut text = String::new();
+        for line in self.lines(style.columns) {
+            for (tone, part) in line {
+                match tone.escape().filter(|_| style.has_colors) {
+                    Some(escape) => text.push_str(&format!("{escape}{part}\x1b[0m")),
+                    None => text.push_str(&part),
+                }
+            }
+            text.push('\n');
+        }
+        text
+    }
+
+    /// The lines of [`to_text`](Self::to_text) of at most `columns` characters, without colors.
+    #[must_use]
+    pub fn lines(&self, columns: usize) -> Vec<TextLine> {
+        let mut lines = Lines::new(columns);
         write_report(self, &mut lines);
-        lines.text
+        lines.lines
+    }
+
+    /// All that is known of one of the [`ranks`](Self::ranks), and the findings that name it. As safe to print as
+    /// [`to_text`](Self::to_text).
+    #[must_use]
+    pub fn rank_lines(&self, rank: &RankReport, columns: usize) -> Vec<TextLine> {
+        let mut lines = Lines::new(columns);
+        write_rank(self, rank, &mut lines);
+        lines.lines
     }
 
     /// The first line of [`to_text`](Self::to_text), not wrapped.
@@ -60,12 +98,11 @@ impl Report {
 }
 
 fn write_report(report: &Report, lines: &mut Lines) {
-    let color = if report.is_stuck {
-        Color::Bad
-    } else {
-        Color::Good
+    let tone = match report.is_stuck {
+        true => Tone::Bad,
+        false => Tone::Good,
     };
-    lines.paragraph("", color, &report.headline);
+    lines.paragraph("", tone, &report.headline);
     write_findings(report, lines);
     write_suspects(report, lines);
 
@@ -95,7 +132,7 @@ fn write_findings(report: &Report, lines: &mut Lines) {
         && first.text == report.headline
     {
         if let Some(ranks) = ranks_of(first) {
-            lines.paragraph("  ", Color::Dim, &ranks);
+            lines.paragraph("  ", Tone::Dim, &ranks);
         }
         findings = rest;
     }
@@ -103,33 +140,29 @@ fn write_findings(report: &Report, lines: &mut Lines) {
         lines.blank();
     }
     for finding in findings.iter().take(ENTRIES_MAX) {
-        let (label, color) = label_of(finding);
-        lines.labelled(label, color, &finding.text);
+        let (label, tone) = label_of(finding);
+        lines.labelled(label, tone, &finding.text);
         if let Some(ranks) = ranks_of(finding) {
-            lines.paragraph(LABEL_INDENT, Color::Dim, &ranks);
+            lines.paragraph(LABEL_INDENT, Tone::Dim, &ranks);
         }
     }
     lines.rest(findings.len());
 }
 
 /// What a finding is to the reader.
-fn label_of(finding: &Finding) -> (&'static str, Color) {
+fn label_of(finding: &Finding) -> (&'static str, Tone) {
     match finding.kind {
-        _ if finding.is_consequence => ("consequence", Color::Dim),
-        FindingKind::NotInTheStore | FindingKind::ConnectedDirectly => ("note", Color::Dim),
-        _ => ("cause", Color::Bad),
+        _ if finding.is_consequence => ("consequence", Tone::Dim),
+        FindingKind::NotInTheStore | FindingKind::ConnectedDirectly => ("note", Tone::Dim),
+        _ => ("cause", Tone::Bad),
     }
 }
 
 /// The ranks of a finding, and how long it has lasted. `None` if it names no rank.
 fn ranks_of(finding: &Finding) -> Option<String> {
-    let mut parts = Vec::new();
-    if !finding.culprits.0.is_empty() {
-        parts.push(format!("because of: {}", ranks(&finding.culprits.0)));
-    }
-    if !finding.waiting.0.is_empty() {
-        parts.push(format!("waiting: {}", ranks(&finding.waiting.0)));
-    }
+    let culprits = labelled("because of: ", &finding.culprits);
+    let waiting = labelled("waiting: ", &finding.waiting);
+    let mut parts: Vec<String> = culprits.into_iter().chain(waiting).collect();
     if parts.is_empty() {
         return None;
     }
@@ -137,12 +170,57 @@ fn ranks_of(finding: &Finding) -> Option<String> {
     Some(parts.join("; "))
 }
 
+/// The ranks behind a label; `None` if there are none.
+fn labelled(label: &str, ranks: &RankSet) -> Option<String> {
+    (!ranks.0.is_empty()).then(|| format!("{label}{ranks}"))
+}
+
 fn write_suspects(report: &Report, lines: &mut Lines) {
     let suspects: Vec<&RankReport> = report.ranks.iter().filter(|r| r.is_suspect).collect();
     lines.list("Suspects", &suspects, |rank| rank_text(rank));
     let has_stack = |rank: &&RankReport| rank.debug_url.is_some() || rank.debug_socket.is_some();
     if suspects.iter().any(has_stack) {
-        lines.paragraph("  ", Color::Dim, "their Python stacks: c10d stacks");
+        lines.paragraph("  ", Tone::Dim, "their Python stacks: c10d stacks");
+    }
+}
+
+fn write_rank(report: &Report, rank: &RankReport, lines: &mut Lines) {
+    lines.paragraph("", Tone::Plain, &rank_text(rank));
+    let connections: Vec<String> = rank.connections.iter().map(ToString::to_string).collect();
+    let connections = Some(connections.join(", ")).filter(|text| !text.is_empty());
+    let since = rank.waits_ms.map(|age| format!("{} ago", age_text(age)));
+    let node = rank.node_rank.map(|node| node.to_string());
+    let socket = rank.debug_socket.as_ref();
+    let socket = socket.map(|path| path.to_string_lossy().into_owned());
+    let facts = [
+        ("waits for", rank.waits_for.clone()),
+        ("since", since),
+        ("node", node),
+        ("known by", sureness_text(rank.sureness).map(str::to_owned)),
+        ("connections", connections),
+        ("debug server", rank.debug_url.clone()),
+        ("debug socket", socket),
+    ];
+    for (label, fact) in facts {
+        fact.iter()
+            .for_each(|fact| lines.labelled(label, Tone::Dim, fact));
+    }
+    for finding in &report.findings {
+        if finding.culprits.0.contains(&rank.rank) {
+            lines.labelled("cause of", Tone::Bad, &finding.text);
+        } else if finding.waiting.0.contains(&rank.rank) {
+            lines.labelled("held up by", Tone::Dim, &finding.text);
+        }
+    }
+}
+
+/// How it is known which process has a rank.
+const fn sureness_text(sureness: Sureness) -> Option<&'static str> {
+    match sureness {
+        Sureness::Launched => Some("its launcher"),
+        Sureness::Claimed => Some("its own key"),
+        Sureness::SameProcess => Some("another connection of the same process"),
+        Sureness::Unknown => None,
     }
 }
 
@@ -177,82 +255,58 @@ pub(crate) fn membership_text(group: &MembershipReport) -> String {
 
 /// One rank in one line, as in "rank 2 on vm, pid 4711: has not connected; last request 25 s ago: Add /init/".
 fn rank_text(rank: &RankReport) -> String {
-    let mut text = format!("rank {}", rank.rank);
-    if let Some(host) = &rank.host {
-        text.push_str(&format!(" on {host}"));
-    } else if let Some(node) = rank.node_rank {
-        text.push_str(&format!(" on node {node}"));
+    let place = match (&rank.host, rank.node_rank) {
+        (Some(host), _) => format!(" on {host}"),
+        (None, Some(node)) => format!(" on node {node}"),
+        (None, None) => String::new(),
+    };
+    let pid = rank.pid.map(|pid| format!(", pid {pid}"));
+    let name = format!("rank {}{place}{}", rank.rank, pid.unwrap_or_default());
+    let age = rank
+        .last_request_ms
+        .map(|age| format!(" {} ago", age_text(age)));
+    let age = age.unwrap_or_default();
+    let last = rank.last_request.as_ref();
+    let last = last.map(|request| format!("last request{age}: {request}"));
+    let doing = Some(rank.doing.clone()).filter(|doing| !doing.is_empty());
+    let facts: Vec<String> = doing.into_iter().chain(last).collect();
+    match facts.is_empty() {
+        true => name,
+        false => format!("{name}: {}", facts.join("; ")),
     }
-    if let Some(pid) = rank.pid {
-        text.push_str(&format!(", pid {pid}"));
-    }
-    let mut facts = Vec::new();
-    if !rank.doing.is_empty() {
-        facts.push(rank.doing.clone());
-    }
-    if let Some(request) = &rank.last_request {
-        let age = rank
-            .last_request_ms
-            .map(|age| format!(" {} ago", age_text(age)));
-        facts.push(format!(
-            "last request{}: {request}",
-            age.unwrap_or_default()
-        ));
-    }
-    if !facts.is_empty() {
-        text.push_str(": ");
-        text.push_str(&facts.join("; "));
-    }
-    text
 }
 
 fn group_text(group: &Group) -> String {
+    let (name, kind, arrived) = (&group.name, &group.kind, group.arrived);
     let size = group.size.map(|size| format!(" of {size}"));
-    let mut text = format!(
-        "group {} ({}): {}{} arrived",
-        group.name,
-        group.kind,
-        group.arrived,
-        size.unwrap_or_default()
-    );
-    if !group.missing.0.is_empty() {
-        text.push_str(&format!(
-            "; missing of the group: {}",
-            ranks(&group.missing.0)
-        ));
-    }
-    text
+    let size = size.unwrap_or_default();
+    let missing = labelled("; missing of the group: ", &group.missing);
+    let missing = missing.unwrap_or_default();
+    format!("group {name} ({kind}): {arrived}{size} arrived{missing}")
 }
 
 fn wait_text(wait: &WaitFor) -> String {
-    let mut text = wait.key.clone();
-    if !wait.meaning.is_empty() && !wait.meaning.contains(&wait.key) {
-        text.push_str(&format!(" ({})", wait.meaning));
-    }
-    let connections = match wait.connections {
-        1 => "1 connection".to_owned(),
-        count => format!("{count} connections"),
-    };
-    text.push_str(&format!(": {connections} for {}", age_text(wait.age_ms)));
-    if !wait.ranks.0.is_empty() {
-        text.push_str(&format!(", {}", ranks(&wait.ranks.0)));
-    }
-    text
+    let is_told = wait.meaning.is_empty() || wait.meaning.contains(&wait.key);
+    let meaning = (!is_told).then(|| format!(" ({})", wait.meaning));
+    format!(
+        "{}{}: {} for {}{}",
+        wait.key,
+        meaning.unwrap_or_default(),
+        count(wait.connections, "connection"),
+        age_text(wait.age_ms),
+        labelled(", ", &wait.ranks).unwrap_or_default()
+    )
 }
 
 fn node_text(node: &NodeReport) -> String {
-    let name = match node.node_rank {
-        Some(rank) => format!("node {rank}, {}", node.host),
-        None => node.host.clone(),
-    };
-    let ranks = match node.ranks.0.is_empty() {
-        true => String::new(),
-        false => format!(", {}", ranks(&node.ranks.0)),
-    };
-    let age = age_text(node.announced_ms);
+    let rank = node.node_rank.map(|rank| format!("node {rank}, "));
     format!(
-        "{name}: launcher pid {}{ranks}; last heard of {age} ago",
-        node.pid
+        "{}{}: launcher pid {}{}; last heard of {} ago",
+        rank.unwrap_or_default(),
+        node.host,
+        node.pid,
+        labelled(", ", &node.ranks).unwrap_or_default(),
+        age_text(node.announced_ms)
     )
 }
 
@@ -268,21 +322,14 @@ pub fn age_text(milliseconds: u64) -> String {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Color {
-    None,
-    Bad,
-    Good,
-    Dim,
-}
-
-impl Color {
-    const fn start(self) -> &'static str {
+impl Tone {
+    /// The escape sequence that begins its color.
+    const fn escape(self) -> Option<&'static str> {
         match self {
-            Self::None => "",
-            Self::Bad => "\x1b[1;31m",
-            Self::Good => "\x1b[32m",
-            Self::Dim => "\x1b[2m",
+            Self::Plain => None,
+            Self::Bad => Some("\x1b[1;31m"),
+            Self::Good => Some("\x1b[32m"),
+            Self::Dim => Some("\x1b[2m"),
         }
     }
 }
@@ -291,33 +338,39 @@ const LABEL_INDENT: &str = "               ";
 
 /// Collects wrapped lines. Every text that is written here is made printable.
 struct Lines {
-    style: TextStyle,
-    text: String,
+    columns: usize,
+    lines: Vec<TextLine>,
 }
 
 impl Lines {
+    const fn new(columns: usize) -> Self {
+        Self {
+            columns,
+            lines: Vec::new(),
+        }
+    }
+
     fn blank(&mut self) {
-        self.text.push('\n');
+        self.lines.push(TextLine::new());
     }
 
     /// A text in lines that start with `indent`.
-    fn paragraph(&mut self, indent: &str, color: Color, text: &str) {
-        let room = self.style.columns.saturating_sub(indent.len());
-        for line in wrapped(&safe(text), room) {
-            self.line(indent, color, &line);
+    fn paragraph(&mut self, indent: &str, tone: Tone, text: &str) {
+        for line in wrapped(&safe(text), self.columns.saturating_sub(indent.len())) {
+            self.line(indent, tone, line);
         }
     }
 
     /// A text beside a label.
-    fn labelled(&mut self, label: &str, color: Color, text: &str) {
+    fn labelled(&mut self, label: &str, tone: Tone, text: &str) {
         let width = LABEL_INDENT.len() - 3;
-        let room = self.style.columns.saturating_sub(LABEL_INDENT.len());
-        for (index, line) in wrapped(&safe(text), room).iter().enumerate() {
+        let room = self.columns.saturating_sub(LABEL_INDENT.len());
+        for (index, line) in wrapped(&safe(text), room).into_iter().enumerate() {
             let shown = if index == 0 { label } else { "" };
-            self.text.push_str("  ");
-            self.colored(color, &format!("{shown:<width$} "));
-            self.text.push_str(line);
-            self.text.push('\n');
+            let label = (tone, format!("{shown:<width$} "));
+            let line = (Tone::Plain, line);
+            self.lines
+                .push(vec![(Tone::Plain, "  ".to_owned()), label, line]);
         }
     }
 
@@ -327,12 +380,12 @@ impl Lines {
             return;
         }
         self.blank();
-        self.line("", Color::None, &format!("{heading}:"));
+        self.line("", Tone::Plain, format!("{heading}:"));
         for item in items.iter().take(ENTRIES_MAX) {
-            let room = self.style.columns.saturating_sub(4);
-            for (index, line) in wrapped(&safe(&text(item)), room).iter().enumerate() {
+            let room = self.columns.saturating_sub(4);
+            for (index, line) in wrapped(&safe(&text(item)), room).into_iter().enumerate() {
                 let indent = if index == 0 { "  " } else { "    " };
-                self.line(indent, Color::None, line);
+                self.line(indent, Tone::Plain, line);
             }
         }
         self.rest(items.len());
@@ -342,24 +395,13 @@ impl Lines {
     fn rest(&mut self, count: usize) {
         match count.checked_sub(ENTRIES_MAX) {
             None | Some(0) => {}
-            Some(more) => self.line("  ", Color::Dim, &format!("and {more} more: see --json")),
+            Some(more) => self.line("  ", Tone::Dim, format!("and {more} more: see --json")),
         }
     }
 
-    fn line(&mut self, indent: &str, color: Color, text: &str) {
-        self.text.push_str(indent);
-        self.colored(color, text);
-        self.text.push('\n');
-    }
-
-    fn colored(&mut self, color: Color, text: &str) {
-        let start = color.start();
-        if start.is_empty() || !self.style.has_colors {
-            self.text.push_str(text);
-            return;
-        }
-        // Writing to a string cannot fail.
-        let _ = write!(self.text, "{start}{text}\x1b[0m");
+    fn line(&mut self, indent: &str, tone: Tone, text: String) {
+        let indent = (Tone::Plain, indent.to_owned());
+        self.lines.push(vec![indent, (tone, text)]);
     }
 }
 
@@ -369,8 +411,7 @@ fn safe(text: &str) -> String {
 }
 
 /// The lines of a text, broken at spaces; a longer word is broken anywhere.
-#[must_use]
-pub fn wrapped(text: &str, columns: usize) -> Vec<String> {
+fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(1);
     let mut lines = Vec::new();
     let mut line = String::new();

@@ -87,18 +87,6 @@ pub(crate) fn numbers(numbers: &BTreeSet<usize>) -> String {
     joined(&words)
 }
 
-/// Whether a rank is in a text that [`ranks`] made. Not known of ranks that it leaves out.
-#[cfg(feature = "http")]
-pub(crate) fn has_rank(text: &str, rank: usize) -> bool {
-    let numbers = text.split_once(' ').map_or("", |(_, numbers)| numbers);
-    let mut ranges = numbers.split(", ").flat_map(|it| it.split(" and "));
-    ranges.any(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let bounds = (first.parse::<usize>(), last.parse::<usize>());
-        matches!(bounds, (Ok(first), Ok(last)) if (first..=last).contains(&rank))
-    })
-}
-
 /// "a", "a and b", "a, b and c".
 pub(crate) fn joined(words: &[String]) -> String {
     match words {
@@ -149,22 +137,6 @@ mod tests {
         let odd = (0..16_384).filter(|rank| rank % 2 == 1).collect();
         assert_eq!(ranks(&odd), "ranks 1, 3, 5, 7, 9, 11, 13, 15 and 8184 more");
         assert_eq!(of(&[usize::MAX]), format!("rank {}", usize::MAX));
-    }
-
-    #[cfg(feature = "http")]
-    #[test]
-    fn a_list_of_ranks_is_read_back() {
-        let lists: [&[usize]; 6] = [&[2], &[1, 3], &[0, 1, 3], &[0, 1, 2, 3, 9], &[5, 6, 7], &[]];
-        for numbers in lists {
-            let numbers: BTreeSet<usize> = numbers.iter().copied().collect();
-            let text = ranks(&numbers);
-            for rank in 0..12 {
-                assert_eq!(has_rank(&text, rank), numbers.contains(&rank), "{text}");
-            }
-        }
-        let odd: BTreeSet<usize> = (0..64).filter(|rank| rank % 2 == 1).collect();
-        assert!(has_rank(&ranks(&odd), 15) && !has_rank(&ranks(&odd), 24));
-        assert!(!has_rank("", 0) && !has_rank("0", 0));
     }
 
     #[test]

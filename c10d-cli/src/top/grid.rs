@@ -45,11 +45,6 @@ impl Grid {
         rank / self.ranks_per_cell
     }
 
-    /// The ranks that share a cell with this one, itself included.
-    pub(super) fn ranks_beside(&self, rank: usize) -> Range<usize> {
-        self.ranks_in(self.cell_of(rank))
-    }
-
     /// The ranks in a cell.
     pub(super) fn ranks_in(&self, cell: usize) -> Range<usize> {
         let first = cell * self.ranks_per_cell;
@@ -71,7 +66,7 @@ mod tests {
                 let covered = (0..grid.cells()).flat_map(|cell| grid.ranks_in(cell));
                 assert!(covered.eq(0..ranks));
                 for rank in 0..ranks.min(100) {
-                    assert!(grid.ranks_beside(rank).contains(&rank));
+                    assert!(grid.ranks_in(grid.cell_of(rank)).contains(&rank));
                 }
             }
         }

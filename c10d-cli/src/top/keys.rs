@@ -1,6 +1,9 @@
 //! The bytes that a terminal sends, as keys. Any split of the bytes gives the same keys.
 
-use super::model::Key;
+use ratatui::crossterm::event::KeyCode;
+
+/// Ctrl-C.
+pub(super) const INTERRUPT: KeyCode = KeyCode::Char('\x03');
 
 const ESCAPE: u8 = 0x1b;
 
@@ -14,13 +17,13 @@ pub(super) struct Keys {
     pending: Vec<u8>,
 }
 
-/// A key, or nothing for a sequence that is none of [`Key`], and the number of its bytes; `None` while more bytes must
+/// A key, or nothing for a sequence that is none of those, and the number of its bytes; `None` while more bytes must
 /// follow.
-type Decoded = Option<(Option<Key>, usize)>;
+type Decoded = Option<(Option<KeyCode>, usize)>;
 
 impl Keys {
     /// The keys that the bytes complete.
-    pub(super) fn take(&mut self, bytes: &[u8]) -> Vec<Key> {
+    pub(super) fn take(&mut self, bytes: &[u8]) -> Vec<KeyCode> {
         self.pending.extend_from_slice(bytes);
         let mut keys = Vec::new();
         while let Some((key, length)) = decode(&self.pending) {
@@ -35,24 +38,23 @@ impl Keys {
 
     /// To be called when nothing has arrived for a while: a lone escape is the key of that name, and other
     /// incomplete sequences are dropped.
-    pub(super) fn idle(&mut self) -> Option<Key> {
+    pub(super) fn idle(&mut self) -> Option<KeyCode> {
         let pending = std::mem::take(&mut self.pending);
-        (pending == [ESCAPE]).then_some(Key::Escape)
+        (pending == [ESCAPE]).then_some(KeyCode::Esc)
     }
 }
 
 fn decode(bytes: &[u8]) -> Decoded {
     match *bytes {
-        [] | [ESCAPE] | [ESCAPE, b'O'] => None,
-        [ESCAPE, b'O', end, ..] => Some((cursor_key(end), 3)),
-        [ESCAPE, b'[', ref rest @ ..] => control_sequence(rest),
+        [] | [ESCAPE] => None,
+        [ESCAPE, b'[' | b'O', ref rest @ ..] => control_sequence(rest),
         // The key of that name, typed before another one.
-        [ESCAPE, ..] => Some((Some(Key::Escape), 1)),
-        [0x03, ..] => Some((Some(Key::Interrupt), 1)),
-        [b'\r' | b'\n', ..] => Some((Some(Key::Enter), 1)),
-        [b'\t', ..] => Some((Some(Key::Tab), 1)),
-        [0x08 | 0x7f, ..] => Some((Some(Key::Backspace), 1)),
-        [byte @ b' '..=b'~', ..] => Some((Some(Key::Char(char::from(byte))), 1)),
+        [ESCAPE, ..] => Some((Some(KeyCode::Esc), 1)),
+        [0x03, ..] => Some((Some(INTERRUPT), 1)),
+        [b'\r' | b'\n', ..] => Some((Some(KeyCode::Enter), 1)),
+        [b'\t', ..] => Some((Some(KeyCode::Tab), 1)),
+        [0x08 | 0x7f, ..] => Some((Some(KeyCode::Backspace), 1)),
+        [byte @ b' '..=b'~', ..] => Some((Some(KeyCode::Char(char::from(byte))), 1)),
         [0..0x80, ..] => Some((None, 1)),
         _ => character(bytes),
     }
@@ -64,33 +66,26 @@ fn control_sequence(bytes: &[u8]) -> Decoded {
     let is_last = |byte: &u8| !(0x20..0x40).contains(byte);
     let end = bytes.iter().position(is_last)?;
     let key = match (&bytes[..end], bytes[end]) {
-        (b"1" | b"7", b'~') => Some(Key::Home),
-        (b"4" | b"8", b'~') => Some(Key::End),
-        (b"5", b'~') => Some(Key::PageUp),
-        (b"6", b'~') => Some(Key::PageDown),
-        (b"", letter) => cursor_key(letter),
+        (b"1" | b"7", b'~') => Some(KeyCode::Home),
+        (b"4" | b"8", b'~') => Some(KeyCode::End),
+        (b"5", b'~') => Some(KeyCode::PageUp),
+        (b"6", b'~') => Some(KeyCode::PageDown),
+        (b"", b'A') => Some(KeyCode::Up),
+        (b"", b'B') => Some(KeyCode::Down),
+        (b"", b'C') => Some(KeyCode::Right),
+        (b"", b'D') => Some(KeyCode::Left),
+        (b"", b'H') => Some(KeyCode::Home),
+        (b"", b'F') => Some(KeyCode::End),
         _ => None,
     };
     Some((key, INTRODUCER + end + 1))
-}
-
-const fn cursor_key(letter: u8) -> Option<Key> {
-    Some(match letter {
-        b'A' => Key::Up,
-        b'B' => Key::Down,
-        b'C' => Key::Right,
-        b'D' => Key::Left,
-        b'H' => Key::Home,
-        b'F' => Key::End,
-        _ => return None,
-    })
 }
 
 /// A character of several bytes.
 fn character(bytes: &[u8]) -> Decoded {
     let chunk = bytes.utf8_chunks().next()?;
     if let Some(char) = chunk.valid().chars().next() {
-        let key = Some(Key::Char(char)).filter(|_| !char.is_control());
+        let key = Some(KeyCode::Char(char)).filter(|_| !char.is_control());
         return Some((key, char.len_utf8()));
     }
     match std::str::from_utf8(chunk.invalid()) {
@@ -107,10 +102,9 @@ mod tests {
     const TYPED: &[u8] = b"q\r\n\t\x7f\x08\x03\x1b[A\x1b[B\x1bOC\x1b[D\x1b[5~\x1b[6~\x1b[H\x1b[4~\
         \x1b[1;5C\x1b[200~\x01\x00\xc3\xbc\xff\xc3q\x1b\x1b[Fz\x1bx";
 
-    fn expected() -> Vec<Key> {
-        use Key::{
-            Backspace, Char, Down, End, Enter, Escape, Home, Interrupt, Left, PageDown, PageUp,
-            Right, Tab, Up,
+    fn expected() -> Vec<KeyCode> {
+        use KeyCode::{
+            Backspace, Char, Down, End, Enter, Esc, Home, Left, PageDown, PageUp, Right, Tab, Up,
         };
         vec![
             Char('q'),
@@ -119,7 +113,7 @@ mod tests {
             Tab,
             Backspace,
             Backspace,
-            Interrupt,
+            INTERRUPT,
             Up,
             Down,
             Right,
@@ -130,10 +124,10 @@ mod tests {
             End,
             Char('ü'),
             Char('q'),
-            Escape,
+            Esc,
             End,
             Char('z'),
-            Escape,
+            Esc,
             Char('x'),
         ]
     }
@@ -156,11 +150,11 @@ mod tests {
     fn a_lone_escape_is_a_key_when_nothing_follows() {
         let mut keys = Keys::default();
         assert_eq!(keys.take(b"\x1b"), []);
-        assert_eq!(keys.idle(), Some(Key::Escape));
+        assert_eq!(keys.idle(), Some(KeyCode::Esc));
         assert_eq!(keys.idle(), None);
         assert_eq!(keys.take(b"\x1b[1"), []);
         assert_eq!(keys.idle(), None);
-        assert_eq!(keys.take(b"~"), [Key::Char('~')]);
+        assert_eq!(keys.take(b"~"), [KeyCode::Char('~')]);
     }
 
     #[test]

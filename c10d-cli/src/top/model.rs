@@ -1,45 +1,28 @@
-//! `c10d top` without a terminal: what is shown, what a key does, and what to fetch next.
+//! `c10d top` without a terminal: the selected rank, the order of the ranks, and what a key does.
 //!
-//! Times count from the start of the command. At most one request is in progress.
+//! Ranks are places in the list of the report. Times count from the start of the command.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use c10d_inspect::http::{RankCell, StatusOverview};
-use c10d_inspect::{RankReport, RankState};
+use c10d_inspect::report_text::{TextLine, Tone};
+use c10d_inspect::{RankReport, RankState, Report};
+use ratatui::crossterm::event::KeyCode as Key;
 
-use super::cause::{CauseLine, cause_lines};
 use super::grid::Grid;
+use super::keys::INTERRUPT;
 
-/// How often the state of all ranks is fetched.
-const OVERVIEW_EVERY: Duration = Duration::from_secs(1);
+/// The text of the report takes at most this part of the screen.
+const TEXT_SHARE: usize = 3;
 
-/// The ranks in one request for rows.
-pub(super) const CHUNK: usize = 512;
-
-/// How old the rows on the screen get.
-const ROWS_EVERY: Duration = Duration::from_secs(1);
-
-/// How old rows get that are only sorted or searched: a job of 16,384 ranks takes 32 requests.
-const ALL_ROWS_EVERY: Duration = Duration::from_secs(5);
-
-/// The pause after a failed request.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The title, the counts, and the footer.
+const FIXED_LINES: usize = 1 + 1 + 1;
 
 /// The longest search, in characters.
 const SEARCH_MAX: usize = 64;
 
-/// What the server says about all ranks.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Overview {
-    /// The store that was asked, as `host:port`.
-    pub(super) target: String,
-    pub(super) status: StatusOverview,
-}
-
 /// Greater for ranks that need more attention.
-pub(super) const fn severity(cell: &RankCell) -> u8 {
-    let state = match cell.state {
+pub(super) const fn severity(rank: &RankReport) -> u64 {
+    let state = match rank.state {
         RankState::Lost => 6,
         RankState::NotSeen => 5,
         RankState::Starting => 4,
@@ -48,316 +31,166 @@ pub(super) const fn severity(cell: &RankCell) -> u8 {
         RankState::Idle => 1,
         _ => 0,
     };
-    if cell.is_suspect { state + 10 } else { state }
+    if rank.is_suspect { state + 10 } else { state }
 }
 
-/// Something to fetch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Request {
-    Overview,
-    /// The rows of [`CHUNK`] ranks, from rank `chunk * CHUNK` on.
-    Rows {
-        chunk: usize,
-    },
+/// A report, and the store that it is from, as `host:port`.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Answer {
+    pub(super) server: String,
+    pub(super) report: Report,
 }
 
-/// What came of a request.
-#[derive(Debug)]
-pub(super) enum Answer {
-    Overview(Overview),
-    Rows { chunk: usize, rows: Vec<RankReport> },
-    Failed(String),
-}
+/// An order of the ranks: its name, and what is smallest for the rank that is first.
+pub(super) type Order = (&'static str, fn(&RankReport) -> (u64, &str));
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Key {
-    Up,
-    Down,
-    Left,
-    Right,
-    PageUp,
-    PageDown,
-    Home,
-    End,
-    Enter,
-    Escape,
-    Tab,
-    Backspace,
-    /// Ctrl-C.
-    Interrupt,
-    Char(char),
-}
+/// The orders, the first one by the number.
+pub(super) const ORDERS: [Order; 5] = [
+    ("rank", |_| (0, "")),
+    ("state", |rank| (u64::MAX - severity(rank), "")),
+    ("longest wait", |rank| (longest_first(rank.waits_ms), "")),
+    ("last request", |rank| {
+        (longest_first(rank.last_request_ms), "")
+    }),
+    ("host", |rank| match &rank.host {
+        Some(host) => (0, host),
+        None => (1, ""),
+    }),
+];
 
-#[derive(Debug)]
-pub(super) enum Input {
-    Key(Key),
-    Answer(Answer),
-    /// The size of the terminal.
-    Resize {
-        columns: usize,
-        rows: usize,
-    },
-    /// Time has passed.
-    Tick,
-}
-
-/// What to do after a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Next {
-    Wait,
-    Fetch(Request),
-    Quit,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum View {
-    Grid,
-    Table,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Sort {
-    #[default]
-    Rank,
-    /// Those that need attention first.
-    State,
-    /// The longest wait first.
-    Wait,
-    /// The longest silence first.
-    LastRequest,
-    Host,
-}
-
-impl Sort {
-    /// With their names, in the order of the variants.
-    const ALL: [(Self, &'static str); 5] = [
-        (Self::Rank, "rank"),
-        (Self::State, "state"),
-        (Self::Wait, "longest wait"),
-        (Self::LastRequest, "last request"),
-        (Self::Host, "host"),
-    ];
-
-    const fn next(self) -> Self {
-        Self::ALL[(self as usize + 1) % Self::ALL.len()].0
-    }
-
-    /// Whether the overview is not enough to sort.
-    const fn needs_rows(self) -> bool {
-        !matches!(self, Self::Rank | Self::State)
-    }
-
-    pub(super) const fn name(self) -> &'static str {
-        Self::ALL[self as usize].1
-    }
-}
-
-/// What is known of a rank.
-#[derive(Debug)]
-struct Row {
-    report: RankReport,
-    /// The texts that a search looks into, in lower case.
-    searched: String,
-}
-
-impl Row {
-    fn new(report: RankReport) -> Self {
-        let texts = [
-            report.host.as_deref(),
-            report.waits_for.as_deref(),
-            report.last_request.as_deref(),
-            Some(&*report.doing),
-        ];
-        // A search does not go from one text into the next.
-        let texts: Vec<&str> = texts.into_iter().flatten().collect();
-        let searched = texts.join("\n").to_lowercase();
-        Self { report, searched }
-    }
+fn longest_first(age_ms: Option<u64>) -> u64 {
+    u64::MAX - age_ms.map_or(0, |age| age.saturating_add(1))
 }
 
 /// All that `c10d top` knows.
 #[derive(Debug, Default)]
 pub(super) struct Top {
-    pub(super) overview: Option<Overview>,
-    overview_at: Duration,
-    /// By rank.
-    rows: BTreeMap<usize, Row>,
-    /// When each chunk was fetched.
-    chunks: BTreeMap<usize, Duration>,
-    in_progress: Option<Request>,
-    not_before: Duration,
+    pub(super) answer: Answer,
+    pub(super) answered_at: Duration,
     /// Why the last request failed, until one succeeds.
     pub(super) failure: Option<String>,
-    view: Option<View>,
+    /// Whether the ranks are a table and not a grid, if that has been chosen.
+    has_table: Option<bool>,
     is_detailed: bool,
-    /// The selected rank.
     pub(super) selected: usize,
     /// The first line of the table that is shown, as an index into the order.
     pub(super) first_line: usize,
-    sort: Sort,
-    is_reversed: bool,
+    /// One of [`ORDERS`].
+    pub(super) sort: usize,
+    pub(super) is_reversed: bool,
     /// In lower case.
     pub(super) search: String,
     pub(super) is_searching: bool,
     /// The keys and letters are explained instead of the ranks.
     pub(super) is_helping: bool,
-    columns: usize,
+    pub(super) columns: usize,
     lines: usize,
-    /// The ranks of the table's lines, as of the last change while the table was shown.
+    /// The first lines of the report.
+    pub(super) text: Vec<TextLine>,
+    /// The ranks of the table's lines.
     pub(super) order: Vec<usize>,
-    wanted: (Vec<usize>, Duration),
 }
 
-/// The title, the counts, and the footer.
-const FIXED_LINES: usize = 1 + 1 + 1;
-
 impl Top {
-    pub(super) fn new(columns: usize, lines: usize) -> Self {
-        Self {
-            columns,
-            lines,
-            ..Self::default()
+    /// Takes an answer of the server, or the reason why there is none. What is selected is selected still.
+    pub(super) fn take(&mut self, now: Duration, answer: Result<Answer, String>) {
+        match answer {
+            Ok(answer) => {
+                self.failure = None;
+                self.answered_at = now;
+                let number = self.ranks().get(self.selected).map(|rank| rank.rank);
+                self.answer = answer;
+                let is_selected = |rank: &RankReport| match number {
+                    Some(number) => rank.rank == number,
+                    // The first answer: the rank that is to blame, if any.
+                    None => rank.is_suspect,
+                };
+                self.selected = self.ranks().iter().position(is_selected).unwrap_or(0);
+            }
+            Err(reason) => self.failure = Some(reason),
         }
+        self.refresh();
     }
 
-    /// Takes an input and says what to do next.
-    pub(super) fn step(&mut self, now: Duration, input: Input) -> Next {
-        let is_change = !matches!(input, Input::Tick);
-        match input {
-            Input::Key(Key::Interrupt) => return Next::Quit,
-            Input::Key(Key::Char('q')) if !self.is_searching => return Next::Quit,
-            Input::Key(key) => self.press(key),
-            Input::Answer(answer) => self.take(now, answer),
-            Input::Resize { columns, rows } => {
-                self.columns = columns;
-                self.lines = rows;
-            }
-            Input::Tick => {}
-        }
-        if is_change {
-            self.refresh();
-        }
-        if self.in_progress.is_none()
-            && let Some(request) = self.due(now)
-        {
-            self.in_progress = Some(request);
-            return Next::Fetch(request);
-        }
-        Next::Wait
+    /// Follows the size of the screen, as columns and lines.
+    pub(super) fn resize(&mut self, (columns, lines): (usize, usize)) {
+        (self.columns, self.lines) = (columns, lines);
+        self.refresh();
     }
 
     // What is shown.
 
-    /// How long ago the overview was fetched.
-    pub(super) fn age(&self, now: Duration) -> Duration {
-        now.saturating_sub(self.overview_at)
-    }
-
-    pub(super) fn cells(&self) -> &[RankCell] {
-        self.overview
-            .as_ref()
-            .map_or(&[], |overview| &overview.status.cells)
-    }
-
-    pub(super) fn row(&self, rank: usize) -> Option<&RankReport> {
-        self.rows.get(&rank).map(|row| &row.report)
-    }
-
-    /// Whether the server has been asked for the row of a rank.
-    pub(super) fn has_asked_for(&self, rank: usize) -> bool {
-        self.chunks.contains_key(&(rank / CHUNK))
+    pub(super) fn ranks(&self) -> &[RankReport] {
+        &self.answer.report.ranks
     }
 
     /// The rank whose details fill the screen.
-    pub(super) fn detailed(&self) -> Option<(usize, &RankCell)> {
-        let cell = self.cells().get(self.selected)?;
-        self.is_detailed.then_some((self.selected, cell))
+    pub(super) fn detailed(&self) -> Option<&RankReport> {
+        let rank = self.ranks().get(self.selected)?;
+        self.is_detailed.then_some(rank)
     }
 
     /// Few ranks are a table at first, more than fit on the screen a grid.
-    pub(super) fn view(&self) -> View {
-        let fits = self.cells().len() < self.main_lines();
-        self.view
-            .unwrap_or(if fits { View::Table } else { View::Grid })
-    }
-
-    pub(super) const fn sort(&self) -> (Sort, bool) {
-        (self.sort, self.is_reversed)
-    }
-
-    /// The headline, and the findings that say something else.
-    pub(super) fn cause_lines(&self) -> Vec<CauseLine> {
-        let status = self.overview.as_ref().map(|overview| &overview.status);
-        let none = StatusOverview::default();
-        cause_lines(status.unwrap_or(&none), self.columns, self.lines)
+    pub(super) fn is_table(&self) -> bool {
+        let fits = self.ranks().len() < self.main_lines();
+        self.has_table.unwrap_or(fits)
     }
 
     pub(super) fn grid(&self) -> Grid {
-        Grid::new(self.cells().len(), self.columns, self.main_lines())
+        Grid::new(self.ranks().len(), self.columns, self.main_lines())
     }
 
-    /// Whether a rank matches the search; true without a search. A rank whose row has not been fetched is
-    /// compared by its number only.
+    /// The lines for the grid, the table or the details.
+    pub(super) fn main_lines(&self) -> usize {
+        let taken = FIXED_LINES + self.text.len();
+        self.lines.saturating_sub(taken).max(1)
+    }
+
+    /// The table's lines without its heading.
+    pub(super) fn table_lines(&self) -> usize {
+        self.main_lines().saturating_sub(1).max(1)
+    }
+
+    /// Whether a rank matches the search; true without a search.
     pub(super) fn matches(&self, rank: usize) -> bool {
-        if self.search.is_empty() {
-            return true;
-        }
-        let number = self.search.parse().ok();
-        let row = self.rows.get(&rank);
-        number == Some(rank as u64)
-            || row.is_some_and(|row| {
-                row.searched.contains(&self.search)
-                    || (number.is_some() && row.report.pid.map(u64::from) == number)
-            })
+        let Some(rank) = self.ranks().get(rank).filter(|_| !self.search.is_empty()) else {
+            return self.search.is_empty();
+        };
+        let (host, key, last) = (&rank.host, &rank.waits_for, &rank.last_request);
+        let mut texts = [host, key, last].into_iter().flatten().chain([&rank.doing]);
+        let mut numbers = rank.pid.iter().map(|pid| *pid as usize).chain([rank.rank]);
+        numbers.any(|number| number.to_string() == self.search)
+            || texts.any(|text| text.to_lowercase().contains(&self.search))
     }
 
     fn ordered(&self) -> Vec<usize> {
-        let cells = self.cells();
-        let mut order: Vec<usize> = (0..cells.len())
-            .filter(|rank| self.matches(*rank))
-            .collect();
-        let row = |rank: usize| self.row(rank);
-        // Largest first, unknown last.
-        let descending = |value: Option<u64>| value.map_or(u64::MAX, |value| u64::MAX - 1 - value);
-        let waits = |rank: &usize| descending(row(*rank).and_then(|row| row.waits_ms));
-        let silent = |rank: &usize| descending(row(*rank).and_then(|row| row.last_request_ms));
-        match self.sort {
-            Sort::Rank => {}
-            Sort::State => order.sort_by_key(|rank| u8::MAX - severity(&cells[*rank])),
-            Sort::Wait => order.sort_by_cached_key(waits),
-            Sort::LastRequest => order.sort_by_cached_key(silent),
-            Sort::Host => order.sort_by_cached_key(|rank| {
-                let host = row(*rank).and_then(|row| row.host.as_deref());
-                (host.is_none(), host)
-            }),
-        }
+        let ranks = self.ranks();
+        let matches = (0..ranks.len()).filter(|rank| self.matches(*rank));
+        let mut order: Vec<usize> = matches.collect();
+        order.sort_by_key(|rank| ORDERS[self.sort].1(&ranks[*rank]));
         if self.is_reversed {
             order.reverse();
         }
         order
     }
 
-    /// The lines for the grid, the table or the details.
-    pub(super) fn main_lines(&self) -> usize {
-        let taken = FIXED_LINES + self.cause_lines().len();
-        self.lines.saturating_sub(taken).max(1)
-    }
-
-    /// The table's lines without its heading.
-    fn table_lines(&self) -> usize {
-        self.main_lines().saturating_sub(1).max(1)
-    }
-
     // Keys.
 
-    fn press(&mut self, key: Key) {
-        if self.is_searching {
-            return self.type_search(key);
+    /// Does what a key stands for. Returns whether it ends the command.
+    pub(super) fn press(&mut self, key: Key) -> bool {
+        match key {
+            INTERRUPT => return true,
+            Key::Char('q') if !self.is_searching => return true,
+            _ if self.is_searching => self.type_search(key),
+            // Any key ends the help.
+            _ if self.is_helping => self.is_helping = false,
+            _ => self.command(key),
         }
-        // Any key ends the help.
-        if std::mem::take(&mut self.is_helping) {
-            return;
-        }
+        self.refresh();
+        false
+    }
+
+    fn command(&mut self, key: Key) {
         match key {
             Key::Char('?') => self.is_helping = true,
             Key::Char('/') => {
@@ -365,22 +198,19 @@ impl Top {
                 self.is_detailed = false;
                 self.search.clear();
             }
-            Key::Char('s') => self.sort_by(self.sort.next()),
-            Key::Char('r') => {
-                self.is_reversed = !self.is_reversed;
-                self.show_table();
+            Key::Char('s') => {
+                self.show_table((self.sort + 1) % ORDERS.len(), false);
+                self.order = self.ordered();
+                self.selected = self.order.first().copied().unwrap_or(self.selected);
             }
-            Key::Char('n') => self.select_match(1),
-            Key::Char('N') => self.select_match(-1),
-            Key::Char('g') => self.view = Some(View::Grid),
-            Key::Char('t') => self.show_table(),
-            Key::Tab => match self.view() {
-                View::Grid => self.show_table(),
-                View::Table => self.view = Some(View::Grid),
-            },
+            Key::Char('r') => self.show_table(self.sort, !self.is_reversed),
+            Key::Char('n') => self.select_match(false),
+            Key::Char('N') => self.select_match(true),
+            Key::Char('g') => self.has_table = Some(false),
+            Key::Tab if self.is_table() => self.has_table = Some(false),
+            Key::Char('t') | Key::Tab => self.show_table(self.sort, self.is_reversed),
             Key::Enter => self.open(),
-            Key::Escape => self.leave(),
-            Key::Backspace => self.is_detailed = false,
+            Key::Esc | Key::Backspace => self.leave(),
             Key::Char('k') => self.move_by(Key::Up),
             Key::Char('j') => self.move_by(Key::Down),
             Key::Char('h') => self.move_by(Key::Left),
@@ -389,25 +219,16 @@ impl Top {
         }
     }
 
-    fn sort_by(&mut self, sort: Sort) {
-        self.sort = sort;
-        self.is_reversed = false;
-        self.show_table();
-        self.order = self.ordered();
-        if let Some(first) = self.order.first() {
-            self.selected = *first;
-        }
-    }
-
-    fn show_table(&mut self) {
-        self.view = Some(View::Table);
+    fn show_table(&mut self, sort: usize, is_reversed: bool) {
+        self.has_table = Some(true);
         self.is_detailed = false;
+        (self.sort, self.is_reversed) = (sort, is_reversed);
     }
 
     fn type_search(&mut self, key: Key) {
         match key {
             Key::Enter => self.is_searching = false,
-            Key::Escape => {
+            Key::Esc => {
                 self.is_searching = false;
                 self.search.clear();
             }
@@ -419,24 +240,17 @@ impl Top {
             }
             _ => return,
         }
-        self.follow_search();
-    }
-
-    /// Selects a match if the selected rank is none.
-    fn follow_search(&mut self) {
         if !self.matches(self.selected) {
-            self.select_match(1);
+            self.select_match(false);
         }
     }
 
-    /// Selects the next match, or the one before, from the start again after the end.
-    fn select_match(&mut self, direction: isize) {
-        let count = self.cells().len();
-        let at = |distance: usize| match direction {
-            ..0 => (self.selected + count - distance % count) % count,
-            _ => (self.selected + distance) % count,
-        };
-        if let Some(rank) = (1..=count).map(at).find(|rank| self.matches(*rank)) {
+    /// Selects the next match, or the previous one, from the start again after the end.
+    fn select_match(&mut self, is_backward: bool) {
+        let count = self.ranks().len();
+        let step = if is_backward { count - count.min(1) } else { 1 };
+        let mut others = (1..=count).map(|distance| (self.selected + distance * step) % count);
+        if let Some(rank) = others.find(|rank| self.matches(*rank)) {
             self.selected = rank;
         }
     }
@@ -445,17 +259,13 @@ impl Top {
     /// those that need attention most.
     fn open(&mut self) {
         let grid = self.grid();
-        if self.view() == View::Grid && grid.ranks_per_cell > 1 && !self.is_detailed {
-            let ranks = grid.ranks_beside(self.selected);
-            let worst = ranks
-                .rev()
-                .max_by_key(|rank| self.cells().get(*rank).map(severity));
+        if !self.is_table() && grid.ranks_per_cell > 1 && !self.is_detailed {
+            let beside = grid.ranks_in(grid.cell_of(self.selected)).rev();
+            let worst = beside.max_by_key(|rank| self.ranks().get(*rank).map(severity));
             self.selected = worst.unwrap_or(self.selected);
-            self.sort = Sort::Rank;
-            self.is_reversed = false;
-            self.show_table();
+            self.show_table(0, false);
         } else {
-            self.is_detailed = !self.cells().is_empty();
+            self.is_detailed = !self.ranks().is_empty();
         }
     }
 
@@ -466,154 +276,62 @@ impl Top {
         } else if !self.search.is_empty() {
             self.search.clear();
         } else {
-            self.view = None;
+            self.has_table = None;
         }
     }
 
     fn move_by(&mut self, key: Key) {
-        if self.view() == View::Grid && !self.is_detailed {
-            let grid = self.grid();
-            let line = grid.cells_per_line * grid.ranks_per_cell;
-            let last = self.cells().len().saturating_sub(1);
-            let rank = self.selected;
-            self.selected = match key {
-                Key::Left => rank.saturating_sub(grid.ranks_per_cell),
-                Key::Right => (rank + grid.ranks_per_cell).min(last),
-                Key::Up => rank.checked_sub(line).unwrap_or(rank),
-                Key::Down if rank + line <= last => rank + line,
-                Key::PageUp | Key::Home => 0,
-                Key::PageDown | Key::End => last,
-                _ => rank,
-            };
-            return;
-        }
-        let order = &self.order;
-        let at = order.iter().position(|rank| *rank == self.selected);
+        let grid = self.grid();
+        // The ranks to move along; a step to the side, a line, and a page.
+        let (ranks, step, line, page) = match self.is_table() || self.is_detailed {
+            true => (self.order.clone(), 1, 1, self.table_lines()),
+            false => {
+                let step = grid.ranks_per_cell;
+                let all = (0..self.ranks().len()).collect();
+                (all, step, step * grid.cells_per_line, usize::MAX)
+            }
+        };
+        let last = ranks.len().saturating_sub(1);
+        let at = ranks.iter().position(|rank| *rank == self.selected);
         let at = at.unwrap_or(0);
-        let page = self.table_lines();
         let to = match key {
-            Key::Up | Key::Left => at.saturating_sub(1),
-            Key::Down | Key::Right => at + 1,
+            Key::Left => at.saturating_sub(step),
+            Key::Right => at + step,
+            Key::Up => at.checked_sub(line).unwrap_or(at),
+            Key::Down if at + line > last => at,
+            Key::Down => at + line,
             Key::PageUp => at.saturating_sub(page),
-            Key::PageDown => at + page,
+            Key::PageDown => at.saturating_add(page),
             Key::Home => 0,
-            Key::End => usize::MAX,
+            Key::End => last,
             _ => at,
         };
-        if let Some(rank) = order.get(to.min(order.len().saturating_sub(1))) {
-            self.selected = *rank;
-        }
+        self.selected = ranks.get(to.min(last)).copied().unwrap_or(self.selected);
     }
 
+    /// Makes again what follows from the report, the size and the keys.
     fn refresh(&mut self) {
-        let last = self.cells().len().saturating_sub(1);
-        self.selected = self.selected.min(last);
-        if self.view() == View::Table || self.is_detailed {
-            self.order = self.ordered();
+        self.text = self.answer.report.lines(self.columns);
+        let lines_max = (self.lines / TEXT_SHARE).max(1);
+        if self.text.len() > lines_max {
+            self.text.truncate(lines_max - 1);
+            let rest = "  … c10d why prints the rest".to_owned();
+            self.text.push(vec![(Tone::Dim, rest)]);
         }
-        if self.view() == View::Table {
+        self.order = self.ordered();
+        if self.is_table() {
             self.keep_selection_visible();
         }
-        self.wanted = self.wanted_chunks();
     }
 
+    /// Scrolls the table to the selected rank, or selects the first one if the search hides that.
     fn keep_selection_visible(&mut self) {
-        let order = &self.order;
-        let at = order.iter().position(|rank| *rank == self.selected);
-        let at = match (at, order.first()) {
-            (Some(at), _) => at,
-            // The search hides it.
-            (None, Some(first)) => {
-                self.selected = *first;
-                0
-            }
-            (None, None) => 0,
-        };
+        let at = self.order.iter().position(|rank| *rank == self.selected);
+        let at = at.unwrap_or(0);
+        self.selected = self.order.get(at).copied().unwrap_or(self.selected);
         let lines = self.table_lines();
-        let first_max = order.len().saturating_sub(lines);
+        let first_max = self.order.len().saturating_sub(lines);
         let lowest = (at + 1).saturating_sub(lines);
         self.first_line = self.first_line.clamp(lowest, at).min(first_max.max(lowest));
-    }
-
-    // Data.
-
-    fn take(&mut self, now: Duration, answer: Answer) {
-        self.in_progress = None;
-        match answer {
-            Answer::Overview(overview) => {
-                self.failure = None;
-                self.overview_at = now;
-                self.not_before = now;
-                if self.cells().len() != overview.status.cells.len() {
-                    self.rows.clear();
-                    self.chunks.clear();
-                }
-                if self.overview.is_none() {
-                    // The rank that is to blame, if any.
-                    let mut cells = overview.status.cells.iter();
-                    self.selected = cells.position(|cell| cell.is_suspect).unwrap_or(0);
-                }
-                self.overview = Some(overview);
-            }
-            Answer::Rows { chunk, rows } => {
-                self.failure = None;
-                self.chunks.insert(chunk, now);
-                let known = self.cells().len();
-                let is_asked = |rank: usize| rank < known && rank / CHUNK == chunk;
-                self.rows.retain(|rank, _| rank / CHUNK != chunk);
-                let rows = rows.into_iter().filter(|row| is_asked(row.rank));
-                self.rows.extend(rows.map(|row| (row.rank, Row::new(row))));
-                self.follow_search();
-            }
-            Answer::Failed(reason) => {
-                self.failure = Some(reason);
-                self.not_before = now + RETRY_AFTER;
-            }
-        }
-    }
-
-    /// The request whose answer is missing or too old.
-    fn due(&self, now: Duration) -> Option<Request> {
-        if now < self.not_before {
-            return None;
-        }
-        if self.overview.is_none() || self.age(now) >= OVERVIEW_EVERY {
-            return Some(Request::Overview);
-        }
-        let (chunks, every) = &self.wanted;
-        let is_due = |chunk: &usize| {
-            let at = self.chunks.get(chunk);
-            at.is_none_or(|at| now.saturating_sub(*at) >= *every)
-        };
-        let chunk = chunks.iter().copied().find(is_due)?;
-        Some(Request::Rows { chunk })
-    }
-
-    /// The chunks of rows that the screen needs, and how old they may be.
-    fn wanted_chunks(&self) -> (Vec<usize>, Duration) {
-        let cells = self.cells().len();
-        if cells == 0 {
-            return (Vec::new(), ROWS_EVERY);
-        }
-        if self.detailed().is_some() {
-            return (vec![self.selected / CHUNK], ROWS_EVERY);
-        }
-        let is_table = self.view() == View::Table;
-        if !self.search.is_empty() || (is_table && self.sort.needs_rows()) {
-            let every = match cells <= CHUNK {
-                true => ROWS_EVERY,
-                false => ALL_ROWS_EVERY,
-            };
-            return ((0..cells.div_ceil(CHUNK)).collect(), every);
-        }
-        let mut chunks = vec![self.selected / CHUNK];
-        if is_table {
-            let shown = self.order.iter();
-            let shown = shown.skip(self.first_line).take(self.table_lines());
-            chunks.extend(shown.map(|rank| rank / CHUNK));
-        }
-        chunks.sort_unstable();
-        chunks.dedup();
-        (chunks, ROWS_EVERY)
     }
 }

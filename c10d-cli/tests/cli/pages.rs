@@ -97,19 +97,9 @@ pub(crate) fn stuck_report() -> Value {
 }
 
 #[cfg(all(target_os = "linux", feature = "top"))]
-/// A job of `world` ranks that wait for rank 2, in the form of `/status.json` and `/ranks.json`.
+/// A job of `world` ranks that wait for rank 2, in the form of `/why.json?ranks=all`.
 pub(crate) fn stuck_job(pages: &Pages, world: usize) {
-    let cells: String = (0..world)
-        .map(|rank| if rank == 2 { 'N' } else { 'w' })
-        .collect();
     let text = format!("Waiting for rank 2 (1 of {world}) for 31 s.");
-    pages.set(
-        "/status.json",
-        &json!({
-            "headline": text, "is_stuck": true, "cells": cells,
-            "findings": { "entries": [{ "text": text, "culprits": "2" }], "left_out": 0 }
-        }),
-    );
     let row = |rank: usize| match rank {
         2 => json!({ "rank": 2, "is_suspect": true, "doing": "has never connected" }),
         _ => json!({
@@ -117,6 +107,12 @@ pub(crate) fn stuck_job(pages: &Pages, world: usize) {
             "doing": "waits for rank 2", "waits_ms": 31_000, "last_request_ms": 31_000
         }),
     };
-    let rows: Vec<Value> = (0..world.min(512)).map(row).collect();
-    pages.set("/ranks.json", &rows.into());
+    let ranks: Vec<Value> = (0..world).map(row).collect();
+    let finding = json!({
+        "kind": "never_connected", "text": text, "culprits": [2], "waiting": [], "age_ms": 31_000,
+        "is_consequence": false
+    });
+    let report =
+        json!({ "headline": text, "is_stuck": true, "findings": [finding], "ranks": ranks });
+    pages.set("/why.json", &report);
 }

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use rustix::process::Signal;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -244,30 +243,6 @@ fn a_launcher_on_another_node_explains_too() {
     }
     job.go();
     assert_eq!(nodes.map(|node| node.end().code), [Some(0); 2]);
-}
-
-#[test]
-fn a_rendezvous_that_stands_still_is_explained() {
-    let job = Job::new();
-    let server = Server::start();
-    let endpoint = format!("--rdzv-endpoint={}", server.address);
-    let options = [
-        "--nnodes=3",
-        "--rdzv-backend=c10d",
-        "--rdzv-conf=is_host=0",
-        "--local-addr=127.0.0.1",
-        "--explain-after=1s",
-        &endpoint,
-    ];
-    let node = Running::start(job.command(&options, "exit 0", "log"));
-    job.until_log_has("log", "c10d run: the rendezvous has stood still for ");
-    let log = job.text("log");
-    assert!(
-        log.contains("s: 1 node is in round 0 of run \"none\", 3 needed: 127.0.0.1"),
-        "{log}"
-    );
-    node.signal(Signal::TERM);
-    assert_ne!(node.end().code, Some(0));
 }
 
 /// Answers as PyTorch's debug server of a rank that is in the collective with this number.

@@ -1,11 +1,8 @@
 //! The pages about a job over all of its rounds.
 
-use std::ops::Range;
-
-use super::overview::StatusOverview;
 use super::status_error::StatusError;
 use super::status_pages::StatusPages;
-use crate::RankReport;
+use crate::Report;
 
 /// The pages that answer for a job, whichever of its two stores is named: nodes meet at one, and each round of their workers
 /// may use another. For programs that show a job for as long as it runs.
@@ -25,28 +22,28 @@ impl JobPages {
         }
     }
 
-    /// The pages of the store whose workers the last [`overview`](Self::overview) is about.
+    /// The pages of the store whose workers the last [`report`](Self::report) is about.
     #[must_use]
     pub fn current(&self) -> &StatusPages {
         self.workers.as_ref().unwrap_or(&self.named)
     }
 
-    /// What the workers do at present. Looks for their store again when it does not answer: the next round may have
-    /// another one.
+    /// The report on the workers at present, with all ranks. Looks for their store again when it does not answer: the next
+    /// round may have another one.
     ///
     /// Blocks for up to the timeout of the pages for each of two servers, and twice more for each of up to three stores.
     ///
     /// # Errors
     /// See [`StatusError`]; a later call may succeed.
-    pub fn overview(&mut self) -> Result<StatusOverview, StatusError> {
+    pub fn report(&mut self) -> Result<Report, StatusError> {
         if let Some(pages) = self.workers.take()
-            && let Ok(overview) = overview_of(&pages)
+            && let Ok(report) = report_of(&pages)
         {
             self.workers = Some(pages);
-            return Ok(overview);
+            return Ok(report);
         }
-        let first = overview_of(&self.named)?;
-        match self.named.follow(first.stores_elsewhere(), overview_of)? {
+        let first = report_of(&self.named)?;
+        match self.named.follow(first.stores_elsewhere(), report_of)? {
             None => Ok(first),
             Some(followed) => {
                 self.workers = Some(followed.pages);
@@ -54,18 +51,8 @@ impl JobPages {
             }
         }
     }
-
-    /// The ranks at these places of the list of all ranks. Blocks for up to the timeout of the pages.
-    ///
-    /// # Errors
-    /// See [`StatusError`].
-    pub fn ranks(&self, places: Range<usize>) -> Result<Vec<RankReport>, StatusError> {
-        let (from, count) = (places.start, places.len());
-        let path = format!("/ranks.json?from={from}&count={count}");
-        self.current().get(&path)
-    }
 }
 
-fn overview_of(pages: &StatusPages) -> Result<StatusOverview, StatusError> {
-    pages.get("/status.json")
+fn report_of(pages: &StatusPages) -> Result<Report, StatusError> {
+    pages.get("/why.json?ranks=all")
 }

@@ -9,14 +9,14 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::answer::Answer;
 use super::counters::StoreCounters;
-use super::metrics::{self, Conflicts, LauncherMetrics};
+use super::metrics::{self, Conflicts};
 use super::options::StatusOptions;
 use super::pace;
 use super::page;
 use super::routes::Wanted;
 use super::rows::{self, Rows};
 use super::source::{Look, StatusSource};
-use super::summary::Summary;
+use super::summary;
 use super::timeline::{Timeline, unix_ms};
 
 /// How long to wait for a snapshot. A server that is busy with other connections needs milliseconds.
@@ -37,7 +37,6 @@ pub(super) struct Looker {
     source: Box<dyn StatusSource>,
     options: StatusOptions,
     timeline: Arc<Timeline>,
-    launcher: Arc<LauncherMetrics>,
     conflicts: Conflicts,
     look: Kept<Arc<Look>>,
     /// What the snapshot before cost the store's thread.
@@ -75,13 +74,11 @@ impl Looker {
         source: Box<dyn StatusSource>,
         options: StatusOptions,
         timeline: Arc<Timeline>,
-        launcher: Arc<LauncherMetrics>,
     ) -> Self {
         Self {
             source,
             options,
             timeline,
-            launcher,
             conflicts: Conflicts::default(),
             look: Kept::EMPTY,
             store_time_before: None,
@@ -96,8 +93,9 @@ impl Looker {
         }
         let result = self.source.snapshot(SNAPSHOT_TIMEOUT).map(|snapshot| {
             let at = Instant::now();
-            let (report, explain_time) =
+            let (mut report, explain_time) =
                 with_cpu_time(|| self.source.explain(&snapshot, self.options.explain()));
+            let brief = rows::without_bystanders(&mut report);
             let store_time = snapshot.server_time;
             // The system may have run something else in the middle of it, which makes a single one seem expensive.
             let usual = store_time.min(self.store_time_before.unwrap_or(store_time));
@@ -108,6 +106,7 @@ impl Looker {
             Arc::new(Look {
                 snapshot,
                 report: Arc::new(report),
+                brief,
                 at,
                 store_time,
                 explain_time,
@@ -155,11 +154,11 @@ impl Looker {
     fn status(&mut self) -> Result<Answer, SnapshotError> {
         let look = self.look()?;
         let counters = self.counters()?;
-        let (events, _) = self.timeline.events();
+        let events = self.timeline.events();
         let now = unix_ms(SystemTime::now());
         let title = self.options.title();
-        Ok(Answer::json(&Summary::new(
-            &look, title, now, events, &counters,
+        Ok(Answer::json(&summary::status(
+            &look, title, now, &events, &counters,
         )))
     }
 
@@ -168,11 +167,8 @@ impl Looker {
         let counters = self.counters()?;
         let look = self.look().ok();
         let report = look.as_ref().map(|look| (&*look.report, look.at.elapsed()));
-        let text = metrics::text(&counters, report, &self.conflicts, &self.launcher);
-        Ok(match text {
-            Ok(text) => Answer::new(metrics::CONTENT_TYPE, text),
-            Err(error) => Answer::text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
-        })
+        let text = metrics::text(&counters, report, &self.conflicts, &self.timeline);
+        Ok(Answer::new(metrics::CONTENT_TYPE, text))
     }
 
     pub(super) const fn options(&self) -> &StatusOptions {
@@ -190,11 +186,14 @@ fn with_cpu_time<T>(work: impl FnOnce() -> T) -> (T, Duration) {
 
 fn part(look: &Look, wanted: &Wanted) -> Answer {
     let Look {
-        snapshot, report, ..
+        snapshot,
+        report,
+        brief,
+        ..
     } = look;
     match wanted {
         Wanted::Why { all_ranks: true } => Answer::json(&**report),
-        Wanted::Why { all_ranks: false } => Answer::json(&rows::without_bystanders(report)),
+        Wanted::Why { all_ranks: false } => Answer::json(brief),
         Wanted::Rank(number) => {
             let found: Vec<_> = rows::rank(report, *number).into_iter().collect();
             Answer::json(&found)

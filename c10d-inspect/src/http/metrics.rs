@@ -1,55 +1,18 @@
-//! The metrics of a store, of its job and of this process, and those that a launcher adds, as OpenMetrics text.
+//! The metrics of a store, of its job, of its launcher and of this process, as OpenMetrics text.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::fmt::{Display, Write as _};
 use std::time::Duration;
 
 use c10d_store::Counters;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::{encode_eof, encode_registry};
-use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::Registry;
 
 use super::command::command_name;
 use super::process::ProcessUse;
+use super::timeline::{EventKind, Timeline};
 use crate::{FindingKind, RankState, Report};
-
-pub use prometheus_client::metrics::counter::Counter;
-pub use prometheus_client::metrics::gauge::Gauge;
 
 /// The media type of the text.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-/// The metrics that a launcher adds to those of the store: rounds, restarts, workers.
-#[derive(Debug, Default)]
-pub struct LauncherMetrics {
-    registry: Mutex<Registry>,
-}
-
-impl LauncherMetrics {
-    /// Adds a counter. `name` starts with `c10d_run_` or `c10d_rendezvous_` and has no `_total`, which the text adds.
-    /// `help` is one sentence without its period. Each name may be added once.
-    #[must_use]
-    pub fn counter(&self, name: &'static str, help: &'static str) -> Counter {
-        let counter = Counter::default();
-        self.with(|registry| registry.register(name, help, counter.clone()));
-        counter
-    }
-
-    /// Adds a gauge: a value that goes up and down. For `name` and `help` see [`counter`](Self::counter).
-    #[must_use]
-    pub fn gauge(&self, name: &'static str, help: &'static str) -> Gauge {
-        let gauge = Gauge::default();
-        self.with(|registry| registry.register(name, help, gauge.clone()));
-        gauge
-    }
-
-    fn with<R>(&self, work: impl FnOnce(&mut Registry) -> R) -> R {
-        work(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
 
 /// Counts conflicts: findings of these kinds that the report before did not have.
 #[derive(Debug, Default)]
@@ -92,132 +55,74 @@ pub(super) fn text(
     counters: &Counters,
     report: Option<(&Report, Duration)>,
     conflicts: &Conflicts,
-    launcher: &LauncherMetrics,
-) -> Result<String, fmt::Error> {
-    let mut own = Registry::default();
-    own.register_collector(Box::new(Values(values(counters, report, conflicts))));
-    let mut text = String::new();
-    encode_registry(&mut text, &own)?;
-    launcher.with(|registry| encode_registry(&mut text, registry))?;
-    encode_eof(&mut text)?;
-    Ok(text)
-}
-
-/// One metric: its name, its help, and its values by label.
-#[derive(Debug)]
-struct Metric {
-    name: &'static str,
-    help: &'static str,
-    is_counter: bool,
-    label: Option<&'static str>,
-    values: Vec<(String, f64)>,
-}
-
-impl Metric {
-    fn gauge(name: &'static str, help: &'static str, value: impl Into<Number>) -> Self {
-        Self {
-            name,
-            help,
-            is_counter: false,
-            label: None,
-            values: vec![(String::new(), value.into().0)],
-        }
-    }
-
-    fn counter(name: &'static str, help: &'static str, value: impl Into<Number>) -> Self {
-        Self {
-            is_counter: true,
-            ..Self::gauge(name, help, value)
-        }
-    }
-
-    fn counters<'a>(
-        name: &'static str,
-        help: &'static str,
-        label: &'static str,
-        values: impl IntoIterator<Item = (&'a str, u64)>,
-    ) -> Self {
-        Self {
-            name,
-            help,
-            is_counter: true,
-            label: Some(label),
-            values: values
-                .into_iter()
-                .map(|(value, count)| (value.to_owned(), Number::from(count).0))
-                .collect(),
-        }
-    }
-}
-
-impl Metric {
-    fn encode_value(&self, encoder: &mut MetricEncoder<'_>, value: f64) -> fmt::Result {
-        if self.is_counter {
-            encoder.encode_counter::<NoLabelSet, _, u64>(&value, None)
-        } else {
-            encoder.encode_gauge(&value)
-        }
-    }
-}
-
-/// Every value of Prometheus is a double.
-struct Number(f64);
-
-impl From<u64> for Number {
-    fn from(value: u64) -> Self {
-        #[expect(clippy::cast_precision_loss, reason = "counts beyond 2^53 are rounded")]
-        Self(value as f64)
-    }
-}
-
-impl From<usize> for Number {
-    fn from(value: usize) -> Self {
-        Self::from(value as u64)
-    }
-}
-
-impl From<f64> for Number {
-    fn from(value: f64) -> Self {
-        Self(value)
-    }
-}
-
-impl From<Duration> for Number {
-    fn from(value: Duration) -> Self {
-        Self(value.as_secs_f64())
-    }
-}
-
-fn values(
-    counters: &Counters,
-    report: Option<(&Report, Duration)>,
-    conflicts: &Conflicts,
-) -> Vec<Metric> {
+    timeline: &Timeline,
+) -> String {
+    let mut text = Text::default();
     // A gauge, as the kind "info" is not known to all readers of metrics.
-    let build = Metric {
-        label: Some("version"),
-        values: vec![(env!("CARGO_PKG_VERSION").to_owned(), 1.0)],
-        ..Metric::gauge("c10d_build_info", "The version of the server", 1.0)
-    };
-    let mut metrics = vec![build];
-    metrics.extend(process_values(&ProcessUse::read()));
-    metrics.extend(store_values(counters));
+    let version = [(env!("CARGO_PKG_VERSION"), 1)];
+    let help = "The version of the server";
+    text.metric("c10d_build_info", help, "gauge", Some("version"), version);
+    process_values(&mut text, &ProcessUse::read());
+    store_values(&mut text, counters);
     if let Some((report, age)) = report {
-        metrics.extend(job_values(report, age));
+        job_values(&mut text, report, age);
     }
-    metrics.push(Metric::counters(
+    text.counters(
         "c10d_job_conflicts",
         "Conflicts between ranks that have been found, by kind",
         "kind",
         conflicts.totals(),
-    ));
-    metrics
+    );
+    launcher_values(&mut text, timeline);
+    text.0 + "# EOF\n"
 }
 
-fn store_values(counters: &Counters) -> Vec<Metric> {
-    let requests: Vec<_> = counters
-        .requests
-        .iter()
+/// Metrics, in the format of OpenMetrics 1.0.0. No label's value has a character that it escapes.
+#[derive(Debug, Default)]
+struct Text(String);
+
+impl Text {
+    fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
+        self.metric(name, help, "gauge", None, [("", value)]);
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: impl Display) {
+        self.metric(name, help, "counter", None, [("", value)]);
+    }
+
+    fn counters<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        values: impl IntoIterator<Item = (&'a str, u64)>,
+    ) {
+        self.metric(name, help, "counter", Some(label), values);
+    }
+
+    fn metric<'a, V: Display>(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: &str,
+        label: Option<&str>,
+        values: impl IntoIterator<Item = (&'a str, V)>,
+    ) {
+        let total = if kind == "counter" { "_total" } else { "" };
+        // Writing to a string cannot fail.
+        _ = writeln!(self.0, "# HELP {name} {help}.\n# TYPE {name} {kind}");
+        for (of, value) in values {
+            _ = match label {
+                Some(label) => writeln!(self.0, "{name}{total}{{{label}=\"{of}\"}} {value}"),
+                None => writeln!(self.0, "{name}{total} {value}"),
+            };
+        }
+    }
+}
+
+fn store_values(text: &mut Text, counters: &Counters) {
+    let requests = counters.requests.iter();
+    let requests: Vec<_> = requests
         .map(|(command, count)| (command_name(*command).to_lowercase(), *count))
         .collect();
     let closed = [
@@ -225,189 +130,169 @@ fn store_values(counters: &Counters) -> Vec<Metric> {
         ("failure", counters.closed_by_failure),
         ("refusal", counters.closed_by_refusal),
     ];
-    vec![
-        Metric::gauge(
-            "c10d_store_connections",
-            "Open connections",
-            counters.connections,
-        ),
-        Metric::counter(
-            "c10d_store_connections_opened",
-            "Connections accepted",
-            counters.opened,
-        ),
-        Metric::counters(
-            "c10d_store_connections_closed",
-            "Connections closed: by the peer, by a failure of the network, or refused by the server",
-            "reason",
-            closed,
-        ),
-        Metric::counter(
-            "c10d_store_connections_rejected",
-            "Connections turned away because a limit was reached",
-            counters.rejected,
-        ),
-        Metric::counter(
-            "c10d_store_http_connections",
-            "Connections that speak HTTP",
-            counters.handed_over,
-        ),
-        Metric::counters(
-            "c10d_store_requests",
-            "Requests by command",
-            "op",
-            requests.iter().map(|(name, count)| (name.as_str(), *count)),
-        ),
-        Metric::gauge("c10d_store_keys", "Keys that have a value", counters.keys),
-        Metric::gauge(
-            "c10d_store_stored_bytes",
-            "Bytes of all keys and values",
-            counters.stored_bytes,
-        ),
-        Metric::gauge(
-            "c10d_store_waits",
-            "Connections that wait for a key",
-            counters.waits,
-        ),
-        Metric::counter(
-            "c10d_store_waits_cancelled",
-            "Waits that their clients cancelled, usually after their timeout",
-            counters.waits_cancelled,
-        ),
-        Metric::counter(
-            "c10d_store_received_bytes",
-            "Bytes received from clients",
-            counters.received_bytes,
-        ),
-        Metric::counter(
-            "c10d_store_sent_bytes",
-            "Bytes sent to clients",
-            counters.sent_bytes,
-        ),
-    ]
+    text.gauge(
+        "c10d_store_connections",
+        "Open connections",
+        counters.connections,
+    );
+    text.counter(
+        "c10d_store_connections_opened",
+        "Connections accepted",
+        counters.opened,
+    );
+    text.counters(
+        "c10d_store_connections_closed",
+        "Connections closed: by the peer, by a failure of the network, or refused by the server",
+        "reason",
+        closed,
+    );
+    text.counter(
+        "c10d_store_connections_rejected",
+        "Connections turned away because a limit was reached",
+        counters.rejected,
+    );
+    text.counter(
+        "c10d_store_http_connections",
+        "Connections that speak HTTP",
+        counters.handed_over,
+    );
+    text.counters(
+        "c10d_store_requests",
+        "Requests by command",
+        "op",
+        requests.iter().map(|(name, count)| (name.as_str(), *count)),
+    );
+    text.gauge("c10d_store_keys", "Keys that have a value", counters.keys);
+    text.gauge(
+        "c10d_store_stored_bytes",
+        "Bytes of all keys and values",
+        counters.stored_bytes,
+    );
+    text.gauge(
+        "c10d_store_waits",
+        "Connections that wait for a key",
+        counters.waits,
+    );
+    text.counter(
+        "c10d_store_waits_cancelled",
+        "Waits that their clients cancelled, usually after their timeout",
+        counters.waits_cancelled,
+    );
+    text.counter(
+        "c10d_store_received_bytes",
+        "Bytes received from clients",
+        counters.received_bytes,
+    );
+    text.counter(
+        "c10d_store_sent_bytes",
+        "Bytes sent to clients",
+        counters.sent_bytes,
+    );
 }
 
-fn job_values(report: &Report, age: Duration) -> Vec<Metric> {
-    let count = |wanted: fn(RankState) -> bool| {
-        report
-            .ranks
-            .iter()
-            .filter(|rank| wanted(rank.state))
-            .count()
-    };
-    let connected = |state| {
-        matches!(
-            state,
-            RankState::Connecting | RankState::Waiting | RankState::Idle
-        )
-    };
-    let is_missing = |state| {
-        matches!(
-            state,
-            RankState::NotSeen | RankState::Starting | RankState::Lost
-        )
+fn job_values(text: &mut Text, report: &Report, age: Duration) {
+    use RankState::{Connecting, Idle, Lost, NotSeen, Starting, Waiting};
+    let count = |states: &[RankState]| {
+        let ranks = report.ranks.iter();
+        ranks.filter(|rank| states.contains(&rank.state)).count()
     };
     let missing = report
         .ranks
         .iter()
-        .filter(|rank| rank.is_suspect || is_missing(rank.state));
-    let oldest_wait = report
-        .waits
-        .iter()
-        .map(|wait| wait.age_ms)
-        .max()
-        .unwrap_or(0);
-    let mut metrics = vec![
-        Metric::gauge(
-            "c10d_store_oldest_wait_seconds",
-            "How long the longest pending wait has lasted",
-            Duration::from_millis(oldest_wait),
-        ),
-        Metric::gauge(
-            "c10d_job_ranks_connected",
-            "Ranks with an open connection",
-            count(connected),
-        ),
-        Metric::gauge(
-            "c10d_job_ranks_missing",
-            "Ranks that have not connected, are lost, or stand still while others wait for them",
-            missing.count(),
-        ),
-        Metric::gauge(
-            "c10d_job_ranks_waiting",
-            "Ranks that wait on the store",
-            count(|state| state == RankState::Waiting),
-        ),
-        Metric::gauge(
-            "c10d_job_stuck",
-            "1 if ranks wait for a rank that is missing or stands still, else 0",
-            usize::from(report.is_stuck),
-        ),
-        Metric::gauge(
-            "c10d_job_report_age_seconds",
-            "The age of the report from which c10d_job_ metrics are taken",
-            age,
-        ),
-    ];
+        .filter(|rank| rank.is_suspect || matches!(rank.state, NotSeen | Starting | Lost));
+    let oldest_wait = report.waits.iter().map(|wait| wait.age_ms).max();
+    text.gauge(
+        "c10d_store_oldest_wait_seconds",
+        "How long the longest pending wait has lasted",
+        Duration::from_millis(oldest_wait.unwrap_or(0)).as_secs_f64(),
+    );
+    text.gauge(
+        "c10d_job_ranks_connected",
+        "Ranks with an open connection",
+        count(&[Connecting, Waiting, Idle]),
+    );
+    text.gauge(
+        "c10d_job_ranks_missing",
+        "Ranks that have not connected, are lost, or stand still while others wait for them",
+        missing.count(),
+    );
+    text.gauge(
+        "c10d_job_ranks_waiting",
+        "Ranks that wait on the store",
+        count(&[Waiting]),
+    );
+    text.gauge(
+        "c10d_job_stuck",
+        "1 if ranks wait for a rank that is missing or stands still, else 0",
+        usize::from(report.is_stuck),
+    );
+    text.gauge(
+        "c10d_job_report_age_seconds",
+        "The age of the report from which c10d_job_ metrics are taken",
+        age.as_secs_f64(),
+    );
     if let Some(expected) = report.world_size {
-        metrics.push(Metric::gauge(
-            "c10d_job_ranks_expected",
-            "The number of ranks of the job",
-            expected,
-        ));
+        let help = "The number of ranks of the job";
+        text.gauge("c10d_job_ranks_expected", help, expected);
     }
-    metrics
 }
 
-fn process_values(process: &ProcessUse) -> Vec<Metric> {
-    let bytes = |value: u64| Number::from(value);
-    let metrics = [
-        process.start_unix_seconds.map(|value| {
-            let help = "Start of the process, in seconds since 1970";
-            Metric::gauge("process_start_time_seconds", help, value)
-        }),
-        process.cpu_seconds.map(|value| {
-            let help = "CPU time of the process, user and system";
-            Metric::counter("process_cpu_seconds", help, value)
-        }),
-        process.resident_bytes.map(|value| {
-            let help = "Resident memory of the process";
-            Metric::gauge("process_resident_memory_bytes", help, bytes(value))
-        }),
-        process
-            .open_files
-            .map(|value| Metric::gauge("process_open_fds", "Open file descriptors", bytes(value))),
-        process.open_files_max.map(|value| {
-            let help = "The limit of open file descriptors";
-            Metric::gauge("process_max_fds", help, bytes(value))
-        }),
-    ];
-    metrics.into_iter().flatten().collect()
+/// Writes the metrics of the launcher that serves this store, if one does.
+fn launcher_values(text: &mut Text, timeline: &Timeline) {
+    let Some((counts, round)) = timeline.of_launcher() else {
+        return;
+    };
+    let count = |kind| counts.get(&kind).copied().unwrap_or(0);
+    text.counter(
+        "c10d_rendezvous_rounds",
+        "Completed rounds",
+        count(EventKind::Round),
+    );
+    text.gauge(
+        "c10d_rendezvous_nodes",
+        "Nodes of the current round",
+        round.nodes,
+    );
+    text.counter(
+        "c10d_rendezvous_nodes_lost",
+        "Nodes that were dropped because they wrote no heartbeat",
+        count(EventKind::NodeLost),
+    );
+    text.gauge(
+        "c10d_run_workers",
+        "Workers of the current round",
+        round.workers,
+    );
+    text.counter(
+        "c10d_run_worker_failures",
+        "Failures that ended a round on this node",
+        count(EventKind::Failure),
+    );
+    text.counter(
+        "c10d_run_restarts",
+        "Restarts of this node's workers",
+        count(EventKind::Restart),
+    );
 }
 
-/// Values that are already known, for one text.
-#[derive(Debug)]
-struct Values(Vec<Metric>);
-
-impl Collector for Values {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for metric in &self.0 {
-            let kind = if metric.is_counter {
-                MetricType::Counter
-            } else {
-                MetricType::Gauge
-            };
-            let mut encoder = encoder.encode_descriptor(metric.name, metric.help, None, kind)?;
-            for (label, value) in &metric.values {
-                match metric.label {
-                    None => metric.encode_value(&mut encoder, *value)?,
-                    Some(name) => {
-                        let labels = [(name, label.as_str())];
-                        metric.encode_value(&mut encoder.encode_family(&labels)?, *value)?;
-                    }
-                }
-            }
-        }
-        Ok(())
+fn process_values(text: &mut Text, process: &ProcessUse) {
+    if let Some(value) = process.start_unix_seconds {
+        let help = "Start of the process, in seconds since 1970";
+        text.gauge("process_start_time_seconds", help, value);
+    }
+    if let Some(value) = process.cpu_seconds {
+        let help = "CPU time of the process, user and system";
+        text.counter("process_cpu_seconds", help, value);
+    }
+    if let Some(value) = process.resident_bytes {
+        let help = "Resident memory of the process";
+        text.gauge("process_resident_memory_bytes", help, value);
+    }
+    if let Some(value) = process.open_files {
+        text.gauge("process_open_fds", "Open file descriptors", value);
+    }
+    if let Some(value) = process.open_files_max {
+        let help = "The limit of open file descriptors";
+        text.gauge("process_max_fds", help, value);
     }
 }

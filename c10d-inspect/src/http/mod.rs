@@ -16,7 +16,6 @@
 //! | `/healthz` | 200 while the store's thread answers, else 503 |
 
 mod answer;
-mod cell;
 mod client;
 mod command;
 mod counters;
@@ -27,7 +26,6 @@ mod looker;
 mod metrics;
 mod newcomers;
 mod options;
-mod overview;
 mod pace;
 mod page;
 mod process;
@@ -42,18 +40,15 @@ mod summary;
 mod timeline;
 mod token;
 
-pub use cell::RankCell;
 pub use client::{HttpError, HttpRequest, HttpResponse, Target, fetch, fetch_all, store_behind};
 pub use counters::StoreCounters;
 pub use follow::Followed;
 pub use job_pages::JobPages;
-pub use metrics::{Counter, Gauge, LauncherMetrics};
 pub use options::StatusOptions;
-pub use overview::{FindingSummary, StatusOverview};
 pub use request_server::{RequestHandler, RequestServer};
 pub use rows::{ClientRow, KeyRow};
 pub use server::StatusServer;
 pub use source::StatusSource;
 pub use status_error::StatusError;
 pub use status_pages::StatusPages;
-pub use timeline::{Event, EventKind, Timeline};
+pub use timeline::{Event, EventKind, RoundSize, Timeline};

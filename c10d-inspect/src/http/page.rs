@@ -7,8 +7,8 @@ const PAGE: &str = include_str!("page.html");
 /// Only this script and this style run, whatever a rank gets into the page; and it reaches only its own server. The
 /// test below computes the hashes.
 const SECURITY_POLICY: &str = "default-src 'none'; \
-    script-src 'sha256-WSK2U0jazPKjloPPtIkreVZRJ1OOn0xw1F3a1IREOkQ='; \
-    style-src 'sha256-jLq+Gp9tn10ObBZlFO9NkpN0jSLqEODQHhfLwY9luJE='; \
+    script-src 'sha256-E9XCo4aTEOW2dbcaYfpCEh2jYZDhN79meP1mT4j8VS8='; \
+    style-src 'sha256-G+o0hPSZqmAKVSReRyo+KBm5PHPS4aunTuocxo+wEzo='; \
     connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 pub(super) fn answer() -> Answer {

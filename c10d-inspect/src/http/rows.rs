@@ -26,35 +26,22 @@ const KEY_CHARS_MAX: usize = 512;
 /// The most found ranks.
 const FOUND_MAX: usize = 64;
 
-/// The report with the ranks that its findings are about: suspects, causes, and the first ones that wait.
-pub(super) fn without_bystanders(report: &Report) -> Report {
+/// The report with the ranks that its findings are about: suspects, causes, and the first ones that wait. The report
+/// itself stays as it is.
+pub(super) fn without_bystanders(report: &mut Report) -> Report {
     let mut named: BTreeSet<usize> = BTreeSet::new();
     for finding in &report.findings {
         named.extend(finding.culprits.0.iter().take(NAMED_RANKS_MAX));
         named.extend(finding.waiting.0.iter().take(WAITING_RANKS_MAX));
     }
-    let ranks = report
-        .ranks
-        .iter()
-        .filter(|rank| rank.is_suspect || named.contains(&rank.rank))
-        .take(NAMED_RANKS_MAX)
-        .cloned()
-        .collect();
-    Report {
-        taken_unix_ms: report.taken_unix_ms,
-        uptime_ms: report.uptime_ms,
-        headline: report.headline.clone(),
-        is_stuck: report.is_stuck,
-        findings: report.findings.clone(),
-        world_size: report.world_size,
-        ranks,
-        unknown_processes: report.unknown_processes.clone(),
-        nodes: report.nodes.clone(),
-        groups: report.groups.clone(),
-        memberships: report.memberships.clone(),
-        waits: report.waits.clone(),
-        workers_stores: report.workers_stores.clone(),
-    }
+    // The other ranks are not copied: there can be 16,384.
+    let ranks = std::mem::take(&mut report.ranks);
+    let mut brief = report.clone();
+    report.ranks = ranks;
+    let matters = |rank: &&RankReport| rank.is_suspect || named.contains(&rank.rank);
+    let ranks = report.ranks.iter().filter(matters);
+    brief.ranks = ranks.take(NAMED_RANKS_MAX).cloned().collect();
+    brief
 }
 
 /// The rank with this number.

@@ -28,7 +28,6 @@ use tokio::task::{JoinSet, LocalSet, yield_now};
 use tokio::time::{sleep, timeout};
 
 use super::looker::Looker;
-use super::metrics::LauncherMetrics;
 use super::newcomers::Newcomers;
 use super::options::StatusOptions;
 use super::routes::route;
@@ -75,7 +74,6 @@ pub struct StatusServer {
     inbox: mpsc::Sender<Message>,
     end: Arc<Notify>,
     timeline: Arc<Timeline>,
-    metrics: Arc<LauncherMetrics>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -107,18 +105,16 @@ impl StatusServer {
             inbox,
             end: Arc::default(),
             timeline: Arc::default(),
-            metrics: Arc::default(),
             thread: Mutex::default(),
         };
         let end = Arc::clone(&server.end);
         let timeline = Arc::clone(&server.timeline);
-        let metrics = Arc::clone(&server.metrics);
         let options = with_own_host_names(options);
         let source = Box::new(source);
         let thread = thread::Builder::new()
             .name("c10d-status".to_owned())
             .spawn(move || {
-                let looker = Looker::new(source, options, timeline, metrics);
+                let looker = Looker::new(source, options, timeline);
                 let serving = serve(looker, messages, &end, limits);
                 LocalSet::new().block_on(&runtime, serving);
             })?;
@@ -148,16 +144,10 @@ impl StatusServer {
         }
     }
 
-    /// The events that the page shows.
+    /// The events that the page shows. The metrics count the events of a launcher.
     #[must_use]
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
-    }
-
-    /// Where a launcher adds its own metrics.
-    #[must_use]
-    pub fn metrics(&self) -> &LauncherMetrics {
-        &self.metrics
     }
 
     /// Ends all HTTP connections and joins the thread. Blocks for up to 3 s, if the store does not answer a request

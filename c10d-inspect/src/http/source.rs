@@ -42,6 +42,8 @@ impl StatusSource for StoreObserver {
 pub(super) struct Look {
     pub(super) snapshot: Snapshot,
     pub(super) report: Arc<Report>,
+    /// The report with the ranks that matter.
+    pub(super) brief: Report,
     /// When the snapshot was complete.
     pub(super) at: Instant,
     /// The time that the store's thread spent on the snapshot, and this thread on its explanation.

@@ -23,7 +23,7 @@ pub struct Timeline {
 }
 
 /// What kind of event it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum EventKind {
@@ -45,6 +45,15 @@ pub enum EventKind {
     Note,
 }
 
+/// The size of a round of the rendezvous.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RoundSize {
+    /// The number of its nodes.
+    pub nodes: usize,
+    /// The number of its workers.
+    pub workers: usize,
+}
+
 /// One event.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
@@ -59,7 +68,7 @@ pub struct Event {
 
 impl Timeline {
     /// Adds an event that happened now. Control characters of the text are escaped. From the first call on, the status
-    /// server leaves restarts and lost nodes to its caller.
+    /// server leaves restarts and lost nodes to its caller, whose events are counted as metrics.
     pub fn push(&self, kind: EventKind, text: impl AsRef<str>) {
         self.push_at(SystemTime::now(), kind, text);
     }
@@ -67,18 +76,31 @@ impl Timeline {
     /// As [`push`](Self::push), for an event that happened earlier.
     pub fn push_at(&self, at: SystemTime, kind: EventKind, text: impl AsRef<str>) {
         self.with(|log| {
-            log.is_fed = true;
+            *log.launcher
+                .get_or_insert_default()
+                .0
+                .entry(kind)
+                .or_default() += 1;
             log.push(unix_ms(at), kind, text.as_ref());
         });
     }
 
-    /// The events, the oldest first, and how many were dropped.
+    /// Sets the round that is a metric. From this call on, all metrics of a launcher are served.
+    pub fn set_round(&self, round: RoundSize) {
+        self.with(|log| log.launcher.get_or_insert_default().1 = round);
+    }
+
+    /// The events, the oldest first.
     #[must_use]
-    pub fn events(&self) -> (Vec<Event>, u64) {
-        let (mut events, dropped) =
-            self.with(|log| (Vec::from_iter(log.events.iter().cloned()), log.dropped));
+    pub fn events(&self) -> Vec<Event> {
+        let mut events = self.with(|log| Vec::from_iter(log.events.iter().cloned()));
         events.sort_by_key(|event| event.unix_ms);
-        (events, dropped)
+        events
+    }
+
+    /// The number of events of each kind that a launcher has added, and its round; `None` without a launcher.
+    pub(super) fn of_launcher(&self) -> Option<(BTreeMap<EventKind, u64>, RoundSize)> {
+        self.with(|log| log.launcher.clone())
     }
 
     /// Adds what changed since the last report.
@@ -99,19 +121,18 @@ pub(super) fn unix_ms(time: SystemTime) -> u64 {
 #[derive(Debug, Default)]
 struct Log {
     events: VecDeque<Event>,
-    dropped: u64,
     is_stuck: bool,
     /// The nodes of the last report: whether each was connected, and its restarts.
     nodes: BTreeMap<(String, Option<usize>), (bool, usize)>,
-    /// Whether a launcher adds its own events, so that those of its nodes would be there twice.
-    is_fed: bool,
+    /// The number of events of each kind that a launcher has added, and its round. `None` without a launcher, whose events
+    /// about its nodes would otherwise be there twice.
+    launcher: Option<(BTreeMap<EventKind, u64>, RoundSize)>,
 }
 
 impl Log {
     fn push(&mut self, unix_ms: u64, kind: EventKind, text: &str) {
         if self.events.len() == EVENTS_MAX {
             self.events.pop_front();
-            self.dropped += 1;
         }
         self.events.push_back(Event {
             unix_ms,
@@ -146,7 +167,7 @@ impl Log {
             })
             .collect();
         let before = std::mem::replace(&mut self.nodes, nodes.clone());
-        if self.is_fed {
+        if self.launcher.is_some() {
             return;
         }
         let now = report.taken_unix_ms;
@@ -191,7 +212,7 @@ mod tests {
     }
 
     fn lines(timeline: &Timeline) -> Vec<(u64, EventKind)> {
-        let (events, _) = timeline.events();
+        let events = timeline.events();
         events
             .iter()
             .map(|event| (event.unix_ms, event.kind))
@@ -232,8 +253,8 @@ mod tests {
                 format!("{index}\x1b[31m{}", "x".repeat(1000)),
             );
         }
-        let (events, dropped) = timeline.events();
-        assert_eq!((events.len(), dropped), (EVENTS_MAX, 3));
+        let events = timeline.events();
+        assert_eq!(events.len(), EVENTS_MAX);
         assert!(
             events[0].text.starts_with("3\\u{1b}[31mxx"),
             "{}",

@@ -4,6 +4,7 @@ use std::env;
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use c10d_inspect::http::{EventKind, RoundSize};
 use c10d_store::{Store, StoreExt, TcpStore};
 use serde_json::Value;
 
@@ -26,16 +27,12 @@ print(json.dumps([[family.name, family.type, sample.name, sample.labels, sample.
 #[test]
 fn a_scrape_has_the_metrics_of_the_store_and_of_the_job() {
     let front = Front::start(Canned::new(job_without(100, &[7, 8])));
-    front
-        .status
-        .metrics()
-        .counter("c10d_run_restarts", "Restarts of the workers")
-        .inc_by(3);
-    front
-        .status
-        .metrics()
-        .gauge("c10d_rendezvous_nodes", "Nodes of the round")
-        .set(4);
+    let timeline = front.status.timeline();
+    (0..3).for_each(|_| timeline.push(EventKind::Restart, "the workers restart"));
+    timeline.set_round(RoundSize {
+        nodes: 4,
+        workers: 32,
+    });
     let answer = front.get("/metrics");
     let media_type = "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8";
     assert!(answer.head.contains(media_type), "{answer:?}");
@@ -44,16 +41,18 @@ fn a_scrape_has_the_metrics_of_the_store_and_of_the_job() {
         concat!(
             "c10d_build_info{version=\"",
             env!("CARGO_PKG_VERSION"),
-            "\"} 1.0"
+            "\"} 1"
         ),
-        "c10d_job_ranks_expected 100.0",
-        "c10d_job_ranks_missing 2.0",
-        "c10d_job_ranks_waiting 98.0",
-        "c10d_job_stuck 1.0",
-        "c10d_store_oldest_wait_seconds 31.0",
-        "c10d_job_conflicts_total{kind=\"two_jobs\"} 0.0",
+        "c10d_job_ranks_expected 100",
+        "c10d_job_ranks_missing 2",
+        "c10d_job_ranks_waiting 98",
+        "c10d_job_stuck 1",
+        "c10d_store_oldest_wait_seconds 31",
+        "c10d_job_conflicts_total{kind=\"two_jobs\"} 0",
         "c10d_run_restarts_total 3",
         "c10d_rendezvous_nodes 4",
+        "c10d_run_workers 32",
+        "c10d_rendezvous_rounds_total 0",
     ] {
         assert!(
             answer.body.lines().any(|other| other == line),
@@ -72,11 +71,7 @@ fn a_prometheus_client_reads_a_scrape() {
     let store = TcpStore::connect("127.0.0.1", front.address.port()).expect("a client");
     store.set("a", b"12345").expect("set");
     store.add("b", 1).expect("add");
-    let restarts = front
-        .status
-        .metrics()
-        .counter("c10d_run_restarts", "Restarts of the workers");
-    restarts.inc();
+    front.status.timeline().push(EventKind::Restart, "again");
 
     let text = front.get("/metrics").body;
     let mut parser = Command::new(python)
@@ -123,6 +118,7 @@ fn a_prometheus_client_reads_a_scrape() {
             "c10d_store_",
             "c10d_job_",
             "c10d_run_",
+            "c10d_rendezvous_",
             "c10d_build",
             "process_",
         ];

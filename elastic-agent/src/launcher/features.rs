@@ -16,7 +16,6 @@ use super::events::{JobNames, Recorder};
 use super::explain::Explainer;
 use super::feature::{Feature, JobEnd};
 use super::health_port::HealthPort;
-use super::live_line::LiveLine;
 use super::nccl;
 use super::options::LauncherOptions;
 use super::own_address::own_addresses;
@@ -25,7 +24,7 @@ use super::status_page::{Hosted, StatusPage};
 use crate::agent::{AgentOptions, ElasticAgent};
 
 /// The features in the order in which they are made and see events. They end in the reverse order.
-const ORDER: [Place; 8] = [
+const ORDER: [Place; 7] = [
     Place {
         name: "health port",
         make: make_health_port,
@@ -50,11 +49,6 @@ const ORDER: [Place; 8] = [
         name: "status page",
         make: make_status_page,
         why: "its page shows an event when the explanation of it is made",
-    },
-    Place {
-        name: "live line",
-        make: make_live_line,
-        why: "it goes before the log says that workers have started",
     },
     Place {
         name: "log lines",
@@ -248,12 +242,6 @@ fn make_explainer(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, L
 
 fn make_status_page(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
     Ok(Some(Box::new(StatusPage(Arc::clone(&making.hosted)))))
-}
-
-fn make_live_line(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
-    let screen = &making.options.screen;
-    let line = screen.is_live().then(|| LiveLine(Arc::clone(screen)));
-    Ok(line.map(|line| Box::new(line) as Box<dyn Feature>))
 }
 
 fn make_log_lines(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {

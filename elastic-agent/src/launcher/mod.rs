@@ -14,7 +14,6 @@ mod features;
 mod health_port;
 mod job;
 mod leaving;
-mod live_line;
 mod nccl;
 mod options;
 mod own_address;

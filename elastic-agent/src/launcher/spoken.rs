@@ -1,5 +1,5 @@
 //! The log lines of a run in which all goes well: the workers that have started, where to look at them, and the nodes
-//! that are waited for. Pure, but for the listeners.
+//! that are waited for, which the live line on a terminal names. Pure, but for the listeners.
 
 use std::ffi::OsString;
 use std::sync::{Arc, Mutex};
@@ -9,12 +9,13 @@ use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
 use crate::threads::lock;
 use c10d_socket::HostPort;
 use elastic_rendezvous::{
-    DEFAULT_PORT, Endpoint, Listener, RanksReport, RendezvousEvent, RendezvousParameters,
+    DEFAULT_PORT, Endpoint, Listener, NodeId, RanksReport, RendezvousEvent, RendezvousParameters,
     WaitReport,
 };
 
-use super::feature::Feature;
+use super::feature::{Feature, JobEnd};
 use super::options::LauncherOptions;
+use super::screen::Screen;
 use super::status_page::Hosted;
 
 /// Nodes that have met within this time need no line.
@@ -23,9 +24,14 @@ const QUIET: Duration = Duration::from_millis(500);
 /// How many threads the libraries of one worker use for computations.
 const THREADS: &str = "OMP_NUM_THREADS";
 
+/// The most nodes of each kind on the live line.
+const NODES_MAX: usize = 16;
+
 /// Logs what a run says in which all goes well.
 #[derive(Debug)]
 pub(super) struct Spoken {
+    /// A screen that can show a live line.
+    live: Option<Arc<dyn Screen>>,
     hosted: Arc<Hosted>,
     /// Where the nodes meet, for people.
     meeting_point: String,
@@ -39,7 +45,9 @@ impl Spoken {
     pub(super) fn new(options: &LauncherOptions, hosted: Arc<Hosted>) -> Self {
         let is_set = |name: &OsString| name == THREADS;
         let environment = &options.agent.environment;
+        let screen = &options.screen;
         Self {
+            live: screen.is_live().then(|| Arc::clone(screen)),
             hosted,
             meeting_point: meeting_point(&options.rendezvous),
             has_default_threads: environment.iter().any(|(name, _)| is_set(name))
@@ -50,33 +58,42 @@ impl Spoken {
 }
 
 impl Feature for Spoken {
-    /// What a join waits for, unless it is over soon. The handler itself logs the progress every 30 s.
+    /// What a join waits for, unless it is over soon. The handler itself logs the progress every 30 s. A completed join
+    /// hides the live line before workers start.
     fn rendezvous_listener(&self) -> Option<Listener> {
-        let endpoint = self.meeting_point.clone();
+        let at = format!(" at {}", self.meeting_point);
+        let live = self.live.clone();
         let said = Mutex::new(None::<Said>);
         Some(Arc::new(move |event| {
-            let (waited, now) = match event {
-                RendezvousEvent::Waiting(report) => (report.waited, Said::of(report)),
-                RendezvousEvent::WaitingForRanks(report) => (report.waited, Said::Ranks),
+            let (waited, now, line): (_, _, &dyn Fn(&str) -> String) = match event {
+                RendezvousEvent::Waiting(report) => (report.waited, Said::of(report), &|at| {
+                    waiting_line(report, at)
+                }),
+                RendezvousEvent::WaitingForRanks(report) => {
+                    (report.waited, Said::Ranks, &|at| ranks_line(report, at))
+                }
+                RendezvousEvent::MembershipChanged => {
+                    live.iter().for_each(|screen| screen.hide());
+                    return;
+                }
                 _ => return,
             };
-            let mut said = lock(&said);
             if waited < QUIET {
                 // Another join.
-                *said = None;
-            } else if *said != Some(now) {
-                *said = Some(now);
-                match event {
-                    RendezvousEvent::Waiting(report) => {
-                        log::info!("{}", waiting_line(report, &endpoint));
-                    }
-                    RendezvousEvent::WaitingForRanks(report) => {
-                        log::info!("{}", ranks_line(report))
-                    }
-                    _ => {}
-                }
+                *lock(&said) = None;
+                return;
+            }
+            if let Some(screen) = &live {
+                screen.show(&(line("") + &names(event)));
+            }
+            if lock(&said).replace(now) != Some(now) {
+                log::info!("{}", line(&at));
             }
         }))
+    }
+
+    fn workers_ended(&mut self, _: &mut JobEnd) {
+        self.live.iter().for_each(|screen| screen.hide());
     }
 
     /// Two lines when workers start, and one when they start again at the same store.
@@ -188,15 +205,16 @@ fn store_line(
     ))
 }
 
-/// `1 of 1 to 3 nodes at node0:29400: the job starts in 29 s, or when 2 more have joined`.
-fn waiting_line(report: &WaitReport, endpoint: &str) -> String {
+/// `1 of 1 to 3 nodes at node0:29400: the job starts in 29 s, or when 2 more have joined`. `at` is the place with a space
+/// in front, or nothing for a short line.
+fn waiting_line(report: &WaitReport, at: &str) -> String {
     let joined = report.joined;
     let wanted = match (report.min_nodes, report.max_nodes) {
         (min, max) if min == max => max.to_string(),
         (min, max) => format!("{min} to {max}"),
     };
     let left = report.time_left.as_secs();
-    let at = format!("{joined} of {wanted} nodes at {endpoint}");
+    let at = format!("{joined} of {wanted} nodes{at}");
     if report.is_complete {
         return format!("{at} run the job: waiting for a place in it");
     }
@@ -217,20 +235,55 @@ fn waiting_line(report: &WaitReport, endpoint: &str) -> String {
 }
 
 /// The same for a static rendezvous, whose nodes have their ranks from the start.
-fn ranks_line(report: &RanksReport) -> String {
+fn ranks_line(report: &RanksReport, at: &str) -> String {
     let left = report.time_left.as_secs();
     match report.is_connected {
         true => format!(
-            "{} of {} nodes at {}: waiting up to {left} s (timeout) for {} more",
+            "{} of {} nodes{at}: waiting up to {left} s (timeout) for {} more",
             report.joined,
             report.world_size,
-            report.endpoint,
             report.missing(),
         ),
         false => format!(
             "waiting up to {left} s (timeout) for node rank 0 at {}",
             report.endpoint
         ),
+    }
+}
+
+/// Which nodes are missing, why some do not join, and which have joined, the most important ones first, as a narrow terminal
+/// truncates the live line.
+fn names(event: &RendezvousEvent<'_>) -> String {
+    let named = |node: &NodeId| format!("{} ({})", node.addr, node.pid);
+    let of = |label: &str, names: &mut dyn Iterator<Item = String>| {
+        let names: Vec<String> = names.take(NODES_MAX).collect();
+        match names.is_empty() {
+            true => String::new(),
+            false => format!("; {label}: {}", names.join(", ")),
+        }
+    };
+    match event {
+        RendezvousEvent::Waiting(report) => {
+            let why = report.not_joining.iter();
+            let mut why = why.map(|it| format!("{}: {}", named(&it.node), it.why));
+            of("missing", &mut report.missing_nodes().map(named))
+                + &of("not joining", &mut why)
+                + &of("joined", &mut report.participants.iter().map(named))
+        }
+        RendezvousEvent::WaitingForRanks(report) if report.is_connected && report.has_names => {
+            let label = match report.missing() < report.unnamed_ranks().count() {
+                // PyTorch's nodes have joined without a name.
+                true => "missing of node ranks",
+                false => "missing node ranks",
+            };
+            let joined = report.named.iter();
+            let mut joined = joined.map(|(rank, node)| format!("{rank} {}", named(node)));
+            of(
+                label,
+                &mut report.unnamed_ranks().map(|rank| rank.to_string()),
+            ) + &of("joined", &mut joined)
+        }
+        _ => String::new(),
     }
 }
 

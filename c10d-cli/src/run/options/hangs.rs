@@ -13,8 +13,8 @@ use crate::run::headings::HANGS;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = HANGS)]
 pub(super) struct HangArgs {
-    /// Prints why the job stands still when it has done so for this long, while nodes meet or workers wait
-    /// for each other; `never` for not at all. [default: 30s]
+    /// Print why the job makes no progress when its workers have waited for each other for this long; `never`
+    /// for not at all. [default: 30s]
     #[arg(hide_short_help = true, long, value_name = "TIME", default_value = "30s", value_parser = Read(time_or_never))]
     pub(super) explain_after: Parsed<Option<Duration>>,
 

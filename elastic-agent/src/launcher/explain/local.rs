@@ -1,6 +1,6 @@
 //! What a launcher can say about a job whose store tells nothing. Pure.
 
-use c10d_inspect::{AnnouncedNode, AnnouncedWorker, Finding, FindingKind, RankState, Report};
+use c10d_inspect::{AnnouncedNode, AnnouncedWorker, Finding, FindingKind, Report};
 use c10d_socket::HostPort;
 
 /// A worker without a connection is mentioned after this time: importing PyTorch takes seconds.
@@ -77,61 +77,9 @@ fn targets_of(worker: &AnnouncedWorker) -> Vec<String> {
     targets
 }
 
-/// What stands for a rank in a short line: `rank 2 (node1)`.
-pub(super) fn short_names(report: &Report) -> Option<String> {
-    const NAMES_MAX: usize = 8;
-    if !report.is_stuck {
-        return None;
-    }
-    let causes = report
-        .findings
-        .iter()
-        .filter(|finding| !finding.is_consequence);
-    let mut culprits: Vec<usize> = Vec::new();
-    for rank in causes.flat_map(|cause| &cause.culprits.0) {
-        if !culprits.contains(rank) {
-            culprits.push(*rank);
-        }
-        if culprits.len() > NAMES_MAX {
-            break;
-        }
-    }
-    let is_longer = culprits.len() > NAMES_MAX;
-    culprits.truncate(NAMES_MAX);
-    let known = |rank: usize| {
-        let at = report
-            .ranks
-            .binary_search_by_key(&rank, |it| it.rank)
-            .ok()?;
-        Some(&report.ranks[at])
-    };
-    let name = |rank: &usize| {
-        let known = known(*rank);
-        let place = known.and_then(|known| match (known.node_rank, &known.host) {
-            (Some(node), Some(host)) => Some(format!("{host}, node {node}")),
-            (Some(node), None) => Some(format!("node {node}")),
-            (None, host) => host.clone(),
-        });
-        let ended = known.is_some_and(|it| matches!(it.state, RankState::Ended | RankState::Lost));
-        let ended = if ended { ", ended" } else { "" };
-        match place {
-            Some(place) => format!("{rank} ({place}{ended})"),
-            None => rank.to_string(),
-        }
-    };
-    let names: Vec<String> = culprits.iter().map(name).collect();
-    let (word, more) = match (names.len(), is_longer) {
-        (0, _) => return None,
-        (1, _) => ("rank", ""),
-        (_, false) => ("ranks", ""),
-        (_, true) => ("ranks", " and more"),
-    };
-    Some(format!("waiting for {word} {}{more}", names.join(", ")))
-}
-
 #[cfg(test)]
 mod tests {
-    use c10d_inspect::{AnnouncedProcess, RankReport};
+    use c10d_inspect::AnnouncedProcess;
 
     use super::*;
 
@@ -196,30 +144,5 @@ mod tests {
             text.ends_with("trying to connect to 10.255.255.1:29500."),
             "{text}"
         );
-    }
-
-    #[test]
-    fn the_short_line_names_ranks_and_their_nodes() {
-        let mut report = Report::default();
-        let mut cause = Finding::new(FindingKind::NeverConnected, String::new());
-        cause.culprits.0.extend([2, 5]);
-        let mut consequence = Finding::new(FindingKind::GaveUp, String::new());
-        consequence.culprits.0.insert(0);
-        consequence.is_consequence = true;
-        report.findings = vec![cause, consequence];
-        let mut placed = RankReport::default();
-        placed.rank = 2;
-        placed.node_rank = Some(1);
-        placed.host = Some("node1".to_owned());
-        report.ranks = vec![placed];
-        assert_eq!(short_names(&report), None);
-        report.is_stuck = true;
-        let line = short_names(&report).unwrap();
-        assert_eq!(line, "waiting for ranks 2 (node1, node 1), 5");
-        report.findings[0].culprits.0.remove(&2);
-        assert_eq!(short_names(&report).unwrap(), "waiting for rank 5");
-        report.findings[0].culprits.0 = (0..16_384).collect();
-        let line = short_names(&report).unwrap();
-        assert!(line.ends_with("7 and more"), "{line}");
     }
 }

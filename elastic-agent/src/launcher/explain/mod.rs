@@ -1,4 +1,4 @@
-//! Says on its own why a job stands still: while nodes meet, while workers start, and when one fails.
+//! Reports on its own why a job makes no progress: while workers start and run, and when one fails.
 
 mod blame;
 mod collectives;
@@ -17,7 +17,6 @@ use crate::threads::{JoinedThread, lock};
 use c10d_inspect::report_text::TextStyle;
 use c10d_inspect::{FindingKind, Report};
 use c10d_socket::Cancel;
-use elastic_rendezvous::{Listener, RendezvousEvent};
 
 use self::failure_reports::FailureReports;
 use super::announce::{Flusher, LocalView};
@@ -47,7 +46,7 @@ const RECENT: Duration = Duration::from_secs(5);
 /// Longer than any job, and still a time that can be added to the current one.
 const NEVER: Duration = Duration::from_secs(100 * 365 * 86400);
 
-/// The live line names missing ranks that have been missing for this time.
+/// The live line has the answer for a job that has stood still for this time.
 const LINE_AFTER: Duration = Duration::from_secs(3);
 
 /// Explains until it is dropped, which joins its thread: at once, or within 2 s if a store of this process does not
@@ -78,9 +77,7 @@ struct Shared {
 
 #[derive(Debug)]
 enum Message {
-    /// Nodes wait for others, with a text about it.
-    Meeting(Standstill, String),
-    Started(StartedWorkers),
+    Started(Box<StartedWorkers>),
     Stopping,
     End,
 }
@@ -114,7 +111,7 @@ impl Explainer {
             shared: Arc::clone(&shared),
             inbox,
             epoch: Instant::now(),
-            phase: Phase::Idle,
+            working: None,
             line: None,
         };
         let thread = JoinedThread::start(THREAD, move || thread.run())?;
@@ -127,33 +124,15 @@ impl Explainer {
 }
 
 impl Feature for Explainer {
-    fn rendezvous_listener(&self) -> Option<Listener> {
-        let messages = self.messages.clone();
-        Some(Arc::new(move |event| {
-            let message = match event {
-                RendezvousEvent::Waiting(report) if report.missing() > 0 && !report.is_complete => {
-                    let joined = report.participants.iter().map(ToString::to_string);
-                    let joined: Vec<String> = joined.collect();
-                    Message::Meeting(Standstill::of_rendezvous(joined), report.to_string())
-                }
-                RendezvousEvent::WaitingForRanks(report) => {
-                    let joined = (report.is_connected, report.joined);
-                    Message::Meeting(Standstill::of_rendezvous(joined), report.to_string())
-                }
-                _ => return,
-            };
-            // Fails when the explainer is dropped.
-            let _ = messages.send(message);
-        }))
-    }
-
     /// At the failure of a worker it blocks until the report is made, for about 1 s at most.
     fn agent_listener(&self) -> Option<AgentListener> {
         let messages = self.messages.clone();
         let shared = Arc::clone(&self.shared);
         Some(Arc::new(move |event| {
             let message = match event {
-                AgentEvent::WorkersStarted(started) => Message::Started((*started).clone()),
+                AgentEvent::WorkersStarted(started) => {
+                    Message::Started(Box::new((*started).clone()))
+                }
                 AgentEvent::Stopping => Message::Stopping,
                 AgentEvent::WorkerFailed(_) => {
                     shared.announcements.flush(FLUSH_TIMEOUT);
@@ -219,19 +198,14 @@ impl Shared {
     }
 }
 
+/// The workers that run.
 #[derive(Debug)]
-enum Phase {
-    Idle,
-    /// The nodes meet. The handler reports about once a second.
-    Meeting(Watch),
-    /// The workers run.
-    Working {
-        watch: Watch,
-        source: Source,
-        /// `None` unless this process serves the workers' store and they have debug servers.
-        collectives: Option<Box<Collectives>>,
-        next_look: Instant,
-    },
+struct Working {
+    watch: Watch,
+    source: Source,
+    /// `None` unless this process serves the workers' store and they have debug servers.
+    collectives: Option<Box<Collectives>>,
+    next_look: Instant,
 }
 
 struct Thread {
@@ -240,7 +214,7 @@ struct Thread {
     shared: Arc<Shared>,
     inbox: Receiver<Message>,
     epoch: Instant,
-    phase: Phase,
+    working: Option<Working>,
     /// The live line.
     line: Option<String>,
 }
@@ -248,14 +222,11 @@ struct Thread {
 impl Thread {
     fn run(mut self) {
         loop {
-            let patience = match &self.phase {
-                Phase::Working { next_look, .. } => {
-                    next_look.saturating_duration_since(Instant::now())
-                }
-                _ => Duration::MAX,
-            };
+            let next_look = self.working.as_ref().map(|working| working.next_look);
+            let patience = next_look.map_or(Duration::MAX, |at| {
+                at.saturating_duration_since(Instant::now())
+            });
             match self.inbox.recv_timeout(patience) {
-                Ok(Message::Meeting(seen, text)) => self.meet(seen, &text),
                 Ok(Message::Started(started)) => self.work(&started),
                 Ok(Message::Stopping) => self.rest(),
                 Ok(Message::End) | Err(RecvTimeoutError::Disconnected) => return self.rest(),
@@ -265,29 +236,9 @@ impl Thread {
     }
 
     fn rest(&mut self) {
-        self.phase = Phase::Idle;
+        self.working = None;
         *lock(&self.shared.source) = None;
         self.show(None);
-    }
-
-    fn meet(&mut self, seen: Standstill, text: &str) {
-        let Some(after) = self.after else { return };
-        let now = self.epoch.elapsed();
-        if !matches!(self.phase, Phase::Meeting(_)) {
-            self.phase = Phase::Meeting(Watch::new(after, false));
-        }
-        let Phase::Meeting(watch) = &mut self.phase else {
-            return;
-        };
-        match watch.look(now, Some(seen)) {
-            Say::All(lasted) | Say::Unchanged(lasted) => {
-                self.say(&format!(
-                    "the rendezvous has stood still for {} s: {text}\n",
-                    lasted.as_secs()
-                ));
-            }
-            Say::Nothing | Say::GoesOn => {}
-        }
     }
 
     fn work(&mut self, started: &StartedWorkers) {
@@ -301,23 +252,23 @@ impl Thread {
             .then(|| self.shared.hosted.token().map(str::to_owned))
             .map(|token| Box::new(Collectives::new(after, token)));
         let next_look = Instant::now() + watch.next_look(self.epoch.elapsed());
-        self.phase = Phase::Working {
+        self.working = Some(Working {
             watch,
             source,
             collectives,
             next_look,
-        };
+        });
     }
 
     fn look(&mut self) {
         let started = Instant::now();
         let now = self.epoch.elapsed();
-        let Phase::Working {
+        let Some(Working {
             watch,
             source,
             collectives,
             next_look,
-        } = &mut self.phase
+        }) = &mut self.working
         else {
             return;
         };
@@ -337,8 +288,8 @@ impl Thread {
         *next_look = Instant::now() + watch.next_look(now).max(cost * LOOK_SHARE);
         let line = watch
             .unchanged_for(now)
-            .filter(|lasted| *lasted >= LINE_AFTER)
-            .and_then(|_| local::short_names(&report));
+            .filter(|lasted| report.is_stuck && *lasted >= LINE_AFTER)
+            .map(|_| report.headline_text());
         match say {
             Say::Nothing => {}
             Say::All(lasted) => self.say(&match &stuck {

@@ -118,17 +118,6 @@ impl Standstill {
             is_urgent: true,
         }
     }
-
-    /// Nodes that wait for others, of which `joined` have come.
-    pub(super) fn of_rendezvous(joined: impl Hash) -> Self {
-        let mut hasher = DefaultHasher::new();
-        joined.hash(&mut hasher);
-        Self {
-            fingerprint: hasher.finish(),
-            age: None,
-            is_urgent: false,
-        }
-    }
 }
 
 const fn is_urgent(kind: FindingKind) -> bool {

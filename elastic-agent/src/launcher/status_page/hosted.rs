@@ -4,9 +4,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::Duration;
 
-use c10d_inspect::http::{
-    Counter, EventKind, Gauge, LauncherMetrics, StatusOptions, StatusServer, StatusSource,
-};
+use c10d_inspect::http::{EventKind, RoundSize, StatusOptions, StatusServer, StatusSource};
 use c10d_inspect::{ExplainOptions, Report, explain};
 use c10d_store::journal::{JournalError, JournalSource};
 use c10d_store::{Counters, Snapshot, SnapshotError, StoreObserver, TcpStoreServer};
@@ -50,13 +48,7 @@ struct Journal {
 pub(in crate::launcher) struct HostedServer {
     addresses: Vec<SocketAddr>,
     observer: StoreObserver,
-    status: Option<Status>,
-}
-
-#[derive(Debug, Clone)]
-struct Status {
-    server: Arc<StatusServer>,
-    metrics: Arc<Metrics>,
+    status: Option<Arc<StatusServer>>,
 }
 
 /// A store whose snapshots have what this node's launcher sees when they are taken, not what it saw last.
@@ -77,17 +69,6 @@ impl StatusSource for FreshSource {
     fn counters(&self, timeout: Duration) -> Result<Counters, SnapshotError> {
         self.observer.counters(timeout)
     }
-}
-
-/// The launcher's own metrics.
-#[derive(Debug)]
-pub(super) struct Metrics {
-    pub(super) rounds: Counter,
-    pub(super) nodes: Gauge,
-    pub(super) nodes_lost: Counter,
-    pub(super) workers: Gauge,
-    pub(super) failures: Counter,
-    pub(super) restarts: Counter,
 }
 
 impl Hosted {
@@ -180,20 +161,28 @@ impl Hosted {
         servers.iter().find(is_on_port).cloned()
     }
 
-    /// Adds what happened to each status page, where `counter` counts it.
-    pub(super) fn note(&self, kind: EventKind, text: &str, counter: impl Fn(&Metrics) -> &Counter) {
+    /// Adds what happened to each status page, which counts it.
+    pub(super) fn note(&self, kind: EventKind, text: &str) {
+        self.pages()
+            .for_each(|page| page.timeline().push(kind, text));
+    }
+
+    /// Sets the round that each status page counts.
+    pub(super) fn note_round(&self, round: RoundSize) {
+        self.pages()
+            .for_each(|page| page.timeline().set_round(round));
+    }
+
+    fn pages(&self) -> impl Iterator<Item = Arc<StatusServer>> {
         let servers = lock(&self.servers).clone();
-        for status in servers.iter().filter_map(|server| server.status.as_ref()) {
-            status.server.timeline().push(kind, text);
-            counter(&status.metrics).inc();
-        }
+        servers.into_iter().filter_map(|server| server.status)
     }
 
     /// Ends the status pages. Blocks for some seconds at most.
     pub(in crate::launcher) fn end(&self) {
         let servers = std::mem::take(&mut *lock(&self.servers));
-        for status in servers.iter().filter_map(|server| server.status.as_ref()) {
-            status.server.shutdown();
+        for page in servers.iter().filter_map(|server| server.status.as_ref()) {
+            page.shutdown();
         }
     }
 
@@ -214,7 +203,7 @@ impl Hosted {
             observer: observer.clone(),
             announcements: Arc::clone(&self.announcements),
         };
-        let status = options.and_then(|options| Status::start(server, source, options));
+        let status = options.and_then(|options| start_page(server, source, options));
         lock(&self.servers).push(HostedServer {
             addresses,
             observer,
@@ -233,7 +222,7 @@ impl HostedServer {
     /// if the server has ended or does not answer in time.
     pub(in crate::launcher) fn report(&self, timeout: Duration) -> Option<Report> {
         if let Some(status) = &self.status {
-            return Some(Report::clone(&*status.server.report(timeout).ok()?));
+            return Some(Report::clone(&*status.report(timeout).ok()?));
         }
         let snapshot = self.snapshot(timeout)?;
         Some(explain(&snapshot, &ExplainOptions::default()))
@@ -245,39 +234,19 @@ impl HostedServer {
     }
 }
 
-impl Status {
-    /// A job runs without a page if the system has no thread left for it.
-    fn start(server: &TcpStoreServer, source: FreshSource, options: StatusOptions) -> Option<Self> {
-        let status = StatusServer::start(source, options);
-        let status = status
-            .inspect_err(|error| log::warn!("cannot serve a status page: {error}"))
-            .ok()?;
-        let metrics = Arc::new(Metrics::new(status.metrics()));
-        server.set_http_handler(Arc::clone(&status) as _);
-        Some(Self {
-            server: status,
-            metrics,
-        })
-    }
-}
-
-impl Metrics {
-    fn new(into: &LauncherMetrics) -> Self {
-        Self {
-            rounds: into.counter("c10d_rendezvous_rounds", "Completed rounds"),
-            nodes: into.gauge("c10d_rendezvous_nodes", "Nodes of the current round"),
-            nodes_lost: into.counter(
-                "c10d_rendezvous_nodes_lost",
-                "Nodes that were dropped because they wrote no heartbeat",
-            ),
-            workers: into.gauge("c10d_run_workers", "Workers of the current round"),
-            failures: into.counter(
-                "c10d_run_worker_failures",
-                "Failures that ended a round on this node",
-            ),
-            restarts: into.counter("c10d_run_restarts", "Restarts of this node's workers"),
-        }
-    }
+/// A job runs without a page if the system has no thread left for it.
+fn start_page(
+    server: &TcpStoreServer,
+    source: FreshSource,
+    options: StatusOptions,
+) -> Option<Arc<StatusServer>> {
+    let page = StatusServer::start(source, options)
+        .inspect_err(|error| log::warn!("cannot serve a status page: {error}"))
+        .ok()?;
+    // Its metrics are 0 until there is a round.
+    page.timeline().set_round(RoundSize::default());
+    server.set_http_handler(Arc::clone(&page) as _);
+    Some(page)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::agent::{AgentEvent, AgentListener, StartedWorkers};
-use c10d_inspect::http::EventKind;
+use c10d_inspect::http::{EventKind, RoundSize};
 use elastic_rendezvous::{Listener, RendezvousEvent};
 
 use super::feature::{Feature, JobEnd};
@@ -23,7 +23,7 @@ impl Feature for StatusPage {
         Some(Arc::new(move |event| {
             if let RendezvousEvent::NodeLost(lost) = event {
                 let text = format!("lost {lost}");
-                hosted.note(EventKind::NodeLost, &text, |of| &of.nodes_lost);
+                hosted.note(EventKind::NodeLost, &text);
             }
         }))
     }
@@ -32,12 +32,8 @@ impl Feature for StatusPage {
     fn agent_listener(&self) -> Option<AgentListener> {
         let hosted = Arc::clone(&self.0);
         Some(Arc::new(move |event| {
-            let fails = |text: &str| {
-                hosted.note(EventKind::Failure, text, |of| &of.failures);
-            };
-            let restarts = |text: &str| {
-                hosted.note(EventKind::Restart, text, |of| &of.restarts);
-            };
+            let fails = |text: &str| hosted.note(EventKind::Failure, text);
+            let restarts = |text: &str| hosted.note(EventKind::Restart, text);
             match event {
                 AgentEvent::WorkersStarted(started) => note_round(&hosted, started),
                 AgentEvent::WorkerFailed(exit) | AgentEvent::WorkerLost(exit) => {
@@ -70,10 +66,6 @@ fn note_round(hosted: &Hosted, started: &StartedWorkers) {
         s(nodes),
         s(workers)
     );
-    let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-    hosted.note(EventKind::Round, &text, |of| {
-        of.nodes.set(gauge(nodes));
-        of.workers.set(gauge(workers));
-        &of.rounds
-    });
+    hosted.note_round(RoundSize { nodes, workers });
+    hosted.note(EventKind::Round, &text);
 }
