@@ -18,7 +18,7 @@ use crate::output::print_line;
 use crate::process::Process;
 
 /// The start of the line with a server's address; `c10d store serve` prints it too.
-pub(super) const ANNOUNCEMENT: &str = "listening on ";
+const ANNOUNCEMENT: &str = "listening on ";
 
 /// How long one may take to serve.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -102,7 +102,7 @@ impl Drop for ServerChild {
 ///
 /// # Errors
 /// If it writes something else, ends, or writes no line in this time.
-pub(super) fn announced(child: &mut Child, timeout: Duration) -> io::Result<String> {
+fn announced(child: &mut Child, timeout: Duration) -> io::Result<String> {
     let deadline = Deadline::after(Instant::now(), timeout);
     let mut line = Vec::new();
     if let Some(stdout) = &mut child.stdout {

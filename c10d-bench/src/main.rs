@@ -23,7 +23,6 @@ mod report;
 mod rpc;
 mod rref;
 mod servers;
-mod soak;
 mod store;
 mod store_place;
 mod store_server;
@@ -50,14 +49,6 @@ enum BenchCommand {
     Relay(relay::RelayBenchArgs),
     /// Measures calls between two workers, in one process and in two.
     Rpc(rpc::RpcBenchArgs),
-    /// Runs thousands of short jobs against servers that run all the time, and finds what grows.
-    Soak(soak::SoakArgs),
-    /// A worker of the job of `soak` that runs all the time.
-    #[command(hide = true)]
-    SoakMember,
-    /// Becomes a command that ends with the process that has started it.
-    #[command(hide = true)]
-    EndWithParent(soak::CommandArgs),
     /// The second process of `rpc`.
     #[command(hide = true)]
     RpcPeer(rpc::RpcPeerArgs),
@@ -100,9 +91,6 @@ fn run(command: &BenchCommand) -> Result<(), Failure> {
             Ok(())
         }
         BenchCommand::Relay(args) => relay::run(args),
-        BenchCommand::Soak(args) => soak::run(args),
-        BenchCommand::SoakMember => soak::run_member(),
-        BenchCommand::EndWithParent(args) => args.become_command(),
         BenchCommand::Rpc(args) => rpc::run(args),
         BenchCommand::RpcPeer(args) => rpc::serve(args),
         BenchCommand::Rref(args) => rref::run(args),

@@ -347,7 +347,7 @@ impl Report {
 
 /// Lines of a table, of which the first has the headings. Leaves out columns without cells; aligns the columns of words
 /// left, all others right.
-pub(super) fn aligned<const N: usize>(lines: &[[String; N]], words: &[usize]) -> String {
+fn aligned<const N: usize>(lines: &[[String; N]], words: &[usize]) -> String {
     let mut widths = [0; N];
     for line in lines {
         for (width, cell) in widths.iter_mut().zip(line) {
@@ -373,7 +373,7 @@ pub(super) fn aligned<const N: usize>(lines: &[[String; N]], words: &[usize]) ->
 }
 
 /// `1234567.8` as `1,234,568`.
-pub(super) fn with_separators(value: f64, decimals: usize) -> String {
+fn with_separators(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let digits = text.find('.').unwrap_or(text.len());
     let mut separated = String::with_capacity(text.len() + digits / 3);
