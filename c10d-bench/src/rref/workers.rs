@@ -150,30 +150,6 @@ impl WorkerPair {
         Ok((created, fetched))
     }
 
-    /// As [`WorkerPair::lives`] without the fetch: drops each reference once its owner has confirmed it.
-    pub(super) fn lives_unread(
-        &mut self,
-        in_flight: usize,
-        time: Duration,
-    ) -> Result<u64, Failure> {
-        let end = Instant::now() + time;
-        let mut alive = VecDeque::with_capacity(in_flight);
-        for _ in 0..in_flight {
-            alive.push_back(self.create()?);
-        }
-        let mut lived = 0;
-        while let Some(created) = alive.pop_front() {
-            created.rref.wait_confirmed(Some(PATIENCE))?;
-            drop(created);
-            lived += 1;
-            if Instant::now() < end {
-                alive.push_back(self.create()?);
-            }
-        }
-        self.wait_until_freed()?;
-        Ok(lived)
-    }
-
     /// Creates `count` references whose values exist.
     pub(super) fn create_and_keep(&mut self, count: usize) -> Result<Vec<RRef<u64>>, Failure> {
         let mut alive = Vec::with_capacity(count);
