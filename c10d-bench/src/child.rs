@@ -70,7 +70,7 @@ impl ServerChild {
             // Replaced below; until then `server` only kills the child on drop.
             address: SocketAddr::from(([0; 4], 0)),
         };
-        let address = announced(&mut server.child, START_TIMEOUT)
+        let address = announced(&mut server.child)
             .and_then(|address| address.parse().map_err(io::Error::other));
         server.address = address.context("the server did not report its address")?;
         Ok(server)
@@ -99,30 +99,44 @@ impl Drop for ServerChild {
 }
 
 /// The address that a child announces, in the first line of its standard output.
-///
-/// # Errors
-/// If it writes something else, ends, or writes no line in this time.
-fn announced(child: &mut Child, timeout: Duration) -> io::Result<String> {
-    let deadline = Deadline::after(Instant::now(), timeout);
-    let mut line = Vec::new();
-    if let Some(stdout) = &mut child.stdout {
-        let mut byte = [0];
-        while line.last() != Some(&b'\n') && line.len() < LINE_BYTES_MAX {
-            let left = deadline.remaining(Instant::now());
-            if !wait_for_input(stdout, left, &Cancel::NEVER)? {
-                return Err(io::Error::other(format!("no address in {timeout:?}")));
-            }
-            if stdout.read(&mut byte)? == 0 {
-                break;
-            }
-            line.push(byte[0]);
-        }
-    }
-    let line = String::from_utf8_lossy(&line);
+fn announced(child: &mut Child) -> io::Result<String> {
+    let line = read_line(child, START_TIMEOUT, LINE_BYTES_MAX)?;
     match line.trim_end().strip_prefix(ANNOUNCEMENT) {
         Some(address) => Ok(address.to_owned()),
         None => Err(io::Error::other(format!("it wrote {line:?}"))),
     }
+}
+
+/// The next line of a child's standard output, after which it writes nothing until it is told to. Empty at its end.
+///
+/// # Errors
+/// If it writes no line in this time, or a longer one.
+pub(super) fn read_line(
+    child: &mut Child,
+    timeout: Duration,
+    bytes_max: usize,
+) -> io::Result<String> {
+    let deadline = Deadline::after(Instant::now(), timeout);
+    let mut line = Vec::new();
+    let Some(stdout) = &mut child.stdout else {
+        return Ok(String::new());
+    };
+    while line.last() != Some(&b'\n') {
+        let left = deadline.remaining(Instant::now());
+        if !wait_for_input(stdout, left, &Cancel::NEVER)? {
+            return Err(io::Error::other(format!("no line in {timeout:?}")));
+        }
+        let mut bytes = [0; 4096];
+        let count = stdout.read(&mut bytes)?;
+        if count == 0 {
+            break;
+        }
+        line.extend_from_slice(&bytes[..count]);
+        if line.len() > bytes_max {
+            return Err(io::Error::other("its line is too long"));
+        }
+    }
+    Ok(String::from_utf8_lossy(&line).into_owned())
 }
 
 /// In the child, before anything else: has it killed when its parent, the measurement, ends.

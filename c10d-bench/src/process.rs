@@ -1,9 +1,7 @@
-//! Memory and processor time of another process, read from /proc.
+//! Memory and files of another process, read from /proc.
 
 use std::fs;
-use std::time::Duration;
 
-use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::failure::{Context as _, Failure};
@@ -57,19 +55,6 @@ impl Process {
         let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kibibytes << 10)
     }
-
-    /// User and system time of all threads. The resolution is 10 ms on most systems.
-    pub(super) fn cpu_time(self) -> Option<Duration> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0)).ok()?;
-        // The name is in parentheses and may contain any byte, so count from its end: the next field is
-        // number 3, the two times are 14 and 15.
-        let (_, after_name) = stat.rsplit_once(')')?;
-        let mut fields = after_name.split_ascii_whitespace().skip(14 - 3);
-        let user: u64 = fields.next()?.parse().ok()?;
-        let system: u64 = fields.next()?.parse().ok()?;
-        let ticks_per_second = clock_ticks_per_second().max(1);
-        Some(Duration::from_secs(user + system) / u32::try_from(ticks_per_second).ok()?)
-    }
 }
 
 #[cfg(test)]
@@ -83,11 +68,10 @@ mod tests {
             assert!(this.anonymous_bytes().unwrap() > 4096);
             assert!(this.peak_bytes() >= this.anonymous_bytes());
             assert!(this.open_files().unwrap() > 0);
-            assert!(this.cpu_time().unwrap() < Duration::from_secs(3600));
         }
         // Above the largest process id.
         let nobody = Process(u32::MAX);
-        assert_eq!((nobody.anonymous_bytes(), nobody.cpu_time()), (None, None));
+        assert_eq!(nobody.anonymous_bytes(), None);
         assert_eq!((nobody.peak_bytes(), nobody.open_files()), (None, None));
     }
 }

@@ -117,12 +117,6 @@ pub(super) struct Row {
     /// The floor's samples, one per round; empty if it was not measured.
     pub(super) floor: Samples,
     pub(super) goal: Option<Goal>,
-    /// Processor time of the server per operation, in microseconds.
-    pub(super) server_cpu: Samples,
-    pub(super) floor_cpu: Samples,
-    /// The fraction of time in which the server used a processor. Well below 1, the server was not the
-    /// bottleneck.
-    pub(super) server_busy: Samples,
 }
 
 impl Row {
@@ -133,9 +127,6 @@ impl Row {
             samples: Samples::default(),
             floor: Samples::default(),
             goal: None,
-            server_cpu: Samples::default(),
-            floor_cpu: Samples::default(),
-            server_busy: Samples::default(),
         }
     }
 
@@ -215,9 +206,6 @@ impl Row {
         let optional = [
             ("floor_median", self.floor.median()),
             ("ratio_to_floor", self.ratio()),
-            ("server_cpu_us_per_op", self.server_cpu.median()),
-            ("floor_cpu_us_per_op", self.floor_cpu.median()),
-            ("server_busy", self.server_busy.median()),
         ];
         for (name, value) in optional {
             if let Some(value) = value {
@@ -301,26 +289,12 @@ impl Report {
     }
 
     pub(super) fn table(&self) -> String {
-        const HEADINGS: [&str; 10] = [
-            "",
-            "median",
-            "min",
-            "max",
-            "unit",
-            "floor",
-            "ratio",
-            "us cpu/op",
-            "busy",
-            "goal",
-        ];
+        const HEADINGS: [&str; 8] = ["", "median", "min", "max", "unit", "floor", "ratio", "goal"];
         let mut lines = vec![HEADINGS.map(str::to_owned)];
         lines.extend(self.rows.iter().map(|row| {
             let decimals = row.unit.decimals();
             let show = |value: Option<f64>| {
                 value.map_or_else(String::new, |value| with_separators(value, decimals))
-            };
-            let fraction = |value: Option<f64>, decimals| {
-                value.map_or_else(String::new, |value| format!("{value:.decimals$}"))
             };
             [
                 row.name.clone(),
@@ -329,13 +303,12 @@ impl Report {
                 show(row.samples.max()),
                 row.unit.name().to_owned(),
                 show(row.floor.median()),
-                fraction(row.ratio(), 3),
-                fraction(row.server_cpu.median(), 2),
-                fraction(row.server_busy.median(), 2),
+                row.ratio()
+                    .map_or_else(String::new, |ratio| format!("{ratio:.3}")),
                 row.goal_text(),
             ]
         }));
-        let mut table = format!("{}\n{}", self.subject, aligned(&lines, &[0, 4, 9]));
+        let mut table = format!("{}\n{}", self.subject, aligned(&lines, &[0, 4, 7]));
         for note in &self.notes {
             table.push_str("note: ");
             table.push_str(note);
@@ -347,7 +320,7 @@ impl Report {
 
 /// Lines of a table, of which the first has the headings. Leaves out columns without cells; aligns the columns of words
 /// left, all others right.
-fn aligned<const N: usize>(lines: &[[String; N]], words: &[usize]) -> String {
+pub(super) fn aligned<const N: usize>(lines: &[[String; N]], words: &[usize]) -> String {
     let mut widths = [0; N];
     for line in lines {
         for (width, cell) in widths.iter_mut().zip(line) {
@@ -485,6 +458,5 @@ mod tests {
             (&row["ratio_to_floor"], &row["goal"]["met"]),
             (&json!(0.5), &json!(false))
         );
-        assert_eq!(row.get("server_busy"), None);
     }
 }

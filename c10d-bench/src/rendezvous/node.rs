@@ -12,13 +12,10 @@ use elastic_rendezvous::{
     Traffic,
 };
 
-pub(super) const RUN_ID: &str = "bench";
+const RUN_ID: &str = "bench";
 
 /// The timeout of each step: far above every plausible figure.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
-
-/// How many heartbeats a node may miss; the default of torchrun.
-pub(super) const KEEP_ALIVE_ATTEMPTS: u32 = 3;
 
 /// The rendezvous that nodes join.
 #[derive(Debug, Clone, Args)]
@@ -30,29 +27,15 @@ pub(crate) struct Job {
     /// How many nodes are in the round.
     #[arg(long)]
     pub(super) nodes: usize,
-
-    /// The interval of heartbeats, in milliseconds.
-    #[arg(long)]
-    pub(super) keep_alive: u64,
-
-    /// How many nodes share a connection; 1 for nodes with handlers and threads of their own.
-    #[arg(long)]
-    pub(super) nodes_per_connection: usize,
 }
 
 impl Job {
-    pub(super) const fn keep_alive(&self) -> Duration {
-        Duration::from_millis(self.keep_alive)
-    }
-
-    pub(super) fn settings(&self) -> Result<RendezvousSettings, RendezvousError> {
-        Ok(RendezvousSettings::new(RUN_ID, self.nodes, self.nodes)?
-            .with_join_timeout(PATIENCE)
-            .with_keep_alive(self.keep_alive(), KEEP_ALIVE_ATTEMPTS))
+    fn settings(&self) -> Result<RendezvousSettings, RendezvousError> {
+        Ok(RendezvousSettings::new(RUN_ID, self.nodes, self.nodes)?.with_join_timeout(PATIENCE))
     }
 
     /// Connects to the store.
-    pub(super) fn open_store(&self) -> Result<Arc<dyn Store>, Failure> {
+    fn open_store(&self) -> Result<Arc<dyn Store>, Failure> {
         let options = TcpStoreOptions::default().with_timeout(PATIENCE);
         let store = TcpStore::open_at(&self.store, options);
         Ok(Arc::new(store.context("cannot connect to the store")?))
@@ -85,6 +68,6 @@ impl Node {
 }
 
 /// The address of a node, of a realistic length, as addresses are most of the state.
-pub(super) fn addr_of(node: usize) -> String {
+fn addr_of(node: usize) -> String {
     format!("node-{node:05}.cluster.example")
 }

@@ -1,146 +1,106 @@
-//! The phases of a job whose ranks connect through simulated relays: those of
-//! [`ranks`](super::super::workload::ranks), with the same requests.
+//! The ranks of a large job: they connect, meet in barriers, wait and cancel, with a connection each or through simulated
+//! relays.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use c10d_socket::TlsClient;
 
-use super::node::Ask;
-use super::nodes::{Nodes, Turns};
+use super::requests;
+use super::setting::Setting;
 use crate::failure::Failure;
-use crate::workload::nccl_roots::NcclRoots;
-use crate::workload::requests;
-use crate::workload::setting::Setting;
+use crate::fleet::{Ask, Fleet, Turns};
 
-/// The job's size.
+/// The size of a job.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shape {
-    pub(super) nodes: usize,
-    pub(super) ranks_per_node: usize,
+pub(crate) struct Shape {
+    /// Those of ranks, or of relays.
+    pub(crate) connections: usize,
+    /// `None`: each rank has a connection.
+    pub(crate) ranks_per_relay: Option<usize>,
 }
 
 impl Shape {
-    pub(super) const fn ranks(self) -> usize {
-        self.nodes * self.ranks_per_node
+    pub(crate) fn ranks(self) -> usize {
+        self.connections * self.ranks_per_relay.unwrap_or(1)
     }
 }
 
-/// A job whose ranks are connected.
+/// The connected ranks of one round, with keys of its own, as a barrier key can be used once.
 #[derive(Debug)]
-pub(super) struct RelayedJob {
-    nodes: Nodes,
+pub(crate) struct Job {
+    fleet: Fleet,
+    round: usize,
+    /// Keys to delete at the end.
+    keys: Vec<String>,
 }
 
-impl RelayedJob {
-    /// Measures connect, the handshakes, SESSION, the ranks' OPENs, and PING and ADD to `init/` of each rank, until the
-    /// last answer.
-    pub(super) fn connect(
+impl Job {
+    /// Measures connect, the handshakes of ranks and relays, and PING and ADD to `init/` of each rank, until the last
+    /// answer.
+    pub(crate) fn connect(
         shape: Shape,
+        round: usize,
         setting: &Setting,
         tls: Option<&TlsClient>,
     ) -> Result<(Self, Duration), Failure> {
-        let mut nodes = Nodes::new(setting.server, tls.cloned(), shape.ranks_per_node)?;
-        let address = setting.server;
-        let (ping, count) = (requests::ping(), requests::count_worker());
+        let mut fleet = Fleet::new(setting.server, tls.cloned(), shape.ranks_per_relay)?;
+        // A relay makes the handshake for its ranks.
+        let first = match fleet.has_relays() {
+            true => requests::ping(),
+            false => requests::hello(),
+        };
+        let count = requests::count_worker();
         let join = Ask {
-            requests: &[&ping, &count],
-            reply_bytes: requests::JOINED_BYTES,
+            requests: &[&first, &count],
+            reply_bytes: requests::HELLO_REPLY.len() + 8,
         };
         let mut joined = Vec::with_capacity(shape.ranks());
         let start = Instant::now();
-        nodes.connect(shape.nodes, setting.connect_window, join, |reply| {
+        fleet.connect(shape.connections, setting.connect_window, join, |reply| {
             let (nonce, count) = reply.split_at(requests::HELLO_REPLY.len());
             joined.extend(requests::number(count));
-            if nonce == requests::HELLO_REPLY {
-                return Ok(());
-            }
-            Err(Failure::wrong_answer(
-                address,
-                "PING",
-                format!("{nonce:02x?}"),
-            ))
+            expect(setting.server, "PING", nonce, requests::HELLO_REPLY).map(drop)
         })?;
         let time = start.elapsed();
         if !requests::are_consecutive(joined, shape.ranks()) {
-            let detail = "the counts are not consecutive".to_owned();
-            return Err(nodes.wrong_answer("ADD", detail));
+            return Err(fleet.wrong_answer("ADD", "the counts are not consecutive"));
         }
-        Ok((Self { nodes }, time))
-    }
-
-    /// Each rank sets a key to a value as long as gloo's address of a rank.
-    pub(super) fn publish(&mut self) -> Result<(), Failure> {
-        let address = self.nodes.address();
-        let ping = requests::ping();
-        for rank in 0..self.nodes.ranks() {
-            let key = format!("bench/default_pg/0//cpu//0/{rank}");
-            let set = requests::set(&key, &[7; 154]);
-            let ask = Ask {
-                requests: &[&set, &ping],
-                reply_bytes: requests::HELLO_REPLY.len(),
-            };
-            self.nodes.ask_one(rank, ask)?;
-        }
-        self.nodes.run(Turns::Together, |_, reply| {
-            expect(address, reply, requests::HELLO_REPLY)
-        })
-    }
-
-    /// The store was restarted and is at this address: measures connect, the handshakes, SESSION, OPEN and RESUME of the
-    /// ranks, and an ADD of each, until the last answer.
-    pub(super) fn carry_over(
-        &mut self,
-        address: SocketAddr,
-        setting: &Setting,
-    ) -> Result<Duration, Failure> {
-        let add = requests::add("bench/back", 1);
-        let ask = Ask {
-            requests: &[&add],
-            reply_bytes: 8,
+        let job = Self {
+            fleet,
+            round,
+            keys: Vec::new(),
         };
-        let mut sums = Vec::with_capacity(self.nodes.ranks());
-        let start = Instant::now();
-        self.nodes
-            .carry_over(address, setting.connect_window, ask, |reply| {
-                sums.extend(requests::number(reply));
-                Ok(())
-            })?;
-        let time = start.elapsed();
-        if !requests::are_consecutive(sums, self.nodes.ranks()) {
-            let detail = "the counts are not consecutive".to_owned();
-            return Err(self.nodes.wrong_answer("ADD", detail));
-        }
-        Ok(time)
+        Ok((job, time))
     }
 
-    /// ADD, then WAIT on one key, which the last one to arrive SETs. From the first request to the last wake. Returns
-    /// also the number of frames with requests.
-    pub(super) fn barrier_by_add_and_wait(
+    fn ranks(&self) -> usize {
+        self.fleet.ranks()
+    }
+
+    /// ADD, then WAIT on one key, which the last one to arrive SETs. From the first request to the last wake. Returns also
+    /// the number of frames with requests of relays.
+    pub(crate) fn barrier_by_add_and_wait(
         &mut self,
         turns: Turns,
     ) -> Result<(Duration, usize), Failure> {
-        let ranks = self.nodes.ranks();
-        // The keys of the two barriers differ.
-        let name = format!("{turns:?}").to_lowercase();
-        let (arrivals, done) = (
-            format!("bench/{name}/arrivals"),
-            format!("bench/{name}/done"),
-        );
+        let (ranks, address) = (self.ranks(), self.fleet.address());
+        // The keys of the two barriers of a round differ.
+        let [arrivals, done] =
+            ["arrivals", "done"].map(|name| self.key(&format!("{turns:?}/{name}")));
         let (arrive, wait) = (requests::add(&arrivals, 1), requests::wait(&done));
         let set = requests::set(&done, b"1");
-        let address = self.nodes.address();
-        let (pass, release) = ([wait.as_slice()], [set.as_slice(), &wait]);
-        let frames_before = self.nodes.frames();
+        let (arrive, pass) = ([arrive.as_slice()], [wait.as_slice()]);
+        let release = [set.as_slice(), &wait];
+        let frames_before = self.fleet.frames();
         let start = Instant::now();
-        let arrive = [arrive.as_slice()];
-        self.nodes.ask_all(turns, |_| Ask {
+        self.fleet.ask_all(turns, |_| Ask {
             requests: &arrive,
             reply_bytes: 8,
         })?;
-        self.nodes.run(turns, |_, reply| {
+        self.fleet.run(turns, |_, reply| {
             let Some(arrived) = requests::number(reply) else {
-                return expect(address, reply, requests::STOP_WAITING);
+                return expect(address, "WAIT", reply, requests::STOP_WAITING);
             };
             let last = usize::try_from(arrived) == Ok(ranks);
             Ok(Some(Ask {
@@ -148,68 +108,105 @@ impl RelayedJob {
                 reply_bytes: 1,
             }))
         })?;
-        let time = start.elapsed();
-        Ok((time, self.nodes.frames() - frames_before))
+        Ok((start.elapsed(), self.fleet.frames() - frames_before))
+    }
+
+    pub(crate) fn barrier_by_command(&mut self) -> Result<Duration, Failure> {
+        let world_size = i64::try_from(self.ranks()).unwrap_or(i64::MAX);
+        let barrier = requests::barrier(&self.key("barrier"), world_size);
+        let start = Instant::now();
+        self.all_ask(&[&barrier], "BARRIER", requests::STOP_WAITING)?;
+        Ok(start.elapsed())
     }
 
     /// All ranks wait for one key: from its SET to the last wake-up.
-    pub(super) fn one_key_wakes_all(&mut self) -> Result<Duration, Failure> {
-        let (wait, ping) = (requests::wait("bench/go"), requests::ping());
-        let address = self.nodes.address();
-        // The answer to a PING behind the WAIT proves that it has started.
-        let wait = [wait.as_slice(), &ping];
-        self.nodes.ask_all(Turns::Together, |_| Ask {
-            requests: &wait,
-            reply_bytes: requests::HELLO_REPLY.len(),
-        })?;
-        self.nodes.run(Turns::Together, |_, reply| {
-            expect(address, reply, requests::HELLO_REPLY)
-        })?;
-        self.nodes.expect_all(requests::STOP_WAITING.len());
-        let set = requests::set("bench/go", b"1");
+    pub(crate) fn one_key_wakes_all(&mut self) -> Result<Duration, Failure> {
+        let key = self.key("go");
+        let wait = requests::wait(&key);
+        self.each_waits(|_| &wait)?;
+        self.fleet.expect_all(requests::STOP_WAITING.len());
+        let set = requests::set(&key, b"1");
         let start = Instant::now();
-        self.nodes.send_one(0, &set)?;
-        self.nodes.run(Turns::Together, |_, reply| {
-            expect(address, reply, requests::STOP_WAITING)
-        })?;
+        self.fleet.send(0, &set)?;
+        self.expect_all("WAIT", requests::STOP_WAITING)?;
         Ok(start.elapsed())
     }
 
-    /// All ranks wait for the ids of NCCL's roots, which some of them set, and get them: from the first request to the last
-    /// byte received.
-    pub(super) fn ids_of_nccl(&mut self) -> Result<Duration, Failure> {
-        let roots = NcclRoots::new(self.nodes.ranks(), "bench");
-        let address = self.nodes.address();
-        let sets: Vec<Option<Vec<u8>>> = (0..self.nodes.ranks()).map(|it| roots.set(it)).collect();
-        let of_rank = |rank: usize| {
-            let set: Option<&[u8]> = sets[rank].as_deref();
-            set.into_iter().chain([roots.wait.as_slice()])
-        };
-        let of_ranks: Vec<Vec<&[u8]>> = (0..sets.len())
-            .map(|rank| of_rank(rank).collect())
+    /// Each rank waits for a key of its own, then cancels: from the first WAIT until all are known to wait,
+    /// and from the first cancel to the last answer.
+    pub(crate) fn wait_apart_then_cancel(&mut self) -> Result<(Duration, Duration), Failure> {
+        let key = |rank| format!("bench/{}/never/{rank}", self.round);
+        let waits: Vec<_> = (0..self.ranks())
+            .map(|rank| requests::wait(&key(rank)))
             .collect();
-        let get = [roots.get.as_slice()];
         let start = Instant::now();
-        self.nodes.ask_all(Turns::Together, |rank| Ask {
-            requests: &of_ranks[rank],
-            reply_bytes: 1,
+        self.each_waits(|rank| &waits[rank])?;
+        let waiting = start.elapsed();
+        let cancel = requests::cancel();
+        let start = Instant::now();
+        self.all_ask(&[&cancel], "CANCEL_WAIT", requests::WAIT_CANCELED)?;
+        Ok((waiting, start.elapsed()))
+    }
+
+    /// Starts a wait of every rank; the answer to a PING behind it proves that it has started.
+    fn each_waits<'w>(&mut self, wait: impl Fn(usize) -> &'w [u8]) -> Result<(), Failure> {
+        let ping = requests::ping();
+        let requests: Vec<[&[u8]; 2]> = (0..self.ranks()).map(|rank| [wait(rank), &ping]).collect();
+        self.fleet.ask_all(Turns::Together, |rank| Ask {
+            requests: &requests[rank],
+            reply_bytes: requests::HELLO_REPLY.len(),
         })?;
-        self.nodes.run(Turns::Together, |_, reply| {
-            if reply == roots.ids {
-                return Ok(None);
-            }
-            expect(address, reply, requests::STOP_WAITING)?;
-            Ok(Some(Ask {
-                requests: &get,
-                reply_bytes: roots.ids.len(),
-            }))
+        self.expect_all("PING", requests::HELLO_REPLY)
+    }
+
+    /// All ranks send the same, and get the same.
+    fn all_ask<const N: usize>(
+        &mut self,
+        requests: &[&[u8]],
+        name: &'static str,
+        reply: [u8; N],
+    ) -> Result<(), Failure> {
+        self.fleet.ask_all(Turns::Together, |_| Ask {
+            requests,
+            reply_bytes: N,
         })?;
-        Ok(start.elapsed())
+        self.expect_all(name, reply)
+    }
+
+    /// Waits for the replies to all ranks that have asked.
+    fn expect_all<const N: usize>(
+        &mut self,
+        request: &'static str,
+        expected: [u8; N],
+    ) -> Result<(), Failure> {
+        let address = self.fleet.address();
+        self.fleet.run(Turns::Together, |_, reply| {
+            expect(address, request, reply, expected)
+        })
+    }
+
+    /// Deletes the round's keys and closes all connections. Returns when the server has noticed, which the
+    /// answer to a new connection proves.
+    pub(crate) fn leave(mut self, setting: &Setting) -> Result<(), Failure> {
+        for key in &self.keys {
+            self.fleet.call(0, &requests::delete(key), 8)?;
+        }
+        drop(self.fleet);
+        let mut newcomer = setting.fleet(1, None)?;
+        newcomer.call(0, &requests::ping(), requests::HELLO_REPLY.len())?;
+        Ok(())
+    }
+
+    fn key(&mut self, name: &str) -> String {
+        let key = format!("bench/{}/{name}", self.round);
+        self.keys.push(key.clone());
+        key
     }
 }
 
-pub(super) fn expect<const N: usize>(
+fn expect<const N: usize>(
     address: SocketAddr,
+    request: &'static str,
     reply: &[u8],
     expected: [u8; N],
 ) -> Result<Option<Ask<'static>>, Failure> {
@@ -217,5 +214,5 @@ pub(super) fn expect<const N: usize>(
         return Ok(None);
     }
     let detail = format!("{reply:02x?}");
-    Err(Failure::wrong_answer(address, "a rank's request", detail))
+    Err(Failure::wrong_answer(address, request, detail))
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use c10d_socket::{Credentials, TlsClient};
+use c10d_socket::Credentials;
 
 use super::setting::Setting;
 use super::throughput::Throughput;
@@ -23,25 +23,16 @@ pub(crate) fn secret(setting: &Setting, throughput: &Throughput) -> Result<[Row;
         ..*setting
     };
     let tls = server.tls()?;
-    let many = against_plain(&setting, throughput, tls.as_ref())?;
+    let throughput = Throughput {
+        name: format!("{} secret", throughput.name),
+        goal: Some(Goal::RatioAtLeast(0.5)),
+        ..throughput.clone()
+    };
+    let fleet = setting.fleet(throughput.connections, tls.as_ref())?;
+    let plain = setting.fleet(throughput.connections, None)?;
+    let many = throughput.measure(&setting, fleet, Some(plain))?;
     let [ping, tail, connect] = latencies(&setting, server.credentials())?;
     Ok([many, ping, tail, connect])
-}
-
-fn against_plain(
-    setting: &Setting,
-    throughput: &Throughput,
-    tls: Option<&TlsClient>,
-) -> Result<Row, Failure> {
-    let [with_secret, plain] = throughput.measure_both(setting, tls)?;
-    let mut row = Row::new(
-        format!("{} secret", throughput.name),
-        Unit::OperationsPerSecond,
-    );
-    row.goal = Some(Goal::RatioAtLeast(0.5));
-    row.samples = with_secret;
-    row.floor = plain;
-    Ok(row)
 }
 
 /// PING of the client library, and opening a store.

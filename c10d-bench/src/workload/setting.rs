@@ -9,7 +9,7 @@ use c10d_store::{TcpStore, TcpStoreOptions};
 use super::requests;
 use crate::affinity::Cores;
 use crate::failure::Failure;
-use crate::fleet::{Fleet, SILENCE_MAX};
+use crate::fleet::{Ask, Fleet, SILENCE_MAX};
 use crate::process::Process;
 
 /// Opens a store with the client library. Does not repeat a failed attempt to connect.
@@ -39,8 +39,6 @@ pub(crate) struct Setting {
     pub(crate) process: Option<Process>,
     /// The cores of this thread and of the servers that it starts.
     pub(crate) cores: Option<Cores>,
-    /// Whether to measure the floor.
-    pub(crate) floor: bool,
     /// How often each figure is measured.
     pub(crate) rounds: usize,
     /// How long a round lasts, for workloads without a natural end.
@@ -51,26 +49,24 @@ pub(crate) struct Setting {
 
 impl Setting {
     /// Opens a fleet of connections that have completed the handshake, with a secret or plain.
-    pub(super) fn fleet(
+    pub(crate) fn fleet(
         &self,
         connections: usize,
         tls: Option<&TlsClient>,
     ) -> Result<Fleet, Failure> {
-        let mut fleet = Fleet::new(self.server, tls.cloned())?;
+        let mut fleet = Fleet::new(self.server, tls.cloned(), None)?;
         let hello = requests::hello();
-        fleet.connect(
-            connections,
-            self.connect_window,
-            &hello,
-            requests::HELLO_REPLY.len(),
-            |links, reply| {
-                if reply == requests::HELLO_REPLY {
-                    Ok(())
-                } else {
-                    Err(links.wrong_answer("PING", format!("{reply:02x?}")))
-                }
-            },
-        )?;
+        let greeting = Ask {
+            requests: &[&hello],
+            reply_bytes: requests::HELLO_REPLY.len(),
+        };
+        fleet.connect(connections, self.connect_window, greeting, |reply| {
+            if reply == requests::HELLO_REPLY {
+                return Ok(());
+            }
+            let detail = format!("{reply:02x?}");
+            Err(Failure::wrong_answer(self.server, "PING", detail))
+        })?;
         Ok(fleet)
     }
 }

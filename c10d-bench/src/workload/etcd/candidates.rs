@@ -6,14 +6,12 @@ use std::time::{Duration, Instant};
 
 use c10d_journal::{EtcdDirectory, EtcdOptions, EtcdStatus};
 use c10d_socket::{Cancel, Deadline};
-use c10d_store::StoreAddress;
 
 use super::site::Site;
 use crate::affinity::Cores;
 use crate::child::ServerChild;
 use crate::failure::Failure;
 use crate::servers::StoreServerArgs;
-use crate::store_place::store_place;
 
 const CANDIDATES: usize = 3;
 
@@ -24,7 +22,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) struct Candidates {
-    prefix: String,
     address: String,
     directory: EtcdDirectory,
     cores: Option<Cores>,
@@ -37,7 +34,6 @@ impl Candidates {
         let address = site.address(prefix);
         let options: EtcdOptions = address.parse()?;
         let mut this = Self {
-            prefix: prefix.to_owned(),
             address,
             directory: EtcdDirectory::new(options),
             cores,
@@ -47,18 +43,9 @@ impl Candidates {
         Ok(this)
     }
 
-    /// Below which the store is.
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
     /// Where clients find the one that serves.
     pub(super) fn address(&self) -> &str {
         &self.address
-    }
-
-    pub(super) fn place(&self) -> Result<StoreAddress, Failure> {
-        store_place(&self.address).map_err(Failure::new)
     }
 
     /// Replaces the servers that have ended, or lead no more, and waits until one serves and the others follow.
