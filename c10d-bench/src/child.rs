@@ -34,9 +34,8 @@ pub(super) struct ServerChild {
 }
 
 impl ServerChild {
-    /// Starts `c10d` with these arguments on the servers' core, and waits for its address.
+    /// Starts this program with these arguments on the servers' core, and waits for its address.
     pub(super) fn start(arguments: &[String], cores: Option<Cores>) -> Result<Self, Failure> {
-        // Hides its startup messages.
         Self::start_with_log(arguments, cores, "warn")
     }
 
@@ -53,18 +52,9 @@ impl ServerChild {
         cores: Option<Cores>,
         log_level: &str,
     ) -> Result<Self, Failure> {
-        let child = on_server_core(cores, || {
-            let executable =
-                env::current_exe().context("cannot find the executable of this process")?;
-            let log_level = env::var_os("RUST_LOG").unwrap_or_else(|| log_level.into());
-            Command::new(executable)
-                .args(arguments)
-                .env("RUST_LOG", log_level)
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .spawn()
-                .context("cannot start the server")
-        })?;
+        let mut command = this_program(log_level)?;
+        command.args(arguments).stdout(Stdio::piped());
+        let child = on_server_core(cores, || command.spawn().context("cannot start the server"))?;
         let mut server = Self {
             child,
             // Replaced below; until then `server` only kills the child on drop.
@@ -96,6 +86,15 @@ impl Drop for ServerChild {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A command of this program's own executable. It logs at this level unless the user sets `RUST_LOG`.
+pub(super) fn this_program(log_level: &str) -> Result<Command, Failure> {
+    let executable = env::current_exe().context("cannot find the executable of this process")?;
+    let mut command = Command::new(executable);
+    let log_level = env::var_os("RUST_LOG").unwrap_or_else(|| log_level.into());
+    command.env("RUST_LOG", log_level).stdin(Stdio::null());
+    Ok(command)
 }
 
 /// The address that a child announces, in the first line of its standard output.

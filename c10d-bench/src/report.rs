@@ -108,6 +108,19 @@ pub(super) enum Goal {
     AboveFloorAtMost(f64),
 }
 
+impl Goal {
+    /// Its name in JSON, its begin in a table, and its value.
+    const fn parts(self) -> (&'static str, &'static str, f64) {
+        match self {
+            Self::RatioAtLeast(value) => ("ratio_at_least", "ratio >=", value),
+            Self::RatioAtMost(value) => ("ratio_at_most", "ratio <=", value),
+            Self::AtLeast(value) => ("at_least", ">=", value),
+            Self::AtMost(value) => ("at_most", "<=", value),
+            Self::AboveFloorAtMost(value) => ("above_floor_at_most", "<= floor +", value),
+        }
+    }
+}
+
 /// One figure of a benchmark.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
@@ -156,19 +169,13 @@ impl Row {
     }
 
     fn goal_text(&self) -> String {
-        let text = match self.goal {
-            None => return String::new(),
-            Some(Goal::RatioAtLeast(least)) => format!("ratio >= {least}"),
-            Some(Goal::RatioAtMost(most)) => format!("ratio <= {most}"),
-            Some(Goal::AtLeast(least)) => {
-                format!(">= {}", with_separators(least, self.unit.decimals()))
-            }
-            Some(Goal::AtMost(most)) => {
-                format!("<= {}", with_separators(most, self.unit.decimals()))
-            }
-            Some(Goal::AboveFloorAtMost(most)) => {
-                format!("<= floor + {}", with_separators(most, self.unit.decimals()))
-            }
+        let Some(goal) = self.goal else {
+            return String::new();
+        };
+        let (_, text, value) = goal.parts();
+        let text = match goal {
+            Goal::RatioAtLeast(_) | Goal::RatioAtMost(_) => format!("{text} {value}"),
+            _ => format!("{text} {}", with_separators(value, self.unit.decimals())),
         };
         match self.goal_is_met() {
             Some(true) => format!("{text} met"),
@@ -213,13 +220,7 @@ impl Row {
             }
         }
         if let Some(goal) = self.goal {
-            let (what, value) = match goal {
-                Goal::RatioAtLeast(value) => ("ratio_at_least", value),
-                Goal::RatioAtMost(value) => ("ratio_at_most", value),
-                Goal::AtLeast(value) => ("at_least", value),
-                Goal::AtMost(value) => ("at_most", value),
-                Goal::AboveFloorAtMost(value) => ("above_floor_at_most", value),
-            };
+            let (what, _, value) = goal.parts();
             row.insert(
                 "goal".into(),
                 json!({ what: value, "met": self.goal_is_met() }),

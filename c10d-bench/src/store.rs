@@ -12,13 +12,12 @@ use crate::numbers::{at_least_one, round_seconds};
 use crate::open_files;
 use crate::process::Process;
 use crate::report::{Goal, Report, Row};
-use crate::store_server::{Access, StoreServer};
+use crate::store_server::StoreServer;
 use crate::workload::durable::durable;
 use crate::workload::etcd::etcd;
 use crate::workload::large::large_values;
 use crate::workload::ping::ping;
 use crate::workload::ranks::ranks;
-use crate::workload::secret::secret;
 use crate::workload::setting::Setting;
 use crate::workload::throughput::{Kind, Throughput};
 
@@ -82,11 +81,8 @@ enum Workload {
     SetGet,
     /// Thousands of ranks that connect, meet in barriers, wait, and cancel.
     Ranks,
-    /// A 4 MiB value, written and read.
+    /// A 4 MiB value, written and read. After the ranks: its freed memory would hide what they need.
     Large,
-    /// `set-get`, PING and new connections with a shared secret, beside plain ones to the same server. Starts a server
-    /// of its own, so it is left out with --connect.
-    Secret,
     /// ADD, SET and GET of a server with a journal, beside one without, and how soon its keys are there again after
     /// the server was killed. Left out with --connect.
     Durable,
@@ -94,18 +90,6 @@ enum Workload {
     /// three members of the program that C10D_ETCD names, and takes minutes: runs only if it is named.
     Etcd,
 }
-
-const ALL: [Workload; 8] = [
-    Workload::Ping,
-    Workload::Add,
-    Workload::SetGet,
-    // Before the large values: their freed memory would hide what the ranks need.
-    Workload::Ranks,
-    Workload::Large,
-    Workload::Secret,
-    Workload::Durable,
-    Workload::Etcd,
-];
 
 /// Rounds of the workload that takes longest, so that a whole run takes less than a minute.
 const LONG_WORKLOAD_ROUNDS_MAX: usize = 3;
@@ -131,7 +115,7 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
             )
         }
         None => {
-            let child = StoreServer::start(cores, Access::Open)?;
+            let child = StoreServer::start(cores, false)?;
             let subject = "a new server".to_owned();
             (subject, child.address(), Some(child.process()), Some(child))
         }
@@ -145,15 +129,12 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
         connect_window: args.connect_window,
     };
     let mut rows = Vec::new();
-    for workload in ALL {
-        if !args.only.is_empty() && !args.only.contains(&workload) {
+    for workload in Workload::value_variants() {
+        if !args.only.is_empty() && !args.only.contains(workload) {
             continue;
         }
-        let needs_ours = matches!(
-            workload,
-            Workload::Secret | Workload::Durable | Workload::Etcd
-        );
-        let is_left_out = workload == Workload::Etcd && args.only.is_empty();
+        let needs_ours = matches!(workload, Workload::Durable | Workload::Etcd);
+        let is_left_out = *workload == Workload::Etcd && args.only.is_empty();
         if is_left_out || needs_ours && args.connect.is_some() {
             continue;
         }
@@ -162,9 +143,6 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
             Workload::Add => rows.push(alone(&setting, &add_64())?),
             Workload::SetGet => rows.push(alone(&setting, &set_get_64(args.value_bytes))?),
             Workload::Large => rows.extend(large_values(&setting)?),
-            Workload::Secret => {
-                rows.extend(secret(&setting, &set_get_64(args.value_bytes))?);
-            }
             Workload::Durable => {
                 let set_get = set_get_64(args.value_bytes);
                 rows.extend(durable(&setting, &set_get, args.reopened_keys)?);
@@ -188,7 +166,7 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
 }
 
 fn alone(setting: &Setting, throughput: &Throughput) -> Result<Row, Failure> {
-    let fleet = setting.fleet(throughput.connections, None)?;
+    let fleet = setting.fleet(throughput.connections)?;
     throughput.measure(setting, fleet, None)
 }
 

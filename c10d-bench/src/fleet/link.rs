@@ -18,7 +18,7 @@ pub(super) struct Link {
     pub(super) is_connected: bool,
     tls: Option<TlsLayer>,
     out: SendBuf,
-    /// With it, the connection is that of a relay.
+    /// Present if the connection belongs to a relay.
     pub(super) session: Option<Session>,
     /// One for each rank.
     pub(super) pending: Vec<Pending>,
@@ -33,14 +33,6 @@ pub(super) struct Pending {
     reply_bytes: usize,
 }
 
-/// What one read has returned.
-#[derive(Debug)]
-pub(super) struct Received<'b> {
-    pub(super) bytes: &'b [u8],
-    /// No more is available.
-    pub(super) is_all: bool,
-}
-
 impl Link {
     /// Starts to connect. The token is the index of the connection.
     pub(super) fn open(
@@ -48,7 +40,7 @@ impl Link {
         index: usize,
         registry: &Registry,
         tls: Option<TlsLayer>,
-        session: Option<Session>,
+        ranks_per_relay: Option<usize>,
     ) -> io::Result<Self> {
         let mut stream = start_connect(address, source_of(address, index))?;
         stream.set_nodelay(true)?;
@@ -61,8 +53,8 @@ impl Link {
             is_connected: false,
             tls,
             out: SendBuf::new(),
-            pending: vec![Pending::default(); session.as_ref().map_or(1, Session::ranks)],
-            session,
+            session: ranks_per_relay.map(Session::with_ranks),
+            pending: vec![Pending::default(); ranks_per_relay.unwrap_or(1)],
         };
         if link.session.is_some() {
             link.out.push(&Session::handshake());
@@ -110,12 +102,12 @@ impl Link {
         }
     }
 
-    /// Reads once; `None` if nothing is available.
+    /// Reads once; `None` if nothing is available. Returns the bytes for the ranks, and whether no more are available.
     pub(super) fn read<'b>(
         &mut self,
         buffer: &'b mut [u8],
         opened: &'b mut Vec<u8>,
-    ) -> io::Result<Option<Received<'b>>> {
+    ) -> io::Result<Option<(&'b [u8], bool)>> {
         let count = loop {
             match self.stream.read(buffer) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -136,7 +128,7 @@ impl Link {
                 &opened[..]
             }
         };
-        Ok(Some(Received { bytes, is_all }))
+        Ok(Some((bytes, is_all)))
     }
 
     /// Adds bytes to the replies of the ranks. Passes on the complete ones.

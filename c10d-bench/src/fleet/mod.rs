@@ -1,5 +1,5 @@
-//! The load generator: the ranks of a job, one thread, one poll. Each rank has a connection, or those of a node share the
-//! connection of a simulated relay.
+//! The load generator: the ranks of a job, one thread, one poll. Each rank has a connection, or the ranks of a node share
+//! the connection of a simulated relay.
 //!
 //! Sends bytes and counts replies, whose meaning only the workload knows. The length of each reply is known
 //! beforehand, so nothing is parsed while the clock runs.
@@ -16,7 +16,6 @@ use c10d_socket::TlsClient;
 use mio::{Events, Poll};
 
 use self::link::Link;
-use self::session::Session;
 use crate::failure::{Context as _, Failure};
 
 /// Events received per poll.
@@ -44,7 +43,7 @@ pub(super) struct Ask<'r> {
 pub(super) enum Turns {
     /// All in one turn of the relay.
     Together,
-    /// Each in a turn of its own, and so with frames and a write of its own.
+    /// Each in a separate turn, with separate frames and a separate write.
     Apart,
 }
 
@@ -72,7 +71,7 @@ struct Links {
     address: SocketAddr,
     links: Vec<Link>,
     ranks_per_link: usize,
-    /// Replies that are missing.
+    /// Number of missing replies.
     waiting: usize,
 }
 
@@ -81,7 +80,7 @@ struct Links {
 pub(super) struct Flood<'a> {
     /// For each rank, at least `depth` equal units in a row.
     pub(super) batches: &'a [Vec<u8>],
-    /// A unit is one request, or several of which the last is answered.
+    /// Length of a unit: one request, or several with one reply to the last.
     pub(super) unit_bytes: usize,
     /// The answer to one unit.
     pub(super) reply_bytes: usize,
@@ -134,17 +133,13 @@ impl Fleet {
         self.links.links.len() * self.links.ranks_per_link
     }
 
-    pub(super) const fn has_relays(&self) -> bool {
-        self.ranks_per_relay.is_some()
-    }
-
     /// The number of frames with requests that all relays have sent so far.
     pub(super) fn frames(&self) -> usize {
         let sessions = self.links.links.iter().filter_map(|it| it.session.as_ref());
         sessions.map(|session| session.frames).sum()
     }
 
-    /// Opens `count` connections, whose ranks send `greeting`, each in a turn of its own. Passes the replies to `check`.
+    /// Opens `count` connections, whose ranks send `greeting`, each in a separate turn. Passes the replies to `check`.
     ///
     /// At most `window` connections wait for replies at a time. Keep it well below the listener's backlog: the system
     /// retries a connection that exceeds the backlog only after a second.
@@ -187,8 +182,8 @@ impl Fleet {
         let failed = || format!("cannot connect to {address}");
         let tls = self.tls.as_ref().map(TlsClient::start).transpose();
         let tls = tls.with_context(failed)?;
-        let session = self.ranks_per_relay.map(Session::with_ranks);
-        let link = Link::open(address, index, self.poll.registry(), tls, session);
+        let registry = self.poll.registry();
+        let link = Link::open(address, index, registry, tls, self.ranks_per_relay);
         self.links.links.push(link.with_context(failed)?);
         Ok(())
     }
@@ -223,14 +218,13 @@ impl Fleet {
         Ok(())
     }
 
-    /// A rank asks, in a turn of its own.
+    /// A rank asks, in a separate turn.
     pub(super) fn ask(&mut self, rank: usize, ask: Ask<'_>) -> Result<(), Failure> {
         self.links.ask(rank, ask)?;
         self.links.end_turn(rank / self.links.ranks_per_link)
     }
 
-    /// A rank sends a request without a reply, or with one that is already [expected](Self::expect_all), in a turn of
-    /// its own.
+    /// A rank sends a request in a separate turn. It has no reply, or an [expected](Self::expect_all) reply.
     pub(super) fn send(&mut self, rank: usize, request: &[u8]) -> Result<(), Failure> {
         self.links.send(rank, &[request])?;
         self.links.end_turn(rank / self.links.ranks_per_link)
@@ -370,11 +364,13 @@ impl Fleet {
                 let link = &mut links.links[index];
                 let received = link.read(&mut self.read_buffer, &mut self.opened);
                 let received = received.map_err(|error| lost(links.address, index, error))?;
-                let Some(received) = received else { break };
-                if !received.bytes.is_empty() {
-                    on_bytes(links, index, received.bytes)?;
+                let Some((bytes, is_all)) = received else {
+                    break;
+                };
+                if !bytes.is_empty() {
+                    on_bytes(links, index, bytes)?;
                 }
-                if received.is_all {
+                if is_all {
                     break;
                 }
             }

@@ -1,7 +1,7 @@
 //! A simulated relay, at its end of a session with the store.
 //!
-//! Does what `c10d-relay` does with what ranks ask and with what the store sends, without the connections between the
-//! two. Pure: no socket or clock.
+//! Handles the requests of ranks and the frames of the store as `c10d-relay` does, without connections to the ranks. Pure:
+//! no socket or clock.
 
 use byteorder::{ByteOrder, LittleEndian};
 use c10d_socket::SendBuf;
@@ -11,7 +11,7 @@ use c10d_store::unstable::{
     GROUP_BYTES_MAX, GROUP_CLIENTS_MAX, RequestBuf, SessionStream, Violation,
 };
 
-/// How long a relay asks the store to remember its session, in milliseconds.
+/// Time for which the store is to remember a session, in milliseconds.
 const KEEP_MILLIS: u32 = 600_000;
 
 /// Bits of the milliseconds: a relay can send requests again to a store that was restarted, and takes long values in pieces
@@ -83,24 +83,19 @@ impl Session {
         session
     }
 
-    pub(super) fn ranks(&self) -> usize {
-        self.ranks.len()
-    }
-
-    /// What is sent first: the handshake, and SESSION (docs/wire-extensions.md, section 9.9).
+    /// The first bytes of a connection: the handshake, and SESSION (docs/wire-extensions.md, section 9.9).
     pub(super) fn handshake() -> Vec<u8> {
         let mut request = RequestBuf::new();
         request.hello().opcode(Opcode::Session);
-        let id = [fastrand::u64(..), fastrand::u64(..)];
-        // A new session has no store yet, and this is its first attempt, which has received nothing.
-        for number in [id[0], id[1], 0, 0, 1, 0] {
+        // A random name, no store yet, the first attempt, and no received bytes.
+        for number in [fastrand::u64(..), fastrand::u64(..), 0, 0, 1, 0] {
             request.u64(number);
         }
         request.u32(KEEP_MILLIS | CARRIES_OVER | TAKES_PIECES);
         request.to_bytes()
     }
 
-    /// Adds a request of a rank to this turn. As the relay's, it joins none that comes before the rank's last one.
+    /// Adds a request of a rank to this turn. As in the relay, it joins no equal request before the last request of the rank.
     pub(super) fn push(&mut self, index: usize, request: &[u8]) -> Result<(), SessionError> {
         let rank = &mut self.ranks[index];
         if request.len() > rank.credit.to_send() {
@@ -167,7 +162,7 @@ impl Session {
                     Frame::Close { .. } => {
                         return Err(SessionError::Unexpected("it closed a rank"));
                     }
-                    // The ranks wait for replies, which say more.
+                    // The ranks wait for replies, which have more information.
                     Frame::Done { .. } => {}
                     Frame::Open { .. } | Frame::Group(_) | Frame::Resume { .. } | Frame::End => {
                         return Err(SessionError::Unexpected("no frame of a server"));
@@ -250,7 +245,7 @@ mod tests {
                 session.push(rank, request).expect("credit");
             }
         }
-        // Rank 1's WAIT comes after its SET, so it cannot join rank 0's, which comes before. Rank 2 joins the first.
+        // The WAIT of rank 1 follows its SET, so it cannot join the earlier WAIT of rank 0. Rank 2 joins rank 0.
         assert_eq!(session.turn.len(), 3);
         assert_eq!(session.turn[0].clients, [0, 2]);
         session.end_turn(&mut out);
@@ -259,7 +254,7 @@ mod tests {
             session.end_turn(&mut out);
         }
         assert_eq!(session.frames, 1 + 3 + 2);
-        // Nothing is sent before the store has answered the handshake.
+        // The store must answer the handshake first.
         assert!(out.is_empty());
     }
 }

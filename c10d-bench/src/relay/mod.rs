@@ -17,7 +17,6 @@ use crate::failure::Failure;
 use crate::numbers::{at_least_one, at_most, round_seconds};
 use crate::open_files;
 use crate::report::Report;
-use crate::store_server::Access;
 use crate::workload::job::Shape;
 use crate::workload::setting::Setting;
 
@@ -77,8 +76,6 @@ enum Workload {
     Init,
 }
 
-const ALL: [Workload; 3] = [Workload::Latency, Workload::Ranks, Workload::Init];
-
 pub(super) fn run(args: &RelayBenchArgs) -> Result<(), Failure> {
     measure(args)?.print(args.json)
 }
@@ -96,30 +93,25 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
         round_time: Duration::from_secs_f64(args.seconds),
         connect_window: args.connect_window,
     };
-    let access = if args.secret {
-        Access::Secret
-    } else {
-        Access::Open
-    };
     let ranks_per_node = args.ranks_per_node;
     let mut shape = |nodes, files_per_node| Shape {
         connections: open_files::that_fit(nodes, "nodes", files_per_node, files_left, &mut notes),
         ranks_per_relay: Some(ranks_per_node),
     };
     let mut rows = Vec::new();
-    for workload in ALL {
-        if !args.only.is_empty() && !args.only.contains(&workload) {
+    for workload in Workload::value_variants() {
+        if !args.only.is_empty() && !args.only.contains(workload) {
             continue;
         }
         match workload {
-            Workload::Latency => rows.extend(latency::latency(&setting, access)?),
+            Workload::Latency => rows.extend(latency::latency(&setting, args.secret)?),
             Workload::Ranks => {
                 let shape = shape(args.nodes, ranks_per_node);
-                rows.extend(ranks::ranks(shape, &setting, access)?);
+                rows.extend(ranks::ranks(shape, &setting, args.secret)?);
             }
             Workload::Init => {
                 let shape = shape(args.init_nodes, 1);
-                rows.push(ranks::init(shape, &setting, access)?);
+                rows.push(ranks::init(shape, &setting, args.secret)?);
             }
         }
     }

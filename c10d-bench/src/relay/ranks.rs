@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::fleet::Turns;
 use crate::process::Process;
 use crate::report::{Goal, Row, Unit, order};
-use crate::store_server::{Access, StoreServer};
+use crate::store_server::StoreServer;
 use crate::workload::job::{Job, Shape};
 use crate::workload::setting::Setting;
 
@@ -14,7 +14,11 @@ use crate::workload::setting::Setting;
 type Figures = [Option<f64>; 7];
 
 /// Alternates between a job with relays and one without, each with a new server.
-pub(super) fn ranks(shape: Shape, setting: &Setting, access: Access) -> Result<Vec<Row>, Failure> {
+pub(super) fn ranks(
+    shape: Shape,
+    setting: &Setting,
+    has_secret: bool,
+) -> Result<Vec<Row>, Failure> {
     let mut rows = [
         ("connections", Unit::Count, None),
         ("memory per node", Unit::Bytes, Some(1.0)),
@@ -31,7 +35,7 @@ pub(super) fn ranks(shape: Shape, setting: &Setting, access: Access) -> Result<V
     });
     for round in 0..setting.rounds {
         for is_direct in order(round) {
-            let server = StoreServer::start(setting.cores, access)?;
+            let server = StoreServer::start(setting.cores, has_secret)?;
             let setting = Setting {
                 server: server.address(),
                 ..*setting
@@ -50,12 +54,12 @@ pub(super) fn ranks(shape: Shape, setting: &Setting, access: Access) -> Result<V
 }
 
 /// Relays only: how long the ranks of very many nodes take to connect.
-pub(super) fn init(shape: Shape, setting: &Setting, access: Access) -> Result<Row, Failure> {
+pub(super) fn init(shape: Shape, setting: &Setting, has_secret: bool) -> Result<Row, Failure> {
     let name = format!("init of {} ranks", shape.ranks());
     let mut row = Row::new(name, Unit::Milliseconds);
     row.goal = Some(Goal::AtMost(5000.0));
     for _ in 0..setting.rounds {
-        let server = StoreServer::start(setting.cores, access)?;
+        let server = StoreServer::start(setting.cores, has_secret)?;
         let setting = Setting {
             server: server.address(),
             ..*setting
@@ -81,9 +85,9 @@ fn figures(
         false => shape,
     };
     let tls = server.tls()?;
-    let before = Usage::of(server.process());
+    let before = usage(server.process());
     let (mut job, init) = Job::connect(shape, 0, setting, tls.as_ref())?;
-    let after = Usage::of(server.process());
+    let after = usage(server.process());
     let (together, frames) = job.barrier_by_add_and_wait(Turns::Together)?;
     let (apart, requests) = if is_direct {
         // ADD and WAIT of each rank, and one SET. Ranks with connections of their own never ask together.
@@ -95,8 +99,8 @@ fn figures(
     let grown =
         |after: Option<u64>, before: Option<u64>| Some(after?.saturating_sub(before?) as f64);
     Ok([
-        grown(after.files, before.files),
-        grown(after.memory, before.memory).map(|bytes| bytes / nodes),
+        grown(after[0], before[0]),
+        grown(after[1], before[1]).map(|bytes| bytes / nodes),
         Some(milliseconds(init)),
         Some(milliseconds(together)),
         Some(requests as f64 / nodes),
@@ -105,20 +109,10 @@ fn figures(
     ])
 }
 
-/// What the server uses; `None` if the system does not tell.
-#[derive(Debug, Clone, Copy)]
-struct Usage {
-    memory: Option<u64>,
-    files: Option<u64>,
-}
-
-impl Usage {
-    fn of(process: Process) -> Self {
-        Self {
-            memory: process.anonymous_bytes(),
-            files: process.open_files().map(|files| files as u64),
-        }
-    }
+/// The open files of the server, and its memory; `None` if the system does not tell.
+fn usage(process: Process) -> [Option<u64>; 2] {
+    let files = process.open_files().map(|files| files as u64);
+    [files, process.anonymous_bytes()]
 }
 
 fn milliseconds(time: Duration) -> f64 {

@@ -1,4 +1,4 @@
-//! What the nodes of a measured rendezvous were told, and whether they agree.
+//! The results of the nodes of a measured rendezvous, and a check that they agree.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(super) struct Joined {
     pub(super) state_bytes: u64,
 }
 
-/// A round as a node sees it.
+/// The round of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct World {
     pub(super) round: i64,
@@ -52,7 +52,7 @@ impl Joined {
     }
 }
 
-/// Checks that all are in one round of `nodes` nodes, and that each has a rank of its own.
+/// Checks that all are in one round of `nodes` nodes, and that no two have the same rank.
 pub(super) fn check(joined: &Joined, nodes: usize) -> Result<(), Failure> {
     // A figure without agreement would be worthless.
     let disagreement = |detail: String| {

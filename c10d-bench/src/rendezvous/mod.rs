@@ -25,7 +25,7 @@ use crate::numbers::at_least_one;
 use crate::open_files;
 use crate::output::{print, print_line};
 use crate::report::{Samples, aligned};
-use crate::store_server::{Access, StoreServer};
+use crate::store_server::StoreServer;
 
 /// The most nodes in one process.
 const NODES_PER_PROCESS: usize = 2500;
@@ -150,7 +150,7 @@ impl Row {
 
 /// One rendezvous, in a new store.
 fn round(nodes: usize, nodes_per_process: usize) -> Result<Round, Failure> {
-    let mut store = StoreServer::start(None, Access::Open)?;
+    let mut store = StoreServer::start(None, false)?;
     let job = Job {
         store: store.place(),
         nodes,

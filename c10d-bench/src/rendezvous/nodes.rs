@@ -69,7 +69,8 @@ fn measure(
     let start = Arc::new(Barrier::new(args.count + 1));
     let mut nodes = Vec::with_capacity(args.count);
     for number in args.first..args.first.saturating_add(args.count) {
-        let node = Arc::new(Node::connect(&args.job, number)?);
+        let node = Node::connect(&args.job, number).with_context(|| format!("node {number}"))?;
+        let node = Arc::new(node);
         let (joining, start, to_inbox) = (Arc::clone(&node), Arc::clone(&start), to_inbox.clone());
         thread::Builder::new()
             .name(format!("bench-node-{number}"))

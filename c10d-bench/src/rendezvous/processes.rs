@@ -1,16 +1,15 @@
 //! The processes of nodes, as the measurement sees them.
 
-use std::env;
 use std::io::{self, Write as _};
 use std::ops::Range;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use super::agreement::Joined;
 use super::kernel::now;
 use super::node::{Job, PATIENCE};
 use super::nodes::{REPORT_BYTES_MAX, RendezvousNodesArgs, STACK_BYTES};
-use crate::child::read_line;
+use crate::child::{read_line, this_program};
 use crate::failure::{Context as _, Failure};
 
 /// How long a process may take to report. Longer than the timeout of the nodes, whose errors say more.
@@ -62,12 +61,8 @@ fn groups(nodes: usize, nodes_per_process: usize) -> impl Iterator<Item = Range<
 
 impl NodeProcess {
     fn start(job: &Job, nodes: Range<usize>) -> Result<Self, Failure> {
-        let executable =
-            env::current_exe().context("cannot find the executable of this process")?;
-        let log_level = env::var_os("RUST_LOG").unwrap_or_else(|| "error".into());
-        let child = Command::new(executable)
+        let child = this_program("error")?
             .args(RendezvousNodesArgs::command_line(job, &nodes))
-            .env("RUST_LOG", log_level)
             // For the threads of the handlers.
             .env("RUST_MIN_STACK", STACK_BYTES.to_string())
             .stdin(Stdio::piped())

@@ -84,7 +84,7 @@ fn measure(args: &RRefBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, Failu
 /// The owner's memory per live reference, including its value of 8 bytes. `None` without /proc.
 fn owner_memory(live: usize, cores: Option<Cores>) -> Result<Option<Row>, Failure> {
     let mut workers = WorkerPair::two_processes(cores)?;
-    workers.some_lives(1)?;
+    workers.lives(1, Duration::ZERO)?;
     let before = workers.owner_bytes();
     let alive = workers.create_and_keep(live)?;
     let after = workers.owner_bytes();

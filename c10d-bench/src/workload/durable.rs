@@ -56,8 +56,8 @@ pub(super) fn against(
     with_journal: &Setting,
     throughput: &Throughput,
 ) -> Result<Row, Failure> {
-    let fleet = with_journal.fleet(throughput.connections, None)?;
-    let floor = plain.fleet(throughput.connections, None)?;
+    let fleet = with_journal.fleet(throughput.connections)?;
+    let floor = plain.fleet(throughput.connections)?;
     throughput.measure(plain, fleet, Some(floor))
 }
 

@@ -26,7 +26,7 @@ impl Shape {
     }
 }
 
-/// The connected ranks of one round, with keys of its own, as a barrier key can be used once.
+/// The connected ranks of one round. Each round has different keys, because a barrier key can be used once.
 #[derive(Debug)]
 pub(crate) struct Job {
     fleet: Fleet,
@@ -46,9 +46,9 @@ impl Job {
     ) -> Result<(Self, Duration), Failure> {
         let mut fleet = Fleet::new(setting.server, tls.cloned(), shape.ranks_per_relay)?;
         // A relay makes the handshake for its ranks.
-        let first = match fleet.has_relays() {
-            true => requests::ping(),
-            false => requests::hello(),
+        let first = match shape.ranks_per_relay {
+            Some(_) => requests::ping(),
+            None => requests::hello(),
         };
         let count = requests::count_worker();
         let join = Ask {
@@ -132,7 +132,7 @@ impl Job {
         Ok(start.elapsed())
     }
 
-    /// Each rank waits for a key of its own, then cancels: from the first WAIT until all are known to wait,
+    /// Each rank waits for a different key, then cancels: from the first WAIT until all are known to wait,
     /// and from the first cancel to the last answer.
     pub(crate) fn wait_apart_then_cancel(&mut self) -> Result<(Duration, Duration), Failure> {
         let key = |rank| format!("bench/{}/never/{rank}", self.round);
@@ -192,7 +192,7 @@ impl Job {
             self.fleet.call(0, &requests::delete(key), 8)?;
         }
         drop(self.fleet);
-        let mut newcomer = setting.fleet(1, None)?;
+        let mut newcomer = setting.fleet(1)?;
         newcomer.call(0, &requests::ping(), requests::HELLO_REPLY.len())?;
         Ok(())
     }

@@ -7,6 +7,5 @@ pub(super) mod large;
 pub(super) mod ping;
 pub(super) mod ranks;
 pub(super) mod requests;
-pub(super) mod secret;
 pub(super) mod setting;
 pub(super) mod throughput;

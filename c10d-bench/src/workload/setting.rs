@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use c10d_socket::{ConnectOptions, Credentials, TlsClient};
+use c10d_socket::{ConnectOptions, Credentials};
 use c10d_store::{TcpStore, TcpStoreOptions};
 
 use super::requests;
@@ -48,13 +48,9 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Opens a fleet of connections that have completed the handshake, with a secret or plain.
-    pub(crate) fn fleet(
-        &self,
-        connections: usize,
-        tls: Option<&TlsClient>,
-    ) -> Result<Fleet, Failure> {
-        let mut fleet = Fleet::new(self.server, tls.cloned(), None)?;
+    /// Opens a fleet of plain connections that have completed the handshake.
+    pub(crate) fn fleet(&self, connections: usize) -> Result<Fleet, Failure> {
+        let mut fleet = Fleet::new(self.server, None, None)?;
         let hello = requests::hello();
         let greeting = Ask {
             requests: &[&hello],

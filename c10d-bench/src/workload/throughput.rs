@@ -25,22 +25,24 @@ pub(crate) struct Throughput {
 }
 
 impl Throughput {
-    /// The requests a second over a fleet with this number of connections, and as the floor over another one, in turn.
+    /// Measures the requests a second over a fleet of `connections`, and in turn over the fleet of the floor.
     pub(crate) fn measure(
         &self,
         setting: &Setting,
         mut fleet: Fleet,
         mut floor: Option<Fleet>,
     ) -> Result<Row, Failure> {
-        let batches = self.batches();
-        let (reply_bytes, operations_per_unit) = match self.kind {
-            Kind::Add => (8, 1),
-            Kind::SetGet { .. } => (requests::blob(&self.value()).len(), 2),
+        let batches: Vec<_> = (0..self.connections)
+            .map(|connection| self.unit(connection).repeat(self.depth))
+            .collect();
+        let operations_per_unit = match self.kind {
+            Kind::Add => 1,
+            Kind::SetGet { .. } => 2,
         };
         let flood = Flood {
             batches: &batches,
             unit_bytes: batches[0].len() / self.depth,
-            reply_bytes,
+            reply_bytes: self.reply().len(),
             depth: self.depth,
         };
         let mut rows = [Row::new(&self.name, Unit::OperationsPerSecond)];
@@ -68,44 +70,34 @@ impl Throughput {
         }
     }
 
-    fn value(&self) -> Vec<u8> {
+    /// A request of a connection, or a pair of them.
+    fn unit(&self, connection: usize) -> Vec<u8> {
+        let key = self.key(connection);
         match self.kind {
-            Kind::Add => Vec::new(),
-            Kind::SetGet { value_bytes } => vec![b'v'; value_bytes],
+            Kind::Add => requests::add(&key, 1),
+            Kind::SetGet { value_bytes } => {
+                let value = vec![b'v'; value_bytes];
+                [requests::set(&key, &value), requests::get(&key)].concat()
+            }
         }
     }
 
-    /// The requests of each connection, encoded once.
-    fn batches(&self) -> Vec<Vec<u8>> {
-        let value = self.value();
-        let unit = |connection| {
-            let key = self.key(connection);
-            match self.kind {
-                Kind::Add => requests::add(&key, 1),
-                Kind::SetGet { .. } => [requests::set(&key, &value), requests::get(&key)].concat(),
-            }
-        };
-        (0..self.connections)
-            .map(|connection| unit(connection).repeat(self.depth))
-            .collect()
+    /// The reply to the first unit of a connection. Later ones have the same length.
+    fn reply(&self) -> Vec<u8> {
+        match self.kind {
+            Kind::Add => vec![1, 0, 0, 0, 0, 0, 0, 0],
+            Kind::SetGet { value_bytes } => requests::blob(&vec![b'v'; value_bytes]),
+        }
     }
 
     /// Sends one request on each connection and compares the whole reply; later ones are only counted.
     /// Returns the number of units sent.
     fn warm_up(&self, fleet: &mut Fleet) -> Result<u64, Failure> {
-        let value = self.value();
+        let expected = self.reply();
         for connection in 0..self.connections {
-            let key = self.key(connection);
             // Removes the count of an earlier run.
-            fleet.call(connection, &requests::delete(&key), 8)?;
-            let (request, expected) = match self.kind {
-                Kind::Add => (requests::add(&key, 1), vec![1, 0, 0, 0, 0, 0, 0, 0]),
-                Kind::SetGet { .. } => (
-                    [requests::set(&key, &value), requests::get(&key)].concat(),
-                    requests::blob(&value),
-                ),
-            };
-            let reply = fleet.call(connection, &request, expected.len())?;
+            fleet.call(connection, &requests::delete(&self.key(connection)), 8)?;
+            let reply = fleet.call(connection, &self.unit(connection), expected.len())?;
             if reply != expected {
                 let detail = format!("{reply:02x?} instead of {expected:02x?}");
                 return Err(fleet.wrong_answer("the first request", detail));

@@ -11,7 +11,6 @@ use super::site::Site;
 use crate::affinity::Cores;
 use crate::child::ServerChild;
 use crate::failure::Failure;
-use crate::servers::StoreServerArgs;
 
 const CANDIDATES: usize = 3;
 
@@ -65,8 +64,7 @@ impl Candidates {
     /// Starts one more, and waits until it follows.
     fn add(&mut self) -> Result<(), Failure> {
         let option = format!("--etcd={}", self.address);
-        let command = StoreServerArgs::command_line(&[&option]);
-        let server = ServerChild::start_silent(&command, self.cores)?;
+        let server = ServerChild::start_silent(&["store-server".to_owned(), option], self.cores)?;
         let address = server.address().to_string();
         self.servers.push(server);
         self.wait("a server does not follow", |status| {

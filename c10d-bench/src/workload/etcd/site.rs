@@ -2,7 +2,6 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -59,7 +58,6 @@ fn program() -> Result<OsString, Failure> {
 }
 
 /// A cluster with etcd's default timers. Killed when it is dropped.
-#[derive(Debug)]
 pub(crate) struct Site {
     members: Vec<Member>,
     folder: TempDir,
@@ -67,16 +65,8 @@ pub(crate) struct Site {
     place: Place,
 }
 
-type CommandOf = Box<dyn Fn(usize, &Path) -> Command>;
-
 /// Makes the begin of a command, which runs a program where this member is.
-pub(crate) struct Place(pub(crate) CommandOf);
-
-impl fmt::Debug for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Place")
-    }
-}
+pub(crate) type Place = Box<dyn Fn(usize, &Path) -> Command>;
 
 #[derive(Debug)]
 struct Member {
@@ -89,8 +79,8 @@ impl Site {
     /// Starts the members at ports of 127.0.0.1, and waits until all answer.
     pub(super) fn start() -> Result<Self, Failure> {
         let members = free_members().context("cannot find free ports")?;
-        let here = Place(Box::new(|_, program| Command::new(program)));
-        Self::start_members(members, here, &env::temp_dir())
+        let here = |_, program: &Path| Command::new(program);
+        Self::start_members(members, Box::new(here), &env::temp_dir())
     }
 
     /// Starts each member on a host of its own, with its data in a directory below `folder`, and waits until all answer.
@@ -157,7 +147,7 @@ impl Site {
         let name = format!("m{number}");
         let log = self.folder.path().join(format!("{name}.log"));
         let log = File::options().create(true).append(true).open(log);
-        let process = (self.place.0)(number, &executable)
+        let process = (self.place)(number, &executable)
             .args(["etcd-member", "--name", &name, "--data-dir"])
             .arg(self.folder.path().join(&name))
             .args(["--log-level", "error"])
