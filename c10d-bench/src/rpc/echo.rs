@@ -45,8 +45,8 @@ impl EchoPair {
     /// Sends a frame; returns the payload of the answer.
     fn exchange(&mut self, frame: &[u8]) -> Result<&[u8], Failure> {
         self.stream.write_all(frame)?;
-        receive(&mut self.stream, &mut self.received)?;
-        Ok(&self.received[HEADER_BYTES..])
+        let bytes = receive(&mut self.stream, &mut self.received)?;
+        Ok(&self.received[HEADER_BYTES..bytes])
     }
 }
 
@@ -77,7 +77,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     let mut received = Vec::new();
     loop {
         match receive(&mut stream, &mut received) {
-            Ok(()) => stream.write_all(&received)?,
+            Ok(bytes) => stream.write_all(&received[..bytes])?,
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             Err(error) => return Err(error),
         }
@@ -100,22 +100,24 @@ fn frame(payload: &Bytes) -> io::Result<Vec<u8>> {
     Ok(frame)
 }
 
-/// Reads one frame. Its sender sends no other one before the answer, so that a read never goes beyond its end.
-fn receive(stream: &mut impl Read, frame: &mut Vec<u8>) -> io::Result<()> {
+/// Reads one frame into the front of the buffer, which only grows, and returns its length. Its sender sends no other one
+/// before the answer, so that a read never goes beyond its end.
+fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> io::Result<usize> {
     /// Enough for a short frame with one read.
     const SHORT_BYTES: usize = 4096;
-    frame.resize(SHORT_BYTES, 0);
     let mut received = 0;
     let mut frame_bytes = None;
     while frame_bytes.is_none_or(|bytes| received < bytes) {
-        let count = stream.read(&mut frame[received..])?;
+        let wanted = frame_bytes.unwrap_or(SHORT_BYTES);
+        if buffer.len() < wanted {
+            buffer.resize(wanted, 0);
+        }
+        let count = stream.read(&mut buffer[received..])?;
         if count == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         received += count;
-        if frame_bytes.is_none()
-            && let Some(header) = frame[..received].first_chunk::<HEADER_BYTES>()
-        {
+        if let Some(header) = buffer[..received].first_chunk::<HEADER_BYTES>() {
             let payload_bytes =
                 usize::try_from(LittleEndian::read_u32(header)).unwrap_or(usize::MAX);
             if payload_bytes > PAYLOAD_BYTES_MAX {
@@ -124,11 +126,9 @@ fn receive(stream: &mut impl Read, frame: &mut Vec<u8>) -> io::Result<()> {
                 )));
             }
             frame_bytes = Some(HEADER_BYTES + payload_bytes);
-            frame.resize(frame.len().max(HEADER_BYTES + payload_bytes), 0);
         }
     }
-    frame.truncate(received);
-    Ok(())
+    Ok(received)
 }
 
 #[cfg(test)]
@@ -140,8 +140,9 @@ mod tests {
         let sent = frame(&vec![7; 300].into()).unwrap();
         for split in 1..sent.len() {
             let mut received = Vec::new();
-            receive(&mut sent[..split].chain(&sent[split..]), &mut received).unwrap();
-            assert_eq!(received, sent, "split at {split}");
+            let mut pieces = sent[..split].chain(&sent[split..]);
+            let bytes = receive(&mut pieces, &mut received).unwrap();
+            assert_eq!(received[..bytes], sent, "split at {split}");
         }
     }
 
