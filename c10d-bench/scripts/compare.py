@@ -112,32 +112,25 @@ def number(value, unit):
 def table(ours, theirs):
     """`ours` and `theirs`: for each round, the rows by name."""
     lines = [
-        "| | unit | c10d | PyTorch | c10d / PyTorch | c10d / floor | PyTorch / floor |",
-        "|---|---|---:|---:|---:|---:|---:|",
+        "| | unit | c10d | PyTorch | c10d / PyTorch |",
+        "|---|---|---:|---:|---:|",
     ]
     for name, row in ours[0].items():
         if not all(name in rows for rows in theirs):
             continue
 
-        def median(rounds, field, name=name):
-            values = [rows[name].get(field) for rows in rounds]
-            return statistics.median(values) if None not in values else None
-
         pairs = [(a[name]["median"], b[name]["median"]) for a, b in zip(ours, theirs)]
         cells = [
             name,
             row["unit"],
-            number(median(ours, "median"), row["unit"]),
-            number(median(theirs, "median"), row["unit"]),
+            number(statistics.median(value for value, _ in pairs), row["unit"]),
+            number(statistics.median(value for _, value in pairs), row["unit"]),
         ]
         # Memory may not have grown at all.
         if all(theirs_value for _, theirs_value in pairs):
             cells.append(f"{statistics.median(a / b for a, b in pairs):.2f}")
         else:
             cells.append("")
-        for rounds in (ours, theirs):
-            ratio = median(rounds, "ratio_to_floor")
-            cells.append("" if ratio is None else f"{ratio:.3f}")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

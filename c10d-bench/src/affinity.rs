@@ -22,7 +22,9 @@ impl Cores {
         if !is_wanted {
             return None;
         }
-        match FIRST_TWO.try_out() {
+        // Leaves this thread on the generator's core.
+        let pinned = pin_this_thread(FIRST_TWO.server);
+        match pinned.and_then(|()| pin_this_thread(FIRST_TWO.generator)) {
             Ok(()) => Some(FIRST_TWO),
             Err(error) => {
                 notes.push(format!(
@@ -31,12 +33,6 @@ impl Cores {
                 None
             }
         }
-    }
-
-    /// Tries both cores. Leaves this thread on the generator's core.
-    fn try_out(self) -> Result<(), Failure> {
-        pin_this_thread(self.server)?;
-        pin_this_thread(self.generator)
     }
 }
 

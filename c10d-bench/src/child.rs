@@ -18,7 +18,7 @@ use crate::output::print_line;
 use crate::process::Process;
 
 /// The start of the line with a server's address; `c10d store serve` prints it too.
-pub(super) const ANNOUNCEMENT: &str = "listening on ";
+const ANNOUNCEMENT: &str = "listening on ";
 
 /// How long one may take to serve.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
@@ -34,9 +34,8 @@ pub(super) struct ServerChild {
 }
 
 impl ServerChild {
-    /// Starts `c10d` with these arguments on the servers' core, and waits for its address.
+    /// Starts this program with these arguments on the servers' core, and waits for its address.
     pub(super) fn start(arguments: &[String], cores: Option<Cores>) -> Result<Self, Failure> {
-        // Hides its startup messages.
         Self::start_with_log(arguments, cores, "warn")
     }
 
@@ -53,24 +52,15 @@ impl ServerChild {
         cores: Option<Cores>,
         log_level: &str,
     ) -> Result<Self, Failure> {
-        let child = on_server_core(cores, || {
-            let executable =
-                env::current_exe().context("cannot find the executable of this process")?;
-            let log_level = env::var_os("RUST_LOG").unwrap_or_else(|| log_level.into());
-            Command::new(executable)
-                .args(arguments)
-                .env("RUST_LOG", log_level)
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .spawn()
-                .context("cannot start the server")
-        })?;
+        let mut command = this_program(log_level)?;
+        command.args(arguments).stdout(Stdio::piped());
+        let child = on_server_core(cores, || command.spawn().context("cannot start the server"))?;
         let mut server = Self {
             child,
             // Replaced below; until then `server` only kills the child on drop.
             address: SocketAddr::from(([0; 4], 0)),
         };
-        let address = announced(&mut server.child, START_TIMEOUT)
+        let address = announced(&mut server.child)
             .and_then(|address| address.parse().map_err(io::Error::other));
         server.address = address.context("the server did not report its address")?;
         Ok(server)
@@ -98,31 +88,54 @@ impl Drop for ServerChild {
     }
 }
 
+/// A command of this program's own executable. It logs at this level unless the user sets `RUST_LOG`.
+pub(super) fn this_program(log_level: &str) -> Result<Command, Failure> {
+    let executable = env::current_exe().context("cannot find the executable of this process")?;
+    let mut command = Command::new(executable);
+    let log_level = env::var_os("RUST_LOG").unwrap_or_else(|| log_level.into());
+    command.env("RUST_LOG", log_level).stdin(Stdio::null());
+    Ok(command)
+}
+
 /// The address that a child announces, in the first line of its standard output.
-///
-/// # Errors
-/// If it writes something else, ends, or writes no line in this time.
-pub(super) fn announced(child: &mut Child, timeout: Duration) -> io::Result<String> {
-    let deadline = Deadline::after(Instant::now(), timeout);
-    let mut line = Vec::new();
-    if let Some(stdout) = &mut child.stdout {
-        let mut byte = [0];
-        while line.last() != Some(&b'\n') && line.len() < LINE_BYTES_MAX {
-            let left = deadline.remaining(Instant::now());
-            if !wait_for_input(stdout, left, &Cancel::NEVER)? {
-                return Err(io::Error::other(format!("no address in {timeout:?}")));
-            }
-            if stdout.read(&mut byte)? == 0 {
-                break;
-            }
-            line.push(byte[0]);
-        }
-    }
-    let line = String::from_utf8_lossy(&line);
+fn announced(child: &mut Child) -> io::Result<String> {
+    let line = read_line(child, START_TIMEOUT, LINE_BYTES_MAX)?;
     match line.trim_end().strip_prefix(ANNOUNCEMENT) {
         Some(address) => Ok(address.to_owned()),
         None => Err(io::Error::other(format!("it wrote {line:?}"))),
     }
+}
+
+/// The next line of a child's standard output, after which it writes nothing until it is told to. Empty at its end.
+///
+/// # Errors
+/// If it writes no line in this time, or a longer one.
+pub(super) fn read_line(
+    child: &mut Child,
+    timeout: Duration,
+    bytes_max: usize,
+) -> io::Result<String> {
+    let deadline = Deadline::after(Instant::now(), timeout);
+    let mut line = Vec::new();
+    let Some(stdout) = &mut child.stdout else {
+        return Ok(String::new());
+    };
+    while line.last() != Some(&b'\n') {
+        let left = deadline.remaining(Instant::now());
+        if !wait_for_input(stdout, left, &Cancel::NEVER)? {
+            return Err(io::Error::other(format!("no line in {timeout:?}")));
+        }
+        let mut bytes = [0; 4096];
+        let count = stdout.read(&mut bytes)?;
+        if count == 0 {
+            break;
+        }
+        line.extend_from_slice(&bytes[..count]);
+        if line.len() > bytes_max {
+            return Err(io::Error::other("its line is too long"));
+        }
+    }
+    Ok(String::from_utf8_lossy(&line).into_owned())
 }
 
 /// In the child, before anything else: has it killed when its parent, the measurement, ends.

@@ -5,16 +5,7 @@ use std::time::{Duration, Instant};
 /// Repeats an operation for `time`, at least once. Returns how long each took.
 pub(super) fn repeat<E>(
     time: Duration,
-    operation: impl FnMut() -> Result<(), E>,
-) -> Result<Vec<Duration>, E> {
-    repeat_with(time, operation, || Ok(()))
-}
-
-/// As [`repeat`], each operation followed by the unmeasured `after`.
-pub(super) fn repeat_with<E>(
-    time: Duration,
     mut operation: impl FnMut() -> Result<(), E>,
-    mut after: impl FnMut() -> Result<(), E>,
 ) -> Result<Vec<Duration>, E> {
     let mut times = Vec::new();
     let mut started = Instant::now();
@@ -22,7 +13,6 @@ pub(super) fn repeat_with<E>(
     while times.is_empty() || started < end {
         operation()?;
         times.push(started.elapsed());
-        after()?;
         started = Instant::now();
     }
     Ok(times)

@@ -1,15 +1,14 @@
 //! `c10d-bench`: benchmarks of a TCPStore server, relays, a rendezvous, RPC calls, and remote references.
 //!
-//! Figures stand beside a *floor*: the same exchange without the measured software. The load generator for
-//! stores is one thread, so that on two cores the server has one to itself. It uses only the base protocol,
-//! so a PyTorch server gets the same bytes.
+//! The load generator for stores is one thread, so that on two cores the server has one to itself. It uses only the base
+//! protocol, so a PyTorch server gets the same bytes. Some figures stand beside a *floor*: a simpler way to the same
+//! result, such as a bare TCP echo beside calls, and a server without a journal beside one with it.
 #![forbid(unsafe_code)]
 
 mod affinity;
 mod child;
 mod failure;
 mod fleet;
-mod floor;
 mod goodput;
 mod latency;
 mod numbers;
@@ -23,7 +22,6 @@ mod report;
 mod rpc;
 mod rref;
 mod servers;
-mod soak;
 mod store;
 mod store_place;
 mod store_server;
@@ -50,14 +48,6 @@ enum BenchCommand {
     Relay(relay::RelayBenchArgs),
     /// Measures calls between two workers, in one process and in two.
     Rpc(rpc::RpcBenchArgs),
-    /// Runs thousands of short jobs against servers that run all the time, and finds what grows.
-    Soak(soak::SoakArgs),
-    /// A worker of the job of `soak` that runs all the time.
-    #[command(hide = true)]
-    SoakMember,
-    /// Becomes a command that ends with the process that has started it.
-    #[command(hide = true)]
-    EndWithParent(soak::CommandArgs),
     /// The second process of `rpc`.
     #[command(hide = true)]
     RpcPeer(rpc::RpcPeerArgs),
@@ -77,9 +67,6 @@ enum BenchCommand {
     /// A member of etcd, with its options.
     #[command(hide = true)]
     EtcdMember(EtcdMemberArgs),
-    /// The floor of `store`: the same event loop without a store.
-    #[command(hide = true)]
-    Floor(floor::FloorArgs),
 }
 
 fn main() -> ExitCode {
@@ -95,14 +82,8 @@ fn run(command: &BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::Store(args) => store::run(args),
         BenchCommand::Rendezvous(args) => rendezvous::run(args),
-        BenchCommand::RendezvousNodes(args) => {
-            rendezvous::serve(args);
-            Ok(())
-        }
+        BenchCommand::RendezvousNodes(args) => rendezvous::serve(args),
         BenchCommand::Relay(args) => relay::run(args),
-        BenchCommand::Soak(args) => soak::run(args),
-        BenchCommand::SoakMember => soak::run_member(),
-        BenchCommand::EndWithParent(args) => args.become_command(),
         BenchCommand::Rpc(args) => rpc::run(args),
         BenchCommand::RpcPeer(args) => rpc::serve(args),
         BenchCommand::Rref(args) => rref::run(args),
@@ -111,7 +92,6 @@ fn run(command: &BenchCommand) -> Result<(), Failure> {
         BenchCommand::StoreServer(args) => servers::serve_store(args),
         BenchCommand::RelayServer(args) => servers::serve_relay(args),
         BenchCommand::EtcdMember(args) => args.become_member(),
-        BenchCommand::Floor(args) => floor::run(args),
     }
 }
 

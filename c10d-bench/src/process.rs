@@ -1,9 +1,7 @@
-//! Memory and processor time of another process, read from /proc.
+//! Memory and files of another process, read from /proc.
 
 use std::fs;
-use std::time::Duration;
 
-use rustix::param::clock_ticks_per_second;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::failure::{Context as _, Failure};
@@ -46,88 +44,22 @@ impl Process {
         Some(files.count())
     }
 
-    /// Whether it has a TCP socket that listens at this port.
-    pub(super) fn listens_at(self, port: u16) -> bool {
-        let (end, files) = (format!(":{port:04X}"), format!("/proc/{}/fd", self.0));
-        let tables =
-            ["tcp", "tcp6"].map(|it| fs::read_to_string(format!("/proc/{}/net/{it}", self.0)));
-        let lines = tables.iter().flatten().flat_map(|table| table.lines());
-        let listening = lines.filter_map(|line| {
-            let fields: Vec<_> = line.split_ascii_whitespace().collect();
-            // 0A is TCP_LISTEN, and the tenth field the inode (proc_pid_net(5)).
-            let is_it = fields.get(1)?.ends_with(&end) && *fields.get(3)? == "0A";
-            let inode = fields.get(9)?;
-            is_it.then(|| format!("socket:[{inode}]").into())
-        });
-        let sockets: Vec<std::path::PathBuf> = listening.collect();
-        let files = fs::read_dir(files).into_iter().flatten().flatten();
-        let mut links = files.filter_map(|file| fs::read_link(file.path()).ok());
-        links.any(|link| sockets.contains(&link))
-    }
-
-    /// Resident memory in bytes, shared pages included.
-    pub(super) fn resident_bytes(self) -> Option<u64> {
-        self.status_bytes("VmRSS:")
-    }
-
-    /// Its share of the resident memory in bytes: a page of N processes counts as an Nth.
-    pub(super) fn proportional_bytes(self) -> Option<u64> {
-        self.bytes_in("smaps_rollup", "Pss:")
-    }
-
-    /// How many threads it has.
-    pub(super) fn threads(self) -> Option<usize> {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).ok()?;
-        Some(tasks.count())
-    }
-
     /// The most resident memory that it ever had, in bytes.
     pub(super) fn peak_bytes(self) -> Option<u64> {
         self.status_bytes("VmHWM:")
     }
 
     fn status_bytes(self, name: &str) -> Option<u64> {
-        self.bytes_in("status", name)
-    }
-
-    fn bytes_in(self, file: &str, name: &str) -> Option<u64> {
-        let text = fs::read_to_string(format!("/proc/{}/{file}", self.0)).ok()?;
+        let text = fs::read_to_string(format!("/proc/{}/status", self.0)).ok()?;
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
         Some(kibibytes << 10)
-    }
-
-    /// User and system time of all threads. The resolution is 10 ms on most systems.
-    pub(super) fn cpu_time(self) -> Option<Duration> {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0)).ok()?;
-        // The name is in parentheses and may contain any byte, so count from its end: the next field is
-        // number 3, the two times are 14 and 15.
-        let (_, after_name) = stat.rsplit_once(')')?;
-        let mut fields = after_name.split_ascii_whitespace().skip(14 - 3);
-        let user: u64 = fields.next()?.parse().ok()?;
-        let system: u64 = fields.next()?.parse().ok()?;
-        let ticks_per_second = clock_ticks_per_second().max(1);
-        Some(Duration::from_secs(user + system) / u32::try_from(ticks_per_second).ok()?)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-
     use super::*;
-
-    #[test]
-    fn the_one_of_two_processes_that_listens_is_known() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        if cfg!(target_os = "linux") {
-            assert!(Process(std::process::id()).listens_at(port));
-        }
-        assert!(!Process(std::os::unix::process::parent_id()).listens_at(port));
-        drop(listener);
-        assert!(!Process(std::process::id()).listens_at(port));
-    }
 
     #[test]
     fn an_ended_process_has_no_figures() {
@@ -135,19 +67,11 @@ mod tests {
         if cfg!(target_os = "linux") {
             assert!(this.anonymous_bytes().unwrap() > 4096);
             assert!(this.peak_bytes() >= this.anonymous_bytes());
-            assert!(this.resident_bytes() > this.anonymous_bytes());
-            assert!(this.proportional_bytes().unwrap() > 4096);
             assert!(this.open_files().unwrap() > 0);
-            assert!(this.threads().unwrap() > 0);
-            assert!(this.cpu_time().unwrap() < Duration::from_secs(3600));
         }
         // Above the largest process id.
         let nobody = Process(u32::MAX);
-        assert_eq!((nobody.anonymous_bytes(), nobody.cpu_time()), (None, None));
+        assert_eq!(nobody.anonymous_bytes(), None);
         assert_eq!((nobody.peak_bytes(), nobody.open_files()), (None, None));
-        assert_eq!(
-            (nobody.proportional_bytes(), nobody.threads()),
-            (None, None)
-        );
     }
 }

@@ -108,6 +108,19 @@ pub(super) enum Goal {
     AboveFloorAtMost(f64),
 }
 
+impl Goal {
+    /// Its name in JSON, its begin in a table, and its value.
+    const fn parts(self) -> (&'static str, &'static str, f64) {
+        match self {
+            Self::RatioAtLeast(value) => ("ratio_at_least", "ratio >=", value),
+            Self::RatioAtMost(value) => ("ratio_at_most", "ratio <=", value),
+            Self::AtLeast(value) => ("at_least", ">=", value),
+            Self::AtMost(value) => ("at_most", "<=", value),
+            Self::AboveFloorAtMost(value) => ("above_floor_at_most", "<= floor +", value),
+        }
+    }
+}
+
 /// One figure of a benchmark.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
@@ -117,12 +130,6 @@ pub(super) struct Row {
     /// The floor's samples, one per round; empty if it was not measured.
     pub(super) floor: Samples,
     pub(super) goal: Option<Goal>,
-    /// Processor time of the server per operation, in microseconds.
-    pub(super) server_cpu: Samples,
-    pub(super) floor_cpu: Samples,
-    /// The fraction of time in which the server used a processor. Well below 1, the server was not the
-    /// bottleneck.
-    pub(super) server_busy: Samples,
 }
 
 impl Row {
@@ -133,9 +140,6 @@ impl Row {
             samples: Samples::default(),
             floor: Samples::default(),
             goal: None,
-            server_cpu: Samples::default(),
-            floor_cpu: Samples::default(),
-            server_busy: Samples::default(),
         }
     }
 
@@ -165,19 +169,13 @@ impl Row {
     }
 
     fn goal_text(&self) -> String {
-        let text = match self.goal {
-            None => return String::new(),
-            Some(Goal::RatioAtLeast(least)) => format!("ratio >= {least}"),
-            Some(Goal::RatioAtMost(most)) => format!("ratio <= {most}"),
-            Some(Goal::AtLeast(least)) => {
-                format!(">= {}", with_separators(least, self.unit.decimals()))
-            }
-            Some(Goal::AtMost(most)) => {
-                format!("<= {}", with_separators(most, self.unit.decimals()))
-            }
-            Some(Goal::AboveFloorAtMost(most)) => {
-                format!("<= floor + {}", with_separators(most, self.unit.decimals()))
-            }
+        let Some(goal) = self.goal else {
+            return String::new();
+        };
+        let (_, text, value) = goal.parts();
+        let text = match goal {
+            Goal::RatioAtLeast(_) | Goal::RatioAtMost(_) => format!("{text} {value}"),
+            _ => format!("{text} {}", with_separators(value, self.unit.decimals())),
         };
         match self.goal_is_met() {
             Some(true) => format!("{text} met"),
@@ -215,9 +213,6 @@ impl Row {
         let optional = [
             ("floor_median", self.floor.median()),
             ("ratio_to_floor", self.ratio()),
-            ("server_cpu_us_per_op", self.server_cpu.median()),
-            ("floor_cpu_us_per_op", self.floor_cpu.median()),
-            ("server_busy", self.server_busy.median()),
         ];
         for (name, value) in optional {
             if let Some(value) = value {
@@ -225,13 +220,7 @@ impl Row {
             }
         }
         if let Some(goal) = self.goal {
-            let (what, value) = match goal {
-                Goal::RatioAtLeast(value) => ("ratio_at_least", value),
-                Goal::RatioAtMost(value) => ("ratio_at_most", value),
-                Goal::AtLeast(value) => ("at_least", value),
-                Goal::AtMost(value) => ("at_most", value),
-                Goal::AboveFloorAtMost(value) => ("above_floor_at_most", value),
-            };
+            let (what, _, value) = goal.parts();
             row.insert(
                 "goal".into(),
                 json!({ what: value, "met": self.goal_is_met() }),
@@ -301,26 +290,12 @@ impl Report {
     }
 
     pub(super) fn table(&self) -> String {
-        const HEADINGS: [&str; 10] = [
-            "",
-            "median",
-            "min",
-            "max",
-            "unit",
-            "floor",
-            "ratio",
-            "us cpu/op",
-            "busy",
-            "goal",
-        ];
+        const HEADINGS: [&str; 8] = ["", "median", "min", "max", "unit", "floor", "ratio", "goal"];
         let mut lines = vec![HEADINGS.map(str::to_owned)];
         lines.extend(self.rows.iter().map(|row| {
             let decimals = row.unit.decimals();
             let show = |value: Option<f64>| {
                 value.map_or_else(String::new, |value| with_separators(value, decimals))
-            };
-            let fraction = |value: Option<f64>, decimals| {
-                value.map_or_else(String::new, |value| format!("{value:.decimals$}"))
             };
             [
                 row.name.clone(),
@@ -329,13 +304,12 @@ impl Report {
                 show(row.samples.max()),
                 row.unit.name().to_owned(),
                 show(row.floor.median()),
-                fraction(row.ratio(), 3),
-                fraction(row.server_cpu.median(), 2),
-                fraction(row.server_busy.median(), 2),
+                row.ratio()
+                    .map_or_else(String::new, |ratio| format!("{ratio:.3}")),
                 row.goal_text(),
             ]
         }));
-        let mut table = format!("{}\n{}", self.subject, aligned(&lines, &[0, 4, 9]));
+        let mut table = format!("{}\n{}", self.subject, aligned(&lines, &[0, 4, 7]));
         for note in &self.notes {
             table.push_str("note: ");
             table.push_str(note);
@@ -373,7 +347,7 @@ pub(super) fn aligned<const N: usize>(lines: &[[String; N]], words: &[usize]) ->
 }
 
 /// `1234567.8` as `1,234,568`.
-pub(super) fn with_separators(value: f64, decimals: usize) -> String {
+fn with_separators(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let digits = text.find('.').unwrap_or(text.len());
     let mut separated = String::with_capacity(text.len() + digits / 3);
@@ -485,6 +459,5 @@ mod tests {
             (&row["ratio_to_floor"], &row["goal"]["met"]),
             (&json!(0.5), &json!(false))
         );
-        assert_eq!(row.get("server_busy"), None);
     }
 }

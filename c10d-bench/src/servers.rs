@@ -20,10 +20,6 @@ pub(crate) struct StoreServerArgs {
     #[arg(long)]
     secret_file: Option<PathBuf>,
 
-    /// Also serves clients of the same user without the secret.
-    #[arg(long, requires = "secret_file")]
-    plain_from_same_user: bool,
-
     /// The directory of its journal.
     #[arg(long)]
     dir: Option<PathBuf>,
@@ -31,14 +27,6 @@ pub(crate) struct StoreServerArgs {
     /// Its journal is in etcd: it stands by while another server leads.
     #[arg(long, conflicts_with = "dir")]
     etcd: Option<EtcdOptions>,
-}
-
-impl StoreServerArgs {
-    /// The arguments with which [`ServerChild`](super::child::ServerChild) starts it.
-    pub(crate) fn command_line(options: &[&str]) -> Vec<String> {
-        let words = [&["store-server"], options].concat();
-        words.into_iter().map(str::to_owned).collect()
-    }
 }
 
 #[derive(Debug, Args)]
@@ -63,9 +51,7 @@ impl RelayServerArgs {
 pub(crate) fn serve_store(args: &StoreServerArgs) -> Result<(), Failure> {
     end_with_measurement();
     let options = match credentials(args.secret_file.as_ref())? {
-        Some(credentials) => ServerOptions::default()
-            .with_credentials(credentials)
-            .with_plain_from_same_user(args.plain_from_same_user),
+        Some(credentials) => ServerOptions::default().with_credentials(credentials),
         None => ServerOptions::default(),
     };
     let options = match &args.dir {

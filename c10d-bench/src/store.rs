@@ -11,18 +11,14 @@ use crate::failure::{Context as _, Failure};
 use crate::numbers::{at_least_one, round_seconds};
 use crate::open_files;
 use crate::process::Process;
-use crate::report::{Goal, Report};
-use crate::store_server::{Access, StoreServer};
-use crate::workload::client::client;
+use crate::report::{Goal, Report, Row};
+use crate::store_server::StoreServer;
 use crate::workload::durable::durable;
-use crate::workload::etcd::{EtcdShape, etcd};
+use crate::workload::etcd::etcd;
 use crate::workload::large::large_values;
 use crate::workload::ping::ping;
-use crate::workload::prefix::prefix;
-use crate::workload::ranks::{RanksShape, ranks};
-use crate::workload::secret::secret;
+use crate::workload::ranks::ranks;
 use crate::workload::setting::Setting;
-use crate::workload::strangers::strangers;
 use crate::workload::throughput::{Kind, Throughput};
 
 /// Measures a store server from one thread. Without --connect it starts a server, on a core of its own.
@@ -54,34 +50,13 @@ pub(crate) struct StoreBenchArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = round_seconds)]
     seconds: f64,
 
-    /// The number of rounds after a warm-up; figures are medians of the rounds. At most 3 for `sweep` and
-    /// `ranks`.
+    /// The number of rounds after a warm-up; figures are medians of the rounds. At most 3 for `ranks`.
     #[arg(long, default_value_t = 5, value_parser = at_least_one)]
     rounds: usize,
-
-    /// The numbers of connections of `sweep`.
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 16, 256], value_parser = at_least_one)]
-    connections: Vec<usize>,
-
-    /// The numbers of requests in flight per connection of `sweep`.
-    #[arg(long, value_name = "N,..", value_delimiter = ',', default_values_t = [1, 16], value_parser = at_least_one)]
-    depth: Vec<usize>,
 
     /// The number of keys that `durable` finds again.
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
     reopened_keys: usize,
-
-    /// The number of keys that `prefix` deletes.
-    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = at_least_one)]
-    deleted_keys: usize,
-
-    /// The number of nodes of `etcd` that join a rendezvous.
-    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = at_least_one)]
-    etcd_nodes: usize,
-
-    /// How long `etcd` counts the calls of a job at rest: a server that stands by asks every 45 s.
-    #[arg(long, value_name = "SECONDS", default_value_t = 45, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    etcd_rest: u64,
 
     /// The length of the values of `set-get`.
     #[arg(long, value_name = "BYTES", default_value_t = 64)]
@@ -91,10 +66,6 @@ pub(crate) struct StoreBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = at_least_one)]
     connect_window: usize,
 
-    /// Does not measure the floor.
-    #[arg(long)]
-    no_floor: bool,
-
     /// Does not pin the processes to cores.
     #[arg(long)]
     no_pin: bool,
@@ -102,52 +73,25 @@ pub(crate) struct StoreBenchArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Workload {
-    /// Round trips on one connection, beside those to a bare echo server.
+    /// Round trips on one connection.
     Ping,
-    /// PING, GET and SET of the client library, on one connection.
-    Client,
     /// 64 connections with one ADD in flight each.
     Add,
     /// 64 connections with 16 pairs of SET and GET in flight each.
     SetGet,
-    /// ADD with other numbers of connections and requests in flight.
-    Sweep,
     /// Thousands of ranks that connect, meet in barriers, wait, and cancel.
     Ranks,
-    /// A 4 MiB value, written and read.
+    /// A 4 MiB value, written and read. After the ranks: its freed memory would hide what they need.
     Large,
-    /// A million keys deleted by their prefix, and PING meanwhile. Left out with --connect.
-    Prefix,
-    /// `set-get`, PING and new connections with a shared secret, beside plain ones to the same server. Starts a server
-    /// of its own, so it is left out with --connect.
-    Secret,
     /// ADD, SET and GET of a server with a journal, beside one without, and how soon its keys are there again after
     /// the server was killed. Left out with --connect.
     Durable,
-    /// A store in etcd: what its requests cost, and how long they wait when a server or a member of etcd is lost. Starts
+    /// A store in etcd: what its requests cost, and how long they wait when the server is lost. Starts
     /// three members of the program that C10D_ETCD names, and takes minutes: runs only if it is named.
     Etcd,
-    /// PING with a secret while strangers open 10,000 connections a second. Left out with --connect.
-    Strangers,
 }
 
-const ALL: [Workload; 12] = [
-    Workload::Ping,
-    Workload::Client,
-    Workload::Add,
-    Workload::SetGet,
-    Workload::Sweep,
-    // Before the large values: their freed memory would hide what the ranks need.
-    Workload::Ranks,
-    Workload::Large,
-    Workload::Prefix,
-    Workload::Secret,
-    Workload::Strangers,
-    Workload::Durable,
-    Workload::Etcd,
-];
-
-/// Rounds of the workloads that take longest, so that a whole run takes less than a minute.
+/// Rounds of the workload that takes longest, so that a whole run takes less than a minute.
 const LONG_WORKLOAD_ROUNDS_MAX: usize = 3;
 
 pub(super) fn run(args: &StoreBenchArgs) -> Result<(), Failure> {
@@ -171,7 +115,7 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
             )
         }
         None => {
-            let child = StoreServer::start(cores, Access::Open)?;
+            let child = StoreServer::start(cores, false)?;
             let subject = "a new server".to_owned();
             (subject, child.address(), Some(child.process()), Some(child))
         }
@@ -180,76 +124,37 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
         server,
         process,
         cores,
-        floor: !args.no_floor && server.ip().is_loopback(),
         rounds: args.rounds,
         round_time: Duration::from_secs_f64(args.seconds),
         connect_window: args.connect_window,
     };
-    if !setting.floor {
-        notes.push("no floor was measured".to_owned());
-    }
-
     let mut rows = Vec::new();
-    for workload in ALL {
-        if !args.only.is_empty() && !args.only.contains(&workload) {
+    for workload in Workload::value_variants() {
+        if !args.only.is_empty() && !args.only.contains(workload) {
             continue;
         }
-        let needs_ours = matches!(
-            workload,
-            Workload::Secret
-                | Workload::Strangers
-                | Workload::Durable
-                | Workload::Etcd
-                | Workload::Prefix
-        );
-        let is_left_out = workload == Workload::Etcd && args.only.is_empty();
+        let needs_ours = matches!(workload, Workload::Durable | Workload::Etcd);
+        let is_left_out = *workload == Workload::Etcd && args.only.is_empty();
         if is_left_out || needs_ours && args.connect.is_some() {
             continue;
         }
         match workload {
             Workload::Ping => rows.extend(ping(&setting)?),
-            Workload::Client => rows.extend(client(&setting)?),
-            Workload::Add => rows.push(add_64().measure(&setting)?),
-            Workload::SetGet => rows.push(set_get_64(args.value_bytes).measure(&setting)?),
-            Workload::Sweep => {
-                let setting = Setting {
-                    rounds: args.rounds.min(LONG_WORKLOAD_ROUNDS_MAX),
-                    ..setting
-                };
-                for point in sweep(args) {
-                    rows.push(point.measure(&setting)?);
-                }
-            }
+            Workload::Add => rows.push(alone(&setting, &add_64())?),
+            Workload::SetGet => rows.push(alone(&setting, &set_get_64(args.value_bytes))?),
             Workload::Large => rows.extend(large_values(&setting)?),
-            Workload::Prefix => {
-                let setting = Setting {
-                    rounds: args.rounds.min(LONG_WORKLOAD_ROUNDS_MAX),
-                    ..setting
-                };
-                rows.extend(prefix(&setting, args.deleted_keys)?);
-            }
-            Workload::Strangers => rows.extend(strangers(&setting)?),
-            Workload::Secret => {
-                rows.extend(secret(&setting, &set_get_64(args.value_bytes))?);
-            }
             Workload::Durable => {
                 let set_get = set_get_64(args.value_bytes);
                 rows.extend(durable(&setting, &set_get, args.reopened_keys)?);
             }
-            Workload::Etcd => {
-                let shape = EtcdShape {
-                    nodes: args.etcd_nodes,
-                    rest: Duration::from_secs(args.etcd_rest),
-                };
-                rows.extend(etcd(&setting, shape)?);
-            }
+            Workload::Etcd => rows.extend(etcd(&setting)?),
             Workload::Ranks => {
-                let shape = RanksShape {
-                    ranks: open_files::that_fit(args.ranks, "ranks", 1, files_left, &mut notes),
+                let setting = Setting {
                     rounds: args.rounds.min(LONG_WORKLOAD_ROUNDS_MAX),
-                    has_extensions: args.connect.is_none(),
+                    ..setting
                 };
-                rows.extend(ranks(shape, &setting)?);
+                let fit = open_files::that_fit(args.ranks, "ranks", 1, files_left, &mut notes);
+                rows.extend(ranks(fit, &setting)?);
             }
         }
     }
@@ -260,13 +165,18 @@ fn measure(args: &StoreBenchArgs) -> Result<Report, Failure> {
     })
 }
 
+fn alone(setting: &Setting, throughput: &Throughput) -> Result<Row, Failure> {
+    let fleet = setting.fleet(throughput.connections)?;
+    throughput.measure(setting, fleet, None)
+}
+
 fn add_64() -> Throughput {
     Throughput {
         name: "add".to_owned(),
         kind: Kind::Add,
         connections: 64,
         depth: 1,
-        goal: Some(Goal::RatioAtLeast(0.93)),
+        goal: None,
     }
 }
 
@@ -279,18 +189,6 @@ fn set_get_64(value_bytes: usize) -> Throughput {
         // The goal was set for values of 64 bytes.
         goal: (value_bytes == 64).then_some(Goal::AtLeast(1.5e6)),
     }
-}
-
-fn sweep(args: &StoreBenchArgs) -> impl Iterator<Item = Throughput> {
-    args.connections.iter().flat_map(|&connections| {
-        args.depth.iter().map(move |&depth| Throughput {
-            name: format!("add {connections} x {depth}"),
-            kind: Kind::Add,
-            connections,
-            depth,
-            goal: None,
-        })
-    })
 }
 
 fn resolve(target: &HostPort) -> Result<SocketAddr, Failure> {

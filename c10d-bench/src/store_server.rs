@@ -12,22 +12,11 @@ use crate::affinity::Cores;
 use crate::child::ServerChild;
 use crate::failure::{Context as _, Failure};
 use crate::process::Process;
-use crate::servers::StoreServerArgs;
 
 #[derive(Debug)]
 pub(crate) struct StoreServer {
     pub(crate) child: ServerChild,
     secret: Option<ServerSecret>,
-}
-
-/// Which clients it serves.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Access {
-    Open,
-    /// Those with its secret.
-    Secret,
-    /// Those too of the same user that have none.
-    PlainToo,
 }
 
 #[derive(Debug)]
@@ -37,35 +26,23 @@ struct ServerSecret {
 }
 
 impl StoreServer {
-    /// A new store.
-    pub(crate) fn start(cores: Option<Cores>, access: Access) -> Result<Self, Failure> {
-        let options: &[&str] = match access {
-            Access::PlainToo => &["--plain-from-same-user"],
-            Access::Open | Access::Secret => &[],
-        };
-        let secret = match access {
-            Access::Open => None,
-            Access::Secret | Access::PlainToo => Some(ServerSecret::random()?),
-        };
-        Self::start_with(cores, options, secret)
+    /// A new store. With a secret, it serves only clients that have it.
+    pub(crate) fn start(cores: Option<Cores>, has_secret: bool) -> Result<Self, Failure> {
+        let secret = has_secret.then(ServerSecret::random).transpose()?;
+        let mut command = vec!["store-server".to_owned()];
+        command.extend(secret.as_ref().map(ServerSecret::option));
+        Ok(Self {
+            child: ServerChild::start(&command, cores)?,
+            secret,
+        })
     }
 
     /// Without a secret, and with what is in the directory.
     pub(crate) fn with_journal(directory: &Path, cores: Option<Cores>) -> Result<Self, Failure> {
         let option = format!("--dir={}", directory.display());
-        Self::start_with(cores, &[&option], None)
-    }
-
-    fn start_with(
-        cores: Option<Cores>,
-        options: &[&str],
-        secret: Option<ServerSecret>,
-    ) -> Result<Self, Failure> {
-        let mut command = StoreServerArgs::command_line(options);
-        command.extend(secret.as_ref().map(ServerSecret::option));
         Ok(Self {
-            child: ServerChild::start(&command, cores)?,
-            secret,
+            child: ServerChild::start(&["store-server".to_owned(), option], cores)?,
+            secret: None,
         })
     }
 

@@ -3,7 +3,6 @@
 
 mod engine;
 mod shell;
-pub mod unstable;
 mod values;
 
 pub use shell::backend::{RendezvousBackend, StateWatch};
@@ -22,7 +21,6 @@ pub use shell::round_entry::{end_entry, open_round};
 pub use shell::static_rendezvous::{STATIC_BACKEND, STATIC_TIMEOUT, StaticRendezvous};
 pub use shell::this_host;
 pub use shell::write_lease::WriteLease;
-pub use values::clock::Now;
 pub use values::codec;
 pub use values::endpoint::Endpoint;
 pub use values::error::RendezvousError;

@@ -117,9 +117,7 @@ impl Hosts {
     /// Where the processes of hosts run, from this one on.
     pub(super) fn place(&self, first: usize) -> Place {
         let has_namespaces = self.has_namespaces;
-        Place(Box::new(move |host, program| {
-            command(has_namespaces, first + host, program)
-        }))
+        Box::new(move |host, program| command(has_namespaces, first + host, program))
     }
 
     /// The begin of a command that runs on this host.

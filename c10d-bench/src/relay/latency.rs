@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::latency::{percentiles, repeat};
 use crate::report::{Goal, Row, Unit, measure_in_turn};
 use crate::servers::RelayServerArgs;
-use crate::store_server::{Access, StoreServer};
+use crate::store_server::StoreServer;
 use crate::workload::setting::{Setting, open_store};
 
 const KEY: &str = "bench/relay/value";
@@ -21,8 +21,8 @@ const ADDED_MAX: f64 = 25.0;
 type Operation<'o> = &'o dyn Fn(&TcpStore) -> Result<(), StoreError>;
 
 /// Alternates between the relay and the store: the medians of GET and ADD of each round.
-pub(super) fn latency(setting: &Setting, access: Access) -> Result<[Row; 2], Failure> {
-    let server = StoreServer::start(setting.cores, access)?;
+pub(super) fn latency(setting: &Setting, has_secret: bool) -> Result<[Row; 2], Failure> {
+    let server = StoreServer::start(setting.cores, has_secret)?;
     let upstream = server.address().to_string();
     let command = RelayServerArgs::command_line(&upstream, server.secret_file_option());
     // Without cores: on that of this thread.

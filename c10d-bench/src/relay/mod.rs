@@ -1,16 +1,11 @@
 //! `c10d-bench relay`: a job with a relay on each node, beside one whose ranks connect to the store themselves.
 //!
-//! Thousands of relays are simulated: the load generator holds a connection a node, and speaks the protocol of sessions
-//! for the node's ranks, as the one without relays holds a connection a rank. Only the latency of one rank is that of a
+//! Thousands of relays are simulated: the load generator holds a connection for each node, and speaks the protocol of
+//! sessions for the node's ranks. Without relays it holds a connection for each rank. Only the latency of one rank is that of a
 //! real relay.
 
-mod job;
 mod latency;
-mod members;
-mod node;
-mod nodes;
 mod ranks;
-mod restart;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -22,9 +17,8 @@ use crate::failure::Failure;
 use crate::numbers::{at_least_one, at_most, round_seconds};
 use crate::open_files;
 use crate::report::Report;
-use crate::store_server::Access;
+use crate::workload::job::Shape;
 use crate::workload::setting::Setting;
-use job::Shape;
 
 /// Measures what a relay on each node changes. The floor of each figure is the same without relays.
 ///
@@ -43,15 +37,11 @@ pub(crate) struct RelayBenchArgs {
     #[arg(long, value_name = "N", default_value_t = 2048, value_parser = at_least_one)]
     nodes: usize,
 
-    /// The number of members of `members`, on as many nodes as they need.
-    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = at_least_one)]
-    members: usize,
-
     /// The number of ranks of each node.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_most(RANKS_PER_NODE_MAX))]
     ranks_per_node: usize,
 
-    /// The number of nodes of `init` and `restart`.
+    /// The number of nodes of `init`.
     #[arg(long, value_name = "N", default_value_t = 12_288, value_parser = at_least_one)]
     init_nodes: usize,
 
@@ -82,21 +72,9 @@ enum Workload {
     Latency,
     /// Ranks of many nodes that connect, meet in barriers and wait for one key; and the server's memory.
     Ranks,
-    /// Members of a group agree on a list, and on another one after a death, with relays only.
-    Members,
     /// The ranks of very many nodes connect, with relays only.
     Init,
-    /// Then the store, which has a journal and no secret, is killed and started again.
-    Restart,
 }
-
-const ALL: [Workload; 5] = [
-    Workload::Latency,
-    Workload::Ranks,
-    Workload::Members,
-    Workload::Init,
-    Workload::Restart,
-];
 
 pub(super) fn run(args: &RelayBenchArgs) -> Result<(), Failure> {
     measure(args)?.print(args.json)
@@ -111,43 +89,29 @@ fn measure(args: &RelayBenchArgs) -> Result<Report, Failure> {
         server: SocketAddr::from(([127, 0, 0, 1], 0)),
         process: None,
         cores: Cores::choose(!args.no_pin, &mut notes),
-        floor: true,
         rounds: args.rounds,
         round_time: Duration::from_secs_f64(args.seconds),
         connect_window: args.connect_window,
     };
-    let access = if args.secret {
-        Access::Secret
-    } else {
-        Access::Open
-    };
     let ranks_per_node = args.ranks_per_node;
     let mut shape = |nodes, files_per_node| Shape {
-        nodes: open_files::that_fit(nodes, "nodes", files_per_node, files_left, &mut notes),
-        ranks_per_node,
+        connections: open_files::that_fit(nodes, "nodes", files_per_node, files_left, &mut notes),
+        ranks_per_relay: Some(ranks_per_node),
     };
     let mut rows = Vec::new();
-    for workload in ALL {
-        if !args.only.is_empty() && !args.only.contains(&workload) {
+    for workload in Workload::value_variants() {
+        if !args.only.is_empty() && !args.only.contains(workload) {
             continue;
         }
         match workload {
-            Workload::Latency => rows.extend(latency::latency(&setting, access)?),
+            Workload::Latency => rows.extend(latency::latency(&setting, args.secret)?),
             Workload::Ranks => {
                 let shape = shape(args.nodes, ranks_per_node);
-                rows.extend(ranks::ranks(shape, &setting, access)?);
-            }
-            Workload::Members => {
-                let shape = shape(args.members.div_ceil(ranks_per_node), 1);
-                rows.extend(members::members(shape, &setting, access)?);
+                rows.extend(ranks::ranks(shape, &setting, args.secret)?);
             }
             Workload::Init => {
                 let shape = shape(args.init_nodes, 1);
-                rows.push(ranks::init(shape, &setting, access)?);
-            }
-            Workload::Restart => {
-                let shape = shape(args.init_nodes, 1);
-                rows.extend(restart::restart(shape, &setting)?);
+                rows.push(ranks::init(shape, &setting, args.secret)?);
             }
         }
     }

@@ -2,20 +2,23 @@
 
 use std::time::Duration;
 
-use super::job::{RelayedJob, Shape};
-use super::nodes::Turns;
 use crate::failure::Failure;
+use crate::fleet::Turns;
 use crate::process::Process;
 use crate::report::{Goal, Row, Unit, order};
-use crate::store_server::{Access, StoreServer};
-use crate::workload::ranks::Job;
+use crate::store_server::StoreServer;
+use crate::workload::job::{Job, Shape};
 use crate::workload::setting::Setting;
 
 /// The figures of one job, in the order of the rows; `None` where the system does not tell.
-type Figures = [Option<f64>; 8];
+type Figures = [Option<f64>; 7];
 
 /// Alternates between a job with relays and one without, each with a new server.
-pub(super) fn ranks(shape: Shape, setting: &Setting, access: Access) -> Result<Vec<Row>, Failure> {
+pub(super) fn ranks(
+    shape: Shape,
+    setting: &Setting,
+    has_secret: bool,
+) -> Result<Vec<Row>, Failure> {
     let mut rows = [
         ("connections", Unit::Count, None),
         ("memory per node", Unit::Bytes, Some(1.0)),
@@ -24,7 +27,6 @@ pub(super) fn ranks(shape: Shape, setting: &Setting, access: Access) -> Result<V
         ("barrier requests per node", Unit::Count, None),
         ("barrier add+wait apart", Unit::Milliseconds, None),
         ("one key wakes all", Unit::Milliseconds, Some(0.25)),
-        ("ids of NCCL", Unit::Milliseconds, None),
     ]
     .map(|(name, unit, ratio_max)| {
         let mut row = Row::new(name, unit);
@@ -33,16 +35,12 @@ pub(super) fn ranks(shape: Shape, setting: &Setting, access: Access) -> Result<V
     });
     for round in 0..setting.rounds {
         for is_direct in order(round) {
-            let server = StoreServer::start(setting.cores, access)?;
+            let server = StoreServer::start(setting.cores, has_secret)?;
             let setting = Setting {
                 server: server.address(),
                 ..*setting
             };
-            let figures = if is_direct {
-                direct(shape, &setting, &server)?
-            } else {
-                relayed(shape, &setting, &server)?
-            };
+            let figures = figures(shape, is_direct, &setting, &server)?;
             for (row, sample) in rows.iter_mut().zip(figures) {
                 if let Some(sample) = sample {
                     row.push(is_direct, sample);
@@ -56,89 +54,65 @@ pub(super) fn ranks(shape: Shape, setting: &Setting, access: Access) -> Result<V
 }
 
 /// Relays only: how long the ranks of very many nodes take to connect.
-pub(super) fn init(shape: Shape, setting: &Setting, access: Access) -> Result<Row, Failure> {
+pub(super) fn init(shape: Shape, setting: &Setting, has_secret: bool) -> Result<Row, Failure> {
     let name = format!("init of {} ranks", shape.ranks());
     let mut row = Row::new(name, Unit::Milliseconds);
     row.goal = Some(Goal::AtMost(5000.0));
     for _ in 0..setting.rounds {
-        let server = StoreServer::start(setting.cores, access)?;
+        let server = StoreServer::start(setting.cores, has_secret)?;
         let setting = Setting {
             server: server.address(),
             ..*setting
         };
-        let (_job, time) = RelayedJob::connect(shape, &setting, server.tls()?.as_ref())?;
+        let (_job, time) = Job::connect(shape, 0, &setting, server.tls()?.as_ref())?;
         row.samples.push(milliseconds(time));
     }
     Ok(row)
 }
 
-fn relayed(shape: Shape, setting: &Setting, server: &StoreServer) -> Result<Figures, Failure> {
+fn figures(
+    shape: Shape,
+    is_direct: bool,
+    setting: &Setting,
+    server: &StoreServer,
+) -> Result<Figures, Failure> {
+    let nodes = shape.connections as f64;
+    let shape = match is_direct {
+        true => Shape {
+            connections: shape.ranks(),
+            ranks_per_relay: None,
+        },
+        false => shape,
+    };
     let tls = server.tls()?;
-    let before = Usage::of(server.process());
-    let (mut job, init) = RelayedJob::connect(shape, setting, tls.as_ref())?;
-    let (files, memory) = Usage::of(server.process()).since(before, shape);
+    let before = usage(server.process());
+    let (mut job, init) = Job::connect(shape, 0, setting, tls.as_ref())?;
+    let after = usage(server.process());
     let (together, frames) = job.barrier_by_add_and_wait(Turns::Together)?;
-    let (apart, _) = job.barrier_by_add_and_wait(Turns::Apart)?;
+    let (apart, requests) = if is_direct {
+        // ADD and WAIT of each rank, and one SET. Ranks with connections of their own never ask together.
+        (together, 2 * shape.ranks() + 1)
+    } else {
+        (job.barrier_by_add_and_wait(Turns::Apart)?.0, frames)
+    };
     let wake_all = job.one_key_wakes_all()?;
-    let ids = job.ids_of_nccl()?;
+    let grown =
+        |after: Option<u64>, before: Option<u64>| Some(after?.saturating_sub(before?) as f64);
     Ok([
-        files,
-        memory,
+        grown(after[0], before[0]),
+        grown(after[1], before[1]).map(|bytes| bytes / nodes),
         Some(milliseconds(init)),
         Some(milliseconds(together)),
-        Some(frames as f64 / shape.nodes as f64),
+        Some(requests as f64 / nodes),
         Some(milliseconds(apart)),
         Some(milliseconds(wake_all)),
-        Some(milliseconds(ids)),
     ])
 }
 
-fn direct(shape: Shape, setting: &Setting, server: &StoreServer) -> Result<Figures, Failure> {
-    let tls = server.tls()?;
-    let before = Usage::of(server.process());
-    let (mut job, init) = Job::connect(shape.ranks(), 0, setting, tls.as_ref())?;
-    let (files, memory) = Usage::of(server.process()).since(before, shape);
-    let barrier = job.barrier_by_add_and_wait()?;
-    // ADD and WAIT of each rank, and one SET.
-    let requests = 2 * shape.ranks() + 1;
-    let wake_all = job.one_key_wakes_all()?;
-    let ids = job.ids_of_nccl()?;
-    Ok([
-        files,
-        memory,
-        Some(milliseconds(init)),
-        Some(milliseconds(barrier)),
-        Some(requests as f64 / shape.nodes as f64),
-        Some(milliseconds(barrier)),
-        Some(milliseconds(wake_all)),
-        Some(milliseconds(ids)),
-    ])
-}
-
-/// What the server uses; `None` if the system does not tell.
-#[derive(Debug, Clone, Copy)]
-struct Usage {
-    memory: Option<u64>,
-    files: Option<usize>,
-}
-
-impl Usage {
-    fn of(process: Process) -> Self {
-        Self {
-            memory: process.anonymous_bytes(),
-            files: process.open_files(),
-        }
-    }
-
-    /// The files since `before`, and the memory of a node.
-    fn since(self, before: Self, shape: Shape) -> (Option<f64>, Option<f64>) {
-        let files = self.files.zip(before.files);
-        let memory = self.memory.zip(before.memory);
-        (
-            files.map(|(now, before)| now.saturating_sub(before) as f64),
-            memory.map(|(now, before)| now.saturating_sub(before) as f64 / shape.nodes as f64),
-        )
-    }
+/// The open files of the server, and its memory; `None` if the system does not tell.
+fn usage(process: Process) -> [Option<u64>; 2] {
+    let files = process.open_files().map(|files| files as u64);
+    [files, process.anonymous_bytes()]
 }
 
 fn milliseconds(time: Duration) -> f64 {

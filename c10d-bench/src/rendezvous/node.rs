@@ -8,17 +8,13 @@ use crate::store_place::store_place;
 use c10d_store::{Store, StoreAddress, TcpStore, TcpStoreOptions};
 use clap::Args;
 use elastic_rendezvous::{
-    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousError, RendezvousSettings,
-    Traffic,
+    C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousSettings, Traffic,
 };
 
-pub(super) const RUN_ID: &str = "bench";
+const RUN_ID: &str = "bench";
 
 /// The timeout of each step: far above every plausible figure.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
-
-/// How many heartbeats a node may miss; the default of torchrun.
-pub(super) const KEEP_ALIVE_ATTEMPTS: u32 = 3;
 
 /// The rendezvous that nodes join.
 #[derive(Debug, Clone, Args)]
@@ -30,33 +26,6 @@ pub(crate) struct Job {
     /// How many nodes are in the round.
     #[arg(long)]
     pub(super) nodes: usize,
-
-    /// The interval of heartbeats, in milliseconds.
-    #[arg(long)]
-    pub(super) keep_alive: u64,
-
-    /// How many nodes share a connection; 1 for nodes with handlers and threads of their own.
-    #[arg(long)]
-    pub(super) nodes_per_connection: usize,
-}
-
-impl Job {
-    pub(super) const fn keep_alive(&self) -> Duration {
-        Duration::from_millis(self.keep_alive)
-    }
-
-    pub(super) fn settings(&self) -> Result<RendezvousSettings, RendezvousError> {
-        Ok(RendezvousSettings::new(RUN_ID, self.nodes, self.nodes)?
-            .with_join_timeout(PATIENCE)
-            .with_keep_alive(self.keep_alive(), KEEP_ALIVE_ATTEMPTS))
-    }
-
-    /// Connects to the store.
-    pub(super) fn open_store(&self) -> Result<Arc<dyn Store>, Failure> {
-        let options = TcpStoreOptions::default().with_timeout(PATIENCE);
-        let store = TcpStore::open_at(&self.store, options);
-        Ok(Arc::new(store.context("cannot connect to the store")?))
-    }
 }
 
 /// A node before it has joined.
@@ -69,22 +38,18 @@ pub(super) struct Node {
 impl Node {
     /// Connects node number `node`.
     pub(super) fn connect(job: &Job, node: usize) -> Result<Self, Failure> {
-        Self::new(job, node).with_context(|| format!("node {node}"))
-    }
-
-    fn new(job: &Job, node: usize) -> Result<Self, Failure> {
-        let store = job.open_store()?;
+        let options = TcpStoreOptions::default().with_timeout(PATIENCE);
+        let store = TcpStore::open_at(&job.store, options);
+        let store: Arc<dyn Store> = Arc::new(store.context("cannot connect to the store")?);
         let backend = C10dBackend::new(Arc::clone(&store), RUN_ID)?;
         let traffic = backend.traffic();
+        let settings = RendezvousSettings::new(RUN_ID, job.nodes, job.nodes)?;
+        let settings = settings.with_join_timeout(PATIENCE);
         let options = DynamicRendezvousOptions::new()
-            .with_local_addr(addr_of(node))
+            // Of a realistic length, as addresses are most of the state.
+            .with_local_addr(format!("node-{node:05}.cluster.example"))
             .with_workers_host("127.0.0.1");
-        let handler = DynamicRendezvous::new(Arc::new(backend), store, job.settings()?, options)?;
+        let handler = DynamicRendezvous::new(Arc::new(backend), store, settings, options)?;
         Ok(Self { handler, traffic })
     }
-}
-
-/// The address of a node, of a realistic length, as addresses are most of the state.
-pub(super) fn addr_of(node: usize) -> String {
-    format!("node-{node:05}.cluster.example")
 }

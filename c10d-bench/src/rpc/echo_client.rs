@@ -18,15 +18,6 @@ pub(super) trait EchoClient {
     /// Makes round trips one after the other for `time`, at least one; returns their times. Checks only the
     /// length of answers.
     fn one_at_a_time(&mut self, payload: &Bytes, time: Duration) -> Result<Vec<Duration>, Failure>;
-
-    /// Keeps `in_flight` payloads in flight for `time`, then waits for the remaining answers; returns the
-    /// number of answers.
-    fn many_at_a_time(
-        &mut self,
-        payload: &Bytes,
-        in_flight: usize,
-        time: Duration,
-    ) -> Result<u64, Failure>;
 }
 
 /// A figure for wrong answers would be worthless.

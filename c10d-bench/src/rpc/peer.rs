@@ -20,11 +20,8 @@ pub(super) enum PeerKind {
 impl PeerKind {
     /// The arguments with which [`ServerChild`](super::super::child::ServerChild) starts it.
     pub(super) fn command_line(self) -> Vec<String> {
-        let kind = match self {
-            Self::Agent => "agent",
-            Self::AgentWithSecret => "agent-with-secret",
-            Self::Echo => "echo",
-        };
-        ["rpc-peer", kind].map(str::to_owned).to_vec()
+        let kind = self.to_possible_value();
+        let kind = kind.map(|kind| kind.get_name().to_owned());
+        ["rpc-peer".to_owned()].into_iter().chain(kind).collect()
     }
 }

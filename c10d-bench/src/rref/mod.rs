@@ -84,7 +84,7 @@ fn measure(args: &RRefBenchArgs, cores: Option<Cores>) -> Result<Vec<Row>, Failu
 /// The owner's memory per live reference, including its value of 8 bytes. `None` without /proc.
 fn owner_memory(live: usize, cores: Option<Cores>) -> Result<Option<Row>, Failure> {
     let mut workers = WorkerPair::two_processes(cores)?;
-    workers.some_lives(1)?;
+    workers.lives(1, Duration::ZERO)?;
     let before = workers.owner_bytes();
     let alive = workers.create_and_keep(live)?;
     let after = workers.owner_bytes();
@@ -103,8 +103,8 @@ fn owner_memory(live: usize, cores: Option<Cores>) -> Result<Option<Row>, Failur
 struct Comparison {
     workers: WorkerPair,
     in_flight: usize,
-    /// Lives with a fetch, lives without, and the median and 99th percentile of a creation with its fetch.
-    rows: [Row; 4],
+    /// Lives, and the median and 99th percentile of a creation with its fetch.
+    rows: [Row; 3],
 }
 
 impl Comparison {
@@ -112,10 +112,6 @@ impl Comparison {
         let name = |figure: &str| format!("{} {figure}", place.name());
         let mut lives = Row::new(
             name(&format!("create fetch drop x {in_flight}")),
-            Unit::OperationsPerSecond,
-        );
-        let unread = Row::new(
-            name(&format!("create drop x {in_flight}")),
             Unit::OperationsPerSecond,
         );
         let mut median = Row::new(name("create fetch p50"), Unit::Microseconds);
@@ -127,7 +123,7 @@ impl Comparison {
         Self {
             workers,
             in_flight,
-            rows: [lives, unread, median, tail],
+            rows: [lives, median, tail],
         }
     }
 
@@ -136,7 +132,6 @@ impl Comparison {
         self.workers.plain_calls(time)?;
         self.workers.create_and_fetch(time)?;
         self.workers.lives(self.in_flight, time)?;
-        self.workers.lives_unread(self.in_flight, time)?;
         Ok(())
     }
 
@@ -145,7 +140,7 @@ impl Comparison {
         let Self {
             workers,
             in_flight,
-            rows: [lives, unread, median, tail],
+            rows: [lives, median, tail],
         } = self;
         for is_floor in order(round) {
             let mut times = if is_floor {
@@ -160,9 +155,6 @@ impl Comparison {
         let began = Instant::now();
         let lived = workers.lives(*in_flight, time)?;
         lives.push(false, lived as f64 / began.elapsed().as_secs_f64());
-        let began = Instant::now();
-        let lived = workers.lives_unread(*in_flight, time)?;
-        unread.push(false, lived as f64 / began.elapsed().as_secs_f64());
         Ok(())
     }
 }
@@ -178,7 +170,6 @@ mod tests {
         assert!(!workers.plain_calls(moment).unwrap().is_empty());
         assert!(!workers.create_and_fetch(moment).unwrap().is_empty());
         assert!(workers.lives(5, moment).unwrap() >= 5);
-        assert!(workers.lives_unread(5, moment).unwrap() >= 5);
         assert_eq!(workers.owned().unwrap(), 0);
     }
 

@@ -114,19 +114,6 @@ impl WorkerPair {
     /// all are freed; returns their number.
     pub(super) fn lives(&mut self, in_flight: usize, time: Duration) -> Result<u64, Failure> {
         let end = Instant::now() + time;
-        self.lives_while(in_flight, || Instant::now() < end)
-    }
-
-    /// Creates, fetches and drops `count` references, all concurrently.
-    pub(super) fn some_lives(&mut self, count: usize) -> Result<u64, Failure> {
-        self.lives_while(count, || false)
-    }
-
-    fn lives_while(
-        &mut self,
-        in_flight: usize,
-        keep_going: impl Fn() -> bool,
-    ) -> Result<u64, Failure> {
         let mut alive = VecDeque::with_capacity(in_flight);
         for _ in 0..in_flight {
             alive.push_back(self.create_and_ask()?);
@@ -136,7 +123,7 @@ impl WorkerPair {
             created.check(fetched.wait()?)?;
             drop(created);
             lived += 1;
-            if keep_going() {
+            if Instant::now() < end {
                 alive.push_back(self.create_and_ask()?);
             }
         }
@@ -148,30 +135,6 @@ impl WorkerPair {
         let created = self.create()?;
         let fetched = created.rref.fetch(Some(PATIENCE))?;
         Ok((created, fetched))
-    }
-
-    /// As [`WorkerPair::lives`] without the fetch: drops each reference once its owner has confirmed it.
-    pub(super) fn lives_unread(
-        &mut self,
-        in_flight: usize,
-        time: Duration,
-    ) -> Result<u64, Failure> {
-        let end = Instant::now() + time;
-        let mut alive = VecDeque::with_capacity(in_flight);
-        for _ in 0..in_flight {
-            alive.push_back(self.create()?);
-        }
-        let mut lived = 0;
-        while let Some(created) = alive.pop_front() {
-            created.rref.wait_confirmed(Some(PATIENCE))?;
-            drop(created);
-            lived += 1;
-            if Instant::now() < end {
-                alive.push_back(self.create()?);
-            }
-        }
-        self.wait_until_freed()?;
-        Ok(lived)
     }
 
     /// Creates `count` references whose values exist.

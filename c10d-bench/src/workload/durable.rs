@@ -4,11 +4,9 @@
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{Store, StoreExt};
+use c10d_store::Store;
 use tempfile::TempDir;
 
 use super::setting::{Setting, open_store};
@@ -18,9 +16,6 @@ use crate::failure::{Context as _, Failure};
 use crate::latency::{percentiles, repeat};
 use crate::report::{Goal, Row, Unit, measure_in_turn};
 use crate::store_server::StoreServer;
-
-/// Connections of the client that writes while another one reads.
-const WRITERS: usize = 16;
 
 const REOPENED_VALUE_BYTES: usize = 100;
 
@@ -40,47 +35,39 @@ pub(crate) fn durable(
         process: Some(child.process()),
         ..*setting
     };
+    let set_get = Throughput {
+        name: format!("{} durable", set_get.name),
+        goal: Some(Goal::RatioAtLeast(0.7)),
+        ..set_get.clone()
+    };
     let mut rows = vec![
-        against(setting, &with_journal, &add_256(), "durable", 0.9)?,
-        against(setting, &with_journal, set_get, "durable", 0.7)?,
+        against(setting, &with_journal, &add_256("durable", 0.9))?,
+        against(setting, &with_journal, &set_get)?,
     ];
     rows.extend(one_add(&with_journal, directory.path())?);
-    rows.extend(clean_reads(setting, &with_journal, "durable")?);
     drop(child);
     rows.push(reopen(setting, reopened_keys)?);
     Ok(rows)
 }
 
-/// The requests a second of the server with a journal, of this `kind`, beside those of the one without.
+/// The requests a second of the server with a journal, beside those of the one without.
 pub(super) fn against(
     plain: &Setting,
     with_journal: &Setting,
     throughput: &Throughput,
-    kind: &str,
-    goal: f64,
 ) -> Result<Row, Failure> {
-    let fleets = [
-        with_journal.fleet(throughput.connections, None)?,
-        plain.fleet(throughput.connections, None)?,
-    ];
-    let [samples, floor] = throughput.measure_in_turn(plain, fleets)?;
-    let mut row = Row::new(
-        format!("{} {kind}", throughput.name),
-        Unit::OperationsPerSecond,
-    );
-    row.goal = Some(Goal::RatioAtLeast(goal));
-    row.samples = samples;
-    row.floor = floor;
-    Ok(row)
+    let fleet = with_journal.fleet(throughput.connections)?;
+    let floor = plain.fleet(throughput.connections)?;
+    throughput.measure(plain, fleet, Some(floor))
 }
 
-pub(super) fn add_256() -> Throughput {
+pub(super) fn add_256(kind: &str, ratio_min: f64) -> Throughput {
     Throughput {
-        name: "add 256".to_owned(),
+        name: format!("add 256 {kind}"),
         kind: Kind::Add,
         connections: 256,
         depth: 1,
-        goal: None,
+        goal: Some(Goal::RatioAtLeast(ratio_min)),
     }
 }
 
@@ -115,74 +102,6 @@ fn one_add(setting: &Setting, directory: &Path) -> Result<[Row; 1], Failure> {
         })
     })?;
     Ok(rows)
-}
-
-/// GET of a key that nobody writes, while others are written.
-pub(super) fn clean_reads(
-    plain: &Setting,
-    with_journal: &Setting,
-    kind: &str,
-) -> Result<[Row; 1], Failure> {
-    let mut rows = [clean_reads_row(kind)];
-    measure_in_turn(&mut rows, plain.rounds, true, |is_floor| {
-        read_beside_writes(if is_floor { plain } else { with_journal }, None)
-    })?;
-    Ok(rows)
-}
-
-pub(super) fn clean_reads_row(kind: &str) -> Row {
-    let name = format!("get p50 beside writes {kind}");
-    let mut row = Row::new(name, Unit::Microseconds);
-    row.goal = Some(Goal::RatioAtMost(1.2));
-    row
-}
-
-/// What a thread on the servers' core repeats meanwhile.
-pub(super) type Load<'l> = &'l mut (dyn FnMut() -> Result<(), Failure> + Send);
-
-pub(super) fn read_beside_writes(
-    setting: &Setting,
-    load: Option<Load<'_>>,
-) -> Result<[f64; 1], Failure> {
-    let is_over = AtomicBool::new(false);
-    let reader = open_store(setting.server, None)?;
-    reader.set("bench/clean", [7; 64])?;
-    thread::scope(|scope| {
-        let load = load.map(|load| {
-            let is_over = &is_over;
-            scope.spawn(move || {
-                on_server_core(setting.cores, || {
-                    while !is_over.load(Ordering::Relaxed) {
-                        load()?;
-                    }
-                    Ok(())
-                })
-            })
-        });
-        let writers: Vec<_> = (0..WRITERS)
-            .map(|writer| {
-                let is_over = &is_over;
-                scope.spawn(move || -> Result<(), Failure> {
-                    let store = open_store(setting.server, None)?;
-                    let key = format!("bench/write/{writer}");
-                    while !is_over.load(Ordering::Relaxed) {
-                        store.add(&key, 1)?;
-                        // As many writes with and without a journal.
-                        thread::sleep(Duration::from_millis(2));
-                    }
-                    Ok(())
-                })
-            })
-            .collect();
-        let p50 = median(setting.round_time, || {
-            Ok(reader.get("bench/clean").map(drop)?)
-        });
-        is_over.store(true, Ordering::Relaxed);
-        for writer in writers.into_iter().chain(load) {
-            writer.join().expect("no panic")?;
-        }
-        p50
-    })
 }
 
 /// From the start of a server to its first answer, with the keys that it had when it was killed.

@@ -1,16 +1,11 @@
 //! The workloads of `c10d-bench store`, one a file; `c10d-bench relay` uses some of them.
 
-pub(super) mod client;
-mod connection;
 pub(super) mod durable;
 pub(crate) mod etcd;
+pub(crate) mod job;
 pub(super) mod large;
-pub(crate) mod nccl_roots;
 pub(super) mod ping;
-pub(super) mod prefix;
 pub(super) mod ranks;
 pub(super) mod requests;
-pub(super) mod secret;
 pub(super) mod setting;
-pub(super) mod strangers;
 pub(super) mod throughput;

@@ -24,15 +24,7 @@ pub(crate) fn hello() -> Vec<u8> {
     request.to_bytes()
 }
 
-/// The length of the answer to [`join`].
-pub(crate) const JOINED_BYTES: usize = HELLO_REPLY.len() + 8;
-
-/// The handshake of a worker, which is also counted under `init/`.
-pub(crate) fn join() -> Vec<u8> {
-    [hello(), count_worker()].concat()
-}
-
-/// The part of [`join`] that counts the worker.
+/// Counts a worker under `init/`.
 pub(crate) fn count_worker() -> Vec<u8> {
     let mut request = RequestBuf::new();
     request.opcode(Opcode::Add).raw_key(b"init/").i64(1);
@@ -64,36 +56,8 @@ pub(crate) fn get(key: &str) -> Vec<u8> {
 }
 
 pub(crate) fn wait(key: &str) -> Vec<u8> {
-    wait_all(&[key])
-}
-
-pub(crate) fn wait_all(keys: &[&str]) -> Vec<u8> {
     let mut request = RequestBuf::new();
-    request.opcode(Opcode::Wait).user_keys(keys);
-    request.to_bytes()
-}
-
-pub(crate) fn multi_get(keys: &[&str]) -> Vec<u8> {
-    let mut request = RequestBuf::new();
-    request.opcode(Opcode::MultiGet).user_keys(keys);
-    request.to_bytes()
-}
-
-/// A wait that ends with the value, an extension of this project's server.
-pub(crate) fn wait_get(key: &str) -> Vec<u8> {
-    let mut request = RequestBuf::new();
-    request.opcode(Opcode::WaitGet).user_keys(&[key]);
-    request.to_bytes()
-}
-
-/// A key that ends with its connection, whose will is a value of the other key: an extension of this project's server.
-pub(crate) fn set_ephemeral(key: &str, will_key: &str, will: &[u8]) -> Vec<u8> {
-    let mut request = RequestBuf::new();
-    request
-        .opcode(Opcode::SetEphemeral)
-        .user_key(key)
-        .value(b"");
-    request.user_key(will_key).value(will);
+    request.opcode(Opcode::Wait).user_keys(&[key]);
     request.to_bytes()
 }
 
@@ -118,35 +82,11 @@ pub(crate) fn delete(key: &str) -> Vec<u8> {
     request.to_bytes()
 }
 
-/// Names that begin like this are deleted: an extension of this project's server.
-pub(crate) fn delete_prefix(prefix: &str) -> Vec<u8> {
-    let mut request = RequestBuf::new();
-    request.opcode(Opcode::DeletePrefix).user_key(prefix).u32(0);
-    request.to_bytes()
-}
-
-/// All keys get the same value.
-pub(crate) fn multi_set(keys: impl ExactSizeIterator<Item = String>, value: &[u8]) -> Vec<u8> {
-    let mut request = RequestBuf::new();
-    request.opcode(Opcode::MultiSet).count(keys.len());
-    for key in keys {
-        request.user_key(&key).value(value);
-    }
-    request.to_bytes()
-}
-
 /// The answer to a GET of a value.
 pub(crate) fn blob(value: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; 8];
     LittleEndian::write_u64(&mut bytes, value.len() as u64);
     bytes.extend_from_slice(value);
-    bytes
-}
-
-/// The answer with a number, as that to an ADD.
-pub(crate) fn number_reply(number: i64) -> [u8; 8] {
-    let mut bytes = [0; 8];
-    LittleEndian::write_i64(&mut bytes, number);
     bytes
 }
 

@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use c10d_socket::{ConnectOptions, Credentials, TlsClient};
+use c10d_socket::{ConnectOptions, Credentials};
 use c10d_store::{TcpStore, TcpStoreOptions};
 
 use super::requests;
 use crate::affinity::Cores;
 use crate::failure::Failure;
-use crate::fleet::{Fleet, SILENCE_MAX};
+use crate::fleet::{Ask, Fleet, SILENCE_MAX};
 use crate::process::Process;
 
 /// Opens a store with the client library. Does not repeat a failed attempt to connect.
@@ -39,8 +39,6 @@ pub(crate) struct Setting {
     pub(crate) process: Option<Process>,
     /// The cores of this thread and of the servers that it starts.
     pub(crate) cores: Option<Cores>,
-    /// Whether to measure the floor.
-    pub(crate) floor: bool,
     /// How often each figure is measured.
     pub(crate) rounds: usize,
     /// How long a round lasts, for workloads without a natural end.
@@ -50,27 +48,21 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    /// Opens a fleet of connections that have completed the handshake, with a secret or plain.
-    pub(super) fn fleet(
-        &self,
-        connections: usize,
-        tls: Option<&TlsClient>,
-    ) -> Result<Fleet, Failure> {
-        let mut fleet = Fleet::new(self.server, tls.cloned())?;
+    /// Opens a fleet of plain connections that have completed the handshake.
+    pub(crate) fn fleet(&self, connections: usize) -> Result<Fleet, Failure> {
+        let mut fleet = Fleet::new(self.server, None, None)?;
         let hello = requests::hello();
-        fleet.connect(
-            connections,
-            self.connect_window,
-            &hello,
-            requests::HELLO_REPLY.len(),
-            |links, reply| {
-                if reply == requests::HELLO_REPLY {
-                    Ok(())
-                } else {
-                    Err(links.wrong_answer("PING", format!("{reply:02x?}")))
-                }
-            },
-        )?;
+        let greeting = Ask {
+            requests: &[&hello],
+            reply_bytes: requests::HELLO_REPLY.len(),
+        };
+        fleet.connect(connections, self.connect_window, greeting, |reply| {
+            if reply == requests::HELLO_REPLY {
+                return Ok(());
+            }
+            let detail = format!("{reply:02x?}");
+            Err(Failure::wrong_answer(self.server, "PING", detail))
+        })?;
         Ok(fleet)
     }
 }

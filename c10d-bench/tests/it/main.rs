@@ -7,5 +7,4 @@ mod relay;
 mod rendezvous;
 mod rpc;
 mod rref;
-mod soak;
 mod store;

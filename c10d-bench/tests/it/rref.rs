@@ -27,7 +27,6 @@ fn references_are_measured_in_one_process_and_in_two() {
     for place in ["in process", "two processes"] {
         let figures = [
             "create fetch drop x 7",
-            "create drop x 7",
             "create fetch p50",
             "create fetch p99",
         ];

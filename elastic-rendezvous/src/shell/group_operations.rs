@@ -14,115 +14,7 @@ const REQUESTS_MAX: usize = 4096;
 /// How long to wait for values that should be there.
 const PRESENT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// A request about one key of the group.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KeyRequest {
-    /// Replaces the value.
-    Set {
-        /// With the prefix of the group.
-        key: String,
-        /// The new value.
-        value: Vec<u8>,
-    },
-    /// Reads the value, if there is one.
-    TryGet {
-        /// With the prefix of the group.
-        key: String,
-    },
-    /// Replaces the value if it is the expected one, empty for none, and reads it.
-    CompareSet {
-        /// With the prefix of the group.
-        key: String,
-        /// The expected value.
-        expected: Vec<u8>,
-        /// The new value.
-        desired: Vec<u8>,
-    },
-    /// Appends to a queue.
-    Push {
-        /// Its key, with the prefix of the group.
-        queue: String,
-        /// The new element.
-        value: Vec<u8>,
-    },
-    /// Waits for another value than the known one, empty for none.
-    AwaitChange {
-        /// With the prefix of the group.
-        key: String,
-        /// The known value.
-        known: Vec<u8>,
-    },
-}
-
 impl GroupStore {
-    /// What the handler with this index asks of one key; `None` for other requests.
-    pub(super) fn key_request(&self, index: u32, ask: &Ask) -> Option<KeyRequest> {
-        Some(match ask {
-            Ask::WriteHeartbeat(heartbeat) => KeyRequest::Set {
-                key: self.heartbeat_key(index),
-                value: heartbeat.to_string().into_bytes(),
-            },
-            Ask::ReadLease => KeyRequest::TryGet { key: self.key("h") },
-            Ask::ReadSummary => KeyRequest::TryGet { key: self.key("s") },
-            Ask::ReadAnswer => KeyRequest::TryGet {
-                key: self.answer_key(index),
-            },
-            Ask::Claim { expected, lease } => KeyRequest::CompareSet {
-                key: self.key("h"),
-                expected: expected.clone(),
-                desired: lease.clone(),
-            },
-            Ask::Push(request) => KeyRequest::Push {
-                queue: self.key("q"),
-                value: request.clone(),
-            },
-            Ask::AwaitAnswer { known, .. } => KeyRequest::AwaitChange {
-                key: self.answer_key(index),
-                known: known.clone(),
-            },
-            Ask::AwaitSummary { known, .. } => KeyRequest::AwaitChange {
-                key: self.key("s"),
-                known: known.clone(),
-            },
-            Ask::WriteSummary(text) => KeyRequest::Set {
-                key: self.key("s"),
-                value: text.clone(),
-            },
-            _ => return None,
-        })
-    }
-
-    fn perform_on_key(&self, request: &KeyRequest, timeout: Duration) -> Result<Reply, StoreError> {
-        let store = &self.store;
-        Ok(match request {
-            KeyRequest::Set { key, value } => {
-                store.set(key, value)?;
-                Reply::Done
-            }
-            KeyRequest::TryGet { key } => Reply::Value(store.try_get(key)?),
-            KeyRequest::CompareSet {
-                key,
-                expected,
-                desired,
-            } => {
-                let current = store.compare_set(key, expected, desired)?;
-                Reply::Value(Some(current.into_value()))
-            }
-            KeyRequest::Push { queue, value } => {
-                store.queue_push(queue, value)?;
-                Reply::Done
-            }
-            KeyRequest::AwaitChange { key, known } => {
-                match store.wait_change(key, Known::whole(known), Some(timeout)) {
-                    Ok(value) => Reply::Value(Some(value)),
-                    // A busy server may report the timeout late.
-                    Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) => Reply::Nothing,
-                    Err(error) => return Err(error),
-                }
-            }
-        })
-    }
-
     /// Carries out an operation of the handler with this index. A wait ends with [`Reply::Nothing`] after `timeout`.
     pub(crate) fn perform(
         &self,
@@ -130,11 +22,31 @@ impl GroupStore {
         ask: &Ask,
         timeout: Duration,
     ) -> Result<Reply, StoreError> {
-        if let Some(request) = self.key_request(index, ask) {
-            return self.perform_on_key(&request, timeout);
-        }
         let store = &self.store;
         Ok(match ask {
+            Ask::WriteHeartbeat(heartbeat) => {
+                store.set(&self.heartbeat_key(index), heartbeat.to_string().as_bytes())?;
+                Reply::Done
+            }
+            Ask::ReadLease => Reply::Value(store.try_get(&self.key("h"))?),
+            Ask::ReadSummary => Reply::Value(store.try_get(&self.key("s"))?),
+            Ask::ReadAnswer => Reply::Value(store.try_get(&self.answer_key(index))?),
+            Ask::Claim { expected, lease } => {
+                let current = store.compare_set(&self.key("h"), expected, lease)?;
+                Reply::Value(Some(current.into_value()))
+            }
+            Ask::Push(request) => {
+                store.queue_push(&self.key("q"), request)?;
+                Reply::Done
+            }
+            Ask::AwaitAnswer { known, .. } => {
+                self.await_change(&self.answer_key(index), known, timeout)?
+            }
+            Ask::AwaitSummary { known, .. } => self.await_change(&self.key("s"), known, timeout)?,
+            Ask::WriteSummary(text) => {
+                store.set(&self.key("s"), text)?;
+                Reply::Done
+            }
             Ask::CountNodes => {
                 let count = store.try_get(&self.key("n"))?.unwrap_or_default();
                 Reply::Count(String::from_utf8_lossy(&count).parse().unwrap_or(0))
@@ -158,6 +70,24 @@ impl GroupStore {
             // None of these is an operation on a key of the group.
             _ => Reply::Nothing,
         })
+    }
+
+    /// Waits until the value of a key differs from the known one, which is empty for none.
+    fn await_change(
+        &self,
+        key: &str,
+        known: &[u8],
+        timeout: Duration,
+    ) -> Result<Reply, StoreError> {
+        let changed = self
+            .store
+            .wait_change(key, Known::whole(known), Some(timeout));
+        match changed {
+            Ok(value) => Ok(Reply::Value(Some(value))),
+            // A busy server may report the timeout late.
+            Err(StoreError::Timeout { .. } | StoreError::NoReply { .. }) => Ok(Reply::Nothing),
+            Err(error) => Err(error),
+        }
     }
 
     /// The heartbeats of these handlers, in this order; empty for one that has written none.

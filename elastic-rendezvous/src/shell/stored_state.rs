@@ -28,11 +28,6 @@ impl StoredState {
         }
     }
 
-    /// The same state, by another handle.
-    pub(super) fn in_backend(&self, backend: Arc<dyn RendezvousBackend>) -> Self {
-        Self::new(backend, &self.run_id)
-    }
-
     pub(crate) fn backend(&self) -> &dyn RendezvousBackend {
         &*self.backend
     }

@@ -279,7 +279,6 @@ fn a_large_late_answer_does_not_affect_later_messages() {
     assert_eq!(metrics.calls_in_flight, 0);
 }
 
-/// `c10d-bench rpc` measures how late calls expire.
 #[test]
 fn ten_thousand_unanswered_calls_expire_at_their_deadlines_and_not_before() {
     const CALLS: usize = 10_000;

@@ -6,14 +6,11 @@ use std::time::{Duration, Instant};
 
 use c10d_journal::{EtcdDirectory, EtcdOptions, EtcdStatus};
 use c10d_socket::{Cancel, Deadline};
-use c10d_store::StoreAddress;
 
 use super::site::Site;
 use crate::affinity::Cores;
 use crate::child::ServerChild;
 use crate::failure::Failure;
-use crate::servers::StoreServerArgs;
-use crate::store_place::store_place;
 
 const CANDIDATES: usize = 3;
 
@@ -24,7 +21,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) struct Candidates {
-    prefix: String,
     address: String,
     directory: EtcdDirectory,
     cores: Option<Cores>,
@@ -37,7 +33,6 @@ impl Candidates {
         let address = site.address(prefix);
         let options: EtcdOptions = address.parse()?;
         let mut this = Self {
-            prefix: prefix.to_owned(),
             address,
             directory: EtcdDirectory::new(options),
             cores,
@@ -47,18 +42,9 @@ impl Candidates {
         Ok(this)
     }
 
-    /// Below which the store is.
-    pub(super) fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
     /// Where clients find the one that serves.
     pub(super) fn address(&self) -> &str {
         &self.address
-    }
-
-    pub(super) fn place(&self) -> Result<StoreAddress, Failure> {
-        store_place(&self.address).map_err(Failure::new)
     }
 
     /// Replaces the servers that have ended, or lead no more, and waits until one serves and the others follow.
@@ -78,8 +64,7 @@ impl Candidates {
     /// Starts one more, and waits until it follows.
     fn add(&mut self) -> Result<(), Failure> {
         let option = format!("--etcd={}", self.address);
-        let command = StoreServerArgs::command_line(&[&option]);
-        let server = ServerChild::start_silent(&command, self.cores)?;
+        let server = ServerChild::start_silent(&["store-server".to_owned(), option], self.cores)?;
         let address = server.address().to_string();
         self.servers.push(server);
         self.wait("a server does not follow", |status| {

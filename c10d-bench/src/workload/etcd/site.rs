@@ -2,7 +2,6 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -12,10 +11,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use c10d_journal::{EtcdDirectory, EtcdOptions};
+use c10d_socket::{Cancel, Deadline};
 use clap::Args;
 use tempfile::TempDir;
 
-use super::gateway::{Gateway, number};
 use crate::affinity::unpin_this_thread;
 use crate::child::end_with_measurement;
 use crate::failure::{Context as _, Failure};
@@ -29,7 +29,8 @@ const PEER_PORT: u16 = 2380;
 /// How long etcd may take to start, or to elect a leader, on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a member may take to answer before it is asked again.
+const CALL_TIMEOUT: Duration = Duration::from_secs(1);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -57,7 +58,6 @@ fn program() -> Result<OsString, Failure> {
 }
 
 /// A cluster with etcd's default timers. Killed when it is dropped.
-#[derive(Debug)]
 pub(crate) struct Site {
     members: Vec<Member>,
     folder: TempDir,
@@ -65,16 +65,8 @@ pub(crate) struct Site {
     place: Place,
 }
 
-type CommandOf = Box<dyn Fn(usize, &Path) -> Command>;
-
 /// Makes the begin of a command, which runs a program where this member is.
-pub(crate) struct Place(pub(crate) CommandOf);
-
-impl fmt::Debug for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Place")
-    }
-}
+pub(crate) type Place = Box<dyn Fn(usize, &Path) -> Command>;
 
 #[derive(Debug)]
 struct Member {
@@ -87,8 +79,8 @@ impl Site {
     /// Starts the members at ports of 127.0.0.1, and waits until all answer.
     pub(super) fn start() -> Result<Self, Failure> {
         let members = free_members().context("cannot find free ports")?;
-        let here = Place(Box::new(|_, program| Command::new(program)));
-        Self::start_members(members, here, &env::temp_dir())
+        let here = |_, program: &Path| Command::new(program);
+        Self::start_members(members, Box::new(here), &env::temp_dir())
     }
 
     /// Starts each member on a host of its own, with its data in a directory below `folder`, and waits until all answer.
@@ -133,71 +125,9 @@ impl Site {
 
     /// Of a journal with this prefix.
     pub(crate) fn address(&self, prefix: &str) -> String {
-        let members: Vec<_> = self.clients().iter().map(SocketAddr::to_string).collect();
+        let clients = self.members.iter().map(|member| member.client);
+        let members: Vec<_> = clients.map(|it| it.to_string()).collect();
         format!("etcd://{}/{prefix}", members.join(","))
-    }
-
-    pub(crate) fn clients(&self) -> Vec<SocketAddr> {
-        self.members.iter().map(|member| member.client).collect()
-    }
-
-    pub(super) fn gateway(&self, number: usize) -> io::Result<Gateway> {
-        Gateway::connect(self.members[number].client, CALL_TIMEOUT)
-    }
-
-    /// The member that leads.
-    pub(super) fn leader(&self) -> Result<usize, Failure> {
-        let leads = |number: &usize| {
-            let status = self.gateway(*number).and_then(|mut it| {
-                let status = it.post("/v3/maintenance/status", "{}")?;
-                Ok((
-                    number_at(&status, "/leader")?,
-                    number_at(&status, "/header/member_id")?,
-                ))
-            });
-            status.is_ok_and(|(leader, this)| leader == this)
-        };
-        let deadline = Instant::now() + START_TIMEOUT;
-        while Instant::now() < deadline {
-            if let Some(leader) = (0..MEMBERS).find(leads) {
-                return Ok(leader);
-            }
-            thread::sleep(POLL_INTERVAL);
-        }
-        Err(Failure::new("no member of etcd leads"))
-    }
-
-    /// With SIGKILL.
-    pub(super) fn kill(&mut self, number: usize) {
-        if let Some(mut process) = self.members[number].process.take() {
-            end(&mut process);
-        }
-    }
-
-    /// Starts a member again that was killed, and waits until it answers.
-    pub(super) fn restart(&mut self, number: usize) -> Result<(), Failure> {
-        self.spawn(number)?;
-        self.wait_for(number)
-    }
-
-    /// How many writes of anybody etcd has carried out.
-    pub(super) fn revision(&self) -> io::Result<u64> {
-        let answer = self.gateway(0)?.post("/v3/kv/range", r#"{"key":"YQ=="}"#)?;
-        number_at(&answer, "/header/revision")
-    }
-
-    /// How many calls the members have begun to carry out since their start. A call of the gateway is one.
-    pub(super) fn calls(&self) -> Result<f64, Failure> {
-        let mut calls = 0.0;
-        for number in 0..MEMBERS {
-            let text = self.gateway(number).and_then(|it| it.get("/metrics"));
-            let text = text.context("cannot read etcd's metrics")?;
-            let lines = text.lines();
-            let counters = lines.filter(|line| line.starts_with("grpc_server_started_total{"));
-            let counters = counters.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
-            calls += counters.sum::<f64>();
-        }
-        Ok(calls)
     }
 
     /// How a member has ended; `None` while it runs.
@@ -217,7 +147,7 @@ impl Site {
         let name = format!("m{number}");
         let log = self.folder.path().join(format!("{name}.log"));
         let log = File::options().create(true).append(true).open(log);
-        let process = (self.place.0)(number, &executable)
+        let process = (self.place)(number, &executable)
             .args(["etcd-member", "--name", &name, "--data-dir"])
             .arg(self.folder.path().join(&name))
             .args(["--log-level", "error"])
@@ -238,12 +168,13 @@ impl Site {
 
     fn wait_for(&mut self, number: usize) -> Result<(), Failure> {
         let deadline = Instant::now() + START_TIMEOUT;
+        let options: EtcdOptions =
+            format!("etcd://{}/ready", self.members[number].client).parse()?;
+        let directory = EtcdDirectory::new(options);
         loop {
-            // An empty transaction needs a leader.
-            let answer = self
-                .gateway(number)
-                .and_then(|mut it| it.post("/v3/kv/txn", "{}"));
-            let Err(error) = answer else {
+            let by = Deadline::after(Instant::now(), CALL_TIMEOUT);
+            // A member reads only if there is a leader.
+            let Err(error) = directory.lookup(by, &Cancel::NEVER) else {
                 return Ok(());
             };
             let process = self.members[number].process.as_mut();
@@ -284,10 +215,4 @@ fn free_members() -> io::Result<Vec<Member>> {
         process: None,
     });
     Ok(members.collect())
-}
-
-/// The number at a place of an answer.
-pub(super) fn number_at(answer: &serde_json::Value, pointer: &str) -> io::Result<u64> {
-    let found = answer.pointer(pointer).and_then(number);
-    found.ok_or_else(|| io::Error::other(format!("etcd's answer has no {pointer}")))
 }
