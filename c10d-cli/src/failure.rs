@@ -74,17 +74,6 @@ pub(crate) enum Failure {
     #[error("")]
     Stuck,
 
-    /// A server or client does not conform, as the printed report says. Without a message. Exit code 6, of `c10d conform`
-    /// only.
-    #[cfg(feature = "conform")]
-    #[error("")]
-    Differs,
-
-    /// A run of `c10d conform` has no report. Exit code 2 for a case that does not exist, else 3.
-    #[cfg(feature = "conform")]
-    #[error(transparent)]
-    Conform(#[from] c10d_conform::RunError),
-
     /// The key of `c10d store lease` ended, or could not be kept. Exit code 3.
     #[error("lease {key:?} lost: {why}")]
     LeaseLost {
@@ -158,12 +147,6 @@ impl Failure {
             Self::OutputClosed => OUTPUT_CLOSED,
             Self::Command(code) => *code,
             Self::Stuck => STUCK,
-            #[cfg(feature = "conform")]
-            Self::Differs => DIFFERS,
-            #[cfg(feature = "conform")]
-            Self::Conform(c10d_conform::RunError::NoCase(_)) => USAGE,
-            #[cfg(feature = "conform")]
-            Self::Conform(_) => NO_CONNECTION,
             Self::Journal(_) | Self::JournalEnded(_) => JOURNAL,
             #[cfg(feature = "etcd")]
             Self::Etcd(_) => NO_CONNECTION,
@@ -191,8 +174,6 @@ const NO_CONNECTION: u8 = 3;
 const OUTPUT: u8 = 4;
 const STUCK: u8 = 4;
 const JOURNAL: u8 = 5;
-#[cfg(feature = "conform")]
-const DIFFERS: u8 = 6;
 /// 128 + SIGPIPE.
 const OUTPUT_CLOSED: u8 = 141;
 

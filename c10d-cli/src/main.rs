@@ -3,8 +3,6 @@
 
 mod client;
 mod completions;
-#[cfg(feature = "conform")]
-mod conform;
 mod end_signals;
 #[cfg(feature = "etcd")]
 mod etcd;
@@ -95,10 +93,6 @@ enum Command {
     /// Makes the secret that keeps strangers out of a job's store.
     #[command(subcommand)]
     Secret(secret::SecretCommand),
-    /// Checks another server or client of the store: does it speak the protocol as PyTorch's do?
-    #[cfg(feature = "conform")]
-    #[command(subcommand)]
-    Conform(conform::ConformCommand),
     /// Prints the script with which a shell completes commands and options.
     ///
     /// For bash: `c10d completions bash > ~/.local/share/bash-completion/completions/c10d`. docs/install.md has the
@@ -156,8 +150,6 @@ fn main() -> ExitCode {
         Command::Flight(args) => flight::run(&args),
         Command::Progress(args) => progress::run(&args),
         Command::Secret(command) => secret::run(&command),
-        #[cfg(feature = "conform")]
-        Command::Conform(command) => conform::run(&command),
         Command::Completions(args) => completions::run(&args, Cli::command()),
         Command::Man(args) => man::run(&args, Cli::command()),
     };

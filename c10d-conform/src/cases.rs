@@ -1,9 +1,5 @@
 //! The cases, as text: one JSON object a line. The README describes the format.
 
-/// The version of the cases. The first number changes with the format, the second with what a case demands, the third
-/// when cases are added.
-pub const VERSION: &str = "1.0.0";
-
 /// Requests and replies on one connection.
 pub const SINGLE: &str = include_str!("../cases/single.jsonl");
 
@@ -15,6 +11,3 @@ pub const QUIRKS: &str = include_str!("../cases/quirks.jsonl");
 
 /// Limits, hostile lengths, races and orders, which `cases/generate.py` writes.
 pub const GENERATED: &str = include_str!("../cases/generated.jsonl");
-
-/// What clients have to do, and what they should print.
-pub const CLIENT: &str = include_str!("../cases/client.jsonl");

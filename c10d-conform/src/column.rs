@@ -64,7 +64,7 @@ impl Column {
         }
     }
 
-    /// As `--as` takes it.
+    /// Returns the name, for example `torch-2.15`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         self.name

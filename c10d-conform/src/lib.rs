@@ -3,7 +3,6 @@
 
 mod case;
 pub mod cases;
-mod client;
 mod column;
 mod fence;
 mod plan;
@@ -17,9 +16,7 @@ mod verdict;
 mod worker;
 
 pub use case::MalformedCase;
-pub use client::{ClientRun, Scenario, scenarios};
 pub use column::{COLUMNS, Column};
-pub use plan::{Plan, plans};
 pub use report::Report;
 pub use runner::{RunError, ServerRun};
 pub use verdict::{Bytes, Difference, Expected, Outcome, Verdict};

@@ -21,7 +21,7 @@ const CUT_PAUSE: Duration = Duration::from_millis(1);
 
 /// A case of a column, ready to run.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub(crate) struct Plan {
     pub(crate) name: String,
     pub(crate) operation: String,
     /// It looks at the whole store, or may stop others.
@@ -31,25 +31,11 @@ pub struct Plan {
     pub(crate) attempts: Vec<Answer>,
 }
 
-impl Plan {
-    /// The case's name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The command that it is about.
-    #[must_use]
-    pub fn operation(&self) -> &str {
-        &self.operation
-    }
-}
-
 /// All cases of a column. Their keys are distinct from those of runs with another `run`.
 ///
 /// # Errors
 /// A case is malformed, which a test rules out for those of this crate.
-pub fn plans(column: Column, run: &str) -> Result<Vec<Plan>, MalformedCase> {
+pub(crate) fn plans(column: Column, run: &str) -> Result<Vec<Plan>, MalformedCase> {
     let mut plans = Vec::new();
     let mut cut: Vec<String> = Vec::new();
     for text in [
@@ -206,7 +192,7 @@ mod tests {
     fn the_cases_of_all_columns_can_be_read_and_have_names_of_their_own() {
         for column in COLUMNS {
             let plans = plans(column, "run").unwrap_or_else(|error| panic!("{column}: {error}"));
-            let names: BTreeSet<&str> = plans.iter().map(Plan::name).collect();
+            let names: BTreeSet<&str> = plans.iter().map(|plan| &*plan.name).collect();
             assert_eq!(names.len(), plans.len(), "{column}");
             assert!(plans.len() > 200, "{column}: {}", plans.len());
         }

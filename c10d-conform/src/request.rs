@@ -1,6 +1,6 @@
 //! The format of requests, as this suite knows it: enough to find the keys in a case and to show a request to a reader.
 //!
-//! It is written from the protocol's description, and shares nothing with a server or a client that it judges.
+//! It is written from the protocol's description, and shares nothing with a server that it judges.
 
 use std::fmt;
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use c10d_socket::printable;
 const SHOWN_CHARS_MAX: usize = 60;
 
 /// The first byte of a request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Opcode(pub(crate) u8);
 
 #[derive(Debug, Clone, Copy)]
@@ -28,17 +28,9 @@ enum Part {
 
 impl Opcode {
     pub(crate) const VALIDATE: Self = Self(0x00);
-    pub(crate) const SET: Self = Self(0x01);
     pub(crate) const COMPARE_SET: Self = Self(0x02);
-    pub(crate) const GET: Self = Self(0x03);
-    pub(crate) const ADD: Self = Self(0x04);
-    pub(crate) const CHECK: Self = Self(0x05);
-    pub(crate) const WAIT: Self = Self(0x06);
     pub(crate) const GETNUMKEYS: Self = Self(0x07);
     pub(crate) const DELETE_KEY: Self = Self(0x08);
-    pub(crate) const APPEND: Self = Self(0x09);
-    pub(crate) const MULTI_GET: Self = Self(0x0a);
-    pub(crate) const MULTI_SET: Self = Self(0x0b);
     pub(crate) const CANCEL_WAIT: Self = Self(0x0c);
     pub(crate) const PING: Self = Self(0x0d);
     pub(crate) const QUEUE_PUSH: Self = Self(0x0e);
@@ -191,121 +183,6 @@ impl fmt::Display for Requests<'_> {
     }
 }
 
-/// A complete request.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Request {
-    pub(crate) opcode: Opcode,
-    pub(crate) keys: Vec<Vec<u8>>,
-    pub(crate) values: Vec<Vec<u8>>,
-    /// A delta, a world size, a magic number or a nonce.
-    pub(crate) number: i64,
-}
-
-const KEY_BYTES_MAX: usize = 8192;
-const VALUE_BYTES_MAX: usize = 8 << 20;
-const KEYS_MAX: usize = 131_072;
-
-/// The first request of a stream and its length; `None` while it is incomplete. The error is a sentence about it.
-pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Request, usize)>, String> {
-    let Some(first) = bytes.first() else {
-        return Ok(None);
-    };
-    let opcode = Opcode(*first);
-    let Some((name, parts)) = opcode.format() else {
-        return Err(format!("sent the byte {first:#04x}, which is no command"));
-    };
-    let mut rest = Input {
-        name,
-        bytes,
-        position: 1,
-    };
-    let mut request = Request {
-        opcode,
-        ..Request::default()
-    };
-    for part in parts {
-        let read = match part {
-            Part::Key => rest
-                .blob("key", KEY_BYTES_MAX)?
-                .map(|key| request.keys.push(key)),
-            Part::Value => rest
-                .blob("value", VALUE_BYTES_MAX)?
-                .map(|value| request.values.push(value)),
-            Part::Word => rest
-                .take(4)
-                .map(|word| request.number = LE::read_u32(word).into()),
-            Part::Number => rest
-                .take(8)
-                .map(|number| request.number = LE::read_i64(number)),
-            Part::Keys | Part::Pairs => rest.list(matches!(part, Part::Pairs), &mut request)?,
-        };
-        if read.is_none() {
-            return Ok(None);
-        }
-    }
-    Ok(Some((request, rest.position)))
-}
-
-struct Input<'b> {
-    name: &'static str,
-    bytes: &'b [u8],
-    position: usize,
-}
-
-impl<'b> Input<'b> {
-    fn list(&mut self, is_pairs: bool, request: &mut Request) -> Result<Option<()>, String> {
-        let Some(count) = self.length("count of keys", KEYS_MAX)? else {
-            return Ok(None);
-        };
-        for _ in 0..count {
-            let Some(key) = self.blob("key", KEY_BYTES_MAX)? else {
-                return Ok(None);
-            };
-            request.keys.push(key);
-            if is_pairs {
-                let Some(value) = self.blob("value", VALUE_BYTES_MAX)? else {
-                    return Ok(None);
-                };
-                request.values.push(value);
-            }
-        }
-        Ok(Some(()))
-    }
-
-    fn blob(&mut self, what: &str, length_max: usize) -> Result<Option<Vec<u8>>, String> {
-        let length = self.length(&format!("length of a {what}"), length_max)?;
-        Ok(length
-            .and_then(|length| self.take(length))
-            .map(<[u8]>::to_vec))
-    }
-
-    fn length(&mut self, what: &str, max: usize) -> Result<Option<usize>, String> {
-        let Some(bytes) = self.take(8) else {
-            return Ok(None);
-        };
-        let length = LE::read_u64(bytes);
-        match usize::try_from(length) {
-            Ok(length) if length <= max => Ok(Some(length)),
-            _ => {
-                let hint = match length.swap_bytes() <= max as u64 {
-                    true => ": integers are little endian",
-                    false => ", if it is one: lengths and counts have 8 bytes",
-                };
-                let name = self.name;
-                Err(format!(
-                    "sent a {name} with {length} as the {what}, at most {max}{hint}"
-                ))
-            }
-        }
-    }
-
-    fn take(&mut self, length: usize) -> Option<&'b [u8]> {
-        let taken = self.bytes.get(self.position..)?.get(..length)?;
-        self.position += length;
-        Some(taken)
-    }
-}
-
 /// A key as the case has it: `rewrite` puts the prefix of the run between the first two slashes of it.
 fn without_prefix(key: &[u8]) -> &[u8] {
     let slashes = key.iter().enumerate().filter(|(_, byte)| **byte == b'/');
@@ -359,12 +236,6 @@ impl RequestBytes {
 pub(crate) fn length_word(length: usize) -> [u8; 8] {
     let mut bytes = [0; 8];
     LE::write_u64(&mut bytes, length as u64);
-    bytes
-}
-
-pub(crate) fn number_word(number: i64) -> [u8; 8] {
-    let mut bytes = [0; 8];
-    LE::write_i64(&mut bytes, number);
     bytes
 }
 

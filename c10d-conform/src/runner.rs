@@ -1,14 +1,13 @@
 //! Runs the cases of a column against a server.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, ConnectError, ConnectOptions, Deadline, HostPort, connect};
+use c10d_socket::{ConnectError, ConnectOptions, Deadline, HostPort, connect};
 
 use crate::case::{Answer, MalformedCase};
 use crate::column::Column;
@@ -32,25 +31,14 @@ pub enum RunError {
     #[error(transparent)]
     Connect(#[from] ConnectError),
     /// No case has the name that was asked for.
-    #[error("no case is called {0}: --list prints the names")]
+    #[error("no case is called {0}: the names are in c10d-conform/cases")]
     NoCase(String),
     /// The cases cannot be read.
     #[error(transparent)]
     Case(#[from] MalformedCase),
-    /// A thread cannot be started, or the store of a scenario.
-    #[error("cannot start a thread or a store: {0}")]
+    /// A thread cannot be started.
+    #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
-    /// The client's command cannot be started.
-    #[error("cannot start {}: {source}", command.display())]
-    Command {
-        /// Its first word.
-        command: OsString,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The caller ended the run.
-    #[error("cancelled")]
-    Cancelled,
 }
 
 /// A run of cases against a server.
@@ -60,9 +48,7 @@ pub struct ServerRun {
     target: HostPort,
     column: Column,
     only: Vec<String>,
-    is_shared: bool,
     time_max: Duration,
-    cancel: Cancel,
 }
 
 impl ServerRun {
@@ -72,27 +58,13 @@ impl ServerRun {
             target,
             column,
             only: Vec::new(),
-            is_shared: false,
             time_max: RUN_TIME_MAX,
-            cancel: Cancel::NEVER,
         }
     }
 
     /// Runs only the cases with these names. Default: all.
     pub fn with_only(mut self, names: Vec<String>) -> Self {
         self.only = names;
-        self
-    }
-
-    /// Leaves out the cases that count or list all keys, for a store that others use. Default: false.
-    pub fn with_shared(mut self, is_shared: bool) -> Self {
-        self.is_shared = is_shared;
-        self
-    }
-
-    /// Ends the run early. Default: no.
-    pub fn with_cancel(mut self, cancel: Cancel) -> Self {
-        self.cancel = cancel;
         self
     }
 
@@ -119,22 +91,18 @@ impl ServerRun {
             column: self.column,
             fence_key: format!("/conform-{run}/fence"),
             deadline,
-            cancel: self.cancel.clone(),
         };
         let (alone, beside): (Vec<&Plan>, Vec<&Plan>) = plans.iter().partition(|it| it.is_alone);
         let mut outcomes = HashMap::new();
         let mut worker = Worker::new(&setting);
         for plan in alone {
-            outcomes.insert(plan.name(), self.outcome_alone(plan, &mut worker));
+            outcomes.insert(&*plan.name, outcome(plan, &mut worker));
             delete(&[plan], &mut worker);
         }
         outcomes.extend(run_beside(&beside, &setting)?);
         delete(&beside, &mut worker);
-        if self.cancel.is_cancelled() {
-            return Err(RunError::Cancelled);
-        }
         let outcomes = plans.iter().filter_map(|plan| {
-            let verdict = outcomes.remove(plan.name())?;
+            let verdict = outcomes.remove(&*plan.name)?;
             Some(Outcome {
                 name: plan.name.clone(),
                 operation: plan.operation.clone(),
@@ -143,7 +111,6 @@ impl ServerRun {
         });
         Ok(Report::new(
             self.target.to_string(),
-            "server",
             self.column.name(),
             outcomes.collect(),
             started.elapsed(),
@@ -159,15 +126,6 @@ impl ServerRun {
         plans.retain(|plan| self.only.is_empty() || self.only.contains(&plan.name));
         Ok(plans)
     }
-
-    fn outcome_alone(&self, plan: &Plan, worker: &mut Worker<'_>) -> Verdict {
-        if self.is_shared {
-            return Verdict::NotAsked {
-                why: "others use the store".to_owned(),
-            };
-        }
-        outcome(plan, worker)
-    }
 }
 
 fn run_beside<'p>(
@@ -181,7 +139,7 @@ fn run_beside<'p>(
         while let Some(plan) = plans.get(next.fetch_add(1, Ordering::Relaxed)) {
             let verdict = outcome(plan, &mut worker);
             let mut verdicts = verdicts.lock().unwrap_or_else(PoisonError::into_inner);
-            verdicts.push((plan.name(), verdict));
+            verdicts.push((&*plan.name, verdict));
         }
     };
     thread::scope(|scope| {

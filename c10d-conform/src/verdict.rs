@@ -2,25 +2,21 @@
 
 use std::fmt;
 
-use serde::Serialize;
-
 use crate::request::{Hex, Requests};
 
 /// What came of one case, and whose it is.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct Outcome {
     /// The case's name, which stays the same between versions of the cases.
     pub name: String,
     /// The command that it is about.
     pub operation: String,
     /// What the server did.
-    #[serde(flatten)]
     pub verdict: Verdict,
 }
 
 /// How the server compares with the column.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(tag = "verdict", rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// It answered byte for byte as the column's server.
     Same,
@@ -30,11 +26,6 @@ pub enum Verdict {
     Differs(Difference),
     /// It did not answer, or did not close, in time.
     Hangs(Difference),
-    /// Of a client: it sent, printed or left something wrong.
-    Wrong {
-        /// A sentence for each, without its subject.
-        why: Vec<String>,
-    },
     /// The column's server has no answer: its release lacks the command, or cannot be asked.
     NotAsked {
         /// Why not.
@@ -48,7 +39,7 @@ pub enum Verdict {
 }
 
 /// What was sent, what should have followed, and what did.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
     /// The connection, by its name in the case.
     pub connection: String,
@@ -63,8 +54,7 @@ pub struct Difference {
 }
 
 /// What should have followed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
     /// The reply to VALIDATE and PING (without PING: COMPARE_SET), with which a connection opens.
     Handshake(Bytes),
@@ -79,12 +69,11 @@ pub enum Expected {
 }
 
 /// Bytes of a connection.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Bytes {
     /// The first 32, in hex.
     pub hex: String,
     /// Their meaning, if they are requests.
-    #[serde(skip_serializing_if = "String::is_empty")]
     pub text: String,
 }
 
@@ -111,7 +100,7 @@ impl Verdict {
         matches!(self, Self::Same | Self::Fixed | Self::NotAsked { .. })
     }
 
-    /// The name of the kind, as in JSON.
+    /// The name of the kind, for a table.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -119,9 +108,8 @@ impl Verdict {
             Self::Fixed => "fixed",
             Self::Differs(_) => "differs",
             Self::Hangs(_) => "hangs",
-            Self::Wrong { .. } => "wrong",
-            Self::NotAsked { .. } => "not_asked",
-            Self::NotRun { .. } => "not_run",
+            Self::NotAsked { .. } => "not asked",
+            Self::NotRun { .. } => "not run",
         }
     }
 
@@ -130,7 +118,6 @@ impl Verdict {
     pub fn sentence(&self, who: &str) -> String {
         match self {
             Self::Same | Self::Fixed => String::new(),
-            Self::Wrong { why } => format!("the client {}", why.join("; it ")),
             Self::NotAsked { why } | Self::NotRun { why } => why.clone(),
             Self::Differs(difference) | Self::Hangs(difference) => {
                 let Difference {

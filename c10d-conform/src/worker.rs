@@ -33,9 +33,8 @@ pub(crate) struct Setting {
     pub(crate) column: Column,
     /// A key that no case uses.
     pub(crate) fence_key: String,
-    /// No wait goes on.
+    /// No wait continues after it.
     pub(crate) deadline: Deadline,
-    pub(crate) cancel: Cancel,
 }
 
 /// One thread's connections. Cases share them one after the other, since a connection is what costs a server most.
@@ -105,9 +104,9 @@ impl<'r> Worker<'r> {
                     }
                     Event::Done
                 }
-                Order::Pause(pause) => match sleep(pause, [&self.setting.cancel]) {
+                Order::Pause(pause) => match sleep(pause, []) {
                     Ok(()) => Event::Done,
-                    Err(_) => Event::Refused("cancelled".to_owned()),
+                    Err(error) => Event::Refused(error.to_string()),
                 },
                 Order::Send(number, bytes) => match open.get(&number) {
                     Some(connection) => self.write(connection, bytes),
@@ -166,26 +165,23 @@ impl<'r> Worker<'r> {
     }
 
     fn watch(&self, connection: &TcpStream, time: Duration) -> Event {
-        let has_input = wait_for_input(connection, time, &self.setting.cancel);
-        received(connection, has_input)
+        received(connection, wait_for_input(connection, time, &Cancel::NEVER))
     }
 
     /// The time in which the server answers nobody does not count.
     fn wait_for_input(&mut self, connection: &TcpStream) -> io::Result<bool> {
-        let Setting {
-            deadline, cancel, ..
-        } = self.setting;
+        let deadline = self.setting.deadline;
         let left = |limit: Duration| {
             Deadline::after(Instant::now(), limit)
-                .min(*deadline)
+                .min(deadline)
                 .remaining(Instant::now())
         };
-        if wait_for_input(connection, left(ANSWER_TIME_MAX), cancel)? {
+        if wait_for_input(connection, left(ANSWER_TIME_MAX), &Cancel::NEVER)? {
             return Ok(true);
         }
         let witness = self.witness.take();
         self.witness = witness.filter(|it| self.is_answered(it, &self.fence, STALL_TIME_MAX));
-        let has_input = wait_for_input(connection, left(ANSWER_TIME_MAX / 4), cancel)?;
+        let has_input = wait_for_input(connection, left(ANSWER_TIME_MAX / 4), &Cancel::NEVER)?;
         match !has_input && deadline.has_passed(Instant::now()) {
             true => Err(io::Error::other(NO_TIME)),
             false => Ok(has_input),
@@ -201,7 +197,7 @@ impl<'r> Worker<'r> {
         }
         while exchange.reply.starts_with(&reply) && reply.len() < exchange.reply.len() {
             let left = deadline.remaining(Instant::now());
-            if !wait_for_input(stream, left, &self.setting.cancel).unwrap_or(false) {
+            if !wait_for_input(stream, left, &Cancel::NEVER).unwrap_or(false) {
                 return false;
             }
             let mut buffer = [0; 64];

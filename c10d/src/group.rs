@@ -90,6 +90,12 @@ impl Group {
         &self.name
     }
 
+    /// Returns the time limit of the calls that are given none; `None` waits indefinitely.
+    #[must_use]
+    pub const fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
     /// The store of the group, for values of the program's own. The group's keys begin with `c10d/`.
     #[must_use]
     pub fn store(&self) -> &Arc<dyn Store> {

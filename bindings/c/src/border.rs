@@ -9,13 +9,10 @@
     reason = "this file dereferences the pointers of C callers"
 )]
 
-use std::borrow::Cow;
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::{self, MaybeUninit};
 use std::ptr::{self, NonNull};
 use std::slice;
-
-use c10d_store::key_from_bytes;
 
 use crate::failure::Failure;
 use crate::status::Status;
@@ -47,44 +44,46 @@ impl CText {
     }
 }
 
-/// The bytes of a key, whose length is beside it.
-#[repr(transparent)]
-#[derive(Debug, Clone, Copy)]
-pub struct KeyPointer(*const c_char);
+/// A pointer to elements, whose number is beside it. It is not `Copy`, so that memory that is written has one owner.
+pub(crate) trait Pointer {
+    type Element;
 
-impl KeyPointer {
-    /// The key, for Rust's stores.
-    pub(crate) fn key(&self, len: usize, name: &str) -> Result<Cow<'_, str>, Failure> {
-        // SAFETY: as the module says, `len` bytes are readable while `self` lives.
-        let bytes = unsafe { elements(self.0.cast::<u8>(), len, name) }?;
-        Ok(key_from_bytes(bytes))
-    }
-
-    pub(crate) const fn is_null(&self) -> bool {
-        self.0.is_null()
-    }
+    fn first(&self) -> *const Self::Element;
 }
 
-/// Bytes of any kind, whose length is beside them.
-#[repr(transparent)]
-#[derive(Debug, Clone, Copy)]
-pub struct DataPointer(*const c_void);
+macro_rules! pointers {
+    ($($(#[$comment:meta])* $name:ident($pointer:ty) to $element:ty;)+) => {$(
+        $(#[$comment])*
+        #[repr(transparent)]
+        #[derive(Debug)]
+        pub struct $name($pointer);
 
-impl DataPointer {
-    /// The bytes; none if the pointer is null and the length is 0.
-    pub(crate) fn bytes(&self, len: usize, name: &str) -> Result<&[u8], Failure> {
-        // SAFETY: as the module says, `len` bytes are readable while `self` lives.
-        unsafe { elements(self.0.cast::<u8>(), len, name) }
-    }
+        impl Pointer for $name {
+            type Element = $element;
 
-    pub(crate) const fn is_null(&self) -> bool {
-        self.0.is_null()
-    }
+            fn first(&self) -> *const $element {
+                self.0.cast()
+            }
+        }
+    )+};
+}
+
+pointers! {
+    /// The bytes of a key.
+    KeyPointer(*const c_char) to u8;
+    /// Bytes of any kind.
+    DataPointer(*const c_void) to u8;
+    /// An array of keys or values.
+    BytesArray(*const Bytes) to Bytes;
+    /// An array of numbers.
+    NumberArray(*const usize) to usize;
+    /// Memory of the caller that holds a value or receives one.
+    ValuePointer(*mut c_void) to u8;
 }
 
 /// Bytes of the caller: a key of a list, or a value. The library only reads them.
 #[repr(C)]
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct Bytes {
     /// The first byte. May be null if `len` is 0.
     pub data: DataPointer,
@@ -93,70 +92,59 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    pub(crate) fn key(&self, name: &str) -> Result<Cow<'_, str>, Failure> {
-        Ok(key_from_bytes(self.data.bytes(self.len, name)?))
-    }
-
-    pub(crate) fn bytes(&self, name: &str) -> Result<&[u8], Failure> {
-        self.data.bytes(self.len, name)
-    }
-}
-
-/// An array of keys or values, whose length is beside it.
-#[repr(transparent)]
-#[derive(Debug, Clone, Copy)]
-pub struct BytesArray(*const Bytes);
-
-impl BytesArray {
-    /// The elements; none if the pointer is null and the length is 0.
-    pub(crate) fn elements(&self, len: usize, name: &str) -> Result<&[Bytes], Failure> {
-        // SAFETY: as the module says, `len` elements are readable while `self` lives.
-        unsafe { elements(self.0, len, name) }
-    }
-}
-
-/// An array of numbers, whose length is beside it.
-#[repr(transparent)]
-#[derive(Debug, Clone, Copy)]
-pub struct NumberArray(*const usize);
-
-impl NumberArray {
-    /// The numbers; none if the pointer is null and the length is 0.
-    pub(crate) fn elements(&self, len: usize, name: &str) -> Result<&[usize], Failure> {
-        // SAFETY: as the module says, `len` elements are readable while `self` lives.
-        unsafe { elements(self.0, len, name) }
-    }
-}
-
-/// Memory of the caller that holds a value or receives one, whose length is beside it.
-#[repr(transparent)]
-#[derive(Debug)]
-pub struct ValuePointer(*mut c_void);
-
-impl ValuePointer {
-    /// The value that it holds.
-    pub(crate) fn bytes(&self, len: usize, name: &str) -> Result<&[u8], Failure> {
+    pub(crate) fn read(&self, name: &str) -> Result<&[u8], Failure> {
         // SAFETY: as the module says, `len` bytes are readable while `self` lives.
-        unsafe { elements(self.0.cast::<u8>(), len, name) }
+        unsafe { elements(self.data.first(), self.len, name) }
+    }
+}
+
+/// A named argument of a C caller: a pointer and a length. Only `read` reads the elements.
+#[derive(Debug)]
+pub(crate) struct Counted<P> {
+    pointer: P,
+    len: usize,
+    name: &'static str,
+}
+
+impl<P: Pointer> Counted<P> {
+    pub(crate) const fn new(pointer: P, len: usize, name: &'static str) -> Self {
+        Self { pointer, len, name }
     }
 
+    pub(crate) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn is_null(&self) -> bool {
+        self.pointer.first().is_null()
+    }
+
+    /// The elements; none if the pointer is null and the length is 0.
+    pub(crate) fn read(&self) -> Result<&[P::Element], Failure> {
+        // SAFETY: as the module says, `len` elements are readable while `self` lives.
+        unsafe { elements(self.pointer.first(), self.len, self.name) }
+    }
+}
+
+impl Counted<ValuePointer> {
     /// Refuses null with a length, before anything is done to receive a value.
-    pub(crate) fn check(&self, len: usize, name: &str) -> Result<(), Failure> {
-        check_elements(self.0.cast::<u8>(), len, name)
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        check_elements(self.pointer.first(), self.len, self.name)
     }
 
     /// Receives a value, which has as many bytes as the memory.
-    pub(crate) fn fill(&mut self, len: usize, value: &[u8], name: &str) -> Result<(), Failure> {
-        self.check(len, name)?;
+    pub(crate) fn fill(self, value: &[u8]) -> Result<(), Failure> {
+        self.check()?;
+        let Self { pointer, len, name } = self;
         if value.len() != len {
             let text = format!("{name} has {len} bytes, the value has {}", value.len());
             return Err(Failure::new(Status::C10D_ERROR_MISMATCH, text));
         }
         if len > 0 {
-            // SAFETY: `len` bytes are writable while `self` lives, as the module says of memory that the caller does
-            // not declare const. They may be uninitialized: nothing reads them, and no reference to them is made. The
-            // value is Rust's own memory, so that the two do not overlap.
-            unsafe { ptr::copy_nonoverlapping(value.as_ptr(), self.0.cast::<u8>(), len) };
+            // SAFETY: `len` bytes are writable until the function returns, as the module says of memory that the caller
+            // does not declare const. They may be uninitialized: nothing reads them, and no reference to them exists,
+            // since `read` borrows what this consumes. The value is Rust's own memory, so that the two do not overlap.
+            unsafe { ptr::copy_nonoverlapping(value.as_ptr(), pointer.0.cast::<u8>(), len) };
         }
         Ok(())
     }
@@ -164,77 +152,76 @@ impl ValuePointer {
 
 /// Bytes that a function of the library returns. Free them with `c10d_buffer_free`.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Buffer {
     /// The first byte. Not null after success, even if `len` is 0; null after a failure. No NUL byte follows the last
     /// one.
-    pub data: *mut c_char,
+    pub data: Option<NonNull<c_char>>,
     /// The number of bytes.
     pub len: usize,
 }
 
-impl Buffer {
-    /// No bytes, and nothing to free.
-    pub(crate) const NULL: Self = Self {
-        data: ptr::null_mut(),
-        len: 0,
-    };
-
+impl From<Vec<u8>> for Buffer {
     /// Hands the bytes to C.
-    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+    fn from(bytes: Vec<u8>) -> Self {
         if bytes.is_empty() {
             // Not null, so that C code may give it to functions that require a pointer.
             return Self {
-                data: c"".as_ptr().cast_mut(),
+                data: NonNull::new(c"".as_ptr().cast_mut()),
                 len: 0,
             };
         }
         let (data, len) = leak(bytes.into_boxed_slice());
         Self {
-            data: data.cast::<c_char>(),
+            data: data.map(NonNull::cast),
             len,
         }
     }
+}
 
-    /// Takes the bytes back from C, and leaves [`NULL`](Self::NULL).
+impl From<Option<Vec<u8>>> for Buffer {
+    /// Returns a null buffer for a missing value.
+    fn from(bytes: Option<Vec<u8>>) -> Self {
+        bytes.map(Self::from).unwrap_or_default()
+    }
+}
+
+impl Buffer {
+    /// Takes the bytes back from C, and leaves none.
     pub(crate) fn take(&mut self) -> Box<[u8]> {
-        let Self { data, len } = mem::replace(self, Self::NULL);
-        // SAFETY: a buffer of a C caller is one that `new` made, whose bytes no other buffer owns, or zero.
-        unsafe { unleak(data.cast::<u8>(), len) }
+        let Self { data, len } = mem::take(self);
+        // SAFETY: a buffer of a C caller is one that `from` made, whose bytes no other buffer owns, or zero.
+        unsafe { unleak(data.map(NonNull::cast), len) }
     }
 }
 
 /// Buffers that a function of the library returns. Free them with `c10d_buffer_list_free`.
 #[repr(C)]
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct BufferList {
     /// The first buffer; null if `len` is 0. It belongs to the list: free the list, not its buffers.
-    pub items: *mut Buffer,
+    pub items: Option<NonNull<Buffer>>,
     /// The number of buffers.
     pub len: usize,
 }
 
-impl BufferList {
-    /// No buffers, and nothing to free.
-    pub(crate) const NULL: Self = Self {
-        items: ptr::null_mut(),
-        len: 0,
-    };
-
+impl From<Vec<Vec<u8>>> for BufferList {
     /// Hands the values to C.
-    pub(crate) fn new(values: impl IntoIterator<Item = Vec<u8>>) -> Self {
-        let buffers: Box<[Buffer]> = values.into_iter().map(Buffer::new).collect();
+    fn from(values: Vec<Vec<u8>>) -> Self {
+        let buffers: Box<[Buffer]> = values.into_iter().map(Buffer::from).collect();
         if buffers.is_empty() {
-            return Self::NULL;
+            return Self::default();
         }
         let (items, len) = leak(buffers);
         Self { items, len }
     }
+}
 
-    /// Takes the buffers back from C, and leaves [`NULL`](Self::NULL).
+impl BufferList {
+    /// Takes the buffers back from C, and leaves none.
     pub(crate) fn take(&mut self) -> Box<[Buffer]> {
-        let Self { items, len } = mem::replace(self, Self::NULL);
-        // SAFETY: a list of a C caller is one that `new` made, whose buffers no other list owns, or zero.
+        let Self { items, len } = mem::take(self);
+        // SAFETY: a list of a C caller is one that `from` made, whose buffers no other list owns, or zero.
         unsafe { unleak(items, len) }
     }
 }
@@ -244,16 +231,24 @@ pub(crate) fn not_null<T>(reference: Option<T>, name: &str) -> Result<T, Failure
     reference.ok_or_else(|| Failure::invalid_argument(format!("{name} is null")))
 }
 
-/// Where a new handle is written.
-pub(crate) type Place<'a, T> = Option<&'a mut MaybeUninit<Option<Box<T>>>>;
-
-/// Where a result is written, which is `empty` until then and after a failure.
-pub(crate) fn result<'a, T>(
+/// Where a result is written, which is the default of its type until then and after a failure.
+pub(crate) fn result<'a, T: Default>(
     place: Option<&'a mut MaybeUninit<T>>,
-    empty: T,
     name: &str,
 ) -> Result<&'a mut T, Failure> {
-    Ok(not_null(place, name)?.write(empty))
+    Ok(not_null(place, name)?.write(T::default()))
+}
+
+/// The same for a result whose place may be null.
+pub(crate) fn result_or_null<T: Default>(place: Option<&mut MaybeUninit<T>>) -> Option<&mut T> {
+    place.map(|place| place.write(T::default()))
+}
+
+/// Writes a result.
+pub(crate) fn fill<T>(place: Option<&mut T>, value: impl Into<T>) {
+    if let Some(place) = place {
+        *place = value.into();
+    }
 }
 
 fn check_elements<T>(pointer: *const T, len: usize, name: &str) -> Result<(), Failure> {
@@ -284,15 +279,15 @@ unsafe fn elements<'a, T>(pointer: *const T, len: usize, name: &str) -> Result<&
     Ok(unsafe { slice::from_raw_parts(pointer, len) })
 }
 
-fn leak<T>(elements: Box<[T]>) -> (*mut T, usize) {
+fn leak<T>(elements: Box<[T]>) -> (Option<NonNull<T>>, usize) {
     let len = elements.len();
-    (Box::into_raw(elements).cast::<T>(), len)
+    (NonNull::new(Box::into_raw(elements).cast::<T>()), len)
 }
 
 /// # Safety
 /// The pointer and the length are of one `leak` that was not taken back yet, or the length is 0.
-unsafe fn unleak<T>(pointer: *mut T, len: usize) -> Box<[T]> {
-    match NonNull::new(pointer) {
+unsafe fn unleak<T>(pointer: Option<NonNull<T>>, len: usize) -> Box<[T]> {
+    match pointer {
         Some(pointer) if len > 0 => {
             let slice = NonNull::slice_from_raw_parts(pointer, len);
             // SAFETY: the caller promises that this is the box that `leak` took apart.
@@ -304,30 +299,23 @@ unsafe fn unleak<T>(pointer: *mut T, len: usize) -> Box<[T]> {
 
 #[cfg(test)]
 mod tests {
-    use c10d_store::key_to_bytes;
-
     use super::*;
 
     fn problem<T: std::fmt::Debug>(result: Result<T, Failure>) -> String {
         let failure = result.expect_err("this is refused");
-        assert_eq!(failure.status(), Status::C10D_ERROR_INVALID_ARGUMENT);
-        failure.text().to_owned()
+        assert_eq!(failure.status, Status::C10D_ERROR_INVALID_ARGUMENT);
+        failure.text
+    }
+
+    fn counted<P: Pointer>(pointer: P, len: usize, name: &'static str) -> Counted<P> {
+        Counted::new(pointer, len, name)
     }
 
     #[test]
     fn null_is_empty_or_refused() {
-        let null = KeyPointer(ptr::null());
-        assert_eq!(null.key(0, "key").unwrap(), "");
-        assert_eq!(
-            problem(null.key(3, "key")),
-            "key is null, but its length is 3"
-        );
-        let null = DataPointer(ptr::null());
-        assert_eq!(null.bytes(0, "value").unwrap(), b"");
-        assert_eq!(
-            problem(null.bytes(1, "value")),
-            "value is null, but its length is 1"
-        );
+        let null = |len| counted(KeyPointer(ptr::null()), len, "key");
+        assert_eq!(null(0).read().unwrap(), b"");
+        assert_eq!(problem(null(3).read()), "key is null, but its length is 3");
         assert_eq!(CText(ptr::null()).optional("host").unwrap(), None);
         assert_eq!(problem(CText(ptr::null()).required("host")), "host is null");
         assert_eq!(problem(not_null(None::<&u8>, "store")), "store is null");
@@ -336,57 +324,52 @@ mod tests {
     #[test]
     fn a_value_fills_memory_of_its_own_length() {
         let mut memory = [0_u8; 4];
-        let mut pointer = ValuePointer(memory.as_mut_ptr().cast());
-        pointer.fill(4, b"abcd", "value").unwrap();
-        assert_eq!(pointer.bytes(4, "value").unwrap(), b"abcd");
-        let failure = pointer.fill(4, b"abc", "value").unwrap_err();
-        assert_eq!(failure.status(), Status::C10D_ERROR_MISMATCH);
-        assert_eq!(failure.text(), "value has 4 bytes, the value has 3");
-        assert_eq!(&memory, b"abcd");
-        let mut null = ValuePointer(ptr::null_mut());
-        null.fill(0, b"", "value").unwrap();
-        problem(null.fill(4, b"abcd", "value"));
+        let start: *mut c_void = memory.as_mut_ptr().cast();
+        let value = || counted(ValuePointer(start), 4, "value");
+        value().fill(b"abcd").unwrap();
+        assert_eq!(value().read().unwrap(), b"abcd");
+        let failure = value().fill(b"abc").unwrap_err();
+        assert_eq!(failure.status, Status::C10D_ERROR_MISMATCH);
+        assert_eq!(failure.text, "value has 4 bytes, the value has 3");
+        assert_eq!(value().read().unwrap(), b"abcd");
+        let null = |len| counted(ValuePointer(ptr::null_mut()), len, "value");
+        null(0).fill(b"").unwrap();
+        problem(null(4).fill(b"abcd"));
         let numbers = [3, 4];
-        assert_eq!(
-            NumberArray(numbers.as_ptr()).elements(2, "ranks").unwrap(),
-            [3, 4]
-        );
+        let ranks = counted(NumberArray(numbers.as_ptr()), 2, "ranks");
+        assert_eq!(ranks.read().unwrap(), [3, 4]);
     }
 
     #[test]
     fn impossible_lengths_and_places_are_refused() {
         let bytes = [0_u8; 32];
-        let pointer = DataPointer(bytes.as_ptr().cast());
-        assert!(problem(pointer.bytes(usize::MAX, "value")).contains("address space"));
+        let pointer = || DataPointer(bytes.as_ptr().cast());
+        let too_long = counted(pointer(), usize::MAX, "value");
+        assert!(problem(too_long.read()).contains("address space"));
         let list = [Bytes {
-            data: pointer,
+            data: pointer(),
             len: 1,
         }];
-        let array = BytesArray(list.as_ptr());
-        assert!(problem(array.elements(usize::MAX / 8, "keys")).contains("address space"));
+        let too_long = counted(BytesArray(list.as_ptr()), usize::MAX / 8, "keys");
+        assert!(problem(too_long.read()).contains("address space"));
         let odd = BytesArray(list.as_ptr().wrapping_byte_add(1));
-        assert_eq!(problem(odd.elements(1, "keys")), "keys is not aligned");
-    }
-
-    #[test]
-    fn keys_are_any_bytes() {
-        let bytes = b"ab\xff";
-        let key = KeyPointer(bytes.as_ptr().cast());
-        assert_eq!(key.key(2, "key").unwrap(), "ab");
-        assert_eq!(*key_to_bytes(&key.key(3, "key").unwrap()), bytes[..3]);
+        assert_eq!(
+            problem(counted(odd, 1, "keys").read()),
+            "keys is not aligned"
+        );
     }
 
     #[test]
     fn buffers_return_what_they_were_given() {
         for bytes in [&b""[..], b"x", b"binary \0 value"] {
-            let mut buffer = Buffer::new(bytes.to_vec());
-            assert!(!buffer.data.is_null());
+            let mut buffer = Buffer::from(bytes.to_vec());
+            assert!(buffer.data.is_some());
             assert_eq!(buffer.len, bytes.len());
             assert_eq!(&*buffer.take(), bytes);
-            assert!(buffer.data.is_null());
+            assert!(buffer.data.is_none());
             assert_eq!(&*buffer.take(), b"", "a second time there is nothing");
         }
-        let mut list = BufferList::new([b"a".to_vec(), Vec::new()]);
+        let mut list = BufferList::from(vec![b"a".to_vec(), Vec::new()]);
         assert_eq!(list.len, 2);
         let values: Vec<_> = list.take().iter_mut().map(Buffer::take).collect();
         assert_eq!(values, [b"a".to_vec().into_boxed_slice(), Box::default()]);
@@ -396,8 +379,8 @@ mod tests {
     #[test]
     fn results_are_empty_until_they_are_written() {
         let mut place = MaybeUninit::uninit();
-        assert_eq!(*result(Some(&mut place), 0, "sum").unwrap(), 0);
-        assert_eq!(problem(result::<u8>(None, 0, "sum")), "sum is null");
+        assert_eq!(*result::<u8>(Some(&mut place), "sum").unwrap(), 0);
+        assert_eq!(problem(result::<u8>(None, "sum")), "sum is null");
     }
 
     /// Everything else of the crate is safe code: the attribute of exported names is its only `unsafe`.

@@ -1,19 +1,12 @@
 //! Ends a blocking call from another thread.
 
-#![expect(
-    unsafe_code,
-    reason = "C finds exported functions by their plain names"
-)]
-
-use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use c10d_socket::{Cancel, ProcessBound};
-use c10d_store::Store;
 
-use crate::border::{self, Place};
+use crate::border;
 use crate::failure::Failure;
-use crate::guard::{self, call};
+use crate::interface::{frees, operations};
 use crate::status::Status;
 
 /// Ends blocking calls from another thread. Give it to any number of calls, one after the other or at the same time.
@@ -62,62 +55,32 @@ pub(crate) fn of_call(handle: Option<&CancelHandle>) -> Result<Cancel, Failure> 
     Ok(cancel)
 }
 
-/// The store for a call that was given this handle.
-///
-/// # Errors
-/// As [`of_call`].
-pub(crate) fn store_of_call(
-    store: &Arc<dyn Store>,
-    handle: Option<&CancelHandle>,
-) -> Result<Arc<dyn Store>, Failure> {
-    Ok(match handle {
-        Some(_) => store.with_cancel(&of_call(handle)?),
-        None => Arc::clone(store),
-    })
-}
+operations! {
+    /// A new handle that cancels calls. Free it with `c10d_cancel_free`.
+    fn c10d_cancel_new() -> cancel: Option<Box<CancelHandle>> = Box::<CancelHandle>::default();
 
-/// A new handle that cancels calls. Free it with `c10d_cancel_free`.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_cancel_new(
-    cancel: Option<&mut MaybeUninit<Option<Box<CancelHandle>>>>,
-) -> Status {
-    call(|| {
-        let place: Place<'_, CancelHandle> = cancel;
-        *border::result(place, None, "cancel")? = Some(Box::default());
-        Ok(())
-    })
-}
-
-/// Ends all blocking calls that were given this handle: they return `C10D_ERROR_INTERRUPTED`, as later ones do at once,
-/// until `c10d_cancel_reset`. A call whose result is present, or arrives at the same time, may return it. To cancel a
-/// wait, the server is told, which has 100 ms to confirm it, or 2 s for `c10d_store_queue_take`: the store stays usable.
-/// Any thread may call it. Does not block.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_cancel_now(cancel: Option<&CancelHandle>) -> Status {
-    call(|| {
+    /// Ends all blocking calls that were given this handle: they return `C10D_ERROR_INTERRUPTED`, as later ones do at once,
+    /// until `c10d_cancel_reset`. A call whose result is present, or arrives at the same time, may return it. To cancel a
+    /// wait, the server is told, which has 100 ms to confirm it, or 2 s for `c10d_store_queue_take`: the store stays usable.
+    /// Any thread may call it. Does not block.
+    fn c10d_cancel_now(cancel: Option<&CancelHandle>) = {
         let cancel = border::not_null(cancel, "cancel")?.lock().clone();
         cancel.cancel();
-        Ok(())
-    })
-}
+    };
 
-/// Lets later calls with this handle wait again. Calls that were cancelled before still end.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_cancel_reset(cancel: Option<&CancelHandle>) -> Status {
-    call(|| {
+    /// Lets later calls with this handle wait again. Calls that were cancelled before still end.
+    fn c10d_cancel_reset(cancel: Option<&CancelHandle>) = {
         let mut present = border::not_null(cancel, "cancel")?.lock();
         // The calls in progress have the one that was cancelled.
         if present.is_cancelled() {
             *present = Cancel::new();
         }
-        Ok(())
-    })
+    };
 }
 
-/// Frees a handle. No call that was given it may be in progress. Null is left alone.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_cancel_free(cancel: Option<Box<CancelHandle>>) {
-    guard::value((), || drop(cancel));
+frees! {
+    /// Frees a handle. No call that was given it may be in progress. Null is left alone.
+    fn c10d_cancel_free(cancel: CancelHandle);
 }
 
 #[cfg(test)]
@@ -131,7 +94,7 @@ mod tests {
     fn wait(cancel: &Cancel, timeout: Duration) -> Status {
         let store = HashStore::new().with_cancel(cancel);
         let waited = store.wait_timeout(&["missing"], Some(timeout));
-        Failure::from(waited.expect_err("no such key")).status()
+        Failure::from(waited.expect_err("no such key")).status
     }
 
     #[test]
@@ -152,7 +115,7 @@ mod tests {
         let handle = CancelHandle::default();
         c10d_cancel_now(Some(&handle));
         let failure = of_call(Some(&handle)).expect_err("cancelled");
-        assert_eq!(failure.status(), Status::C10D_ERROR_INTERRUPTED);
+        assert_eq!(failure.status, Status::C10D_ERROR_INTERRUPTED);
         c10d_cancel_reset(Some(&handle));
         of_call(Some(&handle)).expect("reset");
     }

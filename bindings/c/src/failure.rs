@@ -9,10 +9,10 @@ use crate::status::{CallOutcome, Status};
 /// A failed call.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    status: Status,
-    outcome: CallOutcome,
-    text: String,
-    missing_ranks: Vec<usize>,
+    pub(crate) status: Status,
+    pub(crate) outcome: CallOutcome,
+    pub(crate) text: String,
+    pub(crate) missing_ranks: Vec<usize>,
 }
 
 impl Failure {
@@ -36,22 +36,6 @@ impl Failure {
     pub(crate) fn with_unknown_outcome(mut self) -> Self {
         self.outcome = CallOutcome::C10D_OUTCOME_UNKNOWN;
         self
-    }
-
-    pub(crate) const fn status(&self) -> Status {
-        self.status
-    }
-
-    pub(crate) const fn outcome(&self) -> CallOutcome {
-        self.outcome
-    }
-
-    pub(crate) fn text(&self) -> &str {
-        &self.text
-    }
-
-    pub(crate) fn missing_ranks(&self) -> &[usize] {
-        &self.missing_ranks
     }
 }
 
@@ -107,8 +91,8 @@ mod tests {
                 source: Box::new(lost()),
             };
             for failure in [Failure::from(lost()), Failure::from(of_group)] {
-                assert_eq!(failure.status(), Status::C10D_ERROR_CONNECTION_LOST);
-                assert_eq!(failure.outcome(), expected);
+                assert_eq!(failure.status, Status::C10D_ERROR_CONNECTION_LOST);
+                assert_eq!(failure.outcome, expected);
             }
         }
     }
@@ -123,8 +107,8 @@ mod tests {
             world_size: 4,
             elapsed: Duration::from_secs(1),
         });
-        assert_eq!(failure.status(), Status::C10D_ERROR_MISSING_RANKS);
-        assert_eq!(failure.missing_ranks(), [1, 3]);
-        assert!(failure.text().contains("2 of 4 ranks are missing"));
+        assert_eq!(failure.status, Status::C10D_ERROR_MISSING_RANKS);
+        assert_eq!(failure.missing_ranks, [1, 3]);
+        assert!(failure.text.contains("2 of 4 ranks are missing"));
     }
 }

@@ -18,9 +18,9 @@ pub(crate) fn call(body: impl FnOnce() -> Result<(), Failure>) -> Status {
         Ok(Err(failure)) => failure,
         Err(payload) => panicked(payload),
     };
-    let status = failure.status();
+    let status = failure.status;
     // The text of a failure is no reason to fail in another way.
-    let kept = panic::catch_unwind(AssertUnwindSafe(|| last_error::keep(&failure)));
+    let kept = panic::catch_unwind(AssertUnwindSafe(|| last_error::keep(failure)));
     kept.map_or(Status::C10D_ERROR_PANIC, |()| status)
 }
 

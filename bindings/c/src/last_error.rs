@@ -1,10 +1,5 @@
 //! The last failure of each thread.
 
-#![expect(
-    unsafe_code,
-    reason = "C finds exported functions by their plain names"
-)]
-
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::mem::MaybeUninit;
@@ -12,14 +7,11 @@ use std::ptr;
 
 use crate::border;
 use crate::failure::Failure;
+use crate::interface::exported;
 use crate::status::{CallOutcome, Status};
 
-#[derive(Debug)]
-struct LastError {
-    text: CString,
-    outcome: CallOutcome,
-    missing_ranks: Vec<usize>,
-}
+/// A failure, and its text for C.
+type LastError = (CString, Failure);
 
 thread_local! {
     static LAST: RefCell<Option<LastError>> = const { RefCell::new(None) };
@@ -42,25 +34,20 @@ impl Late {
         outcome: CallOutcome::C10D_OUTCOME_NOT_SENT,
     };
 
-    fn keep(&mut self, last: &LastError) {
-        let text = last.text.as_bytes();
+    fn keep(&mut self, (text, failure): &LastError) {
+        let text = text.as_bytes();
         let len = text.len().min(LATE_BYTES_MAX - 1);
         self.text = Self::NONE.text;
         self.text[..len].copy_from_slice(&text[..len]);
-        self.outcome = last.outcome;
+        self.outcome = failure.outcome;
     }
 }
 
 /// Keeps a failure until the next one of this thread.
-pub(crate) fn keep(failure: &Failure) {
+pub(crate) fn keep(failure: Failure) {
     // A key in the text may contain a NUL byte, which would end it for C.
-    let text = failure.text().replace('\0', "\\0");
-    let last = LastError {
-        text: CString::new(text).unwrap_or_default(),
-        outcome: failure.outcome(),
-        missing_ranks: failure.missing_ranks().to_vec(),
-    };
-    let mut last = Some(last);
+    let text = failure.text.replace('\0', "\\0");
+    let mut last = Some((CString::new(text).unwrap_or_default(), failure));
     if LAST.try_with(|slot| slot.replace(last.take())).is_err()
         && let Some(last) = last
     {
@@ -78,53 +65,51 @@ fn last<T>(read: impl FnOnce(&LastError) -> T) -> Option<T> {
     LAST.try_with(read).ok().flatten()
 }
 
-/// The text of the last call of this thread that failed: which operation, on what, why. Empty if none has failed. A
-/// call that succeeds leaves it as it is. Valid until the next failure of this thread, and until the thread ends. In
-/// destructors that run at the end of a thread it may be cut after 1023 bytes.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_last_error() -> *const c_char {
-    if is_late() {
-        return LATE.with_borrow(|late| late.text.as_ptr().cast());
-    }
-    last(|error| error.text.as_ptr()).unwrap_or(c"".as_ptr())
-}
-
-/// Whether the last call of this thread that failed can have taken effect.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_last_outcome() -> CallOutcome {
-    if is_late() {
-        return LATE.with_borrow(|late| late.outcome);
-    }
-    last(|error| error.outcome).unwrap_or(CallOutcome::C10D_OUTCOME_NOT_SENT)
-}
-
-/// The ranks that were missing when the last call of this thread failed, with the status
-/// `C10D_ERROR_MISSING_RANKS`. Writes their number to `count`, and returns the first of them; null if none is known.
-/// Valid as long as the text.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_last_missing_ranks(count: Option<&mut MaybeUninit<usize>>) -> *const usize {
-    let Ok(count) = border::result(count, 0, "count") else {
-        return ptr::null();
-    };
-    let ranks = last(|error| (error.missing_ranks.as_ptr(), error.missing_ranks.len()));
-    match ranks {
-        Some((first, len)) if len > 0 => {
-            *count = len;
-            first
+exported! {
+    /// The text of the last call of this thread that failed: which operation, on what, why. Empty if none has failed. A
+    /// call that succeeds leaves it as it is. Valid until the next failure of this thread, and until the thread ends. In
+    /// destructors that run at the end of a thread it may be cut after 1023 bytes.
+    pub extern "C" fn c10d_last_error() -> *const c_char {
+        if is_late() {
+            return LATE.with_borrow(|late| late.text.as_ptr().cast());
         }
-        _ => ptr::null(),
+        last(|(text, _)| text.as_ptr()).unwrap_or(c"".as_ptr())
     }
-}
 
-/// The name of a status, such as `C10D_ERROR_TIMEOUT`; `unknown` for a number that is none.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_status_name(status: i32) -> *const c_char {
-    Status::name(status).as_ptr()
+    /// Whether the last call of this thread that failed can have taken effect.
+    pub extern "C" fn c10d_last_outcome() -> CallOutcome {
+        if is_late() {
+            return LATE.with_borrow(|late| late.outcome);
+        }
+        last(|(_, failure)| failure.outcome).unwrap_or(CallOutcome::C10D_OUTCOME_NOT_SENT)
+    }
+
+    /// The ranks that were missing when the last call of this thread failed, with the status
+    /// `C10D_ERROR_MISSING_RANKS`. Writes their number to `count`, and returns the first of them; null if none is known.
+    /// Valid as long as the text.
+    pub extern "C" fn c10d_last_missing_ranks(count: Option<&mut MaybeUninit<usize>>) -> *const usize {
+        let Ok(count) = border::result(count, "count") else {
+            return ptr::null();
+        };
+        let ranks = last(|(_, failure)| (failure.missing_ranks.as_ptr(), failure.missing_ranks.len()));
+        match ranks {
+            Some((first, len)) if len > 0 => {
+                *count = len;
+                first
+            }
+            _ => ptr::null(),
+        }
+    }
+
+    /// The name of a status, such as `C10D_ERROR_TIMEOUT`; `unknown` for a number that is none.
+    pub extern "C" fn c10d_status_name(status: i32) -> *const c_char {
+        Status::name(status).as_ptr()
+    }
 }
 
 #[cfg(test)]
 pub(crate) fn last_text() -> String {
-    last(|error| error.text.to_string_lossy().into_owned()).unwrap_or_default()
+    last(|(text, _)| text.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -133,7 +118,7 @@ mod tests {
 
     #[test]
     fn each_thread_has_its_own_last_error() {
-        keep(&Failure::invalid_argument("of one\0thread"));
+        keep(Failure::invalid_argument("of one\0thread"));
         let other = std::thread::spawn(last_text);
         assert_eq!(other.join().expect("the thread ends"), "");
         assert_eq!(last_text(), "of one\\0thread");
@@ -145,7 +130,7 @@ mod tests {
         struct AtEnd(std::sync::mpsc::Sender<(bool, String, CallOutcome)>);
         impl Drop for AtEnd {
             fn drop(&mut self) {
-                keep(&Failure::invalid_argument("late".repeat(1000)).with_unknown_outcome());
+                keep(Failure::invalid_argument("late".repeat(1000)).with_unknown_outcome());
                 let text =
                     LATE.with_borrow(|late| String::from_utf8_lossy(&late.text).into_owned());
                 let _ = self.0.send((is_late(), text, c10d_last_outcome()));
@@ -158,7 +143,7 @@ mod tests {
         let thread = std::thread::spawn(move || {
             // Destructors run in the order of first use, or in the reverse one.
             AT_END.set(Some(AtEnd(sender.clone())));
-            keep(&Failure::invalid_argument("early"));
+            keep(Failure::invalid_argument("early"));
             thread_local! {
                 static AFTER: RefCell<Option<AtEnd>> = const { RefCell::new(None) };
             }

@@ -2,8 +2,8 @@
 //! crate, and the README beside it.
 //!
 //! Each exported function is safe Rust: it takes handles as references that may be null, and everything else as
-//! types of `border`, the one file that reads and writes through C's pointers. `guard::call` runs its body, so
-//! that no panic leaves the library.
+//! types of `border`, the one file that reads and writes through C's pointers. The macros of `interface` give the
+//! functions their form, and `guard::call` runs their bodies, so that no panic leaves the library.
 
 #![deny(unsafe_code)]
 
@@ -44,3 +44,4 @@ pub mod version;
 pub mod border;
 pub mod failure;
 pub mod guard;
+pub mod interface;

@@ -1,17 +1,12 @@
 //! The library's log lines, on standard error.
 
-#![expect(
-    unsafe_code,
-    reason = "C finds exported functions by their plain names"
-)]
-
 use std::io::{self, Write};
 use std::sync::OnceLock;
 
 use log::{LevelFilter, Log, Metadata, Record};
 
 use crate::failure::Failure;
-use crate::guard::call;
+use crate::interface::operations;
 use crate::status::Status;
 
 /// A log level: nothing, as from the start.
@@ -43,22 +38,19 @@ impl Log for StandardError {
     fn flush(&self) {}
 }
 
-/// Writes the library's log lines to standard error from now on, in all threads: `C10D_LOG_WARNINGS`,
-/// `C10D_LOG_PROGRESS` or `C10D_LOG_DEBUG` and what is more severe, or `C10D_LOG_NOTHING`, as from the start. With
-/// `C10D_LOG_PROGRESS`, a connect that takes long says what it waits for.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_log_to_stderr(level: i32) -> Status {
-    static INSTALLED: OnceLock<bool> = OnceLock::new();
-    call(|| {
+operations! {
+    /// Writes the library's log lines to standard error from now on, in all threads: `C10D_LOG_WARNINGS`,
+    /// `C10D_LOG_PROGRESS` or `C10D_LOG_DEBUG` and what is more severe, or `C10D_LOG_NOTHING`, as from the start. With
+    /// `C10D_LOG_PROGRESS`, a connect that takes long says what it waits for.
+    fn c10d_log_to_stderr(level: i32) = {
+        static INSTALLED: OnceLock<bool> = OnceLock::new();
         let filter = match level {
             C10D_LOG_NOTHING => LevelFilter::Off,
             C10D_LOG_WARNINGS => LevelFilter::Warn,
             C10D_LOG_PROGRESS => LevelFilter::Info,
             C10D_LOG_DEBUG => LevelFilter::Debug,
             _ => {
-                let text = format!(
-                    "a log level of {level}: give one of C10D_LOG_NOTHING to C10D_LOG_DEBUG"
-                );
+                let text = format!("a log level of {level}: give one of C10D_LOG_NOTHING to C10D_LOG_DEBUG");
                 return Err(Failure::invalid_argument(text));
             }
         };
@@ -67,6 +59,5 @@ pub extern "C" fn c10d_log_to_stderr(level: i32) -> Status {
             return Err(Failure::new(Status::C10D_ERROR_UNSUPPORTED, text));
         }
         log::set_max_level(filter);
-        Ok(())
-    })
+    };
 }

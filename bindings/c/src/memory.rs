@@ -1,32 +1,24 @@
 //! Frees the memory of results.
 
-#![expect(
-    unsafe_code,
-    reason = "C finds exported functions by their plain names"
-)]
-
 use crate::border::{Buffer, BufferList};
 use crate::guard;
+use crate::interface::exported;
 
-/// Frees a buffer and sets it to zero. Null, a buffer of zeros and one that was freed are left alone. Do not free a
-/// copy of a buffer that was freed.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_buffer_free(buffer: Option<&mut Buffer>) {
-    guard::value((), || {
-        if let Some(buffer) = buffer {
-            drop(buffer.take());
-        }
-    });
-}
+exported! {
+    /// Frees a buffer and sets it to zero. Null, a buffer of zeros and one that was freed are left alone. Do not free a
+    /// copy of a buffer that was freed.
+    pub extern "C" fn c10d_buffer_free(buffer: Option<&mut Buffer>) {
+        guard::value((), || drop(buffer.map(Buffer::take)));
+    }
 
-/// Frees a list and all its buffers, and sets it to zero. Otherwise as `c10d_buffer_free`.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_buffer_list_free(list: Option<&mut BufferList>) {
-    guard::value((), || {
-        if let Some(list) = list {
-            for buffer in &mut list.take() {
-                drop(buffer.take());
+    /// Frees a list and all its buffers, and sets it to zero. Otherwise as `c10d_buffer_free`.
+    pub extern "C" fn c10d_buffer_list_free(list: Option<&mut BufferList>) {
+        guard::value((), || {
+            if let Some(list) = list {
+                for buffer in &mut list.take() {
+                    drop(buffer.take());
+                }
             }
-        }
-    });
+        });
+    }
 }

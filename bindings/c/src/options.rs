@@ -1,11 +1,5 @@
 //! Options of stores and servers, set one by one, so that new ones need no new functions to open a store.
 
-#![expect(
-    unsafe_code,
-    reason = "C finds exported functions by their plain names"
-)]
-
-use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -18,16 +12,17 @@ use c10d_store::{
 use crate::border::{self, CText};
 use crate::cancel::{self, CancelHandle};
 use crate::failure::Failure;
-use crate::guard::call;
+use crate::interface::{Argument, frees, operations};
 use crate::status::Status;
 use crate::timeout;
 
 /// Options for opening a store, starting a server or joining a group. One thread at a time may use such an object.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Options {
-    timeout: Option<Option<Duration>>,
+    /// The inner one is a time limit as everywhere, the outer one whether it is set.
+    pub(crate) timeout: Option<Option<Duration>>,
     world_size: Option<usize>,
-    wait_for_workers: bool,
+    wait_for_workers: Option<bool>,
     multi_tenant: bool,
     listen_on: ListenOn,
     resume: Option<Duration>,
@@ -38,227 +33,103 @@ pub struct Options {
     cancel: Option<CancelHandle>,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            timeout: None,
-            world_size: None,
-            wait_for_workers: true,
-            multi_tenant: false,
-            listen_on: ListenOn::default(),
-            resume: None,
-            credentials: None,
-            limits: WireLimits::default(),
-            connections_max: None,
-            journal: None,
-            cancel: None,
-        }
-    }
+/// Options of Rust with those values that are set.
+macro_rules! with_given {
+    ($options:expr, $($method:ident($value:expr)),+ $(,)?) => {{
+        let mut options = $options;
+        $(if let Some(value) = $value {
+            options = options.$method(value);
+        })+
+        options
+    }};
 }
 
 impl Options {
     /// # Errors
     /// If the options' cancel handle was cancelled; so for all kinds.
     pub(crate) fn tcp(&self, is_master: bool) -> Result<TcpStoreOptions, Failure> {
-        let mut options = TcpStoreOptions::default()
+        let options = TcpStoreOptions::default()
             .with_master(is_master)
-            .with_wait_for_workers(self.wait_for_workers)
             .with_multi_tenant(self.multi_tenant)
             .with_listen_on(self.listen_on)
             .with_server_options(self.server())
             .with_limits(self.limits)
             .with_cancel(cancel::of_call(self.cancel.as_ref())?);
-        if let Some(timeout) = self.timeout {
-            options = options.with_timeout(timeout);
-        }
-        if let Some(world_size) = self.world_size {
-            options = options.with_world_size(world_size);
-        }
-        if let Some(resume) = self.resume {
-            options = options.with_resume(resume);
-        }
-        if let Some(credentials) = &self.credentials {
-            options = options.with_credentials(credentials.clone());
-        }
-        Ok(options)
+        Ok(with_given!(
+            options,
+            with_timeout(self.timeout),
+            with_world_size(self.world_size),
+            with_wait_for_workers(self.wait_for_workers),
+            with_resume(self.resume),
+            with_credentials(self.credentials.clone()),
+        ))
     }
 
     pub(crate) fn server(&self) -> ServerOptions {
-        let mut options = ServerOptions::default().with_limits(self.limits);
-        if let Some(world_size) = self.world_size {
-            options = options.with_world_size(world_size);
-        }
-        if let Some(connections_max) = self.connections_max {
-            options = options.with_connections_max(connections_max);
-        }
-        if let Some(credentials) = &self.credentials {
-            options = options.with_credentials(credentials.clone());
-        }
-        if let Some(journal) = &self.journal {
-            options = options.with_journal(journal.clone());
-        }
-        options
+        with_given!(
+            ServerOptions::default().with_limits(self.limits),
+            with_world_size(self.world_size),
+            with_connections_max(self.connections_max),
+            with_credentials(self.credentials.clone()),
+            with_journal(self.journal.clone()),
+        )
     }
 
     pub(crate) fn file(&self) -> Result<FileStoreOptions, Failure> {
         let cancel = cancel::of_call(self.cancel.as_ref())?;
-        let mut options = FileStoreOptions::default().with_cancel(cancel);
-        if let Some(timeout) = self.timeout {
-            options = options.with_timeout(timeout);
-        }
-        if let Some(world_size) = self.world_size {
-            options = options.with_world_size(world_size);
-        }
-        Ok(options)
+        let options = FileStoreOptions::default().with_cancel(cancel);
+        let (timeout, world_size) = (self.timeout, self.world_size);
+        Ok(with_given!(
+            options,
+            with_timeout(timeout),
+            with_world_size(world_size)
+        ))
     }
 
     pub(crate) fn group(&self) -> Result<GroupOptions, Failure> {
-        let mut options = GroupOptions::default()
+        let options = GroupOptions::default()
             .with_value_bytes_max(self.limits.value_bytes_max())
             .with_cancel(cancel::of_call(self.cancel.as_ref())?);
-        if let Some(timeout) = self.timeout {
-            options = options.with_timeout(timeout);
-        }
-        if let Some(credentials) = &self.credentials {
-            options = options.with_credentials(credentials.clone());
-        }
-        Ok(options)
+        let (timeout, credentials) = (self.timeout, self.credentials.clone());
+        Ok(with_given!(
+            options,
+            with_timeout(timeout),
+            with_credentials(credentials)
+        ))
     }
 
     pub(crate) const fn key_bytes_max(&self) -> usize {
         self.limits.key_bytes_max()
     }
+}
 
-    /// The default timeout of a new store, if it is set.
-    #[expect(clippy::option_option, reason = "as in `timeout::explicit`")]
-    pub(crate) const fn timeout(&self) -> Option<Option<Duration>> {
-        self.timeout
+impl Argument for Option<&Options> {
+    type Checked = Options;
+
+    /// The defaults for null.
+    fn check(self, _: &'static str) -> Result<Options, Failure> {
+        Ok(self.cloned().unwrap_or_default())
     }
 }
 
-fn change(
-    options: Option<&mut Options>,
-    change: impl FnOnce(&mut Options) -> Result<(), Failure>,
-) -> Status {
-    call(|| change(border::not_null(options, "options")?))
+impl<'a> Argument for Option<&'a mut Options> {
+    type Checked = &'a mut Options;
+
+    fn check(self, name: &'static str) -> Result<&'a mut Options, Failure> {
+        border::not_null(self, name)
+    }
 }
 
-/// New options with all defaults. Free them with `c10d_options_free`. Functions that take options take null for the
-/// defaults, and keep no reference to them.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_new(
-    options: Option<&mut MaybeUninit<Option<Box<Options>>>>,
-) -> Status {
-    call(|| {
-        *border::result(options, None, "options")? = Some(Box::default());
-        Ok(())
-    })
-}
-
-/// Frees options. Null is left alone.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_free(options: Option<Box<Options>>) {
-    crate::guard::value((), || drop(options));
-}
-
-/// The time limit for opening the store or joining the group, and its default timeout. 300 s by default, as in
-/// PyTorch.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_set_timeout(
-    options: Option<&mut Options>,
-    timeout_ms: i64,
-) -> Status {
-    change(options, |options| {
-        options.timeout = timeout::explicit(timeout_ms)?;
-        Ok(())
-    })
-}
-
-/// The number of workers, at least 1. A master then waits until all have opened the store. The last of so many
-/// closed file stores removes the file. By default workers are not counted.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_set_world_size(
-    options: Option<&mut Options>,
-    world_size: usize,
-) -> Status {
-    change(options, |options| {
-        if world_size == 0 {
-            return Err(Failure::invalid_argument(
-                "a world size of 0: give at least 1",
-            ));
-        }
-        options.world_size = Some(world_size);
-        Ok(())
-    })
-}
-
-/// Whether a master with a world size waits for the other workers while it opens. True by default, as in PyTorch.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_set_wait_for_workers(
-    options: Option<&mut Options>,
-    wait_for_workers: bool,
-) -> Status {
-    change(options, |options| {
-        options.wait_for_workers = wait_for_workers;
-        Ok(())
-    })
-}
-
-/// Whether masters of this process on the same port share one server. False by default, as in PyTorch.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_set_multi_tenant(
-    options: Option<&mut Options>,
-    multi_tenant: bool,
-) -> Status {
-    change(options, |options| {
-        options.multi_tenant = multi_tenant;
-        Ok(())
-    })
-}
-
-/// Where a master listens: a literal address, `*` for all interfaces, or null for the addresses of the store's
-/// host, the default. A plain server listens on the host that it is started with.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_set_listen_address(
-    options: Option<&mut Options>,
-    address: CText,
-) -> Status {
-    change(options, |options| {
-        options.listen_on = match address.optional("address")? {
-            None => ListenOn::Host,
-            Some("*") => ListenOn::AllInterfaces,
-            Some(address) => ListenOn::Address(address.parse::<IpAddr>().map_err(|_| {
-                Failure::invalid_argument(format!(
-                    "cannot listen on {address:?}: give an IP address, or * for all interfaces"
-                ))
-            })?),
-        };
-        Ok(())
-    })
-}
-
-/// How long a TCP store tries to reconnect after it lost its connection, in milliseconds; then each request takes
-/// effect exactly once. 0, the default: a lost connection is final, as in PyTorch, whose servers know no sessions.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_set_resume(options: Option<&mut Options>, resume_ms: u64) -> Status {
-    change(options, |options| {
-        options.resume = Some(Duration::from_millis(resume_ms)).filter(|it| !it.is_zero());
-        Ok(())
-    })
-}
-
-/// Connects only to servers, and serves only clients, that have the same secret: the file is one that
-/// `c10d secret new` writes, and only its owner may read it. PyTorch's clients and servers have none.
-/// `C10D_ERROR_UNSUPPORTED` if the library was built without the feature `tls`.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_set_secret_file(
-    options: Option<&mut Options>,
-    path: CText,
-) -> Status {
-    change(options, |options| {
-        options.credentials = Some(read_secrets(path.required("path")?)?);
-        Ok(())
-    })
+fn listen_on(address: &str) -> Result<ListenOn, Failure> {
+    if address == "*" {
+        return Ok(ListenOn::AllInterfaces);
+    }
+    let parsed = address.parse::<IpAddr>().map_err(|_| {
+        Failure::invalid_argument(format!(
+            "cannot listen on {address:?}: give an IP address, or * for all interfaces"
+        ))
+    });
+    Ok(ListenOn::Address(parsed?))
 }
 
 #[cfg(feature = "tls")]
@@ -274,57 +145,6 @@ fn read_secrets(path: &str) -> Result<Credentials, Failure> {
         Status::C10D_ERROR_UNSUPPORTED,
         format!("cannot use the secret of {path}: the library was built without the feature tls"),
     ))
-}
-
-/// The longest key in bytes, including one for the client's prefix. 8192 by default, as in PyTorch. Of every kind of
-/// store: a longer key is refused before it is read. A server closes the connection on a longer one: change it on both
-/// sides.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_set_key_bytes_max(
-    options: Option<&mut Options>,
-    bytes: usize,
-) -> Status {
-    change(options, |options| {
-        options.limits = options.limits.with_key_bytes_max(bytes);
-        Ok(())
-    })
-}
-
-/// The longest value of a store or a group in bytes. 8 MiB by default, as in PyTorch. A server closes the
-/// connection on a longer one: change it on both sides.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_set_value_bytes_max(
-    options: Option<&mut Options>,
-    bytes: usize,
-) -> Status {
-    change(options, |options| {
-        options.limits = options.limits.with_value_bytes_max(bytes);
-        Ok(())
-    })
-}
-
-/// The most connections of a server at a time; it closes further ones. 262,144 by default.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_set_connections_max(
-    options: Option<&mut Options>,
-    connections: usize,
-) -> Status {
-    change(options, |options| {
-        options.connections_max = Some(connections);
-        Ok(())
-    })
-}
-
-/// Keeps the store of a server or a master in this directory, and continues with what it has. It is made if it is
-/// missing, for this user only, and has one server at a time. What a server has confirmed survives its process. Null, the
-/// default: the data is lost when the server stops. If it cannot write, it closes all connections and stops, and
-/// `c10d_server_check` says why. `C10D_ERROR_UNSUPPORTED` if the library was built without the feature `journal`.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_set_directory(options: Option<&mut Options>, path: CText) -> Status {
-    change(options, |options| {
-        options.journal = path.optional("path")?.map(journal_in).transpose()?;
-        Ok(())
-    })
 }
 
 #[cfg(feature = "journal")]
@@ -347,15 +167,80 @@ fn journal_in(path: &str) -> Result<JournalSource, Failure> {
     ))
 }
 
-/// Lets `cancel` end the calls that open a store or join a group with these options; later calls on it take a handle of
-/// their own. Null, the default: only the timeout ends them. The handle may be freed before the options.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_options_set_cancel(
-    options: Option<&mut Options>,
-    cancel: Option<&CancelHandle>,
-) -> Status {
-    change(options, |options| {
+operations! {
+    /// New options with all defaults. Free them with `c10d_options_free`. Functions that take options take null for the
+    /// defaults, and keep no reference to them.
+    fn c10d_options_new() -> options: Option<Box<Options>> = Box::<Options>::default();
+}
+
+frees! {
+    /// Frees options. Null is left alone.
+    fn c10d_options_free(options: Options);
+}
+
+operations! {
+    /// The time limit for opening the store or joining the group, and its default timeout. 300 s by default, as in
+    /// PyTorch.
+    fn c10d_options_set_timeout(options: Option<&mut Options>, timeout_ms: i64) =
+        options.timeout = timeout::explicit(timeout_ms)?;
+
+    /// The number of workers, at least 1. A master then waits until all have opened the store. The last of so many
+    /// closed file stores removes the file. By default workers are not counted.
+    fn c10d_options_set_world_size(options: Option<&mut Options>, world_size: usize) = {
+        if world_size == 0 {
+            return Err(Failure::invalid_argument("a world size of 0: give at least 1"));
+        }
+        options.world_size = Some(world_size);
+    };
+
+    /// Whether a master with a world size waits for the other workers while it opens. True by default, as in PyTorch.
+    fn c10d_options_set_wait_for_workers(options: Option<&mut Options>, wait_for_workers: bool) =
+        options.wait_for_workers = Some(wait_for_workers);
+
+    /// Whether masters of this process on the same port share one server. False by default, as in PyTorch.
+    fn c10d_options_set_multi_tenant(options: Option<&mut Options>, multi_tenant: bool) =
+        options.multi_tenant = multi_tenant;
+
+    /// Where a master listens: a literal address, `*` for all interfaces, or null for the addresses of the store's
+    /// host, the default. A plain server listens on the host that it is started with.
+    fn c10d_options_set_listen_address(options: Option<&mut Options>, address: CText) =
+        options.listen_on = address.optional("address")?.map_or(Ok(ListenOn::Host), listen_on)?;
+
+    /// How long a TCP store tries to reconnect after it lost its connection, in milliseconds; then each request takes
+    /// effect exactly once. 0, the default: a lost connection is final, as in PyTorch, whose servers know no sessions.
+    fn c10d_options_set_resume(options: Option<&mut Options>, resume_ms: u64) =
+        options.resume = Some(Duration::from_millis(resume_ms)).filter(|it| !it.is_zero());
+
+    /// Connects only to servers, and serves only clients, that have the same secret: the file is one that
+    /// `c10d secret new` writes, and only its owner may read it. PyTorch's clients and servers have none.
+    /// `C10D_ERROR_UNSUPPORTED` if the library was built without the feature `tls`.
+    fn c10d_options_set_secret_file(options: Option<&mut Options>, path: CText) =
+        options.credentials = Some(read_secrets(path.required("path")?)?);
+
+    /// The longest key in bytes, including one for the client's prefix. 8192 by default, as in PyTorch. Of every kind of
+    /// store: a longer key is refused before it is read. A server closes the connection on a longer one: change it on both
+    /// sides.
+    fn c10d_options_set_key_bytes_max(options: Option<&mut Options>, bytes: usize) =
+        options.limits = options.limits.with_key_bytes_max(bytes);
+
+    /// The longest value of a store or a group in bytes. 8 MiB by default, as in PyTorch. A server closes the
+    /// connection on a longer one: change it on both sides.
+    fn c10d_options_set_value_bytes_max(options: Option<&mut Options>, bytes: usize) =
+        options.limits = options.limits.with_value_bytes_max(bytes);
+
+    /// The most connections of a server at a time; it closes further ones. 262,144 by default.
+    fn c10d_options_set_connections_max(options: Option<&mut Options>, connections: usize) =
+        options.connections_max = Some(connections);
+
+    /// Keeps the store of a server or a master in this directory, and continues with what it has. It is made if it is
+    /// missing, for this user only, and has one server at a time. What a server has confirmed survives its process. Null, the
+    /// default: the data is lost when the server stops. If it cannot write, it closes all connections and stops, and
+    /// `c10d_server_check` says why. `C10D_ERROR_UNSUPPORTED` if the library was built without the feature `journal`.
+    fn c10d_options_set_directory(options: Option<&mut Options>, path: CText) =
+        options.journal = path.optional("path")?.map(journal_in).transpose()?;
+
+    /// Lets `cancel` end the calls that open a store or join a group with these options; later calls on it take a handle of
+    /// their own. Null, the default: only the timeout ends them. The handle may be freed before the options.
+    fn c10d_options_set_cancel(options: Option<&mut Options>, cancel: Option<&CancelHandle>) =
         options.cancel = cancel.cloned();
-        Ok(())
-    })
 }

@@ -1,11 +1,5 @@
 //! A server without a client.
 
-#![expect(
-    unsafe_code,
-    reason = "C finds exported functions by their plain names"
-)]
-
-use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use c10d_socket::{ListenOptions, ProcessBound, listen};
@@ -13,7 +7,7 @@ use c10d_store::{StoreError, TcpStoreServer};
 
 use crate::border::{self, CText};
 use crate::failure::Failure;
-use crate::guard::{self, call};
+use crate::interface::{Argument, frees, operations};
 use crate::options::Options;
 use crate::status::Status;
 
@@ -23,15 +17,17 @@ use crate::status::Status;
 pub struct ServerHandle(ProcessBound<Server>);
 
 #[derive(Debug)]
-struct Server {
+pub(crate) struct Server {
     port: u16,
     /// `None` once it is stopped.
     running: Mutex<Option<TcpStoreServer>>,
 }
 
-impl ServerHandle {
-    fn used(server: Option<&Self>) -> Result<&Server, Failure> {
-        Ok(border::not_null(server, "server")?.0.get()?)
+impl<'a> Argument for Option<&'a ServerHandle> {
+    type Checked = &'a Server;
+
+    fn check(self, name: &'static str) -> Result<&'a Server, Failure> {
+        Ok(border::not_null(self, name)?.0.get()?)
     }
 }
 
@@ -46,76 +42,39 @@ impl Server {
     }
 }
 
-/// Starts a server. It listens on `host`: an address, a name, which means all of its addresses that this machine has,
-/// or `*` for all interfaces. For port 0 the system chooses one: `c10d_server_port`. TCPStore's protocol has no
-/// authentication: listen on an address of the cluster's own network, or use a secret. `options` may be null.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_server_start(
-    host: CText,
-    port: u16,
-    options: Option<&Options>,
-    server: Option<&mut MaybeUninit<Option<Box<ServerHandle>>>>,
-) -> Status {
-    call(|| {
-        let place = border::result(server, None, "server")?;
+operations! {
+    /// Starts a server. It listens on `host`: an address, a name, which means all of its addresses that this machine has,
+    /// or `*` for all interfaces. For port 0 the system chooses one: `c10d_server_port`. TCPStore's protocol has no
+    /// authentication: listen on an address of the cluster's own network, or use a secret. `options` may be null.
+    fn c10d_server_start(host: CText, port: u16, options: Option<&Options>) -> server: Option<Box<ServerHandle>> = {
         let mut listen_options = ListenOptions::default().with_port(port);
         match host.required("host")? {
             "*" => {}
             host => listen_options = listen_options.with_host(host),
         }
-        let options = options.cloned().unwrap_or_default();
         let listeners = listen(&listen_options).map_err(StoreError::from)?;
         let server = TcpStoreServer::serve(listeners, options.server())?;
         let server = Server {
             port: server.local_addr().port(),
             running: Mutex::new(Some(server)),
         };
-        *place = Some(Box::new(ServerHandle(ProcessBound::new("server", server))));
-        Ok(())
-    })
-}
+        Box::new(ServerHandle(ProcessBound::new("server", server)))
+    };
 
-/// The port that the server listens on, or listened on until it was stopped.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_server_port(
-    server: Option<&ServerHandle>,
-    port: Option<&mut MaybeUninit<u16>>,
-) -> Status {
-    call(|| {
-        let port = border::result(port, 0, "port")?;
-        *port = ServerHandle::used(server)?.port;
-        Ok(())
-    })
-}
+    /// The port that the server listens on, or listened on until it was stopped.
+    fn c10d_server_port(server: Option<&ServerHandle>) -> port: u16 = server.port;
 
-/// The number of connections. A host can wait until its clients have left before it stops the server.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_server_connection_count(
-    server: Option<&ServerHandle>,
-    count: Option<&mut MaybeUninit<usize>>,
-) -> Status {
-    call(|| {
-        let count = border::result(count, 0, "count")?;
-        let server = ServerHandle::used(server)?;
+    /// The number of connections. A host can wait until its clients have left before it stops the server.
+    fn c10d_server_connection_count(server: Option<&ServerHandle>) -> count: usize = {
         let running = server.running();
-        let Some(running) = running.as_ref() else {
-            return Err(server.stopped());
-        };
-        *count = running.connection_count();
-        Ok(())
-    })
-}
+        running.as_ref().ok_or_else(|| server.stopped())?.connection_count()
+    };
 
-/// Whether the server still serves. `C10D_ERROR_JOURNAL` if its directory could not be written: then it has stopped by
-/// itself and closed all connections, and the directory has all that it has confirmed. `C10D_ERROR_CLOSED` after a stop.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_server_check(server: Option<&ServerHandle>) -> Status {
-    call(|| {
-        let server = ServerHandle::used(server)?;
+    /// Whether the server still serves. `C10D_ERROR_JOURNAL` if its directory could not be written: then it has stopped by
+    /// itself and closed all connections, and the directory has all that it has confirmed. `C10D_ERROR_CLOSED` after a stop.
+    fn c10d_server_check(server: Option<&ServerHandle>) = {
         let running = server.running();
-        let Some(running) = running.as_ref() else {
-            return Err(server.stopped());
-        };
+        let running = running.as_ref().ok_or_else(|| server.stopped())?;
         if let Some(error) = running.journal_failure() {
             return Err(Failure::new(Status::C10D_ERROR_JOURNAL, error.to_string()));
         }
@@ -123,26 +82,20 @@ pub extern "C" fn c10d_server_check(server: Option<&ServerHandle>) -> Status {
             let text = format!("the server of port {} has ended by itself", server.port);
             return Err(Failure::new(Status::C10D_ERROR_SERVER, text));
         }
-        Ok(())
-    })
-}
+    };
 
-/// Closes all connections and joins the server's thread, which takes microseconds. Without a directory the data is lost.
-/// Stopping it again changes nothing.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_server_stop(server: Option<&ServerHandle>) -> Status {
-    call(|| {
-        let running = ServerHandle::used(server)?.running().take();
+    /// Closes all connections and joins the server's thread, which takes microseconds. Without a directory the data is lost.
+    /// Stopping it again changes nothing.
+    fn c10d_server_stop(server: Option<&ServerHandle>) = {
+        let running = server.running().take();
         if let Some(running) = running {
             running.shutdown();
         }
-        Ok(())
-    })
+    };
 }
 
-/// Stops the server if it runs, and frees it. No call on it may be in progress. Null is left alone. In a forked child
-/// only the memory of the handle is freed.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_server_free(server: Option<Box<ServerHandle>>) {
-    guard::value((), || drop(server));
+frees! {
+    /// Stops the server if it runs, and frees it. No call on it may be in progress. Null is left alone. In a forked child
+    /// only the memory of the handle is freed.
+    fn c10d_server_free(server: ServerHandle);
 }

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use c10d_store::Store;
-
 use crate::failure::Failure;
 
 /// A time limit: the call waits until it succeeds.
@@ -14,11 +12,6 @@ pub const C10D_CHECK_ONCE: i64 = 0;
 
 /// A time limit: the default timeout of the store.
 pub const C10D_DEFAULT: i64 = -2;
-
-/// The time limit of a call on `store`; `None` is without end.
-pub(crate) fn of_call(timeout_ms: i64, store: &dyn Store) -> Result<Option<Duration>, Failure> {
-    Ok(explicit(timeout_ms)?.unwrap_or_else(|| store.timeout()))
-}
 
 /// The time limit; the outer `None` is the default.
 #[expect(
@@ -60,7 +53,7 @@ mod tests {
         assert!(explicit(i64::MAX).unwrap().is_some());
         for refused in [-3, i64::MIN] {
             let failure = explicit(refused).unwrap_err();
-            assert!(failure.text().contains(&refused.to_string()), "{failure:?}");
+            assert!(failure.text.contains(&refused.to_string()), "{failure:?}");
         }
         assert_eq!(to_ms(None), C10D_FOREVER);
         assert_eq!(to_ms(Some(Duration::from_micros(1))), 1);

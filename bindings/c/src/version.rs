@@ -1,20 +1,15 @@
 //! The version of the library.
 
-#![expect(
-    unsafe_code,
-    reason = "C finds exported functions by their plain names"
-)]
-
 use std::ffi::{CStr, c_char};
 
-const VERSION: &CStr =
-    match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
-        Ok(version) => version,
-        Err(_) => panic!("the version has no NUL byte"),
-    };
+use crate::interface::exported;
+use crate::status::c_text;
 
-/// The version of the library that runs, such as `0.2.0`.
-#[unsafe(no_mangle)]
-pub extern "C" fn c10d_version() -> *const c_char {
-    VERSION.as_ptr()
+const VERSION: &CStr = c_text(concat!(env!("CARGO_PKG_VERSION"), "\0"));
+
+exported! {
+    /// The version of the library that runs, such as `0.2.0`.
+    pub extern "C" fn c10d_version() -> *const c_char {
+        VERSION.as_ptr()
+    }
 }

@@ -9,8 +9,6 @@ mod certificates;
 mod client;
 mod command;
 mod completions;
-#[cfg(feature = "conform")]
-mod conform;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod gloo;
