@@ -18,7 +18,6 @@ mod notices;
 mod old_rounds;
 pub(crate) mod open_store;
 mod reconnecting;
-pub(crate) mod registry;
 pub(crate) mod round_entry;
 mod shared;
 pub(crate) mod static_rendezvous;
