@@ -8,7 +8,7 @@ mod values;
 pub use shell::backend::{RendezvousBackend, StateWatch};
 pub use shell::board::{BoardError, RoundBoard, Wait};
 pub use shell::bootstrap::clear_workers_store;
-pub use shell::built_in::{C10D_SETTINGS, create_c10d};
+pub use shell::built_in::{C10D_SETTINGS, create_c10d, create_handler};
 pub use shell::c10d_backend::{C10D_BACKEND, C10dBackend, Traffic};
 pub use shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 pub use shell::group_store::GroupStore;
@@ -16,7 +16,6 @@ pub use shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
 pub use shell::open_store::READ_TIMEOUT;
-pub use shell::registry::{RendezvousCreator, RendezvousRegistry};
 pub use shell::round_entry::{end_entry, open_round};
 pub use shell::static_rendezvous::{STATIC_BACKEND, STATIC_TIMEOUT, StaticRendezvous};
 pub use shell::this_host;

@@ -84,7 +84,9 @@ fn train(store: Arc<dyn Store>) -> Result<(), Box<dyn Error>> {
         println!("{error} ({:?})", error.outcome());
     }
 
-    println!("{}", calls.metrics());
+    for (name, value) in calls.metrics().debug_info() {
+        println!("{name}: {value}");
+    }
     // Coordinated shutdown: no worker leaves while the other one still needs it.
     agent.shutdown(TIMEOUT)?;
     Ok(())

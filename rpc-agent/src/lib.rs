@@ -72,7 +72,7 @@ pub use fault::{Fault, FaultInjector};
 pub use future::catch_panic;
 pub use future::{FutureMessage, Promise, RpcFuture, join_all};
 pub use handler_error::HandlerError;
-pub use metrics::{LatencySnapshot, MetricsSnapshot, PeerSnapshot};
+pub use metrics::MetricsSnapshot;
 pub use options::AgentOptions;
 pub use registry::{FUNCTION_NAME_BYTES_MAX, Registry, RegistryError};
 pub use registry_id::RegistryId;

@@ -2,7 +2,6 @@
 
 use std::any::type_name;
 
-use postcard::ser_flavors::Size;
 use serde::Serialize;
 
 use crate::protocol::{TYPE_NAME_BYTES_MAX, cut};
@@ -13,12 +12,6 @@ pub(crate) fn encode<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, String
         let type_name = type_name::<T>();
         format!("a value of type `{type_name}` cannot be encoded: {error}")
     })
-}
-
-/// Serializes a value without keeping its bytes, for the side effect of visiting its references.
-pub(crate) fn visit<T: Serialize + ?Sized>(value: &T) {
-    // A value whose encoding fails has been visited up to the failure.
-    let _ = postcard::serialize_with_flavor(value, Size::default());
 }
 
 /// The name of a type as fork data carry it: Rust's, cut to the protocol's limit.

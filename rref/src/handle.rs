@@ -31,7 +31,7 @@ use crate::value::Value;
 /// own. A function runs after the owners have confirmed all references among its arguments. Elsewhere, in the
 /// agent's own calls too, serializing a reference is an error.
 ///
-/// Reference cycles, made of values that hold references to each other, are reported and freed by
+/// Reference cycles, made of values that hold references to each other, are freed by
 /// [`RRefs::shutdown`](crate::RRefs::shutdown) only.
 ///
 /// A method that may block takes a timeout: `None` waits indefinitely, and zero checks once without waiting.

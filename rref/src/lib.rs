@@ -6,7 +6,6 @@ mod cell;
 mod codec;
 mod context;
 mod control;
-mod cycles;
 mod drops;
 mod error;
 mod forks;
@@ -29,17 +28,14 @@ mod sync;
 mod value;
 
 pub use call::RRefCall;
-pub use context::{
-    ChildRow, ForkRow, MessageKind, MessageRow, MissingKind, OwnedRow, Snapshot, TableSizes,
-    UserRow, UserState, ValueState,
-};
+pub use context::{HeldValue, Holder, MissingKind, TableSizes, ValueState};
 pub use error::{Missing, RRefError, RegisterError, ShutdownError};
 pub use functions::{CallContext, FUNCTION_NAME_BYTES_MAX, FunctionError, Functions};
 pub use future::RRefFuture;
 pub use handle::RRef;
 pub use id::{ForkId, GloballyUniqueId, RRefId};
 pub use options::RRefOptions;
-pub use report::{HeldValue, Holder, LeakReport};
+pub use report::LeakReport;
 pub use rrefs::RRefs;
 
 /// The wire protocol, for this crate's tests and fuzz targets. Not part of the API: it may change at any time.

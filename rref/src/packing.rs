@@ -44,8 +44,6 @@ enum Scope {
         cells: Vec<Option<Arc<Cell>>>,
         error: Option<RRefError>,
     },
-    /// Collects the references that a value holds.
-    Collecting { found: Vec<Arc<Cell>> },
 }
 
 /// Runs `f` with this scope, and restores the outer one: encoding one value may encode another.
@@ -171,36 +169,15 @@ pub(crate) fn unpack<T: DeserializeOwned>(
     value.map_err(|error| RRefError::Codec(error.to_string().into()))
 }
 
-/// The references that `visit` serializes.
-pub(crate) fn collect(visit: impl FnOnce()) -> Vec<Arc<Cell>> {
-    match within(Scope::Collecting { found: Vec::new() }, visit) {
-        ((), Some(Scope::Collecting { found })) => found,
-        _ => Vec::new(),
-    }
-}
-
 /// Forks a reference for the message that this thread packs. Returns its number in the message.
 pub(crate) fn put(cell: &Arc<Cell>) -> Result<u32, &'static str> {
-    enum Found {
-        Packing(Arc<Runtime>, WorkerId, usize),
-        Collecting,
-        Nothing,
-    }
-    let found = SCOPE.with_borrow_mut(|scope| match scope {
+    let packing = SCOPE.with_borrow(|scope| match scope {
         Some(Scope::Packing { forks, .. }) => {
-            Found::Packing(Arc::clone(forks.runtime()), forks.to(), forks.data().len())
+            Some((Arc::clone(forks.runtime()), forks.to(), forks.data().len()))
         }
-        Some(Scope::Collecting { found }) => {
-            found.push(Arc::clone(cell));
-            Found::Collecting
-        }
-        _ => Found::Nothing,
+        _ => None,
     });
-    let (runtime, to, number) = match found {
-        Found::Packing(runtime, to, number) => (runtime, to, number),
-        Found::Collecting => return Ok(0),
-        Found::Nothing => return Err(NOT_IN_RPC),
-    };
+    let (runtime, to, number) = packing.ok_or(NOT_IN_RPC)?;
     // The scope is not borrowed meanwhile, as forking carries out effects.
     let forked = if number >= FORKS_MAX {
         let what = format!("a message has at most {FORKS_MAX} references");
@@ -403,9 +380,10 @@ mod tests {
     #[test]
     fn a_nested_message_and_a_panic_leave_the_outer_message_unchanged() {
         let ((), error) = unpack_with(Vec::new(), || {
-            assert!(collect(|| ()).is_empty());
-            let panicked =
-                std::panic::catch_unwind(|| collect(|| std::panic::resume_unwind(Box::new(()))));
+            assert!(unpack_with(Vec::new(), || ()).1.is_none());
+            let panicked = std::panic::catch_unwind(|| {
+                unpack_with(Vec::new(), || std::panic::resume_unwind(Box::new(())))
+            });
             assert!(panicked.is_err());
             assert_eq!(
                 take(0, "i64").err(),

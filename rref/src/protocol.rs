@@ -27,7 +27,6 @@ pub(crate) const AWAIT: &str = "rref/await";
 pub(crate) const READY: &str = "rref/ready";
 pub(crate) const CALL: &str = "rref/call";
 pub(crate) const RUN: &str = "rref/run";
-pub(crate) const HOLDS: &str = "rref/holds";
 pub(crate) const ALIVE: &str = "rref/alive";
 
 /// The longest type name, in bytes. A longer one is cut.

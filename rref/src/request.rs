@@ -200,7 +200,7 @@ impl Runtime {
         let created = self.step(RunOn::AgentThread, |inner, now| {
             let fork = inner
                 .context
-                .create_remote(now, owner, type_name, function, arguments)?;
+                .create_remote(owner, type_name, function, arguments)?;
             for data in forks.data() {
                 inner.context.commit_fork(now, data, Carrier::Call);
             }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::call::RRefCall;
 use crate::codec::type_name_of;
-use crate::context::{Snapshot, TableSizes};
+use crate::context::TableSizes;
 use crate::error::RRefError;
 use crate::handle::RRef;
 use crate::options::RRefOptions;
@@ -165,19 +165,6 @@ impl RRefs {
         RRefCall::of_function(self.hub.runtime.get(), to.into(), function)
     }
 
-    /// All tables at one moment, for people to read: values, users, and messages under way. Takes time in
-    /// proportion to the tables.
-    ///
-    /// # Errors
-    /// [`RRefError::NotAttached`].
-    pub fn snapshot(&self) -> Result<Snapshot, RRefError> {
-        let runtime = self.runtime()?;
-        Ok(runtime.step(RunOn::AgentThread, |inner, now| {
-            runtime.collect_drops_in_step(inner, now);
-            inner.context.snapshot(now)
-        }))
-    }
-
     /// The number of entries of each table. Takes time in proportion to the tables.
     ///
     /// # Errors
@@ -188,16 +175,6 @@ impl RRefs {
             runtime.collect_drops_in_step(inner, now);
             inner.context.sizes()
         }))
-    }
-
-    /// Checks that the tables are consistent. Takes time in proportion to the tables.
-    ///
-    /// # Errors
-    /// [`RRefError::NotAttached`]; [`RRefError::Refused`] with the first violated invariant, which is a defect
-    /// of this crate or the doing of a worker that breaks the protocol.
-    pub fn check_invariants(&self) -> Result<(), RRefError> {
-        let checked = self.runtime()?.lock().context.check_invariants();
-        checked.map_err(|sentence| RRefError::Refused(sentence.into()))
     }
 
     /// The four counters of PyTorch's debug info, by their names there.

@@ -280,19 +280,10 @@ impl Runtime {
         if inner.context.next_tick().is_some_and(|at| at <= now) {
             inner.context.tick(now);
         }
-        #[cfg(debug_assertions)]
-        let checked = inner.context.check_small_tables();
         let todo = inner.take_todo();
         let is_awaited = inner.shutdown_waiters > 0;
         let tick_at = inner.schedule_tick();
         drop(inner);
-        #[cfg(debug_assertions)]
-        if let Err(sentence) = checked {
-            let me = self.agent.me();
-            log::error!(
-                "{me}: reference tables are inconsistent, by a defect or a peer: {sentence}"
-            );
-        }
         if is_awaited {
             self.changed.notify_all();
         }

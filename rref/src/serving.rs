@@ -13,14 +13,13 @@ use rpc_agent::{Context, HandlerError, Outcome, Registry, Reply, WorkerId, Worke
 
 use crate::cell::Cell;
 use crate::context::{FetchError, Handle, UserError};
-use crate::cycles;
 use crate::error::{RRefError, RegisterError};
 use crate::functions::{CallContext, Function, Functions, Prepared};
 use crate::id::{ForkId, RRefId};
 use crate::options::RRefOptions;
 use crate::packing::{self, Packed};
 use crate::protocol::{
-    ALIVE, AWAIT, CALL, CONTROL, CREATE, FETCH, HOLDS, Message, READY, RUN, split_name,
+    ALIVE, AWAIT, CALL, CONTROL, CREATE, FETCH, Message, READY, RUN, split_name,
 };
 use crate::response::{Failure, Response};
 use crate::rrefs::{Hub, RRefs};
@@ -76,7 +75,7 @@ impl RRefs {
                 runtime: OnceLock::new(),
             }
         });
-        let functions: [(&str, Serve); 9] = [
+        let functions: [(&str, Serve); 8] = [
             (CREATE, Server::create),
             (CONTROL, Server::control),
             (FETCH, Server::fetch),
@@ -84,7 +83,6 @@ impl RRefs {
             (READY, Server::is_ready),
             (CALL, Server::call),
             (RUN, Server::run),
-            (HOLDS, Server::holds),
             (ALIVE, Server::alive),
         ];
         for (name, serve) in functions {
@@ -248,15 +246,6 @@ impl Server {
             Some(_) => refuse(asked.reply, format!("`{function}` is a method")),
             None => refuse(asked.reply, no_function(&function)),
         }
-    }
-
-    fn holds(self: &Arc<Self>, runtime: &Arc<Runtime>, asked: Asked) {
-        let rref = match Message::decode(&asked.payload) {
-            Ok((_, Message::Fetch { rref })) => rref,
-            Ok(_) => return refuse(asked.reply, "names no value"),
-            Err(error) => return refuse(asked.reply, error.to_string()),
-        };
-        asked.reply.send(Ok(cycles::encode_held(runtime, rref)));
     }
 
     fn alive(self: &Arc<Self>, runtime: &Arc<Runtime>, asked: Asked) {

@@ -6,23 +6,20 @@ use std::time::{Duration, Instant};
 use c10d_socket::Deadline;
 use rpc_agent::Agent;
 
-use crate::cycles::leak_report;
 use crate::error::{Missing, ShutdownError};
 use crate::report::LeakReport;
 use crate::rrefs::RRefs;
 use crate::runtime::{Inner, RunOn, Runtime};
 
 impl RRefs {
-    /// The values of this worker that are held, their holders, and the reference cycles among them.
-    ///
-    /// Blocks while other workers report what their values hold: for at most 5 s a worker, as one that does not
-    /// answer is not asked again. Serializes this worker's values, which waits for locks inside them.
+    /// Returns the values of this worker that are held, with their holders. Takes time in proportion to the
+    /// tables.
     ///
     /// # Errors
     /// [`ShutdownError::NotAttached`].
     pub fn leak_report(&self) -> Result<LeakReport, ShutdownError> {
         let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
-        Ok(leak_report(runtime, Deadline::NEVER))
+        Ok(leak_report(runtime))
     }
 
     /// Shuts down the references of a group of fixed size together. Every worker calls this, on one thread,
@@ -33,8 +30,7 @@ impl RRefs {
     /// Returns what was still held at the beginning. Afterwards, after an error too, each use of a reference
     /// fails with [`RRefError::Shutdown`](crate::RRefError::Shutdown).
     ///
-    /// Blocks for at most `timeout`, and beyond it for locks inside this worker's values. `None` waits
-    /// indefinitely; zero ends what can be ended without waiting.
+    /// Blocks for at most `timeout`. `None` waits indefinitely; zero ends what can be ended without waiting.
     ///
     /// # Errors
     /// [`ShutdownError::Missing`] and [`ShutdownError::Barrier`] name the missing workers; what could be freed
@@ -55,7 +51,7 @@ impl RRefs {
         let ending = Ending::begin(runtime, timeout.into())?;
         let barrier = || -> Result<LeakReport, ShutdownError> {
             agent.join(ending.deadline.remaining(Instant::now()))?;
-            let report = leak_report(runtime, ending.deadline);
+            let report = leak_report(runtime);
             // No worker deletes anything before all have their reports.
             agent.join(ending.deadline.remaining(Instant::now()))?;
             Ok(report)
@@ -76,8 +72,24 @@ impl RRefs {
     pub fn leave(&self, timeout: impl Into<Option<Duration>>) -> Result<LeakReport, ShutdownError> {
         let runtime = self.runtime().map_err(|_| ShutdownError::NotAttached)?;
         let ending = Ending::begin(runtime, timeout.into())?;
-        let report = leak_report(runtime, ending.deadline);
+        let report = leak_report(runtime);
         ending.end_references().finish(report)
+    }
+}
+
+/// The values of this worker that are held, and their holders.
+fn leak_report(runtime: &Arc<Runtime>) -> LeakReport {
+    let mut values = runtime.step(RunOn::AgentThread, |inner, now| {
+        runtime.collect_drops_in_step(inner, now);
+        inner.context.held(now)
+    });
+    // Without the lock: looking up a name may read the store.
+    for holder in values.iter_mut().flat_map(|value| &mut value.held_by) {
+        holder.worker = runtime.worker(holder.worker.id);
+    }
+    LeakReport {
+        worker: runtime.agent.me().clone(),
+        values,
     }
 }
 

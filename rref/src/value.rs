@@ -11,12 +11,7 @@ use serde::Serialize;
 use crate::codec;
 use crate::codec::type_name_of;
 
-/// The operations of a type that implements `Serialize`.
-#[derive(Clone, Copy)]
-struct Codec {
-    encode: fn(&(dyn Any + Send + Sync)) -> Result<Vec<u8>, String>,
-    visit: fn(&(dyn Any + Send + Sync)),
-}
+type Encode = fn(&(dyn Any + Send + Sync)) -> Result<Vec<u8>, String>;
 
 /// The value of a reference. Clones share it.
 #[derive(Clone)]
@@ -24,7 +19,7 @@ pub(crate) struct Value {
     held: Arc<dyn Any + Send + Sync>,
     type_name: &'static str,
     /// `None` for an opaque value, which never leaves its owner.
-    codec: Option<Codec>,
+    encode: Option<Encode>,
 }
 
 impl Value {
@@ -33,10 +28,7 @@ impl Value {
         Self {
             held: Arc::new(value),
             type_name: type_name_of::<T>(),
-            codec: Some(Codec {
-                encode: encode::<T>,
-                visit: visit::<T>,
-            }),
+            encode: Some(encode::<T>),
         }
     }
 
@@ -45,7 +37,7 @@ impl Value {
         Self {
             held: Arc::new(value),
             type_name: type_name_of::<T>(),
-            codec: None,
+            encode: None,
         }
     }
 
@@ -60,22 +52,14 @@ impl Value {
 
     /// Whether the value has no encoding, and so never leaves its owner.
     pub(crate) const fn is_opaque(&self) -> bool {
-        self.codec.is_none()
+        self.encode.is_none()
     }
 
     /// The value's postcard bytes.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, String> {
-        match self.codec {
-            Some(codec) => (codec.encode)(&*self.held),
+        match self.encode {
+            Some(encode) => encode(&*self.held),
             None => Err(format!("a `{}` has no encoding", self.type_name)),
-        }
-    }
-
-    /// Serializes the value without keeping bytes, so that its references are visited. Does nothing for an
-    /// opaque value.
-    pub(crate) fn visit(&self) {
-        if let Some(codec) = self.codec {
-            (codec.visit)(&*self.held);
         }
     }
 }
@@ -90,12 +74,6 @@ fn encode<T: Serialize + 'static>(value: &(dyn Any + Send + Sync)) -> Result<Vec
     match value.downcast_ref::<T>() {
         Some(value) => codec::encode(value),
         None => Err(format!("the value is not a `{}`", type_name::<T>())),
-    }
-}
-
-fn visit<T: Serialize + 'static>(value: &(dyn Any + Send + Sync)) {
-    if let Some(value) = value.downcast_ref::<T>() {
-        codec::visit(value);
     }
 }
 

@@ -295,9 +295,7 @@ mod tests {
         let noted = Arc::<Mutex<Vec<String>>>::default();
         let parameters = RendezvousParameters::new("c10d", "127.0.0.1:0", "job", 1, 1).unwrap();
         let agent = AgentOptions::new(CommandLine::new("true", [""; 0]), 1);
-        let handler = elastic_rendezvous::RendezvousRegistry::default()
-            .create(&parameters)
-            .unwrap();
+        let handler = elastic_rendezvous::create_handler(&parameters).unwrap();
         let mut features = Features {
             all: vec![
                 Box::new(Probe("first", Arc::clone(&noted))),

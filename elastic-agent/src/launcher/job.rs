@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_rendezvous::{RendezvousHandler, RendezvousRegistry};
+use elastic_rendezvous::{RendezvousHandler, create_handler};
 
 use super::ending;
 use super::error::LauncherError;
@@ -74,7 +74,7 @@ fn open_rendezvous(
     stop: &StopControl,
 ) -> Result<Option<Arc<dyn RendezvousHandler>>, LauncherError> {
     let parameters = features.rendezvous.clone();
-    let open = move || RendezvousRegistry::default().create(&parameters);
+    let open = move || create_handler(&parameters);
     let opened = stop
         .unless_stopped("rendezvous-open", Duration::ZERO, open)
         .map_err(LauncherError::system("cannot start a thread"))?;

@@ -6,9 +6,9 @@ use c10d_store::{Store, StoreAddress, TcpStore};
 
 use crate::shell::c10d_backend::{C10D_BACKEND, C10dBackend};
 use crate::shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
+use crate::shell::handler::RendezvousHandler;
 use crate::shell::open_store::{OpenStore, is_tcp, open_store};
 use crate::shell::reconnecting::{ReconnectingStore, connect_to};
-use crate::shell::registry::{RendezvousCreator, RendezvousRegistry};
 use crate::shell::static_rendezvous::{STATIC_BACKEND, StaticRendezvous};
 use crate::values::endpoint::Endpoint;
 use crate::values::error::RendezvousError;
@@ -36,6 +36,37 @@ pub const C10D_SETTINGS: &[&str] = &[
     // The launcher always sets it; only the static rendezvous reads it.
     "timeout",
 ];
+
+/// Creates the handler of the backend that `parameters` name: `c10d` or `static`.
+///
+/// Blocks as [`create_c10d`] does for `c10d`, and not at all for `static`.
+///
+/// ```
+/// use elastic_rendezvous::{RendezvousParameters, create_handler};
+///
+/// # fn main() -> Result<(), elastic_rendezvous::RendezvousError> {
+/// let parameters = RendezvousParameters::new("c10d", "localhost:0", "job", 1, 1)?;
+/// let node = create_handler(&parameters)?;
+/// assert_eq!(node.next_rendezvous()?.world_size, 1);
+/// assert!(node.shutdown());
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`RendezvousError::UnknownBackend`] for another name, or the error of the backend.
+pub fn create_handler(
+    parameters: &RendezvousParameters,
+) -> Result<Arc<dyn RendezvousHandler>, RendezvousError> {
+    match parameters.backend() {
+        C10D_BACKEND => Ok(Arc::new(create_c10d(parameters)?)),
+        STATIC_BACKEND => Ok(Arc::new(StaticRendezvous::new(parameters)?)),
+        name => Err(RendezvousError::UnknownBackend {
+            name: name.to_owned(),
+            known: [C10D_BACKEND, STATIC_BACKEND].map(str::to_owned).into(),
+        }),
+    }
+}
 
 /// Opens the store of a rendezvous and creates the handler of this node.
 ///
@@ -143,25 +174,4 @@ fn keep_connected(
         Arc::new(connect),
         settings.dead_after(),
     ))
-}
-
-/// With `c10d` and `static`.
-impl Default for RendezvousRegistry {
-    fn default() -> Self {
-        let mut registry = Self::empty();
-        let creators: [(&str, Box<RendezvousCreator>); 2] = [
-            (
-                C10D_BACKEND,
-                Box::new(|parameters| Ok(Arc::new(create_c10d(parameters)?))),
-            ),
-            (
-                STATIC_BACKEND,
-                Box::new(|parameters| Ok(Arc::new(StaticRendezvous::new(parameters)?))),
-            ),
-        ];
-        for (name, creator) in creators {
-            registry.creators.insert(name.to_owned(), creator);
-        }
-        registry
-    }
 }

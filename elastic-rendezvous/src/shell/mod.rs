@@ -18,7 +18,6 @@ mod many_keys;
 mod notices;
 pub(crate) mod open_store;
 mod reconnecting;
-pub(crate) mod registry;
 pub(crate) mod round_entry;
 mod shared;
 pub(crate) mod static_rendezvous;

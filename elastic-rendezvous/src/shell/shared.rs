@@ -165,7 +165,7 @@ impl RecordedEvent {
     /// The event of a handler that could not be created. It has no listeners yet, so its owner records this one.
     ///
     /// ```
-    /// use elastic_rendezvous::{RecordedEvent, RendezvousParameters, RendezvousRegistry};
+    /// use elastic_rendezvous::{RecordedEvent, RendezvousParameters};
     ///
     /// let parameters = RendezvousParameters::new("c10d", "localhost:0", "job", 2, 1);
     /// let error = parameters.expect_err("a job has no fewer nodes at most than at least");

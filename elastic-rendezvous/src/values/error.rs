@@ -165,22 +165,13 @@ pub enum RendezvousError {
     #[error(transparent)]
     Parameters(#[from] ParametersError),
 
-    /// No backend of that name is registered.
+    /// No backend has that name.
     #[error("unknown rendezvous backend {name:?}; known are {}", known.join(", "))]
     UnknownBackend {
         /// The requested name.
         name: String,
-        /// The registered names.
+        /// The names of the backends.
         known: Vec<String>,
-    },
-
-    /// The name is empty or already registered, or the handler reports another one.
-    #[error("rendezvous backend {name:?}: {detail}")]
-    BadBackend {
-        /// The one to register or to look up.
-        name: String,
-        /// The fault.
-        detail: String,
     },
 
     /// The system cannot start a thread.

@@ -12,7 +12,7 @@ use c10d_store::TcpStoreServer;
 /// use std::sync::{Arc, Mutex};
 ///
 /// use c10d_store::TcpStoreServer;
-/// use elastic_rendezvous::{RendezvousParameters, RendezvousRegistry, ServerHook};
+/// use elastic_rendezvous::{RendezvousParameters, ServerHook, create_handler};
 ///
 /// let ports: Arc<Mutex<Vec<u16>>> = Arc::default();
 /// let seen = Arc::clone(&ports);
@@ -21,7 +21,7 @@ use c10d_store::TcpStoreServer;
 /// });
 /// let parameters = RendezvousParameters::new("c10d", "localhost:0", "job", 1, 1)?
 ///     .with_server_hook(hook);
-/// let node = RendezvousRegistry::default().create(&parameters)?;
+/// let node = create_handler(&parameters)?;
 /// let round = node.next_rendezvous()?;
 /// assert_eq!(ports.lock().expect("no panic").last(), Some(&round.bootstrap.master.port()));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -34,10 +34,13 @@ pub struct RendezvousSettings {
     pub(crate) max_nodes: usize,
     pub(crate) join_timeout: Duration,
     pub(crate) last_call_timeout: Duration,
+    /// How long closing and leaving may take.
     pub(crate) close_timeout: Duration,
     pub(crate) heartbeat_timeout: Duration,
     pub(crate) keep_alive_interval: Duration,
     pub(crate) keep_alive_max_attempt: u32,
+    /// The longest random pause after a write conflict. Zero, the default, selects exponential backoff
+    /// (`docs/rendezvous.md`, *LOOP 3*).
     pub(crate) cas_backoff_max: Duration,
     pub(crate) spare_wait: Duration,
 }
@@ -86,34 +89,12 @@ impl RendezvousSettings {
         self
     }
 
-    /// How long closing and leaving may take. Default 30 s.
-    #[must_use]
-    pub fn with_close_timeout(mut self, timeout: Duration) -> Self {
-        self.close_timeout = timeout;
-        self
-    }
-
-    /// How long writing one heartbeat may take. Default 5 s.
-    #[must_use]
-    pub fn with_heartbeat_timeout(mut self, timeout: Duration) -> Self {
-        self.heartbeat_timeout = timeout;
-        self
-    }
-
     /// The interval between heartbeats, and how many a node may miss before the others drop it as dead.
     /// Default 5 s and 3.
     #[must_use]
     pub fn with_keep_alive(mut self, interval: Duration, max_attempt: u32) -> Self {
         self.keep_alive_interval = interval;
         self.keep_alive_max_attempt = max_attempt;
-        self
-    }
-
-    /// The longest random pause after a write conflict. Zero, the default, selects exponential backoff
-    /// (`docs/rendezvous.md`, *LOOP 3*).
-    #[must_use]
-    pub fn with_cas_backoff_max(mut self, pause: Duration) -> Self {
-        self.cas_backoff_max = pause;
         self
     }
 
@@ -155,13 +136,7 @@ impl RendezvousSettings {
         self.last_call_timeout
     }
 
-    /// See [`with_close_timeout`](Self::with_close_timeout).
-    #[must_use]
-    pub fn close_timeout(&self) -> Duration {
-        self.close_timeout
-    }
-
-    /// See [`with_heartbeat_timeout`](Self::with_heartbeat_timeout).
+    /// How long writing one heartbeat may take. Default 5 s.
     #[must_use]
     pub fn heartbeat_timeout(&self) -> Duration {
         self.heartbeat_timeout
@@ -177,12 +152,6 @@ impl RendezvousSettings {
     #[must_use]
     pub fn keep_alive_max_attempt(&self) -> u32 {
         self.keep_alive_max_attempt
-    }
-
-    /// See [`with_cas_backoff_max`](Self::with_cas_backoff_max).
-    #[must_use]
-    pub fn cas_backoff_max(&self) -> Duration {
-        self.cas_backoff_max
     }
 
     /// See [`with_spare_wait`](Self::with_spare_wait).
@@ -255,8 +224,20 @@ mod tests {
         for (refused, message) in [
             (settings().with_join_timeout(zero), "join timeout"),
             (settings().with_last_call_timeout(zero), "last call timeout"),
-            (settings().with_close_timeout(zero), "close timeout"),
-            (settings().with_heartbeat_timeout(zero), "heartbeat timeout"),
+            (
+                RendezvousSettings {
+                    close_timeout: zero,
+                    ..settings()
+                },
+                "close timeout",
+            ),
+            (
+                RendezvousSettings {
+                    heartbeat_timeout: zero,
+                    ..settings()
+                },
+                "heartbeat timeout",
+            ),
             (settings().with_keep_alive(zero, 3), "keep-alive interval"),
             (
                 settings().with_keep_alive(second, 0),

@@ -12,9 +12,9 @@ use c10d_store::{FileStore, HashStore, Store, StoreExt, StoreHandle, TcpStore, T
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, LeftNode, Membership, NotJoining,
     Part, RendezvousBackend, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
-    RendezvousParameters, RendezvousRegistry, RendezvousSettings, RendezvousState, SetState,
-    StateWatch, StaticRendezvous, Stored, Token, Watched, WriteLease, clear_workers_store, codec,
-    parse_config,
+    RendezvousParameters, RendezvousSettings, RendezvousState, SetState, StateWatch,
+    StaticRendezvous, Stored, Token, Watched, WriteLease, clear_workers_store, codec,
+    create_handler, parse_config,
 };
 
 /// The queue of the write lease.
@@ -554,42 +554,13 @@ fn a_store_that_stays_away_is_reported_once() {
 }
 
 #[test]
-fn the_registry_creates_handlers_by_name_and_lists_known_names() {
-    let parameters = |backend: &str, endpoint: &str| {
-        RendezvousParameters::new(backend, endpoint, "job", 1, 1).expect("parameters")
-    };
-    let mut registry = RendezvousRegistry::default();
-    let error = registry
-        .create(&parameters("etcd", ""))
-        .expect_err("unknown");
+fn the_error_of_an_unknown_backend_lists_the_known_ones() {
+    let parameters = RendezvousParameters::new("etcd", "", "job", 1, 1).expect("parameters");
     assert_eq!(
-        error.to_string(),
+        create_handler(&parameters)
+            .expect_err("unknown")
+            .to_string(),
         "unknown rendezvous backend \"etcd\"; known are c10d, static"
-    );
-    for name in ["", "c10d"] {
-        let error = registry
-            .register(name, Box::new(|_| unreachable!()))
-            .expect_err("refused");
-        assert!(
-            matches!(error, RendezvousError::BadBackend { .. }),
-            "{error}"
-        );
-    }
-    let misnamed =
-        |parameters: &RendezvousParameters| -> Result<Arc<dyn RendezvousHandler>, RendezvousError> {
-            let config = parse_config("rank=0")?;
-            let parameters = parameters.clone().with_config(config);
-            Ok(Arc::new(StaticRendezvous::new(&parameters)?))
-        };
-    registry
-        .register("mine", Box::new(misnamed))
-        .expect("a new name");
-    let error = registry
-        .create(&parameters("mine", "localhost:1"))
-        .expect_err("misnamed");
-    assert!(
-        matches!(error, RendezvousError::BadBackend { .. }),
-        "{error}"
     );
 }
 
@@ -678,7 +649,7 @@ fn a_silent_peer_on_the_port_is_an_error_within_the_join_timeout() {
         let parameters = RendezvousParameters::new("c10d", endpoint.as_str(), "job", 1, 2);
         let parameters = parameters.expect("parameters").with_config(config);
         let started = Instant::now();
-        let error = RendezvousRegistry::default().create(&parameters);
+        let error = create_handler(&parameters);
         let error = error.expect_err("no store");
         let elapsed = started.elapsed();
         assert!(error.to_string().contains(&endpoint), "{error}");

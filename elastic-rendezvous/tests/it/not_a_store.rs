@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use elastic_rendezvous::{RendezvousParameters, RendezvousRegistry, parse_config};
+use elastic_rendezvous::{RendezvousParameters, create_handler, parse_config};
 
 /// Handles an accepted connection; returns it to keep it open.
 type HandleConnection = fn(TcpStream) -> Option<TcpStream>;
@@ -42,7 +42,7 @@ fn a_peer_that_is_not_a_store_is_an_error_within_the_join_timeout() {
             .expect("parameters")
             .with_config(parse_config("join_timeout=2").expect("a setting"));
         let started = Instant::now();
-        let created = RendezvousRegistry::default().create(&parameters);
+        let created = create_handler(&parameters);
         let elapsed = started.elapsed();
         let error = match created {
             Ok(_) => panic!("{text}: not a store"),

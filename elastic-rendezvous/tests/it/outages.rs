@@ -10,7 +10,7 @@ use c10d_socket::Cancel;
 use c10d_store::{Store, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
     Membership, RendezvousError, RendezvousEvent, RendezvousHandler, RendezvousInfo,
-    RendezvousParameters, RendezvousRegistry, RendezvousState, codec, parse_config,
+    RendezvousParameters, RendezvousState, codec, create_handler, parse_config,
 };
 
 use crate::proxy::Proxy;
@@ -48,7 +48,7 @@ fn create_node(
         .expect("parameters")
         .with_local_addr("127.0.0.1")
         .with_config(config);
-    RendezvousRegistry::default().create(&parameters)
+    create_handler(&parameters)
 }
 
 impl Job {
@@ -147,9 +147,7 @@ fn nodes_of_a_static_rendezvous_come_back_while_they_wait_and_afterwards() {
         let parameters = RendezvousParameters::new("static", endpoint, "job", 3, 3);
         let config = parse_config(&format!("rank={rank},timeout=60")).expect("settings");
         let parameters = parameters.expect("parameters").with_config(config);
-        RendezvousRegistry::default()
-            .create(&parameters)
-            .expect("a handler")
+        create_handler(&parameters).expect("a handler")
     };
     // Joins, and waits until the node itself knows that this many have joined; returns the port.
     let begin = |node: Arc<dyn RendezvousHandler>, joined_min: usize| {

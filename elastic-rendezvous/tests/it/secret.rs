@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use c10d_store::{Secret, Store, StoreExt, TcpStore, TcpStoreOptions};
 use elastic_rendezvous::{
     BootstrapInfo, DynamicRendezvous, RendezvousError, RendezvousHandler, RendezvousParameters,
-    RendezvousRegistry, clear_workers_store, create_c10d, parse_config,
+    clear_workers_store, create_c10d, create_handler, parse_config,
 };
 
 /// A limit that only a hang reaches.
@@ -111,7 +111,7 @@ fn a_static_rendezvous_of_several_nodes_refuses_a_secret() {
         let parameters = RendezvousParameters::new("static", "127.0.0.1:0", "job", 1, nodes);
         let config = parse_config("rank=0").expect("settings");
         let parameters = parameters.expect("parameters").with_config(config);
-        RendezvousRegistry::default().create(&parameters.with_secret(secret()))
+        create_handler(&parameters.with_secret(secret()))
     };
     let error = create(2)
         .map(drop)
@@ -184,9 +184,7 @@ fn nodes_of_a_static_rendezvous_with_relays_share_a_secret() {
         let config = parse_config(&format!("rank={rank},timeout=60")).expect("settings");
         let parameters = parameters.expect("parameters").with_config(config);
         let parameters = parameters.with_secret(secret.clone()).with_relays(true);
-        RendezvousRegistry::default()
-            .create(&parameters)
-            .expect("a handler")
+        create_handler(&parameters).expect("a handler")
     };
     let nodes = [node(0), node(1)];
     let rounds = thread::scope(|scope| {

@@ -37,14 +37,12 @@ const STORE_LINES_MAX: usize = 60;
 const UNSTABLE: &str = "src/unstable.rs";
 
 /// Functions without which a peer that is silent could hold up a server, a page or a job: they have no `None`.
-const ALWAYS_LIMITED: [&str; 18] = [
+const ALWAYS_LIMITED: [&str; 16] = [
     "AgentOptions::with_connect_timeout",
     "HealthCheck::with_timeout",
     "RelayOptions::with_handshake_timeout",
     "RelayOptions::with_refused_timeout",
     "RelayOptions::with_resume_timeout",
-    "RendezvousSettings::with_close_timeout",
-    "RendezvousSettings::with_heartbeat_timeout",
     "RendezvousSettings::with_join_timeout",
     "RendezvousSettings::with_last_call_timeout",
     "ServerOptions::with_handshake_timeout",

@@ -153,7 +153,7 @@ impl AgentHandle {
         self.runtime.driver.peers.get(worker.get())?.incarnation()
     }
 
-    /// Counters, gauges and latencies of the agent.
+    /// Returns the counters and gauges of the agent.
     #[must_use]
     pub fn metrics(&self) -> MetricsSnapshot {
         self.runtime.metrics()

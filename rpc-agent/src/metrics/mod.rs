@@ -4,20 +4,15 @@
 //! its numbers are not of exactly the same moment.
 
 mod counter;
-mod histogram;
 mod snapshot;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-pub use histogram::LatencySnapshot;
-pub use snapshot::{MetricsSnapshot, PeerSnapshot};
+pub use snapshot::MetricsSnapshot;
 
 use self::counter::{Counter, raise};
-use self::histogram::Histogram;
 use crate::error::RpcError;
 use crate::pool::PoolGauges;
-use crate::worker::WorkerInfo;
 
 /// The counters of an agent. Those of callers, handlers and the network have cache lines of their own (no false
 /// sharing): 128 bytes, because processors fetch lines of 64 bytes in pairs.
@@ -26,7 +21,6 @@ pub(crate) struct Metrics {
     pub(crate) calls: Calls,
     pub(crate) requests: Requests,
     pub(crate) network: Network,
-    latency: Histogram,
 }
 
 #[derive(Debug, Default)]
@@ -67,23 +61,17 @@ pub(crate) struct Network {
 
 impl Metrics {
     /// Must be followed by one [`Metrics::call_succeeded`] or [`Metrics::call_failed`].
-    pub(crate) fn call_started(&self, peer: &PeerMetrics) {
+    pub(crate) fn call_started(&self) {
         self.calls.started.add(1);
-        peer.calls_started.add(1);
     }
 
-    pub(crate) fn call_succeeded(&self, peer: &PeerMetrics, latency: Duration) {
+    pub(crate) fn call_succeeded(&self) {
         self.calls.succeeded.add(1);
-        self.latency.record(latency);
-        // Zero means that there is none.
-        let latency_ns = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX).max(1);
-        peer.last_round_trip_ns.store(latency_ns, Ordering::Relaxed);
     }
 
     /// Also counts timeouts.
-    pub(crate) fn call_failed(&self, peer: &PeerMetrics, error: &RpcError) {
+    pub(crate) fn call_failed(&self, error: &RpcError) {
         self.calls.failed.add(1);
-        peer.calls_failed.add(1);
         if matches!(error, RpcError::Timeout { .. }) {
             self.calls.timeouts.add(1);
         }
@@ -102,25 +90,17 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn sent(&self, peer: &PeerMetrics, bytes: usize) {
+    pub(crate) fn sent(&self, bytes: usize) {
         self.network.bytes_sent.add(bytes as u64);
-        peer.bytes_sent.add(bytes as u64);
     }
 
-    pub(crate) fn received(&self, peer: &PeerMetrics, bytes: usize) {
+    pub(crate) fn received(&self, bytes: usize) {
         self.network.bytes_received.add(bytes as u64);
-        peer.bytes_received.add(bytes as u64);
     }
 
     /// `retries_waiting`: retries that are waiting to be sent.
-    pub(crate) fn snapshot(
-        &self,
-        pool: PoolGauges,
-        retries_waiting: usize,
-        mut peers: Vec<PeerSnapshot>,
-    ) -> MetricsSnapshot {
+    pub(crate) fn snapshot(&self, pool: PoolGauges, retries_waiting: usize) -> MetricsSnapshot {
         let (calls, requests, network) = (&self.calls, &self.requests, &self.network);
-        peers.sort_unstable_by_key(|peer| peer.worker.id);
         // Ends are read before starts, and subtractions saturate: a call that starts and ends meanwhile
         // makes a gauge too great by one, and never a huge number.
         let calls_succeeded = calls.succeeded.read();
@@ -139,7 +119,6 @@ impl Metrics {
             calls_in_flight: calls_started.saturating_sub(calls_succeeded + calls_failed),
             timeouts: calls.timeouts.read(),
             late_responses: calls.late_responses.read(),
-            latency: self.latency.snapshot(),
             retries_sent: calls.retries_sent.read(),
             retries_exhausted: calls.retries_exhausted.read(),
             retry_queue_len: retries_waiting as u64,
@@ -162,33 +141,6 @@ impl Metrics {
             connections_lost: network.connections_lost.read(),
             bytes_sent: network.bytes_sent.read(),
             bytes_received: network.bytes_received.read(),
-            peers,
-        }
-    }
-}
-
-/// The counters of one peer. They outlive its connections.
-#[derive(Debug, Default)]
-pub(crate) struct PeerMetrics {
-    calls_started: Counter,
-    calls_failed: Counter,
-    bytes_sent: Counter,
-    bytes_received: Counter,
-    /// 0 if no call has succeeded yet.
-    last_round_trip_ns: AtomicU64,
-}
-
-impl PeerMetrics {
-    pub(crate) fn snapshot(&self, worker: WorkerInfo) -> PeerSnapshot {
-        let last_round_trip_ns = self.last_round_trip_ns.load(Ordering::Relaxed);
-        PeerSnapshot {
-            worker,
-            calls_started: self.calls_started.read(),
-            calls_failed: self.calls_failed.read(),
-            bytes_sent: self.bytes_sent.read(),
-            bytes_received: self.bytes_received.read(),
-            last_round_trip: (last_round_trip_ns > 0)
-                .then(|| Duration::from_nanos(last_round_trip_ns)),
         }
     }
 }
@@ -196,9 +148,11 @@ impl PeerMetrics {
 #[cfg(test)]
 mod tests {
     use std::thread;
+    use std::time::Duration;
 
     use super::*;
     use crate::error::{CallSite, NotSent, Outcome};
+    use crate::worker::WorkerInfo;
 
     fn call(worker: &WorkerInfo) -> Box<CallSite> {
         Box::new(CallSite {
@@ -210,12 +164,12 @@ mod tests {
     #[test]
     fn each_recording_changes_only_its_own_numbers() {
         let worker = WorkerInfo::new("ps", 1).unwrap();
-        let (metrics, peer) = (Metrics::default(), PeerMetrics::default());
+        let metrics = Metrics::default();
         for _ in 0..5 {
-            metrics.call_started(&peer);
+            metrics.call_started();
         }
         for _ in 0..2 {
-            metrics.call_succeeded(&peer, Duration::from_micros(100));
+            metrics.call_succeeded();
         }
         let timeout = RpcError::Timeout {
             call: call(&worker),
@@ -223,12 +177,12 @@ mod tests {
             outcome: Outcome::Unknown,
             cause: None,
         };
-        metrics.call_failed(&peer, &timeout);
+        metrics.call_failed(&timeout);
         let not_sent = RpcError::NotSent {
             call: call(&worker),
             cause: NotSent::Injected,
         };
-        metrics.call_failed(&peer, &not_sent);
+        metrics.call_failed(&not_sent);
         metrics.calls.late_responses.add(1);
         metrics.calls.retries_sent.add(1);
         metrics.calls.retries_exhausted.add(1);
@@ -246,15 +200,15 @@ mod tests {
         metrics.connection_opened(false);
         metrics.connection_opened(true);
         metrics.network.connections_lost.add(1);
-        metrics.sent(&peer, 1000);
-        metrics.received(&peer, 2000);
+        metrics.sent(1000);
+        metrics.received(2000);
         let pool = PoolGauges {
             queued: 2,
             threads: 16,
             idle: 10,
             waiting: 3,
         };
-        let snapshot = metrics.snapshot(pool, 4, vec![peer.snapshot(worker.clone())]);
+        let snapshot = metrics.snapshot(pool, 4);
         let expected = MetricsSnapshot {
             calls_started: 5,
             calls_succeeded: 2,
@@ -262,7 +216,6 @@ mod tests {
             calls_in_flight: 1,
             timeouts: 1,
             late_responses: 1,
-            latency: snapshot.latency.clone(),
             retries_sent: 1,
             retries_exhausted: 1,
             retry_queue_len: 4,
@@ -282,51 +235,8 @@ mod tests {
             connections_lost: 1,
             bytes_sent: 1000,
             bytes_received: 2000,
-            peers: vec![PeerSnapshot {
-                worker,
-                calls_started: 5,
-                calls_failed: 2,
-                bytes_sent: 1000,
-                bytes_received: 2000,
-                last_round_trip: Some(Duration::from_micros(100)),
-            }],
         };
         assert_eq!(snapshot, expected);
-        assert_eq!(snapshot.latency.count(), 2);
-    }
-
-    #[test]
-    fn a_snapshot_is_displayed_with_a_line_for_each_peer() {
-        let (metrics, peer) = (Metrics::default(), PeerMetrics::default());
-        metrics.call_started(&peer);
-        metrics.call_succeeded(&peer, Duration::from_micros(250));
-        metrics.sent(&peer, 90);
-        let peers = ["b", "a"].into_iter().zip([2, 1]).map(|(name, id)| {
-            let worker = WorkerInfo::new(name, id).unwrap();
-            if id == 1 {
-                peer.snapshot(worker)
-            } else {
-                PeerMetrics::default().snapshot(worker)
-            }
-        });
-        let said = metrics
-            .snapshot(PoolGauges::default(), 0, peers.collect())
-            .to_string();
-        let lines: Vec<_> = said.lines().collect();
-        assert_eq!(
-            lines,
-            [
-                "calls: 1 started, 1 succeeded, 0 failed (0 timed out), 0 in flight, 0 late responses",
-                "latency: 1 measured, mean 250.0µs, p50 250.0µs, p99 250.0µs, max 250.0µs",
-                "retries: 0 sent, 0 exhausted, 0 waiting",
-                "requests: 0 received, 0 handled (0 panicked), 0 refused, 0 active (0 deferred)",
-                "threads: 0, 0 idle, 0 waiting; queue: 0, peak 0",
-                "connections: 0 opened (0 again), 0 lost; bytes: 90 sent, 0 received",
-                "worker a (id 1): 1 calls, 0 failed; bytes: 90 sent, 0 received; \
-                 last round trip 250.0µs",
-                "worker b (id 2): 0 calls, 0 failed; bytes: 0 sent, 0 received",
-            ]
-        );
     }
 
     #[test]
@@ -357,28 +267,26 @@ mod tests {
 
     #[test]
     fn no_recording_of_concurrent_threads_is_lost() {
-        let (metrics, peer) = (Metrics::default(), PeerMetrics::default());
+        let metrics = Metrics::default();
         thread::scope(|scope| {
-            for thread in 1..=4 {
-                let (metrics, peer) = (&metrics, &peer);
+            for _ in 0..4 {
+                let metrics = &metrics;
                 scope.spawn(move || {
                     for call in 0..10_000 {
-                        metrics.call_started(peer);
-                        metrics.call_succeeded(peer, Duration::from_nanos(thread * call));
+                        metrics.call_started();
+                        metrics.call_succeeded();
                         metrics.handler_queue_seen(call as usize);
                     }
                 });
             }
             for _ in 0..100 {
-                let snapshot = metrics.snapshot(PoolGauges::default(), 0, Vec::new());
-                assert!(snapshot.calls_in_flight <= 40_000, "{snapshot}");
+                let snapshot = metrics.snapshot(PoolGauges::default(), 0);
+                assert!(snapshot.calls_in_flight <= 40_000, "{snapshot:?}");
             }
         });
-        let snapshot = metrics.snapshot(PoolGauges::default(), 0, Vec::new());
+        let snapshot = metrics.snapshot(PoolGauges::default(), 0);
         assert_eq!(snapshot.calls_succeeded, 40_000);
         assert_eq!(snapshot.calls_in_flight, 0);
-        assert_eq!(snapshot.latency.count(), 40_000);
-        assert_eq!(snapshot.latency.max(), Duration::from_nanos(4 * 9_999));
         assert_eq!(snapshot.handler_queue_len_peak, 9_999);
     }
 }

@@ -1,18 +1,13 @@
 //! An agent's counters at one moment, for programs and operators.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::time::Duration;
-
-use super::histogram::LatencySnapshot;
-use crate::worker::WorkerInfo;
 
 /// An agent's counters at one moment. Counters start at 0 when the agent starts, and only grow. Gauges are
 /// the present number.
 ///
 /// Each attempt of a call with retries counts as a call: one that succeeds with its second retry is two
 /// failed calls and one successful call.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MetricsSnapshot {
     /// Calls made by this worker.
@@ -27,8 +22,6 @@ pub struct MetricsSnapshot {
     pub timeouts: u64,
     /// Answers that arrived after their call had ended, and were dropped.
     pub late_responses: u64,
-    /// Time from the start of a call to its answer, of successful calls.
-    pub latency: LatencySnapshot,
 
     /// Retries sent, first attempts not included.
     pub retries_sent: u64,
@@ -72,14 +65,10 @@ pub struct MetricsSnapshot {
     pub bytes_sent: u64,
     /// Bytes read from sockets, framing included.
     pub bytes_received: u64,
-
-    /// Counters of each worker that this one has been connected to, by id.
-    pub peers: Vec<PeerSnapshot>,
 }
 
 impl MetricsSnapshot {
-    /// The numbers by name: PyTorch's debug-info name where it has one, else a similar one. Times are in
-    /// microseconds.
+    /// The numbers by name: PyTorch's debug-info name where it has one, otherwise a similar one.
     ///
     /// ```
     /// use rpc_agent::MetricsSnapshot;
@@ -89,7 +78,6 @@ impl MetricsSnapshot {
     /// ```
     #[must_use]
     pub fn debug_info(&self) -> BTreeMap<&'static str, u64> {
-        let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         BTreeMap::from([
             // PyTorch's.
             ("agent.thread_pool_size", self.threads),
@@ -104,9 +92,6 @@ impl MetricsSnapshot {
             ("agent.calls_failed", self.calls_failed),
             ("agent.timeouts", self.timeouts),
             ("agent.late_responses", self.late_responses),
-            ("agent.latency_p50_us", us(self.latency.quantile(0.5))),
-            ("agent.latency_p99_us", us(self.latency.quantile(0.99))),
-            ("agent.latency_max_us", us(self.latency.max())),
             ("agent.retries_sent", self.retries_sent),
             ("agent.retries_exhausted", self.retries_exhausted),
             ("agent.retry_queue_len", self.retry_queue_len),
@@ -123,95 +108,5 @@ impl MetricsSnapshot {
             ("agent.bytes_sent", self.bytes_sent),
             ("agent.bytes_received", self.bytes_received),
         ])
-    }
-}
-
-impl fmt::Display for MetricsSnapshot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "calls: {} started, {} succeeded, {} failed ({} timed out), {} in flight, {} late responses",
-            self.calls_started,
-            self.calls_succeeded,
-            self.calls_failed,
-            self.timeouts,
-            self.calls_in_flight,
-            self.late_responses,
-        )?;
-        writeln!(f, "latency: {}", self.latency)?;
-        writeln!(
-            f,
-            "retries: {} sent, {} exhausted, {} waiting",
-            self.retries_sent, self.retries_exhausted, self.retry_queue_len,
-        )?;
-        writeln!(
-            f,
-            "requests: {} received, {} handled ({} panicked), {} refused, {} active ({} deferred)",
-            self.requests_received,
-            self.requests_handled,
-            self.handler_panics,
-            self.requests_refused,
-            self.requests_active,
-            self.requests_deferred,
-        )?;
-        writeln!(
-            f,
-            "threads: {}, {} idle, {} waiting; queue: {}, peak {}",
-            self.threads,
-            self.threads_idle,
-            self.threads_waiting,
-            self.handler_queue_len,
-            self.handler_queue_len_peak,
-        )?;
-        write!(
-            f,
-            "connections: {} opened ({} again), {} lost; bytes: {} sent, {} received",
-            self.connections_opened,
-            self.reconnects,
-            self.connections_lost,
-            self.bytes_sent,
-            self.bytes_received,
-        )?;
-        for peer in &self.peers {
-            write!(f, "\n{peer}")?;
-        }
-        Ok(())
-    }
-}
-
-/// The counters of one peer at one moment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PeerSnapshot {
-    /// The peer.
-    pub worker: WorkerInfo,
-    /// Calls made to the peer.
-    pub calls_started: u64,
-    /// Of these, calls that ended with any error.
-    pub calls_failed: u64,
-    /// Bytes written to its connections, framing included.
-    pub bytes_sent: u64,
-    /// Bytes read from its connections, framing included.
-    pub bytes_received: u64,
-    /// Duration of the last successful call, the run time of its function included. `None` before the first.
-    pub last_round_trip: Option<Duration>,
-}
-
-impl fmt::Display for PeerSnapshot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "worker {} (id {}): {} calls, {} failed; bytes: {} sent, {} received",
-            self.worker.name,
-            self.worker.id,
-            self.calls_started,
-            self.calls_failed,
-            self.bytes_sent,
-            self.bytes_received,
-        )?;
-        match self.last_round_trip {
-            Some(time) => write!(f, "; last round trip {time:.1?}"),
-            None => Ok(()),
-        }
     }
 }

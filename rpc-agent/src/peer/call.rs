@@ -24,7 +24,6 @@ pub(crate) struct NewCall<'a, P> {
 pub(crate) struct PendingCall<P> {
     pub(crate) promise: P,
     pub(crate) function: Arc<str>,
-    pub(crate) started_at: Instant,
     /// `None` for no limit.
     pub(crate) timeout: Option<Duration>,
     pub(super) is_repeated: bool,

@@ -22,7 +22,7 @@ mod request;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
-pub(crate) use self::call::{NewCall, PendingCall};
+pub(crate) use self::call::NewCall;
 pub(crate) use self::config::{Config, FunctionId, Functions};
 pub(crate) use self::connection::{Connection, ConnectionId, ReadNext, Reads, Watch};
 pub(crate) use self::effect::{Count, Effect, Effects, Notice};

@@ -32,7 +32,6 @@ pub struct RetryOptions {
     pub(super) retry_duration: Duration,
     pub(super) backoff: f64,
     pub(super) max_delay: Duration,
-    pub(super) total_time_max: Duration,
     pub(super) jitter: f64,
     pub(super) attempt_timeout: Option<Duration>,
     pub(super) measured_timeout_min: Option<Duration>,
@@ -66,13 +65,6 @@ impl RetryOptions {
     /// The longest pause, jitter included. Default [`Duration::MAX`], as few retries keep pauses short.
     pub fn with_max_delay(mut self, max: Duration) -> Self {
         self.max_delay = max;
-        self
-    }
-
-    /// How long after the call began a retry may still begin. An attempt that began in time continues.
-    /// Default [`Duration::MAX`]: only the number of retries is limited.
-    pub fn with_total_time_max(mut self, max: Duration) -> Self {
-        self.total_time_max = max;
         self
     }
 
@@ -153,7 +145,6 @@ impl Default for RetryOptions {
             retry_duration: Duration::from_secs(1),
             backoff: 1.5,
             max_delay: Duration::MAX,
-            total_time_max: Duration::MAX,
             jitter: 0.0,
             attempt_timeout: Some(Duration::from_secs(10)),
             measured_timeout_min: None,

@@ -113,8 +113,7 @@ impl RetryState {
             let at = now.checked_add(delay);
             let is_in_time = |at: &Instant| {
                 let time = at.duration_since(self.began);
-                time <= self.policy.total_time_max
-                    && self.policy.timeout.is_none_or(|timeout| time < timeout)
+                self.policy.timeout.is_none_or(|timeout| time < timeout)
             };
             if let Some(at) = at.filter(is_in_time) {
                 return Verdict::Again { at };
@@ -363,18 +362,18 @@ mod tests {
     }
 
     #[test]
-    fn a_retry_that_would_begin_after_the_total_time_is_not_made() {
-        let policy = RetryOptions::default().with_total_time_max(Duration::from_millis(3000));
+    fn a_retry_that_would_begin_after_the_timeout_of_the_call_is_not_made() {
+        let policy = RetryOptions::default().with_timeout(Duration::from_millis(3000));
         let began = Instant::now();
         let after = |ms, failed_attempts| {
             let now = began + Duration::from_millis(ms);
             state(policy.clone(), began, failed_attempts).on_failure(&not_sent(), now)
         };
         assert!(
-            matches!(after(2000, 1), Verdict::Again { at } if at == began + Duration::from_millis(3000))
+            matches!(after(1999, 1), Verdict::Again { at } if at == began + Duration::from_millis(2999))
         );
-        let Verdict::GiveUp(error) = after(2001, 1) else {
-            panic!("it would begin 1 ms too late");
+        let Verdict::GiveUp(error) = after(2000, 1) else {
+            panic!("no time is left for it");
         };
         assert!(
             matches!(

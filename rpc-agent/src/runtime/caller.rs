@@ -56,7 +56,7 @@ impl Driver {
     ) -> FutureMessage {
         let (promise, future) = self.promise_driven_by(peer.hint());
         let started_at = Instant::now();
-        self.metrics.call_started(&peer.metrics);
+        self.metrics.call_started();
         self.activity.begin_call();
         let call = NewCall {
             promise,

@@ -20,9 +20,7 @@ use crate::fault::FaultInjector;
 use crate::future::{Executor, Job, Promise, contained};
 use crate::metrics::Metrics;
 use crate::options::AgentOptions;
-use crate::peer::{
-    Config, ConnectionId, Count, Effect, Effects, IncomingLimits, Notice, PendingCall, Request,
-};
+use crate::peer::{Config, ConnectionId, Count, Effect, Effects, IncomingLimits, Notice, Request};
 use crate::pool::{Callback, Pool};
 use crate::sync::Lock;
 use crate::worker::{Destination, WorkerInfo};
@@ -290,20 +288,11 @@ impl Driver {
     }
 
     /// Completes a call that has its result.
-    pub(super) fn complete(
-        &self,
-        peer: &PeerEntry,
-        promise: &Promise<Bytes>,
-        started_at: Instant,
-        result: Result<Bytes, RpcError>,
-    ) {
+    pub(super) fn complete(&self, promise: &Promise<Bytes>, result: Result<Bytes, RpcError>) {
         match &result {
-            Ok(_) => {
-                let latency = started_at.elapsed();
-                self.metrics.call_succeeded(&peer.metrics, latency);
-            }
+            Ok(_) => self.metrics.call_succeeded(),
             Err(error) => {
-                self.metrics.call_failed(&peer.metrics, error);
+                self.metrics.call_failed(error);
                 log::debug!("{}: {error}", self.me());
             }
         }
@@ -392,20 +381,14 @@ impl Driver {
                 } => {
                     let before = batch.sent_bytes();
                     let result = socket.write(&mut batch);
-                    self.metrics
-                        .sent(&peer.metrics, batch.sent_bytes() - before);
+                    self.metrics.sent(batch.sent_bytes() - before);
                     self.input(peer, effects, |core| {
                         core.written(connection, batch, result)
                     });
                 }
                 Effect::SendSoon => self.gather(peer),
                 Effect::Complete { call, result } => {
-                    let PendingCall {
-                        promise,
-                        started_at,
-                        ..
-                    } = call;
-                    self.complete(peer, &promise, started_at, result);
+                    self.complete(&call.promise, result);
                 }
                 Effect::Admit(request) => admitted.extend([Served {
                     peer: Arc::clone(peer),

@@ -142,12 +142,9 @@ impl Runtime {
 
     pub(crate) fn metrics(&self) -> MetricsSnapshot {
         let driver = &self.driver;
-        let peers = driver.peers.all();
-        let peers = peers
-            .iter()
-            .map(|peer| peer.metrics.snapshot(peer.info.clone()));
-        let (pool, retries) = (driver.pool.gauges(), self.retries.waiting());
-        driver.metrics.snapshot(pool, retries, peers.collect())
+        driver
+            .metrics
+            .snapshot(driver.pool.gauges(), self.retries.waiting())
     }
 
     /// Ends everything, once; a second caller waits for nothing.

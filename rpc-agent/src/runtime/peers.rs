@@ -8,7 +8,6 @@ use c10d_socket::Deadline;
 
 use super::socket::Socket;
 use crate::future::{Hint, Promise};
-use crate::metrics::PeerMetrics;
 use crate::peer::{Config, Effects, Peer};
 use crate::sync::{Monitor, MutexGuard};
 use crate::worker::WorkerInfo;
@@ -23,7 +22,6 @@ pub(crate) struct PeerEntry {
     pub(crate) is_self: bool,
     /// How many workers had this id before: futures of calls to them must not be taken for this one's.
     pub(super) predecessors: u32,
-    pub(crate) metrics: PeerMetrics,
     /// Notifies that no thread writes any more.
     state: Monitor<State>,
 }
@@ -41,7 +39,6 @@ impl PeerEntry {
         Self {
             is_self: info.id == config.me.id,
             predecessors,
-            metrics: PeerMetrics::default(),
             state: Monitor::new(State {
                 core: Peer::new(Arc::clone(config), info.clone()),
                 expiring: 0,

@@ -68,7 +68,7 @@ pub(super) fn read(
             failure,
         } = socket.receive(&mut decoder, &mut buffers.sealed, &mut inbox);
         if count > 0 {
-            driver.metrics.received(&peer.metrics, plain_bytes);
+            driver.metrics.received(plain_bytes);
         }
         read_bytes += count;
         // A stream that gave less than it could has no more; an edge reports what comes. But no other edge reports an

@@ -46,7 +46,7 @@ impl Driver {
             let site = CallSite::of(&peer.info, call.function);
             let cause = NotSent::Injected;
             let error = RpcError::NotSent { call: site, cause };
-            return self.complete(peer, &call.promise, call.started_at, Err(error));
+            return self.complete(&call.promise, Err(error));
         };
         let left = call.timeout.map(|timeout| timeout.saturating_sub(after));
         call.is_repeated = copies > 1;

@@ -26,17 +26,14 @@ mod codec;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use self::codec::{CodecError, decode, encode};
 use crate::agent::Call;
-use crate::context::{Context, Reply};
+use crate::context::Context;
 use crate::error::{CallSite, Outcome, RpcError};
 use crate::future::RpcFuture;
 use crate::handler_error::HandlerError;
@@ -61,57 +58,6 @@ impl Registry {
             let result = function(context, arguments)?;
             encode(&result).map_err(HandlerError::from)
         })
-    }
-
-    /// Registers a function of serde types that answers later: [`Registry::register_deferred`] with its
-    /// arguments decoded and its result encoded.
-    ///
-    /// # Errors
-    /// As [`Registry::register`].
-    pub fn register_typed_deferred<A, R, F>(
-        &mut self,
-        name: &str,
-        function: F,
-    ) -> Result<(), RegistryError>
-    where
-        A: DeserializeOwned,
-        R: Serialize,
-        F: Fn(&Context, A, TypedReply<R>) + Send + Sync + 'static,
-    {
-        self.register_deferred(name, move |context, payload, reply| {
-            match decode(&payload).map_err(wrong_arguments) {
-                Ok(arguments) => function(context, arguments, TypedReply::new(reply)),
-                Err(error) => reply.send(Err::<Bytes, _>(error)),
-            }
-        })
-    }
-}
-
-/// Answers a call later with a value of type `R`: a [`Reply`] that encodes it.
-pub struct TypedReply<R> {
-    reply: Reply,
-    /// The reply consumes values of `R` and owns none.
-    takes: PhantomData<fn(R)>,
-}
-
-impl<R: Serialize> TypedReply<R> {
-    fn new(reply: Reply) -> Self {
-        Self {
-            reply,
-            takes: PhantomData,
-        }
-    }
-
-    /// Answers the call. Does not block. Does nothing if the caller's connection was lost meanwhile.
-    pub fn send(self, answer: Result<R, HandlerError>) {
-        let encoded = answer.and_then(|result| encode(&result).map_err(HandlerError::from));
-        self.reply.send(encoded);
-    }
-}
-
-impl<R> fmt::Debug for TypedReply<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("TypedReply").field(&self.reply).finish()
     }
 }
 

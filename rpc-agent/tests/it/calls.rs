@@ -747,9 +747,7 @@ mod typed {
                 .register_typed("add", |_, (a, b): (i64, i64)| Ok(a + b))
                 .unwrap();
             registry
-                .register_typed_deferred("later", |_, expected_text: Vec<String>, reply| {
-                    reply.send(Ok(expected_text.concat()));
-                })
+                .register_typed("join", |_, words: Vec<String>| Ok(words.concat()))
                 .unwrap();
         });
         assert_eq!(
@@ -765,13 +763,13 @@ mod typed {
             .call(1, "add")
             .send::<(i64, i64), i64>((-5, 2));
         assert_eq!(sum.wait().unwrap(), -3);
-        let expected_text = vec!["a".to_owned(), "bc".to_owned()];
+        let words = vec!["a".to_owned(), "bc".to_owned()];
         let retries = RetryOptions::default();
         let joined = agent
             .handle()
-            .call(1, "later")
+            .call(1, "join")
             .with_retries(&retries)
-            .send::<_, String>(expected_text);
+            .send::<_, String>(words);
         assert_eq!(joined.wait().unwrap(), "abc");
     }
 

@@ -179,7 +179,7 @@ fn run(seed: u64, secure: impl Fn(AgentOptions) -> AgentOptions) {
             if under_way == [0; 6] {
                 break;
             }
-            assert!(began.elapsed() < PATIENCE, "in flight: {metrics}");
+            assert!(began.elapsed() < PATIENCE, "in flight: {metrics:?}");
             thread::sleep(Duration::from_micros(200));
         }
     }
@@ -188,15 +188,15 @@ fn run(seed: u64, secure: impl Fn(AgentOptions) -> AgentOptions) {
 
     for handle in &ended {
         let metrics = handle.metrics();
-        assert_eq!(metrics.calls_in_flight, 0, "{metrics}");
+        assert_eq!(metrics.calls_in_flight, 0, "{metrics:?}");
         assert_eq!(
             (metrics.handler_queue_len, metrics.retry_queue_len),
             (0, 0),
-            "{metrics}"
+            "{metrics:?}"
         );
         let all_ended = metrics.calls_succeeded + metrics.calls_failed;
-        assert_eq!(metrics.calls_started, all_ended, "{metrics}");
-        assert_eq!(metrics.threads, 0, "{metrics}");
+        assert_eq!(metrics.calls_started, all_ended, "{metrics:?}");
+        assert_eq!(metrics.threads, 0, "{metrics:?}");
         let refused = handle
             .call(0, "echo")
             .send_bytes("late")

@@ -83,7 +83,6 @@ impl<V: Clone> RRefContext<V> {
     /// [`UserError::ShutDown`]; [`UserError::OwnerIsHere`] if `owner` is this worker.
     pub(crate) fn create_remote(
         &mut self,
-        now: Instant,
         owner: WorkerId,
         type_name: &str,
         function: Arc<str>,
@@ -108,7 +107,6 @@ impl<V: Clone> RRefContext<V> {
             children: 0,
             was_forked: false,
             has_timed_out: false,
-            since: now,
         };
         self.users.insert(fork, user);
         // Not in the outbox: a creation that is not answered is settled, not resent.
@@ -215,7 +213,7 @@ impl<V: Clone> RRefContext<V> {
             };
             let owner = user.owner;
             user.state = state;
-            self.send(now, owner, Control::Abandon(fork), message);
+            self.send(owner, Control::Abandon(fork), message);
         } else {
             user.state = state;
         }

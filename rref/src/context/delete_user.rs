@@ -50,7 +50,7 @@ impl<V: Clone> RRefContext<V> {
             self.tombstones.insert(now, fork.0);
         }
         if is_known {
-            self.send_delete(now, user.owner, user.rref, fork);
+            self.send_delete(user.owner, user.rref, fork);
         }
     }
 

@@ -70,7 +70,6 @@ impl<V: Clone> RRefContext<V> {
                     parent,
                     to,
                     arrival: Arrival::Encoding,
-                    since: now,
                 };
                 self.children.insert(fork, child);
                 Ok(ForkData {
@@ -183,12 +182,11 @@ impl<V: Clone> RRefContext<V> {
             children: 0,
             was_forked: false,
             has_timed_out: false,
-            since: now,
         };
         self.users.insert(fork, user);
         if !is_confirmed {
             let control = Control::ForkRequest(fork);
-            self.send(now, owner, control, Message::ForkRequest { rref, fork });
+            self.send(owner, control, Message::ForkRequest { rref, fork });
         }
         Ok(Received {
             handle: Handle::User(fork),
@@ -279,7 +277,7 @@ impl<V: Clone> RRefContext<V> {
         };
         let parent = user.parent;
         if user.state == State::OwnerLost {
-            self.send_delete(now, owner, rref, fork);
+            self.send_delete(owner, rref, fork);
         }
         self.notify(fork);
         // Registered or refused: the parent may be deleted.

@@ -23,7 +23,6 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// [`RRefContext::check_invariants`] while the tables are so small that it costs little.
-    #[cfg(any(test, debug_assertions))]
     pub(crate) fn check_small_tables(&self) -> Result<(), String> {
         const ENTRIES_MAX: usize = 64;
         let entries = self.owned.len() + self.users.len() + self.outbox.unanswered.len();

@@ -32,6 +32,7 @@ mod error;
 mod fetch;
 mod fork;
 mod free_value;
+#[cfg(test)]
 mod invariants;
 mod outbox;
 mod owned;
@@ -42,8 +43,8 @@ mod receive;
 mod rows;
 mod send;
 mod shutdown;
-mod snapshot;
 mod state;
+mod summary;
 mod tick;
 mod tombstones;
 mod user;
@@ -56,7 +57,4 @@ pub(crate) use error::{FetchError, ForkError, ReceiveError, SetValueError, UserE
 pub(crate) use peer_lost::LossReport;
 pub(crate) use state::{RRefContext, Timing};
 
-pub use rows::{
-    ChildRow, ForkRow, MessageKind, MessageRow, MissingKind, OwnedRow, Snapshot, TableSizes,
-    UserRow, UserState, ValueState,
-};
+pub use rows::{HeldValue, Holder, MissingKind, TableSizes, ValueState};

@@ -18,8 +18,6 @@ use crate::protocol::Message;
 pub(super) struct Unanswered {
     pub(super) to: WorkerId,
     pub(super) message: Message,
-    /// When it was sent last, or stalled.
-    pub(super) since: Instant,
 }
 
 /// All messages without an answer, and queued deletions.

@@ -70,7 +70,7 @@ impl<V: Clone> RRefContext<V> {
                 self.process_lost(now, worker, former);
             }
         }
-        self.resend(now, worker);
+        self.resend(worker);
         true
     }
 
@@ -280,7 +280,7 @@ impl<V: Clone> RRefContext<V> {
             _ => false,
         };
         if may_be_known {
-            self.send_delete(now, owner, rref, fork);
+            self.send_delete(owner, rref, fork);
         }
     }
 }

@@ -26,7 +26,7 @@ impl<V: Clone> RRefContext<V> {
             // A message to this worker itself is decoded here or never.
             Some(to) if to != self.me => {
                 self.set_arrival(rref, fork, Arrival::Asked);
-                self.send(now, to, control, Message::Probe { rref, fork });
+                self.send(to, control, Message::Probe { rref, fork });
             }
             Some(_) if !self.users.contains_key(&fork) => {
                 self.tombstones.insert(now, fork.0);
@@ -55,7 +55,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// Asks the owner whether it knows a child whose worker does not answer.
-    pub(super) fn query(&mut self, now: Instant, fork: ForkId) {
+    pub(super) fn query(&mut self, fork: ForkId) {
         let Some(child) = self.children.get(&fork) else {
             return;
         };
@@ -65,7 +65,7 @@ impl<V: Clone> RRefContext<V> {
         let (owner, rref) = (parent.owner, parent.rref);
         if child.to != owner && !self.outbox.contains(Control::Query(fork)) {
             let control = Control::Query(fork);
-            self.send(now, owner, control, Message::Query { rref, fork });
+            self.send(owner, control, Message::Query { rref, fork });
         }
     }
 

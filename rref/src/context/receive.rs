@@ -181,7 +181,7 @@ impl<V: Clone> RRefContext<V> {
             Delivery::NotDelivered(_) | Delivery::Unknown(_) => {
                 self.stall(now, control);
                 if let Control::Probe(fork) = control {
-                    self.query(now, fork);
+                    self.query(fork);
                 }
                 return;
             }
@@ -201,7 +201,7 @@ impl<V: Clone> RRefContext<V> {
                 }
                 // The receiver refuses this worker; the owner may know the child.
                 if let Answer::Refused(_) = answer {
-                    self.query(now, fork);
+                    self.query(fork);
                 }
             }
             Control::Query(fork) => {
@@ -209,7 +209,7 @@ impl<V: Clone> RRefContext<V> {
                     self.release_child(now, fork);
                 }
             }
-            Control::Deletes { owner, .. } => self.send_deletes(now, owner),
+            Control::Deletes { owner, .. } => self.send_deletes(owner),
             Control::ChildAccept(_) | Control::Create(_) => {}
         }
     }

@@ -12,11 +12,10 @@ use crate::id::{ForkId, RRefId};
 use crate::protocol::Message;
 
 impl<V: Clone> RRefContext<V> {
-    pub(super) fn send(&mut self, now: Instant, to: WorkerId, control: Control, message: Message) {
+    pub(super) fn send(&mut self, to: WorkerId, control: Control, message: Message) {
         let sending = Unanswered {
             to,
             message: message.clone(),
-            since: now,
         };
         let before = self.outbox.unanswered.insert(control, sending);
         debug_assert!(before.is_none(), "{control:?} is under way");
@@ -29,21 +28,15 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// Queues a user's deletion for its owner.
-    pub(super) fn send_delete(
-        &mut self,
-        now: Instant,
-        owner: WorkerId,
-        rref: RRefId,
-        fork: ForkId,
-    ) {
+    pub(super) fn send_delete(&mut self, owner: WorkerId, rref: RRefId, fork: ForkId) {
         let queue = self.outbox.deletes.entry(owner).or_default();
         queue.push_back((rref, fork));
-        self.send_deletes(now, owner);
+        self.send_deletes(owner);
     }
 
     /// Sends queued deletions: what there is if no batch is under way, and full batches beside others, so that a lost
     /// one does not delay the rest and single deletions still travel together.
-    pub(super) fn send_deletes(&mut self, now: Instant, owner: WorkerId) {
+    pub(super) fn send_deletes(&mut self, owner: WorkerId) {
         let DeleteWindow {
             deletes_max,
             batches_max,
@@ -61,7 +54,7 @@ impl<V: Clone> RRefContext<V> {
             let batch = self.outbox.batches;
             self.outbox.batches += 1;
             let control = Control::Deletes { owner, batch };
-            self.send(now, owner, control, Message::UserDelete { forks });
+            self.send(owner, control, Message::UserDelete { forks });
         }
     }
 
@@ -70,13 +63,12 @@ impl<V: Clone> RRefContext<V> {
             self.release_child(now, fork);
         } else {
             let control = Control::ChildAccept(fork);
-            self.send(now, parent, control, Message::ChildAccept { fork });
+            self.send(parent, control, Message::ChildAccept { fork });
         }
     }
 
     pub(super) fn stall(&mut self, now: Instant, control: Control) {
-        if let Some(sending) = self.outbox.unanswered.get_mut(&control) {
-            sending.since = now;
+        if let Some(sending) = self.outbox.unanswered.get(&control) {
             let to = sending.to;
             let stalled = self.outbox.stalled.entry(to).or_insert_with(|| Stalled {
                 since: now,
@@ -88,7 +80,7 @@ impl<V: Clone> RRefContext<V> {
     }
 
     /// Resends the stalled messages to a worker.
-    pub(super) fn resend(&mut self, now: Instant, to: WorkerId) {
+    pub(super) fn resend(&mut self, to: WorkerId) {
         let stalled = self.outbox.stalled.get(&to);
         let controls = stalled.map(|stalled| stalled.controls.clone());
         for control in controls.unwrap_or_default() {
@@ -102,9 +94,9 @@ impl<V: Clone> RRefContext<V> {
                     for fork in forks.into_iter().rev() {
                         queue.push_front(fork);
                     }
-                    self.send_deletes(now, to);
+                    self.send_deletes(to);
                 }
-                message => self.send(now, to, control, message),
+                message => self.send(to, control, message),
             }
         }
     }
@@ -119,7 +111,7 @@ impl<V: Clone> RRefContext<V> {
             .map(|(&to, _)| to)
             .collect();
         for to in overdue {
-            self.resend(now, to);
+            self.resend(to);
         }
     }
 

@@ -1,7 +1,6 @@
 //! The tables of users on this worker, and of the children that they were forked into.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use rpc_agent::WorkerId;
 
@@ -28,7 +27,6 @@ pub(super) struct User {
     pub(super) was_forked: bool,
     /// Its creation timed out, and its owner has not accepted it since.
     pub(super) has_timed_out: bool,
-    pub(super) since: Instant,
 }
 
 /// How far a user is. A deleted user is not in the table; its deletion is in the outbox.
@@ -68,7 +66,6 @@ pub(super) struct Child {
     pub(super) parent: ForkId,
     pub(super) to: WorkerId,
     pub(super) arrival: Arrival,
-    pub(super) since: Instant,
 }
 
 /// A user whose owner was lost while the message that creates or registers it was under way. A later process of

@@ -53,8 +53,8 @@ fn an_encoding_that_panics_leaves_no_reference_behind() {
     until("the tables are empty", || {
         assert!(
             began.elapsed() < PATIENCE / 3,
-            "{}",
-            rrefs.snapshot().unwrap()
+            "{:?}",
+            rrefs.sizes().unwrap()
         );
         workers.iter().all(crate::common::is_empty)
     });

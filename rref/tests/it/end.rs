@@ -65,14 +65,13 @@ fn the_report_names_each_value_its_holders_and_their_ages() {
             .to_string()
             .contains("on WorkerInfo(id=0, name=worker0) for")
     );
-    assert!(report.cycles.is_empty());
     // The shutdown reports and frees the same values.
     let reports = shut_down(&workers);
     assert_eq!((reports[0].values.len(), reports[1].values.len()), (0, 2));
 }
 
 #[test]
-fn cycles_over_workers_are_reported_and_freed_by_the_shutdown() {
+fn cycles_over_workers_are_freed_by_the_shutdown() {
     let workers = group_with(
         3,
         |_, options| options,
@@ -85,21 +84,11 @@ fn cycles_over_workers_are_reported_and_freed_by_the_shutdown() {
         let next = &nodes[(place + 1) % nodes.len()];
         node.call("set next").run::<_, ()>(next).unwrap();
     }
-    let ids: Vec<_> = nodes.iter().map(RRef::id).collect();
     drop(nodes);
-    for (worker, id) in workers.iter().zip(&ids) {
-        let report = worker.rrefs.leak_report().unwrap();
-        assert_eq!(report.cycles.len(), 1, "{report}");
-        let cycle = &report.cycles[0];
-        assert_eq!(
-            cycle[0], *id,
-            "the cycle starts with the value of the reporting worker"
-        );
-        assert_eq!(cycle.len(), 3);
-        assert!(ids.iter().all(|id| cycle.contains(id)));
-    }
     let reports = shut_down(&workers);
-    assert!(reports.iter().all(|report| report.cycles.len() == 1));
+    for report in reports {
+        assert_eq!(report.values.len(), 1, "{report}");
+    }
 }
 
 #[test]

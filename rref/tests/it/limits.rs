@@ -42,45 +42,6 @@ struct Node {
 }
 
 #[test]
-fn leave_respects_its_timeout_while_others_do_not_report_their_references() {
-    let workers = group_with(
-        2,
-        |rank, options| {
-            if rank == 0 {
-                let plan = FaultPlan::new(1).delay("rref/holds", Duration::from_secs(30));
-                options.with_faults(plan)
-            } else {
-                options
-            }
-        },
-        |_, functions| {
-            functions
-                .register("node", |_, ()| {
-                    Ok(Node {
-                        next: Mutex::default(),
-                    })
-                })
-                .unwrap();
-        },
-    );
-    let rrefs = &workers[0].rrefs;
-    let far: RRef<Node> = rrefs.call("worker1", "node").remote(()).unwrap();
-    let near = rrefs
-        .rref(Node {
-            next: Mutex::new(Some(far)),
-        })
-        .unwrap();
-    let began = Instant::now();
-    let _ = rrefs.leave(Some(Duration::from_millis(200)));
-    let took = began.elapsed();
-    drop(near);
-    for worker in &workers {
-        worker.agent.shutdown_now();
-    }
-    assert!(took < PATIENCE / 4, "{took:?}");
-}
-
-#[test]
 fn the_report_of_a_long_chain_is_fast() {
     let workers = group(1);
     let rrefs = &workers[0].rrefs;
@@ -93,7 +54,6 @@ fn the_report_of_a_long_chain_is_fast() {
     let report = rrefs.leak_report().unwrap();
     let took = began.elapsed();
     assert_eq!(report.values.len(), 20_000);
-    assert!(report.cycles.is_empty());
     drop(head);
     workers[0].agent.shutdown_now();
     assert!(took < PATIENCE / 2, "{took:?}");
@@ -282,8 +242,8 @@ fn attempts_without_a_timeout_deliver_messages() {
     until("the tables are empty", || {
         assert!(
             began.elapsed() < PATIENCE / 3,
-            "{read:?}\n{}",
-            workers[0].rrefs.snapshot().unwrap()
+            "{read:?}\n{:?}",
+            workers[0].rrefs.sizes().unwrap()
         );
         workers.iter().all(crate::common::is_empty)
     });

@@ -71,7 +71,7 @@ fn lost_messages_do_not_delay_the_deletions_behind_them() {
     });
     eprintln!("and deleted in {:?}", began.elapsed());
     for worker in &group {
-        assert!(is_empty(worker), "{}", worker.rrefs.snapshot().unwrap());
+        assert!(is_empty(worker), "{:?}", worker.rrefs.sizes().unwrap());
         worker.agent.shutdown_now();
     }
 }

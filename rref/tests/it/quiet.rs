@@ -140,8 +140,8 @@ fn an_unused_reference_among_the_arguments_of_a_creation_is_released() {
     until("the value is freed", || {
         assert!(
             began.elapsed() < PATIENCE / 3,
-            "{}",
-            workers[0].rrefs.snapshot().unwrap()
+            "{:?}",
+            workers[0].rrefs.sizes().unwrap()
         );
         alive.load(Ordering::SeqCst) == 0
     });

@@ -30,9 +30,8 @@ const FETCH: &str = "rref/fetch";
 const AWAIT: &str = "rref/await";
 const CALL: &str = "rref/call";
 const RUN: &str = "rref/run";
-const HOLDS: &str = "rref/holds";
 const ALIVE: &str = "rref/alive";
-const FUNCTIONS: [&str; 8] = [CREATE, CONTROL, FETCH, AWAIT, CALL, RUN, HOLDS, ALIVE];
+const FUNCTIONS: [&str; 7] = [CREATE, CONTROL, FETCH, AWAIT, CALL, RUN, ALIVE];
 
 /// Worker ids. The stranger sends its requests to the target; the third worker holds a value of the target.
 const TARGET: u32 = 0;
@@ -169,7 +168,7 @@ impl Stranger {
                 .iter()
                 .map(|message| (CONTROL, self.encode(message))),
         );
-        valid.extend([FETCH, AWAIT, HOLDS].map(|function| (function, self.encode(&asked))));
+        valid.extend([FETCH, AWAIT].map(|function| (function, self.encode(&asked))));
         valid.push((CALL, self.encode(&call)));
         valid.push((RUN, run.into()));
         valid.push((ALIVE, Bytes::new()));
@@ -255,20 +254,21 @@ impl Stranger {
     /// Asserts that the target keeps nothing of the stranger except registered users.
     #[track_caller]
     fn check_remaining_users(&self, target: &Worker) {
-        let snapshot = target.rrefs.snapshot().unwrap();
-        for row in &snapshot.owned {
-            let its_own = row
-                .forks
+        let report = target.rrefs.leak_report().unwrap();
+        for value in &report.values {
+            let its_own = value
+                .held_by
                 .iter()
-                .filter(|fork| fork.worker == worker(STRANGER));
-            for fork in its_own {
-                let user = (row.rref, fork.fork);
-                assert!(self.registered.contains(&user), "{user:?}\n{snapshot}");
+                .filter(|holder| holder.worker.id == worker(STRANGER));
+            for holder in its_own {
+                let user = (value.rref, holder.fork);
+                assert!(self.registered.contains(&user), "{user:?}\n{report}");
             }
         }
+        let sizes = target.rrefs.sizes().unwrap();
         assert!(
-            snapshot.sizes.pending_owners <= self.registered.len(),
-            "{snapshot}"
+            sizes.pending_owners <= self.registered.len(),
+            "{sizes:?}\n{report}"
         );
     }
 
@@ -438,10 +438,10 @@ fn a_message_for_another_function_is_refused_by_each() {
     let (workers, list, mut stranger) = start_group(seed());
     for (its_function, payload) in stranger.valid(list.id()) {
         // `alive` accepts any bytes, and `run` accepts names.
-        let others = [CREATE, CONTROL, FETCH, AWAIT, CALL, HOLDS].into_iter();
+        let others = [CREATE, CONTROL, FETCH, AWAIT, CALL].into_iter();
         let others: Vec<_> = others
             .filter(|function| match its_function {
-                FETCH | AWAIT | HOLDS => !matches!(*function, FETCH | AWAIT | HOLDS),
+                FETCH | AWAIT => !matches!(*function, FETCH | AWAIT),
                 its_function => *function != its_function,
             })
             .map(|function| (function, payload.clone()))
@@ -830,12 +830,10 @@ fn random_answers_of_an_owner_cause_errors_and_leave_no_user() {
     drop(made);
     // Only references that were sent to the stranger remain, until its agent ends.
     until("only references of the stranger remain", || {
-        let snapshot = workers[0].rrefs.snapshot().unwrap();
-        let mut holders = snapshot.owned.iter().flat_map(|row| &row.forks);
-        holders.all(|holder| holder.worker == to)
-            && snapshot.owned.iter().all(|row| row.handles == 0)
-            && snapshot.users.iter().all(|row| !row.has_handle)
-            && snapshot.children.iter().all(|row| row.to == to)
+        let report = workers[0].rrefs.leak_report().unwrap();
+        let mut holders = report.values.iter().flat_map(|value| &value.held_by);
+        holders.all(|holder| holder.worker.id == to)
+            && report.values.iter().all(|value| value.handles == 0)
     });
     stranger.agent.shutdown_now();
     until_empty(&workers);

@@ -481,7 +481,10 @@ fn pauses_after_conflicts_double_up_to_a_share_of_the_time_until_the_drop() {
     assert_eq!(pause_after(10), Some(5 * SECOND / 128));
     assert_eq!(pause_after(15), Some(4 * MILLISECOND));
 
-    let settings = RendezvousSettings::for_test(2, 4).with_cas_backoff_max(50 * MILLISECOND);
+    let settings = RendezvousSettings {
+        cas_backoff_max: 50 * MILLISECOND,
+        ..RendezvousSettings::for_test(2, 4)
+    };
     let mut executor = Executor::new(node("me"), settings, START);
     executor.begin(Operation::Join, START.monotonic + 600 * SECOND, START);
     executor.step(START);

@@ -52,7 +52,7 @@ pub fn from_text(text: &[u8], limits: &CodecLimits) -> Result<RendezvousState, C
 /// # Errors
 /// [`CorruptState`] when the text exceeds `limits` or is not base64.
 pub fn from_base64(text: &[u8], limits: &CodecLimits) -> Result<Vec<u8>, CorruptState> {
-    let bytes_max = limits.text_bytes_max();
+    let bytes_max = limits.text_bytes_max;
     if text.len() > bytes_max {
         let bytes = text.len();
         return Err(CorruptState {
@@ -139,9 +139,12 @@ mod tests {
     #[test]
     fn a_text_that_is_too_long_is_not_decoded() {
         let text = to_text(&RendezvousState::default());
-        let exactly = CodecLimits::default().with_text_bytes_max(text.len());
-        assert!(from_text(&text, &exactly).is_ok());
-        let limits = CodecLimits::default().with_text_bytes_max(text.len() - 4);
+        let at_most = |text_bytes_max| CodecLimits {
+            text_bytes_max,
+            ..CodecLimits::default()
+        };
+        assert!(from_text(&text, &at_most(text.len())).is_ok());
+        let limits = at_most(text.len() - 4);
         let kind = CorruptStateKind::TooLong {
             bytes: text.len(),
             bytes_max: text.len() - 4,

@@ -82,7 +82,7 @@ enum StateObject {
 impl<'a> Unpickler<'a> {
     pub(super) fn new(input: &'a [u8], limits: &'a CodecLimits) -> Self {
         // The input has at most about this many nodes: reserve what each needs in PyTorch's layout.
-        let nodes = (input.len() / NODE_BYTES).min(limits.nodes_max());
+        let nodes = (input.len() / NODE_BYTES).min(limits.nodes_max);
         Self {
             input,
             limits,
@@ -177,7 +177,7 @@ impl<'a> Unpickler<'a> {
             op::REDUCE => self.reduce()?,
             op::MEMOIZE => {
                 let top = self.top()?;
-                check_count(self.memo.len(), self.limits.objects_max(), "memo slots")?;
+                check_count(self.memo.len(), self.limits.objects_max, "memo slots")?;
                 self.memo.push(top);
             }
             op::BINGET => {
@@ -326,7 +326,7 @@ impl<'a> Unpickler<'a> {
                 Value::State
             }
             Value::Class(Class::Node) => {
-                check_count(self.nodes.len(), self.limits.nodes_max(), "nodes")?;
+                check_count(self.nodes.len(), self.limits.nodes_max, "nodes")?;
                 let node = self.nodes.len() as u32;
                 self.nodes.push(None);
                 Value::Node(node)
@@ -477,7 +477,7 @@ impl<'a> Unpickler<'a> {
     fn new_container(&mut self) -> Result<u32, Fault> {
         check_count(
             self.containers.len(),
-            self.limits.objects_max(),
+            self.limits.objects_max,
             "maps and sets",
         )?;
         self.containers.push(Container::EMPTY);
@@ -498,7 +498,7 @@ impl<'a> Unpickler<'a> {
         }
         check_count(
             self.entries.len(),
-            self.limits.objects_max(),
+            self.limits.objects_max,
             "entries of maps and sets",
         )?;
         let entry = self.entries.len() as u32;
@@ -544,7 +544,7 @@ impl<'a> Unpickler<'a> {
 
     fn check_room(&self) -> Result<(), Fault> {
         let used = self.stack.len() + self.marks.len();
-        check_count(used, self.limits.stack_max(), "values on the stack")
+        check_count(used, self.limits.stack_max, "values on the stack")
     }
 
     fn push(&mut self, value: Value) -> Result<(), Fault> {
@@ -640,14 +640,14 @@ mod tests {
         fn check_invariants(&self) {
             let Self { input, limits, .. } = self;
             assert!(self.position <= input.len());
-            assert!(self.stack.len() + self.marks.len() <= limits.stack_max());
+            assert!(self.stack.len() + self.marks.len() <= limits.stack_max);
             assert!(self.marks.is_sorted());
             assert!(self.floor() <= self.stack.len());
-            let objects_max = limits.objects_max().min(self.position);
+            let objects_max = limits.objects_max.min(self.position);
             assert!(self.memo.len() <= objects_max);
             assert!(self.containers.len() <= objects_max);
             assert!(self.entries.len() <= objects_max);
-            assert!(self.nodes.len() <= limits.nodes_max().min(self.position));
+            assert!(self.nodes.len() <= limits.nodes_max.min(self.position));
             assert!(self.addresses.len() <= self.nodes.len());
             let lens = self.containers.iter().map(|container| container.len);
             assert_eq!(lens.sum::<u32>() as usize, self.entries.len());
@@ -684,10 +684,12 @@ mod tests {
     }
 
     fn few() -> CodecLimits {
-        CodecLimits::default()
-            .with_stack_max(12)
-            .with_objects_max(10)
-            .with_nodes_max(2)
+        CodecLimits {
+            stack_max: 12,
+            objects_max: 10,
+            nodes_max: 2,
+            ..CodecLimits::default()
+        }
     }
 
     /// All opcodes, with plausible operands.

@@ -363,18 +363,22 @@ fn opcodes_do_not_reach_below_an_open_mark() {
 fn each_limit_is_enforced() {
     let state = small_state();
     let bytes = codec::encode(&state);
-    let limits = CodecLimits::default();
-    let few = |limits: CodecLimits| codec::decode(&bytes, &limits).expect_err("refused").kind;
+    let with = |change: &dyn Fn(&mut CodecLimits)| {
+        let mut limits = CodecLimits::default();
+        change(&mut limits);
+        codec::decode(&bytes, &limits).map_err(|error| error.kind)
+    };
+    let few = |change: &dyn Fn(&mut CodecLimits)| with(change).expect_err("refused");
     let too_many = |what, max| CorruptStateKind::TooMany { what, max };
-    assert_eq!(few(limits.with_nodes_max(2)), too_many("nodes", 2));
-    assert!(codec::decode(&bytes, &limits.with_nodes_max(3)).is_ok());
-    let stack = few(limits.with_stack_max(5));
+    assert_eq!(few(&|limits| limits.nodes_max = 2), too_many("nodes", 2));
+    assert!(with(&|limits| limits.nodes_max = 3).is_ok());
+    let stack = few(&|limits| limits.stack_max = 5);
     assert_eq!(stack, too_many("values on the stack", 5));
-    let objects = few(limits.with_objects_max(20));
+    let objects = few(&|limits| limits.objects_max = 20);
     assert_eq!(objects, too_many("memo slots", 20));
     let bytes_max = bytes.len() / 3 * 3;
     assert_eq!(
-        few(limits.with_text_bytes_max(bytes_max / 3 * 4)),
+        few(&|limits| limits.text_bytes_max = bytes_max / 3 * 4),
         CorruptStateKind::TooLong {
             bytes: bytes.len(),
             bytes_max,
@@ -388,10 +392,12 @@ fn each_limit_is_enforced() {
 fn repeated_opcodes_reach_a_limit() {
     let bytes_max = (6 << 20) / SHARE;
     let limits = CodecLimits::default();
-    let limits = limits
-        .with_nodes_max(limits.nodes_max() / SHARE)
-        .with_stack_max(limits.stack_max() / SHARE)
-        .with_objects_max(limits.objects_max() / SHARE);
+    let limits = CodecLimits {
+        nodes_max: limits.nodes_max / SHARE,
+        stack_max: limits.stack_max / SHARE,
+        objects_max: limits.objects_max / SHARE,
+        ..limits
+    };
     let flood = |head: &[u8], piece: &[u8]| {
         let mut bytes = head.to_vec();
         while bytes.len() < bytes_max {
@@ -401,8 +407,8 @@ fn repeated_opcodes_reach_a_limit() {
         codec::decode(&bytes, &limits).expect_err("refused").kind
     };
     let too_many = |what, max| CorruptStateKind::TooMany { what, max };
-    let stack = || too_many("values on the stack", limits.stack_max());
-    let of_objects = |what| too_many(what, limits.objects_max());
+    let stack = || too_many("values on the stack", limits.stack_max);
+    let of_objects = |what| too_many(what, limits.objects_max);
     assert_eq!(flood(b"", b"N"), stack());
     assert_eq!(flood(b"", b"("), stack());
     assert_eq!(flood(b"", b"\x8c\x00"), stack());
@@ -413,7 +419,7 @@ fn repeated_opcodes_reach_a_limit() {
     assert_eq!(flood(b"N", b"\x85"), CorruptStateKind::Truncated);
     let class = [NODE_CLASS, b"\x94"].concat();
     let nodes = flood(&class, b"h\x00)\x81\x85\x86");
-    assert_eq!(nodes, too_many("nodes", limits.nodes_max()));
+    assert_eq!(nodes, too_many("nodes", limits.nodes_max));
     for length in [
         b"X\xff\xff\xff\xffabc".as_slice(),
         b"\x8c\xffabc",

@@ -32,7 +32,6 @@ impl<P, S: Clone> Peer<P, S> {
         let pending = PendingCall {
             promise: call.promise,
             function: Arc::clone(&self.last_function),
-            started_at: call.started_at,
             timeout: call.timeout,
             is_repeated: call.is_repeated,
         };

@@ -22,7 +22,7 @@ fn user_with_deletions(now: Instant, count: usize) -> Context {
     let forks: Vec<ForkId> = (0..count)
         .map(|_| {
             let fork = user
-                .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+                .create_remote(worker(B), "t", "f".into(), Bytes::new())
                 .unwrap();
             let accepted = answered(B, Answer::RemoteAccept);
             user.control_finished(now, Control::Create(fork), accepted);

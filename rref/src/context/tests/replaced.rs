@@ -134,7 +134,7 @@ fn a_parent_waits_for_a_child_that_went_to_a_new_process() {
     let mut user = context(A, now);
     assert!(user.heard_from(now, worker(C), OLD));
     let fork = user
-        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .create_remote(worker(B), "t", "f".into(), Bytes::new())
         .unwrap();
     user.control_finished(now, Control::Create(fork), by(101, Answer::RemoteAccept));
     let data = user.fork(now, Handle::User(fork), worker(C)).unwrap();
@@ -155,7 +155,7 @@ fn a_creation_accepted_by_a_new_process_is_confirmed() {
     let mut user = context(A, now);
     assert!(user.heard_from(now, worker(B), OLD));
     let fork = user
-        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .create_remote(worker(B), "t", "f".into(), Bytes::new())
         .unwrap();
     let rref = user.rref_of(Handle::User(fork)).unwrap();
     user.control_finished(now, Control::Create(fork), by(NEW, Answer::RemoteAccept));
@@ -171,7 +171,7 @@ fn a_creation_that_reaches_a_new_process_after_the_loss_of_the_old_one_is_delete
     let mut user = context(A, now);
     assert!(user.heard_from(now, worker(B), OLD));
     let fork = user
-        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .create_remote(worker(B), "t", "f".into(), Bytes::new())
         .unwrap();
     let rref = user.rref_of(Handle::User(fork)).unwrap();
     // The worker has no process at this time; the creation is still being retried.
@@ -189,7 +189,7 @@ fn a_creation_whose_outcome_is_unknown_after_the_loss_is_deleted() {
     let mut user = context(A, now);
     assert!(user.heard_from(now, worker(B), OLD));
     let fork = user
-        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .create_remote(worker(B), "t", "f".into(), Bytes::new())
         .unwrap();
     let rref = user.rref_of(Handle::User(fork)).unwrap();
     user.peer_lost(now, worker(B), Some(OLD));
@@ -288,7 +288,7 @@ fn a_child_whose_worker_refuses_its_parent_is_queried_at_the_owner() {
     let now = Instant::now();
     let mut user = context(A, now);
     let fork = user
-        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .create_remote(worker(B), "t", "f".into(), Bytes::new())
         .unwrap();
     user.control_finished(now, Control::Create(fork), by(OLD, Answer::RemoteAccept));
     let data = user.fork(now, Handle::User(fork), worker(C)).unwrap();
@@ -373,7 +373,7 @@ fn timers_of_zero_length_count_as_a_millisecond() {
         };
         let mut user = Context::new(worker(A), 100, timing, now);
         let fork = user
-            .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+            .create_remote(worker(B), "t", "f".into(), Bytes::new())
             .unwrap();
         user.control_finished(now, Control::Create(fork), by(OLD, Answer::RemoteAccept));
         // A reference that the worker sends to itself waits for the owner's answer.

@@ -8,7 +8,7 @@ use rpc_agent::WorkerId;
 
 use crate::context::owned::{UNCREATED_MAX, WAITING_MAX};
 use crate::context::probe::PROBES_MAX;
-use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus};
+use crate::context::{Carrier, Handle, RRefContext, Timing, UserStatus, ValueState};
 use crate::context::{
     Control, Delivery, Effect, FetchError, ReceiveError, SetValueError, UserError,
 };
@@ -197,7 +197,7 @@ fn deletions_queue_behind_the_batch_under_way() {
     let forks: Vec<ForkId> = (0..3)
         .map(|_| {
             let fork = user
-                .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+                .create_remote(worker(B), "t", "f".into(), Bytes::new())
                 .unwrap();
             user.control_finished(
                 now,
@@ -256,7 +256,7 @@ fn a_silent_child_is_probed_at_its_worker_and_queried_at_the_owner() {
     let now = Instant::now();
     let mut user = context(A, now);
     let fork = user
-        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .create_remote(worker(B), "t", "f".into(), Bytes::new())
         .unwrap();
     user.control_finished(
         now,
@@ -527,7 +527,7 @@ fn an_agent_that_ends_frees_all_values_and_fails_all_waits() {
     receive(&mut worker_b, now, A, creation(R(), F()));
     worker_b.function_finished(now, R(), Ok("value"));
     let other = worker_b
-        .create_remote(now, worker(C), "t", "f".into(), Bytes::new())
+        .create_remote(worker(C), "t", "f".into(), Bytes::new())
         .unwrap();
     worker_b.fork(now, Handle::User(other), worker(A)).unwrap();
     worker_b.fetch(now, 8, R9(), None);
@@ -618,7 +618,7 @@ fn a_worker_cannot_register_delete_or_query_the_user_of_another() {
     // Only the worker that received a child may accept it.
     let mut user = context(A, now);
     let fork = user
-        .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+        .create_remote(worker(B), "t", "f".into(), Bytes::new())
         .unwrap();
     let child = user.fork(now, Handle::User(fork), worker(C)).unwrap().fork;
     let accept = Message::ChildAccept { fork: child };
@@ -651,15 +651,24 @@ fn strangers_cannot_fill_the_tables() {
 }
 
 #[test]
-fn the_snapshot_names_the_holders_of_a_value() {
+fn the_report_has_the_holders_of_a_value() {
     let now = Instant::now();
     let mut owner = context(B, now);
     receive(&mut owner, now, A, creation(R(), F()));
     owner.function_finished(now, R(), Ok("value"));
-    let report = owner.snapshot(now + Duration::from_secs(5)).to_string();
-    assert!(report.contains("of `t`: ready"), "{report}");
-    assert!(report.contains("held by worker 0"), "{report}");
-    assert!(report.contains("for 5s"), "{report}");
+    let held = owner.held(now + Duration::from_secs(5));
+    let [value] = &held[..] else {
+        panic!("{held:?}");
+    };
+    assert_eq!(value.type_name.as_deref(), Some("t"));
+    assert_eq!(value.state, ValueState::Ready);
+    let [holder] = &value.held_by[..] else {
+        panic!("{value:?}");
+    };
+    assert_eq!(
+        (holder.worker.id, holder.age),
+        (worker(A), Duration::from_secs(5))
+    );
     assert_eq!(
         format!(
             "worker {}: {} {}",
@@ -754,7 +763,7 @@ fn a_creation_without_an_answer_has_timed_out_unless_its_owner_has_accepted_it()
     for (answer, has_timed_out) in [(Answer::Created, false), (Answer::Abandoned, true)] {
         let mut user = context(A, now);
         let fork = user
-            .create_remote(now, worker(B), "t", "f".into(), Bytes::new())
+            .create_remote(worker(B), "t", "f".into(), Bytes::new())
             .unwrap();
         assert!(!user.has_timed_out(fork));
         let silent = Delivery::Unknown("no answer".into());

@@ -729,9 +729,9 @@ impl World {
         match op {
             Op::CreateRemote { slot, owner } => {
                 let mut made = None;
-                self.on(on, |context, now| {
+                self.on(on, |context, _| {
                     made = context
-                        .create_remote(now, worker(owner), "t", "f".into(), Bytes::new())
+                        .create_remote(worker(owner), "t", "f".into(), Bytes::new())
                         .ok();
                 });
                 let made = made.map_or(Slot::Void, |fork| Slot::Held(Handle::User(fork)));
@@ -1056,7 +1056,7 @@ fn hash(of: &impl Hash) -> u64 {
 impl std::fmt::Debug for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for context in self.contexts.iter().flatten() {
-            writeln!(f, "{}", context.snapshot(self.now))?;
+            writeln!(f, "{context:?}")?;
         }
         for packet in &self.packets {
             writeln!(f, "{packet:?}")?;

@@ -1,21 +1,16 @@
-//! Makes snapshots of the tables, and counts what a shutdown waits for.
+//! Summaries of the tables: the number of entries, the held values, and the entries that delay a shutdown.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Instant;
 
-use rpc_agent::WorkerId;
+use rpc_agent::{WorkerId, WorkerInfo};
 
-use super::effect::Control;
-use super::owned::{Arrival, Value};
-use super::rows::{
-    ChildRow, ForkRow, MessageKind, MessageRow, MissingKind, OwnedRow, Snapshot, TableSizes,
-    UserRow, UserState, ValueState,
-};
+use super::owned::Value;
+use super::rows::{HeldValue, Holder, MissingKind, TableSizes, ValueState};
 use super::state::RRefContext;
-use super::user::{Failure, State};
+use super::user::State;
 
-/// What a shutdown waits for, by the worker that could end it.
+/// The number of entries that delay a shutdown, by the worker that can remove them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MissingRow {
     pub(crate) worker: WorkerId,
@@ -59,11 +54,10 @@ impl<V: Clone> RRefContext<V> {
         sizes
     }
 
-    /// All tables.
-    #[must_use]
-    pub(crate) fn snapshot(&self, now: Instant) -> Snapshot {
+    /// The values that are held, with their holders, whose names are not known here.
+    pub(crate) fn held(&self, now: Instant) -> Vec<HeldValue> {
         let age = |since: Instant| now.saturating_duration_since(since);
-        let owned = self.owned.iter().map(|(&rref, owned)| OwnedRow {
+        let held = self.owned.iter().map(|(&rref, owned)| HeldValue {
             rref,
             type_name: owned.type_name.clone(),
             state: match owned.value {
@@ -73,75 +67,22 @@ impl<V: Clone> RRefContext<V> {
                 Value::Ready(_) => ValueState::Ready,
                 Value::Failed { .. } => ValueState::Failed,
             },
+            age: age(owned.since),
             handles: owned.handles,
-            forks: owned
+            held_by: owned
                 .forks
                 .iter()
-                .map(|(&fork, holder)| ForkRow {
+                .map(|(&fork, holder)| Holder {
+                    worker: WorkerInfo::unnamed(holder.worker),
                     fork,
-                    worker: holder.worker,
-                    has_arrived: holder.arrival == Arrival::Arrived,
                     age: age(holder.since),
                 })
                 .collect(),
-            waiters: owned.waiters.len(),
-            age: age(owned.since),
         });
-        let users = self.users.iter().map(|(&fork, user)| UserRow {
-            rref: user.rref,
-            fork,
-            owner: user.owner,
-            type_name: Arc::clone(&user.type_name),
-            state: match user.state {
-                State::Creating => UserState::Creating,
-                State::Requesting => UserState::Requesting,
-                State::Confirmed => UserState::Confirmed,
-                State::Unsettled(_) => UserState::Unsettled,
-                State::Failed(_, Failure::Unreported | Failure::Reporting | Failure::Reported) => {
-                    UserState::Failed
-                }
-                State::Refused(_) => UserState::Refused,
-                State::OwnerLost => UserState::OwnerLost,
-            },
-            has_handle: user.has_handle,
-            children: user.children,
-            age: age(user.since),
-        });
-        let children = self.children.iter().map(|(&fork, child)| ChildRow {
-            fork,
-            parent: child.parent,
-            to: child.to,
-            age: age(child.since),
-        });
-        let messages = self.outbox.unanswered.iter().map(|(&control, sending)| {
-            let (kind, fork) = match control {
-                Control::Create(fork) => (MessageKind::Creation, Some(fork)),
-                Control::ForkRequest(fork) => (MessageKind::Registration, Some(fork)),
-                Control::ChildAccept(fork) => (MessageKind::Release, Some(fork)),
-                Control::Abandon(fork) => (MessageKind::Settlement, Some(fork)),
-                Control::Probe(fork) => (MessageKind::Probe, Some(fork)),
-                Control::Query(fork) => (MessageKind::Query, Some(fork)),
-                Control::Deletes { .. } => (MessageKind::Deletion, None),
-            };
-            MessageRow {
-                kind,
-                fork,
-                to: sending.to,
-                has_stalled: self.outbox.is_stalled(control),
-                age: age(sending.since),
-            }
-        });
-        Snapshot {
-            worker: self.me,
-            sizes: self.sizes(),
-            owned: owned.collect(),
-            users: users.collect(),
-            children: children.collect(),
-            messages: messages.collect(),
-        }
+        held.collect()
     }
 
-    /// What keeps the tables from being empty, by worker.
+    /// Returns the entries that delay a shutdown, by worker.
     #[must_use]
     pub(crate) fn missing(&self) -> Vec<MissingRow> {
         let mut counts: BTreeMap<(WorkerId, MissingKind), usize> = BTreeMap::new();
