@@ -150,7 +150,7 @@ impl EventLoop {
         counts
             .is_standby
             .store(standby.is_some(), Ordering::Release);
-        state.offer_groups(options.has_membership().then(random_seed));
+        state.seed_groups(random_seed());
         let event_loop = Self {
             poll,
             listeners,

@@ -30,7 +30,6 @@ pub struct ServerOptions {
     world_size: Option<usize>,
     stall_report_after: Duration,
     session_timeout: Duration,
-    has_membership: bool,
     pub(crate) credentials: Option<Credentials>,
     pub(super) plain_from_same_user: bool,
     pub(super) journal: Option<JournalSource>,
@@ -47,7 +46,6 @@ impl Default for ServerOptions {
             world_size: None,
             stall_report_after: Duration::from_secs(30),
             session_timeout: Duration::from_secs(600),
-            has_membership: true,
             credentials: None,
             plain_from_same_user: false,
             journal: None,
@@ -121,19 +119,6 @@ impl ServerOptions {
     /// Sets [`session_timeout`](Self::session_timeout).
     pub const fn with_session_timeout(mut self, timeout: Duration) -> Self {
         self.session_timeout = timeout;
-        self
-    }
-
-    /// Whether process groups can agree on their members through the server (docs/wire-extensions.md, section 9.13).
-    /// Default true.
-    #[must_use]
-    pub const fn has_membership(&self) -> bool {
-        self.has_membership
-    }
-
-    /// Sets [`has_membership`](Self::has_membership).
-    pub const fn with_membership(mut self, has_membership: bool) -> Self {
-        self.has_membership = has_membership;
         self
     }
 

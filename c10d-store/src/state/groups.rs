@@ -63,7 +63,6 @@ pub(super) struct Groups {
     /// How many were opened.
     opened: u64,
     pub(super) seed: u64,
-    pub(super) is_off: bool,
     memory_bytes: usize,
 }
 

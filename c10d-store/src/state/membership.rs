@@ -23,17 +23,9 @@ use crate::wire::{GroupReply, GroupRequest, ListForm, Opcode, Opening};
 const GROUPS_MAX: usize = 1024;
 
 impl StoreState {
-    /// Offers groups, whose uuids begin with bits of this random seed; `None` for no groups.
-    pub(crate) const fn offer_groups(&mut self, seed: Option<u64>) {
-        match seed {
-            Some(seed) => self.groups.seed = seed,
-            None => self.groups.is_off = true,
-        }
-    }
-
-    /// Whether groups are offered.
-    pub(super) const fn offers_groups(&self) -> bool {
-        !self.groups.is_off
+    /// The uuids of groups begin with bits of this random seed.
+    pub(crate) const fn seed_groups(&mut self, seed: u64) {
+        self.groups.seed = seed;
     }
 
     /// docs/wire-extensions.md, MEMBERSHIP.
@@ -45,9 +37,6 @@ impl StoreState {
         waits: bool,
         replies: &mut impl Replies,
     ) -> Result<(), Refusal> {
-        if self.groups.is_off {
-            return Err(Refusal::NoGroups);
-        }
         let request = GroupRequest::decode(bytes).map_err(|_| Refusal::NotAGroupRequest)?;
         if waits {
             self.cancel(conn);

@@ -94,9 +94,6 @@ pub(crate) enum Refusal {
     /// The value of a MEMBERSHIP or MEMBERSHIP_POLL.
     #[error("the value is no request to a group")]
     NotAGroupRequest,
-    /// The server has no groups.
-    #[error("this server has no groups: they are switched off")]
-    NoGroups,
     /// The parser handles VALIDATE, so it does not reach the state.
     #[error("unexpected VALIDATE")]
     UnexpectedValidate,
@@ -205,7 +202,7 @@ impl StoreState {
         match request {
             Request::Validate { .. } => return Err(Refusal::UnexpectedValidate),
             Request::Ping { nonce } => {
-                let nonce = reply_to_ping(nonce, self.offers_groups());
+                let nonce = reply_to_ping(nonce);
                 self.reply(replies, conn, Reply::Nonce(nonce));
             }
             Request::Set { key, value } => self.set(key, value, replies),
