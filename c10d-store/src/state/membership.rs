@@ -17,7 +17,7 @@ use crate::message::{ConnId, Replies, Reply};
 use crate::moment::Moment;
 use crate::snapshot::GroupRecord;
 use crate::stored_value::Value;
-use crate::wire::{GroupReply, GroupRequest, ListForm, Opcode, Opening};
+use crate::wire::{GroupReply, GroupRequest, Opcode, Opening};
 
 /// The most groups. A job has a few, one for each of its starts.
 const GROUPS_MAX: usize = 1024;
@@ -66,7 +66,6 @@ impl StoreState {
             GroupRequest::Say {
                 member,
                 known,
-                takes,
                 message,
             } => {
                 let polls = match &message {
@@ -86,12 +85,11 @@ impl StoreState {
                         member,
                         after,
                         known,
-                        takes,
                     };
                     self.wait_for_event(conn, polling, replies);
                     return Ok(());
                 }
-                let list = self.list_with(&reply, &name, known, takes);
+                let list = self.list_with(&reply, &name, known);
                 (GroupReply::Reply(reply), list)
             }
             _ if waits => return Err(Refusal::NotAGroupRequest),
@@ -298,7 +296,6 @@ impl StoreState {
             member,
             after,
             known,
-            takes,
         } = (**polling).clone();
         let Some(carried) = self.groups.by_name.get(&name) else {
             return;
@@ -307,7 +304,7 @@ impl StoreState {
         if reply == MemberReply::NotYet {
             return;
         }
-        let list = self.list_with(&reply, &name, known, takes);
+        let list = self.list_with(&reply, &name, known);
         self.directory.keep(conn, &self.waiters);
         self.cancel(conn);
         self.reply_of_group(conn, true, &GroupReply::Reply(reply), list, replies);
@@ -339,7 +336,6 @@ impl StoreState {
         reply: &MemberReply,
         name: &Arc<[u8]>,
         known: Option<Attempt>,
-        takes: ListForm,
     ) -> Option<Value> {
         let list = list_of(reply).filter(|list| known != Some(list.attempt))?;
         let carried = self.groups.by_name.get_mut(name)?;
@@ -347,7 +343,7 @@ impl StoreState {
             self.groups.update(name);
         }
         let carried = self.groups.by_name.get_mut(name)?;
-        let (bytes, is_new) = carried.lists.bytes(known, takes)?;
+        let (bytes, is_new) = carried.lists.bytes(known)?;
         if is_new {
             self.work += super::work_of(bytes.as_bytes());
             self.groups.update(name);
