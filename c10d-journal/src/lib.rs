@@ -15,7 +15,6 @@ mod journal;
 mod proxy;
 mod reader;
 mod rows;
-mod store_journal;
 mod wal;
 #[cfg(all(test, feature = "etcd"))]
 #[path = "../../c10d-relay/tests/it/workload.rs"]
@@ -28,4 +27,3 @@ pub use etcd::{
 };
 pub use journal::SqliteJournal;
 pub use reader::SqliteJournalReader;
-pub use store_journal::StoreJournal;

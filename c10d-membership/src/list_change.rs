@@ -4,21 +4,21 @@
 //! the rank before, and the two numbers in a handle of torch, which are the rank and the uuid of the list before. So the
 //! change has some ten bytes for a row of seats, and one byte for each seat whose step differs.
 //!
-//! Other seats are written out, as all are in a first list. The members of a node mostly differ by their numbers only, of
-//! which each has one more than the member before: for a reader that takes that, the others are *counted* from the first.
+//! Other seats are written out, for example all seats of a first list. The members of a node mostly differ by their numbers
+//! only, which are one more than those of the member before, so these members are *counted* from the first one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::attempt::Attempt;
 use crate::codec::{
-    Encode, HANDLE_BYTES_MAX, MEMBERS_MAX, Malformed, NONE, byte_of, decode_all, put_u32, put_u64,
-    saturated, take, u32_of, u64_of,
+    Encode, HANDLE_BYTES_MAX, MEMBERS_MAX, Malformed, NONE, byte_of, put_u32, put_u64, saturated,
+    take, u32_of, u64_of,
 };
 use crate::identity::MemberKey;
 use crate::record::{Record, Seat};
 
-/// Set in the attempt of a change. Attempts have 63 bits.
+/// Set in the attempt of a list, which has 63 bits.
 const CHANGE: u64 = 1 << 63;
 
 /// The base of a change that has none.
@@ -27,8 +27,6 @@ const NO_BASE: u64 = u64::MAX;
 /// The most bytes of a handle from which others are counted, as a few bytes make thousands of them. Torch's have 27 to 45.
 const COUNTED_HANDLE_BYTES_MAX: usize = 256;
 
-/// A piece of seats that are written out.
-const WRITTEN: u8 = 0;
 /// A piece of seats of the base.
 const OF_BASE: u8 = 1;
 /// Their handles have other numbers.
@@ -47,17 +45,8 @@ struct Piece {
     base_rank: usize,
 }
 
-/// Appends `list` as what differs from `base`.
-pub fn encode_change(list: &Record, base: &Record, out: &mut Vec<u8>) {
-    encode_pieces(list, Some(base), false, out);
-}
-
-/// The same for a reader that takes counted seats, and that needs no base.
-pub fn encode_counted(list: &Record, base: Option<&Record>, out: &mut Vec<u8>) {
-    encode_pieces(list, base, true, out);
-}
-
-fn encode_pieces(list: &Record, base: Option<&Record>, counts: bool, out: &mut Vec<u8>) {
+/// Appends `list`, as what differs from `base` if there is one.
+pub fn encode_list(list: &Record, base: Option<&Record>, out: &mut Vec<u8>) {
     put_u64(out, list.attempt.uuid() | CHANGE);
     put_u64(out, base.map_or(NO_BASE, |base| base.attempt.uuid()));
     put_u32(out, saturated(list.source));
@@ -71,24 +60,22 @@ fn encode_pieces(list: &Record, base: Option<&Record>, counts: bool, out: &mut V
     };
     let mut seats = &list.seats[..];
     while !seats.is_empty() {
-        let piece = first_piece(seats, in_base, counts);
+        let piece = first_piece(seats, in_base);
         let (of_piece, others) = seats.split_at(piece.count);
         encode_piece(&piece, of_piece, out);
         seats = others;
     }
 }
 
-/// Reads a list, or what differs from the list that the reader has.
+/// Reads a list, which may be what differs from the list `base`.
 ///
 /// # Errors
 /// [`Malformed`], also if it differs from another list.
 pub fn decode_list(bytes: &[u8], base: Option<&Arc<Record>>) -> Result<Record, Malformed> {
     let mut rest = bytes;
     let number = u64_of(&mut rest)?;
-    if number & CHANGE == 0 {
-        return decode_all(bytes);
-    }
-    let attempt = Attempt::from_uuid(number & !CHANGE).ok_or(Malformed)?;
+    // Without the bit it is no attempt.
+    let attempt = Attempt::from_uuid(number ^ CHANGE).ok_or(Malformed)?;
     let base_number = u64_of(&mut rest)?;
     let base = base.filter(|base| base.attempt.uuid() == base_number);
     if base.is_none() && base_number != NO_BASE {
@@ -116,18 +103,14 @@ pub fn decode_list(bytes: &[u8], base: Option<&Arc<Record>>) -> Result<Record, M
 }
 
 /// The longest piece that these seats begin with. `in_base` says how a seat follows from which one of the base.
-fn first_piece(
-    seats: &[Seat],
-    in_base: impl Fn(&Seat) -> Option<(u8, usize)>,
-    counts: bool,
-) -> Piece {
+fn first_piece(seats: &[Seat], in_base: impl Fn(&Seat) -> Option<(u8, usize)>) -> Piece {
     let first = &seats[0];
     let (kind, base_rank, count) = match in_base(first) {
         Some((kind, base_rank)) => {
             let follows = |index, seat: &Seat| in_base(seat) == Some((kind, base_rank + index));
             (kind, base_rank, row(seats, follows))
         }
-        None if counts => {
+        None => {
             let follows = |index, seat: &Seat| {
                 let step = seat.step;
                 let is_next = |counted: Seat| Seat { step, ..counted } == *seat;
@@ -135,17 +118,9 @@ fn first_piece(
             };
             (COUNTED, 0, row(seats, follows))
         }
-        None => {
-            let written = seats.iter().take_while(|seat| in_base(seat).is_none());
-            (WRITTEN, 0, written.count())
-        }
     };
     let steps_differ = seats[..count].iter().any(|seat| seat.step != first.step);
-    let kind = if kind != WRITTEN && steps_differ {
-        kind | STEPS
-    } else {
-        kind
-    };
+    let kind = if steps_differ { kind | STEPS } else { kind };
     Piece {
         count,
         kind,
@@ -236,12 +211,6 @@ fn step_at(index: usize, first: u64, steps: &[u8]) -> u64 {
 fn encode_piece(piece: &Piece, seats: &[Seat], out: &mut Vec<u8>) {
     put_u32(out, saturated(seats.len()));
     out.push(piece.kind);
-    if piece.kind == WRITTEN {
-        for seat in seats {
-            seat.encode(out);
-        }
-        return;
-    }
     let Some(first) = seats.first() else {
         return;
     };
@@ -270,11 +239,6 @@ fn decode_piece(
     }
     let steps_count = if kind & STEPS == 0 { 0 } else { count };
     match kind & !STEPS {
-        _ if kind == WRITTEN => {
-            for _ in 0..count {
-                seats.push(Seat::decode(bytes)?);
-            }
-        }
         COUNTED => {
             let first = Seat::decode(bytes)?;
             let steps = take(bytes, steps_count)?;

@@ -15,7 +15,7 @@ use c10d_socket::{Cancel, printable};
 use crate::error::{ErrorContext, Operation, StoreError};
 use crate::key::key_to_bytes;
 use crate::store::Store;
-use crate::wire::{GroupReply, GroupRequest, ListForm, Opening, PAYLOAD_KEY_PREFIX};
+use crate::wire::{GroupReply, GroupRequest, Opening, PAYLOAD_KEY_PREFIX};
 
 /// The most groups of a server (docs/wire-extensions.md, MEMBERSHIP 2).
 const GROUPS_MAX: usize = 1024;
@@ -114,7 +114,6 @@ impl Membership {
         let request = GroupRequest::Say {
             member,
             known: known.as_ref().map(|list| list.attempt),
-            takes: ListForm::Counted,
             message: message.clone(),
         };
         let waits = matches!(message, Message::Poll { .. });

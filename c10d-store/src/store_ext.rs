@@ -393,8 +393,8 @@ pub trait StoreExt: Store {
     /// [`Membership`] has what it can do.
     ///
     /// # Errors
-    /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate, and if that has
-    /// [no groups](crate::ServerOptions::with_membership); else as [`StoreHandle::clone_store`](crate::StoreHandle::clone_store).
+    /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate; otherwise as
+    /// [`StoreHandle::clone_store`](crate::StoreHandle::clone_store).
     fn membership(&self, group: &str) -> Result<Membership, StoreError> {
         match Store::groups(self) {
             Some(_) => Membership::new(self.clone_store()?, group),

@@ -57,11 +57,10 @@ def add_up(
     min_size: int,
     until: int,
     length: int = 4096,
-    master: int | None = None,
     **options: float,
 ) -> None:
     """Add up in every step, and end some steps after the group has the size ``until``."""
-    member = Member(port, rank, size, min_size, master, **options)
+    member = Member(port, rank, size, min_size, None, **options)
     torch.manual_seed(1)
     if rank is None:
         torch.rand(7)  # other random numbers, if it did not take those of the others
@@ -413,12 +412,25 @@ def threads(port: int) -> None:
     member.say("done", names=names)
 
 
-def serve_pytorchs_store(port: int) -> None:
-    """Serve a store of PyTorch, and report its port in the store of the test."""
+def refused_by_pytorchs_store(port: int) -> None:
+    """Serve a store of PyTorch, and report how the functions fail that would make a group there."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    store = c10d_rs.TCPStore("127.0.0.1", port)
-    store.set("port of PyTorch's", str(server.port))
-    store.wait(["never"], GROUP_TIMEOUT)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.port), WORLD_SIZE="1", RANK="0")
+    texts = []
+    for store in (None, c10d_rs.TCPStore("127.0.0.1", server.port), c10d_rs.HashStore()):
+        try:
+            ct.join(store=store)
+        except ct.Unrecoverable as error:
+            texts.append(str(error))
+    has_group = dist.is_initialized()
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    dist.init_process_group("gloo", enable_reconfigure=True)
+    try:
+        ct.rendezvous_reconfigure(dist._get_reconfigure_handle(), min_size=1)
+    except ct.Unrecoverable as error:
+        texts.append(str(error))
+    event = {"what": "done", "port": server.port, "texts": texts, "has_group": has_group}
+    c10d_rs.TCPStore("127.0.0.1", port).queue_push("events", json.dumps(event))
 
 
 def reconfigure(**parameters: Any) -> None:
@@ -428,9 +440,9 @@ def reconfigure(**parameters: Any) -> None:
     reconfigure_cases.run(**parameters)
 
 
-def by_hand(port: int, rank: int, size: int, until: int, master: int | None = None) -> None:
+def by_hand(port: int, rank: int, size: int, until: int) -> None:
     """Make and change the group as PyTorch's documentation of ``_reconfigure`` does."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(master or port), WORLD_SIZE=str(size), RANK=str(rank))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(size), RANK=str(rank))
     os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     store = c10d_rs.TCPStore("127.0.0.1", port)
     dist.init_process_group("gloo", timeout=GROUP_TIMEOUT, enable_reconfigure=True)

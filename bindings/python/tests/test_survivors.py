@@ -355,14 +355,7 @@ class Survivors(unittest.TestCase):
         self.assertEqual([rank.wait(LIMIT_SECONDS) for rank in ranks], [0, 0])
 
     def test_as_in_pytorchs_documentation(self) -> None:
-        self.check_by_hand()
-
-    def test_as_in_pytorchs_documentation_over_a_store_of_pytorch(self) -> None:
-        self.check_by_hand(master=self.pytorchs_store())
-
-    def check_by_hand(self, **store: int) -> None:
-        """Check that survivors go on which call the function that PyTorch's documentation names."""
-        pids = [self.fork("by_hand", rank=rank, size=4, until=3, **store) for rank in range(4)]
+        pids = [self.fork("by_hand", rank=rank, size=4, until=3) for rank in range(4)]
         self.wait_for("steps", 4)
         os.kill(pids[0], signal.SIGKILL)
         done = self.wait_for("done", 3)
@@ -416,51 +409,15 @@ class Survivors(unittest.TestCase):
                 self.fork("reconfigure", port=port, rank=rank, client=client, events=self.server.port)
             self.wait_for("passed", 3)
 
-    def pytorchs_store(self) -> int:
-        """Start a server of PyTorch that outlives the members, and return its port."""
-        self.fork("serve_pytorchs_store")
-        return int(self.store.get("port of PyTorch's"))
-
-    def host(self, master: int) -> tuple[int, int]:
-        """Return the epoch and the member of the server that the members run over a store of PyTorch."""
-        with TCPStore("127.0.0.1", master) as store:
-            epoch, _, member, _ = store.get("c10d_rs/survivors-0/service/host").split()
-        return int(epoch), int(member)
-
-    def test_over_a_store_of_pytorch_survivors_go_on_and_a_newcomer_comes_in(self) -> None:
-        master = self.pytorchs_store()
-        count = {"size": 4, "min_size": 2, "until": 4, "master": master}
-        pids = [self.fork("add_up", rank=rank, **count) for rank in range(4)]
-        self.wait_for("steps", 4)
-        epoch, host = self.host(master)
-        # Then the member that serves the others.
-        os.kill(pids[(host + 1) % 4], signal.SIGKILL)
-        self.wait_for_size(3, 3)
-        self.assertEqual(self.host(master), (epoch, host))
-        os.kill(pids[host], signal.SIGKILL)
-        self.wait_for_size(2, 2)
-        self.assertEqual(self.host(master)[0], epoch + 1)
-        for _ in range(2):
-            self.fork("add_up", rank=None, **count)
-        done = self.wait_for("done", 4)
-        survivors = [rank for rank in range(4) if rank not in (host, (host + 1) % 4)]
-        self.assertEqual(sorted(event["id"] for event in done), [*survivors, 4, 5], self.events)
-        self.assertEqual(self.of("wrong") + self.of("error"), [])
-        self.assertEqual({event["total"] for event in done}, {done[0]["total"]})
-
-    def test_over_a_store_of_pytorch_a_server_that_is_stopped_decides_nothing_any_more(self) -> None:
-        master = self.pytorchs_store()
-        count = {"size": 4, "min_size": 1, "until": 3, "master": master}
-        pids = [self.fork("add_up", rank=rank, **count) for rank in range(4)]
-        self.wait_for("steps", 4)
-        epoch, host = self.host(master)
-        os.kill(pids[host], signal.SIGSTOP)
-        self.wait_for("done", 3)
-        os.kill(pids[host], signal.SIGCONT)
-        error = self.wait_for("error", 1)[0]
-        self.assertEqual((error["id"], error["kind"]), (host, "Evicted"), self.events)
-        self.assertEqual(self.of("wrong"), [])
-        self.assertGreater(self.host(master)[0], epoch)
+    def test_store_of_pytorch_is_refused_at_once_and_the_error_names_the_alternative(self) -> None:
+        self.fork("refused_by_pytorchs_store")
+        done = self.wait_for("done", 1)[0]
+        alternative = "start the job with `c10d run`, or serve the store with `c10d store serve`"
+        pytorchs = f"the store at 127.0.0.1:{done['port']} is PyTorch's, which keeps no groups"
+        in_this_process = "HashStore() keeps no groups"
+        causes = [pytorchs, pytorchs, in_this_process, pytorchs]
+        self.assertEqual(done["texts"], [f"cannot join a group: {cause}; {alternative}" for cause in causes])
+        self.assertFalse(done["has_group"])
 
 
 if __name__ == "__main__":

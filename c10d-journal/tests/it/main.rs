@@ -6,12 +6,9 @@
 
 mod damaged;
 mod harness;
-mod in_store;
 mod killed;
 mod measure;
 #[cfg(target_os = "linux")]
 mod power_loss;
-#[path = "../../../c10d-store/tests/it/rank.rs"]
-mod rank;
 mod recovered;
 mod refused;

@@ -13,11 +13,11 @@ use c10d_socket::{Cancel, Deadline};
 use super::channel::Channel;
 use super::stream::is_closed_by_peer;
 use crate::wire::{
-    CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_COUNTED_LISTS,
-    CAPABILITY_DELETE_PREFIX, CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL, CAPABILITY_LIST_CHANGES,
-    CAPABILITY_MASK, CAPABILITY_MEMBERSHIP, CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE,
-    CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE, CAPABILITY_WAIT_GET, CHECK_READY, ListForm, Opcode,
-    RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64, read_u32, read_u64,
+    CAPABILITY_ANNOUNCE, CAPABILITY_COMPARE_EXCHANGE, CAPABILITY_DELETE_PREFIX,
+    CAPABILITY_END_WAITS, CAPABILITY_EPHEMERAL, CAPABILITY_MASK, CAPABILITY_MEMBERSHIP,
+    CAPABILITY_NONCE, CAPABILITY_QUEUE_TAKE, CAPABILITY_TRY_ADD, CAPABILITY_WAIT_CHANGE,
+    CAPABILITY_WAIT_GET, CHECK_READY, Opcode, RequestBuf, STOP_WAITING, WAIT_CANCELED, read_i64,
+    read_u32, read_u64,
 };
 
 /// The size of the read buffer. Short replies then cost one receive; long ones bypass the buffer.
@@ -231,17 +231,6 @@ impl Connection {
     /// Whether the server has MEMBERSHIP and MEMBERSHIP_POLL.
     pub(super) const fn has_membership(&self) -> bool {
         self.capabilities & CAPABILITY_MEMBERSHIP != 0
-    }
-
-    /// The forms in which the server sends lists of groups.
-    pub(super) const fn list_form(&self) -> ListForm {
-        if self.capabilities & CAPABILITY_COUNTED_LISTS != 0 {
-            ListForm::Counted
-        } else if self.capabilities & CAPABILITY_LIST_CHANGES != 0 {
-            ListForm::Change
-        } else {
-            ListForm::Whole
-        }
     }
 
     /// Whether END_WAITS has ended the last wait. True once.

@@ -8,7 +8,7 @@ use super::connection::{Follows, Waited};
 use super::waiting::Repeat;
 use crate::error::{Operation, StoreError};
 use crate::groups::Groups;
-use crate::wire::{GroupRequest, Opcode};
+use crate::wire::Opcode;
 
 /// A reply and a list.
 const BLOBS: usize = 2;
@@ -27,7 +27,6 @@ impl Groups for TcpStore {
         if !lease.has_membership() {
             return Err(call.unsupported());
         }
-        let request = &*GroupRequest::to_server_with(lease.list_form(), request.to_vec());
         if !waits {
             let timeout = at_least_an_answer(timeout);
             let blobs = call.ask_by(

@@ -23,7 +23,6 @@ use super::resumed::{DELAY_MAX, Resumed};
 use super::session_dialer::{SessionDialer, SessionError};
 use super::stream::{Stream, is_closed_by_peer};
 use crate::address::{Lookup, StoreAddress};
-use crate::wire::ListForm;
 
 #[derive(Debug)]
 pub(super) struct Pool {
@@ -674,12 +673,6 @@ impl Lease<'_> {
         self.connection
             .as_ref()
             .is_some_and(Connection::has_membership)
-    }
-
-    /// The forms in which the server sends lists of groups.
-    pub(super) fn list_form(&self) -> ListForm {
-        let connection = self.connection.as_ref();
-        connection.map_or(ListForm::Whole, Connection::list_form)
     }
 
     /// Whether END_WAITS has ended the last wait. True once.

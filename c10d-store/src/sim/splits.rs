@@ -11,7 +11,7 @@ use crate::known::Known;
 use crate::limits::WireLimits;
 use crate::message::Request;
 use crate::request_parser::{Flow, NextRead, RequestParser};
-use crate::wire::{GroupRequest, ListForm, Opcode, Opening, RequestBuf};
+use crate::wire::{GroupRequest, Opcode, Opening, RequestBuf};
 
 const CONN: u64 = 7;
 
@@ -101,11 +101,9 @@ fn request() -> impl Strategy<Value = Vec<u8>> {
                     step: 0,
                 };
                 let known = None;
-                let forms = [ListForm::Whole, ListForm::Change, ListForm::Counted];
                 let said = GroupRequest::Say {
                     member,
                     known,
-                    takes: forms[number.rem_euclid(3) as usize],
                     message,
                 };
                 let value = match number % 4 {

@@ -13,7 +13,7 @@ use super::recorder::Mark;
 use super::sent_lists::SentLists;
 use crate::message::ConnId;
 use crate::moment::Moment;
-use crate::wire::{ListForm, Opening};
+use crate::wire::Opening;
 
 /// About the memory of a group without members.
 pub(super) const GROUP_BYTES: usize = 1024;
@@ -31,7 +31,6 @@ pub(super) struct Polling {
     pub(super) member: MemberKey,
     pub(super) after: EventNumber,
     pub(super) known: Option<Attempt>,
-    pub(super) takes: ListForm,
 }
 
 #[derive(Debug)]
@@ -63,7 +62,6 @@ pub(super) struct Groups {
     /// How many were opened.
     opened: u64,
     pub(super) seed: u64,
-    pub(super) is_off: bool,
     memory_bytes: usize,
 }
 

@@ -17,23 +17,15 @@ use crate::message::{ConnId, Replies, Reply};
 use crate::moment::Moment;
 use crate::snapshot::GroupRecord;
 use crate::stored_value::Value;
-use crate::wire::{GroupReply, GroupRequest, ListForm, Opcode, Opening};
+use crate::wire::{GroupReply, GroupRequest, Opcode, Opening};
 
 /// The most groups. A job has a few, one for each of its starts.
 const GROUPS_MAX: usize = 1024;
 
 impl StoreState {
-    /// Offers groups, whose uuids begin with bits of this random seed; `None` for no groups.
-    pub(crate) const fn offer_groups(&mut self, seed: Option<u64>) {
-        match seed {
-            Some(seed) => self.groups.seed = seed,
-            None => self.groups.is_off = true,
-        }
-    }
-
-    /// Whether groups are offered.
-    pub(super) const fn offers_groups(&self) -> bool {
-        !self.groups.is_off
+    /// The uuids of groups begin with bits of this random seed.
+    pub(crate) const fn seed_groups(&mut self, seed: u64) {
+        self.groups.seed = seed;
     }
 
     /// docs/wire-extensions.md, MEMBERSHIP.
@@ -45,9 +37,6 @@ impl StoreState {
         waits: bool,
         replies: &mut impl Replies,
     ) -> Result<(), Refusal> {
-        if self.groups.is_off {
-            return Err(Refusal::NoGroups);
-        }
         let request = GroupRequest::decode(bytes).map_err(|_| Refusal::NotAGroupRequest)?;
         if waits {
             self.cancel(conn);
@@ -77,7 +66,6 @@ impl StoreState {
             GroupRequest::Say {
                 member,
                 known,
-                takes,
                 message,
             } => {
                 let polls = match &message {
@@ -97,12 +85,11 @@ impl StoreState {
                         member,
                         after,
                         known,
-                        takes,
                     };
                     self.wait_for_event(conn, polling, replies);
                     return Ok(());
                 }
-                let list = self.list_with(&reply, &name, known, takes);
+                let list = self.list_with(&reply, &name, known);
                 (GroupReply::Reply(reply), list)
             }
             _ if waits => return Err(Refusal::NotAGroupRequest),
@@ -309,7 +296,6 @@ impl StoreState {
             member,
             after,
             known,
-            takes,
         } = (**polling).clone();
         let Some(carried) = self.groups.by_name.get(&name) else {
             return;
@@ -318,7 +304,7 @@ impl StoreState {
         if reply == MemberReply::NotYet {
             return;
         }
-        let list = self.list_with(&reply, &name, known, takes);
+        let list = self.list_with(&reply, &name, known);
         self.directory.keep(conn, &self.waiters);
         self.cancel(conn);
         self.reply_of_group(conn, true, &GroupReply::Reply(reply), list, replies);
@@ -350,7 +336,6 @@ impl StoreState {
         reply: &MemberReply,
         name: &Arc<[u8]>,
         known: Option<Attempt>,
-        takes: ListForm,
     ) -> Option<Value> {
         let list = list_of(reply).filter(|list| known != Some(list.attempt))?;
         let carried = self.groups.by_name.get_mut(name)?;
@@ -358,7 +343,7 @@ impl StoreState {
             self.groups.update(name);
         }
         let carried = self.groups.by_name.get_mut(name)?;
-        let (bytes, is_new) = carried.lists.bytes(known, takes)?;
+        let (bytes, is_new) = carried.lists.bytes(known)?;
         if is_new {
             self.work += super::work_of(bytes.as_bytes());
             self.groups.update(name);

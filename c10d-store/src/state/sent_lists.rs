@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use c10d_membership::codec::Encode;
-use c10d_membership::list_change::{encode_change, encode_counted};
+use c10d_membership::list_change::encode_list;
 use c10d_membership::{Attempt, Record};
 
 use crate::stored_value::Value;
-use crate::wire::ListForm;
 
 /// About the memory of a seat in a list besides its handle.
 const SEAT_BYTES: usize = 96;
@@ -19,7 +17,7 @@ pub(super) struct SentLists {
     list: Option<Arc<Record>>,
     committed: Option<Arc<Record>>,
     last_sent: Option<Arc<Record>>,
-    /// The list as it was sent: whole or as what differs from one of the others, without and with counted seats.
+    /// The list as it was sent: whole, or as what differs from one of the other lists.
     made: Vec<Made>,
     records_bytes: usize,
 }
@@ -27,7 +25,6 @@ pub(super) struct SentLists {
 #[derive(Debug)]
 struct Made {
     base: Option<Attempt>,
-    counts: bool,
     bytes: Value,
 }
 
@@ -62,32 +59,19 @@ impl SentLists {
     }
 
     /// The bytes for a client that has the list of attempt `known`, and whether they were made now.
-    pub(super) fn bytes(
-        &mut self,
-        known: Option<Attempt>,
-        takes: ListForm,
-    ) -> Option<(Value, bool)> {
+    pub(super) fn bytes(&mut self, known: Option<Attempt>) -> Option<(Value, bool)> {
         let list = self.list.as_ref()?;
-        let bases = [&self.committed, &self.last_sent].into_iter().flatten();
-        let base = bases
-            .filter(|_| takes >= ListForm::Change)
-            .find(|it| Some(it.attempt) == known);
+        let mut bases = [&self.committed, &self.last_sent].into_iter().flatten();
+        let base = bases.find(|it| Some(it.attempt) == known);
         let attempt = base.map(|base| base.attempt);
-        let counts = takes >= ListForm::Counted;
-        let is_it = |made: &&Made| made.base == attempt && made.counts == counts;
-        if let Some(made) = self.made.iter().find(is_it) {
+        if let Some(made) = self.made.iter().find(|made| made.base == attempt) {
             return Some((made.bytes.clone(), false));
         }
         let mut bytes = Vec::new();
-        match base {
-            _ if counts => encode_counted(list, base.map(|it| &**it), &mut bytes),
-            Some(base) => encode_change(list, base, &mut bytes),
-            None => list.encode(&mut bytes),
-        }
+        encode_list(list, base.map(|it| &**it), &mut bytes);
         let bytes = Value::to_many(bytes);
         self.made.push(Made {
             base: attempt,
-            counts,
             bytes: bytes.clone(),
         });
         Some((bytes, true))

@@ -53,9 +53,6 @@ pub const CAPABILITY_HEARTBEAT: u32 = 1 << 12;
 /// The server sends lists of groups with counted seats.
 pub const CAPABILITY_COUNTED_LISTS: u32 = 1 << 13;
 
-/// The capabilities that a server without groups does not have.
-const OF_GROUPS: u32 = CAPABILITY_MEMBERSHIP | CAPABILITY_LIST_CHANGES | CAPABILITY_COUNTED_LISTS;
-
 /// The capabilities of this crate's server.
 pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_WAIT_CHANGE
@@ -67,24 +64,22 @@ pub const CAPABILITIES: u32 = CAPABILITY_WAIT_GET
     | CAPABILITY_EPHEMERAL
     | CAPABILITY_DELETE_PREFIX
     | CAPABILITY_END_WAITS
+    | CAPABILITY_MEMBERSHIP
+    | CAPABILITY_LIST_CHANGES
     | CAPABILITY_HEARTBEAT
-    | OF_GROUPS;
+    | CAPABILITY_COUNTED_LISTS;
 
-/// The reply of this crate's server to a PING. Without groups it does not show their bits.
-pub(crate) const fn reply_to_ping(nonce: u32, offers_groups: bool) -> u32 {
-    if nonce == CAPABILITY_NONCE && !offers_groups {
-        CAPABILITY_NONCE | (CAPABILITIES & !OF_GROUPS)
-    } else if nonce == CAPABILITY_NONCE {
-        CAPABILITY_NONCE | CAPABILITIES
-    } else {
-        nonce
+/// The reply of this crate's server to a PING.
+pub(crate) const fn reply_to_ping(nonce: u32) -> u32 {
+    match nonce {
+        CAPABILITY_NONCE => CAPABILITY_NONCE | CAPABILITIES,
+        _ => nonce,
     }
 }
 
 /// The same to a client of a session, which cannot begin another one.
 pub(crate) const fn without_session(reply: u32) -> u32 {
-    let shows_all = reply == reply_to_ping(CAPABILITY_NONCE, true);
-    if shows_all || reply == reply_to_ping(CAPABILITY_NONCE, false) {
+    if reply == reply_to_ping(CAPABILITY_NONCE) {
         reply & !CAPABILITY_SESSION
     } else {
         reply
@@ -97,12 +92,10 @@ mod tests {
 
     #[test]
     fn a_client_of_a_session_is_shown_no_sessions() {
-        for offers_groups in [true, false] {
-            let reply = reply_to_ping(CAPABILITY_NONCE, offers_groups);
-            assert_eq!(reply & CAPABILITY_SESSION, CAPABILITY_SESSION);
-            assert_eq!(without_session(reply), reply & !CAPABILITY_SESSION);
-        }
+        let reply = reply_to_ping(CAPABILITY_NONCE);
+        assert_eq!(reply & CAPABILITY_SESSION, CAPABILITY_SESSION);
+        assert_eq!(without_session(reply), reply & !CAPABILITY_SESSION);
         let echo = CAPABILITY_SESSION | 1;
-        assert_eq!(without_session(reply_to_ping(echo, true)), echo);
+        assert_eq!(without_session(reply_to_ping(echo)), echo);
     }
 }

@@ -15,13 +15,11 @@ const SAID_AT: usize = 2 * 8 + 8;
 
 mod kind {
     pub(super) const OPEN: u8 = 1;
-    pub(super) const SAY: u8 = 2;
     pub(super) const DEAD: u8 = 3;
     pub(super) const END: u8 = 4;
     pub(super) const STATUS: u8 = 5;
     pub(super) const KEEP_ALIVE: u8 = 6;
-    pub(super) const SAY_TO_CHANGES: u8 = 7;
-    pub(super) const SAY_TO_COUNTED: u8 = 8;
+    pub(super) const SAY: u8 = 8;
 
     pub(super) const NOT_OPEN: u8 = 1;
     pub(super) const DONE: u8 = 2;
@@ -42,7 +40,6 @@ pub(crate) enum GroupRequest {
         member: MemberKey,
         /// The attempt of the newest list that the peer has.
         known: Option<Attempt>,
-        takes: ListForm,
         message: Message,
     },
     /// This process has ended.
@@ -53,37 +50,6 @@ pub(crate) enum GroupRequest {
     Status,
     /// The longest silence of the connection, in milliseconds; 0 for any.
     KeepAlive(u32),
-}
-
-/// How a client takes lists. A later form includes the earlier ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum ListForm {
-    /// Whole, and with all seats written out.
-    Whole,
-    /// As what differs from the one that it has.
-    Change,
-    /// Also with counted seats.
-    Counted,
-}
-
-impl ListForm {
-    /// The kind of a member's message from such a client.
-    const fn said(self) -> u8 {
-        match self {
-            Self::Whole => kind::SAY,
-            Self::Change => kind::SAY_TO_CHANGES,
-            Self::Counted => kind::SAY_TO_COUNTED,
-        }
-    }
-
-    const fn of_said(kind: u8) -> Option<Self> {
-        match kind {
-            kind::SAY => Some(Self::Whole),
-            kind::SAY_TO_CHANGES => Some(Self::Change),
-            kind::SAY_TO_COUNTED => Some(Self::Counted),
-            _ => None,
-        }
-    }
 }
 
 /// What a group is opened with.
@@ -124,10 +90,9 @@ impl GroupRequest {
             Self::Say {
                 member,
                 known,
-                takes,
                 message,
             } => {
-                out.push(takes.said());
+                out.push(kind::SAY);
                 member.encode(&mut out);
                 match known {
                     Some(attempt) => attempt.encode(&mut out),
@@ -149,25 +114,12 @@ impl GroupRequest {
         out
     }
 
-    /// The same request, to a server that sends lists in these forms.
-    pub(crate) fn to_server_with(form: ListForm, mut bytes: Vec<u8>) -> Vec<u8> {
-        if let Some(kind) = bytes.first_mut()
-            && let Some(takes) = ListForm::of_said(*kind)
-        {
-            *kind = takes.min(form).said();
-        }
-        bytes
-    }
-
     /// Whether the bytes may be a request that adds a group or a member.
     pub(crate) fn may_add(bytes: &[u8]) -> bool {
         match bytes.split_first() {
             Some((&kind::OPEN, _)) => true,
-            Some((kind, said)) => {
-                ListForm::of_said(*kind).is_some()
-                    && said.get(SAID_AT) == Some(&Message::HELLO_BYTE)
-            }
-            None => false,
+            Some((&kind::SAY, said)) => said.get(SAID_AT) == Some(&Message::HELLO_BYTE),
+            _ => false,
         }
     }
 
@@ -178,7 +130,7 @@ impl GroupRequest {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let (&kind, mut rest) = bytes.split_first().ok_or(Malformed)?;
-        if let Some(takes) = ListForm::of_said(kind) {
+        if kind == kind::SAY {
             let member = MemberKey::decode(&mut rest)?;
             let (list, rest) = rest
                 .split_at_checked(size_of_val(&NO_LIST))
@@ -190,7 +142,6 @@ impl GroupRequest {
             return Ok(Self::Say {
                 member,
                 known,
-                takes,
                 message: decode_all(rest)?,
             });
         }
@@ -262,40 +213,5 @@ impl GroupReply {
             (kind::WAS_SILENT, []) => Self::WasSilent,
             _ => return Err(Malformed),
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// docs/wire-extensions.md, MEMBERSHIP 12 and 13, for clients of older servers.
-    #[test]
-    fn a_server_is_asked_for_lists_in_a_form_that_it_has() {
-        let hello = |takes| {
-            let said = GroupRequest::Say {
-                member: MemberKey::new(8, 7),
-                known: None,
-                takes,
-                message: Message::Hello {
-                    handle: "gloo".into(),
-                    step: 0,
-                },
-            };
-            said.encode()
-        };
-        let forms = [ListForm::Whole, ListForm::Change, ListForm::Counted];
-        for of_server in forms {
-            for of_client in forms {
-                let sent = GroupRequest::to_server_with(of_server, hello(of_client));
-                assert_eq!(sent, hello(of_server.min(of_client)));
-                assert!(GroupRequest::may_add(&sent));
-            }
-            for other in [GroupRequest::KeepAlive(7), GroupRequest::End] {
-                let sent = GroupRequest::to_server_with(of_server, other.encode());
-                assert_eq!(sent, other.encode());
-                assert!(!GroupRequest::may_add(&sent));
-            }
-        }
     }
 }

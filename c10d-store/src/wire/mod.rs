@@ -22,7 +22,7 @@ pub use handshake::{
     CAPABILITY_WAIT_GET, VALIDATION_MAGIC,
 };
 pub(crate) use handshake::{reply_to_ping, without_session};
-pub(crate) use membership::{GroupReply, GroupRequest, ListForm, Opening};
+pub(crate) use membership::{GroupReply, GroupRequest, Opening};
 pub use opcode::Opcode;
 pub(crate) use reply::{
     ADDED, CHECK_NOT_READY, CHECK_READY, ENDED_BY_SILENCE, EXCHANGED, KEPT_ALIVE, NOT_A_NUMBER,

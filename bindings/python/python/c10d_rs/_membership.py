@@ -53,10 +53,10 @@ def join(
 ) -> "Membership":
     """Join the group of this job, as the default process group of torch, over gloo. Iterate over the result.
 
-    The store is that of ``MASTER_ADDR`` and ``MASTER_PORT``, or a ``TCPStore`` of this package. If its server is PyTorch's, one
-    of the members serves the others. The group forms with ``first_size`` members, by default ``WORLD_SIZE``, and goes on with
-    at least ``min_size``. All members give the same numbers and waits. A process of which the server hears nothing for
-    ``silence_max`` is removed.
+    The store is that of ``MASTER_ADDR`` and ``MASTER_PORT``, or a ``TCPStore`` of this package. A launcher ``c10d run`` or
+    ``c10d store serve`` serves it, because PyTorch's server keeps no groups. The group forms with ``first_size`` members, by
+    default ``WORLD_SIZE``, and continues with at least ``min_size``. All members give the same numbers and waits. The server
+    removes a process from which it receives nothing for ``silence_max``.
     ``step`` is the number of steps that this process has done already.
 
     The waits: ``form_timeout``, ``ready_timeout``, ``below_min_timeout``, ``replace_wait``, ``boundary_timeout``

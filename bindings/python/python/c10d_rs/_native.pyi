@@ -204,7 +204,6 @@ class Membership:
         incarnation: int,
         options: dict[str, float],
         silence_max: timedelta | float,
-        peer: tuple[str, int] | None = None,
     ) -> Membership: ...
     @property
     def must_leave(self) -> bool: ...

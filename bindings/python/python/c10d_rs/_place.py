@@ -14,6 +14,9 @@ from c10d_rs._native import TCPStore as _TCPStore
 # Of a process that is stopped, or whose host is lost. A system that swaps runs one again in seconds.
 SILENCE_MAX = timedelta(seconds=10)
 
+# For a job whose store keeps no groups.
+_ALTERNATIVE = "start the job with `c10d run`, or serve the store with `c10d store serve`"
+
 # Of torch's calls of its store.
 _STORE_TIMEOUT = timedelta(minutes=5)
 
@@ -22,10 +25,6 @@ def check_torch() -> None:
     """Raise Unrecoverable unless torch can change a process group."""
     if not hasattr(dist, "_reconfigure"):
         raise Unrecoverable("survivors need PyTorch 2.14 or later: this one cannot change a process group")
-
-
-def _server_of(store: _Store) -> tuple[str, int] | None:
-    return (store.host, store.port) if isinstance(store, _TCPStore) else None
 
 
 class Place:
@@ -42,7 +41,6 @@ class Place:
             raise Unrecoverable("set MASTER_ADDR and MASTER_PORT, or give join a store")
         round_ = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
         self.name = name or environment.get("C10D_MEMBERSHIP_GROUP") or f"survivors-{round_}"
-        self.peer = _server_of(store) if store else (self.host, int(self.port))
         # The connection of the membership, which torch does not use.
         self.own = store.clone() if store else _TCPStore(self.host, int(self.port), secret_file=self.secret)
 
@@ -82,11 +80,13 @@ class Place:
                 incarnation,
                 options,
                 silence_max,
-                self.peer,
             )
         except NotImplementedError as error:
-            reason = f"survivors need a TCPStore, whose server all members reach: {error}"
-            raise Unrecoverable(reason) from error
+            own = self.own
+            cause = f"{own!r} keeps no groups"
+            if isinstance(own, _TCPStore):
+                cause = f"the store at {own.host}:{own.port} is PyTorch's, which keeps no groups"
+            raise Unrecoverable(f"cannot join a group: {cause}; {_ALTERNATIVE}") from error
 
     def torch_store(self) -> Any:
         """Return the store for torch, which has a connection of its own."""

@@ -3,17 +3,16 @@
 //! The state machine is `c10d_membership::Member`; here is what carries it. This module knows neither tensors nor gloo,
 //! nor what a step is: Python calls torch, and says what has happened.
 
-mod host;
 mod watch;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use c10d_store::StoreExt;
 use c10d_store::membership::{
     EndReason, Ending, GroupOptions, MemberInput, MemberKey, Reason, Record,
 };
-use c10d_store::{StoreError, StoreExt};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -23,7 +22,6 @@ use crate::errors::raise;
 use crate::owned::Owned;
 use crate::store::Store;
 
-use self::host::Host;
 use self::watch::{Abort, News, Settings, Waited, Watch};
 
 /// A member of a group. One thread calls it; the thread `c10d-membership` waits for the service, and frees the calling
@@ -53,10 +51,9 @@ enum Directive {
 #[pymethods]
 impl Membership {
     /// Opens the group, on a connection of its own, and starts the thread. `options` are the group's sizes and waits, in
-    /// seconds, which all members must give alike. A store without groups has the service in the process of a member, if a
-    /// `peer` is named that all members reach.
+    /// seconds, which all members must give alike.
     #[new]
-    #[pyo3(signature = (store, group, key_prefix, member, incarnation, options, silence_max, peer=None))]
+    #[pyo3(signature = (store, group, key_prefix, member, incarnation, options, silence_max))]
     #[expect(clippy::too_many_arguments, reason = "Python passes them")]
     fn new(
         py: Python<'_>,
@@ -67,33 +64,18 @@ impl Membership {
         incarnation: u64,
         options: BTreeMap<String, f64>,
         silence_max: Timeout,
-        peer: Option<(String, u16)>,
     ) -> PyResult<Self> {
         let options = group_options(options)?;
         let settings = Settings {
             key: MemberKey::new(member, incarnation),
             silence_max: silence_max.0,
         };
-        let shared = store.handle.store(py)?;
-        let (service, host) = store.handle.call(py, |store| {
-            let key = settings.key;
-            match (store.membership(&group), peer) {
-                (Err(StoreError::Unsupported { .. }), Some((name, port))) => {
-                    let peer = (&*name, port);
-                    let silence_max = settings.silence_max;
-                    let host =
-                        Host::new(shared, peer, &group, options, &key_prefix, key, silence_max);
-                    let host = host.map_err(|source| StoreError::Server { source })?;
-                    Ok((host.find(&cancel())?, Some(host)))
-                }
-                (service, _) => {
-                    let service = service?.with_cancel(&cancel());
-                    service.open(&options, &key_prefix)?;
-                    Ok((service, None))
-                }
-            }
+        let service = store.handle.call(py, |store| {
+            let service = store.membership(&group)?.with_cancel(&cancel());
+            service.open(&options, &key_prefix)?;
+            Ok(service)
         })?;
-        let watch = Watch::start(service, host, settings)?;
+        let watch = Watch::start(service, settings)?;
         Ok(Self {
             watch: Owned::new("membership", Arc::new(watch)),
         })

@@ -14,7 +14,6 @@ use c10d_store::membership::{
     Action, Ending, Member, MemberInput, MemberKey, MemberOptions, Membership, Record, Reply,
 };
 
-use super::host::Host;
 use crate::call::cancel;
 
 /// How often the connections of a broken mesh are ended until the calling thread is out of it: at first, and at most. One
@@ -78,12 +77,8 @@ pub(super) struct Watch {
 
 #[derive(Debug)]
 struct Shared {
-    /// For the calling thread: Ctrl-C ends its calls, or with a host the thread of the watch.
-    service: Mutex<Arc<Membership>>,
-    /// Ends the calls of the calling thread to a host that cannot be reached.
-    given_up: Mutex<Cancel>,
-    /// Finds the service again, or becomes it, if that is in the process of a member.
-    host: Option<Host>,
+    /// For the calling thread: Ctrl-C ends its calls.
+    service: Membership,
     settings: Settings,
     started: Instant,
     closed: Cancel,
@@ -105,8 +100,6 @@ struct State {
     answer: Option<bool>,
     ending: Option<Ending>,
     lost: Option<String>,
-    /// The service has not answered the calling thread.
-    has_failed: bool,
     mesh: Mesh,
     abort: Option<Abort>,
 }
@@ -135,23 +128,12 @@ struct Leaving {
 }
 
 impl Watch {
-    pub(super) fn start(
-        service: Membership,
-        host: Option<Host>,
-        settings: Settings,
-    ) -> io::Result<Self> {
+    pub(super) fn start(service: Membership, settings: Settings) -> io::Result<Self> {
         let closed = Cancel::new();
         let member = Member::new(settings.key, MemberOptions::default());
         let of_thread = service.with_cancel(&closed);
-        let given_up = Cancel::new();
-        let service = match &host {
-            Some(_) => service.with_cancel(&given_up),
-            None => service,
-        };
         let shared = Arc::new(Shared {
-            service: Mutex::new(Arc::new(service)),
-            given_up: Mutex::new(given_up),
-            host,
+            service,
             settings,
             started: Instant::now(),
             closed,
@@ -165,7 +147,6 @@ impl Watch {
                 answer: None,
                 ending: None,
                 lost: None,
-                has_failed: false,
                 mesh: Mesh::None,
                 abort: None,
             }),
@@ -174,7 +155,7 @@ impl Watch {
         let thread = thread::Builder::new()
             .name("c10d-membership".to_owned())
             .spawn(move || {
-                let run = AssertUnwindSafe(|| watched.run(of_thread));
+                let run = AssertUnwindSafe(|| watched.run(&of_thread));
                 if catch_unwind(run).is_err() {
                     watched.lose("its thread has panicked".to_owned());
                 }
@@ -188,7 +169,7 @@ impl Watch {
     /// Tells the member what has happened, and the service what follows.
     pub(super) fn tell(&self, input: MemberInput) {
         self.shared.step(input);
-        self.shared.send_owed(&self.shared.service());
+        self.shared.send_owed(&self.shared.service);
     }
 
     pub(super) fn wait_for_news(&self, timeout: Option<Duration>) -> Result<News, Waited> {
@@ -271,21 +252,12 @@ impl Drop for Watch {
             // It has caught its panic.
             let _ = thread.join();
         }
-        if let Some(host) = &self.shared.host {
-            let ending = self.shared.lock().ending;
-            host.close(matches!(ending, Some(Ending::Ended(_))));
-        }
     }
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn service(&self) -> Arc<Membership> {
-        let service = self.service.lock();
-        Arc::clone(&service.unwrap_or_else(PoisonError::into_inner))
     }
 
     fn step(&self, input: MemberInput) {
@@ -329,7 +301,6 @@ impl Shared {
                 Ok(reply) => self.step(MemberInput::Reply(message, reply)),
                 // The caller raises, or the watch has ended. What is owed stays so.
                 Err(StoreError::Interrupted { .. }) => return,
-                Err(_) if self.host.is_some() => return self.fail(),
                 Err(error) => return self.lose(error.to_string()),
             }
         }
@@ -371,69 +342,25 @@ impl Shared {
         }
     }
 
-    /// The service cannot be reached: the thread of the watch looks for another one.
-    fn fail(&self) {
-        let mut state = self.lock();
-        state.has_failed = true;
-        let watcher = state.watcher.clone();
-        drop(state);
-        watcher.cancel();
-    }
-
-    /// The thread of the watch.
-    fn run(&self, mut service: Membership) {
-        while let Err(error) = self.watch(&service) {
-            let found = match &self.host {
-                Some(host) if !self.closed.is_cancelled() => {
-                    // The calling thread may wait for an answer, and what it sends is sent by nobody else.
-                    self.give_up();
-                    host.find(&self.closed)
-                }
-                _ => Err(error),
-            };
-            match found {
-                Ok(found) => service = found,
-                Err(error) => return self.stop(error),
-            }
-            let given_up = self.given_up.lock();
-            let given_up = given_up.unwrap_or_else(PoisonError::into_inner).clone();
-            let of_caller = Arc::new(service.with_cancel(&given_up));
-            *self.service.lock().unwrap_or_else(PoisonError::into_inner) = of_caller;
-            self.lock().has_failed = false;
-        }
-    }
-
-    /// Ends the calls of the calling thread to the service.
-    fn give_up(&self) {
-        let given_up = self.given_up.lock();
-        let before = mem::replace(
-            &mut *given_up.unwrap_or_else(PoisonError::into_inner),
-            Cancel::new(),
-        );
-        before.cancel();
-    }
-
-    /// Waits for events, frees the calling thread, says that this process is alive. Returns at the end.
-    ///
-    /// # Errors
-    /// If the service cannot be reached.
-    fn watch(&self, service: &Membership) -> Result<(), StoreError> {
+    /// The thread of the watch: waits for events, frees the calling thread, says that this process is alive.
+    fn run(&self, service: &Membership) {
         let silence_max = self.settings.silence_max;
         let mut alive_at = Instant::now();
         while !self.closed.is_cancelled() {
             self.send_owed(service);
             self.sweep();
-            if Instant::now() >= alive_at || self.lock().has_failed {
+            if Instant::now() >= alive_at {
                 alive_at = Instant::now() + silence_max / 4;
-                self.lock().has_failed = false;
                 // Whether it was silent for too long, it learns by the poll.
-                service.keep_alive(silence_max)?;
+                if let Err(error) = service.keep_alive(silence_max) {
+                    return self.stop(error);
+                }
             }
             let changed = Cancel::new();
             let (poll, sweep_at) = {
                 let mut state = self.lock();
                 if state.ending.is_some() {
-                    return Ok(());
+                    return;
                 }
                 state.watcher = changed.clone();
                 let leaving = state.must_leave.as_ref();
@@ -450,13 +377,13 @@ impl Shared {
                     // Either wakes it.
                     let _ = sleep(pause, [&self.closed, &changed]);
                 }
-                Some(message) => match service.ask(self.settings.key, &message, pause)? {
-                    Reply::NotYet => {}
-                    reply => self.step(MemberInput::Reply(message, reply)),
+                Some(message) => match service.ask(self.settings.key, &message, pause) {
+                    Ok(Reply::NotYet) => {}
+                    Ok(reply) => self.step(MemberInput::Reply(message, reply)),
+                    Err(error) => return self.stop(error),
                 },
             }
         }
-        Ok(())
     }
 
     fn stop(&self, error: StoreError) {

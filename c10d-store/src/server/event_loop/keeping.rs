@@ -165,8 +165,7 @@ impl EventLoop {
             source: Box::new(source),
         })?;
         (self.state, self.sessions, self.keeping) = (state, sessions, keeping);
-        self.state
-            .offer_groups(self.options.has_membership().then(random_seed));
+        self.state.seed_groups(random_seed());
         // The times of what was recovered count from here.
         self.started = Instant::now();
         for (token, peer) in self.connections.accepted() {
