@@ -174,10 +174,6 @@ impl Looker {
             Err(error) => Answer::text(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         })
     }
-
-    pub(super) const fn options(&self) -> &StatusOptions {
-        &self.options
-    }
 }
 
 /// The result of `work`, and the CPU time that it took: on a busy machine, much less than the time until it ended.

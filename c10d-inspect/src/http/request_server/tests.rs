@@ -1,6 +1,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
+use std::thread;
 
 use super::*;
 use crate::http::{HttpRequest, Target, fetch, fetch_all};
@@ -52,7 +53,7 @@ fn strangers_names_other_methods_and_other_protocols_are_refused() {
         ("GET / HTTP/1.1\r\nHost: 10.0.0.3:80\r\n\r\n", "200"),
         ("GET / HTTP/1.1\r\nHost: [::1]\r\n\r\n", "200"),
         ("GET / HTTP/1.1\r\nHost: evil.example.com\r\n\r\n", "421"),
-        ("GET / HTTP/1.1\r\n\r\n", "421"),
+        ("GET / HTTP/1.1\r\n\r\n", "400"),
         (
             "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n",
             "405",
@@ -67,8 +68,11 @@ fn strangers_names_other_methods_and_other_protocols_are_refused() {
 #[test]
 fn half_open_requests_make_room_the_oldest_first() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let server =
-        RequestServer::start_with(listener, "requests", None, Arc::new(echo), 4 * PATIENCE);
+    let limits = Limits {
+        header: 4 * PATIENCE,
+        ..LIMITS
+    };
+    let server = RequestServer::start_with(listener, "requests", None, Arc::new(echo), limits);
     let server = server.unwrap();
     let half_open = |_| {
         let mut stream = TcpStream::connect(server.address()).unwrap();
@@ -76,7 +80,7 @@ fn half_open_requests_make_room_the_oldest_first() {
         stream.set_nonblocking(true).unwrap();
         stream
     };
-    let half_open: Vec<_> = (0..CONNECTIONS_MAX).map(half_open).collect();
+    let half_open: Vec<_> = (0..LIMITS.connections_max).map(half_open).collect();
     let request = HttpRequest::get(Target::Tcp(server.address()), "/");
     for _ in 0..4 {
         assert!(fetch(&request, PATIENCE).unwrap().is_success());
@@ -104,7 +108,7 @@ fn a_connection_with_an_accepted_request_does_not_make_room() {
     thread::scope(|scope| {
         let slow = scope.spawn(|| fetch(&get("/slow"), PATIENCE));
         is_entered.recv().unwrap();
-        let _silent: Vec<_> = (0..3 * CONNECTIONS_MAX)
+        let _silent: Vec<_> = (0..3 * LIMITS.connections_max)
             .map(|_| TcpStream::connect(server.address()).unwrap())
             .collect();
         assert!(fetch(&get("/"), PATIENCE).unwrap().is_success());
@@ -137,7 +141,7 @@ fn the_shutdown_does_not_wait_for_a_handler() {
     let request = HttpRequest::get(Target::Tcp(server.address()), "/");
     let client = thread::spawn(move || fetch(&request, PATIENCE));
     is_entered.recv().unwrap();
-    server.shutdown();
+    drop(server);
     assert!(client.join().unwrap().is_err());
     drop(release);
 }

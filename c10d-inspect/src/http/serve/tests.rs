@@ -1,9 +1,10 @@
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
-use c10d_store::{Counters, Snapshot};
+use c10d_store::{Counters, HttpHandler, Snapshot, SnapshotError};
 
 use super::*;
+use crate::http::{StatusOptions, StatusServer, StatusSource};
 use crate::{ExplainOptions, RankReport, Report};
 
 /// How long anything may take on a busy machine.
@@ -12,6 +13,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Short enough for a test, and long enough that the order of what happens is the same on a busy machine.
 const SHORT: Limits = Limits {
     connections_max: 4,
+    keep_alive: true,
+    newcomer: Duration::ZERO,
     header: Duration::from_millis(200),
     lifetime: Duration::from_millis(600),
     grace: Duration::from_millis(100),
