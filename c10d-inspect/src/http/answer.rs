@@ -9,7 +9,7 @@ use hyper::header::{
 use hyper::{Response, StatusCode};
 use serde::Serialize;
 
-/// The address at which the server has accepted the request, of which a relay in between shows its own.
+/// The address of the server that has accepted the request. A client of a relay cannot see it otherwise.
 pub(super) const ANSWERED_AT: HeaderName = HeaderName::from_static("c10d-answered-at");
 
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");

@@ -10,14 +10,13 @@ use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use c10d_socket::{Cancel, printable};
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Bytes};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper::{Method, Request, Uri, header};
 use hyper_util::rt::TokioIo;
@@ -26,6 +25,7 @@ use tokio::runtime;
 use tokio::task::JoinSet;
 use tokio::time;
 
+use super::answer::ANSWERED_AT;
 use super::token::Token;
 
 /// The default limit of an answer: about four times the report on 16,384 ranks.
@@ -37,7 +37,7 @@ const HEAD_BYTES_MAX: usize = 32 << 10;
 /// The most characters that are shown of the path of a unix socket.
 const PATH_CHARS_MAX: usize = 400;
 
-/// How long a relay may take to say where its store is: it is on this machine.
+/// How long a store may take to answer through a relay.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long to wait before connecting again to a unix socket whose queue is full.
@@ -163,6 +163,8 @@ pub struct HttpResponse {
     pub status: u16,
     /// All bytes after the header.
     pub body: Vec<u8>,
+    /// The server's own address, as a server of this project tells it: with a relay in between not the one that was asked.
+    pub answered_at: Option<SocketAddr>,
 }
 
 impl HttpResponse {
@@ -172,6 +174,7 @@ impl HttpResponse {
         Self {
             status,
             body: body.into(),
+            answered_at: None,
         }
     }
 
@@ -282,9 +285,8 @@ pub enum HttpError {
     },
 }
 
-/// Sends a request and returns the whole answer, whatever its status. Follows one redirect to another address, as a relay
-/// sends to its store. Blocks for up to `timeout`. Must not be
-/// called inside an async runtime.
+/// Sends a request and returns the whole answer, whatever its status. Blocks for up to `timeout`. Must not be called inside
+/// an async runtime.
 ///
 /// # Errors
 /// See [`HttpError`]; each names the server.
@@ -294,20 +296,12 @@ pub fn fetch(request: &HttpRequest, timeout: Duration) -> Result<HttpResponse, H
         .block_on(exchange(request, timeout))
 }
 
-/// Where the relay at this address says that its store is; `None` if it has no connection to it, or is no relay. Blocks for
-/// up to a second. Must not be called inside an async runtime.
+/// The address of the store whose pages the relay at this address forwards, with their password; `None` if the store does
+/// not answer, or its pages are not of this project. Blocks for up to a second. Must not be called inside an async runtime.
 #[must_use]
-pub fn store_behind(relay: SocketAddr) -> Option<SocketAddr> {
-    let request = HttpRequest::get(Target::Tcp(relay), "/");
-    let wire = request.to_wire().ok()?;
-    let progress = Progress(AtomicU8::new(Progress::CONNECTING));
-    let ask = async {
-        let stream = TcpStream::connect(relay).await.ok()?;
-        let (_, location) = talk(&request, wire, stream, &progress).await.ok()?;
-        location.map(|(address, _)| address)
-    };
-    let within = async { time::timeout(RELAY_TIMEOUT, ask).await.ok()? };
-    start_runtime().ok()?.block_on(within)
+pub fn store_behind(relay: SocketAddr, token: Option<&str>) -> Option<SocketAddr> {
+    let request = HttpRequest::get(Target::Tcp(relay), "/").with_token(token);
+    fetch(&request, RELAY_TIMEOUT).ok()?.answered_at
 }
 
 /// Sends requests in parallel, at most `at_once` at the same time, and returns an answer for each, in their
@@ -382,12 +376,9 @@ impl Progress {
 }
 
 /// One request, and its whole answer, within `timeout`.
-pub(super) async fn exchange(
-    request: &HttpRequest,
-    timeout: Duration,
-) -> Result<HttpResponse, HttpError> {
-    let progress = Arc::new(Progress(AtomicU8::new(Progress::CONNECTING)));
-    let mut talk = pin!(connect_and_talk(request, &progress, true));
+async fn exchange(request: &HttpRequest, timeout: Duration) -> Result<HttpResponse, HttpError> {
+    let progress = Progress(AtomicU8::new(Progress::CONNECTING));
+    let mut talk = pin!(connect_and_talk(request, &progress));
     let mut watch = request.cancel.watch();
     let talk = poll_fn(|context| {
         if watch.is_due() && watch.ask(|| context.waker().clone()) {
@@ -412,7 +403,6 @@ pub(super) async fn exchange(
 async fn connect_and_talk(
     request: &HttpRequest,
     progress: &Progress,
-    may_follow: bool,
 ) -> Result<HttpResponse, HttpError> {
     let wire = request.to_wire()?;
     let failed = |source| HttpError::Connect {
@@ -422,20 +412,7 @@ async fn connect_and_talk(
     match &request.target {
         Target::Tcp(address) => {
             let stream = TcpStream::connect(address).await.map_err(failed)?;
-            let (answer, location) = talk(request, wire, stream, progress).await?;
-            match location.filter(|_| may_follow) {
-                Some((address, path)) => {
-                    let target = Target::Tcp(address);
-                    let there = HttpRequest {
-                        target,
-                        path,
-                        ..request.clone()
-                    };
-                    progress.reach(Progress::CONNECTING);
-                    Box::pin(connect_and_talk(&there, progress, false)).await
-                }
-                None => Ok(answer),
-            }
+            talk(request, wire, stream, progress).await
         }
         Target::Unix(path) => {
             let stream = loop {
@@ -448,21 +425,9 @@ async fn connect_and_talk(
                     result => break result.map_err(failed)?,
                 }
             };
-            let (answer, _) = talk(request, wire, stream, progress).await?;
-            Ok(answer)
+            talk(request, wire, stream, progress).await
         }
     }
-}
-
-/// Where a relay says that its store is: an address, since this client looks up no names, and a path.
-fn location_of<B>(answer: &hyper::Response<B>) -> Option<(SocketAddr, String)> {
-    if answer.status() != hyper::StatusCode::TEMPORARY_REDIRECT {
-        return None;
-    }
-    let location = answer.headers().get(header::LOCATION)?.to_str().ok()?;
-    let there = location.strip_prefix("http://")?;
-    let (address, path) = there.split_at(there.find('/')?);
-    Some((address.parse().ok()?, path.to_owned()))
 }
 
 async fn talk<S>(
@@ -470,7 +435,7 @@ async fn talk<S>(
     wire: Request<Full<Bytes>>,
     stream: S,
     progress: &Progress,
-) -> Result<(HttpResponse, Option<(SocketAddr, String)>), HttpError>
+) -> Result<HttpResponse, HttpError>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
 {
@@ -490,32 +455,23 @@ where
         .map_err(|error| without_answer(target(), &error))?;
     progress.reach(Progress::READING);
     let status = answer.status().as_u16();
-    let location = location_of(&answer);
-    let mut body = answer.into_body();
-    let too_large = || HttpError::TooLarge {
-        target: target(),
-        limit: request.limit,
-    };
-    let announced = body.size_hint().lower();
-    if usize::try_from(announced).map_or(true, |bytes| bytes > request.limit) {
-        return Err(too_large());
-    }
-    let mut bytes = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| HttpError::Truncated { target: target() })?;
-        let Ok(data) = frame.into_data() else {
-            continue;
-        };
-        if data.len() > request.limit - bytes.len() {
-            return Err(too_large());
+    let answered_at = answer.headers().get(ANSWERED_AT);
+    let answered_at = answered_at.and_then(|address| address.to_str().ok()?.parse().ok());
+    let body = Limited::new(answer.into_body(), request.limit);
+    let body = body.collect().await.map_err(|error| {
+        let target = target();
+        if error.is::<LengthLimitError>() {
+            let limit = request.limit;
+            HttpError::TooLarge { target, limit }
+        } else {
+            HttpError::Truncated { target }
         }
-        bytes.extend_from_slice(&data);
-    }
-    let answer = HttpResponse {
+    })?;
+    Ok(HttpResponse {
         status,
-        body: bytes,
-    };
-    Ok((answer, location))
+        body: body.to_bytes().into(),
+        answered_at,
+    })
 }
 
 /// The error for a connection that ended before the answer's head was complete.

@@ -39,7 +39,7 @@ const INBOX_MAX: usize = 128;
 /// The longest head of a request.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// The most answers that are made by blocking work at a time. Others wait.
+/// The most answers that are made by blocking work at a time. Further requests wait.
 const WORK_MAX: usize = 8;
 
 /// How long to wait before accepting again when the system has no descriptor left.
@@ -76,13 +76,13 @@ impl Limits {
 /// Where connections come from.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// Those beyond the limit wait in the listener's queue.
+    /// Connections beyond the limit wait in the listener's queue.
     Listener(net::TcpListener),
-    /// [`Server::take`], as of a store. Those beyond the limit get 503.
+    /// [`Server::take`]: a store passes them on. Connections beyond the limit get 503.
     HandedOver,
 }
 
-/// What a server answers to the requests that its [`Guard`] lets through.
+/// Answers the requests that a server's [`Guard`] lets through.
 pub(super) trait Routes: Send + 'static {
     /// Called on the server's thread, which answers no other request in the meantime.
     fn answer(&mut self, request: &Parts) -> Reply;
@@ -142,7 +142,7 @@ impl<R: Routes> Server<R> {
             .spawn(move || {
                 let serving = serve(listener, messages, &is_ended, guard, limits, routes);
                 LocalSet::new().block_on(&runtime, serving);
-                // What is still at work has had its time to answer.
+                // Work that is still running has had its time.
                 runtime.shutdown_background();
             })?;
         Ok(Self {
@@ -232,7 +232,7 @@ async fn serve<R: Routes>(
     drop(timeout(limits.grace, ended).await);
 }
 
-/// What the connections of a server share.
+/// The shared state of a server's connections.
 struct Shared<R> {
     guard: Guard,
     routes: RefCell<R>,
@@ -243,7 +243,7 @@ struct Serving<R> {
     shared: Rc<Shared<R>>,
     connections: JoinSet<()>,
     newcomers: Newcomers,
-    /// The server ends when its sender is dropped.
+    /// Reports the shutdown, when its sender is dropped.
     closes: watch::Receiver<()>,
 }
 
@@ -291,7 +291,7 @@ impl<R: Routes> Serving<R> {
                     let until = arrived + limits.newcomer;
                     let ended = timeout_at(until, self.connections.join_next()).await;
                     if ended.is_err() && self.newcomers.end_oldest() {
-                        // Its end, or that of another one.
+                        // The aborted task returns, or another task was faster.
                         let _ = self.connections.join_next().await;
                     }
                 }
@@ -338,7 +338,7 @@ fn refuse(mut stream: &net::TcpStream, connections_max: usize) {
         text.len()
     );
     // Unread bytes would turn the end of the connection into a reset, which discards the answer. The socket does not
-    // block; if either fails, the client sees a closed connection.
+    // block; if a call fails, the client detects a closed connection.
     let _ = stream.read(&mut [0; HEAD_BYTES_MAX]);
     let _ = stream.write(answer.as_bytes());
 }
@@ -352,7 +352,7 @@ async fn serve_connection<R: Routes>(
 ) -> io::Result<()> {
     let limits = shared.limits;
     let stream = TcpStream::from_std(connection.stream)?;
-    // As a client of IPv4 writes it, also if the listener is one of IPv6.
+    // In the form of IPv4 even if the listener has both kinds of addresses.
     let own = stream.local_addr()?;
     let own = net::SocketAddr::new(own.ip().to_canonical(), own.port());
     let own = HeaderValue::from_str(&own.to_string()).map_err(io::Error::other)?;

@@ -46,6 +46,20 @@ fn many_requests_are_answered() {
     }
 }
 
+/// A relay in between hides the address.
+#[test]
+fn an_accepted_request_is_told_the_address_of_the_server() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let token = Some("word".to_owned());
+    let server = RequestServer::start(listener, "requests", token, Arc::new(echo)).unwrap();
+    let request = HttpRequest::get(Target::Tcp(server.address()), "/");
+    let refused = fetch(&request, PATIENCE).unwrap();
+    assert_eq!((refused.status, refused.answered_at), (401, None));
+    let answer = fetch(&request.with_token(Some("word")), PATIENCE).unwrap();
+    let address = Some(server.address());
+    assert_eq!((answer.status, answer.answered_at), (200, address));
+}
+
 #[test]
 fn strangers_names_other_methods_and_other_protocols_are_refused() {
     let server = start(echo);
