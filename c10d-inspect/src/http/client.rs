@@ -5,12 +5,11 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -20,10 +19,11 @@ use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper::{Method, Request, Uri, header};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime;
 use tokio::task::JoinSet;
-use tokio::time;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::answer::ANSWERED_AT;
 use super::token::Token;
@@ -39,6 +39,9 @@ const PATH_CHARS_MAX: usize = 400;
 
 /// How long a store may take to answer through a relay.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// For a timeout without an end.
+const FAR: Duration = Duration::from_secs(365 * 86_400);
 
 /// How long to wait before connecting again to a unix socket whose queue is full.
 const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(20);
@@ -209,22 +212,13 @@ pub enum HttpError {
     #[error("cannot start an HTTP client: {0}")]
     System(#[source] io::Error),
 
-    /// Nothing listens there, or it cannot be reached. Nothing was sent.
+    /// Nothing listens there, or it cannot be reached, at least not in time. Nothing was sent.
     #[error("cannot connect to {target}: {source}")]
     Connect {
         /// The server.
         target: Target,
-        /// The system's error.
+        /// The system's error, or [`io::ErrorKind::TimedOut`].
         source: io::Error,
-    },
-
-    /// The host did not accept the connection in time. Nothing was sent.
-    #[error("cannot connect to {target}: no reaction within {timeout:?}")]
-    ConnectTimeout {
-        /// The server.
-        target: Target,
-        /// The time that the caller gave.
-        timeout: Duration,
     },
 
     /// The system accepted the connection, and the process behind it did not answer in time.
@@ -291,9 +285,8 @@ pub enum HttpError {
 /// # Errors
 /// See [`HttpError`]; each names the server.
 pub fn fetch(request: &HttpRequest, timeout: Duration) -> Result<HttpResponse, HttpError> {
-    start_runtime()
-        .map_err(HttpError::System)?
-        .block_on(exchange(request, timeout))
+    let mut answers = fetch_all(std::slice::from_ref(request), timeout, 1);
+    answers.pop().unwrap_or_else(|| Err(lost()))
 }
 
 /// The address of the store whose pages the relay at this address forwards, with their password; `None` if the store does
@@ -313,25 +306,19 @@ pub fn fetch_all(
     timeout: Duration,
     at_once: usize,
 ) -> Vec<Result<HttpResponse, HttpError>> {
-    let runtime = match start_runtime() {
-        Ok(runtime) => runtime,
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(exchange_all(requests, timeout, at_once.max(1))),
         Err(error) => {
             // An io::Error cannot be cloned.
             let copy = || io::Error::new(error.kind(), error.to_string());
-            return requests
-                .iter()
-                .map(|_| Err(HttpError::System(copy())))
-                .collect();
+            let failed = requests.iter().map(|_| Err(HttpError::System(copy())));
+            failed.collect()
         }
-    };
-    runtime.block_on(exchange_all(requests, timeout, at_once.max(1)))
-}
-
-fn start_runtime() -> io::Result<runtime::Runtime> {
-    runtime::Builder::new_current_thread()
-        .enable_io()
-        .enable_time()
-        .build()
+    }
 }
 
 async fn exchange_all(
@@ -356,76 +343,71 @@ async fn exchange_all(
             None => break,
         }
     }
-    let lost = || Err(HttpError::System(io::Error::other("the exchange was lost")));
     let answers = answers.into_iter();
-    answers.map(|answer| answer.unwrap_or_else(lost)).collect()
+    let answers = answers.map(|answer| answer.unwrap_or_else(|| Err(lost())));
+    answers.collect()
 }
 
-/// How far an exchange is.
-#[derive(Debug)]
-struct Progress(AtomicU8);
-
-impl Progress {
-    const CONNECTING: u8 = 0;
-    const WAITING: u8 = 1;
-    const READING: u8 = 2;
-
-    fn reach(&self, stage: u8) {
-        self.0.store(stage, Ordering::Relaxed);
-    }
+fn lost() -> HttpError {
+    HttpError::System(io::Error::other("the exchange was lost"))
 }
 
-/// One request, and its whole answer, within `timeout`.
+/// One request, and its whole answer, within `timeout`, or until the request's [`Cancel`] ends it.
 async fn exchange(request: &HttpRequest, timeout: Duration) -> Result<HttpResponse, HttpError> {
-    let progress = Progress(AtomicU8::new(Progress::CONNECTING));
-    let mut talk = pin!(connect_and_talk(request, &progress));
+    let mut talk = pin!(connect_and_talk(request, timeout));
     let mut watch = request.cancel.watch();
-    let talk = poll_fn(|context| {
+    poll_fn(|context| {
         if watch.is_due() && watch.ask(|| context.waker().clone()) {
             let target = request.target.clone();
             return Poll::Ready(Err(HttpError::Cancelled { target }));
         }
         talk.as_mut().poll(context)
-    });
-    match time::timeout(timeout, talk).await {
-        Ok(answer) => answer,
-        Err(_) => {
-            let target = request.target.clone();
-            Err(match progress.0.load(Ordering::Relaxed) {
-                Progress::CONNECTING => HttpError::ConnectTimeout { target, timeout },
-                Progress::WAITING => HttpError::NoAnswer { target, timeout },
-                _ => HttpError::Unfinished { target, timeout },
-            })
-        }
-    }
+    })
+    .await
 }
 
 async fn connect_and_talk(
     request: &HttpRequest,
-    progress: &Progress,
+    timeout: Duration,
 ) -> Result<HttpResponse, HttpError> {
     let wire = request.to_wire()?;
+    let now = Instant::now();
+    let until = now.checked_add(timeout).unwrap_or(now + FAR);
+    let target = || request.target.clone();
     let failed = |source| HttpError::Connect {
-        target: request.target.clone(),
+        target: target(),
         source,
     };
     match &request.target {
         Target::Tcp(address) => {
-            let stream = TcpStream::connect(address).await.map_err(failed)?;
-            talk(request, wire, stream, progress).await
+            let stream = timeout_at(until, TcpStream::connect(address)).await;
+            let late = |_| {
+                Err(io::Error::new(
+                    ErrorKind::TimedOut,
+                    format!("no reaction within {timeout:?}"),
+                ))
+            };
+            let stream = stream.unwrap_or_else(late).map_err(failed)?;
+            talk(request, wire, stream, timeout, until).await
         }
         Target::Unix(path) => {
-            let stream = loop {
-                match UnixStream::connect(path).await {
-                    // Linux: the queue of the listening socket is full. TCP would try again by itself.
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        progress.reach(Progress::WAITING);
-                        time::sleep(FULL_QUEUE_PAUSE).await;
-                    }
-                    result => break result.map_err(failed)?,
-                }
+            let stream = timeout_at(until, connect_unix(path)).await;
+            let late = |_| HttpError::NoAnswer {
+                target: target(),
+                timeout,
             };
-            talk(request, wire, stream, progress).await
+            let stream = stream.map_err(late)?.map_err(failed)?;
+            talk(request, wire, stream, timeout, until).await
+        }
+    }
+}
+
+async fn connect_unix(path: &Path) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path).await {
+            // Linux: the queue of the listening socket is full. TCP would try again by itself.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => sleep(FULL_QUEUE_PAUSE).await,
+            result => return result,
         }
     }
 }
@@ -434,44 +416,48 @@ async fn talk<S>(
     request: &HttpRequest,
     wire: Request<Full<Bytes>>,
     stream: S,
-    progress: &Progress,
+    timeout: Duration,
+    until: Instant,
 ) -> Result<HttpResponse, HttpError>
 where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    progress.reach(Progress::WAITING);
     let target = || request.target.clone();
-    let (mut sender, connection) = http1::Builder::new()
-        .max_buf_size(HEAD_BYTES_MAX)
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| without_answer(target(), &error))?;
-    // Aborted when this set is dropped, so that a deadline also ends the connection.
-    let mut driver = JoinSet::new();
-    driver.spawn(connection);
-    let answer = sender
-        .send_request(wire)
-        .await
-        .map_err(|error| without_answer(target(), &error))?;
-    progress.reach(Progress::READING);
+    let answer = async {
+        let (mut sender, connection) = http1::Builder::new()
+            .max_buf_size(HEAD_BYTES_MAX)
+            .handshake(TokioIo::new(stream))
+            .await?;
+        // Aborted when this set is dropped, so that a deadline also ends the connection.
+        let mut driver = JoinSet::new();
+        driver.spawn(connection);
+        Ok((sender.send_request(wire).await?, driver))
+    };
+    let (answer, _driver) = match timeout_at(until, answer).await {
+        Ok(answer) => answer.map_err(|error| without_answer(target(), &error))?,
+        Err(_) => {
+            let target = target();
+            return Err(HttpError::NoAnswer { target, timeout });
+        }
+    };
     let status = answer.status().as_u16();
     let answered_at = answer.headers().get(ANSWERED_AT);
     let answered_at = answered_at.and_then(|address| address.to_str().ok()?.parse().ok());
-    let body = Limited::new(answer.into_body(), request.limit);
-    let body = body.collect().await.map_err(|error| {
-        let target = target();
-        if error.is::<LengthLimitError>() {
-            let limit = request.limit;
-            HttpError::TooLarge { target, limit }
-        } else {
-            HttpError::Truncated { target }
+    let limit = request.limit;
+    let body = timeout_at(until, Limited::new(answer.into_body(), limit).collect()).await;
+    let target = target();
+    match body {
+        Ok(Ok(body)) => Ok(HttpResponse {
+            status,
+            body: body.to_bytes().into(),
+            answered_at,
+        }),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(HttpError::TooLarge { target, limit })
         }
-    })?;
-    Ok(HttpResponse {
-        status,
-        body: body.to_bytes().into(),
-        answered_at,
-    })
+        Ok(Err(_)) => Err(HttpError::Truncated { target }),
+        Err(_) => Err(HttpError::Unfinished { target, timeout }),
+    }
 }
 
 /// The error for a connection that ended before the answer's head was complete.

@@ -26,7 +26,6 @@ mod hosts;
 mod job_pages;
 mod looker;
 mod metrics;
-mod newcomers;
 mod options;
 mod overview;
 mod pace;

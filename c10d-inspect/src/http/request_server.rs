@@ -47,20 +47,10 @@ impl RequestServer {
         token: Option<String>,
         handler: RequestHandler,
     ) -> io::Result<Self> {
-        Self::start_with(listener, name, token, handler, LIMITS)
-    }
-
-    fn start_with(
-        listener: TcpListener,
-        name: &str,
-        token: Option<String>,
-        handler: RequestHandler,
-        limits: Limits,
-    ) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let guard = Guard::new(&[], token.map(Token::new));
         let source = Source::Listener(listener);
-        let server = Server::start(name, source, guard, limits, handler)?;
+        let server = Server::start(name, source, guard, LIMITS, handler)?;
         Ok(Self {
             address,
             _server: server,

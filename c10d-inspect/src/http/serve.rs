@@ -1,6 +1,7 @@
 //! The HTTP server: one thread that serves connections within limits, whatever their source and whatever it answers.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::pending;
@@ -25,13 +26,13 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Builder;
 use tokio::select;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::task::{JoinSet, LocalSet, spawn_blocking, yield_now};
-use tokio::time::{sleep, timeout, timeout_at};
+use tokio::task::{AbortHandle, JoinSet, LocalSet, spawn_blocking, yield_now};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::answer::{ANSWERED_AT, Answer};
 use super::guard::Guard;
-use super::newcomers::Newcomers;
 
 /// The most connections and questions that wait for the thread.
 const INBOX_MAX: usize = 128;
@@ -103,7 +104,8 @@ pub(super) struct Server<R> {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-enum Message<R> {
+/// An entry of the inbox.
+pub(super) enum Message<R> {
     Connection(HttpConnection),
     Question(Box<dyn FnOnce(&mut R) + Send>),
 }
@@ -164,16 +166,12 @@ impl<R: Routes> Server<R> {
     /// Runs this on the server's thread, between two requests. Does not block.
     ///
     /// # Errors
-    /// Too much waits for the thread, or it has ended.
+    /// Too much waits for the thread, or it has exited.
     pub(super) fn ask(
         &self,
         question: impl FnOnce(&mut R) + Send + 'static,
-    ) -> Result<(), mpsc::error::TrySendError<()>> {
-        let sent = self.inbox.try_send(Message::Question(Box::new(question)));
-        sent.map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => mpsc::error::TrySendError::Full(()),
-            mpsc::error::TrySendError::Closed(_) => mpsc::error::TrySendError::Closed(()),
-        })
+    ) -> Result<(), TrySendError<Message<R>>> {
+        self.inbox.try_send(Message::Question(Box::new(question)))
     }
 }
 
@@ -218,7 +216,7 @@ async fn serve<R: Routes>(
             limits,
         }),
         connections: JoinSet::new(),
-        newcomers: Newcomers::default(),
+        newcomers: VecDeque::new(),
         closes,
     };
     select! {
@@ -242,9 +240,24 @@ struct Shared<R> {
 struct Serving<R> {
     shared: Rc<Shared<R>>,
     connections: JoinSet<()>,
-    newcomers: Newcomers,
+    /// In the order of their arrival.
+    newcomers: VecDeque<Newcomer>,
     /// Reports the shutdown, when its sender is dropped.
     closes: watch::Receiver<()>,
+}
+
+/// A connection that has not sent a request with the password, if the server has one. Such a connection costs nothing to
+/// make, so it must not keep other connections out.
+struct Newcomer {
+    is_accepted: Rc<Cell<bool>>,
+    task: AbortHandle,
+    arrived: Instant,
+}
+
+impl Newcomer {
+    fn is_one(&self) -> bool {
+        !self.is_accepted.get() && !self.task.is_finished()
+    }
 }
 
 impl<R: Routes> Serving<R> {
@@ -286,18 +299,23 @@ impl<R: Routes> Serving<R> {
             while self.connections.try_join_next().is_some() {}
         }
         while self.connections.len() >= limits.connections_max {
-            match self.newcomers.oldest_arrived() {
-                Some(arrived) => {
-                    let until = arrived + limits.newcomer;
-                    let ended = timeout_at(until, self.connections.join_next()).await;
-                    if ended.is_err() && self.newcomers.end_oldest() {
-                        // The aborted task returns, or another task was faster.
-                        let _ = self.connections.join_next().await;
+            self.newcomers.retain(Newcomer::is_one);
+            match self.newcomers.front() {
+                Some(oldest) => {
+                    let until = oldest.arrived + limits.newcomer;
+                    if timeout_at(until, self.connections.join_next())
+                        .await
+                        .is_ok()
+                    {
+                        continue;
                     }
+                    oldest.task.abort();
+                    self.newcomers.pop_front();
                 }
-                None if may_wait => drop(self.connections.join_next().await),
+                None if may_wait => {}
                 None => return false,
             }
+            let _ = self.connections.join_next().await;
         }
         true
     }
@@ -311,8 +329,12 @@ impl<R: Routes> Serving<R> {
             // An error is the client's: it left, was too slow, or does not speak HTTP.
             drop(serve_connection(connection, shared, &of_task, closes).await);
         });
-        let connections_max = self.shared.limits.connections_max;
-        self.newcomers.add(is_accepted, task, connections_max);
+        self.newcomers.retain(Newcomer::is_one);
+        self.newcomers.push_back(Newcomer {
+            is_accepted,
+            task,
+            arrived: Instant::now(),
+        });
     }
 }
 

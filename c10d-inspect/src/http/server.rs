@@ -1,6 +1,5 @@
 //! The status server: serves the HTTP connections of a store.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -25,6 +24,7 @@ use crate::Report;
 ///
 /// It reads only. While nobody asks, it does nothing. It serves 64 connections at a time, which are enough for a few
 /// people and a Prometheus: each holds a descriptor that a rank may need. Dropping it shuts it down.
+#[derive(Debug)]
 pub struct StatusServer {
     server: Server<Looker>,
     timeline: Arc<Timeline>,
@@ -74,10 +74,10 @@ impl StatusServer {
             let _ = reply.try_send(report.map(|look| Arc::clone(&look.report)));
         });
         asked.map_err(|error| match error {
-            TrySendError::Full(()) => SnapshotError::TimedOut {
+            TrySendError::Full(_) => SnapshotError::TimedOut {
                 timeout: Duration::ZERO,
             },
-            TrySendError::Closed(()) => SnapshotError::Stopped,
+            TrySendError::Closed(_) => SnapshotError::Stopped,
         })?;
         match answer.recv_timeout(timeout) {
             Ok(result) => result,
@@ -117,11 +117,5 @@ impl Routes for Looker {
             Ok(wanted) => self.answer(&wanted),
             Err(refusal) => refusal,
         })
-    }
-}
-
-impl fmt::Debug for StatusServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StatusServer").finish_non_exhaustive()
     }
 }

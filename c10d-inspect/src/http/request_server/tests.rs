@@ -86,16 +86,18 @@ fn half_open_requests_make_room_the_oldest_first() {
         header: 4 * PATIENCE,
         ..LIMITS
     };
-    let server = RequestServer::start_with(listener, "requests", None, Arc::new(echo), limits);
-    let server = server.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (source, guard) = (Source::Listener(listener), Guard::new(&[], None));
+    let handler: RequestHandler = Arc::new(echo);
+    let _server = Server::start("requests", source, guard, limits, handler).unwrap();
     let half_open = |_| {
-        let mut stream = TcpStream::connect(server.address()).unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\n").unwrap();
         stream.set_nonblocking(true).unwrap();
         stream
     };
     let half_open: Vec<_> = (0..LIMITS.connections_max).map(half_open).collect();
-    let request = HttpRequest::get(Target::Tcp(server.address()), "/");
+    let request = HttpRequest::get(Target::Tcp(address), "/");
     for _ in 0..4 {
         assert!(fetch(&request, PATIENCE).unwrap().is_success());
     }
