@@ -45,9 +45,12 @@ impl ServerArgs {
         self.target_or(through, |name| env::var(name).ok())
     }
 
-    /// The same for the status pages, which a relay does not have. The store of the environment may have moved since: then
-    /// the relay knows where it is.
-    pub(crate) fn target_of_pages(&self) -> Result<HostPort, Failure> {
+    /// The same for the status pages, which have a password and no encryption: the store itself. The store of the environment
+    /// may have moved since then, so a relay that forwards to its pages is asked where they are.
+    pub(crate) fn target_of_pages(
+        &self,
+        credentials: Option<&Credentials>,
+    ) -> Result<HostPort, Failure> {
         let variable = |name: &str| env::var(name).ok();
         let named = self.target_or(Through::Nothing, variable)?;
         if self.connect.is_some() {
@@ -56,7 +59,8 @@ impl ServerArgs {
         let relay = self.target_or(Through::Relay, variable)?;
         let current = || {
             let ip = relay.host().parse().ok().filter(|_| relay != named)?;
-            store_behind(SocketAddr::new(ip, relay.port()))
+            let token = credentials.and_then(Credentials::http_token);
+            store_behind(SocketAddr::new(ip, relay.port()), token.as_deref())
         };
         Ok(current().map_or(named, |at| HostPort::new(at.ip().to_string(), at.port())))
     }

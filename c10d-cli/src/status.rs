@@ -39,6 +39,7 @@ impl StatusArgs {
 
 /// The status pages of the server that the options name.
 pub(crate) fn pages_of(server: &ServerArgs, timeout: Duration) -> Result<StatusPages, Failure> {
-    let (target, credentials) = (server.target_of_pages()?, server.credentials()?);
+    let credentials = server.credentials()?;
+    let target = server.target_of_pages(credentials.as_ref())?;
     Ok(StatusPages::open(target, credentials, timeout)?)
 }

@@ -20,9 +20,11 @@ use crate::hub::Hub;
 use crate::link::Link;
 use crate::options::RelayOptions;
 use crate::status::{Status, Upstream};
+use crate::tunnel::Tunnel;
 
 mod accepting;
 mod ranks;
+mod tunnels;
 mod upstream;
 
 const WAKER: Token = Token(usize::MAX);
@@ -47,8 +49,6 @@ struct Connection {
     /// The sending side is closed.
     is_shut: bool,
     stage: Stage,
-    /// The start of an HTTP request.
-    http_head: Option<Vec<u8>>,
 }
 
 impl Connection {
@@ -61,6 +61,9 @@ impl Connection {
 /// By the numbers of their clients, which are their tokens and far below those of listeners.
 type Connections = BTreeMap<u32, Connection>;
 
+/// By the numbers of their clients.
+type Tunnels = BTreeMap<u32, Tunnel<TcpStream>>;
+
 #[derive(Debug)]
 pub(crate) struct EventLoop {
     poll: Poll,
@@ -68,6 +71,7 @@ pub(crate) struct EventLoop {
     acceptor: Acceptor<u32>,
     hub: Hub,
     connections: Connections,
+    tunnels: Tunnels,
     connector: Connector,
     target: StoreAddress,
     options: RelayOptions,
@@ -128,6 +132,7 @@ impl EventLoop {
             listeners,
             hub: parts.hub,
             connections: Connections::new(),
+            tunnels: Tunnels::new(),
             connector: parts.connector,
             target: parts.target,
             options: parts.options,
@@ -170,15 +175,18 @@ impl EventLoop {
     }
 
     fn time_to_sleep(&self) -> Option<Duration> {
-        if !self.ready.is_empty() || self.acceptor.has_ready() || self.may_read_link() {
+        let has_ready = !self.ready.is_empty() || self.tunnels.values().any(Tunnel::is_ready);
+        if has_ready || self.acceptor.has_ready() || self.may_read_link() {
             return Some(Duration::ZERO);
         }
         let now = Instant::now();
         let closing = self.connections.values().filter_map(|it| it.close_at).min();
+        let tunnels = self.tunnels.values().map(Tunnel::close_at).min();
         let next = [
             self.report_at,
             self.acceptor.next_deadline(),
             closing,
+            tunnels,
             self.hub.next_cancel(),
             self.silent_at,
             self.finishing.and_then(|(by, _)| by.instant()),
@@ -202,6 +210,9 @@ impl EventLoop {
                     self.has_link_ended |= has_ended(event);
                 }
                 Token(token) => {
+                    if self.on_tunnel_event(token) {
+                        continue;
+                    }
                     let Ok(client) = u32::try_from(token) else {
                         self.acceptor.on_event(token);
                         continue;
@@ -228,6 +239,7 @@ impl EventLoop {
         self.hub.answer_cancels(now);
         self.hub.end_turn();
         self.serve_touched(now);
+        self.serve_tunnels(now);
         self.flush_link(now);
         self.close_late(now);
         self.finish(now);

@@ -4,7 +4,6 @@
 mod connector;
 mod error;
 mod event_loop;
-mod http;
 mod hub;
 mod link;
 mod options;
@@ -12,6 +11,7 @@ mod patience;
 mod rank;
 mod relay;
 mod status;
+mod tunnel;
 
 // The types of other crates that this one's API takes.
 pub use c10d_socket::{Credentials, Deadline, HostPort};

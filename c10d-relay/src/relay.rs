@@ -27,7 +27,9 @@ use crate::status::{Status, Upstream};
 /// or was restarted without a
 /// journal, the relay closes the connections of its ranks and logs why; the next rank that connects begins anew.
 ///
-/// An HTTP request, as of `c10d why`, is redirected to the store; while the store cannot be reached, the answer says so.
+/// Connections of HTTP clients, for example `c10d why` or a browser, are forwarded to the store's port. While the store cannot
+/// be reached, the answer is 503 with the reason. The relay forwards 32 of them at a time, and closes a connection without
+/// progress for 15 s.
 ///
 /// It has two threads, `c10d-relay` and `c10d-relay-dial`, which [`shutdown`](Self::shutdown) and `Drop` stop.
 ///

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
+use c10d_inspect::http::{HttpRequest, Target, fetch};
 use rustix::process::Signal;
 
-use crate::process::{Ended, Running, Server, command, free_port, run};
+use crate::process::{Ended, PATIENCE, Running, Server, command, free_port, run, until};
 use crate::secret::{new_secret, option};
 
 /// Every rank sets a key and waits for those of all others, through the store at MASTER_ADDR and MASTER_PORT.
@@ -101,6 +102,59 @@ fn clients_of_a_relay_need_no_secret() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stderr.contains("received SIGTERM"), "{ended:?}");
     store.store(&["get", "k", &secret]).assert_prints("v");
+}
+
+#[test]
+fn the_pages_of_the_store_are_reached_through_a_relay() {
+    let folder = tempfile::tempdir().unwrap();
+    let secret = option(&new_secret(folder.path(), "secret"));
+    let store = Server::start_with(["store", "serve", "--port=0", &secret]);
+    let relay = start_relay(&store, &[&secret]);
+    relay.store(&["set", "k", "v"]).assert_prints("");
+    let token = run(["secret", "token", &secret]);
+    let token = token.stdout_text().trim_end();
+    let get = |path: &str, token: Option<&str>| {
+        let request = HttpRequest::get(Target::Tcp(relay.address), path).with_token(token);
+        fetch(&request, PATIENCE).unwrap()
+    };
+    for (path, text) in [
+        ("/", "<html"),
+        ("/why.json", "\"is_stuck\":false"),
+        ("/keys.json", "\"/k\""),
+        ("/metrics", "c10d_store_keys 1"),
+    ] {
+        let answer = get(path, Some(token));
+        let body = String::from_utf8_lossy(&answer.body);
+        assert_eq!(answer.status, 200, "{path}: {body}");
+        assert!(body.contains(text), "{path}: {body}");
+        assert_eq!(answer.answered_at, Some(store.address), "{path}");
+        assert_eq!(get(path, None).status, 401, "{path}");
+    }
+    let through = format!("--connect={}", relay.address);
+    let ended = run(["why", &through, &secret]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+
+    // In a worker, the store has moved since its environment was made.
+    let in_worker = || {
+        let mut why = command(["why", &secret]);
+        why.env("MASTER_ADDR", relay.address.ip().to_string())
+            .env("MASTER_PORT", relay.address.port().to_string())
+            .env("C10D_MASTER_ADDR", "127.0.0.1")
+            .env("C10D_MASTER_PORT", free_port().to_string());
+        Running::start(why).end()
+    };
+    let ended = in_worker();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+
+    let address = store.address.to_string();
+    store.running.signal(Signal::KILL);
+    store.running.end();
+    let expected = format!("this is a relay of the store at {address}, and it ");
+    until("the relay has noticed", || {
+        let ended = run(["why", &through, &secret]);
+        assert_eq!(ended.code, Some(3), "{ended:?}");
+        ended.stderr.contains(&expected)
+    });
 }
 
 #[test]

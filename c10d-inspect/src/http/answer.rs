@@ -9,6 +9,11 @@ use hyper::header::{
 use hyper::{Response, StatusCode};
 use serde::Serialize;
 
+/// The address of the server that has accepted the request. A client of a relay cannot see it otherwise.
+pub(super) const ANSWERED_AT: HeaderName = HeaderName::from_static("c10d-answered-at");
+
+const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
+
 /// An answer to one request.
 #[derive(Debug, Clone)]
 pub(super) struct Answer {
@@ -35,6 +40,14 @@ impl Answer {
         Self {
             status,
             ..Self::new("text/plain; charset=utf-8", text)
+        }
+    }
+
+    /// Bytes that a browser takes for nothing else.
+    pub(super) fn bytes(status: u16, bytes: Vec<u8>) -> Self {
+        Self {
+            status: StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+            ..Self::new("application/octet-stream", bytes)
         }
     }
 
@@ -83,5 +96,3 @@ impl Answer {
         response
     }
 }
-
-const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");

@@ -5,27 +5,27 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use c10d_socket::{Cancel, printable};
-use http_body_util::{BodyExt, Full};
-use hyper::body::{Body, Bytes};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::Bytes;
 use hyper::client::conn::http1;
 use hyper::{Method, Request, Uri, header};
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime;
 use tokio::task::JoinSet;
-use tokio::time;
+use tokio::time::{Instant, sleep, timeout_at};
 
+use super::answer::ANSWERED_AT;
 use super::token::Token;
 
 /// The default limit of an answer: about four times the report on 16,384 ranks.
@@ -37,8 +37,11 @@ const HEAD_BYTES_MAX: usize = 32 << 10;
 /// The most characters that are shown of the path of a unix socket.
 const PATH_CHARS_MAX: usize = 400;
 
-/// How long a relay may take to say where its store is: it is on this machine.
+/// How long a store may take to answer through a relay.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// For a timeout without an end.
+const FAR: Duration = Duration::from_secs(365 * 86_400);
 
 /// How long to wait before connecting again to a unix socket whose queue is full.
 const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(20);
@@ -163,6 +166,8 @@ pub struct HttpResponse {
     pub status: u16,
     /// All bytes after the header.
     pub body: Vec<u8>,
+    /// The server's own address, as a server of this project tells it: with a relay in between not the one that was asked.
+    pub answered_at: Option<SocketAddr>,
 }
 
 impl HttpResponse {
@@ -172,6 +177,7 @@ impl HttpResponse {
         Self {
             status,
             body: body.into(),
+            answered_at: None,
         }
     }
 
@@ -206,22 +212,13 @@ pub enum HttpError {
     #[error("cannot start an HTTP client: {0}")]
     System(#[source] io::Error),
 
-    /// Nothing listens there, or it cannot be reached. Nothing was sent.
+    /// Nothing listens there, or it cannot be reached, at least not in time. Nothing was sent.
     #[error("cannot connect to {target}: {source}")]
     Connect {
         /// The server.
         target: Target,
-        /// The system's error.
+        /// The system's error, or [`io::ErrorKind::TimedOut`].
         source: io::Error,
-    },
-
-    /// The host did not accept the connection in time. Nothing was sent.
-    #[error("cannot connect to {target}: no reaction within {timeout:?}")]
-    ConnectTimeout {
-        /// The server.
-        target: Target,
-        /// The time that the caller gave.
-        timeout: Duration,
     },
 
     /// The system accepted the connection, and the process behind it did not answer in time.
@@ -282,32 +279,22 @@ pub enum HttpError {
     },
 }
 
-/// Sends a request and returns the whole answer, whatever its status. Follows one redirect to another address, as a relay
-/// sends to its store. Blocks for up to `timeout`. Must not be
-/// called inside an async runtime.
+/// Sends a request and returns the whole answer, whatever its status. Blocks for up to `timeout`. Must not be called inside
+/// an async runtime.
 ///
 /// # Errors
 /// See [`HttpError`]; each names the server.
 pub fn fetch(request: &HttpRequest, timeout: Duration) -> Result<HttpResponse, HttpError> {
-    start_runtime()
-        .map_err(HttpError::System)?
-        .block_on(exchange(request, timeout))
+    let mut answers = fetch_all(std::slice::from_ref(request), timeout, 1);
+    answers.pop().unwrap_or_else(|| Err(lost()))
 }
 
-/// Where the relay at this address says that its store is; `None` if it has no connection to it, or is no relay. Blocks for
-/// up to a second. Must not be called inside an async runtime.
+/// The address of the store whose pages the relay at this address forwards, with their password; `None` if the store does
+/// not answer, or its pages are not of this project. Blocks for up to a second. Must not be called inside an async runtime.
 #[must_use]
-pub fn store_behind(relay: SocketAddr) -> Option<SocketAddr> {
-    let request = HttpRequest::get(Target::Tcp(relay), "/");
-    let wire = request.to_wire().ok()?;
-    let progress = Progress(AtomicU8::new(Progress::CONNECTING));
-    let ask = async {
-        let stream = TcpStream::connect(relay).await.ok()?;
-        let (_, location) = talk(&request, wire, stream, &progress).await.ok()?;
-        location.map(|(address, _)| address)
-    };
-    let within = async { time::timeout(RELAY_TIMEOUT, ask).await.ok()? };
-    start_runtime().ok()?.block_on(within)
+pub fn store_behind(relay: SocketAddr, token: Option<&str>) -> Option<SocketAddr> {
+    let request = HttpRequest::get(Target::Tcp(relay), "/").with_token(token);
+    fetch(&request, RELAY_TIMEOUT).ok()?.answered_at
 }
 
 /// Sends requests in parallel, at most `at_once` at the same time, and returns an answer for each, in their
@@ -319,25 +306,19 @@ pub fn fetch_all(
     timeout: Duration,
     at_once: usize,
 ) -> Vec<Result<HttpResponse, HttpError>> {
-    let runtime = match start_runtime() {
-        Ok(runtime) => runtime,
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(exchange_all(requests, timeout, at_once.max(1))),
         Err(error) => {
             // An io::Error cannot be cloned.
             let copy = || io::Error::new(error.kind(), error.to_string());
-            return requests
-                .iter()
-                .map(|_| Err(HttpError::System(copy())))
-                .collect();
+            let failed = requests.iter().map(|_| Err(HttpError::System(copy())));
+            failed.collect()
         }
-    };
-    runtime.block_on(exchange_all(requests, timeout, at_once.max(1)))
-}
-
-fn start_runtime() -> io::Result<runtime::Runtime> {
-    runtime::Builder::new_current_thread()
-        .enable_io()
-        .enable_time()
-        .build()
+    }
 }
 
 async fn exchange_all(
@@ -362,160 +343,121 @@ async fn exchange_all(
             None => break,
         }
     }
-    let lost = || Err(HttpError::System(io::Error::other("the exchange was lost")));
     let answers = answers.into_iter();
-    answers.map(|answer| answer.unwrap_or_else(lost)).collect()
+    let answers = answers.map(|answer| answer.unwrap_or_else(|| Err(lost())));
+    answers.collect()
 }
 
-/// How far an exchange is.
-#[derive(Debug)]
-struct Progress(AtomicU8);
-
-impl Progress {
-    const CONNECTING: u8 = 0;
-    const WAITING: u8 = 1;
-    const READING: u8 = 2;
-
-    fn reach(&self, stage: u8) {
-        self.0.store(stage, Ordering::Relaxed);
-    }
+fn lost() -> HttpError {
+    HttpError::System(io::Error::other("the exchange was lost"))
 }
 
-/// One request, and its whole answer, within `timeout`.
-pub(super) async fn exchange(
-    request: &HttpRequest,
-    timeout: Duration,
-) -> Result<HttpResponse, HttpError> {
-    let progress = Arc::new(Progress(AtomicU8::new(Progress::CONNECTING)));
-    let mut talk = pin!(connect_and_talk(request, &progress, true));
+/// One request, and its whole answer, within `timeout`, or until the request's [`Cancel`] ends it.
+async fn exchange(request: &HttpRequest, timeout: Duration) -> Result<HttpResponse, HttpError> {
+    let mut talk = pin!(connect_and_talk(request, timeout));
     let mut watch = request.cancel.watch();
-    let talk = poll_fn(|context| {
+    poll_fn(|context| {
         if watch.is_due() && watch.ask(|| context.waker().clone()) {
             let target = request.target.clone();
             return Poll::Ready(Err(HttpError::Cancelled { target }));
         }
         talk.as_mut().poll(context)
-    });
-    match time::timeout(timeout, talk).await {
-        Ok(answer) => answer,
-        Err(_) => {
-            let target = request.target.clone();
-            Err(match progress.0.load(Ordering::Relaxed) {
-                Progress::CONNECTING => HttpError::ConnectTimeout { target, timeout },
-                Progress::WAITING => HttpError::NoAnswer { target, timeout },
-                _ => HttpError::Unfinished { target, timeout },
-            })
-        }
-    }
+    })
+    .await
 }
 
 async fn connect_and_talk(
     request: &HttpRequest,
-    progress: &Progress,
-    may_follow: bool,
+    timeout: Duration,
 ) -> Result<HttpResponse, HttpError> {
     let wire = request.to_wire()?;
+    let now = Instant::now();
+    let until = now.checked_add(timeout).unwrap_or(now + FAR);
+    let target = || request.target.clone();
     let failed = |source| HttpError::Connect {
-        target: request.target.clone(),
+        target: target(),
         source,
     };
     match &request.target {
         Target::Tcp(address) => {
-            let stream = TcpStream::connect(address).await.map_err(failed)?;
-            let (answer, location) = talk(request, wire, stream, progress).await?;
-            match location.filter(|_| may_follow) {
-                Some((address, path)) => {
-                    let target = Target::Tcp(address);
-                    let there = HttpRequest {
-                        target,
-                        path,
-                        ..request.clone()
-                    };
-                    progress.reach(Progress::CONNECTING);
-                    Box::pin(connect_and_talk(&there, progress, false)).await
-                }
-                None => Ok(answer),
-            }
+            let stream = timeout_at(until, TcpStream::connect(address)).await;
+            let late = |_| {
+                Err(io::Error::new(
+                    ErrorKind::TimedOut,
+                    format!("no reaction within {timeout:?}"),
+                ))
+            };
+            let stream = stream.unwrap_or_else(late).map_err(failed)?;
+            talk(request, wire, stream, timeout, until).await
         }
         Target::Unix(path) => {
-            let stream = loop {
-                match UnixStream::connect(path).await {
-                    // Linux: the queue of the listening socket is full. TCP would try again by itself.
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        progress.reach(Progress::WAITING);
-                        time::sleep(FULL_QUEUE_PAUSE).await;
-                    }
-                    result => break result.map_err(failed)?,
-                }
+            let stream = timeout_at(until, connect_unix(path)).await;
+            let late = |_| HttpError::NoAnswer {
+                target: target(),
+                timeout,
             };
-            let (answer, _) = talk(request, wire, stream, progress).await?;
-            Ok(answer)
+            let stream = stream.map_err(late)?.map_err(failed)?;
+            talk(request, wire, stream, timeout, until).await
         }
     }
 }
 
-/// Where a relay says that its store is: an address, since this client looks up no names, and a path.
-fn location_of<B>(answer: &hyper::Response<B>) -> Option<(SocketAddr, String)> {
-    if answer.status() != hyper::StatusCode::TEMPORARY_REDIRECT {
-        return None;
+async fn connect_unix(path: &Path) -> io::Result<UnixStream> {
+    loop {
+        match UnixStream::connect(path).await {
+            // Linux: the queue of the listening socket is full. TCP would try again by itself.
+            Err(error) if error.kind() == ErrorKind::WouldBlock => sleep(FULL_QUEUE_PAUSE).await,
+            result => return result,
+        }
     }
-    let location = answer.headers().get(header::LOCATION)?.to_str().ok()?;
-    let there = location.strip_prefix("http://")?;
-    let (address, path) = there.split_at(there.find('/')?);
-    Some((address.parse().ok()?, path.to_owned()))
 }
 
 async fn talk<S>(
     request: &HttpRequest,
     wire: Request<Full<Bytes>>,
     stream: S,
-    progress: &Progress,
-) -> Result<(HttpResponse, Option<(SocketAddr, String)>), HttpError>
+    timeout: Duration,
+    until: Instant,
+) -> Result<HttpResponse, HttpError>
 where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    progress.reach(Progress::WAITING);
     let target = || request.target.clone();
-    let (mut sender, connection) = http1::Builder::new()
-        .max_buf_size(HEAD_BYTES_MAX)
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| without_answer(target(), &error))?;
-    // Aborted when this set is dropped, so that a deadline also ends the connection.
-    let mut driver = JoinSet::new();
-    driver.spawn(connection);
-    let answer = sender
-        .send_request(wire)
-        .await
-        .map_err(|error| without_answer(target(), &error))?;
-    progress.reach(Progress::READING);
-    let status = answer.status().as_u16();
-    let location = location_of(&answer);
-    let mut body = answer.into_body();
-    let too_large = || HttpError::TooLarge {
-        target: target(),
-        limit: request.limit,
+    let answer = async {
+        let (mut sender, connection) = http1::Builder::new()
+            .max_buf_size(HEAD_BYTES_MAX)
+            .handshake(TokioIo::new(stream))
+            .await?;
+        // Aborted when this set is dropped, so that a deadline also ends the connection.
+        let mut driver = JoinSet::new();
+        driver.spawn(connection);
+        Ok((sender.send_request(wire).await?, driver))
     };
-    let announced = body.size_hint().lower();
-    if usize::try_from(announced).map_or(true, |bytes| bytes > request.limit) {
-        return Err(too_large());
-    }
-    let mut bytes = Vec::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| HttpError::Truncated { target: target() })?;
-        let Ok(data) = frame.into_data() else {
-            continue;
-        };
-        if data.len() > request.limit - bytes.len() {
-            return Err(too_large());
+    let (answer, _driver) = match timeout_at(until, answer).await {
+        Ok(answer) => answer.map_err(|error| without_answer(target(), &error))?,
+        Err(_) => {
+            let target = target();
+            return Err(HttpError::NoAnswer { target, timeout });
         }
-        bytes.extend_from_slice(&data);
-    }
-    let answer = HttpResponse {
-        status,
-        body: bytes,
     };
-    Ok((answer, location))
+    let status = answer.status().as_u16();
+    let answered_at = answer.headers().get(ANSWERED_AT);
+    let answered_at = answered_at.and_then(|address| address.to_str().ok()?.parse().ok());
+    let limit = request.limit;
+    let body = timeout_at(until, Limited::new(answer.into_body(), limit).collect()).await;
+    let target = target();
+    match body {
+        Ok(Ok(body)) => Ok(HttpResponse {
+            status,
+            body: body.to_bytes().into(),
+            answered_at,
+        }),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            Err(HttpError::TooLarge { target, limit })
+        }
+        Ok(Err(_)) => Err(HttpError::Truncated { target }),
+        Err(_) => Err(HttpError::Unfinished { target, timeout }),
+    }
 }
 
 /// The error for a connection that ended before the answer's head was complete.

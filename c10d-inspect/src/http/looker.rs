@@ -170,10 +170,6 @@ impl Looker {
         let text = metrics::text(&counters, report, &self.conflicts, &self.timeline);
         Ok(Answer::new(metrics::CONTENT_TYPE, text))
     }
-
-    pub(super) const fn options(&self) -> &StatusOptions {
-        &self.options
-    }
 }
 
 /// The result of `work`, and the CPU time that it took: on a busy machine, much less than the time until it ended.

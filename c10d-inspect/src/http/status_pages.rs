@@ -216,7 +216,7 @@ impl StatusPages {
             let request =
                 HttpRequest::get(Target::Tcp(*address), path).with_token(self.token().as_deref());
             match fetch(&request, share) {
-                Err(error @ (HttpError::Connect { .. } | HttpError::ConnectTimeout { .. })) => {
+                Err(error @ HttpError::Connect { .. }) => {
                     first_error.get_or_insert(error);
                 }
                 result => return result,

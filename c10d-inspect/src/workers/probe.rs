@@ -73,10 +73,7 @@ fn ask_for_stacks(workers: &[Worker], answers: &mut [RankAnswer]) -> Vec<(usize,
         let results = fetch_all(&requests, TIMEOUT, AT_ONCE);
         for ((index, target), result) in asked.into_iter().zip(results) {
             let answer = &mut answers[index];
-            is_unreached[index] = matches!(
-                result,
-                Err(HttpError::Connect { .. } | HttpError::ConnectTimeout { .. })
-            );
+            is_unreached[index] = matches!(result, Err(HttpError::Connect { .. }));
             if matches!(result, Err(HttpError::NoAnswer { .. })) {
                 reached.push((index, target.clone()));
             }

@@ -11,13 +11,13 @@ use c10d_socket::{
 use mio::net::TcpStream;
 use mio::{Interest, Token};
 
-use super::{Connection, Connections, EventLoop};
+use super::{Connection, Connections, EventLoop, Tunnels};
 
 impl EventLoop {
     pub(super) fn accept(&mut self, now: Instant) {
         loop {
-            let connections = &self.connections;
-            let stage = |client| stage_of(connections, client);
+            let (connections, tunnels) = (&self.connections, &self.tunnels);
+            let stage = |client| stage_of(connections, tunnels, client);
             let open = connections.len();
             match self.listeners.next(&mut self.acceptor, open, stage) {
                 Step::Read(client) => self.read_rank(client, true, now),
@@ -67,12 +67,11 @@ impl EventLoop {
             close_at: now.checked_add(self.options.handshake_timeout()),
             is_shut: false,
             stage: Stage::Silent,
-            http_head: None,
         };
         self.connections.insert(client, connection);
-        let connections = &self.connections;
+        let (connections, tunnels) = (&self.connections, &self.tunnels);
         self.acceptor
-            .admitted(client, |client| stage_of(connections, client));
+            .admitted(client, |client| stage_of(connections, tunnels, client));
     }
 
     /// Notes how far a connection is, of which something was received.
@@ -88,16 +87,22 @@ impl EventLoop {
             connection.close_at = None;
         } else if connection.stage == Stage::Silent {
             connection.stage = Stage::Handshaking;
-            let connections = &self.connections;
-            let stage = |client| stage_of(connections, client);
-            for oldest in self.acceptor.handshake_begun(client, stage) {
-                self.close_stranger(oldest, &"handshake limit reached, and it is the oldest");
-            }
+            self.note_unproven(client);
+        }
+    }
+
+    /// Notes a connection that makes room for ranks: one in its handshake, or a tunnel.
+    pub(super) fn note_unproven(&mut self, client: u32) {
+        let (connections, tunnels) = (&self.connections, &self.tunnels);
+        let stage = |client| stage_of(connections, tunnels, client);
+        for oldest in self.acceptor.handshake_begun(client, stage) {
+            self.close_stranger(oldest, &"handshake limit reached, and it is the oldest");
         }
     }
 
     /// Closes a connection that has not completed the handshake.
     pub(super) fn close_stranger(&mut self, client: u32, reason: &dyn fmt::Display) {
+        self.tunnels.remove(&client);
         if let Some(connection) = self.connections.get(&client) {
             self.refuse(connection.peer, reason);
             self.close_rank(client);
@@ -123,8 +128,12 @@ impl EventLoop {
     }
 }
 
-/// How far a connection is on its way to be served.
-fn stage_of(connections: &Connections, client: u32) -> Stage {
-    let connection = connections.get(&client);
-    connection.map_or(Stage::Closed, |connection| connection.stage)
+/// How far a connection is on its way to be served. Ranks need descriptors more than pages do, so that a tunnel always
+/// makes room.
+fn stage_of(connections: &Connections, tunnels: &Tunnels, client: u32) -> Stage {
+    match connections.get(&client) {
+        Some(connection) => connection.stage,
+        None if tunnels.contains_key(&client) => Stage::Handshaking,
+        None => Stage::Closed,
+    }
 }

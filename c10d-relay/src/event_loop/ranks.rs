@@ -1,24 +1,20 @@
 //! The event loop's part for ranks: reads their requests and sends their replies.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
 use c10d_socket::Stage;
 
 use super::EventLoop;
-use crate::http::{self, StoreState, is_http};
 use crate::link::SHORT_READ_DRAINS;
-use crate::status::Upstream;
+use crate::tunnel::is_http;
 
 /// The most bytes of one rank handled in one turn.
 const BYTES_PER_TURN: usize = 1 << 20;
 
 /// How long a rank whose connection the store has closed may take to read its last replies and to close.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How long an HTTP client may take for its request, and to close.
-const HTTP_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl EventLoop {
     pub(super) fn read_rank(&mut self, client: u32, to_the_end: bool, now: Instant) {
@@ -27,7 +23,6 @@ impl EventLoop {
             let is_closing = match self.hub.rank(client) {
                 Some(rank) if rank.is_paused => return,
                 Some(rank) => rank.closing.is_some(),
-                // Also for one that has spoken HTTP.
                 None => true,
             };
             let count = match connection.stream.read(&mut self.read_buffer) {
@@ -42,23 +37,17 @@ impl EventLoop {
                     }
                 },
             };
+            let peer = connection.peer;
             let is_new = connection.stage == Stage::Silent;
             if is_new && is_http(self.read_buffer[0]) {
-                connection.http_head = Some(Vec::new());
-                connection.close_by(now + HTTP_TIMEOUT);
-            } else if is_new && self.link.is_none() && !self.is_connecting {
+                return self.open_tunnel(client, count, now);
+            }
+            if is_new && self.link.is_none() && !self.is_connecting {
                 self.connect(now);
             }
-            let Some(connection) = self.connections.get_mut(&client) else {
-                return;
-            };
-            if let Some(head) = &mut connection.http_head {
-                head.extend_from_slice(&self.read_buffer[..count]);
-                self.answer_http(client, now);
-            } else if !is_closing {
+            if !is_closing {
                 let result = self.hub.receive(client, &self.read_buffer[..count], now);
                 if let Err(error) = result {
-                    let peer = connection.peer;
                     self.refuse(peer, &error);
                     return self.close_rank(client);
                 }
@@ -71,37 +60,6 @@ impl EventLoop {
             if budget == 0 {
                 self.ready.insert(client);
                 return;
-            }
-        }
-    }
-
-    /// Answers an HTTP request once its head is there. The connection is not one of a rank then.
-    fn answer_http(&mut self, client: u32, now: Instant) {
-        let Some(connection) = self.connections.get_mut(&client) else {
-            return;
-        };
-        let head = connection.http_head.take().unwrap_or_default();
-        let reason = match self.status.get() {
-            Upstream::Failed(error) => error.to_string(),
-            _ => {
-                let lost_at = self.lost_at.unwrap_or(now);
-                let age = now.saturating_duration_since(lost_at).as_secs();
-                format!("it has had no connection to it for {age} s")
-            }
-        };
-        let store = StoreState {
-            target: self.target.clone(),
-            connected: self.store_address.filter(|_| self.link.is_some()),
-            reason,
-        };
-        match http::answer(&head, &store) {
-            None => connection.http_head = Some(head),
-            Some(answer) => {
-                // A new connection takes so little at once; and if the peer is gone, nothing is lost.
-                let _ = connection.stream.write(answer.as_bytes());
-                let _ = connection.stream.shutdown(Shutdown::Write);
-                connection.stage = Stage::Served;
-                self.hub.close(client);
             }
         }
     }

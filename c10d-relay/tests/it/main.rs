@@ -19,4 +19,5 @@ mod slow_strangers;
 mod stores_end;
 mod strangers;
 mod takeovers;
+mod tunnels;
 mod workload;

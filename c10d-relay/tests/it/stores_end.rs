@@ -1,16 +1,16 @@
 //! A store that takes no session, or no connection any more.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
-use c10d_relay::{Relay, RelayError, RelayOptions};
+use c10d_relay::{RelayError, RelayOptions};
 use c10d_store::unstable::{CAPABILITIES, CAPABILITY_NONCE};
 use c10d_store::{SessionError, StoreError, StoreExt};
 
 use crate::basics::{rank_of, relay_to, server, soon, wait_until};
-use crate::proxy::Proxy;
+use crate::tunnels::get;
 
 #[test]
 fn a_relay_says_that_the_store_has_no_room_for_its_session() {
@@ -64,49 +64,6 @@ fn a_relay_gives_up_a_store_whose_machine_refuses_connections() {
     let answer = get(&relay, "/why.json");
     assert!(
         answer.starts_with("HTTP/1.1 503 ") && answer.contains("has ended"),
-        "{answer}"
-    );
-}
-
-/// Sends a request in two pieces, and returns the answer.
-fn get(relay: &Relay, path: &str) -> String {
-    let mut client = TcpStream::connect(relay.local_addrs()[0]).expect("the relay listens");
-    client
-        .set_read_timeout(Some(Duration::from_secs(60)))
-        .expect("an option");
-    write!(client, "GET {path} HTTP").expect("the relay reads");
-    write!(client, "/1.1\r\nHost: a\r\n\r\n").expect("the relay reads");
-    let mut answer = String::new();
-    client.read_to_string(&mut answer).expect("an answer");
-    answer
-}
-
-#[test]
-fn a_relay_answers_http_by_pointing_to_its_store() {
-    let server = server();
-    let proxy = Proxy::to(server.local_addr());
-    let relay = relay_to(proxy.port(), RelayOptions::default());
-    relay
-        .wait_until_connected(soon(), &c10d_socket::Cancel::NEVER)
-        .expect("a session");
-    let answer = get(&relay, "/clients.json?from=0");
-    let location = format!(
-        "\r\nLocation: http://127.0.0.1:{}/clients.json?from=0\r\n",
-        proxy.port()
-    );
-    assert!(
-        answer.starts_with("HTTP/1.1 307 ") && answer.contains(&location),
-        "{answer}"
-    );
-    wait_until("it is none of a rank", || {
-        relay.connection_count() == 0 && server.connection_count() == 1
-    });
-
-    proxy.cut(true);
-    wait_until("the loss is noticed", || !relay.is_connected());
-    let answer = get(&relay, "/");
-    assert!(
-        answer.starts_with("HTTP/1.1 503 ") && answer.contains("has had no connection to it"),
         "{answer}"
     );
 }

@@ -98,30 +98,6 @@ fn a_post_over_a_unix_socket_has_a_body_of_one_byte() {
 }
 
 #[test]
-fn a_redirect_to_another_address_is_followed_once() {
-    let store = Scripted::sending("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nstore");
-    let location = format!("Location: http://{}/why.json?ranks=all", store.target);
-    let redirect =
-        format!("HTTP/1.1 307 Temporary Redirect\r\n{location}\r\nContent-Length: 0\r\n\r\n");
-    let relay = Scripted::sending(redirect.clone());
-    let answer = fetch(&relay.get().with_token(Some("word")), PATIENCE);
-    assert_eq!(text(answer), (200, "store".to_owned()));
-    let head = store.thread.join().unwrap();
-    assert!(head.starts_with("GET /why.json?ranks=all "), "{head}");
-    assert!(head.contains("authorization: "), "{head}");
-
-    let circle = Scripted::sending(redirect);
-    let location = format!("Location: http://{}/", circle.target);
-    let relay = Scripted::sending(format!(
-        "HTTP/1.1 307 Temporary Redirect\r\n{location}\r\nContent-Length: 0\r\n\r\n"
-    ));
-    assert_eq!(text(fetch(&relay.get(), PATIENCE)).0, 307);
-    let names = "HTTP/1.1 307 Temporary Redirect\r\nLocation: http://node0:29500/\r\n\r\n";
-    let relay = Scripted::sending(names);
-    assert_eq!(text(fetch(&relay.get(), PATIENCE)).0, 307, "no names");
-}
-
-#[test]
 fn an_answer_may_end_with_the_connection() {
     let server = Scripted::sending("HTTP/1.0 200 OK\r\n\r\nuntil the end");
     let answer = fetch(&server.get(), PATIENCE);

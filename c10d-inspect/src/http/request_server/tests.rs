@@ -1,6 +1,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
+use std::thread;
 
 use super::*;
 use crate::http::{HttpRequest, Target, fetch, fetch_all};
@@ -45,6 +46,20 @@ fn many_requests_are_answered() {
     }
 }
 
+/// A relay in between hides the address.
+#[test]
+fn an_accepted_request_is_told_the_address_of_the_server() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let token = Some("word".to_owned());
+    let server = RequestServer::start(listener, "requests", token, Arc::new(echo)).unwrap();
+    let request = HttpRequest::get(Target::Tcp(server.address()), "/");
+    let refused = fetch(&request, PATIENCE).unwrap();
+    assert_eq!((refused.status, refused.answered_at), (401, None));
+    let answer = fetch(&request.with_token(Some("word")), PATIENCE).unwrap();
+    let address = Some(server.address());
+    assert_eq!((answer.status, answer.answered_at), (200, address));
+}
+
 #[test]
 fn strangers_names_other_methods_and_other_protocols_are_refused() {
     let server = start(echo);
@@ -52,7 +67,7 @@ fn strangers_names_other_methods_and_other_protocols_are_refused() {
         ("GET / HTTP/1.1\r\nHost: 10.0.0.3:80\r\n\r\n", "200"),
         ("GET / HTTP/1.1\r\nHost: [::1]\r\n\r\n", "200"),
         ("GET / HTTP/1.1\r\nHost: evil.example.com\r\n\r\n", "421"),
-        ("GET / HTTP/1.1\r\n\r\n", "421"),
+        ("GET / HTTP/1.1\r\n\r\n", "400"),
         (
             "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n",
             "405",
@@ -67,17 +82,22 @@ fn strangers_names_other_methods_and_other_protocols_are_refused() {
 #[test]
 fn half_open_requests_make_room_the_oldest_first() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let server =
-        RequestServer::start_with(listener, "requests", None, Arc::new(echo), 4 * PATIENCE);
-    let server = server.unwrap();
+    let limits = Limits {
+        header: 4 * PATIENCE,
+        ..LIMITS
+    };
+    let address = listener.local_addr().unwrap();
+    let (source, guard) = (Source::Listener(listener), Guard::new(&[], None));
+    let handler: RequestHandler = Arc::new(echo);
+    let _server = Server::start("requests", source, guard, limits, handler).unwrap();
     let half_open = |_| {
-        let mut stream = TcpStream::connect(server.address()).unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\n").unwrap();
         stream.set_nonblocking(true).unwrap();
         stream
     };
-    let half_open: Vec<_> = (0..CONNECTIONS_MAX).map(half_open).collect();
-    let request = HttpRequest::get(Target::Tcp(server.address()), "/");
+    let half_open: Vec<_> = (0..LIMITS.connections_max).map(half_open).collect();
+    let request = HttpRequest::get(Target::Tcp(address), "/");
     for _ in 0..4 {
         assert!(fetch(&request, PATIENCE).unwrap().is_success());
     }
@@ -104,7 +124,7 @@ fn a_connection_with_an_accepted_request_does_not_make_room() {
     thread::scope(|scope| {
         let slow = scope.spawn(|| fetch(&get("/slow"), PATIENCE));
         is_entered.recv().unwrap();
-        let _silent: Vec<_> = (0..3 * CONNECTIONS_MAX)
+        let _silent: Vec<_> = (0..3 * LIMITS.connections_max)
             .map(|_| TcpStream::connect(server.address()).unwrap())
             .collect();
         assert!(fetch(&get("/"), PATIENCE).unwrap().is_success());
@@ -137,7 +157,7 @@ fn the_shutdown_does_not_wait_for_a_handler() {
     let request = HttpRequest::get(Target::Tcp(server.address()), "/");
     let client = thread::spawn(move || fetch(&request, PATIENCE));
     is_entered.recv().unwrap();
-    server.shutdown();
+    drop(server);
     assert!(client.join().unwrap().is_err());
     drop(release);
 }

@@ -1,17 +1,20 @@
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
-use c10d_store::{Counters, Snapshot};
+use c10d_store::{Counters, HttpHandler, Snapshot, SnapshotError};
 
 use super::*;
+use crate::http::{StatusOptions, StatusServer, StatusSource};
 use crate::{ExplainOptions, RankReport, Report};
 
 /// How long anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Short enough for a test, and long enough that the order of what happens is the same on a busy machine.
+/// Short enough for a test, and long enough that events have the same order on a busy machine.
 const SHORT: Limits = Limits {
     connections_max: 4,
+    keep_alive: true,
+    newcomer: Duration::ZERO,
     header: Duration::from_millis(200),
     lifetime: Duration::from_millis(600),
     grace: Duration::from_millis(100),
@@ -61,7 +64,7 @@ fn start(limits: Limits) -> Arc<StatusServer> {
 /// Reads until the server closes the connection.
 fn read_to_end(mut client: &TcpStream) -> usize {
     let mut bytes = Vec::new();
-    // A reset is an end too.
+    // A reset is fine as well.
     let _ = client.read_to_end(&mut bytes);
     bytes.len()
 }
@@ -105,7 +108,7 @@ fn a_connection_ends_with_its_lifetime_however_busy_it_is() {
 fn a_client_that_does_not_read_its_answer_is_closed() {
     let server = start(SHORT);
     let client = connect(&server, "GET /why.json HTTP/1.1\r\nHost: localhost\r\n\r\n");
-    // The others are served meanwhile, and its place becomes free: the limit is 4.
+    // Other clients are served in the meantime, and its place becomes free: the limit is 4.
     let start = Instant::now();
     while start.elapsed() < SHORT.lifetime + 2 * SHORT.grace {
         assert!(read_to_end(&connect(&server, REQUEST)) > 0);

@@ -1,0 +1,212 @@
+//! HTTP through a relay: its bytes reach the store's port, whatever a client does.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use c10d_relay::{Relay, RelayOptions};
+use c10d_store::{HttpConnection, HttpHandler, Store, StoreExt, TcpStoreServer};
+
+use crate::basics::{rank_of, relay_to, server, soon, wait_until};
+use crate::proxy::Proxy;
+
+/// How long anything may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// More than the buffers of all sockets in between.
+const LARGE: usize = 32 << 20;
+
+const HEAD_BYTES_MAX: usize = 16 << 10;
+
+/// Answers each request with its path, or with many bytes.
+#[derive(Default)]
+struct Pages {
+    open: Arc<AtomicUsize>,
+}
+
+impl HttpHandler for Pages {
+    fn serve(&self, connection: HttpConnection) {
+        let open = Arc::clone(&self.open);
+        open.fetch_add(1, Ordering::Relaxed);
+        thread::spawn(move || {
+            // The client may have left.
+            let _ = answer(connection);
+            open.fetch_sub(1, Ordering::Relaxed);
+        });
+    }
+}
+
+fn answer(connection: HttpConnection) -> io::Result<()> {
+    let (mut stream, mut head) = (connection.stream, connection.received);
+    stream.set_nonblocking(false)?;
+    while !head.ends_with(b"\r\n\r\n") {
+        if head.len() > HEAD_BYTES_MAX {
+            return stream.write_all(b"HTTP/1.1 431 Too Large\r\n\r\n");
+        }
+        let mut bytes = [0; 1024];
+        match stream.read(&mut bytes)? {
+            0 => return Ok(()),
+            count => head.extend_from_slice(&bytes[..count]),
+        }
+    }
+    let head = String::from_utf8_lossy(&head);
+    let path = head.split(' ').nth(1).unwrap_or_default();
+    stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n")?;
+    if path == "/large" {
+        stream.write_all(&vec![b'x'; LARGE])
+    } else {
+        stream.write_all(path.as_bytes())
+    }
+}
+
+fn with_pages(server: &TcpStoreServer) -> Arc<AtomicUsize> {
+    let pages = Pages::default();
+    let open = Arc::clone(&pages.open);
+    server.set_http_handler(Arc::new(pages));
+    open
+}
+
+fn connected(port: u16) -> Relay {
+    let relay = relay_to(port, RelayOptions::default());
+    relay
+        .wait_until_connected(soon(), &c10d_socket::Cancel::NEVER)
+        .expect("a session");
+    relay
+}
+
+fn client_of(relay: &Relay) -> TcpStream {
+    let client = TcpStream::connect(relay.local_addrs()[0]).expect("the relay listens");
+    client.set_read_timeout(Some(LIMIT)).expect("an option");
+    client.set_write_timeout(Some(LIMIT)).expect("an option");
+    client
+}
+
+/// Sends a request in two pieces, and returns the answer.
+pub(crate) fn get(relay: &Relay, path: &str) -> String {
+    let mut client = client_of(relay);
+    write!(client, "GET {path} HTTP").expect("the relay reads");
+    write!(client, "/1.1\r\nHost: a\r\n\r\n").expect("the relay reads");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+#[test]
+fn a_request_reaches_the_store_and_its_answer_the_client() {
+    let server = server();
+    let open = with_pages(&server);
+    let proxy = Proxy::to(server.local_addr());
+    let relay = connected(proxy.port());
+    let answer = get(&relay, "/clients.json?from=0");
+    assert_eq!(answer, "HTTP/1.1 200 OK\r\n\r\n/clients.json?from=0");
+    wait_until("it is none of a rank, and closed", || {
+        relay.connection_count() == 0
+            && server.connection_count() == 1
+            && open.load(Ordering::Relaxed) == 0
+    });
+
+    proxy.cut(true);
+    wait_until("the loss is noticed", || !relay.is_connected());
+    let answer = get(&relay, "/");
+    assert!(
+        answer.starts_with("HTTP/1.1 503 ") && answer.contains("has had no connection to it"),
+        "{answer}"
+    );
+    proxy.mend();
+    wait_until("it has another connection", || relay.is_connected());
+    assert_eq!(get(&relay, "/again"), "HTTP/1.1 200 OK\r\n\r\n/again");
+}
+
+#[test]
+fn a_client_that_closes_its_sending_side_gets_its_answer() {
+    let server = server();
+    let open = with_pages(&server);
+    let relay = connected(server.local_addr().port());
+    let mut client = client_of(&relay);
+    client.write_all(b"GET /a HTTP/1.1\r\n").expect("sent");
+    // Before that, the system may not tell whose connection it is.
+    wait_until("it is served", || open.load(Ordering::Relaxed) == 1);
+    client.write_all(b"\r\n").expect("sent");
+    client.shutdown(Shutdown::Write).expect("closed");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("an answer");
+    assert_eq!(answer, "HTTP/1.1 200 OK\r\n\r\n/a");
+}
+
+/// As of PyTorch's server, or one without pages.
+#[test]
+fn a_store_without_pages_closes_the_connection() {
+    let server = server();
+    let relay = connected(server.local_addr().port());
+    let mut client = client_of(&relay);
+    client.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("sent");
+    let mut answer = Vec::new();
+    // It may be a reset.
+    let _ = client.read_to_end(&mut answer);
+    assert!(answer.is_empty(), "{answer:?}");
+}
+
+#[test]
+fn idle_clients_keep_no_other_out_and_cost_the_store_few_connections() {
+    let server = server();
+    let open = with_pages(&server);
+    let relay = connected(server.local_addr().port());
+    let idle: Vec<TcpStream> = (0..200)
+        .map(|_| {
+            let mut client = client_of(&relay);
+            client.write_all(b"GET / HT").expect("sent");
+            client
+        })
+        .collect();
+    assert_eq!(get(&relay, "/a"), "HTTP/1.1 200 OK\r\n\r\n/a");
+    wait_until("the oldest have made room", || {
+        open.load(Ordering::Relaxed) <= 32
+    });
+    rank_of(&relay).set("k", b"v").expect("a rank is served");
+    drop(idle);
+    wait_until("all are closed", || open.load(Ordering::Relaxed) == 0);
+}
+
+#[test]
+fn a_client_that_does_not_read_delays_no_other_and_loses_nothing() {
+    let server = server();
+    let open = with_pages(&server);
+    let relay = connected(server.local_addr().port());
+    let mut slow = client_of(&relay);
+    slow.write_all(b"GET /large HTTP/1.1\r\n\r\n")
+        .expect("sent");
+    wait_until("it is served", || open.load(Ordering::Relaxed) == 1);
+    let rank = rank_of(&relay);
+    for round in 0..100 {
+        assert_eq!(rank.add("n", 1).expect("add"), round + 1);
+    }
+    assert_eq!(get(&relay, "/a"), "HTTP/1.1 200 OK\r\n\r\n/a");
+    assert_eq!(open.load(Ordering::Relaxed), 1, "its answer waits for it");
+    let mut answer = Vec::new();
+    slow.read_to_end(&mut answer).expect("the whole answer");
+    assert_eq!(answer.len(), b"HTTP/1.1 200 OK\r\n\r\n".len() + LARGE);
+}
+
+#[test]
+fn an_endless_head_ends_with_the_stores_answer() {
+    let server = server();
+    let open = with_pages(&server);
+    let relay = connected(server.local_addr().port());
+    let mut client = client_of(&relay);
+    client.write_all(b"GET / HTTP/1.1\r\n").expect("sent");
+    let start = Instant::now();
+    while client.write_all(&b"A: b\r\n".repeat(1000)).is_ok() {
+        assert!(start.elapsed() < LIMIT, "nothing ends it");
+    }
+    let mut answer = Vec::new();
+    // A reset follows, because the client has sent more.
+    let _ = client.read_to_end(&mut answer);
+    assert!(answer.starts_with(b"HTTP/1.1 431 "), "{answer:?}");
+    wait_until("the store's side is closed", || {
+        open.load(Ordering::Relaxed) == 0
+    });
+    rank_of(&relay).set("k", b"v").expect("a rank is served");
+}
