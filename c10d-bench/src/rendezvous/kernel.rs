@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The time of a monotonic clock that all processes of this machine share, unlike [`Instant`].
+/// The time of a monotonic clock that all processes of this machine share, unlike [`Instant`](std::time::Instant).
 pub(super) fn now() -> Duration {
     let time = clock_gettime(ClockId::Monotonic);
     // The clock starts at 0, so the conversions succeed.
