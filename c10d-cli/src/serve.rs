@@ -146,14 +146,10 @@ impl ServeArgs {
             None | Some(0) => options,
             Some(bytes) => options.with_memory_max(bytes),
         };
-        let options = match credentials {
+        match credentials {
             Some(credentials) => options
                 .with_credentials(credentials.clone())
                 .with_plain_from_same_user(self.plain_from_same_user),
-            None => options,
-        };
-        match self.world_size {
-            Some(world_size) => options.with_world_size(world_size),
             None => options,
         }
     }

@@ -85,9 +85,6 @@ impl Options {
 
     pub(crate) fn server(&self) -> ServerOptions {
         let mut options = ServerOptions::default().with_limits(self.limits);
-        if let Some(world_size) = self.world_size {
-            options = options.with_world_size(world_size);
-        }
         if let Some(connections_max) = self.connections_max {
             options = options.with_connections_max(connections_max);
         }

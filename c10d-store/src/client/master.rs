@@ -81,9 +81,6 @@ fn start_new(
         None => listen_for(target, options.listen_on, deadline, &options.cancel)?,
     };
     let mut server_options = options.server_options.clone();
-    if let Some(world_size) = options.world_size {
-        server_options = server_options.with_world_size(world_size);
-    }
     if server_options.credentials.is_none() {
         server_options.credentials.clone_from(&options.credentials);
     }

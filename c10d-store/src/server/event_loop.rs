@@ -27,7 +27,6 @@ use super::observer::{Observed, StoreObserver};
 use super::options::ServerOptions;
 use super::recover::OpenJournal;
 use super::sessions::Sessions;
-use super::stall::StallWatch;
 use super::standby::Standby;
 use super::timers::Timers;
 use super::turn::TurnClock;
@@ -91,7 +90,6 @@ pub(super) struct EventLoop {
     observed: Observed,
     started: Instant,
     traffic: Traffic,
-    stall: StallWatch,
     read_buffer: Box<[u8]>,
     /// What a TLS connection has received, opened.
     opened: Vec<u8>,
@@ -157,7 +155,6 @@ impl EventLoop {
             connections: Connections::new(options.unsent_bytes_max()),
             sessions,
             state,
-            stall: StallWatch::new(options.stall_report_after()),
             options,
             tls,
             acceptor,
@@ -245,7 +242,6 @@ impl EventLoop {
             of_connection,
             of_state.map(|at| self.started + at.since_start()),
             self.acceptor.next_deadline(),
-            self.stall.due(),
             self.sessions.next_expiry(),
             self.beat_at,
             hold.filter(|_| self.state.has_batch()),
@@ -284,7 +280,7 @@ impl EventLoop {
         self.flush_touched();
         // Without `ready`: what is left of earlier turns may take long.
         self.keep_gathered(has_events && self.ready.is_empty(), now);
-        self.watch_waits(now);
+        self.publish_waits();
         self.watch_announcements();
         if let Some(line) = self.acceptor.report(now) {
             log::warn!("{line}");

@@ -19,7 +19,6 @@ mod options;
 mod recover;
 mod session_memory;
 mod sessions;
-mod stall;
 mod standby;
 mod timers;
 mod turn;

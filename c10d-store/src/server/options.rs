@@ -27,8 +27,6 @@ pub struct ServerOptions {
     memory_max: Option<usize>,
     connections_max: usize,
     handshake_timeout: Duration,
-    world_size: Option<usize>,
-    stall_report_after: Duration,
     session_timeout: Duration,
     pub(crate) credentials: Option<Credentials>,
     pub(super) plain_from_same_user: bool,
@@ -43,8 +41,6 @@ impl Default for ServerOptions {
             memory_max: None,
             connections_max: 1 << 18,
             handshake_timeout: Duration::from_secs(60),
-            world_size: None,
-            stall_report_after: Duration::from_secs(30),
             session_timeout: Duration::from_secs(600),
             credentials: None,
             plain_from_same_user: false,
@@ -93,21 +89,6 @@ impl ServerOptions {
         self.handshake_timeout
     }
 
-    /// The number of workers of the job; `None` if unknown, the default. While fewer have joined, a
-    /// report of long waits is a warning. The server also serves more workers.
-    #[must_use]
-    pub const fn world_size(&self) -> Option<usize> {
-        self.world_size
-    }
-
-    /// How long a connection waits before the server logs a report of the waits: as a warning while
-    /// workers are missing, otherwise at debug level. The intervals between reports grow from this time
-    /// to 10 min. Default 30 s: longer than the workers of a job usually take to start.
-    #[must_use]
-    pub const fn stall_report_after(&self) -> Duration {
-        self.stall_report_after
-    }
-
     /// The longest time that the server remembers a session (docs/wire-extensions.md, section 9.9) whose connection is
     /// lost. The client may ask for less. Then the session's clients end as if they had closed their connections.
     /// Default 10 min.
@@ -147,18 +128,6 @@ impl ServerOptions {
     /// it when the server listens.
     pub fn with_journal(mut self, journal: impl Into<JournalSource>) -> Self {
         self.journal = Some(journal.into());
-        self
-    }
-
-    /// Sets [`world_size`](Self::world_size).
-    pub const fn with_world_size(mut self, world_size: usize) -> Self {
-        self.world_size = Some(world_size);
-        self
-    }
-
-    /// Sets [`stall_report_after`](Self::stall_report_after).
-    pub const fn with_stall_report_after(mut self, after: Duration) -> Self {
-        self.stall_report_after = after;
         self
     }
 

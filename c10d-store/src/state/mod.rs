@@ -51,13 +51,12 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::decimal::parse_decimal;
 use crate::known::Known;
 use crate::message::{ConnId, Keys, Payload, Replies, Reply, Request};
 use crate::moment::Moment;
 use crate::snapshot::{CloseReason, Closed, ConnectionId, Counters};
 use crate::stored_value::Value;
-use crate::wire::{Opcode, WORKER_COUNT_KEY, reply_to_ping};
+use crate::wire::{Opcode, reply_to_ping};
 use announcements::Announcements;
 use conn_hash::ConnHash;
 use directory::Directory;
@@ -70,7 +69,6 @@ use owners::{Owners, silence_max};
 use slots::{NotANumber, Slot, Slots};
 use stored::Writer;
 use sweeps::Sweeps;
-pub(crate) use waiters::WaitSummary;
 use waiters::{Answer, ListId, Origin, Waiters, Wants, Woken};
 use wanted::WantedKeys;
 
@@ -494,17 +492,6 @@ impl StoreState {
     /// The address of an open connection's peer.
     pub(crate) fn peer(&self, conn: ConnId) -> Option<SocketAddr> {
         self.directory.peer(conn)
-    }
-
-    /// A summary of the waits, with at most `keys_max` keys.
-    pub(crate) fn summary_of_waits(&self, keys_max: usize) -> WaitSummary {
-        self.waiters.summary(keys_max)
-    }
-
-    /// The number of workers that have counted themselves; `None` if none has (docs/wire.md, 7.2).
-    pub(crate) fn joined_workers(&self) -> Option<i64> {
-        let slot = self.slots.get(WORKER_COUNT_KEY)?;
-        parse_decimal(slot.value()?.as_bytes())
     }
 
     /// docs/wire.md, CHECK: a value, or a queue that is not empty.

@@ -139,19 +139,6 @@ struct Wait {
     origin: Origin,
 }
 
-/// A summary of the waits, for a report.
-#[derive(Debug)]
-pub(crate) struct WaitSummary {
-    /// The number of waiting connections.
-    pub(crate) waiting: usize,
-    /// The connection that has waited longest, and the start of its wait.
-    pub(crate) oldest: Option<(ConnId, Moment)>,
-    /// Some of the keys, each with the number of connections that wait for it.
-    pub(crate) keys: Vec<(Vec<u8>, usize)>,
-    /// The number of further keys.
-    pub(crate) more_keys: usize,
-}
-
 #[derive(Debug)]
 struct Entry {
     conn: ConnId,
@@ -203,31 +190,6 @@ impl Waiters {
     /// The number of waiting connections.
     pub(super) fn waiting(&self) -> usize {
         self.waits.len()
-    }
-
-    /// A summary with at most `keys_max` keys. Visits each wait, and the waiters of the named keys.
-    pub(super) fn summary(&self, keys_max: usize) -> WaitSummary {
-        let started = |(conn, wait): (&ConnId, &Wait)| (wait.origin.since, *conn);
-        let oldest = self.waits.iter().map(started).min();
-        let keys = self.lists.iter().take(keys_max);
-        WaitSummary {
-            waiting: self.waits.len(),
-            oldest: oldest.map(|(since, conn)| (conn, since)),
-            keys: keys
-                .map(|(_, list)| (list.name.to_vec(), self.length(list)))
-                .collect(),
-            more_keys: self.lists.len().saturating_sub(keys_max),
-        }
-    }
-
-    fn length(&self, list: &List) -> usize {
-        let mut length = 0;
-        let mut at = list.first;
-        while at != NONE {
-            length += 1;
-            at = self.entries[at as usize].next_in_list;
-        }
-        length
     }
 
     /// The pending wait of a connection.

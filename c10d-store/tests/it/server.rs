@@ -688,39 +688,6 @@ fn one_store_can_be_served_on_several_addresses() {
     }
 }
 
-#[test]
-fn a_long_wait_is_logged_while_workers_are_missing() {
-    log_lines::record();
-    let server = serve(
-        ServerOptions::default()
-            .with_world_size(4)
-            .with_stall_report_after(Duration::from_millis(20)),
-    );
-    let port = server.local_addr().port();
-    let worker = || {
-        let options = TcpStoreOptions::default()
-            .with_world_size(4)
-            .with_timeout(LONG);
-        TcpStore::open("127.0.0.1", port, options).unwrap()
-    };
-    let workers = [worker(), worker(), worker()];
-    thread::scope(|scope| {
-        for worker in &workers {
-            scope.spawn(|| worker.get("set by the missing worker").unwrap());
-        }
-        wait_until("three workers wait", || server.waiting_count() == 3);
-        let line = log_lines::wait_for("waiting connections: 3,");
-        assert!(line.starts_with("3 of 4 workers have joined;"), "{line}");
-        assert!(line.contains("s: 127.0.0.1:"), "{line}");
-        assert!(
-            line.ends_with("\"set by the missing worker\" (by 3)"),
-            "{line}"
-        );
-        worker().set("set by the missing worker", "").unwrap();
-    });
-    wait_until("no worker waits", || server.waiting_count() == 0);
-}
-
 /// Strangers cause a few lines, and one with the number of the others, whatever they send.
 /// docs/wire.md, CLOSE 4.
 #[test]

@@ -1,15 +1,10 @@
-//! The event loop's part for observers: snapshots, and log lines about long waits.
+//! The event loop's part for observers: snapshots, and the number of waits.
 
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use super::EventLoop;
 use crate::server::observer::SnapshotError;
-use crate::server::stall::{Stall, Workers};
 use crate::state::SNAPSHOT_SLICE;
-
-/// The most keys named in a report of long waits.
-const KEYS_REPORTED_MAX: usize = 3;
 
 impl EventLoop {
     /// Copies a slice of a snapshot. What happens between two slices does not change it.
@@ -46,39 +41,9 @@ impl EventLoop {
         }
     }
 
-    /// Publishes the number of waits, and logs a report of long ones.
-    pub(super) fn watch_waits(&mut self, now: Instant) {
+    /// Publishes the number of waits.
+    pub(super) fn publish_waits(&self) {
         let waiting = self.state.waiting();
         self.counts.waiting.store(waiting, Ordering::Release);
-        self.stall.observe(waiting > 0, || now);
-        if self.stall.due().is_none_or(|due| due > now) {
-            return;
-        }
-        let summary = self.state.summary_of_waits(KEYS_REPORTED_MAX);
-        let oldest = summary.oldest.and_then(|(conn, since)| {
-            let peer = self.state.peer(conn)?;
-            Some((peer, self.started + since.since_start()))
-        });
-        let Some((oldest_peer, since)) = oldest else {
-            // Every wait has a start and a connection. If not, log nothing rather than spin.
-            return self.stall.observe(false, || now);
-        };
-        if !self.stall.is_report_due(since, now) {
-            return;
-        }
-        let stall = Stall {
-            waiting: summary.waiting,
-            oldest_since: since,
-            oldest_peer,
-            keys: summary.keys,
-            more_keys: summary.more_keys,
-            workers: Workers {
-                world_size: self.options.world_size(),
-                joined: self.state.joined_workers(),
-                connections: self.connections.len(),
-            },
-        };
-        let (level, line) = stall.line(now);
-        log::log!(level, "{line}");
     }
 }
