@@ -27,7 +27,6 @@ use crate::{
 #[must_use]
 pub struct ConnectOptions {
     backoff: BackoffOptions,
-    jitter_seed: Option<u64>,
     rounds_max: Option<u64>,
     socket: SocketOptions,
 }
@@ -43,13 +42,6 @@ impl ConnectOptions {
     /// The delays between rounds of attempts. Default [`BackoffOptions::default`].
     pub fn with_backoff(mut self, backoff: BackoffOptions) -> Self {
         self.backoff = backoff;
-        self
-    }
-
-    /// The seed of the backoff's jitter. Default: a random one for each call, so that clients do not
-    /// retry together. A fixed seed makes a run repeatable.
-    pub fn with_jitter_seed(mut self, seed: u64) -> Self {
-        self.jitter_seed = Some(seed);
         self
     }
 
@@ -132,7 +124,8 @@ pub struct Dialer {
 impl Dialer {
     /// Prepares to connect. The elapsed time counts from here.
     pub fn new(target: &HostPort, options: &ConnectOptions, deadline: Deadline) -> Self {
-        let seed = options.jitter_seed.unwrap_or_else(|| fastrand::u64(..));
+        // Random, so that clients do not retry together.
+        let seed = fastrand::u64(..);
         let backoff = Backoff::new(options.backoff.clone(), seed);
         Self {
             plan: DialPlan::new(target.clone(), backoff, Instant::now(), deadline)

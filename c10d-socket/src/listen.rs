@@ -11,7 +11,11 @@ use crate::addr::is_localhost;
 use crate::resolve::Resolver;
 use crate::{Cancel, Deadline, HostPort, ListenError, SocketOptions, sys};
 
-/// Address, backlog and socket options of [`listen`]. By default all interfaces, IPv6 and IPv4, on a
+/// The time limit for looking up a name: a resolver that needs longer is broken, and a start that hangs is worse than one
+/// that fails.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Address and socket options of [`listen`]. By default all interfaces, IPv6 and IPv4, on a
 /// port that the system picks.
 ///
 /// ```
@@ -25,8 +29,6 @@ use crate::{Cancel, Deadline, HostPort, ListenError, SocketOptions, sys};
 pub struct ListenOptions {
     host: Option<String>,
     port: u16,
-    backlog: u32,
-    lookup_timeout: Option<Duration>,
     cancel: Cancel,
     socket: SocketOptions,
 }
@@ -49,21 +51,6 @@ impl ListenOptions {
         self
     }
 
-    /// The most connections in the accept queue. Default: the system's maximum (`somaxconn` on Linux),
-    /// since a whole job connects at once, and a full queue delays a connection by a second or more.
-    pub fn with_backlog(mut self, backlog: u32) -> Self {
-        self.backlog = backlog;
-        self
-    }
-
-    /// The time limit for looking up the host, if it is a name; `None` waits indefinitely. Default
-    /// 10 s: a resolver that needs longer is broken, and a start that hangs is worse than one that
-    /// fails.
-    pub fn with_lookup_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
-        self.lookup_timeout = timeout.into();
-        self
-    }
-
     /// Ends the lookup of the host. Default [`Cancel::NEVER`].
     pub fn with_cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
@@ -83,8 +70,6 @@ impl Default for ListenOptions {
         Self {
             host: None,
             port: 0,
-            backlog: u32::MAX,
-            lookup_timeout: Some(Duration::from_secs(10)),
             cancel: Cancel::NEVER,
             socket: SocketOptions::default(),
         }
@@ -95,7 +80,7 @@ impl Default for ListenOptions {
 ///
 /// For all interfaces this is one listener on `[::]`, which accepts IPv4 too, or on 0.0.0.0 without
 /// IPv6. SO_REUSEADDR is set, so a port is available right after its server has stopped. Blocks only
-/// to look up a name, for at most the [lookup timeout](ListenOptions::with_lookup_timeout).
+/// to look up a name, for at most 10 s.
 ///
 /// ```
 /// use c10d_socket::{ListenOptions, listen};
@@ -120,7 +105,7 @@ pub fn listen(options: &ListenOptions) -> Result<Vec<TcpListener>, ListenError> 
         .map(|ip| SocketAddr::new(ip, options.port))
         .to_vec()
     } else {
-        let deadline = Deadline::after(Instant::now(), options.lookup_timeout);
+        let deadline = Deadline::after(Instant::now(), Some(LOOKUP_TIMEOUT));
         let target = HostPort::new(host.as_str(), options.port);
         lookup(&target, deadline, &options.cancel)?
     };
@@ -285,20 +270,17 @@ fn listen_on(address: SocketAddr, options: &ListenOptions) -> Result<TcpListener
         }
         socket.set_reuse_address(true)?;
         socket.bind(&address.into())?;
-        start_listening(socket, options.backlog, &options.socket)
+        start_listening(socket, &options.socket)
     };
     bind().map_err(|source| ListenError::Address { address, source })
 }
 
-fn start_listening(
-    socket: Socket,
-    backlog: u32,
-    options: &SocketOptions,
-) -> io::Result<TcpListener> {
+fn start_listening(socket: Socket, options: &SocketOptions) -> io::Result<TcpListener> {
     options.apply(&socket)?;
     socket.set_nonblocking(true)?;
-    // The system limits the backlog to its maximum.
-    socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
+    // The system's maximum (somaxconn on Linux): a whole job connects at once, and a full queue delays a connection by a second
+    // or more.
+    socket.listen(i32::MAX)?;
     Ok(socket.into())
 }
 
@@ -338,5 +320,5 @@ fn adopt(socket: Socket, fd: RawFd, expected: u16) -> Result<TcpListener, Listen
         });
     }
     socket.set_cloexec(true).map_err(failed)?;
-    start_listening(socket, u32::MAX, &SocketOptions::default()).map_err(failed)
+    start_listening(socket, &SocketOptions::default()).map_err(failed)
 }

@@ -19,19 +19,11 @@ use socket2::{SockRef, TcpKeepalive};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use]
 pub struct SocketOptions {
-    nodelay: bool,
     keep_alive: Option<KeepAlive>,
     user_timeout: Option<Duration>,
 }
 
 impl SocketOptions {
-    /// Whether small writes are sent at once (TCP_NODELAY). Default on, as in PyTorch: requests are
-    /// small and a caller waits for each reply, so batching only adds latency.
-    pub fn with_nodelay(mut self, nodelay: bool) -> Self {
-        self.nodelay = nodelay;
-        self
-    }
-
     /// TCP keepalive of idle connections; `None` turns it off. Default on: otherwise a peer that
     /// vanished without closing (power cut, lost network) stays connected forever, with all that the
     /// server holds for it. PyTorch does not set it.
@@ -56,7 +48,8 @@ impl SocketOptions {
     /// The error of setsockopt(2).
     pub fn apply(&self, socket: &impl AsFd) -> io::Result<()> {
         let socket = SockRef::from(socket);
-        socket.set_tcp_nodelay(self.nodelay)?;
+        // As in PyTorch: requests are small and a caller waits for each reply, so batching only adds latency.
+        socket.set_tcp_nodelay(true)?;
         #[cfg(any(target_os = "linux", target_os = "android"))]
         if self.user_timeout.is_some() {
             socket.set_tcp_user_timeout(self.user_timeout)?;
@@ -71,7 +64,6 @@ impl SocketOptions {
 impl Default for SocketOptions {
     fn default() -> Self {
         Self {
-            nodelay: true,
             keep_alive: Some(KeepAlive::default()),
             user_timeout: None,
         }

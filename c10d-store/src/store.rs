@@ -152,15 +152,3 @@ pub trait StoreHandle: Debug + Send + Sync {
     /// [clones](Self::clone_store), continue. A wrapper closes the handle that it wraps. Does not block.
     fn close(&self);
 }
-
-impl dyn Store + '_ {
-    /// The innermost store, which wraps no other. PyTorch's
-    /// `PrefixStore._underlying_non_prefix_store`.
-    pub fn innermost_store(&self) -> &dyn Store {
-        let mut store = self;
-        while let Some(underlying) = store.underlying_store() {
-            store = underlying;
-        }
-        store
-    }
-}
