@@ -68,7 +68,6 @@ impl Options {
     pub(crate) fn server(&self) -> ServerOptions {
         with_given!(
             ServerOptions::default().with_limits(self.limits),
-            with_world_size(self.world_size),
             with_connections_max(self.connections_max),
             with_credentials(self.credentials.clone()),
             with_journal(self.journal.clone()),
