@@ -1,14 +1,14 @@
 //! The form of the exported functions.
 //!
-//! `operations!` makes those that return a status: a function is its C signature and the body that is left when the
-//! arguments are checked. `frees!` makes those that free a handle.
+//! `operations!` makes those that return a status: a function is its C signature and its own body, because the macro
+//! checks the arguments. `frees!` makes those that free a handle.
 
 use crate::border::{BytesArray, CText};
 use crate::failure::Failure;
 
 /// An argument of a C caller, as the body of an operation receives it.
 pub(crate) trait Argument {
-    /// What remains to be done with it.
+    /// The type that the body receives.
     type Checked;
 
     /// Refuses null where it has no meaning, and handles of the process that forked this one.
@@ -41,9 +41,9 @@ taken_as_given!(BytesArray, CText);
 /// ```
 ///
 /// The parameters have the types of C and are in its order. A pointer has the parameter with its length in brackets
-/// behind it: the body receives both as a [`Counted`](crate::border::Counted), all others as [`Argument::check`]
-/// returns them. The parameters `timeout_ms` and `cancel` of an operation that waits follow these; the body receives
-/// both as a tuple. Their type `CancelHandle` is the caller's to import, because its file uses this macro.
+/// behind it: the body receives both as a [`Counted`](crate::border::Counted), and every other argument as
+/// [`Argument::check`] returns it. The parameters `timeout_ms` and `cancel` of an operation that waits follow these; the
+/// body receives both as a tuple. Their type `CancelHandle` is the caller's to import, because its file uses this macro.
 ///
 /// Results are the last parameters. Each is the default of its type until the body has returned its value, or a
 /// tuple of two, and stays so after a failure. Null is refused, unless `or_null` says that the caller may have no use
