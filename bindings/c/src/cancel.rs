@@ -6,7 +6,7 @@ use c10d_socket::{Cancel, ProcessBound};
 
 use crate::border;
 use crate::failure::Failure;
-use crate::interface::{frees, operations};
+use crate::interface::{Argument, frees, operations};
 use crate::status::Status;
 
 /// Ends blocking calls from another thread. Give it to any number of calls, one after the other or at the same time.
@@ -41,6 +41,18 @@ impl CancelHandle {
         cancel.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+impl Argument for Option<&CancelHandle> {
+    type Checked = Self;
+
+    /// Null is for calls that nothing ends.
+    fn check(self, _: &'static str) -> Result<Self, Failure> {
+        Ok(self)
+    }
+}
+
+/// The parameters `timeout_ms` and `cancel` of an operation that waits.
+pub(crate) type Wait<'c> = (i64, Option<&'c CancelHandle>);
 
 /// What ends a call that was given this handle.
 ///

@@ -4,9 +4,9 @@ use std::env;
 use std::mem::MaybeUninit;
 
 use crate::border;
+use crate::exported::exported;
 use crate::failure::Failure;
 use crate::guard::call;
-use crate::interface::exported;
 use crate::status::Status;
 
 fn read(name: &str, number: Option<&mut MaybeUninit<usize>>) -> Status {

@@ -7,9 +7,9 @@ use c10d::{Group, GroupOptions};
 use c10d_socket::{Cancel, ProcessBound};
 
 use crate::border::{self, Buffer, BufferList, CText, DataPointer, NumberArray, ValuePointer};
-use crate::cancel::{self, CancelHandle};
+use crate::cancel::{self, CancelHandle, Wait};
 use crate::failure::Failure;
-use crate::interface::{Argument, Wait, frees, operations};
+use crate::interface::{Argument, frees, operations};
 use crate::options::Options;
 use crate::store::StoreHandle;
 use crate::timeout;

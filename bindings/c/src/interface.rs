@@ -1,24 +1,19 @@
 //! The form of the exported functions.
 //!
-//! `operations!` makes those that return a status: a function is its C signature and the body that is left when the
-//! arguments are checked. `frees!` makes those that free a handle, and `exported!` gives all others the names that
-//! C looks for.
+//! `operations!` makes those that return a status: a function is its C signature and its own body, because the macro
+//! checks the arguments. `frees!` makes those that free a handle.
 
 use crate::border::{BytesArray, CText};
-use crate::cancel::CancelHandle;
 use crate::failure::Failure;
 
 /// An argument of a C caller, as the body of an operation receives it.
 pub(crate) trait Argument {
-    /// What remains to be done with it.
+    /// The type that the body receives.
     type Checked;
 
     /// Refuses null where it has no meaning, and handles of the process that forked this one.
     fn check(self, name: &'static str) -> Result<Self::Checked, Failure>;
 }
-
-/// The parameters `timeout_ms` and `cancel` of an operation that waits.
-pub(crate) type Wait<'c> = (i64, Option<&'c CancelHandle>);
 
 macro_rules! taken_as_given {
     ($($type:ty),+) => {$(
@@ -33,7 +28,7 @@ macro_rules! taken_as_given {
 }
 
 taken_as_given!(bool, i32, i64, u16, u64, usize);
-taken_as_given!(BytesArray, CText, Option<&CancelHandle>);
+taken_as_given!(BytesArray, CText);
 
 /// Defines exported functions that return a status.
 ///
@@ -46,9 +41,9 @@ taken_as_given!(BytesArray, CText, Option<&CancelHandle>);
 /// ```
 ///
 /// The parameters have the types of C and are in its order. A pointer has the parameter with its length in brackets
-/// behind it: the body receives both as a [`Counted`](crate::border::Counted), all others as [`Argument::check`]
-/// returns them. The parameters `timeout_ms` and `cancel` of an operation that waits follow these; the body receives
-/// them as a [`Wait`].
+/// behind it: the body receives both as a [`Counted`](crate::border::Counted), and every other argument as
+/// [`Argument::check`] returns it. The parameters `timeout_ms` and `cancel` of an operation that waits follow these; the
+/// body receives both as a tuple. Their type `CancelHandle` is the caller's to import, because its file uses this macro.
 ///
 /// Results are the last parameters. Each is the default of its type until the body has returned its value, or a
 /// tuple of two, and stays so after a failure. Null is refused, unless `or_null` says that the caller may have no use
@@ -88,20 +83,20 @@ macro_rules! operations {
         fn $function:ident($($name:ident: $type:ty $([$len:ident])?),* $(,)? $(; $wait:ident)?)
         $(-> $($result:ident $(($null:ident))?: $value:ty),+)? = $body:expr;
     )+) => {
-        $crate::interface::exported! {$(
+        $crate::exported::exported! {$(
             $(#[$attribute])*
             pub extern "C" fn $function(
                 $($name: $type, $($len: usize,)?)*
                 $(
                     timeout_ms: $crate::interface::operations!(@timeout $wait),
-                    cancel: Option<&$crate::cancel::CancelHandle>,
+                    cancel: Option<&CancelHandle>,
                 )?
                 $($($result: Option<&mut std::mem::MaybeUninit<$value>>,)+)?
             ) -> $crate::status::Status {
                 $crate::guard::call(|| {
                     $($(let $result = $crate::interface::operations!(@place $result $($null)?);)+)?
                     $(let $name = $crate::interface::operations!(@argument $name $($len)?);)*
-                    $(let $wait: $crate::interface::Wait<'_> = (timeout_ms, cancel);)?
+                    $(let $wait = (timeout_ms, cancel);)?
                     $crate::interface::operations!(@return $body $($(, $result)+)?);
                     Ok(())
                 })
@@ -110,19 +105,10 @@ macro_rules! operations {
     };
 }
 
-/// Gives functions the names in the library that they have here.
-macro_rules! exported {
-    ($($function:item)+) => {$(
-        #[expect(unsafe_code, reason = "C finds exported functions by their plain names")]
-        #[unsafe(no_mangle)]
-        $function
-    )+};
-}
-
 /// Defines functions that free a handle. They leave null alone, and return nothing, even after a panic.
 macro_rules! frees {
     ($($(#[$attribute:meta])* fn $function:ident($handle:ident: $type:ty);)+) => {
-        $crate::interface::exported! {$(
+        $crate::exported::exported! {$(
             $(#[$attribute])*
             pub extern "C" fn $function($handle: Option<Box<$type>>) {
                 $crate::guard::value((), || drop($handle));
@@ -131,4 +117,4 @@ macro_rules! frees {
     };
 }
 
-pub(crate) use {exported, frees, operations};
+pub(crate) use {frees, operations};

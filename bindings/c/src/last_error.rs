@@ -6,8 +6,8 @@ use std::mem::MaybeUninit;
 use std::ptr;
 
 use crate::border;
+use crate::exported::exported;
 use crate::failure::Failure;
-use crate::interface::exported;
 use crate::status::{CallOutcome, Status};
 
 /// A failure, and its text for C.

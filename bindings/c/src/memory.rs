@@ -1,8 +1,8 @@
 //! Frees the memory of results.
 
 use crate::border::{Buffer, BufferList};
+use crate::exported::exported;
 use crate::guard;
-use crate::interface::exported;
 
 exported! {
     /// Frees a buffer and sets it to zero. Null, a buffer of zeros and one that was freed are left alone. Do not free a

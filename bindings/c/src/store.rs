@@ -10,9 +10,9 @@ use c10d_store::{
 };
 
 use crate::border::{self, Buffer, Bytes, CText, Counted, KeyPointer};
-use crate::cancel;
+use crate::cancel::{self, Wait};
 use crate::failure::Failure;
-use crate::interface::{Argument, Wait, frees, operations};
+use crate::interface::{Argument, frees, operations};
 use crate::options::Options;
 use crate::status::Status;
 use crate::timeout;

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use crate::interface::exported;
+use crate::exported::exported;
 use crate::status::c_text;
 
 const VERSION: &CStr = c_text(concat!(env!("CARGO_PKG_VERSION"), "\0"));

@@ -5,6 +5,7 @@
 use c10d_store::{Known, StoreExt};
 
 use crate::border::{Buffer, BufferList, BytesArray, DataPointer, KeyPointer};
+use crate::cancel::CancelHandle;
 use crate::interface::operations;
 use crate::store::{StoreHandle, as_strs};
 
