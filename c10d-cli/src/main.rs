@@ -95,7 +95,7 @@ enum Command {
     Secret(secret::SecretCommand),
     /// Prints the script with which a shell completes commands and options.
     ///
-    /// For bash: `c10d completions bash > ~/.local/share/bash-completion/completions/c10d`. docs/install.md has the
+    /// For bash: `c10d completions bash > ~/.local/share/bash-completion/completions/c10d`. docs/how-to/install.md has the
     /// directories of the other shells.
     Completions(completions::CompletionsArgs),
     /// Prints a manual page, or writes all of them to a directory.

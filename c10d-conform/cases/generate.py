@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes generated.jsonl: limits, hostile lengths, races, and orders of waits, queues and barriers.
 
-The answers are those of the protocol's description (docs/wire.md). PyTorch's servers have been checked against them.
+The answers are those of the protocol's description (docs/spec/wire.md). PyTorch's servers have been checked against them.
 """
 import json
 import pathlib

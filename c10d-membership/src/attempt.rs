@@ -79,7 +79,7 @@ impl fmt::Display for Attempt {
 mod tests {
     use super::*;
 
-    /// docs/membership.md, UUID 1 and 2.
+    /// docs/spec/membership.md, UUID 1 and 2.
     #[test]
     fn a_uuid_has_63_bits_and_ascends_and_ends_before_it_repeats() {
         let first = Attempt::new(Nonce::new(u32::MAX), 1);

@@ -1,4 +1,4 @@
-//! The bytes of messages, replies, lists and what a service keeps: docs/wire-extensions.md, section 9.13.
+//! The bytes of messages, replies, lists and what a service keeps: docs/spec/wire-extensions.md, section 9.13.
 //!
 //! Integers are little-endian; a handle has its length before it, or is the rest. What is read comes from strangers: a
 //! length is compared with the bytes that are there before memory is reserved, and what is left over is an error. Values

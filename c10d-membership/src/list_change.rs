@@ -1,4 +1,4 @@
-//! A list in few bytes: docs/wire-extensions.md, section 9.13.
+//! A list in few bytes: docs/spec/wire-extensions.md, section 9.13.
 //!
 //! After a death nearly all seats are those of the list before, which its reader has. What changes in them follows from it:
 //! the rank before, and the two numbers in a handle of torch, which are the rank and the uuid of the list before. So the

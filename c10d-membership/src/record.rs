@@ -100,7 +100,7 @@ mod tests {
         (ids, record.source)
     }
 
-    /// docs/membership.md, RANK 1 to 3.
+    /// docs/spec/membership.md, RANK 1 to 3.
     #[test]
     fn members_that_stay_keep_their_ranks_unless_the_group_shrinks() {
         let first = [(7, None, 0), (3, None, 0), (5, None, 0)];
@@ -128,7 +128,7 @@ mod tests {
         );
     }
 
-    /// docs/membership.md, RANK 4.
+    /// docs/spec/membership.md, RANK 4.
     #[test]
     fn the_source_has_the_newest_step_of_the_members_that_stay() {
         let members = [

@@ -8,7 +8,7 @@
 //! had sent it, so no rank can see a difference, and nothing is ever answered from memory.
 //!
 //! When the store was restarted with its journal, [`Hub::restart`] begins both streams anew. The ranks' requests are kept
-//! until the store has acknowledged them, and are sent again then (docs/wire-extensions.md, SESSION 12 to 15).
+//! until the store has acknowledged them, and are sent again then (docs/spec/wire-extensions.md, SESSION 12 to 15).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};

@@ -13,7 +13,7 @@ const OWED_MAX: usize = 4096;
 const UNSENT_BYTES_MAX: usize = 256 << 10;
 
 /// Nor is one of which so many bytes are kept for a store that may be restarted. The store acknowledges before: it has
-/// carried out all but what there is credit for, and lets 64 KiB of that be unacknowledged (docs/wire-extensions.md,
+/// carried out all but what there is credit for, and lets 64 KiB of that be unacknowledged (docs/spec/wire-extensions.md,
 /// SESSION 8 and 14).
 const KEPT_BYTES_MAX: usize = (256 + 64) << 10;
 

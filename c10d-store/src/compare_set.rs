@@ -28,7 +28,7 @@ impl CompareSet {
         }
     }
 
-    /// From the reply of COMPARE_SET (docs/wire.md, COMPARE_SET 1 to 4).
+    /// From the reply of COMPARE_SET (docs/spec/wire.md, COMPARE_SET 1 to 4).
     pub(crate) fn from_answer(answer: Vec<u8>, expected: &[u8], desired: &[u8]) -> Self {
         let swapped = if answer != desired {
             Some(false)
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     /// For every state of the key, a reported outcome is the true one.
-    /// docs/wire-extensions.md, COMPARE_EXCHANGE 2.
+    /// docs/spec/wire-extensions.md, COMPARE_EXCHANGE 2.
     #[test]
     fn a_reported_outcome_is_true() {
         let values: [&[u8]; 4] = [b"", b"a", b"b", b"c"];

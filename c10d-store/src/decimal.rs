@@ -4,7 +4,7 @@
 const NUMBER_BYTES_MAX: usize = 64;
 
 /// Reads the number at the start of `text` as C's `strtoll` in base 10 and PyTorch's stores do
-/// (docs/wire.md, ADD): leading white space, an optional sign, then digits up to the first other byte.
+/// (docs/spec/wire.md, ADD): leading white space, an optional sign, then digits up to the first other byte.
 /// `None` without digits, if the number does not fit an `i64`, or if it does not end within 64 bytes: a value of
 /// megabytes of white space costs no more than that.
 pub(crate) fn parse_decimal(value: &[u8]) -> Option<i64> {
@@ -67,8 +67,8 @@ mod tests {
 
     use super::*;
 
-    /// docs/wire.md, ADD: how each value is read.
-    /// docs/wire.md, ADD 2 and 3.
+    /// docs/spec/wire.md, ADD: how each value is read.
+    /// docs/spec/wire.md, ADD 2 and 3.
     #[test]
     fn add_reads_values_like_strtoll() {
         let table: &[(&[u8], Option<i64>)] = &[
@@ -110,7 +110,7 @@ mod tests {
         }
     }
 
-    /// docs/wire.md, ADD 7.
+    /// docs/spec/wire.md, ADD 7.
     #[test]
     fn the_first_64_bytes_decide_whether_a_value_is_a_number() {
         let after = |blanks: usize, rest: &str| " ".repeat(blanks) + rest;
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    /// docs/wire.md, ADD 5.
+    /// docs/spec/wire.md, ADD 5.
     #[test]
     fn a_written_number_replaces_the_content() {
         let mut text = b"something longer than any number".to_vec();

@@ -7,7 +7,7 @@ use crate::error::StoreError;
 /// Requests to process groups, as bytes. [`Membership`](crate::membership::Membership) says what callers get.
 pub trait Groups {
     /// Sends a request to a group. One that waits is a poll, and is answered when there is news; `None` if there is none in
-    /// time. The answer is the reply and the list of docs/wire-extensions.md, section 9.13.
+    /// time. The answer is the reply and the list of docs/spec/wire-extensions.md, section 9.13.
     ///
     /// # Errors
     /// As [`Membership`](crate::membership::Membership).

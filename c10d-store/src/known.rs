@@ -115,7 +115,7 @@ impl fmt::Debug for Known<'_> {
 mod tests {
     use super::*;
 
-    /// docs/wire-extensions.md, WAIT_CHANGE 1.
+    /// docs/spec/wire-extensions.md, WAIT_CHANGE 1.
     #[test]
     fn a_value_differs_in_the_known_bytes_or_the_known_length() {
         let value = b"abcdef";

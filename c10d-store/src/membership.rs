@@ -17,13 +17,13 @@ use crate::key::key_to_bytes;
 use crate::store::Store;
 use crate::wire::{GroupReply, GroupRequest, Opening, PAYLOAD_KEY_PREFIX};
 
-/// The most groups of a server (docs/wire-extensions.md, MEMBERSHIP 2).
+/// The most groups of a server (docs/spec/wire-extensions.md, MEMBERSHIP 2).
 const GROUPS_MAX: usize = 1024;
 
 /// Characters of a prefix in an error.
 const KEY_CHARS_SHOWN_MAX: usize = 80;
 
-/// A process group whose members agree through the store's server: the service that [`Member`] talks to. docs/membership.md
+/// A process group whose members agree through the store's server: the service that [`Member`] talks to. docs/spec/membership.md
 /// has its rules. [`StoreExt::membership`](crate::StoreExt::membership) makes one.
 ///
 /// It has one connection of its own. Any number of threads may use it: a message of one goes in front of a poll of

@@ -187,16 +187,16 @@ pub(crate) enum Request<'a> {
         key: &'a [u8],
         world_size: i64,
     },
-    /// Extension: docs/wire-extensions.md, section 9.2.
+    /// Extension: docs/spec/wire-extensions.md, section 9.2.
     WaitGet {
         keys: Keys<'a>,
     },
-    /// Extension: docs/wire-extensions.md, section 9.4.
+    /// Extension: docs/spec/wire-extensions.md, section 9.4.
     TryAdd {
         key: &'a [u8],
         delta: i64,
     },
-    /// Extension: docs/wire-extensions.md, section 9.3.
+    /// Extension: docs/spec/wire-extensions.md, section 9.3.
     WaitChange {
         key: &'a [u8],
         /// The offset of the known bytes in the value.
@@ -205,19 +205,19 @@ pub(crate) enum Request<'a> {
         length: Option<usize>,
         known: Payload<'a>,
     },
-    /// Extension: docs/wire-extensions.md, section 9.7.
+    /// Extension: docs/spec/wire-extensions.md, section 9.7.
     Announce {
         bytes: Payload<'a>,
     },
-    /// Extension: docs/wire-extensions.md, section 9.8.
+    /// Extension: docs/spec/wire-extensions.md, section 9.8.
     QueueTake {
         key: &'a [u8],
         /// The most elements, at least 1.
         max: usize,
     },
-    /// Extension: docs/wire-extensions.md, section 9.9. For the event loop.
+    /// Extension: docs/spec/wire-extensions.md, section 9.9. For the event loop.
     Session(Hello),
-    /// Extension: docs/wire-extensions.md, section 9.10.
+    /// Extension: docs/spec/wire-extensions.md, section 9.10.
     SetEphemeral {
         key: &'a [u8],
         value: &'a [u8],
@@ -225,25 +225,25 @@ pub(crate) enum Request<'a> {
         will_key: &'a [u8],
         will_value: &'a [u8],
     },
-    /// Extension: docs/wire-extensions.md, section 9.12.
+    /// Extension: docs/spec/wire-extensions.md, section 9.12.
     DeletePrefix {
         /// Not empty.
         prefix: &'a [u8],
         /// 0 for at once.
         delay_millis: u32,
     },
-    /// Extension: docs/wire-extensions.md, section 9.11.
+    /// Extension: docs/spec/wire-extensions.md, section 9.11.
     EndWaits {
         prefix: &'a [u8],
     },
-    /// Extension: docs/wire-extensions.md, section 9.13.
+    /// Extension: docs/spec/wire-extensions.md, section 9.13.
     Membership {
         group: &'a [u8],
         bytes: &'a [u8],
         /// Whether it is MEMBERSHIP_POLL.
         waits: bool,
     },
-    /// Extension: docs/wire-extensions.md, section 9.10.
+    /// Extension: docs/spec/wire-extensions.md, section 9.10.
     KeepAlive {
         /// The longest silence; 0 for any.
         millis: u32,

@@ -274,7 +274,7 @@ impl RequestParser {
         })
     }
 
-    /// docs/wire.md, section 3: VALIDATE must be the first command, and occurs once.
+    /// docs/spec/wire.md, section 3: VALIDATE must be the first command, and occurs once.
     fn validate(&mut self, magic: u32) -> Result<(), WireError> {
         if self.handshake_done {
             return Err(refuse(WireErrorKind::SecondValidate));

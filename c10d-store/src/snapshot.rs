@@ -221,7 +221,7 @@ pub struct QueueRecord {
     pub length: usize,
 }
 
-/// A process group whose members agree through the server (docs/membership.md).
+/// A process group whose members agree through the server (docs/spec/membership.md).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupRecord {
     /// The name, as a key.
@@ -230,7 +230,7 @@ pub struct GroupRecord {
     pub status: GroupStatus,
 }
 
-/// What a launcher has announced about its workers (docs/wire-extensions.md, ANNOUNCE). The store does not look into it.
+/// What a launcher has announced about its workers (docs/spec/wire-extensions.md, ANNOUNCE). The store does not look into it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Announcement {
     /// The connection it came by. Look into [`Snapshot::closed`] for whether it still stands.

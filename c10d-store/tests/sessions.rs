@@ -1,4 +1,4 @@
-//! Sessions whose peer does not behave, by raw bytes (docs/wire-extensions.md, section 9.9). The tests that measure
+//! Sessions whose peer does not behave, by raw bytes (docs/spec/wire-extensions.md, section 9.9). The tests that measure
 //! memory run their server in a process of its own: this binary again, with [`CHILD`] set.
 
 use std::collections::BTreeMap;
@@ -241,7 +241,7 @@ fn requests<'v>(build: impl FnOnce(&mut RequestBuf<'v>)) -> Vec<u8> {
     request.to_bytes()
 }
 
-/// docs/wire-extensions.md, SESSION 16.
+/// docs/spec/wire-extensions.md, SESSION 16.
 #[test]
 fn a_long_value_travels_once_for_all_clients() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
@@ -294,7 +294,7 @@ fn a_long_value_travels_once_for_all_clients() {
 }
 
 /// A frame of 400 bytes makes the server list 1 MB for each of 100 clients, twice.
-/// docs/wire-extensions.md, SESSION 10.
+/// docs/spec/wire-extensions.md, SESSION 10.
 #[cfg(target_os = "linux")]
 #[test]
 fn clients_whose_replies_are_not_read_share_a_budget() {
@@ -328,7 +328,7 @@ fn clients_whose_replies_are_not_read_share_a_budget() {
 }
 
 /// Waits are ended by others, so a pause does not help: a client whose reply is too much for the session is closed.
-/// docs/wire-extensions.md, SESSION 10.
+/// docs/spec/wire-extensions.md, SESSION 10.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_session_has_the_limit_of_one_connection() {
@@ -361,7 +361,7 @@ fn a_session_has_the_limit_of_one_connection() {
 }
 
 /// As do unfinished requests, and waits, of groups: 4 KB that are sent once are 4 KB of each client.
-/// docs/wire-extensions.md, SESSION 10.
+/// docs/spec/wire-extensions.md, SESSION 10.
 #[cfg(target_os = "linux")]
 #[test]
 fn what_groups_expand_to_counts() {
@@ -405,7 +405,7 @@ fn what_groups_expand_to_counts() {
     assert!(peak < 200 * MIB, "{} MiB", peak / MIB);
 }
 
-/// docs/wire-extensions.md, SESSION 8 and 10.
+/// docs/spec/wire-extensions.md, SESSION 8 and 10.
 #[test]
 fn a_client_that_reads_goes_on_beside_clients_that_do_not() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
@@ -442,7 +442,7 @@ fn a_client_that_reads_goes_on_beside_clients_that_do_not() {
     assert!(link.replies[&0].len() < listing, "its credit is used up");
 }
 
-/// docs/wire-extensions.md, SESSION 3.
+/// docs/spec/wire-extensions.md, SESSION 3.
 #[test]
 fn an_attempt_without_a_number_is_refused() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
@@ -450,7 +450,7 @@ fn an_attempt_without_a_number_is_refused() {
     assert_eq!(ask(server.local_addr(), 1).1, Some(0));
 }
 
-/// docs/wire-extensions.md, SESSION 1.
+/// docs/spec/wire-extensions.md, SESSION 1.
 #[test]
 fn after_a_refusal_the_connection_is_an_ordinary_one() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
@@ -462,7 +462,7 @@ fn after_a_refusal_the_connection_is_an_ordinary_one() {
     assert_eq!(answer, [1, 2, 3, 4]);
 }
 
-/// docs/wire-extensions.md, SESSION 7.
+/// docs/spec/wire-extensions.md, SESSION 7.
 #[test]
 fn a_client_of_a_session_sees_no_sessions() {
     let server = TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a server");
@@ -506,7 +506,7 @@ impl log::Log for Lines {
     fn flush(&self) {}
 }
 
-/// docs/wire-extensions.md, SESSION 6.
+/// docs/spec/wire-extensions.md, SESSION 6.
 #[test]
 fn clients_beyond_the_limits_are_closed_and_rarely_logged() {
     log::set_logger(&LINES).expect("no other logger");

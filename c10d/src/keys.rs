@@ -1,4 +1,4 @@
-//! The keys of a group, and the values that are not a caller's (docs/group.md). Pure.
+//! The keys of a group, and the values that are not a caller's (docs/spec/group.md). Pure.
 
 use std::fmt;
 use std::str;

@@ -100,7 +100,7 @@ mod tests {
         assert!(read(&board).unwrap().len() < 1000);
     }
 
-    /// docs/rendezvous.md, END 2.
+    /// docs/spec/rendezvous.md, END 2.
     #[test]
     fn only_the_first_of_the_stuck_nodes_counts() {
         let board = RoundBoard::new(Arc::new(HashStore::new()));

@@ -276,7 +276,7 @@ fn round_of(nodes: usize, uses: Uses) -> Vec<Arc<Counts>> {
     counts
 }
 
-/// docs/rendezvous.md, RANKS 1.
+/// docs/spec/rendezvous.md, RANKS 1.
 #[test]
 fn the_cost_of_a_round_is_linear_in_the_number_of_nodes() {
     // The last node to count itself opens the exit barrier, publishes the verdict about the port, and opens the round.
@@ -321,7 +321,7 @@ fn others_of(nodes: usize, missing: &[usize]) -> HashStore {
     store
 }
 
-/// docs/rendezvous.md, RANKS 1.
+/// docs/spec/rendezvous.md, RANKS 1.
 #[test]
 fn requests_for_10_000_nodes_stay_far_below_the_limits_of_stores() {
     const NODES: usize = 10_000;

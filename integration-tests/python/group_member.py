@@ -1,4 +1,4 @@
-"""A rank that takes part in a group of the crate c10d by its keys alone (docs/group.md), with any TCPStore.
+"""A rank that takes part in a group of the crate c10d by its keys alone (docs/spec/group.md), with any TCPStore.
 
 Usage: group_member.py MODULE HOST:PORT ROLE RANK WORLD_SIZE
 

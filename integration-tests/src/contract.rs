@@ -298,7 +298,7 @@ fn numbers(peer: &dyn Peer) {
     assert_eq!(peer.get("numbers/new").expect("get"), b"-2");
     assert_eq!(add("numbers/zero", 0), 0);
     assert_eq!(peer.get("numbers/zero").expect("get"), b"0");
-    // docs/wire.md, 5.3: parsed as by C's strtoll.
+    // docs/spec/wire.md, 5.3: parsed as by C's strtoll.
     peer.set("numbers/text", b" \t+12abc").expect("set");
     assert_eq!(add("numbers/text", 1), 13);
     assert_eq!(add("numbers/limit", i64::MAX), i64::MAX);
@@ -314,7 +314,7 @@ fn compare_set(peer: &dyn Peer) {
         peer.compare_set(key, expected, desired)
             .expect("compare_set")
     };
-    // The rows of the table in docs/wire.md, 5.4.
+    // The rows of the table in docs/spec/wire.md, 5.4.
     assert_eq!(compare_set("cas", b"other", b"x"), b"other");
     assert!(!peer.check(&["cas"]).expect("check"), "nothing was stored");
     assert_eq!(compare_set("cas", b"", b"one"), b"one");
@@ -436,7 +436,7 @@ fn barrier(peer: &dyn Peer) {
     peer.barrier("alone, default timeout", 1, None)
         .expect("barrier");
     times_out("barrier", SHORT, || peer.barrier("never", 2, Some(SHORT)));
-    // docs/wire.md, 5.8: an arrival counts even if its wait timed out.
+    // docs/spec/wire.md, 5.8: an arrival counts even if its wait timed out.
     peer.barrier("never", 2, Some(LONG)).expect("barrier");
 }
 

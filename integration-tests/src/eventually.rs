@@ -29,7 +29,7 @@ pub fn until_blocked(thread: Pid) {
 /// Polls until `condition` holds; `what` describes it in messages.
 ///
 /// An example is the first arrival at a barrier. It creates the barrier's key, but a wait for the key ends
-/// only when the barrier opens (docs/wire.md, 5.8).
+/// only when the barrier opens (docs/spec/wire.md, 5.8).
 ///
 /// # Panics
 /// When the condition does not hold within 30 s.

@@ -486,7 +486,7 @@ pub struct Release {
     minor: u32,
 }
 
-/// A feature that some of the tested releases lack (docs/wire.md, 10.3).
+/// A feature that some of the tested releases lack (docs/spec/wire.md, 10.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feature {
     /// `queue_push`, `queue_pop`, `queue_len`.

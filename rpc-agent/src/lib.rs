@@ -28,7 +28,7 @@
 //!   (`AgentOptions::with_secret`) or certificates.
 //! - `typed`: calls whose arguments and results are serde types; see the module `typed`.
 //!
-//! The wire protocol, all limits and the differences from PyTorch's RPC are in the repository's `docs/rpc.md`.
+//! The wire protocol, all limits and the differences from PyTorch's RPC are in the repository's `docs/spec/rpc.md`.
 #![forbid(unsafe_code)]
 
 mod agent;

@@ -1,4 +1,4 @@
-//! Encodes and decodes the frames between two workers. docs/rpc.md, section 7, specifies them.
+//! Encodes and decodes the frames between two workers. docs/spec/rpc.md, section 7, specifies them.
 //!
 //! A frame is a header of 16 bytes and a body. The header is `u32` length of the body, `u8` kind, `u8`
 //! flags, `u16` auxiliary (its meaning depends on the kind) and `u64` call id, all little-endian. Limits

@@ -18,7 +18,7 @@ use crate::secret::read_secret_file;
 /// Serves a store over TCP from one thread, until it is closed. For port 0 the system chooses a port. A host of "" is
 /// all interfaces. Every process that reaches the port can read and change the store, or with a secret_file every process
 /// that has the secret. With a dir the store is kept in this directory, and continues with what that has: see
-/// docs/durable.md.
+/// docs/how-to/durable.md.
 #[pyclass(frozen, module = "c10d_rs")]
 #[derive(Debug)]
 pub(crate) struct StoreServer {

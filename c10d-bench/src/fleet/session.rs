@@ -83,7 +83,7 @@ impl Session {
         session
     }
 
-    /// The first bytes of a connection: the handshake, and SESSION (docs/wire-extensions.md, section 9.9).
+    /// The first bytes of a connection: the handshake, and SESSION (docs/spec/wire-extensions.md, section 9.9).
     pub(super) fn handshake() -> Vec<u8> {
         let mut request = RequestBuf::new();
         request.hello().opcode(Opcode::Session);

@@ -1,7 +1,7 @@
 //! Goodput of a training job under faults: the share of its time in which it makes progress.
 //!
 //! `plan` says which fault happens when, `account` what a history comes to; neither has a clock or a process. `job` starts
-//! the processes, `hosts` gives each node a network of its own. docs/faults/README.md has the results.
+//! the processes, `hosts` gives each node a network of its own. docs/reports/faults/README.md has the results.
 
 mod account;
 mod history;

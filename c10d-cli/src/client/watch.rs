@@ -150,7 +150,7 @@ fn pages_with_versions(
 }
 
 fn keys_of(pages: &StatusPages, prefix: &str) -> Result<BTreeMap<String, Mark>, StatusError> {
-    // On the wire users' keys start with a slash: docs/wire.md, 4.1.
+    // On the wire users' keys start with a slash: docs/spec/wire.md, 4.1.
     let rows = pages.keys(&format!("/{prefix}"))?.into_iter();
     let marked = rows.map(|row| {
         let mark = Mark {

@@ -29,7 +29,7 @@ fn line_with(text: &str, stderr: &mut impl BufRead) -> String {
     line
 }
 
-/// docs/rendezvous.md, NOTICE 2.
+/// docs/spec/rendezvous.md, NOTICE 2.
 #[test]
 fn a_node_that_fails_its_check_is_named_by_the_others_and_leaves_at_sigterm() {
     let job = Job::with_server();
@@ -72,7 +72,7 @@ fn every_round_begins_with_a_check() {
     assert_eq!(checks.lines().count(), 3, "{checks}");
 }
 
-/// docs/rendezvous.md, NOTICE 4 and 6.
+/// docs/spec/rendezvous.md, NOTICE 4 and 6.
 #[test]
 fn the_job_goes_on_without_a_node_that_is_no_longer_healthy() {
     let job = Job::with_server();
@@ -118,7 +118,7 @@ fn a_check_in_progress_ends_with_the_launcher() {
     }
 }
 
-/// docs/rendezvous.md, SPARE 2, NOTICE 4 and 6.
+/// docs/spec/rendezvous.md, SPARE 2, NOTICE 4 and 6.
 #[test]
 fn a_spare_takes_the_place_of_a_node_that_is_no_longer_healthy() {
     let job = Job::with_server();

@@ -120,7 +120,7 @@ fn the_short_help_fits_a_screen_and_has_what_most_people_need() {
 
 #[test]
 fn the_manual_has_every_option_of_the_help_and_no_other() {
-    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/run.md");
+    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference/run.md");
     let manual = fs::read_to_string(manual).unwrap();
     let (_, options) = manual.split_once("\n## Options\n").unwrap();
     let (options, _) = options.split_once("\n### ").unwrap();

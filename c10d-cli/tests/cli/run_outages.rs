@@ -132,7 +132,7 @@ impl Nodes {
     }
 }
 
-/// docs/rendezvous.md, OUTAGE 1 and 4.
+/// docs/spec/rendezvous.md, OUTAGE 1 and 4.
 #[test]
 fn a_connection_that_is_reset_restarts_nothing() {
     let nodes = Nodes::start(PATIENT);
@@ -151,7 +151,7 @@ fn a_connection_that_is_reset_restarts_nothing() {
     nodes.end();
 }
 
-/// docs/rendezvous.md, OUTAGE 2.
+/// docs/spec/rendezvous.md, OUTAGE 2.
 #[test]
 fn nodes_that_were_all_cut_come_back_together_when_a_worker_fails() {
     let nodes = Nodes::start(PATIENT);
@@ -163,7 +163,7 @@ fn nodes_that_were_all_cut_come_back_together_when_a_worker_fails() {
     nodes.end();
 }
 
-/// docs/rendezvous.md, OUTAGE 5.
+/// docs/spec/rendezvous.md, OUTAGE 5.
 #[test]
 fn workers_restart_when_their_store_comes_back_empty() {
     let mut nodes = Nodes::start(PATIENT);
@@ -182,7 +182,7 @@ fn workers_restart_when_their_store_comes_back_empty() {
     nodes.end();
 }
 
-/// docs/rendezvous.md, OUTAGE 3.
+/// docs/spec/rendezvous.md, OUTAGE 3.
 #[test]
 fn a_node_in_silence_stops_its_workers_and_comes_back() {
     let nodes = Nodes::start(QUICK);
@@ -200,7 +200,7 @@ fn a_node_in_silence_stops_its_workers_and_comes_back() {
     nodes.await_world(&[0, 1, 2], 2);
 }
 
-/// docs/rendezvous.md, STATIC 3.
+/// docs/spec/rendezvous.md, STATIC 3.
 #[test]
 fn a_node_of_a_static_rendezvous_restarts_its_workers_after_a_cut() {
     let job = Job::new();

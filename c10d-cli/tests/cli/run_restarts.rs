@@ -37,7 +37,7 @@ fn events(job: &Job) -> Vec<Value> {
     lines.collect()
 }
 
-/// docs/rendezvous.md, END 1.
+/// docs/spec/rendezvous.md, END 1.
 #[test]
 fn an_exit_code_of_the_list_ends_all_nodes_and_each_names_the_rank() {
     let job = Job::with_server();
@@ -302,7 +302,7 @@ fn a_step_outside_of_a_job_is_refused() {
         .assert_fails(3, "cannot write /nonexistent/file: No such file");
 }
 
-/// docs/restarts.md, "When to restart".
+/// docs/reference/restarts.md, "When to restart".
 #[test]
 fn a_restart_without_its_log_directory_is_tried_again() {
     let job = Job::new();

@@ -1,5 +1,5 @@
 //! What scripts and monitors know of the release before (`C10D_BEFORE`) is still there: options, JSON, metrics; and its launchers
-//! form a job with ours. docs/compatibility.md has the promises.
+//! form a job with ours. docs/reference/compatibility.md has the promises.
 
 use std::collections::BTreeSet;
 use std::fs;

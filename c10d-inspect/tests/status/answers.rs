@@ -81,7 +81,7 @@ fn the_report_of_the_page_is_that_of_the_library() {
     assert_eq!(report.headline, expected.headline);
 }
 
-/// docs/wire-extensions.md, section 9.13.
+/// docs/spec/wire-extensions.md, section 9.13.
 #[test]
 fn a_report_says_for_which_member_a_group_waits_and_which_has_left() {
     let front = Front::of_a_store();

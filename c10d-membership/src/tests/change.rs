@@ -1,4 +1,4 @@
-//! Changes at a step boundary: docs/membership.md, CHANGE.
+//! Changes at a step boundary: docs/spec/membership.md, CHANGE.
 
 use super::driven::{Driven, key, seconds};
 use crate::event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
@@ -26,7 +26,7 @@ fn step_of_change(driven: &mut Driven, id: u64) -> Option<u64> {
     change.step
 }
 
-/// docs/membership.md, CHANGE 1, 2 and 3.
+/// docs/spec/membership.md, CHANGE 1, 2 and 3.
 #[test]
 fn newcomers_come_in_behind_the_newest_step_that_any_member_may_begin() {
     let mut driven = Driven::formed(2, |_| {});
@@ -59,7 +59,7 @@ fn newcomers_come_in_behind_the_newest_step_that_any_member_may_begin() {
     assert_eq!(driven.generation(), attempt);
 }
 
-/// docs/membership.md, CHANGE 2: a newcomer costs no step of a generation that has not begun any.
+/// docs/spec/membership.md, CHANGE 2: a newcomer costs no step of a generation that has not begun any.
 #[test]
 fn a_generation_that_waits_for_nobody_stops_at_its_first_boundary() {
     let mut driven = Driven::formed(1, |_| {});
@@ -69,7 +69,7 @@ fn a_generation_that_waits_for_nobody_stops_at_its_first_boundary() {
     assert_eq!(driven.boundary(2, 40), Reply::Over);
 }
 
-/// docs/membership.md, CHANGE 4.
+/// docs/spec/membership.md, CHANGE 4.
 #[test]
 fn a_death_during_a_change_breaks_the_generation_and_takes_all_at_once() {
     let mut driven = Driven::formed(3, |_| {});
@@ -84,7 +84,7 @@ fn a_death_during_a_change_breaks_the_generation_and_takes_all_at_once() {
     assert_eq!(driven.list(), [1, 4]);
 }
 
-/// docs/membership.md, CHANGE 5.
+/// docs/spec/membership.md, CHANGE 5.
 #[test]
 fn a_change_that_reaches_no_boundary_is_withdrawn_and_one_that_did_breaks_the_generation() {
     let mut driven = Driven::formed(2, |_| {});
@@ -112,7 +112,7 @@ fn a_change_that_reaches_no_boundary_is_withdrawn_and_one_that_did_breaks_the_ge
     assert_eq!(driven.list(), [1, 2, 4]);
 }
 
-/// docs/membership.md, LEAVE 1 and 2.
+/// docs/spec/membership.md, LEAVE 1 and 2.
 #[test]
 fn a_member_leaves_at_a_boundary_when_the_others_have_stopped_too() {
     let mut driven = Driven::formed(3, |_| {});
@@ -138,7 +138,7 @@ fn a_member_leaves_at_a_boundary_when_the_others_have_stopped_too() {
     assert_eq!(left, Reply::Evicted(Reason::Left));
 }
 
-/// docs/membership.md, LEAVE 3.
+/// docs/spec/membership.md, LEAVE 3.
 #[test]
 fn a_group_whose_members_have_all_left_has_finished() {
     let mut driven = Driven::formed(2, |options| options.size_min = 2);
@@ -152,7 +152,7 @@ fn a_group_whose_members_have_all_left_has_finished() {
     assert_eq!(driven.poll(1), Reply::Evicted(Reason::Left));
 }
 
-/// docs/membership.md, EVENT 1: a member that acknowledged last learns of its generation, though a change follows.
+/// docs/spec/membership.md, EVENT 1: a member that acknowledged last learns of its generation, though a change follows.
 #[test]
 fn a_change_does_not_hide_the_generation_from_its_members() {
     let mut driven = Driven::formed(1, |_| {});

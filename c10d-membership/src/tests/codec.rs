@@ -1,4 +1,4 @@
-//! The format: docs/wire-extensions.md, section 9.13.
+//! The format: docs/spec/wire-extensions.md, section 9.13.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -242,7 +242,7 @@ fn options_beyond_the_format_are_its_largest() {
     check(&read);
 }
 
-/// docs/wire-extensions.md, section 9.13: the bytes of the tables.
+/// docs/spec/wire-extensions.md, section 9.13: the bytes of the tables.
 #[test]
 fn the_format_is_the_documented_one() {
     let hello = Message::Hello {

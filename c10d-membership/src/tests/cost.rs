@@ -1,4 +1,4 @@
-//! What a change costs in a large group: docs/membership.md, COST.
+//! What a change costs in a large group: docs/spec/membership.md, COST.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn lists(driven: &Driven) -> (usize, BTreeSet<*const Record>) {
     (members, lists)
 }
 
-/// docs/membership.md, COST 1.
+/// docs/spec/membership.md, COST 1.
 #[test]
 fn a_death_among_10000_makes_one_list_and_a_few_effects() {
     let mut driven = Driven::formed(10_000, |_| {});
@@ -57,7 +57,7 @@ fn a_death_among_10000_makes_one_list_and_a_few_effects() {
     );
 }
 
-/// docs/membership.md, COST 2. Twice the steps of a group that takes time in proportion to its size for each message
+/// docs/spec/membership.md, COST 2. Twice the steps of a group that takes time in proportion to its size for each message
 /// would be 10^10.
 #[test]
 fn a_group_of_65536_forms_loses_a_member_and_forms_again() {

@@ -1,4 +1,4 @@
-//! How a group forms: docs/membership.md, from HELLO to COMMIT.
+//! How a group forms: docs/spec/membership.md, from HELLO to COMMIT.
 
 use super::driven::{Driven, key, seconds};
 use crate::event::{Cause, EndReason, Event, Leave, Reason};
@@ -7,7 +7,7 @@ use crate::identity::MemberKey;
 use crate::message::{Message, Reply};
 use crate::options::GroupOptions;
 
-/// docs/membership.md, FORM 1, READY 1, CALL 1, COMMIT 1 and 2, UUID 2.
+/// docs/spec/membership.md, FORM 1, READY 1, CALL 1, COMMIT 1 and 2, UUID 2.
 #[test]
 fn members_are_ready_then_called_then_committed() {
     let mut driven = Driven::new(GroupOptions::new(2));
@@ -53,7 +53,7 @@ fn members_are_ready_then_called_then_committed() {
     assert_eq!(driven.group.wake_at(), None);
 }
 
-/// docs/membership.md, FORM 2.
+/// docs/spec/membership.md, FORM 2.
 #[test]
 fn the_first_members_wait_for_more_until_the_time_is_over() {
     let mut options = GroupOptions::new(2);
@@ -75,7 +75,7 @@ fn the_first_members_wait_for_more_until_the_time_is_over() {
     assert_eq!(driven.hello(2), Reply::Ended(EndReason::BelowMinimum));
 }
 
-/// docs/membership.md, HELLO 1 and 2.
+/// docs/spec/membership.md, HELLO 1 and 2.
 #[test]
 fn a_later_process_takes_the_place_of_an_earlier_one() {
     let mut driven = Driven::formed(2, |_| {});
@@ -105,7 +105,7 @@ fn a_later_process_takes_the_place_of_an_earlier_one() {
     assert_eq!(driven.hello_of(MemberKey::new(2, 7)), Reply::Accepted);
 }
 
-/// docs/membership.md, READY 1 and 2.
+/// docs/spec/membership.md, READY 1 and 2.
 #[test]
 fn an_attempt_goes_on_without_those_that_die_and_with_those_that_come() {
     let mut driven = Driven::formed(3, |_| {});
@@ -123,7 +123,7 @@ fn an_attempt_goes_on_without_those_that_die_and_with_those_that_come() {
     assert_eq!(driven.released(), []);
 }
 
-/// docs/membership.md, READY 3.
+/// docs/spec/membership.md, READY 3.
 #[test]
 fn members_that_are_not_ready_in_time_are_evicted() {
     let mut driven = Driven::formed(4, |options| options.size_min = 2);
@@ -139,7 +139,7 @@ fn members_that_are_not_ready_in_time_are_evicted() {
     assert_eq!(too_late, Reply::Evicted(Reason::NotReady));
 }
 
-/// docs/membership.md, CALL 2.
+/// docs/spec/membership.md, CALL 2.
 #[test]
 fn of_two_equal_handles_the_older_member_keeps_it() {
     let mut driven = Driven::formed(2, |_| {});
@@ -176,7 +176,7 @@ fn of_two_equal_handles_the_older_member_keeps_it() {
     assert_eq!(driven.poll(8), Reply::Evicted(Reason::HandleTaken));
 }
 
-/// docs/membership.md, CALL 3.
+/// docs/spec/membership.md, CALL 3.
 #[test]
 fn a_loss_or_a_failure_during_the_call_ends_the_waits_and_all_try_again() {
     let mut driven = Driven::formed(3, |_| {});
@@ -228,7 +228,7 @@ fn a_loss_or_a_failure_during_the_call_ends_the_waits_and_all_try_again() {
     assert_eq!(driven.group, before);
 }
 
-/// docs/membership.md, CALL 4.
+/// docs/spec/membership.md, CALL 4.
 #[test]
 fn members_that_do_not_acknowledge_in_time_are_evicted() {
     let mut driven = Driven::formed(3, |_| {});
@@ -243,7 +243,7 @@ fn members_that_do_not_acknowledge_in_time_are_evicted() {
     assert_eq!(driven.list(), [1]);
 }
 
-/// docs/membership.md, CALL 5.
+/// docs/spec/membership.md, CALL 5.
 #[test]
 fn newcomers_are_left_out_after_two_failed_calls_and_the_group_ends_after_more() {
     let mut driven = Driven::formed(3, |options| {

@@ -64,7 +64,7 @@ impl History {
 }
 
 impl World {
-    /// docs/membership.md, LAW 1 to 6.
+    /// docs/spec/membership.md, LAW 1 to 6.
     pub(super) fn check_effect(&mut self, effect: &Effect) {
         match effect {
             Effect::Announce(_, Event::Call { record, .. }) => {
@@ -227,7 +227,7 @@ impl World {
         assert!(!is_waiting || wake_at.is_some(), "a wait without an end");
     }
 
-    /// docs/membership.md, LAW 7 and 8: what must hold when nothing goes wrong any more.
+    /// docs/spec/membership.md, LAW 7 and 8: what must hold when nothing goes wrong any more.
     pub(super) fn check_end(&self, able: &[usize]) {
         let generation = match self.group.state() {
             GroupState::Committed {

@@ -1,4 +1,4 @@
-//! Limits, and what they keep bounded: docs/membership.md, HELLO 3.
+//! Limits, and what they keep bounded: docs/spec/membership.md, HELLO 3.
 
 use super::driven::{Driven, key};
 use crate::event::Reason;
@@ -6,7 +6,7 @@ use crate::group::Input;
 use crate::message::{Limit, Message, Reply};
 use crate::options::GroupOptions;
 
-/// docs/membership.md, HELLO 3.
+/// docs/spec/membership.md, HELLO 3.
 #[test]
 fn members_newcomers_and_handles_are_limited() {
     let mut options = GroupOptions::new(2);
@@ -41,7 +41,7 @@ fn members_newcomers_and_handles_are_limited() {
     assert_eq!(driven.ids(), [3, 5]);
 }
 
-/// docs/membership.md, COST 3.
+/// docs/spec/membership.md, COST 3.
 #[test]
 fn memory_does_not_grow_with_the_members_that_come_and_go() {
     let mut driven = Driven::formed(1, |options| options.evicted_max = 10);

@@ -1,4 +1,4 @@
-//! A list as what differs from an earlier one, or with counted seats: docs/wire-extensions.md, MEMBERSHIP 12 and 13.
+//! A list as what differs from an earlier one, or with counted seats: docs/spec/wire-extensions.md, MEMBERSHIP 12 and 13.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ fn check(bytes: &[u8], list: &Record, base: Option<&Arc<Record>>) {
     assert_eq!(decode_list(&longer, base), Err(Malformed));
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 12.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 12.
 #[test]
 fn a_death_among_ten_thousand_is_told_in_a_hundred_bytes() {
     let committed = next(&first(10_000), |_| true, |_| 7);
@@ -100,7 +100,7 @@ fn a_death_among_ten_thousand_is_told_in_a_hundred_bytes() {
     assert!(change(&again, &after).len() <= 100);
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 13.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 13.
 #[test]
 fn a_first_list_of_ten_thousand_is_told_in_few_bytes() {
     // Each eight have an address.
@@ -127,7 +127,7 @@ fn a_first_list_of_ten_thousand_is_told_in_few_bytes() {
     assert!(bytes.len() < 10_400);
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 13: seats that do not count from the first are written.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 13: seats that do not count from the first are written.
 #[test]
 fn what_cannot_be_counted_is_written() {
     let whole = |list: &Record| {
@@ -207,7 +207,7 @@ fn random_changes_are_read_as_they_were_written() {
     }
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 12: what no server of ours sends.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 12: what no server of ours sends.
 #[test]
 fn what_is_no_change_is_refused() {
     let base = Arc::new(first(4));

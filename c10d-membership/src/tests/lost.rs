@@ -1,11 +1,11 @@
-//! What follows from losses in a generation: docs/membership.md, BREAK.
+//! What follows from losses in a generation: docs/spec/membership.md, BREAK.
 
 use super::driven::{Driven, key, seconds};
 use crate::event::{Cause, EndReason, Event, EventNumber, Leave, Reason};
 use crate::group::{Effect, Input};
 use crate::message::{Message, Reply};
 
-/// docs/membership.md, BREAK 1 and 2, EVENT 1 and 2.
+/// docs/spec/membership.md, BREAK 1 and 2, EVENT 1 and 2.
 #[test]
 fn survivors_are_asked_at_once_and_go_on_with_their_ranks_closed_up() {
     let mut driven = Driven::formed(4, |_| {});
@@ -63,7 +63,7 @@ fn a_poll_that_brings_the_end_of_a_wait_is_told() {
     assert_eq!(reply, Reply::Ended(EndReason::BelowMinimum));
 }
 
-/// docs/membership.md, BREAK 3.
+/// docs/spec/membership.md, BREAK 3.
 #[test]
 fn fewer_than_the_minimum_wait_and_then_the_group_ends() {
     let mut driven = Driven::formed(2, |options| options.size_min = 2);
@@ -84,7 +84,7 @@ fn fewer_than_the_minimum_wait_and_then_the_group_ends() {
     assert!(matches!(&driven.kept, Some(kept) if kept.end == Some(EndReason::BelowMinimum)));
 }
 
-/// docs/membership.md, BREAK 4.
+/// docs/spec/membership.md, BREAK 4.
 #[test]
 fn survivors_wait_for_replacements_as_long_as_they_are_told_to() {
     let mut driven = Driven::formed(3, |options| options.replace_wait = seconds(20));
@@ -103,7 +103,7 @@ fn survivors_wait_for_replacements_as_long_as_they_are_told_to() {
     assert_eq!(driven.list(), [4, 3]);
 }
 
-/// docs/membership.md, EVENT 3.
+/// docs/spec/membership.md, EVENT 3.
 #[test]
 fn the_owner_can_end_the_group() {
     let mut driven = Driven::formed(2, |_| {});

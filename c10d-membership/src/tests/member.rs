@@ -1,4 +1,4 @@
-//! A member by hand: docs/membership.md, MEMBER.
+//! A member by hand: docs/spec/membership.md, MEMBER.
 
 use std::sync::Arc;
 
@@ -122,7 +122,7 @@ fn ready(count: u32) -> Action {
     })
 }
 
-/// docs/membership.md, MEMBER 1.
+/// docs/spec/membership.md, MEMBER 1.
 #[test]
 fn a_member_leaves_a_broken_mesh_before_it_is_ready() {
     let mut member = inside();
@@ -137,7 +137,7 @@ fn a_member_leaves_a_broken_mesh_before_it_is_ready() {
     assert_eq!(event(&mut member, 16, propose(4)), [ready(4)]);
 }
 
-/// docs/membership.md, MEMBER 1: whatever a service says, a member whose call failed uses no mesh.
+/// docs/spec/membership.md, MEMBER 1: whatever a service says, a member whose call failed uses no mesh.
 #[test]
 fn a_member_whose_call_failed_enters_no_generation() {
     let mut member = joined();
@@ -153,7 +153,7 @@ fn a_member_whose_call_failed_enters_no_generation() {
     assert_eq!(event(&mut member, 8, propose(2)), [LEAVE]);
 }
 
-/// docs/membership.md, MEMBER 2.
+/// docs/spec/membership.md, MEMBER 2.
 #[test]
 fn an_exception_is_the_programs_own_if_the_service_knows_of_no_break() {
     let mut member = inside();
@@ -171,7 +171,7 @@ fn an_exception_is_the_programs_own_if_the_service_knows_of_no_break() {
     assert_eq!(member.step(seconds(99), MemberInput::Tick), []);
 }
 
-/// docs/membership.md, MEMBER 3.
+/// docs/spec/membership.md, MEMBER 3.
 #[test]
 fn the_answer_at_the_boundary_decides() {
     let mut member = inside();
@@ -192,7 +192,7 @@ fn the_answer_at_the_boundary_decides() {
     assert_eq!(answer(&mut member, Reply::Over), [LEAVE]);
 }
 
-/// docs/membership.md, MEMBER 4.
+/// docs/spec/membership.md, MEMBER 4.
 #[test]
 fn a_member_that_has_finished_stops_when_a_change_is_proposed() {
     let mut member = inside();
@@ -213,7 +213,7 @@ fn a_member_that_has_finished_stops_when_a_change_is_proposed() {
     assert_eq!(finishes, [STOP, Action::Send(Message::Leave)]);
 }
 
-/// docs/membership.md, MEMBER 5.
+/// docs/spec/membership.md, MEMBER 5.
 #[test]
 fn a_member_that_the_service_does_not_know_leaves_and_says_hello_again() {
     let mut member = inside();
@@ -237,7 +237,7 @@ fn a_member_that_the_service_does_not_know_leaves_and_says_hello_again() {
     );
 }
 
-/// docs/membership.md, MEMBER 6.
+/// docs/spec/membership.md, MEMBER 6.
 #[test]
 fn a_member_that_is_evicted_leaves_its_mesh_and_learns_why() {
     let mut member = inside();
@@ -252,7 +252,7 @@ fn a_member_that_is_evicted_leaves_its_mesh_and_learns_why() {
     assert_eq!(ended, [Action::Over(Ending::Ended(EndReason::Closed))]);
 }
 
-/// docs/membership.md, MEMBER 7.
+/// docs/spec/membership.md, MEMBER 7.
 #[test]
 fn a_member_says_whether_it_knows_of_a_change_at_a_boundary() {
     let mut member = inside();

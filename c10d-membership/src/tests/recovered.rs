@@ -1,4 +1,4 @@
-//! A service that is started again: docs/membership.md, KEEP.
+//! A service that is started again: docs/spec/membership.md, KEEP.
 
 use super::driven::{Driven, key, seconds};
 use crate::attempt::Nonce;
@@ -15,7 +15,7 @@ fn restart(driven: &mut Driven) {
     driven.effects = effects;
 }
 
-/// docs/membership.md, KEEP 1 and 4.
+/// docs/spec/membership.md, KEEP 1 and 4.
 #[test]
 fn a_whole_generation_goes_on_and_its_silent_members_are_evicted() {
     let mut driven = Driven::formed(3, |_| {});
@@ -35,7 +35,7 @@ fn a_whole_generation_goes_on_and_its_silent_members_are_evicted() {
     assert_eq!(driven.generation().uuid(), generation.uuid() + 1);
 }
 
-/// docs/membership.md, KEEP 4: member 1 had passed the boundary 5 before the restart.
+/// docs/spec/membership.md, KEEP 4: member 1 had passed the boundary 5 before the restart.
 #[test]
 fn the_first_boundary_after_a_restart_is_passed() {
     let mut driven = Driven::formed(2, |_| {});
@@ -48,7 +48,7 @@ fn the_first_boundary_after_a_restart_is_passed() {
     assert_eq!(driven.boundary(2, 6), Reply::Change(attempt));
 }
 
-/// docs/membership.md, KEEP 2, UUID 2.
+/// docs/spec/membership.md, KEEP 2, UUID 2.
 #[test]
 fn an_attempt_that_was_under_way_is_over_and_another_begins() {
     let mut driven = Driven::formed(3, |_| {});
@@ -78,7 +78,7 @@ fn an_attempt_that_was_under_way_is_over_and_another_begins() {
     assert_eq!(driven.tell(key(1), late), Reply::Over);
 }
 
-/// docs/membership.md, KEEP 3.
+/// docs/spec/membership.md, KEEP 3.
 #[test]
 fn a_generation_that_broke_below_the_minimum_is_not_whole_after_a_restart() {
     let mut driven = Driven::formed(2, |options| options.size_min = 2);
@@ -106,7 +106,7 @@ fn a_generation_that_broke_below_the_minimum_is_not_whole_after_a_restart() {
     assert!(matches!(driven.group.state(), GroupState::Breaking { .. }));
 }
 
-/// docs/membership.md, UUID 2: what an effect depends on is kept before it.
+/// docs/spec/membership.md, UUID 2: what an effect depends on is kept before it.
 #[test]
 fn an_attempt_is_kept_before_it_is_told() {
     let mut driven = Driven::formed(3, |_| {});
@@ -128,7 +128,7 @@ fn an_attempt_is_kept_before_it_is_told() {
     assert_eq!(kept, 2);
 }
 
-/// docs/membership.md, LEAVE 4.
+/// docs/spec/membership.md, LEAVE 4.
 #[test]
 fn the_wish_to_leave_is_repeated_with_each_poll() {
     let mut driven = Driven::formed(2, |_| {});
@@ -151,7 +151,7 @@ fn a_group_that_has_ended_stays_so() {
     assert!(matches!(driven.poll(1), Reply::Ended(_)));
 }
 
-/// docs/membership.md, EVENT 2: a delayed copy of the member's hello reaches the service that has lost all, so that the
+/// docs/spec/membership.md, EVENT 2: a delayed copy of the member's hello reaches the service that has lost all, so that the
 /// member is not unknown to it.
 #[test]
 fn an_event_of_a_service_that_has_lost_its_state_is_news() {

@@ -35,7 +35,7 @@ pub(super) struct Budget {
     /// Whether members reach step boundaries without a change.
     pub(super) steps: u64,
     /// Whether they ask only at boundaries for which the step has told that one of them knows of a change
-    /// (docs/membership.md, MEMBER 7).
+    /// (docs/spec/membership.md, MEMBER 7).
     pub(super) asks_for_changes: bool,
 }
 

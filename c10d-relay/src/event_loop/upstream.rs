@@ -126,7 +126,7 @@ impl EventLoop {
         }
     }
 
-    /// The link is lost if no heartbeat arrives (docs/wire-extensions.md, SESSION 18).
+    /// The link is lost if no heartbeat arrives (docs/spec/wire-extensions.md, SESSION 18).
     pub(super) fn watch_silence(&mut self, now: Instant) {
         let Some(at) = self.silent_at else {
             return;

@@ -368,7 +368,7 @@ fn a_request_of_a_rank_that_is_gone_is_sent_after_the_reply_it_waits_for() {
     assert_eq!(node.turn(), [bytes(&[0], add("n")), Got::Close(0)]);
 }
 
-/// docs/wire-extensions.md, SESSION 8.
+/// docs/spec/wire-extensions.md, SESSION 8.
 #[test]
 fn credit_is_returned_for_what_ranks_have_read() {
     let mut node = Node::with_ranks(1);
@@ -480,7 +480,7 @@ fn an_answer_of_the_relay_returns_no_credit() {
     assert_eq!(node.turn(), [Got::Credit(0, CLIENT_WINDOW_BYTES / 2)]);
 }
 
-/// docs/wire-extensions.md, SESSION 13 and 15.
+/// docs/spec/wire-extensions.md, SESSION 13 and 15.
 #[test]
 fn a_restarted_store_gets_what_it_has_not_answered() {
     let mut node = Node::with_ranks(5);
@@ -806,7 +806,7 @@ fn wire(stream: &mut SessionStream) -> Vec<u8> {
     wire
 }
 
-/// docs/wire-extensions.md, SESSION 13 to 15.
+/// docs/spec/wire-extensions.md, SESSION 13 to 15.
 #[test]
 #[expect(clippy::print_stdout, reason = "the seed repeats a failure")]
 fn random_histories_with_restarts_lose_and_repeat_nothing() {

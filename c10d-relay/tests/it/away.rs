@@ -18,7 +18,7 @@ fn away(server: &c10d_store::TcpStoreServer) -> usize {
     away.count()
 }
 
-/// docs/wire-extensions.md, SESSION 11.
+/// docs/spec/wire-extensions.md, SESSION 11.
 #[test]
 fn the_ranks_of_a_lost_relay_take_no_elements_from_others() {
     let server = server();
@@ -49,7 +49,7 @@ fn the_ranks_of_a_lost_relay_take_no_elements_from_others() {
     assert_eq!(away(&server), 0);
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 3: the end of a rank ends its keys, and so does the end of its relay.
+/// docs/spec/wire-extensions.md, EPHEMERAL 3: the end of a rank ends its keys, and so does the end of its relay.
 #[test]
 fn the_keys_of_a_rank_end_with_it_or_with_its_relay() {
     let server = server();

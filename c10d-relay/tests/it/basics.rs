@@ -199,7 +199,7 @@ fn ranks_are_told_when_the_store_is_another_one() {
     assert!(!rank.check(&["k"]).expect("check"));
 }
 
-/// docs/wire-extensions.md, SESSION 6.
+/// docs/spec/wire-extensions.md, SESSION 6.
 #[test]
 fn the_session_ends_with_its_relay_and_so_do_its_ranks_at_the_server() {
     let server = server();
@@ -285,7 +285,7 @@ fn a_relay_gives_up_after_its_time() {
     rank.set("k", b"v").expect("set");
 }
 
-/// docs/wire-extensions.md, SESSION 6.
+/// docs/spec/wire-extensions.md, SESSION 6.
 #[test]
 fn a_refused_request_closes_its_rank_only() {
     let server = server();

@@ -48,7 +48,7 @@ fn one_history(seed: u64, cuts_min: usize) {
     }
 }
 
-/// docs/wire-extensions.md, SESSION 16: the ranks of a node read long values, which travel in pieces that they share, while
+/// docs/spec/wire-extensions.md, SESSION 16: the ranks of a node read long values, which travel in pieces that they share, while
 /// the relay's connection is cut.
 #[test]
 fn values_that_ranks_share_are_whole_over_cuts() {

@@ -73,7 +73,7 @@ impl Drop for Job {
     }
 }
 
-/// docs/wire-extensions.md, SESSION 12 to 15.
+/// docs/spec/wire-extensions.md, SESSION 12 to 15.
 #[test]
 fn histories_with_restarts_have_an_order() {
     for seed in seeds(5) {

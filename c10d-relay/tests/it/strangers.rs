@@ -32,7 +32,7 @@ fn failure(options: RelayOptions, port: u16) -> SessionError {
 }
 
 /// As PyTorch's server does: it echoes the nonce.
-/// docs/wire-extensions.md, SESSION 1.
+/// docs/spec/wire-extensions.md, SESSION 1.
 #[test]
 fn a_store_without_sessions_is_named() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

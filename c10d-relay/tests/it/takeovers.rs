@@ -178,7 +178,7 @@ fn with_leases<T>(renewed: &Mutex<Option<Candidate>>, run: impl FnOnce() -> T) -
     })
 }
 
-/// docs/wire-extensions.md, SESSION 12 to 15, 17 and 18.
+/// docs/spec/wire-extensions.md, SESSION 12 to 15, 17 and 18.
 #[test]
 fn histories_with_takeovers_have_an_order() {
     for seed in seeds(4) {

@@ -208,7 +208,7 @@ impl<'c> Call<'c> {
     /// Waits until all keys of the call exist.
     ///
     /// Does not give way if there are several: a key that is deleted again before the last one is written
-    /// counts as written (*WAIT 4* in docs/wire.md), which a repeated wait would not know.
+    /// counts as written (*WAIT 4* in docs/spec/wire.md), which a repeated wait would not know.
     pub(super) fn wait_for_keys(
         &self,
         lease: &mut Lease<'_>,

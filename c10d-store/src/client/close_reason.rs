@@ -19,7 +19,7 @@ const READ_TIMEOUT_MAX: Duration = Duration::from_secs(5);
 
 impl Call<'_> {
     /// The error of a call that adds to the number at `key`, and whose failure has not ended the pool. Ends it unless
-    /// the value is not a number (docs/wire-extensions.md, TRY_ADD 3, and docs/wire.md, CLOSE 7). The error shows
+    /// the value is not a number (docs/spec/wire-extensions.md, TRY_ADD 3, and docs/spec/wire.md, CLOSE 7). The error shows
     /// `timeout`.
     pub(super) fn explain_close(
         &self,

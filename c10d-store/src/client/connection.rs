@@ -416,7 +416,7 @@ impl Connection {
                 Waited::Done(values)
             }
             WAIT_CANCELED if cancelled => Waited::TimedOut,
-            // docs/wire-extensions.md, END_WAITS 1.
+            // docs/spec/wire-extensions.md, END_WAITS 1.
             WAIT_CANCELED if self.has_end_waits() => {
                 self.wait_ended = true;
                 Waited::TimedOut

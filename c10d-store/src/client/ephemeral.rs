@@ -15,7 +15,7 @@ use crate::wire::{
     ENDED_BY_SILENCE, KEPT_ALIVE, NOT_OWNED, OWNED, Opcode, RequestBuf, TOO_MANY_OWNED,
 };
 
-/// The most keys of an owner (docs/wire-extensions.md, EPHEMERAL 6).
+/// The most keys of an owner (docs/spec/wire-extensions.md, EPHEMERAL 6).
 const OWNED_KEYS_MAX: usize = 1024;
 
 /// The reply to SET_EPHEMERAL.

@@ -23,7 +23,7 @@ static TENANTS: Mutex<Option<HashMap<u16, Weak<TcpStoreServer>>>> = Mutex::new(N
 /// millisecond, but its thread must be scheduled.
 const CLOSING_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Starts the server of a master, or returns one that it may share (docs/wire.md, section 8).
+/// Starts the server of a master, or returns one that it may share (docs/spec/wire.md, section 8).
 pub(super) fn start(
     target: &HostPort,
     options: &mut TcpStoreOptions,

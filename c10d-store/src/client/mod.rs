@@ -345,7 +345,7 @@ impl TcpStore {
         })
     }
 
-    /// Counts this process as a joined worker and returns how many have joined (docs/wire.md, 7.2).
+    /// Counts this process as a joined worker and returns how many have joined (docs/spec/wire.md, 7.2).
     /// [`open`](Self::open) does this for a store with a world size. Blocks for at most the store's
     /// timeout.
     ///
@@ -376,7 +376,7 @@ impl TcpStore {
         )
     }
 
-    /// docs/wire.md, 7.2: every worker counts itself, and the host of the server waits for the others.
+    /// docs/spec/wire.md, 7.2: every worker counts itself, and the host of the server waits for the others.
     fn join_workers(
         &self,
         world_size: usize,

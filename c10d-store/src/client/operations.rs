@@ -25,7 +25,7 @@ use crate::store::{Store, StoreHandle};
 use crate::watch::Watch;
 use crate::wire::{EXCHANGED, NOT_EXCHANGED, Opcode};
 
-/// The most prefixes that a server deletes later (docs/wire-extensions.md, DELETE_PREFIX 4).
+/// The most prefixes that a server deletes later (docs/spec/wire-extensions.md, DELETE_PREFIX 4).
 const SCHEDULED_PREFIXES_MAX: usize = 4096;
 
 impl Store for TcpStore {
@@ -170,7 +170,7 @@ impl Store for TcpStore {
                 connection.read_blobs(count, deadline)
             },
         )?;
-        // docs/wire.md, 4.1: only users' keys start with the slash.
+        // docs/spec/wire.md, 4.1: only users' keys start with the slash.
         let users = keys.iter().filter_map(|key| key.strip_prefix(b"/"));
         Ok(users.map(|key| key_from_bytes(key).into_owned()).collect())
     }

@@ -24,7 +24,7 @@ const CLIENT: u32 = 0;
 
 /// A client of which so many bytes are kept for a server that may be restarted sends no more. The server acknowledges
 /// before: it has carried out all but what there is credit for, and lets 64 KiB of that be unacknowledged
-/// (docs/wire-extensions.md, SESSION 8 and 14).
+/// (docs/spec/wire-extensions.md, SESSION 8 and 14).
 const KEPT_BYTES_MAX: usize = CLIENT_WINDOW_BYTES as usize + (64 << 10);
 
 /// What is received from the link at once.

@@ -20,7 +20,7 @@ use crate::wire::{
     RequestBuf, read_u32,
 };
 
-/// Without a heartbeat for so long, a link is lost (docs/wire-extensions.md, SESSION 18): the server does not run, or another
+/// Without a heartbeat for so long, a link is lost (docs/spec/wire-extensions.md, SESSION 18): the server does not run, or another
 /// one has taken over.
 pub const SILENCE_MAX: Duration = Duration::from_secs(2);
 
@@ -204,7 +204,7 @@ impl SessionDialer {
     }
 
     /// The caller can send requests again to a server that was restarted with its journal
-    /// (docs/wire-extensions.md, SESSION 12): then the session goes on, with
+    /// (docs/spec/wire-extensions.md, SESSION 12): then the session goes on, with
     /// [`is_restarted`](SessionLink::is_restarted).
     #[must_use]
     pub fn carrying_over(mut self) -> Self {

@@ -1,4 +1,4 @@
-//! A store in a shared file, compatible with PyTorch's `FileStore`: see docs/file-store.md.
+//! A store in a shared file, compatible with PyTorch's `FileStore`: see docs/spec/file-store.md.
 
 mod locked_file;
 mod record;
@@ -297,7 +297,7 @@ fn count(
 }
 
 impl Handle {
-    /// docs/file-store.md, Reference counting.
+    /// docs/spec/file-store.md, Reference counting.
     fn count_as_closed(&self) -> Result<(), StoreError> {
         let cancel = Cancel::NEVER;
         let call = Call::begin(Operation::Close, &[], Some(self.close_timeout), &cancel);

@@ -1,6 +1,6 @@
 //! The records of a store file, and the map that results from replaying them. Pure.
 //!
-//! Specified in docs/file-store.md, Records.
+//! Specified in docs/spec/file-store.md, Records.
 
 use std::collections::HashMap;
 
@@ -252,7 +252,7 @@ mod tests {
         entries
     }
 
-    /// docs/file-store.md, Records: the bytes that PyTorch 2.15.0 wrote.
+    /// docs/spec/file-store.md, Records: the bytes that PyTorch 2.15.0 wrote.
     #[test]
     fn records_are_those_of_pytorch() {
         let table: &[(Vec<u8>, &str)] = &[

@@ -66,9 +66,9 @@ pub enum Effect<'a> {
     },
     /// The names with this prefix are deleted after a time, which starts anew with the server. Of 0: they are not.
     Schedule { prefix: &'a [u8], delay_millis: u32 },
-    /// What a restarted server needs of a group of members (docs/wire-extensions.md, MEMBERSHIP); nothing if it is gone.
+    /// What a restarted server needs of a group of members (docs/spec/wire-extensions.md, MEMBERSHIP); nothing if it is gone.
     Group { group: &'a [u8], bytes: &'a [u8] },
-    /// A session begins whose peer can send requests again (docs/wire-extensions.md, SESSION 12).
+    /// A session begins whose peer can send requests again (docs/spec/wire-extensions.md, SESSION 12).
     BeginSession { session: &'a [u8], keep_millis: u32 },
     /// It ends with its clients.
     EndSession { session: &'a [u8] },

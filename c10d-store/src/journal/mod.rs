@@ -108,7 +108,7 @@ pub trait Journal: Send + fmt::Debug {
 pub struct JournalIdentity {
     /// Random, made with the journal.
     pub store: [u8; 16],
-    /// Rises with each opening to serve; 1 at the first. Below 2^32 (docs/wire-extensions.md, SESSION 12).
+    /// Rises with each opening to serve; 1 at the first. Below 2^32 (docs/spec/wire-extensions.md, SESSION 12).
     pub epoch: u64,
 }
 

@@ -1,5 +1,5 @@
 //! What of sessions survives the server: which requests of their clients were carried out, with the replies that may not
-//! have arrived (docs/wire-extensions.md, SESSION 12 to 14). Pure.
+//! have arrived (docs/spec/wire-extensions.md, SESSION 12 to 14). Pure.
 //!
 //! The table changes by effects alone, the same that the journal keeps, so that it is after a restart what it was before.
 

@@ -1,5 +1,5 @@
 //! The requests of sessions that survive the server: what they do is recorded, and one that was carried out before a
-//! restart is answered from the record (docs/wire-extensions.md, SESSION 13 and 14).
+//! restart is answered from the record (docs/spec/wire-extensions.md, SESSION 13 and 14).
 
 use mio::Token;
 

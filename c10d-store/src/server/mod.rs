@@ -54,7 +54,7 @@ use recover::OpenJournal;
 /// `ServerOptions::with_secret`): then only this crate's clients with the same secret are served.
 ///
 /// The behaviour follows PyTorch's libuv server (`torch/csrc/distributed/c10d/
-/// TCPStoreLibUvBackend.cpp`) byte for byte, without its weaknesses: see docs/wire.md.
+/// TCPStoreLibUvBackend.cpp`) byte for byte, without its weaknesses: see docs/spec/wire.md.
 ///
 /// ```
 /// use c10d_store::{ServerOptions, TcpStoreServer};

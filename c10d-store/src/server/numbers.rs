@@ -1,4 +1,4 @@
-//! The numbers of a client's requests, in a session that survives the server (docs/wire-extensions.md, SESSION 13 and 14). Pure.
+//! The numbers of a client's requests, in a session that survives the server (docs/spec/wire-extensions.md, SESSION 13 and 14). Pure.
 
 /// The peer is told that requests without a reply are done after as many of them, or as many bytes.
 const UNDONE_REQUESTS_MAX: u32 = 1024;

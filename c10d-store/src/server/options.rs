@@ -89,7 +89,7 @@ impl ServerOptions {
         self.handshake_timeout
     }
 
-    /// The longest time that the server remembers a session (docs/wire-extensions.md, section 9.9) whose connection is
+    /// The longest time that the server remembers a session (docs/spec/wire-extensions.md, section 9.9) whose connection is
     /// lost. The client may ask for less. Then the session's clients end as if they had closed their connections.
     /// Default 10 min.
     #[must_use]

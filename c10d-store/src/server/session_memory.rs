@@ -45,7 +45,7 @@ impl SessionMemory {
 mod tests {
     use super::*;
 
-    /// docs/wire-extensions.md, SESSION 10.
+    /// docs/spec/wire-extensions.md, SESSION 10.
     #[test]
     fn clients_that_do_not_read_pause_first() {
         let limit = |reply_bytes| {

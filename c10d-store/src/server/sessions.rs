@@ -147,7 +147,7 @@ impl Sessions {
         self.store.is_before(hello.store)
     }
 
-    /// A connection has sent SESSION (docs/wire-extensions.md, SESSION 2 and 3).
+    /// A connection has sent SESSION (docs/spec/wire-extensions.md, SESSION 2 and 3).
     pub(super) fn attach(&mut self, hello: &Hello, candidate: Candidate) -> Attached {
         if hello.attempt == 0 {
             return Attached::Late;
@@ -156,7 +156,7 @@ impl Sessions {
         let mut is_restarted = false;
         let unknown = Attached::Refused(Welcome::Unknown { store });
         let slot = match self.by_id.get(&hello.session) {
-            // docs/wire-extensions.md, SESSION 12.
+            // docs/spec/wire-extensions.md, SESSION 12.
             Some(slot) if hello.store.is_before(store) => {
                 is_restarted = true;
                 *slot
@@ -214,7 +214,7 @@ impl Sessions {
     }
 
     /// A connection was closed that may have been the link of this session: its time runs
-    /// (docs/wire-extensions.md, SESSION 9). Returns whether it was, so that its clients are away from now on.
+    /// (docs/spec/wire-extensions.md, SESSION 9). Returns whether it was, so that its clients are away from now on.
     pub(super) fn link_closed(&mut self, slot: usize, link: Token, now: Instant) -> bool {
         let Some(session) = self.slots.get_mut(slot) else {
             return false;
@@ -433,7 +433,7 @@ mod tests {
         }
     }
 
-    /// docs/wire-extensions.md, SESSION 9.
+    /// docs/spec/wire-extensions.md, SESSION 9.
     #[test]
     fn a_session_goes_on_over_another_link_until_its_time_has_passed() {
         let (mut sessions, store) = sessions();
@@ -467,7 +467,7 @@ mod tests {
         assert_eq!(sessions.next_expiry(), Some(start + 10 * KEEP));
     }
 
-    /// docs/wire-extensions.md, SESSION 3.
+    /// docs/spec/wire-extensions.md, SESSION 3.
     #[test]
     fn a_new_link_replaces_one_that_still_seems_to_work_but_never_a_newer_one() {
         let (mut sessions, store) = sessions();
@@ -481,7 +481,7 @@ mod tests {
         }
     }
 
-    /// docs/wire-extensions.md, SESSION 2.
+    /// docs/spec/wire-extensions.md, SESSION 2.
     #[test]
     fn a_session_of_another_server_is_unknown() {
         let (mut sessions, store) = sessions();
@@ -500,7 +500,7 @@ mod tests {
         assert_eq!(sessions.attach(&elsewhere, candidate(3)), unknown);
     }
 
-    /// docs/wire-extensions.md, SESSION 3.
+    /// docs/spec/wire-extensions.md, SESSION 3.
     #[test]
     fn an_attempt_without_a_number_leaves_nothing() {
         let (mut sessions, _) = sessions();
@@ -512,7 +512,7 @@ mod tests {
         assert!(sessions.slots.is_empty() && sessions.by_id.is_empty());
     }
 
-    /// docs/wire-extensions.md, SESSION 2.
+    /// docs/spec/wire-extensions.md, SESSION 2.
     #[test]
     fn sessions_that_were_never_used_make_room_for_others() {
         let (mut sessions, store) = sessions();
@@ -539,7 +539,7 @@ mod tests {
         assert_eq!(sessions.by_id.len(), SESSIONS_MAX);
     }
 
-    /// docs/wire-extensions.md, SESSION 7.
+    /// docs/spec/wire-extensions.md, SESSION 7.
     #[test]
     fn clients_have_new_numbers_and_late_frames_of_closed_ones_are_no_error() {
         let (mut sessions, _) = sessions();

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 /// The time of one connection in an iteration of the event loop. A turn ends with the request that exceeds it, so it
-/// is shorter than the 10 ms that docs/wire.md promises.
+/// is shorter than the 10 ms that docs/spec/wire.md promises.
 const TURN_MAX: Duration = Duration::from_millis(5);
 
 /// The time of an iteration after which further connections wait for the next one, except one of those that wait.

@@ -1,4 +1,4 @@
-//! How many of one client's bytes may be on their way in one direction (docs/wire-extensions.md, SESSION 8).
+//! How many of one client's bytes may be on their way in one direction (docs/spec/wire-extensions.md, SESSION 8).
 
 use super::violation::Violation;
 

@@ -1,4 +1,4 @@
-//! Frames: whose bytes the stream carries (docs/wire-extensions.md, SESSION 6).
+//! Frames: whose bytes the stream carries (docs/spec/wire-extensions.md, SESSION 6).
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -237,7 +237,7 @@ struct PartialGroup {
 }
 
 impl FrameReader {
-    /// Of a server that was told that pieces are taken (docs/wire-extensions.md, SESSION 16).
+    /// Of a server that was told that pieces are taken (docs/spec/wire-extensions.md, SESSION 16).
     #[must_use]
     pub fn taking_pieces() -> Self {
         Self {

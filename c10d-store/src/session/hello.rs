@@ -18,11 +18,11 @@ pub(crate) struct Hello {
     pub(crate) received: u64,
     /// How long the server should remember the session without a link.
     pub(crate) keep: Duration,
-    /// It can send requests again to a server that was restarted (docs/wire-extensions.md, SESSION 12).
+    /// It can send requests again to a server that was restarted (docs/spec/wire-extensions.md, SESSION 12).
     pub(crate) carries_over: bool,
-    /// It takes pieces (docs/wire-extensions.md, SESSION 16).
+    /// It takes pieces (docs/spec/wire-extensions.md, SESSION 16).
     pub(crate) takes_pieces: bool,
-    /// It notices by the lack of heartbeats that the server does not answer (docs/wire-extensions.md, SESSION 18).
+    /// It notices by the lack of heartbeats that the server does not answer (docs/spec/wire-extensions.md, SESSION 18).
     pub(crate) wants_heartbeats: bool,
 }
 

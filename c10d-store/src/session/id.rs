@@ -19,7 +19,7 @@ const WITHOUT_JOURNAL: u8 = 1 << 7;
 pub(crate) struct SessionId(pub(super) [u8; ID_BYTES]);
 
 /// Names one run of a server: 128 random bits. A server that was restarted, and has lost everything, has another one; one
-/// that has its journal has another second half, a number that rises (docs/wire-extensions.md, SESSION 12).
+/// that has its journal has another second half, a number that rises (docs/spec/wire-extensions.md, SESSION 12).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct StoreId(pub(super) [u8; ID_BYTES]);
 

@@ -1,5 +1,5 @@
 //! Sessions: many clients of a store over one connection, which may break and be made again without any of them
-//! noticing (docs/wire-extensions.md, section 9.9).
+//! noticing (docs/spec/wire-extensions.md, section 9.9).
 //!
 //! Pure: no socket, clock or thread. From the bottom up:
 //!

@@ -1,4 +1,4 @@
-//! The requests of one client that may have to be sent again, and the replies to come (docs/wire-extensions.md, SESSION
+//! The requests of one client that may have to be sent again, and the replies to come (docs/spec/wire-extensions.md, SESSION
 //! 13 to 15).
 
 use std::collections::VecDeque;

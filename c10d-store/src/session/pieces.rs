@@ -1,4 +1,4 @@
-//! Pieces of long values, which travel once for all clients of a session that get them (docs/wire-extensions.md, SESSION 16).
+//! Pieces of long values, which travel once for all clients of a session that get them (docs/spec/wire-extensions.md, SESSION 16).
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};

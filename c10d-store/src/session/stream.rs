@@ -1,4 +1,4 @@
-//! A stream of bytes in both directions that outlives the connections it travels on (docs/wire-extensions.md,
+//! A stream of bytes in both directions that outlives the connections it travels on (docs/spec/wire-extensions.md,
 //! SESSION 4 and 5).
 
 use std::collections::VecDeque;

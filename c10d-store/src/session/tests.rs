@@ -43,7 +43,7 @@ fn reconnect(a: &mut End, b: &mut End) {
 }
 
 /// The link is cut after each number of bytes in one direction and each in the other.
-/// docs/wire-extensions.md, SESSION 4.
+/// docs/spec/wire-extensions.md, SESSION 4.
 #[test]
 fn a_cut_at_any_byte_loses_and_repeats_nothing() {
     let words: [&[u8]; 3] = [b"first", b"", b"the second one"];
@@ -114,7 +114,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// docs/wire-extensions.md, SESSION 4.
+    /// docs/spec/wire-extensions.md, SESSION 4.
     #[test]
     fn any_history_of_links_delivers_everything_once(steps in vec(step(), 1..60)) {
         let (mut a, mut b) = (End::default(), End::default());
@@ -169,7 +169,7 @@ proptest! {
     }
 }
 
-/// docs/wire-extensions.md, SESSION 5.
+/// docs/spec/wire-extensions.md, SESSION 5.
 #[test]
 fn what_is_kept_is_bounded_and_forgotten_with_its_acknowledgment() {
     let (mut a, mut b) = (End::default(), End::default());
@@ -197,7 +197,7 @@ fn what_is_kept_is_bounded_and_forgotten_with_its_acknowledgment() {
     assert!(!a.stream.has_unacknowledged());
 }
 
-/// docs/wire-extensions.md, SESSION 2, 6 and 8.
+/// docs/spec/wire-extensions.md, SESSION 2, 6 and 8.
 #[test]
 fn a_peer_that_breaks_the_rules_is_found_out() {
     let mut stream = SessionStream::default();
@@ -256,7 +256,7 @@ fn a_peer_that_breaks_the_rules_is_found_out() {
     }
 }
 
-/// docs/wire-extensions.md, SESSION 6.
+/// docs/spec/wire-extensions.md, SESSION 6.
 #[test]
 fn frames_are_the_same_for_any_split() {
     let mut stream = SessionStream::default();

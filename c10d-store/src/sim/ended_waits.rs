@@ -1,4 +1,4 @@
-//! END_WAITS that crosses a CANCEL_WAIT: docs/wire-extensions.md, END_WAITS 2. Whatever arrives first, both kinds of clients
+//! END_WAITS that crosses a CANCEL_WAIT: docs/spec/wire-extensions.md, END_WAITS 2. Whatever arrives first, both kinds of clients
 //! stay in step.
 
 use super::SimServer;
@@ -79,7 +79,7 @@ fn take(replies: &mut &[u8]) -> u8 {
     *first
 }
 
-/// docs/wire-extensions.md, END_WAITS 1 and 2.
+/// docs/spec/wire-extensions.md, END_WAITS 1 and 2.
 #[test]
 fn clients_stay_in_step_in_every_order() {
     let waits = [

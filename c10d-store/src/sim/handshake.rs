@@ -8,7 +8,7 @@ const VALIDATE: [u8; 5] = [0, 0xce, 0xf7, 0x85, 0x3c];
 /// CHECK of no keys, which is answered with 0.
 const MARK: [u8; 9] = [5, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// docs/wire.md, VALIDATE 2 and 4, PING 2.
+/// docs/spec/wire.md, VALIDATE 2 and 4, PING 2.
 #[test]
 fn a_connection_begins_with_validate_in_any_pieces() {
     for piece in 1..=VALIDATE.len() {
@@ -25,7 +25,7 @@ fn a_connection_begins_with_validate_in_any_pieces() {
     }
 }
 
-/// docs/wire.md, VALIDATE 1 and 3.
+/// docs/spec/wire.md, VALIDATE 1 and 3.
 #[test]
 fn any_other_first_command_is_refused_on_arrival() {
     for first in 1..=u8::MAX {
@@ -37,7 +37,7 @@ fn any_other_first_command_is_refused_on_arrival() {
     assert_eq!(Opcode::Validate as u8, 0);
 }
 
-/// docs/wire.md, VALIDATE 1 and 3.
+/// docs/spec/wire.md, VALIDATE 1 and 3.
 #[test]
 fn a_wrong_magic_number_or_a_second_validate_is_refused_once_it_is_complete() {
     for (before, refused) in [

@@ -1,4 +1,4 @@
-//! Groups of members over the wire, without sockets and in virtual time: docs/wire-extensions.md, section 9.13. What a group
+//! Groups of members over the wire, without sockets and in virtual time: docs/spec/wire-extensions.md, section 9.13. What a group
 //! decides is tested in `c10d-membership`.
 
 use std::collections::BTreeMap;
@@ -255,7 +255,7 @@ impl World {
     }
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 4 to 7: the others are told in the same step in which a connection ends, and the
+/// docs/spec/wire-extensions.md, MEMBERSHIP 4 to 7: the others are told in the same step in which a connection ends, and the
 /// waits of those in torch's call end.
 #[test]
 fn the_end_of_a_connection_is_that_of_its_member() {
@@ -294,7 +294,7 @@ fn the_end_of_a_connection_is_that_of_its_member() {
     }
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 12 and 13.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 12 and 13.
 #[test]
 fn members_are_sent_a_list_in_few_bytes() {
     let mut world = World::new(64, 64);
@@ -358,7 +358,7 @@ fn members_are_sent_a_list_in_few_bytes() {
     }
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 5.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 5.
 #[test]
 fn a_member_lives_as_long_as_one_of_its_connections() {
     let mut world = World::new(3, 2);
@@ -377,7 +377,7 @@ fn a_member_lives_as_long_as_one_of_its_connections() {
     assert!(matches!(event, Event::Break { .. }), "{event:?}");
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 5.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 5.
 #[test]
 fn a_silent_connection_stops_to_speak_for_its_members() {
     let mut world = World::new(3, 3);
@@ -414,7 +414,7 @@ fn a_silent_connection_stops_to_speak_for_its_members() {
     assert!(!world.server.is_closed(1));
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 8.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 8.
 #[test]
 fn waits_of_an_attempt_end_with_it_and_its_keys_are_deleted() {
     let mut world = World::new(3, 3);
@@ -481,7 +481,7 @@ fn waits_of_an_attempt_end_with_it_and_its_keys_are_deleted() {
     assert_eq!(world.server.take(10)[0], 1, "that of the generation stays");
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 3.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 3.
 #[test]
 fn a_group_is_opened_once_and_other_options_are_told_so() {
     let mut world = World::new(2, 2);
@@ -537,7 +537,7 @@ fn a_group_is_opened_once_and_other_options_are_told_so() {
     );
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 9: the server's clock ends what a group waits for.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 9: the server's clock ends what a group waits for.
 #[test]
 fn members_that_are_not_ready_in_time_are_evicted() {
     let mut world = World::new(3, 3);
@@ -580,7 +580,7 @@ fn members_that_are_not_ready_in_time_are_evicted() {
     }
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 2.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 2.
 #[test]
 fn a_server_has_a_limited_number_of_groups_and_forgets_those_that_serve_nobody() {
     let mut server = SimServer::default();
@@ -622,7 +622,7 @@ fn a_server_has_a_limited_number_of_groups_and_forgets_those_that_serve_nobody()
     assert_eq!(ask("g5", &said(1)), GroupReply::NotOpen);
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 2; docs/membership.md, COST 3: members that come and go, 1,000 times or `ROUNDS`.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 2; docs/spec/membership.md, COST 3: members that come and go, 1,000 times or `ROUNDS`.
 #[test]
 fn changes_leave_memory_flat() {
     let rounds = std::env::var("ROUNDS").map_or(1000, |rounds| rounds.parse().expect("a number"));
@@ -670,7 +670,7 @@ fn changes_leave_memory_flat() {
     assert!(now.0 < before + 256, "{} bytes, then {}", before, now.0);
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 10.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 10.
 #[test]
 fn what_is_no_request_to_a_group_closes_the_connection() {
     let say = |message| GroupRequest::Say {

@@ -26,110 +26,119 @@ fn bytes(hex: &Json) -> Vec<u8> {
 
 /// Which vectors prove a rule; they are named after what they do.
 const RULES: [(&str, &[&str]); 37] = [
-    ("docs/wire.md, VALIDATE 1", &["second_validate_closes"]),
-    ("docs/wire.md, VALIDATE 2", &["handshake_no_ping"]),
-    ("docs/wire.md, PING 1", &["ping_zero", "ping_max"]),
+    ("docs/spec/wire.md, VALIDATE 1", &["second_validate_closes"]),
+    ("docs/spec/wire.md, VALIDATE 2", &["handshake_no_ping"]),
+    ("docs/spec/wire.md, PING 1", &["ping_zero", "ping_max"]),
     (
-        "docs/wire.md, PING 2",
+        "docs/spec/wire.md, PING 2",
         &["handshake_no_ping", "ping_twice_pipelined"],
     ),
     (
-        "docs/wire.md, SET 1",
+        "docs/spec/wire.md, SET 1",
         &["set_get", "set_overwrite", "m_set_wakes_all_waiters"],
     ),
     (
-        "docs/wire.md, GET 1",
+        "docs/spec/wire.md, GET 1",
         &["get_missing_is_empty", "set_empty_value"],
     ),
     (
-        "docs/wire.md, GET 2",
+        "docs/spec/wire.md, GET 2",
         &["queue_get_and_delete_do_not_see_it"],
     ),
     (
-        "docs/wire.md, APPEND 1",
+        "docs/spec/wire.md, APPEND 1",
         &["append_existing", "append_empty_creates", "m_append_wakes"],
     ),
     (
-        "docs/wire.md, MULTI_GET 1",
+        "docs/spec/wire.md, MULTI_GET 1",
         &["multi_get_repeat_and_order", "multi_get_with_missing"],
     ),
-    ("docs/wire.md, MULTI_GET 2", &["multi_get_zero"]),
+    ("docs/spec/wire.md, MULTI_GET 2", &["multi_get_zero"]),
     (
-        "docs/wire.md, MULTI_SET 2",
+        "docs/spec/wire.md, MULTI_SET 2",
         &["multi_set_get", "multi_set_duplicate_key_last_wins"],
     ),
     (
-        "docs/wire.md, DELETE_KEY 1",
+        "docs/spec/wire.md, DELETE_KEY 1",
         &["delete_twice", "queue_get_and_delete_do_not_see_it"],
     ),
-    ("docs/wire.md, DELETE_KEY 2", &["m_delete_does_not_wake"]),
     (
-        "docs/wire.md, GETNUMKEYS 1",
+        "docs/spec/wire.md, DELETE_KEY 2",
+        &["m_delete_does_not_wake"],
+    ),
+    (
+        "docs/spec/wire.md, GETNUMKEYS 1",
         &["num_keys_three", "num_keys_ignores_queues"],
     ),
     (
-        "docs/wire.md, GETNUMKEYS 1",
+        "docs/spec/wire.md, GETNUMKEYS 1",
         &["barrier_counted_in_num_keys"],
     ),
     (
-        "docs/wire.md, LIST_KEYS 1",
+        "docs/spec/wire.md, LIST_KEYS 1",
         &["list_keys_raw_key", "list_keys_ignores_queues"],
     ),
-    ("docs/wire.md, ADD 1", &["add_missing", "add_zero_creates"]),
     (
-        "docs/wire.md, ADD 3",
+        "docs/spec/wire.md, ADD 1",
+        &["add_missing", "add_zero_creates"],
+    ),
+    (
+        "docs/spec/wire.md, ADD 3",
         &["add_on_text_closes", "add_on_out_of_range_closes"],
     ),
-    ("docs/wire.md, ADD 4", &["add_overflow_wraps"]),
-    ("docs/wire.md, ADD 5", &["add_negative", "add_max"]),
-    ("docs/wire.md, ADD 6", &["m_add_wakes"]),
+    ("docs/spec/wire.md, ADD 4", &["add_overflow_wraps"]),
+    ("docs/spec/wire.md, ADD 5", &["add_negative", "add_max"]),
+    ("docs/spec/wire.md, ADD 6", &["m_add_wakes"]),
     (
-        "docs/wire.md, CHECK 1",
+        "docs/spec/wire.md, CHECK 1",
         &["check_present", "check_missing", "queue_check_nonempty"],
     ),
     (
-        "docs/wire.md, CHECK 2",
+        "docs/spec/wire.md, CHECK 2",
         &["check_some_missing", "check_zero_keys", "check_duplicates"],
     ),
     (
-        "docs/wire.md, WAIT 1",
+        "docs/spec/wire.md, WAIT 1",
         &["wait_present", "wait_zero_keys", "queue_wait_nonempty"],
     ),
     (
-        "docs/wire.md, WAIT 2",
+        "docs/spec/wire.md, WAIT 2",
         &["m_wait_two_keys_two_setters", "queue_wait_then_push"],
     ),
-    ("docs/wire.md, WAIT 4", &["wait_counts_set_even_if_deleted"]),
-    ("docs/wire.md, WAIT 5", &["wait_duplicates_then_set"]),
-    ("docs/wire.md, WAIT 6", &["wait_then_other_command"]),
     (
-        "docs/wire.md, CANCEL_WAIT 1",
+        "docs/spec/wire.md, WAIT 4",
+        &["wait_counts_set_even_if_deleted"],
+    ),
+    ("docs/spec/wire.md, WAIT 5", &["wait_duplicates_then_set"]),
+    ("docs/spec/wire.md, WAIT 6", &["wait_then_other_command"]),
+    (
+        "docs/spec/wire.md, CANCEL_WAIT 1",
         &["cancel_without_wait", "cancel_race_stop_first"],
     ),
-    ("docs/wire.md, QUEUE_PUSH 1", &["queue_push_len_pop"]),
-    ("docs/wire.md, QUEUE_POP 1", &["queue_push_len_pop"]),
+    ("docs/spec/wire.md, QUEUE_PUSH 1", &["queue_push_len_pop"]),
+    ("docs/spec/wire.md, QUEUE_POP 1", &["queue_push_len_pop"]),
     (
-        "docs/wire.md, QUEUE_POP 2",
+        "docs/spec/wire.md, QUEUE_POP 2",
         &["queue_pop_missing", "queue_empty_element"],
     ),
     (
-        "docs/wire.md, QUEUE_LEN 1",
+        "docs/spec/wire.md, QUEUE_LEN 1",
         &["queue_len_missing", "queue_push_len_pop"],
     ),
     (
-        "docs/wire.md, BARRIER 1",
+        "docs/spec/wire.md, BARRIER 1",
         &["barrier_then_add", "barrier_on_text_closes"],
     ),
     (
-        "docs/wire.md, BARRIER 2",
+        "docs/spec/wire.md, BARRIER 2",
         &["m_barrier_smaller_world_size_releases_all"],
     ),
     (
-        "docs/wire.md, BARRIER 4",
+        "docs/spec/wire.md, BARRIER 4",
         &["m_wait_before_barrier_waits_for_full"],
     ),
     (
-        "docs/wire.md, CLOSE 1",
+        "docs/spec/wire.md, CLOSE 1",
         &["replies_before_unknown_op_are_sent"],
     ),
 ];

@@ -102,7 +102,7 @@ mod tests {
         all.iter().map(|a| a.connection.0).collect()
     }
 
-    /// docs/wire-extensions.md, ANNOUNCE 1.
+    /// docs/spec/wire-extensions.md, ANNOUNCE 1.
     #[test]
     fn the_last_announcement_of_each_connection_is_kept() {
         let mut announcements = Announcements::default();
@@ -118,7 +118,7 @@ mod tests {
         assert!(announcements.closed.is_empty());
     }
 
-    /// docs/wire-extensions.md, ANNOUNCE 4.
+    /// docs/spec/wire-extensions.md, ANNOUNCE 4.
     #[test]
     fn without_room_those_of_closed_connections_go_first_and_then_new_ones_are_ignored() {
         let one = (TOTAL_BYTES_MAX / 4) - OVERHEAD_BYTES;
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(announcements.to_vec()[2].bytes.len(), 1);
     }
 
-    /// docs/wire-extensions.md, ANNOUNCE 4.
+    /// docs/spec/wire-extensions.md, ANNOUNCE 4.
     #[test]
     fn empty_announcements_are_limited_too() {
         let mut announcements = Announcements::default();

@@ -75,7 +75,7 @@ mod tests {
     use crate::moment::Moment;
     use crate::snapshot::CloseReason;
 
-    /// docs/wire-extensions.md, ANNOUNCE 3.
+    /// docs/spec/wire-extensions.md, ANNOUNCE 3.
     #[test]
     fn the_last_ones_are_kept_and_each_other_one_is_dropped_once() {
         let mut closed = ClosedConnections::default();

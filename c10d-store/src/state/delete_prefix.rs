@@ -1,4 +1,4 @@
-//! Deletes the names with a prefix, at once or later (docs/wire-extensions.md, DELETE_PREFIX): in slices, between which other
+//! Deletes the names with a prefix, at once or later (docs/spec/wire-extensions.md, DELETE_PREFIX): in slices, between which other
 //! requests go on.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ const SLICE: usize = 4096;
 const GATHERED_BYTES_MAX: usize = 1 << 20;
 
 impl StoreState {
-    /// docs/wire-extensions.md, DELETE_PREFIX 1 and 4.
+    /// docs/spec/wire-extensions.md, DELETE_PREFIX 1 and 4.
     pub(super) fn delete_prefix(
         &mut self,
         conn: ConnId,

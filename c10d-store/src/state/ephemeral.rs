@@ -1,4 +1,4 @@
-//! Keys that end with the connection that set them, or when it is silent (docs/wire-extensions.md, EPHEMERAL).
+//! Keys that end with the connection that set them, or when it is silent (docs/spec/wire-extensions.md, EPHEMERAL).
 
 use std::mem;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ impl StoreState {
         }
     }
 
-    /// docs/wire-extensions.md, EPHEMERAL 1.
+    /// docs/spec/wire-extensions.md, EPHEMERAL 1.
     pub(super) fn set_ephemeral(
         &mut self,
         conn: ConnId,
@@ -84,7 +84,7 @@ impl StoreState {
         self.reply(replies, conn, Reply::Owned);
     }
 
-    /// docs/wire-extensions.md, EPHEMERAL 5.
+    /// docs/spec/wire-extensions.md, EPHEMERAL 5.
     pub(super) fn keep_alive(
         &mut self,
         conn: ConnId,

@@ -1,4 +1,4 @@
-//! Keys that end with their owners: docs/wire-extensions.md, section 9.10.
+//! Keys that end with their owners: docs/spec/wire-extensions.md, section 9.10.
 
 use std::time::Duration;
 
@@ -124,7 +124,7 @@ fn bytes(value: &str) -> OwnedReply {
     OwnedReply::Bytes(value.into())
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 1 and 2.
+/// docs/spec/wire-extensions.md, EPHEMERAL 1 and 2.
 #[test]
 fn the_first_owns_a_key_and_others_get_its_value() {
     let mut store = Store::default();
@@ -160,7 +160,7 @@ fn the_first_owns_a_key_and_others_get_its_value() {
     assert_eq!(store.claim(A, "q", "a", ("", "")), OwnedReply::Owned);
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 3.
+/// docs/spec/wire-extensions.md, EPHEMERAL 3.
 #[test]
 fn keys_end_with_their_owner_in_one_step_and_wills_wake() {
     let mut store = Store::default();
@@ -205,7 +205,7 @@ fn keys_end_with_their_owner_in_one_step_and_wills_wake() {
     assert_eq!(store.end(B), [], "once");
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 4.
+/// docs/spec/wire-extensions.md, EPHEMERAL 4.
 #[test]
 fn a_delete_ends_the_ownership_and_a_write_does_not() {
     let mut store = Store::default();
@@ -223,7 +223,7 @@ fn a_delete_ends_the_ownership_and_a_write_does_not() {
     assert_eq!((store.get("k"), store.get("w2")), ("3".into(), "1".into()));
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 6.
+/// docs/spec/wire-extensions.md, EPHEMERAL 6.
 #[test]
 fn an_owner_has_a_limit_of_keys() {
     let mut store = Store::default();
@@ -245,7 +245,7 @@ fn an_owner_has_a_limit_of_keys() {
     assert_eq!(store.state.memory(), 0);
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 7.
+/// docs/spec/wire-extensions.md, EPHEMERAL 7.
 #[test]
 fn wills_take_memory_and_a_full_store_refuses_them() {
     let mut store = Store::default();
@@ -273,7 +273,7 @@ fn wills_take_memory_and_a_full_store_refuses_them() {
     assert_eq!(store.state.memory(), 0);
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 5.
+/// docs/spec/wire-extensions.md, EPHEMERAL 5.
 #[test]
 fn keys_end_by_silence_and_their_owner_learns_of_it_once() {
     let second = Duration::from_secs(1);
@@ -306,7 +306,7 @@ fn keys_end_by_silence_and_their_owner_learns_of_it_once() {
     assert!(!store.has("b"));
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 5. The clients pause for two thirds of the time, and the server is busy.
+/// docs/spec/wire-extensions.md, EPHEMERAL 5. The clients pause for two thirds of the time, and the server is busy.
 #[test]
 fn no_key_ends_by_a_pause_that_is_shorter_than_the_silence() {
     let seed: u64 = std::env::var("C10D_SEED").map_or_else(
@@ -343,7 +343,7 @@ fn no_key_ends_by_a_pause_that_is_shorter_than_the_silence() {
     }
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 5. A stopped member is missed by so much, whatever its group does.
+/// docs/spec/wire-extensions.md, EPHEMERAL 5. A stopped member is missed by so much, whatever its group does.
 #[test]
 fn a_server_that_is_awake_ends_the_keys_of_a_silent_owner_within_21_ms() {
     let ms = Duration::from_millis(1);
@@ -362,7 +362,7 @@ fn a_server_that_is_awake_ends_the_keys_of_a_silent_owner_within_21_ms() {
     }
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 5. It may be stopped at any time, and for any; it reads what has
+/// docs/spec/wire-extensions.md, EPHEMERAL 5. It may be stopped at any time, and for any; it reads what has
 /// arrived within 60 ms.
 #[test]
 fn a_server_that_was_stopped_hears_what_has_arrived_first() {
@@ -457,7 +457,7 @@ fn restart(store: &mut Store, from_snapshot: bool) -> Store {
     restarted
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 8.
+/// docs/spec/wire-extensions.md, EPHEMERAL 8.
 #[test]
 fn keys_of_connections_end_at_a_restart_and_those_of_kept_clients_go_on() {
     for from_snapshot in [false, true] {
@@ -504,7 +504,7 @@ fn keys_of_connections_end_at_a_restart_and_those_of_kept_clients_go_on() {
     }
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 8.
+/// docs/spec/wire-extensions.md, EPHEMERAL 8.
 #[test]
 fn keys_of_clients_that_have_not_come_back_end_with_their_session() {
     let mut store = Store::default();

@@ -1,4 +1,4 @@
-//! Process groups whose members agree through this server (docs/wire-extensions.md, section 9.13), with the polls that
+//! Process groups whose members agree through this server (docs/spec/wire-extensions.md, section 9.13), with the polls that
 //! wait, the connections that speak for members, and the timers. What a group decides is in `c10d-membership`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

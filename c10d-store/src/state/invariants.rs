@@ -16,7 +16,7 @@ impl StoreState {
     /// - A slot and its list of waiters refer to each other, and the chains are consistent.
     /// - No WAIT or QUEUE_TAKE waits for a queue with more elements than woken connections, except of a connection that is
     ///   away. There is no such invariant
-    ///   for values: an unfinished BARRIER creates its counter without waking waits (docs/wire.md).
+    ///   for values: an unfinished BARRIER creates its counter without waking waits (docs/spec/wire.md).
     pub(crate) fn check_invariants(&self) {
         let mut values = 0;
         let mut bytes = 0;

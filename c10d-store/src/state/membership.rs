@@ -1,4 +1,4 @@
-//! MEMBERSHIP and MEMBERSHIP_POLL (docs/wire-extensions.md, section 9.13): has groups take inputs, and carries out their
+//! MEMBERSHIP and MEMBERSHIP_POLL (docs/spec/wire-extensions.md, section 9.13): has groups take inputs, and carries out their
 //! effects.
 
 use std::sync::Arc;
@@ -28,7 +28,7 @@ impl StoreState {
         self.groups.seed = seed;
     }
 
-    /// docs/wire-extensions.md, MEMBERSHIP.
+    /// docs/spec/wire-extensions.md, MEMBERSHIP.
     pub(super) fn membership(
         &mut self,
         conn: ConnId,

@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// docs/wire.md, MEMORY 1 to 3.
+    /// docs/spec/wire.md, MEMORY 1 to 3.
     #[test]
     fn a_full_store_refuses_writes_that_add_and_nothing_else() {
         let mut store = StoreState::new();
@@ -256,7 +256,7 @@ mod tests {
         }
     }
 
-    /// docs/wire.md, MEMORY 3.
+    /// docs/spec/wire.md, MEMORY 3.
     #[test]
     fn waits_have_a_limit_beyond_that_of_writes() {
         let mut store = StoreState::new();

@@ -2,7 +2,7 @@
 //!
 //! Report every accepted connection with [`StoreState::connect`], pass requests one at a time to
 //! [`StoreState::handle`], and report every closed connection with [`StoreState::disconnect`]. Replies go to the
-//! caller's [`Replies`] in sending order. The behaviour is specified in docs/wire.md, section 5.
+//! caller's [`Replies`] in sending order. The behaviour is specified in docs/spec/wire.md, section 5.
 //!
 //! A snapshot starts with [`StoreState::start_snapshot`] and is copied in slices, between which requests go on.
 
@@ -225,12 +225,12 @@ impl StoreState {
                 if reports_outcome {
                     self.reply(replies, conn, Reply::Exchanged(writes));
                 }
-                // docs/wire-extensions.md, COMPARE_EXCHANGE 1.
+                // docs/spec/wire-extensions.md, COMPARE_EXCHANGE 1.
                 if !(reports_outcome && writes) {
                     let current = self.slots.get(key).and_then(Slot::value);
                     let reply = match current {
                         Some(_) => Reply::Value(current),
-                        // docs/wire.md, COMPARE_SET 4.
+                        // docs/spec/wire.md, COMPARE_SET 4.
                         None => Reply::Bytes(expected),
                     };
                     self.reply(replies, conn, reply);
@@ -251,7 +251,7 @@ impl StoreState {
                 self.cancel(conn);
                 self.wait_change(conn, key, offset, length, known, replies);
             }
-            // docs/wire-extensions.md, END_WAITS 2.
+            // docs/spec/wire-extensions.md, END_WAITS 2.
             Request::CancelWait if was_ended => {}
             Request::CancelWait => {
                 self.waits_cancelled += u64::from(self.cancel(conn));
@@ -372,7 +372,7 @@ impl StoreState {
         }
     }
 
-    /// The session of a connection has lost its link, or has another one (docs/wire-extensions.md, SESSION 11). A connection
+    /// The session of a connection has lost its link, or has another one (docs/spec/wire-extensions.md, SESSION 11). A connection
     /// that is away is given no element of a queue, and passes on a wakeup. One that comes back is given what is there.
     pub(crate) fn set_away(&mut self, conn: ConnId, is_away: bool, replies: &mut impl Replies) {
         self.directory.keep(conn, &self.waiters);
@@ -494,7 +494,7 @@ impl StoreState {
         self.directory.peer(conn)
     }
 
-    /// docs/wire.md, CHECK: a value, or a queue that is not empty.
+    /// docs/spec/wire.md, CHECK: a value, or a queue that is not empty.
     fn key_exists(&self, key: &[u8]) -> bool {
         self.slots.get(key).is_some_and(Slot::exists)
     }
@@ -549,7 +549,7 @@ impl StoreState {
         self.wake_for_value(waiters, replies);
     }
 
-    /// docs/wire.md, MULTI_SET: all pairs are written before any wait is woken.
+    /// docs/spec/wire.md, MULTI_SET: all pairs are written before any wait is woken.
     fn multi_set(&mut self, pairs: Keys<'_>, replies: &mut impl Replies) {
         let mut blobs = pairs.iter();
         let mut has_waiters = false;
@@ -567,7 +567,7 @@ impl StoreState {
         }
     }
 
-    /// docs/wire-extensions.md, TRY_ADD: an ADD that reports a value that is not a number.
+    /// docs/spec/wire-extensions.md, TRY_ADD: an ADD that reports a value that is not a number.
     fn try_add(&mut self, conn: ConnId, key: &[u8], delta: i64, replies: &mut impl Replies) {
         if let Ok((sum, waiters)) = self.slots.add(key, delta, self.writer()) {
             self.wake_for_value(waiters, replies);
@@ -583,7 +583,7 @@ impl StoreState {
         self.reply(replies, conn, reply);
     }
 
-    /// docs/wire.md, COMPARE_SET: whether it writes. An empty `expected` also matches a missing key.
+    /// docs/spec/wire.md, COMPARE_SET: whether it writes. An empty `expected` also matches a missing key.
     fn compares_equal(&self, key: &[u8], expected: &[u8]) -> bool {
         let current = self.slots.get(key).and_then(Slot::value);
         current.map_or(&[][..], Value::as_bytes) == expected
@@ -607,7 +607,7 @@ impl StoreState {
         }
     }
 
-    /// docs/wire-extensions.md, WAIT_GET: answered as soon as all values exist at the same moment.
+    /// docs/spec/wire-extensions.md, WAIT_GET: answered as soon as all values exist at the same moment.
     fn wait_get(&mut self, conn: ConnId, keys: Keys<'_>, replies: &mut impl Replies) {
         self.cancel(conn);
         if keys.iter().all(|key| self.has_value(key)) {
@@ -657,7 +657,7 @@ impl StoreState {
         }
     }
 
-    /// docs/wire-extensions.md, WAIT_CHANGE: answered as soon as a value exists that differs from the known one.
+    /// docs/spec/wire-extensions.md, WAIT_CHANGE: answered as soon as a value exists that differs from the known one.
     fn wait_change(
         &mut self,
         conn: ConnId,
@@ -693,7 +693,7 @@ impl StoreState {
         self.miss(conn, key, Wants::Change(known));
     }
 
-    /// docs/wire.md, BARRIER: an ordinary counter, which an unfinished arrival creates without waking
+    /// docs/spec/wire.md, BARRIER: an ordinary counter, which an unfinished arrival creates without waking
     /// the waits for its key.
     fn barrier(
         &mut self,
@@ -738,7 +738,7 @@ impl StoreState {
         }
     }
 
-    /// docs/wire-extensions.md, QUEUE_TAKE: answered as soon as the queue has an element.
+    /// docs/spec/wire-extensions.md, QUEUE_TAKE: answered as soon as the queue has an element.
     fn queue_take(&mut self, conn: ConnId, key: &[u8], max: usize, replies: &mut impl Replies) {
         self.cancel(conn);
         if self.queue(key).is_some() {
@@ -923,7 +923,7 @@ impl StoreState {
         }
     }
 
-    /// docs/wire-extensions.md, END_WAITS 1.
+    /// docs/spec/wire-extensions.md, END_WAITS 1.
     fn end_waits(&mut self, conn: ConnId, prefix: &[u8], replies: &mut impl Replies) {
         let ended = self.end_waits_of(prefix, replies);
         self.reply(replies, conn, Reply::Integer(count(ended)));

@@ -54,7 +54,7 @@ struct KnownPart {
 }
 
 impl KnownPart {
-    /// Whether a value is as known (docs/wire-extensions.md, section 9.3), compared byte by byte.
+    /// Whether a value is as known (docs/spec/wire-extensions.md, section 9.3), compared byte by byte.
     fn matches(&self, value: &[u8]) -> bool {
         let is_same = |(index, byte): (usize, &u8)| value.get(self.offset + index) == Some(byte);
         value.len() >= self.offset
@@ -158,7 +158,7 @@ struct Owned {
     will: Option<(u8, Vec<u8>)>,
 }
 
-/// A slow and simple implementation of docs/wire.md.
+/// A slow and simple implementation of docs/spec/wire.md.
 #[derive(Debug, Default)]
 struct Model {
     values: BTreeMap<u8, Vec<u8>>,

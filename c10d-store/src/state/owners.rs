@@ -1,4 +1,4 @@
-//! The owners of keys that end with them (docs/wire-extensions.md, EPHEMERAL), with the keys of each, and when it must be
+//! The owners of keys that end with them (docs/spec/wire-extensions.md, EPHEMERAL), with the keys of each, and when it must be
 //! heard of. A slot knows the owner of its key and the will.
 //!
 //! A client of a session that the journal keeps is an owner beyond the end of the server. Any other owner of a journal

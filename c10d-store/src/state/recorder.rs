@@ -62,7 +62,7 @@ impl Recorder {
         }
     }
 
-    /// A request begins. Its replies acknowledge all writes before it of the same connection (docs/wire.md, ORDER 3).
+    /// A request begins. Its replies acknowledge all writes before it of the same connection (docs/spec/wire.md, ORDER 3).
     #[inline]
     pub(super) fn begin(&mut self, requester: ConnId) {
         self.requester = Some(requester);

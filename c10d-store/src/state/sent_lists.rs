@@ -1,4 +1,4 @@
-//! The list that a group sends its members, as bytes that all replies share (docs/wire-extensions.md, MEMBERSHIP 4 and 12).
+//! The list that a group sends its members, as bytes that all replies share (docs/spec/wire-extensions.md, MEMBERSHIP 4 and 12).
 
 use std::sync::Arc;
 

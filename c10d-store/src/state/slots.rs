@@ -61,7 +61,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// docs/wire.md, CHECK: a value, or a queue that is not empty.
+    /// docs/spec/wire.md, CHECK: a value, or a queue that is not empty.
     pub(super) const fn exists(&self) -> bool {
         self.stored.is_some() || self.queue.is_some()
     }
@@ -318,7 +318,7 @@ impl Slots {
         waiters
     }
 
-    /// docs/wire.md, ADD and BARRIER: adds to the number at `key`. Returns the sum and the waiters of the name.
+    /// docs/spec/wire.md, ADD and BARRIER: adds to the number at `key`. Returns the sum and the waiters of the name.
     ///
     /// # Errors
     /// If the value is not a number; then nothing has changed.

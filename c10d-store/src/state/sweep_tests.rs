@@ -1,4 +1,4 @@
-//! The deletion of names with a prefix: docs/wire-extensions.md, section 9.12.
+//! The deletion of names with a prefix: docs/spec/wire-extensions.md, section 9.12.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -67,7 +67,7 @@ fn deleted(conn: u64, count: i64) -> Replies {
     vec![(conn, OwnedReply::Integer(count))]
 }
 
-/// docs/wire-extensions.md, DELETE_PREFIX 1 and 2.
+/// docs/spec/wire-extensions.md, DELETE_PREFIX 1 and 2.
 #[test]
 fn values_and_queues_with_the_prefix_are_deleted_and_waits_go_on() {
     let mut state = StoreState::new();
@@ -125,7 +125,7 @@ fn values_and_queues_with_the_prefix_are_deleted_and_waits_go_on() {
     assert!(!has(&mut state, "p/x") && !has(&mut state, "p"));
 }
 
-/// docs/wire-extensions.md, DELETE_PREFIX 2, with other requests between any two slices.
+/// docs/spec/wire-extensions.md, DELETE_PREFIX 2, with other requests between any two slices.
 #[test]
 fn what_is_written_meanwhile_stays_and_all_else_goes() {
     let seed: u64 = std::env::var("C10D_SEED").map_or_else(
@@ -196,7 +196,7 @@ fn what_is_written_meanwhile_stays_and_all_else_goes() {
     }
 }
 
-/// docs/wire-extensions.md, DELETE_PREFIX 4.
+/// docs/spec/wire-extensions.md, DELETE_PREFIX 4.
 #[test]
 fn a_prefix_is_deleted_later_and_a_later_request_replaces_the_delay() {
     let mut state = StoreState::new();
@@ -232,7 +232,7 @@ fn a_prefix_is_deleted_later_and_a_later_request_replaces_the_delay() {
     assert_eq!((state.next_sweep(), state.memory()), (None, 0));
 }
 
-/// docs/wire-extensions.md, DELETE_PREFIX 5.
+/// docs/spec/wire-extensions.md, DELETE_PREFIX 5.
 #[test]
 fn a_restart_keeps_what_is_deleted_and_what_will_be() {
     for from_snapshot in [false, true] {

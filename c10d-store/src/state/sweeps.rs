@@ -1,4 +1,4 @@
-//! The deletions of names with a prefix that wait for their turn or their time (docs/wire-extensions.md, DELETE_PREFIX).
+//! The deletions of names with a prefix that wait for their turn or their time (docs/spec/wire-extensions.md, DELETE_PREFIX).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;

@@ -214,7 +214,7 @@ fn bytes(conn: u64, text: &str) -> (u64, OwnedReply) {
 
 #[test]
 fn compare_set_writes_on_a_match_and_returns_the_value() {
-    // docs/wire.md, COMPARE_SET 1 to 5: present value (if any), expected, answer, value afterwards.
+    // docs/spec/wire.md, COMPARE_SET 1 to 5: present value (if any), expected, answer, value afterwards.
     let table = [
         (None, "", "new", Some("new")),
         (None, "x", "x", None),
@@ -244,7 +244,7 @@ fn compare_set_writes_on_a_match_and_returns_the_value() {
 fn compare_exchange_reports_whether_it_wrote() {
     let mut store = Store::default();
     let mut exchange = |expected| store.on(A, compare_exchange("k", expected, "new"));
-    // docs/wire-extensions.md, COMPARE_EXCHANGE 1: the replies of COMPARE_SET to the first three are only "x", "new"
+    // docs/spec/wire-extensions.md, COMPARE_EXCHANGE 1: the replies of COMPARE_SET to the first three are only "x", "new"
     // and "new".
     let written = [(A, OwnedReply::Exchanged(true))];
     let kept = |value| [(A, OwnedReply::Exchanged(false)), bytes(A, value)];
@@ -254,7 +254,7 @@ fn compare_exchange_reports_whether_it_wrote() {
     assert_eq!(exchange("new"), written);
 }
 
-/// docs/wire.md, COMPARE_SET 6.
+/// docs/spec/wire.md, COMPARE_SET 6.
 #[test]
 fn compare_set_wakes_waiters_only_if_it_writes() {
     let mut store = Store::default();
@@ -266,7 +266,7 @@ fn compare_set_wakes_waiters_only_if_it_writes() {
     );
 }
 
-/// docs/wire.md, ADD 3 and 4, BARRIER 1.
+/// docs/spec/wire.md, ADD 3 and 4, BARRIER 1.
 #[test]
 fn add_refuses_a_value_that_is_not_a_number() {
     let mut store = Store::default();
@@ -285,7 +285,7 @@ fn add_refuses_a_value_that_is_not_a_number() {
     assert_eq!(store.get("k"), b"-9223372036854775808");
 }
 
-/// docs/wire-extensions.md, TRY_ADD 1 and 2.
+/// docs/spec/wire-extensions.md, TRY_ADD 1 and 2.
 #[test]
 fn try_add_returns_a_value_that_is_not_a_number() {
     let mut store = Store::default();
@@ -312,7 +312,7 @@ fn try_add_returns_a_value_that_is_not_a_number() {
     assert_eq!(store.get("n"), b"-9223372036854775808");
 }
 
-/// docs/wire.md, WAIT 2, 4 and 5.
+/// docs/spec/wire.md, WAIT 2, 4 and 5.
 #[test]
 fn a_wait_ends_when_each_key_has_existed_once() {
     let mut store = Store::default();
@@ -324,7 +324,7 @@ fn a_wait_ends_when_each_key_has_existed_once() {
     assert_eq!(store.set("c", "2"), [], "a wait gets one reply");
 }
 
-/// docs/wire.md, WAIT 3.
+/// docs/spec/wire.md, WAIT 3.
 #[test]
 fn waiters_are_served_in_order_of_arrival() {
     let mut store = Store::default();
@@ -343,7 +343,7 @@ fn a_second_wait_replaces_the_first() {
     assert_eq!(store.set("new", "1"), [stop(A)]);
 }
 
-/// docs/wire.md, CANCEL_WAIT 1.
+/// docs/spec/wire.md, CANCEL_WAIT 1.
 #[test]
 fn a_cancelled_wait_gets_no_reply() {
     let mut store = Store::default();
@@ -361,7 +361,7 @@ fn a_cancelled_wait_gets_no_reply() {
     );
 }
 
-/// docs/wire-extensions.md, WAIT_GET 1 and 2.
+/// docs/spec/wire-extensions.md, WAIT_GET 1 and 2.
 #[test]
 fn wait_get_returns_values_that_exist_at_the_same_time() {
     let mut store = Store::default();
@@ -383,7 +383,7 @@ fn wait_get_returns_values_that_exist_at_the_same_time() {
     assert_eq!(store.set("x", "3"), [stop(A), bytes(A, "3"), bytes(A, "2")]);
 }
 
-/// docs/wire.md, MULTI_SET 3.
+/// docs/spec/wire.md, MULTI_SET 3.
 #[test]
 fn multi_set_writes_all_pairs_before_waking_waiters() {
     let mut store = Store::default();
@@ -407,7 +407,7 @@ fn multi_set_writes_all_pairs_before_waking_waiters() {
     );
 }
 
-/// docs/wire-extensions.md, WAIT_GET 3.
+/// docs/spec/wire-extensions.md, WAIT_GET 3.
 #[test]
 fn wait_get_ignores_queues() {
     let mut store = Store::default();
@@ -417,7 +417,7 @@ fn wait_get_ignores_queues() {
     assert_eq!(store.set("k", "v"), [stop(A), bytes(A, "v")]);
 }
 
-/// docs/wire-extensions.md, WAIT_GET 5.
+/// docs/spec/wire-extensions.md, WAIT_GET 5.
 #[test]
 fn wait_get_can_be_cancelled() {
     let mut store = Store::default();
@@ -429,7 +429,7 @@ fn wait_get_can_be_cancelled() {
     assert_eq!(store.set("k", "v"), []);
 }
 
-/// docs/wire-extensions.md, WAIT_CHANGE 1.
+/// docs/spec/wire-extensions.md, WAIT_CHANGE 1.
 #[test]
 fn wait_change_returns_a_different_value_at_once() {
     let mut store = Store::default();
@@ -458,7 +458,7 @@ fn wait_change_returns_a_different_value_at_once() {
     }
 }
 
-/// docs/wire-extensions.md, WAIT_CHANGE 2: the first write of any kind after which the value differs.
+/// docs/spec/wire-extensions.md, WAIT_CHANGE 2: the first write of any kind after which the value differs.
 #[test]
 fn wait_change_ends_at_the_first_different_value() {
     let mut store = Store::default();
@@ -505,7 +505,7 @@ fn wait_change_ends_at_the_first_different_value() {
     );
 }
 
-/// docs/wire-extensions.md, WAIT_CHANGE 3.
+/// docs/spec/wire-extensions.md, WAIT_CHANGE 3.
 #[test]
 fn wait_change_waits_for_a_missing_key_and_compares_its_value() {
     let mut store = Store::default();
@@ -524,7 +524,7 @@ fn wait_change_waits_for_a_missing_key_and_compares_its_value() {
     assert!(store.state.slots.iter().next().is_none());
 }
 
-/// docs/wire-extensions.md, WAIT_CHANGE 4.
+/// docs/spec/wire-extensions.md, WAIT_CHANGE 4.
 #[test]
 fn wait_change_ignores_queues_and_unfinished_barriers() {
     let mut store = Store::default();
@@ -548,7 +548,7 @@ fn wait_change_ignores_queues_and_unfinished_barriers() {
     assert_eq!(store.set("n", "2"), [stop(A), bytes(A, "2")]);
 }
 
-/// docs/wire-extensions.md, WAIT_CHANGE 5.
+/// docs/spec/wire-extensions.md, WAIT_CHANGE 5.
 #[test]
 fn wait_change_is_cancelled_and_replaced_like_wait() {
     let mut store = Store::default();
@@ -578,7 +578,7 @@ fn wait_change_is_cancelled_and_replaced_like_wait() {
     assert!(store.state.slots.iter().next().is_none());
 }
 
-/// docs/wire.md, MULTI_SET 3.
+/// docs/spec/wire.md, MULTI_SET 3.
 #[test]
 fn multi_set_compares_after_writing_all_pairs() {
     let mut store = Store::default();
@@ -625,7 +625,7 @@ fn a_write_is_compared_once_per_known_value() {
     store.check_invariants();
 }
 
-/// docs/wire.md, QUEUE_PUSH 2 and 3.
+/// docs/spec/wire.md, QUEUE_PUSH 2 and 3.
 #[test]
 fn a_push_wakes_one_waiter_and_an_unused_wakeup_passes_to_the_next() {
     let mut store = Store::default();
@@ -663,7 +663,7 @@ fn a_push_wakes_one_waiter_and_an_unused_wakeup_passes_to_the_next() {
     assert_eq!(store.on(C, push("q", "f")), [stop(B)]);
 }
 
-/// docs/wire.md, WAIT 2 and 4, QUEUE_PUSH 2.
+/// docs/spec/wire.md, WAIT 2 and 4, QUEUE_PUSH 2.
 #[test]
 fn a_wait_for_a_queue_and_a_key_needs_both() {
     // PyTorch's server hangs in the first order, and counts two pushes as two keys in the second.
@@ -712,7 +712,7 @@ fn taken(conn: u64, elements: &[&[u8]]) -> Vec<(u64, OwnedReply)> {
     replies
 }
 
-/// docs/wire-extensions.md, QUEUE_TAKE 3 and 4: takes and waits are served in order of arrival, and a wakeup that is
+/// docs/spec/wire-extensions.md, QUEUE_TAKE 3 and 4: takes and waits are served in order of arrival, and a wakeup that is
 /// passed on reaches a take.
 #[test]
 fn a_take_is_served_in_its_turn() {
@@ -734,7 +734,7 @@ fn a_take_is_served_in_its_turn() {
     assert_eq!(store.on(C, push("q", "g")), taken(A, &[b"g"]));
 }
 
-/// docs/wire-extensions.md, QUEUE_TAKE 2.
+/// docs/spec/wire-extensions.md, QUEUE_TAKE 2.
 #[test]
 fn a_take_has_at_most_4_mib_and_at_least_one_element() {
     let mut store = Store::default();
@@ -752,7 +752,7 @@ fn a_take_has_at_most_4_mib_and_at_least_one_element() {
     assert!(store.state.slots.iter().next().is_none());
 }
 
-/// docs/wire.md, QUEUE_POP 3.
+/// docs/spec/wire.md, QUEUE_POP 3.
 #[test]
 fn an_emptied_queue_is_removed() {
     let mut store = Store::default();
@@ -766,7 +766,7 @@ fn an_emptied_queue_is_removed() {
     assert!(store.state.slots.iter().next().is_none());
 }
 
-/// docs/wire.md, BARRIER 2, 3 and 5.
+/// docs/spec/wire.md, BARRIER 2, 3 and 5.
 #[test]
 fn barriers_complete_as_documented() {
     let mut store = Store::default();
@@ -808,7 +808,7 @@ fn barriers_complete_as_documented() {
     );
 }
 
-/// docs/wire.md, BARRIER 6.
+/// docs/spec/wire.md, BARRIER 6.
 #[test]
 fn a_cancelled_barrier_arrival_still_counts() {
     let mut store = Store::default();
@@ -824,7 +824,7 @@ fn a_cancelled_barrier_arrival_still_counts() {
     assert_eq!(store.on(B, barrier("l", 2)), [stop(B)]);
 }
 
-/// docs/wire.md, BARRIER 3 and 4.
+/// docs/spec/wire.md, BARRIER 3 and 4.
 #[test]
 fn an_unfinished_barrier_wakes_no_waiter_and_any_write_ends_it() {
     let mut store = Store::default();
@@ -844,7 +844,7 @@ fn an_unfinished_barrier_wakes_no_waiter_and_any_write_ends_it() {
     );
 }
 
-/// docs/wire.md, WAIT 8.
+/// docs/spec/wire.md, WAIT 8.
 #[test]
 fn a_disconnect_removes_the_wait() {
     let mut store = Store::default();
@@ -854,7 +854,7 @@ fn a_disconnect_removes_the_wait() {
     assert_eq!(store.set("k", "v"), [stop(B)]);
 }
 
-/// docs/wire.md, PING 1, and docs/wire-extensions.md, CAPABILITY 2.
+/// docs/spec/wire.md, PING 1, and docs/spec/wire-extensions.md, CAPABILITY 2.
 #[test]
 fn a_ping_returns_capabilities_for_their_nonce_and_echoes_others() {
     let mut store = Store::default();

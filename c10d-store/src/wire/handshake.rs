@@ -1,9 +1,9 @@
 //! The handshake: the magic number of VALIDATE, and the capabilities in the reply to PING.
 
-/// The magic number of VALIDATE (docs/wire.md, section 1).
+/// The magic number of VALIDATE (docs/spec/wire.md, section 1).
 pub const VALIDATION_MAGIC: u32 = 0x3C85_F7CE;
 
-/// The nonce of a PING that asks for the server's capabilities (docs/wire-extensions.md, section 9.1). A PyTorch
+/// The nonce of a PING that asks for the server's capabilities (docs/spec/wire-extensions.md, section 9.1). A PyTorch
 /// server echoes it, which means "none". PyTorch's clients send their process id, which on Linux is
 /// below 2^22.
 pub const CAPABILITY_NONCE: u32 = 0xC10D_0000;

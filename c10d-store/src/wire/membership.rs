@@ -1,4 +1,4 @@
-//! The values of MEMBERSHIP and MEMBERSHIP_POLL, and of their replies: docs/wire-extensions.md, section 9.13.
+//! The values of MEMBERSHIP and MEMBERSHIP_POLL, and of their replies: docs/spec/wire-extensions.md, section 9.13.
 //! `c10d-membership` has the format of what is in them.
 
 use c10d_membership::codec::{Encode, Malformed, decode_all, encode_reply};

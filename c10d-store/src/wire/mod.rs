@@ -1,4 +1,4 @@
-//! The wire format, specified in docs/wire.md. Pure; the only place that knows the byte order.
+//! The wire format, specified in docs/spec/wire.md. Pure; the only place that knows the byte order.
 
 mod blob;
 mod error;

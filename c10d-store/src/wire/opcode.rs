@@ -1,9 +1,9 @@
 //! The command bytes and the arguments of each command.
 
-/// A command byte (docs/wire.md, section 4).
+/// A command byte (docs/spec/wire.md, section 4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-#[expect(missing_docs, reason = "the names are those of docs/wire.md")]
+#[expect(missing_docs, reason = "the names are those of docs/spec/wire.md")]
 pub enum Opcode {
     Validate = 0,
     Set = 1,

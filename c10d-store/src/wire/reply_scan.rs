@@ -19,7 +19,7 @@ pub struct NotAReply {
     byte: u8,
 }
 
-/// The progress in the reply to one request. Replies have no length (docs/wire.md, section 2), so it follows from the
+/// The progress in the reply to one request. Replies have no length (docs/spec/wire.md, section 2), so it follows from the
 /// request where they end.
 ///
 /// ```
@@ -145,7 +145,7 @@ impl ReplyScan {
     }
 
     /// Whether END_WAITS has ended this wait: a CANCEL_WAIT that follows as the next request has no answer of its own
-    /// (docs/wire-extensions.md, END_WAITS 2).
+    /// (docs/spec/wire-extensions.md, END_WAITS 2).
     pub(crate) const fn was_ended(&self) -> bool {
         self.was_ended
     }
@@ -291,7 +291,7 @@ mod tests {
         lengths[0]
     }
 
-    /// docs/wire-extensions.md, WAIT_GET 5 and END_WAITS 1.
+    /// docs/spec/wire-extensions.md, WAIT_GET 5 and END_WAITS 1.
     #[test]
     fn replies_of_extensions_and_of_cancelled_waits_end_where_they_should() {
         let cases: [(Opcode, usize, bool, Vec<u8>); 21] = [

@@ -11,10 +11,10 @@ use crate::known::Known;
 use crate::session::Hello;
 
 /// The byte that clients put before every user key; it has no meaning for the server
-/// (docs/wire.md, section 4.1).
+/// (docs/spec/wire.md, section 4.1).
 pub(crate) const PAYLOAD_KEY_PREFIX: u8 = b'/';
 
-/// The key of the worker count; the only one without the `/` (docs/wire.md, 7.2).
+/// The key of the worker count; the only one without the `/` (docs/spec/wire.md, 7.2).
 pub(crate) const WORKER_COUNT_KEY: &[u8] = b"init/";
 
 /// Values of at least this many bytes are sent from the caller's memory instead of being copied.
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(request.to_bytes(), expected);
     }
 
-    /// docs/wire-extensions.md, CAPABILITY 1.
+    /// docs/spec/wire-extensions.md, CAPABILITY 1.
     #[test]
     fn the_handshake_is_the_documented_one() {
         let mut request = RequestBuf::new();

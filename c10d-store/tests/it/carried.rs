@@ -1,4 +1,4 @@
-//! Sessions across a restart of their server (docs/wire-extensions.md, SESSION 12 to 14), by a peer that sends frames
+//! Sessions across a restart of their server (docs/spec/wire-extensions.md, SESSION 12 to 14), by a peer that sends frames
 //! itself.
 
 use std::io::{Read, Write};
@@ -239,7 +239,7 @@ fn requests_that_were_carried_out_are_answered_and_not_repeated() {
     peer.expect(0, &number(1));
 }
 
-/// docs/wire-extensions.md, SESSION 14: what ended a wait is gone after the restart; the wait has ended all the same. One that
+/// docs/spec/wire-extensions.md, SESSION 14: what ended a wait is gone after the restart; the wait has ended all the same. One that
 /// ended at once was a read.
 #[test]
 fn a_wait_that_has_ended_does_not_wait_again() {
@@ -496,7 +496,7 @@ fn a_request_whose_reply_waits_for_credit_is_not_done() {
     drop(server);
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 3 and 8: a client of a session that is kept owns its key beyond a restart, until it
+/// docs/spec/wire-extensions.md, EPHEMERAL 3 and 8: a client of a session that is kept owns its key beyond a restart, until it
 /// ends, is passed over, or its session ends.
 #[test]
 fn the_keys_of_kept_clients_outlive_a_restart_and_end_with_them() {
@@ -563,7 +563,7 @@ fn claim(request: &mut RequestBuf<'_>, number: u32) {
     request.user_key(&will).value(VALUES[number as usize]);
 }
 
-/// docs/wire-extensions.md, END_WAITS 2 and 3: a wait that was ended stays ended over a restart, and so does the cancel that
+/// docs/spec/wire-extensions.md, END_WAITS 2 and 3: a wait that was ended stays ended over a restart, and so does the cancel that
 /// has crossed it.
 #[test]
 fn a_wait_that_was_ended_is_ended_after_a_restart() {
@@ -610,7 +610,7 @@ fn a_wait_that_was_ended_is_ended_after_a_restart() {
     peer.expect(0, &[1]);
 }
 
-/// docs/wire-extensions.md, DELETE_PREFIX 3 and 5: the reply to a client of a session that is kept is not lost.
+/// docs/spec/wire-extensions.md, DELETE_PREFIX 3 and 5: the reply to a client of a session that is kept is not lost.
 #[test]
 fn a_deletion_that_is_complete_is_not_repeated_after_a_restart() {
     let journal = Memory::default();

@@ -18,7 +18,7 @@ fn wait(peer: &mut Raw, key: &[u8]) {
 
 const UNKNOWN_COMMAND: [u8; 1] = [0x7f];
 
-/// docs/wire.md, CLOSE 1 and 3. A close with unread input would reset the connection.
+/// docs/spec/wire.md, CLOSE 1 and 3. A close with unread input would reset the connection.
 #[test]
 fn a_refused_peer_that_goes_on_sending_gets_its_earlier_replies() {
     let server = serve();
@@ -33,7 +33,7 @@ fn a_refused_peer_that_goes_on_sending_gets_its_earlier_replies() {
     });
 }
 
-/// docs/wire.md, CLOSE 2.
+/// docs/spec/wire.md, CLOSE 2.
 #[test]
 fn a_refused_peer_leaves_no_wait_and_passes_its_wakeup_on() {
     let server = serve();
@@ -54,7 +54,7 @@ fn a_refused_peer_leaves_no_wait_and_passes_its_wakeup_on() {
     assert_eq!(waiting.read_to_close(), b"");
 }
 
-/// docs/wire.md, WAIT 8 and CLOSE 6.
+/// docs/spec/wire.md, WAIT 8 and CLOSE 6.
 #[test]
 fn a_peer_that_half_closes_gets_no_reply_to_its_wait() {
     let server = serve();
@@ -68,7 +68,7 @@ fn a_peer_that_half_closes_gets_no_reply_to_its_wait() {
     wait_until("no wait is left", || server.waiting_count() == 0);
 }
 
-/// docs/wire.md, ORDER 3 and 5, PING 2.
+/// docs/spec/wire.md, ORDER 3 and 5, PING 2.
 #[test]
 fn a_reply_shows_that_others_see_what_was_sent_before_it() {
     let server = serve();
@@ -96,7 +96,7 @@ fn a_reply_shows_that_others_see_what_was_sent_before_it() {
     }
 }
 
-/// docs/wire.md, APPEND 2.
+/// docs/spec/wire.md, APPEND 2.
 #[test]
 fn an_appended_value_may_exceed_the_limit_of_a_request() {
     let limits = WireLimits::default().with_value_bytes_max(4);

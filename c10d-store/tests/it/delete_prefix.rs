@@ -1,4 +1,4 @@
-//! DELETE_PREFIX over real connections: docs/wire-extensions.md, section 9.12.
+//! DELETE_PREFIX over real connections: docs/spec/wire-extensions.md, section 9.12.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn serve() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
 }
 
-/// The example of docs/wire-extensions.md, section 9.12. docs/wire-extensions.md, DELETE_PREFIX 1, 3 and 6.
+/// The example of docs/spec/wire-extensions.md, section 9.12. docs/spec/wire-extensions.md, DELETE_PREFIX 1, 3 and 6.
 #[test]
 fn the_reply_is_the_number_and_later_requests_wait_for_it() {
     let server = serve();
@@ -84,7 +84,7 @@ fn a_long_deletion_lets_others_go_on() {
     });
 }
 
-/// docs/wire-extensions.md, DELETE_PREFIX 4.
+/// docs/spec/wire-extensions.md, DELETE_PREFIX 4.
 #[test]
 fn a_store_deletes_later_and_refuses_by_name() {
     let server = serve();
@@ -110,7 +110,7 @@ fn a_store_deletes_later_and_refuses_by_name() {
     }
 }
 
-/// docs/wire-extensions.md, DELETE_PREFIX 5. More is deleted than a batch may hold.
+/// docs/spec/wire-extensions.md, DELETE_PREFIX 5. More is deleted than a batch may hold.
 #[test]
 fn what_was_deleted_stays_deleted_after_a_crash() {
     let journal = Memory::default();

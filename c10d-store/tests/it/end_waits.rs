@@ -1,4 +1,4 @@
-//! END_WAITS with our client: docs/wire-extensions.md, section 9.11.
+//! END_WAITS with our client: docs/spec/wire-extensions.md, section 9.11.
 
 use std::thread;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn serve() -> TcpStoreServer {
     TcpStoreServer::bind("127.0.0.1:0", ServerOptions::default()).expect("a free port")
 }
 
-/// The example of docs/wire-extensions.md, section 9.11. docs/wire-extensions.md, END_WAITS 1 and 2.
+/// The example of docs/spec/wire-extensions.md, section 9.11. docs/spec/wire-extensions.md, END_WAITS 1 and 2.
 #[test]
 fn the_waits_for_a_prefix_end() {
     let server = serve();
@@ -42,7 +42,7 @@ fn the_waits_for_a_prefix_end() {
     a.fence();
 }
 
-/// docs/wire-extensions.md, END_WAITS 1.
+/// docs/spec/wire-extensions.md, END_WAITS 1.
 #[test]
 fn every_call_that_waits_fails_at_once_and_its_store_stays_usable() {
     type Call = fn(&dyn Store) -> Result<(), StoreError>;

@@ -1,4 +1,4 @@
-//! Keys that end with their owners, over real connections: docs/wire-extensions.md, section 9.10.
+//! Keys that end with their owners, over real connections: docs/spec/wire-extensions.md, section 9.10.
 
 use std::sync::Arc;
 use std::thread;
@@ -23,7 +23,7 @@ fn resuming(server: &TcpStoreServer) -> TcpStore {
     TcpStore::open("127.0.0.1", server.local_addr().port(), options).expect("a client")
 }
 
-/// The example of docs/wire-extensions.md, section 9.10. docs/wire-extensions.md, EPHEMERAL 1 to 3 and 5.
+/// The example of docs/spec/wire-extensions.md, section 9.10. docs/spec/wire-extensions.md, EPHEMERAL 1 to 3 and 5.
 #[test]
 fn a_key_ends_with_its_connection_and_the_will_is_written() {
     let server = serve();
@@ -47,7 +47,7 @@ fn a_key_ends_with_its_connection_and_the_will_is_written() {
     b.expect(&[0, 1, 0, 0, 0, 0, 0, 0, 0, b'-']);
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 3: however an owner ends.
+/// docs/spec/wire-extensions.md, EPHEMERAL 3: however an owner ends.
 #[test]
 fn the_keys_of_a_store_end_with_it() {
     let server = serve();
@@ -92,7 +92,7 @@ fn the_keys_of_a_store_end_with_it() {
     }
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 5. A call that waits delays no heartbeat.
+/// docs/spec/wire-extensions.md, EPHEMERAL 5. A call that waits delays no heartbeat.
 #[test]
 fn a_silent_owner_loses_its_keys_and_one_that_waits_does_not() {
     let server = serve();
@@ -168,7 +168,7 @@ fn a_prefix_holds_for_the_key_and_its_will() {
     assert_eq!(other.get("p/w").expect("get"), b"left");
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 6.
+/// docs/spec/wire-extensions.md, EPHEMERAL 6.
 #[test]
 fn a_store_owns_a_limited_number_of_keys_and_says_so() {
     let server = serve();
@@ -188,7 +188,7 @@ fn a_store_owns_a_limited_number_of_keys_and_says_so() {
     wait_until("they end", || other.num_keys().expect("a number") == 0);
 }
 
-/// docs/wire-extensions.md, EPHEMERAL 8.
+/// docs/spec/wire-extensions.md, EPHEMERAL 8.
 #[test]
 fn the_keys_of_connections_end_with_a_crash_of_their_server() {
     let journal = Memory::default();

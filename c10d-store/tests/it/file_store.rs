@@ -24,7 +24,7 @@ fn store_path() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// A record as PyTorch writes it: docs/file-store.md, Records.
+/// A record as PyTorch writes it: docs/spec/file-store.md, Records.
 fn record(name: &str, value: &[u8]) -> Vec<u8> {
     let mut record = Vec::new();
     for field in [name.as_bytes(), value] {
@@ -56,7 +56,7 @@ fn store_contract_holds() {
     store_contract::all(&make, features);
 }
 
-/// docs/file-store.md, Records: the whole file after each operation.
+/// docs/spec/file-store.md, Records: the whole file after each operation.
 #[test]
 fn the_file_equals_that_of_pytorch() {
     let (_folder, path) = store_path();
@@ -133,7 +133,7 @@ fn stores_on_one_file_see_each_others_writes() {
     assert_eq!(a.list_keys().unwrap(), ["n"]);
 }
 
-/// docs/file-store.md, Reference counting: the last store to close removes the file.
+/// docs/spec/file-store.md, Reference counting: the last store to close removes the file.
 #[test]
 fn the_file_is_removed_when_all_have_closed() {
     let open = |path: &Path, world_size| FileStore::open(path, world_size).unwrap();

@@ -52,7 +52,7 @@ fn a_wait_gives_way_to_a_thousand_requests() {
 }
 
 /// A `get` of a key that exists has no need for a connection of its own.
-/// docs/wire-extensions.md, WAIT_GET 5.
+/// docs/spec/wire-extensions.md, WAIT_GET 5.
 #[test]
 fn a_get_that_need_not_wait_shares_the_connection_of_a_wait() {
     let server = serve();

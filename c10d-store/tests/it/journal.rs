@@ -411,7 +411,7 @@ fn a_journal_that_contradicts_itself_or_is_in_use_is_refused() {
     );
 }
 
-/// docs/wire-extensions.md, END_WAITS 3: a crash does not have a client wait again that was told of the end.
+/// docs/spec/wire-extensions.md, END_WAITS 3: a crash does not have a client wait again that was told of the end.
 #[test]
 fn the_end_of_a_wait_is_told_once_it_is_durable() {
     let journal = Memory::default();

@@ -1,4 +1,4 @@
-//! Groups of members with our client, over real connections: docs/wire-extensions.md, section 9.13.
+//! Groups of members with our client, over real connections: docs/spec/wire-extensions.md, section 9.13.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -30,7 +30,7 @@ fn key_of(attempt: Attempt, rest: &str) -> String {
     format!("{KEYS}{}/{rest}", attempt.uuid())
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 1 to 8.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 1 to 8.
 #[test]
 fn survivors_of_a_lost_connection_form_a_smaller_group() {
     let server = serve();
@@ -67,7 +67,7 @@ fn survivors_of_a_lost_connection_form_a_smaller_group() {
     assert_eq!(third[2], third[0]);
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 8.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 8.
 #[test]
 fn a_call_that_waits_for_a_dead_member_ends_at_once() {
     let server = serve();
@@ -223,7 +223,7 @@ fn a_poll_of_a_server_that_does_not_answer_ends_in_time() {
     });
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 3.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 3.
 #[test]
 fn other_options_and_groups_that_are_not_open_are_told_so() {
     let server = serve();
@@ -294,7 +294,7 @@ fn a_prefix_is_before_the_name_of_a_group_and_its_keys() {
     );
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 11; docs/membership.md, KEEP 1 and 2: a generation goes on with a restarted server,
+/// docs/spec/wire-extensions.md, MEMBERSHIP 11; docs/spec/membership.md, KEEP 1 and 2: a generation goes on with a restarted server,
 /// an attempt does not, and no uuid comes twice.
 #[test]
 fn a_group_goes_on_with_a_restarted_server() {
@@ -348,7 +348,7 @@ fn a_group_goes_on_with_a_restarted_server() {
     assert_eq!(second[1], second[0]);
 }
 
-/// docs/wire-extensions.md, MEMBERSHIP 5 and EPHEMERAL 8: the limit on the silence of a member is kept over a restart.
+/// docs/spec/wire-extensions.md, MEMBERSHIP 5 and EPHEMERAL 8: the limit on the silence of a member is kept over a restart.
 #[test]
 fn a_member_that_is_silent_after_a_restart_ends() {
     const SILENCE_MAX: Duration = Duration::from_secs(2);

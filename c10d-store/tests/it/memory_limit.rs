@@ -7,7 +7,7 @@ use c10d_store::{
 use crate::log_lines;
 use crate::raw::Raw;
 
-/// docs/wire.md, MEMORY 1 and 2.
+/// docs/spec/wire.md, MEMORY 1 and 2.
 #[test]
 fn a_full_server_refuses_writes_and_goes_on_with_reads_and_deletes() {
     log_lines::record();

@@ -301,7 +301,7 @@ fn concurrent_snapshots_all_include_what_happened_before_them() {
 
 // --- announcements ---------------------------------------------------------------------------
 
-/// docs/wire-extensions.md, ANNOUNCE 1 and 3.
+/// docs/spec/wire-extensions.md, ANNOUNCE 1 and 3.
 #[test]
 fn the_last_announcement_is_kept_beyond_its_connection() {
     let server = serve(ServerOptions::default());
@@ -327,7 +327,7 @@ fn the_last_announcement_is_kept_beyond_its_connection() {
     assert_eq!(after.closed[0].id, announcement.connection);
 }
 
-/// docs/wire-extensions.md, ANNOUNCE 2.
+/// docs/spec/wire-extensions.md, ANNOUNCE 2.
 #[test]
 fn an_announcement_beyond_the_limit_is_refused() {
     let server = serve(ServerOptions::default());
@@ -346,7 +346,7 @@ fn an_announcement_beyond_the_limit_is_refused() {
     assert_eq!(snapshot.counters.closed_by_refusal, 1);
 }
 
-/// docs/wire-extensions.md, CAPABILITY 4: PyTorch's servers close the connection on an unknown command.
+/// docs/spec/wire-extensions.md, CAPABILITY 4: PyTorch's servers close the connection on an unknown command.
 #[test]
 fn nothing_is_announced_to_a_server_without_the_capability() {
     let server = serve(ServerOptions::default());
@@ -400,7 +400,7 @@ impl HttpHandler for Forward {
     }
 }
 
-/// docs/wire.md, VALIDATE 5.
+/// docs/spec/wire.md, VALIDATE 5.
 #[test]
 fn a_connection_that_speaks_http_is_handed_over_with_its_first_bytes() {
     let server = serve(ServerOptions::default());
@@ -430,7 +430,7 @@ fn a_connection_that_speaks_http_is_handed_over_with_its_first_bytes() {
     assert_eq!(counters.closed_by_refusal, 0);
 }
 
-/// docs/wire.md, VALIDATE 5.
+/// docs/spec/wire.md, VALIDATE 5.
 #[test]
 fn only_the_first_byte_of_a_connection_can_be_http() {
     let server = serve(ServerOptions::default());

@@ -99,7 +99,7 @@ fn golden_vectors_of_one_connection_hold_over_tcp() {
 
 // --- limits ----------------------------------------------------------------------------------
 
-/// docs/wire.md, CLOSE 1, and docs/wire-extensions.md, WAIT_CHANGE 6.
+/// docs/spec/wire.md, CLOSE 1, and docs/spec/wire-extensions.md, WAIT_CHANGE 6.
 #[test]
 fn exceeding_a_wire_limit_closes_only_that_connection() {
     let limits = WireLimits::default()
@@ -294,7 +294,7 @@ fn long_values_do_not_count_as_unsent_bytes() {
 
 // --- peers that break the protocol -----------------------------------------------------------
 
-/// docs/wire.md, VALIDATE 1.
+/// docs/spec/wire.md, VALIDATE 1.
 #[test]
 fn other_protocols_close_only_their_connection() {
     let server = serve(ServerOptions::default());
@@ -319,7 +319,7 @@ fn other_protocols_close_only_their_connection() {
     setter.fence();
 }
 
-/// docs/wire.md, ORDER 1 and MULTI_SET 1.
+/// docs/spec/wire.md, ORDER 1 and MULTI_SET 1.
 #[test]
 fn a_partial_request_blocks_no_other_client_and_has_no_effect() {
     let server = serve(ServerOptions::default());
@@ -335,7 +335,7 @@ fn a_partial_request_blocks_no_other_client_and_has_no_effect() {
     assert_served(&server, b"");
 }
 
-/// docs/wire.md, CLOSE 5.
+/// docs/spec/wire.md, CLOSE 5.
 #[test]
 fn a_peer_that_half_closes_gets_every_reply() {
     let server = serve(ServerOptions::default());
@@ -383,7 +383,7 @@ fn requests_sent_before_a_close_are_all_executed() {
     store.ping().expect("served");
 }
 
-/// docs/wire.md, ORDER 2.
+/// docs/spec/wire.md, ORDER 2.
 #[test]
 fn many_pipelined_requests_are_answered_in_order() {
     let server = serve(ServerOptions::default());
@@ -477,7 +477,7 @@ fn changed(value: &[u8]) -> Vec<u8> {
     [&[0], &blob(value)[..]].concat()
 }
 
-/// The example of docs/wire-extensions.md, section 9.8. docs/wire-extensions.md, QUEUE_TAKE 1, 3, 5 and 6.
+/// The example of docs/spec/wire-extensions.md, section 9.8. docs/spec/wire-extensions.md, QUEUE_TAKE 1, 3, 5 and 6.
 #[test]
 fn queue_take_returns_what_has_arrived() {
     let server = serve(ServerOptions::default());
@@ -525,7 +525,7 @@ fn queue_take_returns_what_has_arrived() {
     assert_eq!(taker.read_to_close(), b"");
 }
 
-/// The example of docs/wire-extensions.md, section 9.3.
+/// The example of docs/spec/wire-extensions.md, section 9.3.
 #[test]
 fn wait_change_reports_only_a_change_of_the_known_part() {
     let server = serve(ServerOptions::default());
@@ -551,7 +551,7 @@ fn wait_change_reports_only_a_change_of_the_known_part() {
     waiter.fence();
 }
 
-/// docs/wire-extensions.md, WAIT_CHANGE 5, and the race of docs/wire.md, section 5.6.
+/// docs/spec/wire-extensions.md, WAIT_CHANGE 5, and the race of docs/spec/wire.md, section 5.6.
 #[test]
 fn wait_change_is_cancelled_and_replaced_like_wait() {
     let server = serve(ServerOptions::default());
@@ -689,7 +689,7 @@ fn one_store_can_be_served_on_several_addresses() {
 }
 
 /// Strangers cause a few lines, and one with the number of the others, whatever they send.
-/// docs/wire.md, CLOSE 4.
+/// docs/spec/wire.md, CLOSE 4.
 #[test]
 fn a_flood_of_refusals_is_logged_in_a_few_lines() {
     const CONNECTIONS: usize = 500;

@@ -218,7 +218,7 @@ fn soon() -> Deadline {
     Deadline::after(Instant::now(), LONG)
 }
 
-/// docs/wire-extensions.md, SESSION 17.
+/// docs/spec/wire-extensions.md, SESSION 17.
 #[test]
 fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     let log = Memory::default();
@@ -258,7 +258,7 @@ fn a_server_that_was_taken_over_is_found_out_by_its_clients() {
     assert!(old.is_running());
 }
 
-/// docs/wire-extensions.md, SESSION 18.
+/// docs/spec/wire-extensions.md, SESSION 18.
 #[test]
 fn a_client_that_follows_gets_heartbeats_while_the_server_may_answer() {
     let log = Memory::default();
@@ -307,7 +307,7 @@ impl HttpHandler for Stopped {
     }
 }
 
-/// docs/wire-extensions.md, SESSION 18: no call of the client waits as long as it waits for a heartbeat, but all together do.
+/// docs/spec/wire-extensions.md, SESSION 18: no call of the client waits as long as it waits for a heartbeat, but all together do.
 #[test]
 fn a_client_with_short_timeouts_notices_that_its_server_is_silent() {
     let log = Memory::default();
@@ -336,7 +336,7 @@ fn a_client_with_short_timeouts_notices_that_its_server_is_silent() {
     drop(go_on);
 }
 
-/// docs/wire-extensions.md, SESSION 18: what ends a wait early is not taken for the silence of the server.
+/// docs/spec/wire-extensions.md, SESSION 18: what ends a wait early is not taken for the silence of the server.
 #[test]
 fn a_wait_that_is_ended_keeps_its_link() {
     let log = Memory::default();

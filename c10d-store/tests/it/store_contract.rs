@@ -311,7 +311,7 @@ fn keys_are_deleted(store: &Arc<dyn Store>, _: Features) {
     assert_eq!(store.get("k").unwrap(), b"2");
 }
 
-/// docs/wire.md, COMPARE_SET: every row.
+/// docs/spec/wire.md, COMPARE_SET: every row.
 fn compare_set_follows_its_table(store: &Arc<dyn Store>, features: Features) {
     struct Row {
         writes: bool,
@@ -361,7 +361,7 @@ fn compare_set_follows_its_table(store: &Arc<dyn Store>, features: Features) {
     }
 }
 
-/// docs/wire.md, ADD: values that count as numbers.
+/// docs/spec/wire.md, ADD: values that count as numbers.
 fn add_follows_its_table(store: &Arc<dyn Store>, features: Features) {
     let table: &[(&[u8], i64, i64)] = &[
         (b"5", 1, 6),

@@ -343,7 +343,7 @@ fn replies_stay_in_order_after_the_cancel_race_of_wait_change() {
 
 // --- add on a value that is not a number ---------------------------------------------------------
 
-/// docs/wire-extensions.md, TRY_ADD 2: the server replies and keeps the connection open.
+/// docs/spec/wire-extensions.md, TRY_ADD 2: the server replies and keeps the connection open.
 #[test]
 fn add_to_text_keeps_the_connection() {
     let server = serve();
@@ -361,7 +361,7 @@ fn add_to_text_keeps_the_connection() {
 
 /// A server without extensions closes the connection, as PyTorch's server does. The client reopens only
 /// that connection, and a call that waits on another connection continues.
-/// docs/wire-extensions.md, TRY_ADD 3.
+/// docs/spec/wire-extensions.md, TRY_ADD 3.
 #[test]
 fn add_to_text_without_extensions_reopens_one_connection() {
     let server = serve();
@@ -389,7 +389,7 @@ fn add_to_text_without_extensions_reopens_one_connection() {
     assert_eq!(waiting.join().unwrap().unwrap(), b"1");
 }
 
-/// docs/wire.md, CLOSE 7: the server closes the connection. The client reopens only that connection, and learns why.
+/// docs/spec/wire.md, CLOSE 7: the server closes the connection. The client reopens only that connection, and learns why.
 #[test]
 fn barrier_on_text_is_an_error_of_this_call_only() {
     let server = serve();
@@ -451,7 +451,7 @@ fn a_barrier_fails_with_its_server() {
 }
 
 /// A new server at the address of a stopped one is another, empty store.
-/// docs/wire-extensions.md, TRY_ADD 3.
+/// docs/spec/wire-extensions.md, TRY_ADD 3.
 #[test]
 fn add_does_not_continue_on_a_new_server_at_the_same_address() {
     let (signal, signaled) = std::sync::mpsc::channel::<()>();
@@ -542,7 +542,7 @@ fn open(port: u16, timeout: Duration) -> TcpStore {
     TcpStore::open("127.0.0.1", port, options).unwrap()
 }
 
-/// docs/wire-extensions.md, CAPABILITY 4.
+/// docs/spec/wire-extensions.md, CAPABILITY 4.
 #[test]
 fn get_sends_two_requests_without_wait_get_and_one_with_it() {
     let (port, serving) = scripted_server(ECHO, |mut stream| {
@@ -565,7 +565,7 @@ fn get_sends_two_requests_without_wait_get_and_one_with_it() {
     serving.join().unwrap();
 }
 
-/// docs/wire-extensions.md, section 9.3: a request holds the offset, the length of the value (or any) and the bytes.
+/// docs/spec/wire-extensions.md, section 9.3: a request holds the offset, the length of the value (or any) and the bytes.
 #[test]
 fn wait_change_sends_one_request_with_the_extension() {
     let any_length = [0xff; 8];
@@ -712,7 +712,7 @@ fn a_server_without_ping_gets_a_handshake_without_it() {
     serving.join().unwrap();
 }
 
-/// Forces the race of docs/wire.md, 5.6: the server has sent the wakeup when the cancel arrives.
+/// Forces the race of docs/spec/wire.md, 5.6: the server has sent the wakeup when the cancel arrives.
 #[test]
 fn a_wakeup_that_crosses_the_cancel_ends_the_wait() {
     let (port, serving) = scripted_server(ECHO, |mut stream| {
@@ -999,7 +999,7 @@ fn an_invalid_reply_is_named_in_the_error() {
 }
 
 /// Peers that are not a store, and the error for each.
-/// docs/wire-extensions.md, CAPABILITY 3.
+/// docs/spec/wire-extensions.md, CAPABILITY 3.
 #[test]
 fn a_peer_that_is_not_a_store_is_reported_within_the_timeout() {
     type Behave = fn(TcpStream) -> Option<TcpStream>;

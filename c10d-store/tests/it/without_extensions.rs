@@ -60,7 +60,7 @@ impl Drop for WithoutExtensions {
     }
 }
 
-/// The nonce of the handshake's PING, as sent on the wire: docs/wire-extensions.md, CAPABILITY 2.
+/// The nonce of the handshake's PING, as sent on the wire: docs/spec/wire-extensions.md, CAPABILITY 2.
 const NONCE: [u8; 4] = [0, 0, 0x0d, 0xc1];
 
 /// Forwards one connection until either side closes it.

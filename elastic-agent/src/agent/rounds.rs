@@ -210,7 +210,7 @@ mod tests {
         counts
     }
 
-    /// docs/rendezvous.md, BOOT 8 and 9.
+    /// docs/spec/rendezvous.md, BOOT 8 and 9.
     #[test]
     fn the_store_does_not_grow_with_the_nodes_that_have_left() {
         for is_oldest in [false, true] {

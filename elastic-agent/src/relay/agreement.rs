@@ -1,4 +1,4 @@
-//! Agrees on the port of the relays of a round (docs/rendezvous.md, section 12.3).
+//! Agrees on the port of the relays of a round (docs/spec/rendezvous.md, section 12.3).
 //!
 //! All nodes need the same one: PyTorch's workers tell each other the MASTER_PORT of rank 0. The node with group rank 0
 //! proposes a port, every node counts itself, and the node that completes the count publishes how many have refused.
@@ -237,7 +237,7 @@ mod tests {
         })
     }
 
-    /// docs/rendezvous.md, RELAY 1.
+    /// docs/spec/rendezvous.md, RELAY 1.
     #[test]
     fn nodes_agree_on_the_first_port_that_is_free_on_all() {
         let free = || (FREE, None);
@@ -254,7 +254,7 @@ mod tests {
         }
     }
 
-    /// docs/rendezvous.md, RELAY 1.
+    /// docs/spec/rendezvous.md, RELAY 1.
     #[test]
     fn nodes_without_a_common_port_all_fail() {
         let nodes = [(FREE, None), (5000..6000, None), (FREE, None)];
@@ -267,7 +267,7 @@ mod tests {
         }
     }
 
-    /// docs/rendezvous.md, RELAY 1.
+    /// docs/spec/rendezvous.md, RELAY 1.
     #[test]
     fn a_chosen_port_is_the_only_attempt() {
         let nodes = [(FREE, Some(7)), (7..8, Some(7)), (FREE, Some(7))];
@@ -296,7 +296,7 @@ mod tests {
         );
     }
 
-    /// docs/rendezvous.md, RELAY 1.
+    /// docs/spec/rendezvous.md, RELAY 1.
     #[test]
     fn different_chosen_ports_are_an_error_on_all_nodes() {
         let nodes = [(FREE, Some(7)), (FREE, Some(9)), (FREE, None)];
@@ -329,7 +329,7 @@ mod tests {
         }
     }
 
-    /// docs/rendezvous.md, RELAY 3.
+    /// docs/spec/rendezvous.md, RELAY 3.
     #[test]
     fn a_node_without_a_relay_is_an_error_that_says_so() {
         let board = empty();
@@ -369,7 +369,7 @@ mod tests {
         }
     }
 
-    /// docs/rendezvous.md, RELAY 3.
+    /// docs/spec/rendezvous.md, RELAY 3.
     #[test]
     fn a_launcher_that_is_started_again_takes_the_port_of_the_others() {
         let board = empty();

@@ -156,7 +156,7 @@ mod tests {
         assert_ne!(port, 0);
     }
 
-    /// docs/rendezvous.md, RELAY 2.
+    /// docs/spec/rendezvous.md, RELAY 2.
     #[cfg(target_os = "linux")]
     #[test]
     fn launchers_on_one_machine_have_the_same_port_at_different_addresses() {

@@ -1,4 +1,4 @@
-//! What follows when the workers of a round have ended: the table of docs/restarts.md, "When to restart".
+//! What follows when the workers of a round have ended: the table of docs/reference/restarts.md, "When to restart".
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Keeps the other workers running when one dies: docs/restarts.md, "Keep workers".
+//! Keeps the other workers running when one dies: docs/reference/restarts.md, "Keep workers".
 //!
 //! What the others do then is agreed in the membership service. Here it is decided whether the dead worker alone is started
 //! again, or all are stopped, as without this.

@@ -1,4 +1,4 @@
-//! The effects of actions on the state (`docs/rendezvous.md`, section 6).
+//! The effects of actions on the state (`docs/spec/rendezvous.md`, section 6).
 
 use std::collections::BTreeSet;
 

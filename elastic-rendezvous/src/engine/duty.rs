@@ -59,7 +59,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// docs/rendezvous.md, BOOT 11.
+    /// docs/spec/rendezvous.md, BOOT 11.
     #[test]
     fn the_first_nodes_of_a_round_stand_by() {
         let mut duty = Duty::new(3);

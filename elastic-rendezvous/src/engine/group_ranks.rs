@@ -71,7 +71,7 @@ mod tests {
         nodes.iter().map(|it| it.1).collect::<Vec<_>>().join(",")
     }
 
-    /// docs/rendezvous.md, EFFECT 4.
+    /// docs/spec/rendezvous.md, EFFECT 4.
     #[test]
     fn nodes_that_stay_keep_their_ranks_and_new_ones_fill_the_gaps() {
         for (before, now, expected) in [

@@ -1,5 +1,5 @@
 //! What a node remembers of the last complete round: which ranks its members had, and which of them may still claim a
-//! place in the next one (docs/rendezvous.md, section 7.1). Pure.
+//! place in the next one (docs/spec/rendezvous.md, section 7.1). Pure.
 //!
 //! The state itself forgets a round when its last member leaves, and PyTorch's nodes would not understand more of it.
 
@@ -196,7 +196,7 @@ mod tests {
         })
     }
 
-    /// docs/rendezvous.md, SPARE 1 and 2.
+    /// docs/spec/rendezvous.md, SPARE 1 and 2.
     #[test]
     fn a_spare_yields_to_members_that_may_come_back() {
         let last = ended();
@@ -219,7 +219,7 @@ mod tests {
         }
     }
 
-    /// docs/rendezvous.md, SPARE 1.
+    /// docs/spec/rendezvous.md, SPARE 1.
     #[test]
     fn members_have_precedence_for_the_time_of_the_setting() {
         let (last, state) = (ended(), state(4, false, "a,b", ""));
@@ -231,7 +231,7 @@ mod tests {
         assert!(!yields(&last, &state, 115, ""));
     }
 
-    /// docs/rendezvous.md, SPARE 2.
+    /// docs/spec/rendezvous.md, SPARE 2.
     #[test]
     fn a_lost_member_has_no_claim_until_it_is_listed_again() {
         let mut last = ended();
@@ -251,7 +251,7 @@ mod tests {
         assert!(yields(&last, &back, 104, ""));
     }
 
-    /// docs/rendezvous.md, SPARE 4.
+    /// docs/spec/rendezvous.md, SPARE 4.
     #[test]
     fn members_and_nodes_that_saw_no_round_do_not_yield() {
         let settings = RendezvousSettings::for_test(2, 3);

@@ -352,7 +352,7 @@ mod tests {
         state
     }
 
-    /// docs/rendezvous.md, CLOCK 1.
+    /// docs/spec/rendezvous.md, CLOCK 1.
     #[test]
     fn a_peer_whose_heartbeat_keeps_changing_is_alive_whatever_its_clock_says() {
         let (me, peer) = (node("me"), node("peer"));
@@ -366,7 +366,7 @@ mod tests {
         }
     }
 
-    /// docs/rendezvous.md, OUTAGE 4.
+    /// docs/spec/rendezvous.md, OUTAGE 4.
     #[test]
     fn after_an_outage_silence_counts_from_the_first_read() {
         let (me, peer) = (node("me"), node("peer"));
@@ -384,7 +384,7 @@ mod tests {
         }
     }
 
-    /// docs/rendezvous.md, CLOCK 1.
+    /// docs/spec/rendezvous.md, CLOCK 1.
     #[test]
     fn a_peer_without_new_heartbeats_is_silent_after_three_intervals_of_the_own_clock() {
         let (me, peer) = (node("me"), node("peer"));
@@ -409,7 +409,7 @@ mod tests {
         );
     }
 
-    /// docs/rendezvous.md, SPARE 3.
+    /// docs/spec/rendezvous.md, SPARE 3.
     #[test]
     fn a_found_heartbeat_is_as_old_as_the_newest_one_tells_whatever_the_own_clock_says() {
         let (late, peer) = (node("late"), node("peer"));
@@ -437,7 +437,7 @@ mod tests {
         assert_eq!(age(&observations, 4), None);
     }
 
-    /// docs/rendezvous.md, CLOCK 4.
+    /// docs/spec/rendezvous.md, CLOCK 4.
     #[test]
     fn a_wall_clock_that_jumps_changes_nothing() {
         let (me, peer) = (node("me"), node("peer"));
@@ -482,7 +482,7 @@ mod tests {
         assert_eq!(observations.suspects(&state, &me).next(), None);
     }
 
-    /// docs/rendezvous.md, CLOCK 4.
+    /// docs/spec/rendezvous.md, CLOCK 4.
     #[test]
     fn written_times_follow_a_peer_that_is_ahead_by_up_to_an_hour() {
         let peer = node("peer");

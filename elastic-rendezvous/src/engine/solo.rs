@@ -462,7 +462,7 @@ mod tests {
         assert_eq!(ask, Ask::AwaitState { part, until });
     }
 
-    /// docs/rendezvous.md, LOOP 4.
+    /// docs/spec/rendezvous.md, LOOP 4.
     #[test]
     fn a_waiting_join_reads_and_reports_each_second() {
         let (mut engine, mut stored) = (node(2), None);
@@ -479,7 +479,7 @@ mod tests {
         }
     }
 
-    /// docs/rendezvous.md, LEASE 1.
+    /// docs/spec/rendezvous.md, LEASE 1.
     #[test]
     fn a_change_that_was_not_written_before_another_read_is_no_step() {
         let (mut engine, mut stored) = (node(1), None);

@@ -35,7 +35,7 @@ pub(crate) enum Access {
 
 impl Access {
     /// Opens the best access. Blocks for at most the store's timeout, a few times; over an outage of the store, as long
-    /// as its calls repeat their requests (docs/rendezvous.md, OUTAGE 2).
+    /// as its calls repeat their requests (docs/spec/rendezvous.md, OUTAGE 2).
     pub(crate) fn open(
         backend: &dyn RendezvousBackend,
         settings: &RendezvousSettings,

@@ -71,7 +71,7 @@ pub trait RendezvousBackend: Debug + Send + Sync {
     }
 
     /// The lease under which one node at a time writes the state, where the store can have one. Opened for a few nodes
-    /// (`docs/rendezvous.md`, section 10.1); others may write without it.
+    /// (`docs/spec/rendezvous.md`, section 10.1); others may write without it.
     ///
     /// # Errors
     /// [`RendezvousError::Connection`] when the store fails.
@@ -80,7 +80,7 @@ pub trait RendezvousBackend: Debug + Send + Sync {
     }
 
     /// Where the nodes of this rendezvous write to each other, where the store allows that one of them writes the state
-    /// for all. Opened for many nodes (`docs/rendezvous.md`, section 10). Nodes with and without it can share a
+    /// for all. Opened for many nodes (`docs/spec/rendezvous.md`, section 10). Nodes with and without it can share a
     /// rendezvous.
     ///
     /// # Errors

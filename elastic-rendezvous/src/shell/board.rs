@@ -1,7 +1,7 @@
 //! The values that the members of a round write for each other, below a prefix of the rendezvous' store.
 //!
 //! The layout is PyTorch's: the names of a round are below `torch.rendezvous.RUN_ID.ROUND/`. `MASTER_ADDR`, `MASTER_PORT` and
-//! the names below `torchelastic/` are PyTorch's, and those below `c10d/` are this project's (docs/rendezvous.md, section 12).
+//! the names below `torchelastic/` are PyTorch's, and those below `c10d/` are this project's (docs/spec/rendezvous.md, section 12).
 //! Nodes of PyTorch and of other releases take part in the same round, so an agreement keeps its names and its values.
 
 use std::fmt;
@@ -323,7 +323,7 @@ mod tests {
 
     use super::*;
 
-    /// docs/rendezvous.md, BOOT 8.
+    /// docs/spec/rendezvous.md, BOOT 8.
     #[test]
     fn only_names_of_members_of_the_round_are_forgotten() {
         let options = TcpStoreOptions::default().with_master(true);

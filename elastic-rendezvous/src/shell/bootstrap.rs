@@ -1,7 +1,7 @@
 //! Agrees on the address of the store that the workers of a round use.
 //!
 //! PyTorch's agents publish it only in the round in which they first serve it: a node that joins later
-//! never finds it, and a late node with rank 0 splits the world (docs/rendezvous.md, section 12). Here it
+//! never finds it, and a late node with rank 0 splits the world (docs/spec/rendezvous.md, section 12). Here it
 //! is published in every round and stays the same while its server runs.
 
 use std::sync::Arc;
@@ -521,7 +521,7 @@ mod tests {
         settled.expect("an address").master
     }
 
-    /// docs/rendezvous.md, BOOT 3.
+    /// docs/spec/rendezvous.md, BOOT 3.
     #[test]
     fn a_node_reuses_the_address_only_in_the_same_world() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -581,7 +581,7 @@ mod tests {
         assert_eq!(settled(&mut bootstrap, &same), new);
     }
 
-    /// docs/rendezvous.md, BOOT 4. Rank 0 is a node of PyTorch, which publishes in its first round only.
+    /// docs/spec/rendezvous.md, BOOT 4. Rank 0 is a node of PyTorch, which publishes in its first round only.
     #[test]
     fn a_node_that_knows_the_address_publishes_it_for_a_rank_0_that_does_not() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -609,7 +609,7 @@ mod tests {
         assert_eq!(found, b"host");
     }
 
-    /// docs/rendezvous.md, BOOT 6. The file of a store has its writes in order.
+    /// docs/spec/rendezvous.md, BOOT 6. The file of a store has its writes in order.
     #[test]
     fn the_host_is_written_before_the_port() {
         let path = std::env::temp_dir().join(format!("bootstrap-{}", std::process::id()));
@@ -635,7 +635,7 @@ mod tests {
         let _ = std::fs::remove_file(path);
     }
 
-    /// docs/rendezvous.md, BOOT 1 and 2.
+    /// docs/spec/rendezvous.md, BOOT 1 and 2.
     #[test]
     fn rank_0_publishes_the_address_that_it_knows_while_its_server_answers() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -660,7 +660,7 @@ mod tests {
         assert_eq!(settled(&mut of_c, &round(&store, 2, &a)), moved);
     }
 
-    /// docs/rendezvous.md, BOOT 5.
+    /// docs/spec/rendezvous.md, BOOT 5.
     #[test]
     fn the_first_node_of_each_round_clears_the_workers_store() {
         let options = TcpStoreOptions::default().with_master(true);

@@ -181,7 +181,7 @@ impl RendezvousBackend for C10dBackend {
             }));
         }
         // The answer is the expected text although nothing was written: the key is missing
-        // (docs/wire.md, COMPARE_SET 4).
+        // (docs/spec/wire.md, COMPARE_SET 4).
         if current == expected {
             return Err(self.state_lost());
         }

@@ -42,7 +42,7 @@ const DISCONNECT_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Numbers the handlers of this process.
 static NEXT_LOCAL_ID: AtomicI64 = AtomicI64::new(0);
 
-/// A node of a dynamic rendezvous (`docs/rendezvous.md`).
+/// A node of a dynamic rendezvous (`docs/spec/rendezvous.md`).
 ///
 /// Its thread `rendezvous` joins, leaves, writes heartbeats and waits for changes. It ends with
 /// [`shutdown`](RendezvousHandler::shutdown) or when the handler is dropped. A drop does not change the state, so the

@@ -1,4 +1,4 @@
-//! The keys under which the nodes of a group write to each other (docs/rendezvous.md, section 10).
+//! The keys under which the nodes of a group write to each other (docs/spec/rendezvous.md, section 10).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! What nodes that are in no round write for the others: that they have left for good, or why they do not join.
 //!
-//! docs/rendezvous.md, section 10.2. PyTorch's nodes do not know these keys. A notice is advice: it can be old, and a
+//! docs/spec/rendezvous.md, section 10.2. PyTorch's nodes do not know these keys. A notice is advice: it can be old, and a
 //! node that is listed in the state is there whatever its notice says.
 
 use std::collections::BTreeSet;
@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(notices.read().unwrap(), [Notice::Left(node("b"))]);
     }
 
-    /// docs/rendezvous.md, NOTICE 2.
+    /// docs/spec/rendezvous.md, NOTICE 2.
     #[test]
     fn only_the_last_notices_are_read() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(keys, 129);
     }
 
-    /// docs/rendezvous.md, NOTICE 2.
+    /// docs/spec/rendezvous.md, NOTICE 2.
     #[test]
     fn a_node_whose_notice_is_not_read_any_more_gets_another_number() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(store.num_keys().unwrap(), 129);
     }
 
-    /// docs/rendezvous.md, NOTICE 2.
+    /// docs/spec/rendezvous.md, NOTICE 2.
     #[test]
     fn a_node_whose_store_was_emptied_takes_no_other_notice_back() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(other.read().unwrap().len(), 2);
     }
 
-    /// docs/rendezvous.md, NOTICE 3.
+    /// docs/spec/rendezvous.md, NOTICE 3.
     #[test]
     fn bytes_of_strangers_are_no_notices() {
         let long = [b"left 1 0 ".as_slice(), &[b'a'; 4096], b"\n"].concat();

@@ -1,4 +1,4 @@
-//! Whether the members of a running round take other nodes in: docs/rendezvous.md, section 7.3.
+//! Whether the members of a running round take other nodes in: docs/spec/rendezvous.md, section 7.3.
 //!
 //! The state cannot contain it, because PyTorch's nodes would drop what they do not know of it.
 
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
     use crate::shell::handler::BootstrapInfo;
 
-    /// docs/rendezvous.md, ENTRY 1 and 2.
+    /// docs/spec/rendezvous.md, ENTRY 1 and 2.
     #[test]
     fn the_last_member_opens_the_round_and_any_ends_that() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(entry(4), Entry::Over);
     }
 
-    /// docs/rendezvous.md, ENTRY 2.
+    /// docs/spec/rendezvous.md, ENTRY 2.
     #[test]
     fn a_round_that_has_ended_first_is_not_opened() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());

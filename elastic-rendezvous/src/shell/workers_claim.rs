@@ -83,7 +83,7 @@ mod tests {
             .unwrap();
     }
 
-    /// docs/rendezvous.md, BOOT 10.
+    /// docs/spec/rendezvous.md, BOOT 10.
     #[test]
     fn a_store_has_the_workers_of_one_job_until_its_rendezvous_is_closed() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -103,7 +103,7 @@ mod tests {
         claim(&store, "a", true).unwrap();
     }
 
-    /// docs/rendezvous.md, OUTAGE 5.
+    /// docs/spec/rendezvous.md, OUTAGE 5.
     #[test]
     fn a_job_whose_store_was_emptied_claims_it_again_unless_another_one_has() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());

@@ -1,4 +1,4 @@
-//! The write lease of small jobs (docs/rendezvous.md, section 10.1).
+//! The write lease of small jobs (docs/spec/rendezvous.md, section 10.1).
 
 use std::sync::Arc;
 use std::time::Duration;

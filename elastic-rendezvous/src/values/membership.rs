@@ -16,7 +16,7 @@ pub struct Membership {
     /// Members that have left the round on their own, to restart or for good.
     pub left: Vec<LeftNode>,
     /// How many members are gone besides: of many departures only some are named, and of those that a holder did not
-    /// name before it died, none (docs/rendezvous.md, section 10).
+    /// name before it died, none (docs/spec/rendezvous.md, section 10).
     pub unnamed: usize,
     /// How many nodes are in the round now; `None` if that is not known, as in a group.
     pub members: Option<usize>,

@@ -167,7 +167,7 @@ mod tests {
         }
     }
 
-    /// docs/rendezvous.md, STATIC 2.
+    /// docs/spec/rendezvous.md, STATIC 2.
     #[test]
     fn a_node_of_a_large_world_refers_to_rank_0() {
         let report = RanksReport {

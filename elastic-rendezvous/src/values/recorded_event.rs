@@ -51,7 +51,7 @@ impl fmt::Display for NodeState {
 }
 
 /// A recorded step of a node in a dynamic rendezvous, with the fields of PyTorch's `RdzvEvent`
-/// (`torch/distributed/elastic/events/api.py`). Differences: `docs/rendezvous.md`, section 8.1.
+/// (`torch/distributed/elastic/events/api.py`). Differences: `docs/spec/rendezvous.md`, section 8.1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecordedEvent {

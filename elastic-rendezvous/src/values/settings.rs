@@ -40,7 +40,7 @@ pub struct RendezvousSettings {
     pub(crate) keep_alive_interval: Duration,
     pub(crate) keep_alive_max_attempt: u32,
     /// The longest random pause after a write conflict. Zero, the default, selects exponential backoff
-    /// (`docs/rendezvous.md`, *LOOP 3*).
+    /// (`docs/spec/rendezvous.md`, *LOOP 3*).
     pub(crate) cas_backoff_max: Duration,
     pub(crate) spare_wait: Duration,
 }

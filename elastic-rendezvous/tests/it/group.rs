@@ -265,7 +265,7 @@ fn a_node_that_leaves_a_group_is_noticed_and_the_rest_continue() {
     assert_eq!(one_world(all)[0].round, 2);
 }
 
-/// Waits for a node that holds the lease of the group (docs/rendezvous.md, section 10).
+/// Waits for a node that holds the lease of the group (docs/spec/rendezvous.md, section 10).
 fn holder(store: &dyn Store, nodes: &[Arc<DynamicRendezvous>]) -> usize {
     let keys = store.list_keys().expect("keys");
     let key = keys.iter().find(|key| key.ends_with("/h"));
@@ -282,7 +282,7 @@ fn holder(store: &dyn Store, nodes: &[Arc<DynamicRendezvous>]) -> usize {
 }
 
 /// Its successor did not see it as a member.
-/// docs/rendezvous.md, GROUP 9.
+/// docs/spec/rendezvous.md, GROUP 9.
 #[test]
 fn a_holder_that_leaves_a_group_is_named_by_its_successor() {
     let server = server();
@@ -412,7 +412,7 @@ fn a_group_survives_the_death_of_the_node_that_writes_for_all() {
     one_world(joining);
 }
 
-/// docs/rendezvous.md, GROUP 8.
+/// docs/spec/rendezvous.md, GROUP 8.
 #[test]
 fn nodes_with_and_without_a_group_share_a_rendezvous() {
     let server = server();
@@ -459,7 +459,7 @@ fn a_join_of_a_group_that_times_out_counts_the_nodes() {
     }
 }
 
-/// docs/rendezvous.md, GROUP 9.
+/// docs/spec/rendezvous.md, GROUP 9.
 #[test]
 fn a_node_of_a_group_has_one_connection() {
     let server = server();
@@ -471,7 +471,7 @@ fn a_node_of_a_group_has_one_connection() {
     assert!((NODES..=NODES + 1).contains(&connections), "{connections}");
 }
 
-/// docs/rendezvous.md, GROUP 8.
+/// docs/spec/rendezvous.md, GROUP 8.
 #[test]
 fn a_check_of_the_state_notices_changes_of_rounds_and_lists() {
     let server = server();
@@ -549,7 +549,7 @@ fn nodes_that_exit_their_round_first_meet_again() {
     assert_eq!(rounds[0].round, 1);
 }
 
-/// docs/rendezvous.md, SPARE 5.
+/// docs/spec/rendezvous.md, SPARE 5.
 #[test]
 fn members_of_a_group_keep_their_places_and_ranks_before_a_spare() {
     let server = server();

@@ -197,7 +197,7 @@ fn a_node_that_dies_is_reported_as_lost() {
     assert_eq!(membership(&a).left, []);
 }
 
-/// docs/rendezvous.md, LOOP 5.
+/// docs/spec/rendezvous.md, LOOP 5.
 #[test]
 fn a_join_that_times_out_reports_the_joined_nodes_and_undoes_its_writes() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -214,7 +214,7 @@ fn a_join_that_times_out_reports_the_joined_nodes_and_undoes_its_writes() {
     assert_eq!(other.next_rendezvous().expect("a round").world_size, 1);
 }
 
-/// docs/rendezvous.md, LOOP 2.
+/// docs/spec/rendezvous.md, LOOP 2.
 #[test]
 fn an_interrupted_join_removes_its_node_and_later_joins_fail() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -244,7 +244,7 @@ fn an_interrupted_join_removes_its_node_and_later_joins_fail() {
     joined(joining_b);
 }
 
-/// docs/rendezvous.md, LOOP 2.
+/// docs/spec/rendezvous.md, LOOP 2.
 #[test]
 fn a_call_waits_for_the_join_in_progress() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -298,7 +298,7 @@ fn a_close_ends_joins_and_spares() {
     assert!(matches!(error, RendezvousError::ShutDown { .. }), "{error}");
 }
 
-/// docs/rendezvous.md, CODEC 5.
+/// docs/spec/rendezvous.md, CODEC 5.
 #[test]
 fn a_value_that_is_not_a_state_is_an_error_and_stays_in_the_store() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -360,7 +360,7 @@ fn failure() -> RendezvousError {
     }
 }
 
-/// docs/rendezvous.md, LEASE 1.
+/// docs/spec/rendezvous.md, LEASE 1.
 #[test]
 fn the_write_lease_is_released_when_the_store_fails_under_it() {
     let (_host, store) = tcp();
@@ -380,7 +380,7 @@ fn the_write_lease_is_released_when_the_store_fails_under_it() {
     assert_eq!(node.next_rendezvous().expect("a round").world_size, 1);
 }
 
-/// docs/rendezvous.md, BACKEND 5.
+/// docs/spec/rendezvous.md, BACKEND 5.
 #[test]
 fn a_member_whose_state_is_lost_begins_another_round() {
     let (_host, store) = tcp();
@@ -453,7 +453,7 @@ impl StateWatch for FailingWatch {
     }
 }
 
-/// docs/rendezvous.md, WATCH 5.
+/// docs/spec/rendezvous.md, WATCH 5.
 #[test]
 fn after_a_failed_watch_the_state_is_polled() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -610,7 +610,7 @@ fn a_static_rendezvous_keeps_the_given_ranks() {
     assert_eq!(other.store.get("key").expect("a value"), b"value");
 }
 
-/// docs/rendezvous.md, STATIC 1 and 2.
+/// docs/spec/rendezvous.md, STATIC 1 and 2.
 #[test]
 fn a_static_rendezvous_reports_joined_nodes_and_missing_ranks() {
     let (joining, port) = static_host(4, 3);
@@ -716,7 +716,7 @@ fn a_node_that_exits_its_round_first_rejoins_without_a_last_call() {
     }
 }
 
-/// docs/rendezvous.md, NOTICE 1 and 2.
+/// docs/spec/rendezvous.md, NOTICE 1 and 2.
 #[test]
 fn a_waiting_node_reports_what_absent_nodes_say_about_themselves() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -739,7 +739,7 @@ fn a_waiting_node_reports_what_absent_nodes_say_about_themselves() {
     assert_eq!(joined(other).world_size, 2);
 }
 
-/// docs/rendezvous.md, SPARE 2 and NOTICE 5.
+/// docs/spec/rendezvous.md, SPARE 2 and NOTICE 5.
 #[test]
 fn a_node_that_leaves_while_it_is_away_has_no_claim_on_its_place() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());

@@ -1,4 +1,4 @@
-//! The write lease of small jobs (docs/rendezvous.md, section 10.1).
+//! The write lease of small jobs (docs/spec/rendezvous.md, section 10.1).
 
 use std::sync::Arc;
 use std::thread;
@@ -21,7 +21,7 @@ fn elements(store: &Arc<dyn Store>) -> u64 {
     store.queue_len(TURN).expect("a length")
 }
 
-/// docs/rendezvous.md, LEASE 1 and 4.
+/// docs/spec/rendezvous.md, LEASE 1 and 4.
 #[test]
 fn one_node_at_a_time_holds_the_lease_and_others_may_write() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -39,7 +39,7 @@ fn one_node_at_a_time_holds_the_lease_and_others_may_write() {
     assert_eq!(elements(&store), 1);
 }
 
-/// docs/rendezvous.md, LEASE 2 and 3.
+/// docs/spec/rendezvous.md, LEASE 2 and 3.
 #[test]
 fn a_lost_lease_is_replaced_and_a_second_one_disappears() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
@@ -53,7 +53,7 @@ fn a_lost_lease_is_replaced_and_a_second_one_disappears() {
     assert_eq!(elements(&store), 1, "it was only late");
 }
 
-/// docs/rendezvous.md, LEASE 5.
+/// docs/spec/rendezvous.md, LEASE 5.
 #[test]
 fn a_heartbeat_that_meets_no_other_write_needs_no_lease() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());

@@ -139,7 +139,7 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// docs/rendezvous.md, STATIC 3.
+/// docs/spec/rendezvous.md, STATIC 3.
 #[test]
 fn nodes_of_a_static_rendezvous_come_back_while_they_wait_and_afterwards() {
     let node = |rank: usize, port: u16| {
@@ -198,7 +198,7 @@ fn nodes_of_a_static_rendezvous_come_back_while_they_wait_and_afterwards() {
     }
 }
 
-/// docs/rendezvous.md, OUTAGE 1 and 4.
+/// docs/spec/rendezvous.md, OUTAGE 1 and 4.
 #[test]
 fn a_node_whose_connection_is_reset_goes_on_in_its_round() {
     for max_nodes in [3, 40] {
@@ -225,7 +225,7 @@ fn a_node_whose_connection_is_reset_goes_on_in_its_round() {
     }
 }
 
-/// docs/rendezvous.md, OUTAGE 2.
+/// docs/spec/rendezvous.md, OUTAGE 2.
 #[test]
 fn nodes_that_are_all_cut_once_can_still_begin_another_round() {
     let job = Job::start(3, 2, 3);
@@ -246,7 +246,7 @@ fn nodes_that_are_all_cut_once_can_still_begin_another_round() {
     assert_eq!((rounds[0].round, rounds[0].world_size), (1, 3));
 }
 
-/// docs/rendezvous.md, OUTAGE 3: the node stops its workers, the others go on without it, and it comes back.
+/// docs/spec/rendezvous.md, OUTAGE 3: the node stops its workers, the others go on without it, and it comes back.
 #[test]
 fn a_node_in_silence_leaves_its_round_in_time_and_comes_back() {
     for max_nodes in [3, 40] {
@@ -278,7 +278,7 @@ fn a_node_in_silence_leaves_its_round_in_time_and_comes_back() {
     }
 }
 
-/// docs/rendezvous.md, OUTAGE 5.
+/// docs/spec/rendezvous.md, OUTAGE 5.
 #[test]
 fn nodes_whose_store_came_back_empty_begin_another_round() {
     for max_nodes in [3, 40] {
@@ -302,7 +302,7 @@ fn nodes_whose_store_came_back_empty_begin_another_round() {
     }
 }
 
-/// docs/rendezvous.md, OUTAGE 2.
+/// docs/spec/rendezvous.md, OUTAGE 2.
 #[test]
 fn a_node_opens_its_rendezvous_although_its_first_connection_is_cut() {
     // A job of up to 4 nodes has a write lease, one of up to 40 a group.
@@ -329,7 +329,7 @@ fn a_node_opens_its_rendezvous_although_its_first_connection_is_cut() {
     }
 }
 
-/// docs/rendezvous.md, OUTAGE 2.
+/// docs/spec/rendezvous.md, OUTAGE 2.
 #[test]
 fn a_join_outlives_an_outage() {
     for max_nodes in [2, 40] {
@@ -352,7 +352,7 @@ fn a_join_outlives_an_outage() {
     }
 }
 
-/// docs/rendezvous.md, OUTAGE 1: a reply that is lost blocks its caller for no longer than one attempt.
+/// docs/spec/rendezvous.md, OUTAGE 1: a reply that is lost blocks its caller for no longer than one attempt.
 #[test]
 fn a_wait_in_silence_goes_on_over_another_connection() {
     let job = Job::start(2, 2, 2);

@@ -367,7 +367,7 @@ fn a_node_has_a_write_conflict() {
     assert_recorded("lost write", &[("a", &a)]);
 }
 
-/// docs/rendezvous.md, LOOP 1.
+/// docs/spec/rendezvous.md, LOOP 1.
 #[test]
 fn a_member_writes_heartbeats() {
     let a = Node::new(&store(), with_keep_alive(settings(1, 1)));

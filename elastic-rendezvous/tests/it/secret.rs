@@ -135,7 +135,7 @@ fn is_served(bootstrap: &BootstrapInfo, options: TcpStoreOptions) -> bool {
     TcpStore::open(master.host(), master.port(), options.with_timeout(LONG)).is_ok()
 }
 
-/// docs/rendezvous.md, BOOT 7.
+/// docs/spec/rendezvous.md, BOOT 7.
 #[cfg(target_os = "linux")]
 #[test]
 fn the_workers_store_of_nodes_with_relays_serves_the_secret_and_the_hosts_user() {

@@ -87,12 +87,14 @@ fn the_check_finds_broken_links_and_missing_files() {
         );
     }
 
-    let cited =
-        "docs/wire.md, section 6.1: see [the limits](docs/rpc.md), section 8. Or `rref.md`.";
+    let cited = "docs/spec/wire.md, section 6.1: see [the limits](docs/spec/rpc.md), section 8. Or `rref.md`.";
     let citations: Vec<_> = citations(cited).collect();
     assert_eq!(
         citations,
-        [("docs/wire.md", Some("6.1")), ("docs/rpc.md", Some("8"))]
+        [
+            ("docs/spec/wire.md", Some("6.1")),
+            ("docs/spec/rpc.md", Some("8"))
+        ]
     );
 }
 
@@ -300,7 +302,7 @@ fn headings(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-/// Documents below `docs/` with the section, if one is cited, as in `docs/wire.md, section 6.1`.
+/// Documents below `docs/` with the section, if one is cited, as in `docs/spec/wire.md, section 6.1`.
 fn citations(text: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     citations_and_rest(text).map(|(document, rest)| {
         let section = rest

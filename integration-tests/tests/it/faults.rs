@@ -171,7 +171,7 @@ fn clients_that_disconnect_during_a_wait_do_not_affect_others() {
     assert!(client.check(&["later"]).expect("check"));
 }
 
-/// The server has sent the wake when the client sends the cancel (docs/wire.md, 5.6).
+/// The server has sent the wake when the client sends the cancel (docs/spec/wire.md, 5.6).
 #[test]
 fn a_wake_that_crosses_the_cancel_is_consumed() {
     let _watchdog = Watchdog::start("a_wake_that_crosses_the_cancel_is_consumed", LIMIT);
@@ -205,7 +205,7 @@ fn a_wake_that_crosses_the_cancel_is_consumed() {
         });
         assert_eq!(client.get(&key).expect("get"), b"v");
         assert_eq!(client.add("rounds", 1).expect("add"), round);
-        // docs/wire.md, 7.5: the wait succeeds if both replies arrive within 0.1 s, which may fail on a busy
+        // docs/spec/wire.md, 7.5: the wait succeeds if both replies arrive within 0.1 s, which may fail on a busy
         // machine.
         if round >= 20 && succeeded > 0 {
             return;
@@ -214,7 +214,7 @@ fn a_wake_that_crosses_the_cancel_is_consumed() {
     panic!("no wait succeeded with a late reply");
 }
 
-/// docs/wire.md, 7.6: a lost connection fails every call, also calls that are still connecting.
+/// docs/spec/wire.md, 7.6: a lost connection fails every call, also calls that are still connecting.
 #[test]
 fn a_lost_server_also_fails_a_call_that_is_still_connecting() {
     let _watchdog = Watchdog::start(

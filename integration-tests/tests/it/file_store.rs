@@ -34,7 +34,7 @@ const OURS: Traits = Traits {
     value_bytes_max: 1 << 20,
 };
 
-/// PyTorch's store (docs/file-store.md, Differences from PyTorch).
+/// PyTorch's store (docs/spec/file-store.md, Differences from PyTorch).
 const TORCHS: Traits = Traits {
     delete_of_missing: true,
     extended_api: false,
@@ -171,7 +171,7 @@ fn four_clients_of_both_kinds_pass_barriers() {
     });
 }
 
-/// docs/file-store.md, Reference counting.
+/// docs/spec/file-store.md, Reference counting.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn the_last_store_to_close_removes_the_file() {

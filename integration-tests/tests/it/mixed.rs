@@ -211,7 +211,7 @@ fn a_shared_queue_delivers_each_element_once() {
                         while got.len() < EACH {
                             match popper.queue_pop("jobs") {
                                 Ok(element) => got.push(element),
-                                // docs/wire.md, 4.2: another client popped the element.
+                                // docs/spec/wire.md, 4.2: another client popped the element.
                                 Err(e) if e.failure == Failure::QueueEmpty => {}
                                 Err(e) => panic!("{}: {e}", popper.name()),
                             }
@@ -283,7 +283,7 @@ fn compare_set_has_one_winner() {
     }
 }
 
-/// docs/wire.md, 7.2: our host waits until PyTorch's workers have registered.
+/// docs/spec/wire.md, 7.2: our host waits until PyTorch's workers have registered.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn our_host_waits_for_pytorchs_workers() {
@@ -346,7 +346,7 @@ fn pytorchs_host_waits_for_our_workers() {
     }
 }
 
-/// docs/wire.md, 7.2: the error names the number of workers that joined.
+/// docs/spec/wire.md, 7.2: the error names the number of workers that joined.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_missing_worker_is_reported_by_our_host() {

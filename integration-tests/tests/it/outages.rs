@@ -40,7 +40,7 @@ fn pids(workers: &[Value]) -> BTreeSet<i64> {
     pids.map(|pid| pid.expect("a pid")).collect()
 }
 
-/// docs/rendezvous.md, OUTAGE 1 to 4.
+/// docs/spec/rendezvous.md, OUTAGE 1 to 4.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn nodes_that_lose_their_connections_stay_or_come_back_beside_torchrun() {

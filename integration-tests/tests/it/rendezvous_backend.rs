@@ -1,4 +1,4 @@
-//! The backend of a rendezvous over each store that can hold its state: docs/rendezvous.md, section 4.
+//! The backend of a rendezvous over each store that can hold its state: docs/spec/rendezvous.md, section 4.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn written(result: Result<Option<SetState>, RendezvousError>) -> SetState {
 }
 
 /// `store` is empty.
-/// docs/rendezvous.md, BACKEND 1 to 4.
+/// docs/spec/rendezvous.md, BACKEND 1 to 4.
 fn every_rule(store: &Arc<dyn Store>) {
     let (first, second) = (backend(store), backend(store));
 
@@ -67,7 +67,7 @@ fn every_rule(store: &Arc<dyn Store>) {
     assert_eq!(store.get(KEY).expect("a value"), b"not base64!");
 }
 
-/// docs/rendezvous.md, BACKEND 5. The store's timeout is longer than this test may take.
+/// docs/spec/rendezvous.md, BACKEND 5. The store's timeout is longer than this test may take.
 fn a_lost_state(store: &Arc<dyn Store>) {
     let backend = backend(store);
     let one = written(backend.set_state(b"one", None));

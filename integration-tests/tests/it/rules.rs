@@ -1,7 +1,7 @@
 //! Checks that each rule of a document is cited by a test, and that each cited rule exists.
 //!
 //! A rule has a tag, in italics where the document states it: `*COMPARE_SET 3*`. The test that proves it cites it as
-//! `docs/wire.md, COMPARE_SET 3`, and several as `docs/wire.md, WAIT 2, 4 and 5, BARRIER 1 to 3`.
+//! `docs/spec/wire.md, COMPARE_SET 3`, and several as `docs/spec/wire.md, WAIT 2, 4 and 5, BARRIER 1 to 3`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -51,14 +51,23 @@ fn tags_and_citations_are_found() {
     assert_eq!(tags, ["WAIT 1", "BACKEND 5", "ADD 3", "SEC 1"]);
 
     for (text, expected) in [
-        ("docs/wire.md, ADD 3: see docs/rpc.md, section 8", "ADD 3"),
         (
-            "docs/wire.md, WAIT 2, 4 and 5, ADD 1 to 3.",
+            "docs/spec/wire.md, ADD 3: see docs/spec/rpc.md, section 8",
+            "ADD 3",
+        ),
+        (
+            "docs/spec/wire.md, WAIT 2, 4 and 5, ADD 1 to 3.",
             "WAIT 2 WAIT 4 WAIT 5 ADD 1 ADD 2 ADD 3",
         ),
-        ("docs/wire.md, WAIT 8 and ADD 1, a rule", "WAIT 8 ADD 1"),
-        ("docs/wire.md, WAIT 8, 10 MiB and R1", "WAIT 8 WAIT 10"),
-        ("docs/wire.md, section 2, and docs/wire.md, J12", ""),
+        (
+            "docs/spec/wire.md, WAIT 8 and ADD 1, a rule",
+            "WAIT 8 ADD 1",
+        ),
+        ("docs/spec/wire.md, WAIT 8, 10 MiB and R1", "WAIT 8 WAIT 10"),
+        (
+            "docs/spec/wire.md, section 2, and docs/spec/wire.md, J12",
+            "",
+        ),
     ] {
         let found: Vec<String> = cited_rules(text).into_iter().map(|it| it.1).collect();
         assert_eq!(found.join(" "), expected, "{text}");

@@ -96,7 +96,7 @@ fn is_long_run() -> bool {
     kills_wanted().is_some()
 }
 
-/// docs/wire-extensions.md, SESSION 12 to 15.
+/// docs/spec/wire-extensions.md, SESSION 12 to 15.
 #[test]
 #[expect(clippy::print_stderr, reason = "how far a long run is")]
 fn histories_with_kills_of_the_store_have_an_order() {

@@ -219,7 +219,7 @@ fn the_client_works_after_a_wait_that_timed_out() {
     }
 }
 
-/// The server has sent the wake when the client sends the cancel (docs/wire.md, 5.6).
+/// The server has sent the wake when the client sends the cancel (docs/spec/wire.md, 5.6).
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_wake_that_crosses_the_cancel_is_consumed() {
@@ -337,7 +337,7 @@ fn a_server_that_shuts_down_fails_every_wait_at_once() {
     assert!(started.elapsed() < Duration::from_secs(10));
 }
 
-/// docs/wire.md, MEMORY 1 and 2.
+/// docs/spec/wire.md, MEMORY 1 and 2.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_write_beyond_the_memory_limit_ends_the_connection_and_nothing_else() {
@@ -398,7 +398,7 @@ fn the_largest_values_and_requests() {
     assert!(values.iter().zip(&keys).all(|(v, k)| v == k.as_bytes()));
     let longest_key = "k".repeat(8191);
     assert_eq!(client.add(&longest_key, 1).expect("add"), 1);
-    // One byte more closes the connection, and the next call fails (docs/wire.md, 6.1).
+    // One byte more closes the connection, and the next call fails (docs/spec/wire.md, 6.1).
     let _ = client.set(&"k".repeat(8192), b"v");
     let error = client.check(&["a"]).expect_err("the connection is closed");
     assert!(error.text.contains("DistNetworkError"), "{error}");
@@ -475,7 +475,7 @@ fn each_queue_element_goes_to_one_waiting_client() {
     }
 }
 
-/// docs/wire.md, 4.2: PyTorch's blocking pop has two steps, between which another client can pop the element.
+/// docs/spec/wire.md, 4.2: PyTorch's blocking pop has two steps, between which another client can pop the element.
 fn pop_with_retries(popper: &TorchStore, queue: &str) -> Vec<u8> {
     loop {
         match popper.queue_pop(queue) {
@@ -518,7 +518,7 @@ fn eight_clients_pass_twenty_barriers() {
     }
 }
 
-/// docs/wire.md, 7.2: every worker counts itself, and clients do not wait for other workers.
+/// docs/spec/wire.md, 7.2: every worker counts itself, and clients do not wait for other workers.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn workers_are_counted() {
@@ -582,7 +582,7 @@ fn a_client_killed_during_a_wait_does_not_affect_others() {
     assert!(pending.iter().all(|wait| wait.is_pending()));
     killed.kill();
     drop(pending);
-    // The arrival still counts (docs/wire.md, 5.8). The pending pop takes no element.
+    // The arrival still counts (docs/spec/wire.md, 5.8). The pending pop takes no element.
     client
         .barrier("b", 2, Some(Duration::from_secs(30)))
         .expect("barrier");
@@ -608,7 +608,7 @@ fn ender(server: &TcpStoreServer) -> TcpStore {
     TcpStore::connect("127.0.0.1", server.local_addr().port()).expect("a client")
 }
 
-/// docs/wire-extensions.md, END_WAITS 1: a rank that waits raises at once, and its store stays usable.
+/// docs/spec/wire-extensions.md, END_WAITS 1: a rank that waits raises at once, and its store stays usable.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_wait_that_is_ended_raises_at_once() {
@@ -635,7 +635,7 @@ fn a_wait_that_is_ended_raises_at_once() {
     }
 }
 
-/// docs/wire-extensions.md, END_WAITS 2: the end of the wait crosses the cancel of a client whose timeout has passed.
+/// docs/spec/wire-extensions.md, END_WAITS 2: the end of the wait crosses the cancel of a client whose timeout has passed.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn an_end_that_crosses_the_cancel_leaves_the_client_in_step() {

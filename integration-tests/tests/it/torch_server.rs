@@ -17,7 +17,7 @@ use integration_tests::watchdog::Watchdog;
 
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// PyTorch's older backend (docs/wire.md, 11).
+/// PyTorch's older backend (docs/spec/wire.md, 11).
 const POLL: Traits = Traits {
     queues: false,
     compare_set_wakes: false,
@@ -133,7 +133,7 @@ fn the_client_works_after_a_wait_that_timed_out() {
     }
 }
 
-/// docs/wire.md, 4.2: PyTorch's servers cannot report a change, so the client polls.
+/// docs/spec/wire.md, 4.2: PyTorch's servers cannot report a change, so the client polls.
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn wait_change_detects_a_change_by_polling() {
@@ -176,7 +176,7 @@ fn wait_change_detects_a_change_by_polling() {
     }
 }
 
-/// The server has sent the wake when the client sends the cancel (docs/wire.md, 5.6).
+/// The server has sent the wake when the client sends the cancel (docs/spec/wire.md, 5.6).
 #[test]
 #[ignore = "needs PyTorch: run with C10D_TORCH_PYTHON=... -- --ignored"]
 fn a_wake_that_crosses_the_cancel_is_consumed() {
@@ -215,7 +215,7 @@ fn a_wake_that_crosses_the_cancel_is_consumed() {
             });
             assert_eq!(client.get(&key).expect("get"), b"set");
             assert_eq!(client.add("rounds", 1).expect("add"), round);
-            // docs/wire.md, 7.5: the wait succeeds if both replies arrive within 0.1 s, which may fail on a busy
+            // docs/spec/wire.md, 7.5: the wait succeeds if both replies arrive within 0.1 s, which may fail on a busy
             // machine.
             if round >= 20 && succeeded > 0 {
                 break;

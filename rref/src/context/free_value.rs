@@ -33,7 +33,7 @@ impl<V: Clone> RRefContext<V> {
         match owned.value {
             // Its creation can still arrive, so its id stays valid. Its users were registered and deleted.
             Value::Uncreated => self.uncreated -= 1,
-            // No living user is unknown once the value was created: docs/rref-protocol.md, section 5.
+            // No living user is unknown once the value was created: docs/spec/rref-protocol.md, section 5.
             Value::Running | Value::Promised | Value::Failed { .. } => {
                 self.tombstones.insert(now, rref.0);
             }
@@ -50,7 +50,7 @@ impl<V: Clone> RRefContext<V> {
         let is_unused = |owned: &Owned<V>| {
             matches!(owned.value, Value::Uncreated) && owned.forks.is_empty() && owned.handles == 0
         };
-        // Without other users, it will never be created: docs/rref-protocol.md, section 5.
+        // Without other users, it will never be created: docs/spec/rref-protocol.md, section 5.
         if fork == rref.creators_fork() && self.owned.get(&rref).is_none_or(is_unused) {
             self.tombstones.insert(now, rref.0);
         }

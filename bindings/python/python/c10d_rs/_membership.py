@@ -1,6 +1,6 @@
 """A process group whose survivors go on when a member dies: the loop of ``c10d_rs.torch.join``.
 
-The decisions are those of the server (docs/membership.md). This module calls torch, and runs on the thread of the program.
+The decisions are those of the server (docs/spec/membership.md). This module calls torch, and runs on the thread of the program.
 """
 
 import logging
@@ -60,7 +60,7 @@ def join(
     ``step`` is the number of steps that this process has done already.
 
     The waits: ``form_timeout``, ``ready_timeout``, ``below_min_timeout``, ``replace_wait``, ``boundary_timeout``
-    (docs/survivors.md). Raises Unrecoverable if torch or the server cannot do it.
+    (docs/how-to/survivors.md). Raises Unrecoverable if torch or the server cannot do it.
     """
     check_torch()
     if dist.is_initialized():

@@ -1,4 +1,4 @@
-//! The event loop's part for heartbeats (docs/wire-extensions.md, SESSION 18).
+//! The event loop's part for heartbeats (docs/spec/wire-extensions.md, SESSION 18).
 
 use std::time::{Duration, Instant};
 

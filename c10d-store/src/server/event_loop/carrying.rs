@@ -1,4 +1,4 @@
-//! The event loop's part for sessions that survive the server (docs/wire-extensions.md, SESSION 12 to 14).
+//! The event loop's part for sessions that survive the server (docs/spec/wire-extensions.md, SESSION 12 to 14).
 
 use mio::Token;
 

@@ -49,7 +49,7 @@ impl EventLoop {
             && let Some(keeping) = &self.keeping
             && let Some(authority) = &keeping.authority
         {
-            // docs/wire-extensions.md, SESSION 17.
+            // docs/spec/wire-extensions.md, SESSION 17.
             authority.withdraw();
         }
         let candidate = Candidate {

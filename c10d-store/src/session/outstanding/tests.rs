@@ -272,7 +272,7 @@ fn value(random: &mut fastrand::Rng) -> Arc<Vec<u8>> {
     Arc::new((0..bytes).map(|at| tag ^ (at / 7) as u8).collect())
 }
 
-/// docs/wire-extensions.md, SESSION 13 to 15. In half of the histories no value is overwritten, so that no client is
+/// docs/spec/wire-extensions.md, SESSION 13 to 15. In half of the histories no value is overwritten, so that no client is
 /// lost.
 #[expect(clippy::print_stdout, reason = "a seed repeats its history")]
 #[test]
@@ -491,7 +491,7 @@ fn clients_that_cannot_go_on_say_why() {
     assert_eq!(outstanding.kept_bytes(), 0);
 }
 
-/// docs/wire-extensions.md, END_WAITS 2, through a relay: a CANCEL_WAIT that crosses the end of a wait has no answer, neither
+/// docs/spec/wire-extensions.md, END_WAITS 2, through a relay: a CANCEL_WAIT that crosses the end of a wait has no answer, neither
 /// of the server nor of one that was restarted, which never knew of the wait.
 #[test]
 fn a_cancel_after_the_end_of_a_wait_is_not_owed_an_answer() {

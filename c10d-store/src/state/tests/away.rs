@@ -1,4 +1,4 @@
-//! Connections whose session has no link (docs/wire-extensions.md, SESSION 11).
+//! Connections whose session has no link (docs/spec/wire-extensions.md, SESSION 11).
 
 use super::*;
 

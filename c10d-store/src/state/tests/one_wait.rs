@@ -24,7 +24,7 @@ impl Store {
     }
 }
 
-/// docs/wire.md, WAIT 7, and docs/wire-extensions.md, WAIT_GET 4, WAIT_CHANGE 5, QUEUE_TAKE 5.
+/// docs/spec/wire.md, WAIT 7, and docs/spec/wire-extensions.md, WAIT_GET 4, WAIT_CHANGE 5, QUEUE_TAKE 5.
 #[test]
 fn each_wait_replaces_a_wait_of_each_kind() {
     for first in 0..KINDS {
@@ -41,7 +41,7 @@ fn each_wait_replaces_a_wait_of_each_kind() {
     }
 }
 
-/// docs/wire.md, CANCEL_WAIT 1, WAIT 8, and docs/wire-extensions.md, WAIT_GET 4, WAIT_CHANGE 5, QUEUE_TAKE 5.
+/// docs/spec/wire.md, CANCEL_WAIT 1, WAIT 8, and docs/spec/wire-extensions.md, WAIT_GET 4, WAIT_CHANGE 5, QUEUE_TAKE 5.
 #[test]
 fn a_wait_of_each_kind_ends_with_a_cancel_or_its_connection() {
     for kind in 0..KINDS {
@@ -61,7 +61,7 @@ fn a_wait_of_each_kind_ends_with_a_cancel_or_its_connection() {
     }
 }
 
-/// docs/wire.md, WAIT 6, and docs/wire-extensions.md, WAIT_GET 4, WAIT_CHANGE 5, QUEUE_TAKE 5.
+/// docs/spec/wire.md, WAIT 6, and docs/spec/wire-extensions.md, WAIT_GET 4, WAIT_CHANGE 5, QUEUE_TAKE 5.
 #[test]
 fn a_wait_of_each_kind_lets_later_requests_pass() {
     for kind in 0..KINDS {
@@ -76,7 +76,7 @@ fn a_wait_of_each_kind_lets_later_requests_pass() {
     }
 }
 
-/// docs/wire.md, ORDER 4.
+/// docs/spec/wire.md, ORDER 4.
 #[test]
 fn a_request_that_ends_the_wait_of_its_connection_is_answered_after_it() {
     let mut store = Store::default();

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::torch::JobNames;
 
-/// The fields that docs/restarts.md describes. The phases add up to the total, in milliseconds.
+/// The fields that docs/reference/restarts.md describes. The phases add up to the total, in milliseconds.
 pub(super) fn line(names: &JobNames, record: &RoundRecord) -> Value {
     let (began, began_why) = cause(&record.cause);
     let (ended, ended_why) = ending(&record.ending);

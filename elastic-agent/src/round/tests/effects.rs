@@ -110,7 +110,7 @@ fn workers_have_30_s_to_stop_or_5_if_they_are_stuck_or_their_node_is_removed() {
     }
 }
 
-/// docs/rendezvous.md, section 7.2.
+/// docs/spec/rendezvous.md, section 7.2.
 #[test]
 fn a_node_that_cannot_exchange_ranks_in_an_outage_joins_another_round() {
     let (mut round, _) = Round::begin(settings(0, 2), NOW);
@@ -132,7 +132,7 @@ fn a_node_that_cannot_exchange_ranks_in_an_outage_joins_another_round() {
     assert!(matches!(ended.last(), Some(Effect::Finish(_))), "{ended:?}");
 }
 
-/// docs/restarts.md, "When to restart".
+/// docs/reference/restarts.md, "When to restart".
 #[test]
 fn a_start_that_the_system_refuses_counts_as_a_failure() {
     let (mut round, _) = Round::begin(settings(1, 2), NOW);
@@ -233,7 +233,7 @@ fn a_stall_without_a_restart_left_ends_with_the_rank_that_is_behind() {
     );
 }
 
-/// docs/rendezvous.md, END 1.
+/// docs/spec/rendezvous.md, END 1.
 #[test]
 fn a_node_whose_workers_fail_too_ends_for_the_reason_of_the_other_node() {
     let mut round = running(3);

@@ -1,4 +1,4 @@
-//! The table of docs/restarts.md, "When to restart", row by row.
+//! The table of docs/reference/restarts.md, "When to restart", row by row.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Decides what a node does next, as pure functions from the state to an action and its reason.
 //!
-//! One file for each table of `docs/rendezvous.md`, section 5, with the same row names in the same order.
+//! One file for each table of `docs/spec/rendezvous.md`, section 5, with the same row names in the same order.
 
 mod amend;
 mod close;
@@ -50,7 +50,7 @@ pub(crate) enum Action {
     GracefulExit,
 }
 
-/// The rows of the tables, by their names in `docs/rendezvous.md`.
+/// The rows of the tables, by their names in `docs/spec/rendezvous.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[rustfmt::skip]
 pub(crate) enum Rule {

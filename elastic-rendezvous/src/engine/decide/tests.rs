@@ -1,4 +1,4 @@
-//! Runs the cases of `testdata`, one file for each table of `docs/rendezvous.md`, section 5.
+//! Runs the cases of `testdata`, one file for each table of `docs/spec/rendezvous.md`, section 5.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -221,7 +221,7 @@ fn leave_follows_its_table() {
     check("leave.txt", table, &rows, |ctx, _| leave(ctx));
 }
 
-/// docs/rendezvous.md, EFFECT 1 to 3.
+/// docs/spec/rendezvous.md, EFFECT 1 to 3.
 #[test]
 fn actions_have_only_the_documented_effects() {
     let mut seen = BTreeSet::new();
@@ -272,7 +272,7 @@ fn ranks_do_not_change_the_order_of_arrival() {
     assert_eq!(order, [(node("z"), 2), (node("me"), 1), (node("a"), 0)]);
 }
 
-/// docs/rendezvous.md, STATE 1.
+/// docs/spec/rendezvous.md, STATE 1.
 #[test]
 fn ranks_follow_the_code_points_of_addresses_then_process_ids_then_handler_numbers() {
     let in_order = [

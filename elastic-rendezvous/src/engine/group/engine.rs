@@ -499,7 +499,7 @@ mod tests {
         assert!(matches!(ask, Ask::Done(Ok(_))), "{ask:?}");
     }
 
-    /// docs/rendezvous.md, GROUP 9.
+    /// docs/spec/rendezvous.md, GROUP 9.
     #[test]
     fn a_member_learns_of_its_own_round_and_of_later_ones() {
         let membership = membership_of(&summary(), 3, 7, false);

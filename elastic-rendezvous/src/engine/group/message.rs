@@ -1,6 +1,6 @@
 //! What nodes and the holder write for each other: small texts, so that a person can read them in the store.
 //!
-//! docs/rendezvous.md, section 10. Fields are separated by spaces; the address of a node is the rest of its line, as
+//! docs/spec/rendezvous.md, section 10. Fields are separated by spaces; the address of a node is the rest of its line, as
 //! it may contain spaces. What cannot be read is ignored like a message that was lost.
 
 use std::fmt::Write as _;

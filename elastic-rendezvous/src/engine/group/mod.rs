@@ -1,4 +1,4 @@
-//! How many nodes share a rendezvous where the store is ours: one writes for all (docs/rendezvous.md, section 10).
+//! How many nodes share a rendezvous where the store is ours: one writes for all (docs/spec/rendezvous.md, section 10).
 //!
 //! A [`Station`] is the state machine of one node. It says which request to the store comes next and is given the
 //! result; it knows no clock, thread or socket. While its node holds the lease it contains a [`holder::Holder`].

@@ -698,7 +698,7 @@ mod tests {
     use super::*;
     use crate::values::timestamp::Timestamp;
 
-    /// docs/rendezvous.md, GROUP 3.
+    /// docs/spec/rendezvous.md, GROUP 3.
     #[test]
     fn a_request_without_an_answer_is_posted_again_and_again() {
         let start = Now {

@@ -1,4 +1,4 @@
-//! Nodes of a job whose launchers keep workers: a running round takes nodes in (docs/rendezvous.md, section 7.3).
+//! Nodes of a job whose launchers keep workers: a running round takes nodes in (docs/spec/rendezvous.md, section 7.3).
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ fn joins(world: &World, node: usize) -> usize {
     world.nodes[node].joins.len()
 }
 
-/// docs/rendezvous.md, ENTRY 3.
+/// docs/spec/rendezvous.md, ENTRY 3.
 #[test]
 fn a_new_node_enters_a_running_round_that_has_a_place() {
     let mut world = running(7, 2, (2, 3));
@@ -80,7 +80,7 @@ fn a_new_node_enters_a_running_round_that_has_a_place() {
     assert!((0..3).all(|node| joins(&world, node) == 1));
 }
 
-/// docs/rendezvous.md, ENTRY 3 and 4.
+/// docs/spec/rendezvous.md, ENTRY 3 and 4.
 #[test]
 fn a_spare_takes_the_rank_of_a_lost_node() {
     let mut world = running(3, 4, (3, 3));
@@ -99,7 +99,7 @@ fn a_spare_takes_the_rank_of_a_lost_node() {
     assert_eq!(world.store.state().round, 0);
 }
 
-/// docs/rendezvous.md, ENTRY 5.
+/// docs/spec/rendezvous.md, ENTRY 5.
 #[test]
 fn a_node_that_gives_its_place_up_leaves_it_to_a_spare() {
     for has_spare in [true, false] {
@@ -120,7 +120,7 @@ fn a_node_that_gives_its_place_up_leaves_it_to_a_spare() {
     }
 }
 
-/// docs/rendezvous.md, ENTRY 2 and 6.
+/// docs/spec/rendezvous.md, ENTRY 2 and 6.
 #[test]
 fn a_round_that_is_not_open_restarts_for_a_node_that_waits() {
     let mut world = running(7, 2, (2, 3));
@@ -146,7 +146,7 @@ fn a_round_that_is_not_open_restarts_for_a_node_that_waits() {
     );
 }
 
-/// docs/rendezvous.md, ENTRY 7.
+/// docs/spec/rendezvous.md, ENTRY 7.
 #[test]
 fn a_holder_lets_no_node_in() {
     let mut world = World::new(11, RendezvousSettings::for_test(2, 3));

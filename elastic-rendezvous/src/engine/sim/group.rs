@@ -55,7 +55,7 @@ fn settings(min: usize, max: usize) -> RendezvousSettings {
     RendezvousSettings::for_test(min, max)
 }
 
-/// docs/rendezvous.md, GROUP 4 and 5.
+/// docs/spec/rendezvous.md, GROUP 4 and 5.
 #[test]
 fn nodes_that_come_at_once_have_their_ranks_after_few_writes() {
     for seed in 0..20 {
@@ -70,7 +70,7 @@ fn nodes_that_come_at_once_have_their_ranks_after_few_writes() {
     }
 }
 
-/// docs/rendezvous.md, GROUP 5.
+/// docs/spec/rendezvous.md, GROUP 5.
 #[test]
 fn the_writes_of_an_open_round_move_at_most_twice_as_much_as_the_last_one() {
     for seed in 0..5 {
@@ -94,7 +94,7 @@ fn the_writes_of_an_open_round_move_at_most_twice_as_much_as_the_last_one() {
     }
 }
 
-/// docs/rendezvous.md, GROUP 1 and 2.
+/// docs/spec/rendezvous.md, GROUP 1 and 2.
 #[test]
 fn the_death_of_the_holder_delays_a_join_by_seconds() {
     for seed in 0..200 {
@@ -148,7 +148,7 @@ fn four_nodes(seed: u64, has_solo: bool) -> (World, usize) {
 }
 
 /// Another node may write just before the holder drops the dead one. It is dead all the same.
-/// docs/rendezvous.md, GROUP 7.
+/// docs/spec/rendezvous.md, GROUP 7.
 #[test]
 fn a_dead_node_is_dropped_in_time_though_others_write_too() {
     for seed in 0..200 {
@@ -166,7 +166,7 @@ fn a_dead_node_is_dropped_in_time_though_others_write_too() {
 }
 
 /// PyTorch's nodes judge a node only by its heartbeat in the state.
-/// docs/rendezvous.md, GROUP 7.
+/// docs/spec/rendezvous.md, GROUP 7.
 #[test]
 fn a_node_that_was_stopped_for_seven_seconds_is_not_taken_for_dead() {
     for seed in 0..200 {
@@ -184,7 +184,7 @@ fn a_node_that_was_stopped_for_seven_seconds_is_not_taken_for_dead() {
 }
 
 /// The members with the lowest ranks may share a rack with the holder.
-/// docs/rendezvous.md, GROUP 2.
+/// docs/spec/rendezvous.md, GROUP 2.
 #[test]
 fn the_members_go_on_soon_if_those_that_poll_the_lease_each_second_die_with_the_holder() {
     for seed in 0..200 {
@@ -215,7 +215,7 @@ fn the_members_go_on_soon_if_those_that_poll_the_lease_each_second_die_with_the_
 }
 
 /// The holder may have taken the node's join from the queue before it stood still.
-/// docs/rendezvous.md, GROUP 12.
+/// docs/spec/rendezvous.md, GROUP 12.
 #[test]
 fn a_node_that_leaves_while_the_holder_stands_still_is_not_listed_again() {
     for seed in 0..500 {
@@ -274,13 +274,13 @@ fn nodes_end(command: Command, limit: Duration) {
     }
 }
 
-/// docs/rendezvous.md, GROUP 10.
+/// docs/spec/rendezvous.md, GROUP 10.
 #[test]
 fn nodes_that_close_at_once_end_at_once() {
     nodes_end(Command::Close, SECOND / 2);
 }
 
-/// docs/rendezvous.md, GROUP 11.
+/// docs/spec/rendezvous.md, GROUP 11.
 #[test]
 fn nodes_that_leave_at_once_end_at_once() {
     nodes_end(Command::Leave, SECOND / 2);
@@ -385,7 +385,7 @@ fn outages(seed: u64) {
     settle(&mut world);
 }
 
-/// docs/rendezvous.md, OUTAGE 1 to 5.
+/// docs/spec/rendezvous.md, OUTAGE 1 to 5.
 #[test]
 fn nodes_come_back_from_outages_of_the_store() {
     for_seeds(200, outages);
@@ -453,7 +453,7 @@ fn histories_that_once_failed_keep_the_laws() {
     }
 }
 
-/// docs/rendezvous.md, GROUP 3 and 6.
+/// docs/spec/rendezvous.md, GROUP 3 and 6.
 #[test]
 fn random_histories_keep_the_laws() {
     for_seeds(300, history);

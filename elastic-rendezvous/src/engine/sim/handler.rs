@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// What the launchers of the round's members have written about its entry (docs/rendezvous.md, section 7.3).
+    /// What the launchers of the round's members have written about its entry (docs/spec/rendezvous.md, section 7.3).
     pub(super) fn entry(&self, round: i64) -> Entry {
         match self.entries.get(&round) {
             Some((_, true)) => Entry::Over,

@@ -29,7 +29,7 @@ pub(super) struct Invariants {
     /// The nodes that others have dropped and that are not listed again.
     dropped: BTreeSet<NodeId>,
     /// The last round in which the heartbeat of a node came late: for others it may count as dropped
-    /// (docs/rendezvous.md, SPARE 3).
+    /// (docs/spec/rendezvous.md, SPARE 3).
     overdue_in: BTreeMap<NodeId, i64>,
     /// When nodes looked old last by the times in the state, as their clocks are behind.
     looked_old: BTreeMap<NodeId, Duration>,

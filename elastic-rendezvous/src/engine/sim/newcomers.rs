@@ -55,7 +55,7 @@ fn is_replaced(world: &World, node: usize) -> bool {
     is_full && !state.participants.contains_key(&world.nodes[node].me)
 }
 
-/// docs/rendezvous.md, SPARE 3.
+/// docs/spec/rendezvous.md, SPARE 3.
 #[test]
 fn a_newcomer_replaces_a_lost_member_soon_whenever_it_comes() {
     for_seeds(100, |seed| {
@@ -82,7 +82,7 @@ fn a_newcomer_replaces_a_lost_member_soon_whenever_it_comes() {
     });
 }
 
-/// docs/rendezvous.md, SPARE 1 and 3.
+/// docs/spec/rendezvous.md, SPARE 1 and 3.
 #[test]
 fn a_newcomer_replaces_no_member_that_is_away_for_its_health_check() {
     for_seeds(100, |seed| {
@@ -102,7 +102,7 @@ fn a_newcomer_replaces_no_member_that_is_away_for_its_health_check() {
     });
 }
 
-/// docs/rendezvous.md, SPARE 3. The simulator's law: a node that knows the last round takes no place of a member that
+/// docs/spec/rendezvous.md, SPARE 3. The simulator's law: a node that knows the last round takes no place of a member that
 /// restarts. With PyTorch's nodes and a spare, rounds follow each other without end, and the newcomer may miss one.
 #[test]
 fn a_newcomer_replaces_no_member_that_restarts_whatever_the_clocks() {

@@ -174,7 +174,7 @@ fn nodes_without_a_place_become_spares() {
     });
 }
 
-/// docs/rendezvous.md, STATE 2 and 3: invariants of every write.
+/// docs/spec/rendezvous.md, STATE 2 and 3: invariants of every write.
 #[test]
 fn survivors_of_random_faults_complete_a_round() {
     for_seeds(50, |seed| faults(seed, 12));
@@ -238,7 +238,7 @@ fn faults(seed: u64, nodes_max: usize) {
     settle(&mut world, limit + 20 * SECOND);
 }
 
-/// docs/rendezvous.md, OUTAGE 1 to 5.
+/// docs/spec/rendezvous.md, OUTAGE 1 to 5.
 #[test]
 fn nodes_come_back_from_outages_of_the_store() {
     for_seeds(200, outages);

@@ -170,7 +170,7 @@ fn a_spare_takes_the_place_of_a_member_that_crashes() {
     assert_eq!(world.store.state().redundancy_list, BTreeSet::new());
 }
 
-/// docs/rendezvous.md, EFFECT 3.
+/// docs/spec/rendezvous.md, EFFECT 3.
 #[test]
 fn surplus_nodes_become_spares_and_the_members_stay() {
     let mut world = settled(settings(2, 3), 5);
@@ -206,7 +206,7 @@ fn spares_end_gracefully_when_the_job_ends() {
     assert_eq!(outcome(&world, late), expected);
 }
 
-/// docs/rendezvous.md, LOOP 5.
+/// docs/spec/rendezvous.md, LOOP 5.
 #[test]
 fn a_join_that_times_out_leaves_nothing_behind() {
     let mut settings = settings(3, 3);
@@ -326,7 +326,7 @@ fn a_short_pause_of_a_node_is_tolerated() {
     assert_eq!(world.store.state().round, 0);
 }
 
-/// docs/rendezvous.md, CLOCK 2.
+/// docs/spec/rendezvous.md, CLOCK 2.
 #[test]
 fn a_node_that_was_dropped_during_a_pause_rejoins() {
     let mut world = settled(settings(3, 3), 3);
@@ -398,7 +398,7 @@ fn forty_nodes_complete_a_round_with_a_bounded_number_of_writes() {
     }
 }
 
-/// docs/rendezvous.md, WATCH 1.
+/// docs/spec/rendezvous.md, WATCH 1.
 #[test]
 fn heartbeats_wake_no_other_node() {
     let mut world = settled(settings(12, 12), 12);
@@ -585,7 +585,7 @@ fn ranks(world: &World) -> Vec<(usize, i64)> {
         .collect()
 }
 
-/// docs/rendezvous.md, EFFECT 4 and SPARE 1.
+/// docs/spec/rendezvous.md, EFFECT 4 and SPARE 1.
 #[test]
 fn members_that_restart_keep_their_places_and_ranks_before_a_spare() {
     let (mut world, spare) = with_spare(settings(2, 2));
@@ -637,7 +637,7 @@ fn a_spare_takes_the_place_of_a_member_that_leaves_at_once() {
     assert!(took < SECOND * 21 / 10, "{took:?}");
 }
 
-/// docs/rendezvous.md, NOTICE 6.
+/// docs/spec/rendezvous.md, NOTICE 6.
 #[test]
 fn the_last_call_does_not_wait_for_a_member_that_has_left() {
     let mut world = settled(settings(1, 3), 3);
@@ -650,7 +650,7 @@ fn the_last_call_does_not_wait_for_a_member_that_has_left() {
     assert!(took < SECOND * 21 / 10, "{took:?}");
 }
 
-/// docs/rendezvous.md, SPARE 3.
+/// docs/spec/rendezvous.md, SPARE 3.
 #[test]
 fn a_spare_takes_the_place_of_a_member_that_crashes_as_soon_as_that_is_known() {
     let (mut world, spare) = with_spare(settings(2, 2));

@@ -76,7 +76,7 @@ fn rule(executor: &Executor) -> Rule {
     executor.last_decision().expect("a decision").rule
 }
 
-/// docs/rendezvous.md, LOOP 4.
+/// docs/spec/rendezvous.md, LOOP 4.
 #[test]
 fn a_heartbeat_is_due_when_the_last_one_is_an_interval_old() {
     let state = open(&["me"], START.wall);
@@ -96,7 +96,7 @@ fn a_heartbeat_is_due_when_the_last_one_is_an_interval_old() {
 }
 
 /// The process is stopped between its write and the answer, or learns only from a later read that it has written.
-/// docs/rendezvous.md, OUTAGE 3.
+/// docs/spec/rendezvous.md, OUTAGE 3.
 #[test]
 fn a_heartbeat_is_as_old_as_the_request_that_wrote_it() {
     for is_answered in [true, false] {
@@ -133,7 +133,7 @@ fn a_heartbeat_is_as_old_as_the_request_that_wrote_it() {
     }
 }
 
-/// docs/rendezvous.md, CLOCK 5.
+/// docs/spec/rendezvous.md, CLOCK 5.
 #[test]
 fn the_last_call_is_over_when_more_than_its_time_has_passed() {
     let mut state = open(&["me", "peer"], START.wall);
@@ -156,7 +156,7 @@ fn the_last_call_is_over_when_more_than_its_time_has_passed() {
     assert!(executor.to_write().0.complete);
 }
 
-/// docs/rendezvous.md, LOOP 4 to 6.
+/// docs/spec/rendezvous.md, LOOP 4 to 6.
 #[test]
 fn a_join_wakes_at_its_deadline() {
     let settings = RendezvousSettings::for_test(2, 4);
@@ -179,7 +179,7 @@ fn a_join_wakes_at_its_deadline() {
     );
 }
 
-/// docs/rendezvous.md, CLOCK 1 and EFFECT 2.
+/// docs/spec/rendezvous.md, CLOCK 1 and EFFECT 2.
 #[test]
 fn a_node_is_dropped_after_a_silence_longer_than_dead_after() {
     let state = open(&["me", "peer"], START.wall);
@@ -206,7 +206,7 @@ fn a_node_is_dropped_after_a_silence_longer_than_dead_after() {
     assert_eq!(executor.report(late).dropped.len(), 0);
 }
 
-/// docs/rendezvous.md, STATE 4. PyTorch's nodes write no such state.
+/// docs/spec/rendezvous.md, STATE 4. PyTorch's nodes write no such state.
 #[test]
 fn a_state_that_breaks_the_rules_is_decided_by_the_same_rows() {
     let mut state = open(&["me", "silent"], START.wall);
@@ -223,7 +223,7 @@ fn a_state_that_breaks_the_rules_is_decided_by_the_same_rows() {
 }
 
 /// After a SIGSTOP, the answer lacks later heartbeats of the other nodes.
-/// docs/rendezvous.md, CLOCK 1.
+/// docs/spec/rendezvous.md, CLOCK 1.
 #[test]
 fn an_answer_that_is_read_late_drops_no_node() {
     let state = open(&["me", "peer"], START.wall);
@@ -258,7 +258,7 @@ fn silent_nodes_are_dropped_by_states_read_during_waits() {
     assert!(!executor.state().participants.contains_key(&node("peer")));
 }
 
-/// docs/rendezvous.md, CLOCK 1.
+/// docs/spec/rendezvous.md, CLOCK 1.
 #[test]
 fn a_silent_member_is_dropped_only_after_all_had_time_to_read_the_complete_round() {
     let open = open(&["a", "b", "me"], START.wall);
@@ -291,7 +291,7 @@ fn a_node_leaves_a_complete_round_that_has_lost_a_member() {
     assert!(executor.to_write().0.wait_list.contains(&node("me")));
 }
 
-/// docs/rendezvous.md, CLOCK 3 and LOOP 4.
+/// docs/spec/rendezvous.md, CLOCK 3 and LOOP 4.
 #[test]
 fn a_node_checks_suspects_once_a_second_until_they_write_or_are_dead() {
     let state = open(&["a", "b", "c"], START.wall.before(60 * SECOND));
@@ -319,7 +319,7 @@ fn a_node_checks_suspects_once_a_second_until_they_write_or_are_dead() {
     assert_eq!(names, [node("a"), node("b"), node("me")]);
 }
 
-/// docs/rendezvous.md, CLOCK 3.
+/// docs/spec/rendezvous.md, CLOCK 3.
 #[test]
 fn a_node_that_appears_after_the_first_read_is_no_suspect() {
     let mut executor = executor(Operation::Join, open(&["me"], START.wall));
@@ -402,7 +402,7 @@ fn a_join_starts_again_without_a_token_when_the_state_disappears() {
     assert_eq!(executor.conflicts(), 1);
 }
 
-/// docs/rendezvous.md, LOOP 4.
+/// docs/spec/rendezvous.md, LOOP 4.
 #[test]
 fn a_participant_wakes_at_the_end_of_the_last_call() {
     let mut state = open(&["me", "a"], START.wall);
@@ -417,7 +417,7 @@ fn a_participant_wakes_at_the_end_of_the_last_call() {
     assert_eq!(executor.step(START), Need::Wait { until });
 }
 
-/// docs/rendezvous.md, SPARE 3.
+/// docs/spec/rendezvous.md, SPARE 3.
 #[test]
 fn heartbeats_distinguish_members_that_left_from_lost_ones() {
     let members = complete(&[("a", 0), ("b", 1), ("me", 2)], START.wall);
@@ -459,7 +459,7 @@ fn heartbeats_distinguish_members_that_left_from_lost_ones() {
     assert_eq!(names(&executor), [""; 0]);
 }
 
-/// docs/rendezvous.md, LOOP 3.
+/// docs/spec/rendezvous.md, LOOP 3.
 #[test]
 fn pauses_after_conflicts_double_up_to_a_share_of_the_time_until_the_drop() {
     let state = open(&["me", "other"], START.wall);
@@ -546,7 +546,7 @@ fn reopened(nodes: &[&str]) -> RendezvousState {
     state
 }
 
-/// docs/rendezvous.md, CLOCK 5.
+/// docs/spec/rendezvous.md, CLOCK 5.
 #[test]
 fn the_last_call_ends_when_all_are_back() {
     let mut executor = after_a_restart(&reopened(&["me", "a", "b"]));
@@ -558,7 +558,7 @@ fn the_last_call_ends_when_all_are_back() {
     assert_eq!(rule(&executor), Rule::J12);
 }
 
-/// docs/rendezvous.md, CLOCK 5.
+/// docs/spec/rendezvous.md, CLOCK 5.
 #[test]
 fn a_node_that_does_not_rejoin_is_expected_for_2_s() {
     let state = reopened(&["me", "a", "late"]);

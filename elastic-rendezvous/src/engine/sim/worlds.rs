@@ -33,7 +33,7 @@ impl Worlds {
         self.running.remove(node);
     }
 
-    /// docs/rendezvous.md, OUTAGE 3.
+    /// docs/spec/rendezvous.md, OUTAGE 3.
     pub(super) fn check(&self, settings: &RendezvousSettings, now: Duration) {
         let Some((latest, since)) = self.latest else {
             return;

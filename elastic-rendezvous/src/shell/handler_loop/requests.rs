@@ -63,7 +63,7 @@ impl HandlerLoop {
     }
 
     fn write(&mut self) -> Result<Reply, RendezvousError> {
-        // A member's heartbeat rarely meets another one (docs/rendezvous.md, LEASE 5).
+        // A member's heartbeat rarely meets another one (docs/spec/rendezvous.md, LEASE 5).
         let is_alone = self.operation == Operation::KeepAlive && self.conflicts < CONFLICTS_MAX;
         if let Some(lease) = self.lease.as_ref().filter(|_| !self.has_lease && !is_alone) {
             lease.acquire();

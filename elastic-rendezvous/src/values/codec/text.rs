@@ -106,7 +106,7 @@ mod tests {
         from_text(text, limits).expect_err("refused")
     }
 
-    /// docs/rendezvous.md, CODEC 3.
+    /// docs/spec/rendezvous.md, CODEC 3.
     #[test]
     fn only_the_output_of_an_encoder_is_base64() {
         let text = to_text(&RendezvousState::default());

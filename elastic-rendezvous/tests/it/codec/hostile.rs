@@ -225,7 +225,7 @@ fn a_minimal_handwritten_state_is_accepted() {
     assert_eq!(decode(&pickle(&in_another_order)), Ok(state));
 }
 
-/// docs/rendezvous.md, CODEC 3.
+/// docs/spec/rendezvous.md, CODEC 3.
 #[test]
 fn errors_name_missing_repeated_and_mistyped_attributes() {
     let table: &[(&[&[u8]], &str)] = &[
@@ -358,7 +358,7 @@ fn opcodes_do_not_reach_below_an_open_mark() {
     }
 }
 
-/// docs/rendezvous.md, CODEC 4.
+/// docs/spec/rendezvous.md, CODEC 4.
 #[test]
 fn each_limit_is_enforced() {
     let state = small_state();
@@ -387,7 +387,7 @@ fn each_limit_is_enforced() {
 }
 
 /// Each input would make a naive decoder use gigabytes of memory or recurse deeply.
-/// docs/rendezvous.md, CODEC 4.
+/// docs/spec/rendezvous.md, CODEC 4.
 #[test]
 fn repeated_opcodes_reach_a_limit() {
     let bytes_max = (6 << 20) / SHARE;

@@ -74,7 +74,7 @@ fn times_outside_of_pythons_range_are_clamped() {
     assert_eq!(decoded.last_heartbeats[&node], Timestamp::MIN);
 }
 
-/// docs/rendezvous.md, CODEC 2.
+/// docs/spec/rendezvous.md, CODEC 2.
 #[test]
 fn the_style_of_times_is_kept() {
     let limits = CodecLimits::default();

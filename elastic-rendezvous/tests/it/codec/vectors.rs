@@ -160,7 +160,7 @@ fn states_of_pytorch_keep_their_bytes_when_written_again() {
     assert_eq!(different, expected);
 }
 
-/// docs/rendezvous.md, CODEC 1.
+/// docs/spec/rendezvous.md, CODEC 1.
 #[test]
 fn foreign_encodings_of_a_state_are_accepted() {
     let mut count = 0;
@@ -179,7 +179,7 @@ fn foreign_encodings_of_a_state_are_accepted() {
     assert_eq!(count, 12);
 }
 
-/// docs/rendezvous.md, CODEC 3.
+/// docs/spec/rendezvous.md, CODEC 3.
 #[test]
 fn other_values_are_refused() {
     let mut count = 0;

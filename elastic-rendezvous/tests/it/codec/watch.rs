@@ -19,7 +19,7 @@ fn changes(before: &[u8], after: &[u8], range: std::ops::Range<usize>) -> bool {
 proptest! {
     #![proptest_config(cases(256))]
 
-    /// docs/rendezvous.md, WATCH 1.
+    /// docs/spec/rendezvous.md, WATCH 1.
     #[test]
     fn heartbeats_alone_change_no_range(
         state in states(30),
@@ -45,7 +45,7 @@ proptest! {
         prop_assert_eq!(ranges(&after), WatchRanges { header, members });
     }
 
-    /// docs/rendezvous.md, WATCH 2 and 3.
+    /// docs/spec/rendezvous.md, WATCH 2 and 3.
     #[test]
     fn members_alone_do_not_change_the_header(state in states(30), other in states(30)) {
         let other = RendezvousState {
@@ -67,7 +67,7 @@ proptest! {
         }
     }
 
-    /// docs/rendezvous.md, WATCH 3.
+    /// docs/spec/rendezvous.md, WATCH 3.
     #[test]
     fn any_change_of_the_header_changes_both_ranges(
         state in states(30),
@@ -91,7 +91,7 @@ proptest! {
         }
     }
 
-    /// docs/rendezvous.md, WATCH 3.
+    /// docs/spec/rendezvous.md, WATCH 3.
     #[test]
     fn any_change_of_the_members_changes_their_range(
         state in states(30),
@@ -197,7 +197,7 @@ fn a_heartbeat_after_a_state_of_pytorch_changes_no_range() {
     assert_eq!(count, 57);
 }
 
-/// docs/rendezvous.md, WATCH 4.
+/// docs/spec/rendezvous.md, WATCH 4.
 #[test]
 fn other_layouts_have_no_ranges() {
     let with_ranges: Vec<String> = vectors::extra()

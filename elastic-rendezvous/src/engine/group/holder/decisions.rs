@@ -1,4 +1,4 @@
-//! Applies the pending requests to the state, by the tables of docs/rendezvous.md, section 5.
+//! Applies the pending requests to the state, by the tables of docs/spec/rendezvous.md, section 5.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
