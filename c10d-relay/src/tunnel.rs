@@ -13,8 +13,16 @@ use c10d_store::StoreAddress;
 /// The most bytes of one direction that wait for a side that does not take them. Until it does, the other side is not read.
 const UNSENT_BYTES_MAX: usize = 64 << 10;
 
-/// How long nothing may move, from the start on. The store's own server closes idle connections after 10 s.
+/// How long nothing may move. The store's own server closes idle connections after 10 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long the store may take to accept the connection: less than the time after which commands stop waiting.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The end of the head of a request.
+const HEAD_END: &[u8] = b"\r\n\r\n";
+
+const UNAVAILABLE: &str = "503 Service Unavailable";
 
 /// How long a client may take to close its connection after the last byte for it.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
@@ -41,6 +49,10 @@ pub(crate) struct Tunnel<S> {
     to_client: Flow,
     /// The store has taken or sent a byte.
     is_connected: bool,
+    /// The client has sent the whole head of a request, and nothing of the answer has arrived.
+    is_asking: bool,
+    /// How many bytes of [`HEAD_END`] have just arrived from the client.
+    head_end: usize,
     /// There may be something to move, for which no event comes.
     is_ready: bool,
     close_at: Instant,
@@ -74,13 +86,16 @@ impl<S: Side> Tunnel<S> {
             to_store: Flow::default(),
             to_client: Flow::default(),
             is_connected: false,
+            is_asking: false,
+            head_end: 0,
             is_ready: true,
-            close_at: now + IDLE_TIMEOUT,
+            close_at: now + CONNECT_TIMEOUT,
         };
         tunnel.to_store.unsent.push(first);
+        tunnel.look_for_request(first);
         match store {
             Ok(store) => tunnel.store = Some(store),
-            Err(reason) => tunnel.answer(&reason, now),
+            Err(reason) => tunnel.answer(UNAVAILABLE, &reason, now),
         }
         tunnel
     }
@@ -100,14 +115,27 @@ impl<S: Side> Tunnel<S> {
         self.close_at
     }
 
+    /// Whether the client waits for an answer or has not received all of it. A tunnel without a request makes room for others.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.is_asking || !self.to_client.unsent.is_empty()
+    }
+
     /// Moves some bytes in each direction, as far as they are there and are taken. Returns whether the tunnel stays open.
     pub(crate) fn serve(&mut self, buffer: &mut [u8], now: Instant) -> bool {
         if self.close_at <= now {
-            if self.is_connected || self.to_client.has_ended {
-                return false;
+            let has_ended = self.to_client.has_ended;
+            match (self.is_connected, self.is_asking) {
+                (false, _) if !has_ended => {
+                    let text =
+                        format!("it has not accepted a connection within {CONNECT_TIMEOUT:?}");
+                    self.answer(UNAVAILABLE, &text, now);
+                }
+                (true, true) if !has_ended => {
+                    let text = format!("it has not answered this request within {IDLE_TIMEOUT:?}");
+                    self.answer("504 Gateway Timeout", &text, now);
+                }
+                _ => return false,
             }
-            let reason = format!("it does not accept a connection within {IDLE_TIMEOUT:?}");
-            self.answer(&reason, now);
         }
         // An error of the client's side closes the tunnel.
         !self.is_ready || self.move_bytes(buffer, now).unwrap_or(false)
@@ -116,6 +144,7 @@ impl<S: Side> Tunnel<S> {
     fn move_bytes(&mut self, buffer: &mut [u8], now: Instant) -> io::Result<bool> {
         let was_discarded = self.to_store.is_discarded;
         let arrived = self.to_store.read(&mut self.client, buffer)?;
+        self.look_for_request(&buffer[..arrived]);
         let mut passed_on = 0;
         if let Some(store) = &mut self.store {
             let received = self.to_client.read(store, buffer);
@@ -123,9 +152,11 @@ impl<S: Side> Tunnel<S> {
             let sent = self.to_store.write(store);
             passed_on += received.as_ref().unwrap_or(&0) + sent.as_ref().unwrap_or(&0);
             self.is_connected |= passed_on > 0;
+            self.is_asking &= !matches!(received, Ok(1..));
             match received {
                 Err(error) if !self.is_connected => {
-                    self.answer(&format!("it cannot be connected: {error}"), now);
+                    let text = format!("it cannot be connected: {error}");
+                    self.answer(UNAVAILABLE, &text, now);
                 }
                 Err(_) => self.end_store(),
                 Ok(_) if self.to_client.has_ended => self.end_store(),
@@ -145,12 +176,23 @@ impl<S: Side> Tunnel<S> {
         Ok(!self.to_client.is_shut || !self.to_store.has_ended)
     }
 
+    /// Notes whether these bytes of the client complete the head of a request.
+    fn look_for_request(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.head_end = match HEAD_END.get(self.head_end) {
+                Some(next) if next == byte => self.head_end + 1,
+                _ => usize::from(*byte == HEAD_END[0]),
+            };
+            self.is_asking |= self.head_end == HEAD_END.len();
+        }
+    }
+
     /// Answers the client that the store cannot be asked.
-    fn answer(&mut self, reason: &str, now: Instant) {
+    fn answer(&mut self, status: &str, reason: &str, now: Instant) {
         let target = &self.target;
         let text = format!("this is a relay of the store at {target}, and {reason}\n");
         let answer = format!(
-            "HTTP/1.1 503 Service Unavailable\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\
+            "HTTP/1.1 {status}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\n\
              Connection: close\r\n\r\n{text}",
             text.len()
         );

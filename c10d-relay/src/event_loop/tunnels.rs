@@ -11,9 +11,12 @@ use super::EventLoop;
 use crate::status::Upstream;
 use crate::tunnel::{Side, Tunnel};
 
-/// The most tunnels: a few people, commands and a Prometheus of this machine. Beyond that, the tunnel makes room in which
-/// nothing has moved for the longest time.
+/// The most tunnels: a few people, commands and a Prometheus of this machine. Beyond that, the tunnel makes room whose client
+/// has asked nothing for the longest time; if all of them wait for answers, the new client gets 503.
 const TUNNELS_MAX: usize = 32;
+
+/// The most tunnels together with those that only bring a 503.
+const TUNNELS_AND_REFUSED_MAX: usize = 2 * TUNNELS_MAX;
 
 /// The store's side of a tunnel has this token plus the number of its client. The client's side has the number as token.
 const STORE_SIDES: usize = usize::MAX / 2;
@@ -33,18 +36,34 @@ impl EventLoop {
             return;
         };
         self.hub.close(client);
-        if self.tunnels.len() >= TUNNELS_MAX {
-            let tunnels = self.tunnels.iter();
-            let oldest = tunnels.min_by_key(|(_, tunnel)| tunnel.close_at());
-            if let Some(oldest) = oldest.map(|(client, _)| *client) {
-                self.tunnels.remove(&oldest);
+        let store = if self.make_room_for_tunnel() {
+            self.connect_tunnel(client, now)
+        } else {
+            let text =
+                "an HTTP client gets 503: all connections for HTTP wait for answers of the store";
+            self.log_about(connection.peer.ip(), &text);
+            if self.tunnels.len() >= TUNNELS_AND_REFUSED_MAX {
+                return;
             }
-        }
-        let store = self.connect_tunnel(client, now);
+            Err(format!(
+                "all of its {TUNNELS_MAX} connections for HTTP wait for answers"
+            ))
+        };
         let first = &self.read_buffer[..count];
         let tunnel = Tunnel::new(connection.stream, first, self.target.clone(), store, now);
         self.tunnels.insert(client, tunnel);
         self.note_unproven(client);
+    }
+
+    /// Returns whether there is room for one more tunnel.
+    fn make_room_for_tunnel(&mut self) -> bool {
+        if self.tunnels.len() < TUNNELS_MAX {
+            return true;
+        }
+        let idle = self.tunnels.iter().filter(|(_, tunnel)| !tunnel.is_busy());
+        let oldest = idle.min_by_key(|(_, tunnel)| tunnel.close_at());
+        let oldest = oldest.map(|(client, _)| *client);
+        oldest.is_some_and(|client| self.tunnels.remove(&client).is_some())
     }
 
     /// Begins a connection to the store's port.

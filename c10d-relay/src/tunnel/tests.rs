@@ -218,11 +218,11 @@ fn a_store_that_does_not_accept_has_a_deadline_and_so_has_an_idle_tunnel() {
     };
     let mut test = Test::new(Memory::that_sends(&[b"/"]), silent);
     assert!(test.pump());
-    assert_eq!(test.tunnel.close_at, test.now + IDLE_TIMEOUT);
-    test.now += IDLE_TIMEOUT;
+    assert_eq!(test.tunnel.close_at, test.now + CONNECT_TIMEOUT);
+    test.now += CONNECT_TIMEOUT;
     assert!(test.pump());
     let text = String::from_utf8_lossy(&test.client().sent).into_owned();
-    assert!(text.starts_with("HTTP/1.1 503 ") && text.ends_with("within 15s\n"));
+    assert!(text.starts_with("HTTP/1.1 503 ") && text.ends_with("within 3s\n"));
     test.now += CLOSING_TIMEOUT;
     assert!(!test.pump());
 
@@ -231,6 +231,53 @@ fn a_store_that_does_not_accept_has_a_deadline_and_so_has_an_idle_tunnel() {
     assert_eq!(test.tunnel.close_at, test.now + IDLE_TIMEOUT);
     test.now += IDLE_TIMEOUT;
     assert!(!test.pump());
+    assert!(
+        test.client().sent.is_empty(),
+        "there is no request to answer"
+    );
+}
+
+/// A stopped store: the system accepts the connection and takes the request.
+#[test]
+fn a_store_that_takes_a_request_and_does_not_answer_is_an_answer() {
+    let client = Memory::that_sends(&[b"/ HTTP/1.1\r", b"\n\r", b"\n"]);
+    let mut test = Test::new(client, Memory::that_sends(&[]));
+    assert!(test.pump());
+    test.now += IDLE_TIMEOUT;
+    assert!(test.pump());
+    let text = String::from_utf8_lossy(&test.client().sent).into_owned();
+    assert!(text.starts_with("HTTP/1.1 504 "), "{text}");
+    let body = "the store at node0:29500, and it has not answered this request within 15s\n";
+    assert!(text.ends_with(body), "{text}");
+    test.now += CLOSING_TIMEOUT;
+    assert!(!test.pump());
+}
+
+#[test]
+fn a_tunnel_is_busy_from_its_request_until_its_answer_has_been_taken() {
+    let mut test = Test::new(
+        Memory::that_sends(&[b"/ HTTP/1.1\r\n"]),
+        Memory::that_sends(&[]),
+    );
+    assert!(test.pump());
+    assert!(!test.tunnel.is_busy(), "the head is not complete");
+    test.client().arrives.push_back(Ok(b"\r\n".into()));
+    assert!(test.pump());
+    assert!(test.tunnel.is_busy());
+    test.client().room = 0;
+    test.store()
+        .arrives
+        .push_back(Ok(b"HTTP/1.1 200 OK".into()));
+    assert!(test.pump());
+    assert!(test.tunnel.is_busy(), "the client has not taken the answer");
+    test.client().room = usize::MAX;
+    assert!(test.pump());
+    assert!(!test.tunnel.is_busy());
+    for (head, is_request) in [("\r\n\n\r\n", false), ("a\r\r\n\r\n", true)] {
+        test.client().arrives.push_back(Ok(head.into()));
+        assert!(test.pump());
+        assert_eq!(test.tunnel.is_busy(), is_request, "{head:?}");
+    }
 }
 
 /// As of a store without pages: the client finds out what it is.

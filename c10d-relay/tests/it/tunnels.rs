@@ -21,7 +21,7 @@ const LARGE: usize = 32 << 20;
 
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
-/// Answers each request with its path, or with many bytes.
+/// Answers each request with its path, with many bytes, or not at all.
 #[derive(Default)]
 struct Pages {
     open: Arc<AtomicUsize>,
@@ -54,6 +54,9 @@ fn answer(connection: HttpConnection) -> io::Result<()> {
     }
     let head = String::from_utf8_lossy(&head);
     let path = head.split(' ').nth(1).unwrap_or_default();
+    if path == "/silent" {
+        return stream.read(&mut [0]).map(drop);
+    }
     stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n")?;
     if path == "/large" {
         stream.write_all(&vec![b'x'; LARGE])
@@ -118,6 +121,45 @@ fn a_request_reaches_the_store_and_its_answer_the_client() {
     proxy.mend();
     wait_until("it has another connection", || relay.is_connected());
     assert_eq!(get(&relay, "/again"), "HTTP/1.1 200 OK\r\n\r\n/again");
+}
+
+#[test]
+fn a_request_that_waits_for_its_answer_makes_no_room() {
+    const TUNNELS_MAX: usize = 32;
+    let server = server();
+    let open = with_pages(&server);
+    let relay = connected(server.local_addr().port());
+    let ask = |request: &[u8]| {
+        let mut client = client_of(&relay);
+        client.write_all(request).expect("the relay reads");
+        client
+    };
+    let asking = ask(b"GET /silent HTTP/1.1\r\n\r\n");
+    wait_until("the store has the request", || {
+        open.load(Ordering::Relaxed) == 1
+    });
+    let strangers: Vec<TcpStream> = (0..2 * TUNNELS_MAX).map(|_| ask(b"G")).collect();
+    // Those that ask nothing make room for each other.
+    assert_eq!(get(&relay, "/a"), "HTTP/1.1 200 OK\r\n\r\n/a");
+    asking.set_nonblocking(true).expect("an option");
+    let error = asking.peek(&mut [0]).expect_err("it waits");
+    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+    drop(strangers);
+
+    let others: Vec<TcpStream> = (1..TUNNELS_MAX)
+        .map(|_| ask(b"GET /silent HTTP/1.1\r\n\r\n"))
+        .collect();
+    wait_until("the store has all requests", || {
+        open.load(Ordering::Relaxed) == TUNNELS_MAX
+    });
+    let answer = get(&relay, "/a");
+    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    let reason = "all of its 32 connections for HTTP wait for answers\n";
+    assert!(answer.ends_with(reason), "{answer}");
+    drop((asking, others));
+    wait_until("there is room again", || {
+        get(&relay, "/a").starts_with("HTTP/1.1 200 ")
+    });
 }
 
 #[test]
