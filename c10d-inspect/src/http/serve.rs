@@ -180,8 +180,10 @@ impl<R> Server<R> {
     /// have not read their answers.
     pub(super) fn shutdown(&self) {
         self.end.notify_one();
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        let thread = thread.take();
+        let thread = {
+            let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+            thread.take()
+        };
         if thread.is_some_and(|thread| thread.join().is_err()) {
             log::error!("the thread {} panicked", self.name);
         }
@@ -397,6 +399,8 @@ async fn serve_connection<R: Routes>(
         .header_read_timeout(limits.header)
         .max_buf_size(HEAD_BYTES_MAX)
         .keep_alive(limits.keep_alive)
+        // A client that has sent its last request may close its sending side at once.
+        .half_close(true)
         .serve_connection(TokioIo::new(tokio::io::join(reader, writer)), service);
     let mut connection = pin!(connection);
     select! {

@@ -187,7 +187,6 @@ impl StatusPages {
         let source = match self.fetch(path, self.timeout.min(FIRST_TIMEOUT)) {
             Err(
                 error @ (HttpError::Closed { .. }
-                | HttpError::Truncated { .. }
                 | HttpError::NotHttp { .. }
                 | HttpError::NoAnswer { .. }),
             ) => error,

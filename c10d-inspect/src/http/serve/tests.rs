@@ -171,6 +171,16 @@ fn connections_without_an_accepted_request_keep_no_other_out() {
 }
 
 #[test]
+fn a_client_that_closes_its_sending_side_gets_its_answer() {
+    let server = start(Limits::DEFAULT);
+    for _ in 0..100 {
+        let mut client = connect(&server, REQUEST);
+        client.shutdown(net::Shutdown::Write).expect("a socket");
+        expect_status(&mut client, "200");
+    }
+}
+
+#[test]
 fn shutdown_does_not_wait_for_slow_clients() {
     let server = start(Limits {
         header: LIMIT,
