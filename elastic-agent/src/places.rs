@@ -50,6 +50,7 @@ pub(crate) fn take(
     group_rank: usize,
     node: &RoleInfo,
 ) -> Result<Place, BoardError> {
+    // Without a value, the keys of the round were removed: the error shows the empty value.
     let first_size = board.read(FIRST_SIZE)?.unwrap_or_default();
     let first_size = board.parsed(FIRST_SIZE, &first_size, "a number of workers", |text| {
         let number: u64 = str::from_utf8(text).ok()?.parse().ok()?;

@@ -14,7 +14,7 @@ use crate::round::Facts;
 pub(super) struct Rounds {
     current: Option<RendezvousInfo>,
     before: Option<RoundBoard>,
-    /// The last round that the nodes have forgotten, as far as this node can tell.
+    /// The last round that this node has forgotten.
     forgotten: Option<i64>,
     /// The number of the last round with a relay, and the relay's port.
     relay_port: Option<(i64, u16)>,
@@ -47,15 +47,13 @@ impl Rounds {
     /// Removes the values that members have written in earlier rounds. Call it when the workers have started, because nothing
     /// waits for it. A failure is logged only.
     pub(super) fn forget_old(&mut self, handler: &dyn RendezvousHandler) {
-        let Some(current) = &self.current else {
+        let Some(current) = self.current.as_ref().filter(|current| current.rank == 0) else {
             return;
         };
-        if current.rank == 0 {
-            let mut old = forgettable(current.round, self.forgotten);
-            if let Err(error) = old.try_for_each(|round| handler.forget_round(round)) {
-                // This node tries again in the next round.
-                return log::debug!("cannot remove what earlier rounds have left: {error}");
-            }
+        let mut old = forgettable(current.round, self.forgotten);
+        if let Err(error) = old.try_for_each(|round| handler.forget_round(round)) {
+            // This node tries again in the next round.
+            return log::debug!("cannot remove what earlier rounds have left: {error}");
         }
         self.forgotten = Some(current.round.saturating_sub(2));
     }
@@ -245,6 +243,30 @@ mod tests {
             for (round, expected) in [(1, false), (2, true), (3, true)] {
                 assert_eq!(exist(round), [expected; 3], "entry {entry}, round {round}");
             }
+        }
+    }
+
+    /// The previous node with rank 0 may have removed nothing, for example because it runs torchrun or was lost.
+    #[test]
+    fn a_node_that_gets_rank_0_removes_what_others_have_left() {
+        let store = server();
+        let node = Node::new(&store);
+        let mut rounds = Rounds::default();
+        let key = |round| format!("torch.rendezvous.job.{round}/MASTER_ADDR");
+        for (number, rank) in [(1, 1), (2, 1), (3, 1), (4, 0)] {
+            store.set(&key(number), b"1").unwrap();
+            let master = BootstrapInfo::new(HostPort::new("node0", 1), true, true);
+            rounds.add(RendezvousInfo::new(
+                number,
+                Arc::clone(&store),
+                rank,
+                2,
+                master,
+            ));
+            rounds.forget_old(&node.handler);
+            let kept = (1..=number).filter(|round| store.check(&[&key(*round)]).unwrap());
+            let expected = if rank == 0 { 3..=4 } else { 1..=number };
+            assert!(kept.eq(expected), "after round {number}");
         }
     }
 
