@@ -59,10 +59,8 @@ impl Feature for Recorder {
     fn rendezvous_listener(&self) -> Option<Listener> {
         let shared = Arc::clone(&self.shared);
         Some(Arc::new(move |event| {
-            if let RendezvousEvent::Recorded(event) = event
-                && let Some(line) = torch::rendezvous_event(event)
-            {
-                shared.file.write(&line);
+            if let RendezvousEvent::Recorded(event) = event {
+                shared.file.write(&torch::rendezvous_event(event));
             }
         }))
     }
@@ -86,9 +84,7 @@ impl Feature for Recorder {
             return;
         }
         let event = RecordedEvent::of_failed_creation(&shared.names.run_id, error);
-        if let Some(line) = torch::rendezvous_event(&event) {
-            shared.file.write(&line);
-        }
+        shared.file.write(&torch::rendezvous_event(&event));
         shared.file.finish(stuck_max);
     }
 
