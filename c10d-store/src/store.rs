@@ -139,17 +139,18 @@ pub trait Store: StoreHandle {
         Err(unsupported(self, Operation::WaitChange, key))
     }
 
-    /// Whether [`wait_change`](crate::StoreExt::wait_change) returns within milliseconds of a change: not on PyTorch's servers.
+    /// Whether [`wait_change`](crate::StoreExt::wait_change) returns within milliseconds of a change: not on PyTorch's
+    /// servers.
     fn has_prompt_watch(&self) -> bool {
         false
     }
 
-    /// Deletes the values and queues of all names that begin with `prefix`, except of those that are written meanwhile. Returns
-    /// the number of names, when all are deleted. Calls that wait go on.
+    /// Deletes the values and queues of all names that begin with `prefix`, except names that are written in the meantime.
+    /// Returns the number of names, when all are deleted. Waiting calls continue.
     ///
     /// With a `delay` that is not zero, this returns 0 at once, and the names that begin with the prefix then are deleted after
-    /// that time; a later call with the same prefix replaces the delay. A store with a journal remembers it, and starts the
-    /// time anew with its server.
+    /// that time; a later call with the same prefix replaces the delay. A store with a journal remembers the delay, which
+    /// begins again when its server starts.
     ///
     /// # Errors
     /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate,
@@ -161,11 +162,11 @@ pub trait Store: StoreHandle {
     }
 
     /// Ends all calls, of all clients, that wait for a key, a barrier or a queue whose name begins with `prefix`: they fail
-    /// at once with [`StoreError::WaitEnded`], and those of PyTorch's clients with a `DistStoreError`. Returns how many. The
-    /// stores stay usable. An arrival at a barrier stays counted.
+    /// at once with [`StoreError::WaitEnded`], and calls of PyTorch's clients fail with a `DistStoreError`. Returns the
+    /// number of calls. The stores stay usable. An arrival at a barrier stays counted.
     ///
-    /// A call that starts later waits. So does one that gives way to other calls of its process at that moment, or waits
-    /// on a server without this operation: change a value that it reads, too, if it must not miss the end.
+    /// A call that starts later waits. A call also waits if it gives way to other calls of its process at that moment, or
+    /// if its server lacks this operation: change a value that the call reads, too, if it must not miss the end.
     ///
     /// # Errors
     /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate.
@@ -184,10 +185,10 @@ pub trait Store: StoreHandle {
         Err(unsupported(self, Operation::SetEphemeral, key))
     }
 
-    /// Says that this process is alive. From now on its [ephemeral keys](crate::StoreExt::set_ephemeral) also end when it sets no
-    /// such key and says nothing for `silence_max`, which the server notices within 250 ms; `None` for no such end.
-    /// So call it at least three times as often. Returns `false` if its keys have ended by silence, or with their
-    /// connection, since it last said so: then set them again.
+    /// Reports that this process is alive. From now on its [ephemeral keys](crate::StoreExt::set_ephemeral) also expire when
+    /// it sets no such key and reports nothing for `silence_max`, which the server detects within 250 ms; `None` for no such
+    /// limit. So call it at least three times as often. Returns `false` if its keys have expired by silence, or with their
+    /// connection, since the last report: then set them again.
     ///
     /// # Errors
     /// As [`set_ephemeral`](crate::StoreExt::set_ephemeral).
@@ -197,8 +198,8 @@ pub trait Store: StoreHandle {
         Err(StoreError::Unsupported { context })
     }
 
-    /// Sends a request to a process group, for [`Membership`](crate::membership::Membership). One that waits is a poll, and
-    /// is answered when there is news; `None` if there is none in time. The answer is the reply and the list of
+    /// Sends a request to a process group, for [`Membership`](crate::membership::Membership). A request that waits is a
+    /// poll, and is answered when there is news; `None` if there is no news in time. The answer is the reply and the list of
     /// docs/spec/wire-extensions.md, section 9.13.
     fn ask_group(
         &self,
