@@ -91,20 +91,12 @@ pub trait Store: StoreHandle {
         Err(unsupported(self, Operation::QueuePush, key))
     }
 
-    /// Removes and returns the first element of the queue `key`. Waits for one.
-    ///
-    /// # Errors
-    /// [`StoreError::Timeout`] if nothing was pushed in time, [`StoreError::QueueEmpty`] if another
-    /// worker took the element first (only on PyTorch's server).
+    /// Removes and returns the first element of a queue, and waits for one: see [`StoreExt`](crate::StoreExt#queues).
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         Err(unsupported(self, Operation::QueuePop, key))
     }
 
-    /// Removes and returns the first element of the queue `key`; `None` if the queue is empty. Does not
-    /// wait for one.
-    ///
-    /// # Errors
-    /// As [`Store`].
+    /// Removes and returns the first element of a queue, or `None`: see [`StoreExt`](crate::StoreExt#queues).
     fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         Err(unsupported(self, Operation::QueuePop, key))
     }
@@ -120,10 +112,7 @@ pub trait Store: StoreHandle {
         Err(unsupported(self, Operation::QueueTake, key))
     }
 
-    /// The number of elements in the queue `key`; 0 for a missing one.
-    ///
-    /// # Errors
-    /// As [`Store`].
+    /// The number of elements in the queue `key`; 0 for a missing queue.
     fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
         Err(unsupported(self, Operation::QueueLen, key))
     }
@@ -145,31 +134,13 @@ pub trait Store: StoreHandle {
         false
     }
 
-    /// Deletes the values and queues of all names that begin with `prefix`, except names that are written in the meantime.
-    /// Returns the number of names, when all are deleted. Waiting calls continue.
-    ///
-    /// With a `delay` that is not zero, this returns 0 at once, and the names that begin with the prefix then are deleted after
-    /// that time; a later call with the same prefix replaces the delay. A store with a journal remembers the delay, which
-    /// begins again when its server starts.
-    ///
-    /// # Errors
-    /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate,
-    /// [`StoreError::InvalidArgument`] for an empty prefix, [`StoreError::LimitExceeded`] if 4096 prefixes are deleted
-    /// later.
+    /// Deletes all names that begin with `prefix`: see [`StoreExt`](crate::StoreExt#prefixes).
     fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
         let _ = delay;
         Err(unsupported(self, Operation::DeletePrefix, prefix))
     }
 
-    /// Ends all calls, of all clients, that wait for a key, a barrier or a queue whose name begins with `prefix`: they fail
-    /// at once with [`StoreError::WaitEnded`], and calls of PyTorch's clients fail with a `DistStoreError`. Returns the
-    /// number of calls. The stores stay usable. An arrival at a barrier stays counted.
-    ///
-    /// A call that starts later waits. A call also waits if it gives way to other calls of its process at that moment, or
-    /// if its server lacks this operation: change a value that the call reads, too, if it must not miss the end.
-    ///
-    /// # Errors
-    /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate.
+    /// Ends the calls that wait for a name that begins with `prefix`: see [`StoreExt`](crate::StoreExt#prefixes).
     fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
         Err(unsupported(self, Operation::EndWaits, prefix))
     }
@@ -185,13 +156,7 @@ pub trait Store: StoreHandle {
         Err(unsupported(self, Operation::SetEphemeral, key))
     }
 
-    /// Reports that this process is alive. From now on its [ephemeral keys](crate::StoreExt::set_ephemeral) also expire when
-    /// it sets no such key and reports nothing for `silence_max`, which the server detects within 250 ms; `None` for no such
-    /// limit. So call it at least three times as often. Returns `false` if its keys have expired by silence, or with their
-    /// connection, since the last report: then set them again.
-    ///
-    /// # Errors
-    /// As [`set_ephemeral`](crate::StoreExt::set_ephemeral).
+    /// Reports that this process is alive: see [`StoreExt`](crate::StoreExt#ephemeral-keys).
     fn keep_alive(&self, silence_max: Option<Duration>) -> Result<bool, StoreError> {
         let _ = silence_max;
         let context = ErrorContext::new(Operation::KeepAlive, [], self.label(), Duration::ZERO);

@@ -42,6 +42,41 @@ use crate::store::{Store, context};
 /// # Queues
 ///
 /// The methods `queue_..` and `try_queue_pop` fail with [`StoreError::Unsupported`] if the store has none.
+///
+/// [`Store::queue_pop`] fails with [`StoreError::Timeout`] if nothing was pushed in time, and with
+/// [`StoreError::QueueEmpty`] if another worker took the element first (only on PyTorch's server).
+/// [`Store::try_queue_pop`] does not wait.
+///
+/// # Prefixes
+///
+/// [`Store::delete_prefix`] deletes the values and queues of all names that begin with `prefix`, except names
+/// that are written in the meantime. Returns the number of names, when all are deleted. Waiting calls continue.
+///
+/// With a `delay` that is not zero, this returns 0 at once, and the names that begin with the prefix then are deleted after
+/// that time; a later call with the same prefix replaces the delay. A store with a journal remembers the delay, which
+/// begins again when its server starts.
+///
+/// It fails with [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate,
+/// [`StoreError::InvalidArgument`] for an empty prefix, [`StoreError::LimitExceeded`] if 4096 prefixes are deleted
+/// later.
+///
+/// [`Store::end_waits`] ends all calls, of all clients, that wait for a key, a barrier or a queue whose name begins
+/// with `prefix`: they fail at once with [`StoreError::WaitEnded`], and calls of PyTorch's clients fail with a `DistStoreError`. Returns the
+/// number of calls. The stores stay usable. An arrival at a barrier stays counted.
+///
+/// A call that starts later waits. A call also waits if it gives way to other calls of its process at that moment, or
+/// if its server lacks this operation: change a value that the call reads, too, if it must not miss the end.
+///
+/// It fails with [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate.
+///
+/// # Ephemeral keys
+///
+/// [`Store::keep_alive`] reports that this process is alive. From now on its [ephemeral keys](Self::set_ephemeral) also
+/// expire when it sets no such key and reports nothing for `silence_max`, which the server detects within 250 ms; `None` for no such
+/// limit. So call it at least three times as often. Returns `false` if its keys have expired by silence, or with their
+/// connection, since the last report: then set them again.
+///
+/// It fails as [`set_ephemeral`](Self::set_ephemeral).
 pub trait StoreExt: Store {
     /// Creates `key` or replaces its value: [`Store::multi_set`] of one pair.
     ///
