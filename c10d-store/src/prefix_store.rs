@@ -17,7 +17,7 @@ use crate::store::{Store, StoreHandle};
 /// and [`close`](StoreHandle::close) are those of the wrapped store.
 ///
 /// As in PyTorch, [`num_keys`](Store::num_keys) counts the whole underlying store, and
-/// [`barrier`](StoreExt::barrier) consists of `add`, `set` and `wait` even if the underlying store has a
+/// [`barrier`](crate::StoreExt::barrier) consists of `add`, `set` and `wait` even if the underlying store has a
 /// barrier command. Unlike in PyTorch, [`list_keys`](Store::list_keys) returns only keys below
 /// `prefix/`; in PyTorch, the prefix `a` also lists (and cuts) the keys of the prefix `ab`.
 ///
