@@ -10,7 +10,6 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use c10d_inspect::ExplainOptions;
 use c10d_inspect::http::{StatusOptions, StatusServer};
 use c10d_socket::{Credentials, ListenError, ListenOptions, adopt_listener_raw, listen};
 use c10d_store::{ServerOptions, TcpStoreServer, WireLimits, recommended_memory_max};
@@ -154,13 +153,6 @@ impl ServeArgs {
         }
     }
 
-    fn explain_options(&self) -> ExplainOptions {
-        self.world_size
-            .map_or_else(ExplainOptions::default, |world_size| {
-                ExplainOptions::default().with_world_size(world_size)
-            })
-    }
-
     /// Puts a status page on the server's port; `None` if none is wanted.
     fn start_status(
         &self,
@@ -173,7 +165,7 @@ impl ServeArgs {
             return Ok(None);
         }
         let options = StatusOptions::default()
-            .with_explain(self.explain_options())
+            .with_world_size(self.world_size)
             .with_host_names(self.status_host.iter().cloned());
         let options = match token.flatten() {
             Some(token) => options.with_token(token),

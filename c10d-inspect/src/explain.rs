@@ -9,20 +9,19 @@ use crate::index::Index;
 use crate::job::Job;
 use crate::launched::Launched;
 use crate::meeting::meetings;
-use crate::options::ExplainOptions;
 use crate::parts::{groups, memberships, nodes, unknown_processes, waits};
 use crate::ranks::{milliseconds, ranks};
 use crate::report::{Finding, Report};
 use crate::text;
 use crate::why;
 
-/// Explains what the job waits for.
+/// Explains what the job waits for. `world_size` is the number of its ranks, if the caller knows it.
 #[must_use]
-pub fn explain(snapshot: &Snapshot, options: &ExplainOptions) -> Report {
+pub fn explain(snapshot: &Snapshot, world_size: Option<usize>) -> Report {
     let index = Index::new(snapshot);
     let launched = Launched::new(&index);
     let who = Identities::new(&index, &launched);
-    let job = Job::new(&index, &launched, &who, options);
+    let job = Job::new(&index, &launched, &who, world_size);
     let (mut findings, is_stuck) = why::find(&job);
     if findings.is_empty() {
         findings.extend(why::nothing_waits(&job));

@@ -9,11 +9,16 @@ use crate::identity::{Identities, shown_name};
 use crate::index::{GlooGroup, Index, Published, Slot};
 use crate::keys::{Family, GROUP_SIZE_MAX, meaning};
 use crate::launched::Launched;
-use crate::options::ExplainOptions;
 use crate::progress::{Progress, progress};
 use crate::report::{RankSet, WorkersStore};
 use crate::text;
 use crate::workers_stores::workers_stores;
+
+/// How long a wait lasts before it is a finding: ranks of one job start that far apart.
+pub(crate) const WAIT_GRACE: Duration = Duration::from_secs(2);
+
+/// How long a rank is silent in the middle of joining a group before it counts as frozen.
+pub(crate) const SILENCE_GRACE: Duration = Duration::from_secs(2);
 
 /// The most missing members of all groups together: a stranger can publish addresses of many huge groups.
 const MISSING_MAX: usize = 1 << 20;
@@ -24,7 +29,6 @@ pub(crate) struct Job<'a> {
     pub(crate) index: &'a Index<'a>,
     pub(crate) launched: &'a Launched,
     pub(crate) who: &'a Identities<'a>,
-    pub(crate) options: &'a ExplainOptions,
     /// The groups that are being made or have been made, in the order of the index.
     pub(crate) groups: Vec<GroupState<'a>>,
     /// The places of the default groups of the job.
@@ -74,13 +78,12 @@ impl<'a> Job<'a> {
         index: &'a Index<'a>,
         launched: &'a Launched,
         who: &'a Identities<'a>,
-        options: &'a ExplainOptions,
+        world_size: Option<usize>,
     ) -> Self {
         let mut job = Self {
             index,
             launched,
             who,
-            options,
             groups: Vec::new(),
             mains: Vec::new(),
             world_size: None,
@@ -90,7 +93,9 @@ impl<'a> Job<'a> {
         if job.has_workers() {
             job.workers_stores.clear();
         }
-        job.world_size = job.known_world_size();
+        job.world_size = world_size
+            .filter(|&size| size <= GROUP_SIZE_MAX)
+            .or_else(|| job.known_world_size());
         let mut missing = MISSING_MAX;
         job.groups = index
             .groups
@@ -109,13 +114,9 @@ impl<'a> Job<'a> {
     }
 
     fn known_world_size(&self) -> Option<usize> {
-        let by_caller = self
-            .options
-            .world_size
-            .filter(|&size| size <= GROUP_SIZE_MAX);
         let mut mains = self.index.groups.iter().filter(|group| self.is_main(group));
-        by_caller
-            .or_else(|| self.launched.world_size())
+        self.launched
+            .world_size()
             .or_else(|| mains.find_map(|group| group.size))
             .or_else(|| self.assigned_world_size())
             .or_else(|| self.barrier_size())

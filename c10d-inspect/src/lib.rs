@@ -14,7 +14,6 @@ mod launched;
 mod meeting;
 pub mod nccl;
 mod nccl_names;
-mod options;
 mod parts;
 mod progress;
 mod ranks;
@@ -35,7 +34,6 @@ pub use announced::{
     AnnouncedMeeting, AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd,
 };
 pub use explain::explain;
-pub use options::ExplainOptions;
 pub use report::{
     Finding, FindingKind, Group, MembershipReport, NodeReport, Process, RankReport, RankSet,
     RankState, Report, Sureness, WaitFor, WorkersStore,

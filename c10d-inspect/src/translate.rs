@@ -10,7 +10,6 @@ use crate::index::{Index, Slot};
 use crate::job::Job;
 use crate::keys::{Family, family, meaning};
 use crate::launched::Launched;
-use crate::options::ExplainOptions;
 
 /// The most bytes of a text that are read, and the most sentences of the answer.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
@@ -35,8 +34,7 @@ pub fn translate(text: &str, snapshot: &Snapshot) -> Option<String> {
     let index = Index::new(snapshot);
     let launched = Launched::new(&index);
     let who = Identities::new(&index, &launched);
-    let options = ExplainOptions::default();
-    let job = Job::new(&index, &launched, &who, &options);
+    let job = Job::new(&index, &launched, &who, None);
     let published = published(&job);
     let of_addresses = addresses.into_iter().filter_map(|address| {
         let port = address.port().swap_bytes();

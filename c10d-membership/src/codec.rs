@@ -187,8 +187,8 @@ pub fn encode_reply(reply: &Reply, now: Duration, out: &mut Vec<u8>) {
         }
         Reply::NotYet => out.push(6),
         Reply::Unknown => out.push(7),
-        Reply::Evicted(reason) => out.extend([8, reason_byte(*reason)]),
-        Reply::Ended(reason) => out.extend([9, end_byte(*reason)]),
+        Reply::Evicted(reason) => out.extend([8, *reason as u8]),
+        Reply::Ended(reason) => out.extend([9, *reason as u8]),
         Reply::Refused(limit) => {
             let (kind, max) = match limit {
                 Limit::Members(max) => (1, max),
@@ -287,7 +287,7 @@ fn encode_event(event: &Event, now: Duration, out: &mut Vec<u8>) {
             attempt.encode(out);
             encode_cause(*cause, out);
         }
-        Event::Ended(reason) => out.extend([5, end_byte(*reason)]),
+        Event::Ended(reason) => out.extend([5, *reason as u8]),
     }
 }
 
@@ -378,7 +378,7 @@ impl Encode for Record {
 impl Encode for Kept {
     fn encode(&self, out: &mut Vec<u8>) {
         self.last.encode(out);
-        out.push(self.end.map_or(0, end_byte));
+        out.push(self.end.map_or(0, |it| it as u8));
         out.push(u8::from(self.committed.is_some()));
         if let Some(record) = &self.committed {
             record.encode(out);
@@ -496,7 +496,7 @@ impl Encode for GroupStatus {
             GroupStage::Committed => out.push(4),
             GroupStage::Changing => out.push(5),
             GroupStage::Breaking => out.push(6),
-            GroupStage::Ended(reason) => out.extend([7, end_byte(reason)]),
+            GroupStage::Ended(reason) => out.extend([7, reason as u8]),
         }
         self.attempt.encode(out);
         match self.generation {
@@ -562,7 +562,7 @@ fn encode_cause(cause: Cause, out: &mut Vec<u8>) {
         Cause::First => out.push(1),
         Cause::Change => out.push(2),
         Cause::Lost(member, reason) => {
-            out.extend([3, reason_byte(reason)]);
+            out.extend([3, reason as u8]);
             member.encode(out);
         }
         Cause::CallFailed(member) => {
@@ -589,55 +589,37 @@ fn cause_of(bytes: &mut &[u8]) -> Result<Cause, Malformed> {
     })
 }
 
-const fn reason_byte(reason: Reason) -> u8 {
-    match reason {
-        Reason::Dead => 1,
-        Reason::Silent => 2,
-        Reason::NotReady => 3,
-        Reason::NotAcknowledged => 4,
-        Reason::Replaced => 5,
-        Reason::HandleTaken => 6,
-        Reason::CallsFailed => 7,
-        Reason::NoBoundary => 8,
-        Reason::Left => 9,
-    }
-}
+/// All reasons. On the wire each is its number, and 0 is none.
+const REASONS: [Reason; 9] = [
+    Reason::Dead,
+    Reason::Silent,
+    Reason::NotReady,
+    Reason::NotAcknowledged,
+    Reason::Replaced,
+    Reason::HandleTaken,
+    Reason::CallsFailed,
+    Reason::NoBoundary,
+    Reason::Left,
+];
 
 fn reason_of(bytes: &mut &[u8]) -> Result<Reason, Malformed> {
-    Ok(match byte_of(bytes)? {
-        1 => Reason::Dead,
-        2 => Reason::Silent,
-        3 => Reason::NotReady,
-        4 => Reason::NotAcknowledged,
-        5 => Reason::Replaced,
-        6 => Reason::HandleTaken,
-        7 => Reason::CallsFailed,
-        8 => Reason::NoBoundary,
-        9 => Reason::Left,
-        _ => return Err(Malformed),
-    })
+    let byte = byte_of(bytes)?;
+    let mut reasons = REASONS.into_iter();
+    reasons.find(|it| *it as u8 == byte).ok_or(Malformed)
 }
 
-/// Not 0.
-const fn end_byte(reason: EndReason) -> u8 {
-    match reason {
-        EndReason::Finished => 1,
-        EndReason::BelowMinimum => 2,
-        EndReason::CallsFailed => 3,
-        EndReason::Closed => 4,
-        EndReason::AttemptsUsedUp => 5,
-    }
-}
+const END_REASONS: [EndReason; 5] = [
+    EndReason::Finished,
+    EndReason::BelowMinimum,
+    EndReason::CallsFailed,
+    EndReason::Closed,
+    EndReason::AttemptsUsedUp,
+];
 
 fn end_of(bytes: &mut &[u8]) -> Result<EndReason, Malformed> {
-    Ok(match byte_of(bytes)? {
-        1 => EndReason::Finished,
-        2 => EndReason::BelowMinimum,
-        3 => EndReason::CallsFailed,
-        4 => EndReason::Closed,
-        5 => EndReason::AttemptsUsedUp,
-        _ => return Err(Malformed),
-    })
+    let byte = byte_of(bytes)?;
+    let mut reasons = END_REASONS.into_iter();
+    reasons.find(|it| *it as u8 == byte).ok_or(Malformed)
 }
 
 pub(crate) fn put_u32(out: &mut Vec<u8>, number: u32) {

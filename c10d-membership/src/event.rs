@@ -110,9 +110,10 @@ pub enum Cause {
 /// Why a process is no member any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[repr(u8)]
 pub enum Reason {
     /// Its launcher, or the end of its session, says that it has ended.
-    Dead,
+    Dead = 1,
     /// No heartbeat arrived in time.
     Silent,
     /// It was not ready in time.
@@ -134,9 +135,10 @@ pub enum Reason {
 /// Why a group has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[repr(u8)]
 pub enum EndReason {
     /// All members have left.
-    Finished,
+    Finished = 1,
     /// Too few came to begin, or to go on.
     BelowMinimum,
     /// Torch's call failed too often in a row.

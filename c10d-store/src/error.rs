@@ -220,7 +220,7 @@ pub enum StoreError {
         arrived: Option<i64>,
     },
 
-    /// Another client, or this process, has ended the wait with [`end_waits`](crate::StoreExt::end_waits). Nothing changed,
+    /// Another client, or this process, has ended the wait with [`end_waits`](crate::Store::end_waits). Nothing changed,
     /// except that an arrival at a barrier stays counted. The store stays usable.
     #[error("{context}: the wait was ended by end_waits, perhaps of another process")]
     WaitEnded {

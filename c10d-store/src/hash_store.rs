@@ -14,10 +14,8 @@ use crate::compare_set::CompareSet;
 use crate::decimal::write_decimal;
 use crate::error::{ErrorContext, Operation, Outcome, StoreError};
 use crate::known::Known;
-use crate::queues::{Queues, check_take_max};
 use crate::store::{DEFAULT_TIMEOUT, Store, StoreHandle};
 use crate::value_rules;
-use crate::watch::Watch;
 
 /// A store within one process, for single-process jobs and for tests.
 ///
@@ -391,12 +389,69 @@ impl Store for HashStore {
         meet_by_keys(self, key, world_size, timeout)
     }
 
-    fn queues(&self) -> Option<&dyn Queues> {
-        Some(self)
+    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.write(Operation::QueuePush, &[key], |contents| {
+            let queue = contents.queues.entry(key.to_owned()).or_default();
+            queue.push_back(value.to_vec());
+        })
     }
 
-    fn watch(&self) -> Option<&dyn Watch> {
-        Some(self)
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        let timeout = self.timeout();
+        let mut contents =
+            self.wait_for(Operation::QueuePop, &[key], timeout, Contents::has_queue)?;
+        Ok(contents
+            .pop(key)
+            .expect("has_queue was true under this lock"))
+    }
+
+    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        Ok(self.contents(Operation::QueuePop, &[key])?.pop(key))
+    }
+
+    fn queue_take_all(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        let operation = Operation::QueueTake;
+        value_rules::check_take_max(max, || {
+            ErrorContext::new(operation, [key], self.label(), Duration::ZERO)
+        })?;
+        let mut contents = match self.wait_for(operation, &[key], timeout, Contents::has_queue) {
+            Err(StoreError::Timeout { .. }) if timeout == Some(Duration::ZERO) => {
+                return Ok(Vec::new());
+            }
+            contents => contents?,
+        };
+        Ok((0..max).map_while(|_| contents.pop(key)).collect())
+    }
+
+    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
+        let contents = self.contents(Operation::QueueLen, &[key])?;
+        Ok(contents
+            .queues
+            .get(key)
+            .map_or(0, |queue| queue.len() as u64))
+    }
+
+    fn wait_changed(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, StoreError> {
+        let differs = |contents: &Contents, key: &str| {
+            let value = contents.value(key);
+            value.is_some_and(|value| known.is_outdated_by(value))
+        };
+        let contents = self.wait_for(Operation::WaitChange, &[key], timeout, differs)?;
+        Ok(contents.values[key].clone())
+    }
+
+    fn has_prompt_watch(&self) -> bool {
+        true
     }
 }
 
@@ -434,74 +489,5 @@ impl StoreHandle for HashStore {
         drop(contents);
         // Calls of other handles check and wait on.
         self.shared.written.notify_all();
-    }
-}
-
-impl Queues for HashStore {
-    fn push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.write(Operation::QueuePush, &[key], |contents| {
-            let queue = contents.queues.entry(key.to_owned()).or_default();
-            queue.push_back(value.to_vec());
-        })
-    }
-
-    fn pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
-        let timeout = self.timeout();
-        let mut contents =
-            self.wait_for(Operation::QueuePop, &[key], timeout, Contents::has_queue)?;
-        Ok(contents
-            .pop(key)
-            .expect("has_queue was true under this lock"))
-    }
-
-    fn try_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        Ok(self.contents(Operation::QueuePop, &[key])?.pop(key))
-    }
-
-    fn take(
-        &self,
-        key: &str,
-        max: usize,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<Vec<u8>>, StoreError> {
-        let operation = Operation::QueueTake;
-        check_take_max(max, || {
-            ErrorContext::new(operation, [key], self.label(), Duration::ZERO)
-        })?;
-        let mut contents = match self.wait_for(operation, &[key], timeout, Contents::has_queue) {
-            Err(StoreError::Timeout { .. }) if timeout == Some(Duration::ZERO) => {
-                return Ok(Vec::new());
-            }
-            contents => contents?,
-        };
-        Ok((0..max).map_while(|_| contents.pop(key)).collect())
-    }
-
-    fn len(&self, key: &str) -> Result<u64, StoreError> {
-        let contents = self.contents(Operation::QueueLen, &[key])?;
-        Ok(contents
-            .queues
-            .get(key)
-            .map_or(0, |queue| queue.len() as u64))
-    }
-}
-
-impl Watch for HashStore {
-    fn wait_change(
-        &self,
-        key: &str,
-        known: Known<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<u8>, StoreError> {
-        let differs = |contents: &Contents, key: &str| {
-            let value = contents.value(key);
-            value.is_some_and(|value| known.is_outdated_by(value))
-        };
-        let contents = self.wait_for(Operation::WaitChange, &[key], timeout, differs)?;
-        Ok(contents.values[key].clone())
-    }
-
-    fn is_prompt(&self) -> bool {
-        true
     }
 }

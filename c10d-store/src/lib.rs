@@ -3,8 +3,7 @@
 //! # The items by purpose
 //!
 //! - **Use a store**: [`StoreExt`], with [`CompareSet`], [`Known`] and [`DEFAULT_TIMEOUT`]; its handle, [`StoreHandle`].
-//!   **Make one**: [`Store`], [`Queues`], [`Watch`], [`Ephemeral`] and
-//!   [`Prefixes`]. Stores: [`TcpStore`] with
+//!   **Make one**: [`Store`]. Stores: [`TcpStore`] with
 //!   [`TcpStoreOptions`], [`FileStore`] with [`FileStoreOptions`], [`HashStore`], and [`PrefixStore`] around any of them.
 //!   [`rendezvous()`] opens one by URL, with [`RendezvousOptions`].
 //! - **Errors**: [`StoreError`], with [`ErrorContext`], [`Operation`] and [`Outcome`]; [`UrlError`] of URLs.
@@ -27,13 +26,11 @@ mod barrier;
 mod client;
 mod compare_set;
 mod decimal;
-mod ephemeral;
 mod error;
 mod file_store;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
-mod groups;
 mod hash_store;
 pub mod journal;
 mod key;
@@ -43,8 +40,6 @@ pub mod membership;
 mod message;
 mod moment;
 mod prefix_store;
-mod prefixes;
-mod queues;
 mod raw_requests;
 mod rendezvous;
 mod request_parser;
@@ -59,7 +54,6 @@ mod store_ext;
 mod stored_value;
 pub mod unstable;
 mod value_rules;
-mod watch;
 mod wire;
 
 // The types of other crates that this one's API takes and gives.
@@ -72,17 +66,13 @@ pub use c10d_socket::{
 pub use c10d_socket::{CertificateFiles, Secret};
 pub use client::{ListenOn, SessionError, TcpStore, TcpStoreOptions};
 pub use compare_set::CompareSet;
-pub use ephemeral::Ephemeral;
 pub use error::{ErrorContext, Operation, Outcome, StoreError};
 pub use file_store::{FileStore, FileStoreOptions};
-pub use groups::Groups;
 pub use hash_store::HashStore;
 pub use key::{key_from_bytes, key_to_bytes};
 pub use known::Known;
 pub use limits::WireLimits;
 pub use prefix_store::PrefixStore;
-pub use prefixes::Prefixes;
-pub use queues::Queues;
 pub use rendezvous::{Rendezvous, RendezvousOptions, UrlError, rendezvous};
 pub use server::{
     HttpConnection, HttpHandler, ServerOptions, SnapshotError, StoreObserver, TcpStoreServer,
@@ -94,5 +84,4 @@ pub use snapshot::{
 };
 pub use store::{DEFAULT_TIMEOUT, Store, StoreHandle};
 pub use store_ext::StoreExt;
-pub use watch::Watch;
 pub use wire::Opcode;

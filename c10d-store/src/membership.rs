@@ -249,10 +249,7 @@ impl Call<'_> {
         known: Option<Arc<Record>>,
     ) -> Result<Option<GroupReply>, StoreError> {
         let Membership { store, group, .. } = self.membership;
-        let groups = store.groups().ok_or_else(|| StoreError::Unsupported {
-            context: self.context(),
-        })?;
-        let Some(blobs) = groups.ask_group(group, &request.encode(), waits, timeout)? else {
+        let Some(blobs) = store.ask_group(group, &request.encode(), waits, timeout)? else {
             return Ok(None);
         };
         let read = || {

@@ -7,15 +7,9 @@ use c10d_socket::Cancel;
 
 use crate::barrier::meet_by_keys;
 use crate::compare_set::CompareSet;
-use crate::ephemeral::Ephemeral;
 use crate::error::{ErrorContext, Operation, StoreError};
-use crate::groups::Groups;
 use crate::known::Known;
-use crate::prefixes::Prefixes;
-use crate::queues::Queues;
 use crate::store::{Store, StoreHandle};
-use crate::store_ext::StoreExt;
-use crate::watch::Watch;
 
 /// A namespace within another store: the key `k` becomes `prefix/k` there.
 ///
@@ -23,7 +17,7 @@ use crate::watch::Watch;
 /// and [`close`](StoreHandle::close) are those of the wrapped store.
 ///
 /// As in PyTorch, [`num_keys`](Store::num_keys) counts the whole underlying store, and
-/// [`barrier`](StoreExt::barrier) consists of `add`, `set` and `wait` even if the underlying store has a
+/// [`barrier`](crate::StoreExt::barrier) consists of `add`, `set` and `wait` even if the underlying store has a
 /// barrier command. Unlike in PyTorch, [`list_keys`](Store::list_keys) returns only keys below
 /// `prefix/`; in PyTorch, the prefix `a` also lists (and cuts) the keys of the prefix `ab`.
 ///
@@ -200,28 +194,70 @@ impl Store for PrefixStore {
         meet_by_keys(self, key, world_size, timeout)
     }
 
-    fn queues(&self) -> Option<&dyn Queues> {
-        self.underlying.queues().map(|_| self as &dyn Queues)
+    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.underlying.queue_push_bytes(&self.join(key), value)
     }
 
-    fn watch(&self) -> Option<&dyn Watch> {
-        self.underlying.watch().map(|_| self as &dyn Watch)
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        self.underlying.queue_pop(&self.join(key))
     }
 
-    fn prefixes(&self) -> Option<&dyn Prefixes> {
-        self.underlying.prefixes().map(|_| self as &dyn Prefixes)
+    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        self.underlying.try_queue_pop(&self.join(key))
     }
 
-    fn ephemeral(&self) -> Option<&dyn Ephemeral> {
-        self.underlying.ephemeral().map(|_| self as &dyn Ephemeral)
+    fn queue_take_all(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        self.underlying
+            .queue_take_all(&self.join(key), max, timeout)
     }
 
-    fn groups(&self) -> Option<&dyn Groups> {
-        self.underlying.groups().map(|_| self as &dyn Groups)
+    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
+        self.underlying.queue_len(&self.join(key))
     }
-}
 
-impl Groups for PrefixStore {
+    fn wait_changed(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, StoreError> {
+        let key = self.join(key);
+        self.underlying.wait_changed(&key, known, timeout)
+    }
+
+    fn has_prompt_watch(&self) -> bool {
+        self.underlying.has_prompt_watch()
+    }
+
+    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
+        self.underlying.delete_prefix(&self.join(prefix), delay)
+    }
+
+    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
+        self.underlying.end_waits(&self.join(prefix))
+    }
+
+    fn set_ephemeral_bytes(
+        &self,
+        key: &str,
+        value: &[u8],
+        will: Option<(&str, &[u8])>,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let will = will.map(|(key, value)| (self.join(key), value));
+        let will = will.as_ref().map(|(key, value)| (&**key, *value));
+        self.underlying
+            .set_ephemeral_bytes(&self.join(key), value, will)
+    }
+
+    fn keep_alive(&self, silence_max: Option<Duration>) -> Result<bool, StoreError> {
+        self.underlying.keep_alive(silence_max)
+    }
+
     fn ask_group(
         &self,
         group: &str,
@@ -230,86 +266,7 @@ impl Groups for PrefixStore {
         timeout: Option<Duration>,
     ) -> Result<Option<Vec<Vec<u8>>>, StoreError> {
         let group = self.join(group);
-        let Some(groups) = self.underlying.groups() else {
-            let context = ErrorContext::new(
-                Operation::Membership,
-                [&*group],
-                self.label(),
-                Duration::ZERO,
-            );
-            return Err(StoreError::Unsupported { context });
-        };
-        groups.ask_group(&group, request, waits, timeout)
-    }
-}
-
-impl Queues for PrefixStore {
-    fn push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.underlying.queue_push(&self.join(key), value)
-    }
-
-    fn pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
-        self.underlying.queue_pop(&self.join(key))
-    }
-
-    fn try_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        self.underlying.try_queue_pop(&self.join(key))
-    }
-
-    fn take(
-        &self,
-        key: &str,
-        max: usize,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<Vec<u8>>, StoreError> {
-        self.underlying.queue_take(&self.join(key), max, timeout)
-    }
-
-    fn len(&self, key: &str) -> Result<u64, StoreError> {
-        self.underlying.queue_len(&self.join(key))
-    }
-}
-
-impl Watch for PrefixStore {
-    fn wait_change(
-        &self,
-        key: &str,
-        known: Known<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<u8>, StoreError> {
-        let key = self.join(key);
-        StoreExt::wait_change(&*self.underlying, &key, known, timeout)
-    }
-
-    fn is_prompt(&self) -> bool {
-        self.underlying.has_prompt_watch()
-    }
-}
-
-impl Ephemeral for PrefixStore {
-    fn set_ephemeral(
-        &self,
-        key: &str,
-        value: &[u8],
-        will: Option<(&str, &[u8])>,
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        let will = will.map(|(key, value)| (self.join(key), value));
-        let will = will.as_ref().map(|(key, value)| (&**key, *value));
-        self.underlying.set_ephemeral(&self.join(key), value, will)
-    }
-
-    fn keep_alive(&self, silence_max: Option<Duration>) -> Result<bool, StoreError> {
-        StoreExt::keep_alive(&*self.underlying, silence_max)
-    }
-}
-
-impl Prefixes for PrefixStore {
-    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
-        self.underlying.delete_prefix(&self.join(prefix), delay)
-    }
-
-    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
-        self.underlying.end_waits(&self.join(prefix))
+        self.underlying.ask_group(&group, request, waits, timeout)
     }
 }
 
@@ -351,6 +308,7 @@ impl StoreHandle for PrefixStore {
 mod tests {
     use super::*;
     use crate::HashStore;
+    use crate::store_ext::StoreExt;
 
     #[test]
     fn prefixes_nest_up_to_a_limit() {

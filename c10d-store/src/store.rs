@@ -7,12 +7,8 @@ use std::time::Duration;
 use c10d_socket::Cancel;
 
 use crate::compare_set::CompareSet;
-use crate::ephemeral::Ephemeral;
-use crate::error::StoreError;
-use crate::groups::Groups;
-use crate::prefixes::Prefixes;
-use crate::queues::Queues;
-use crate::watch::Watch;
+use crate::error::{ErrorContext, Operation, StoreError};
+use crate::known::Known;
 
 /// The default timeout of a store: 300 s, as in PyTorch.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -33,6 +29,9 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// [`StoreError::Closed`] after [`StoreHandle::close`], [`StoreError::Interrupted`], and those of reaching the store:
 /// [`StoreError::ConnectionLost`], [`StoreError::NoReply`], [`StoreError::File`]. A method that waits for keys fails
 /// with [`StoreError::Timeout`] if one did not appear.
+///
+/// From [`queue_push_bytes`](Self::queue_push_bytes) on, a store can do without an operation, which then fails with
+/// [`StoreError::Unsupported`].
 pub trait Store: StoreHandle {
     /// Creates the keys or replaces their values, from left to right, and wakes all calls that wait for them.
     ///
@@ -86,29 +85,96 @@ pub trait Store: StoreHandle {
         timeout: Option<Duration>,
     ) -> Result<(), StoreError>;
 
-    /// The store's queues, if it has any.
-    fn queues(&self) -> Option<&dyn Queues> {
-        None
+    /// [`StoreExt::queue_push`](crate::StoreExt::queue_push).
+    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        let _ = value;
+        Err(unsupported(self, Operation::QueuePush, key))
     }
 
-    /// The store's way to wait for a change, if it has one.
-    fn watch(&self) -> Option<&dyn Watch> {
-        None
+    /// Removes and returns the first element of a queue, and waits for one: see [`StoreExt`](crate::StoreExt#queues).
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        Err(unsupported(self, Operation::QueuePop, key))
     }
 
-    /// The store's operations on all names with a prefix, if it has any.
-    fn prefixes(&self) -> Option<&dyn Prefixes> {
-        None
+    /// Removes and returns the first element of a queue, or `None`: see [`StoreExt`](crate::StoreExt#queues).
+    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        Err(unsupported(self, Operation::QueuePop, key))
     }
 
-    /// The store's process groups, if it has any.
-    fn groups(&self) -> Option<&dyn Groups> {
-        None
+    /// [`StoreExt::queue_take`](crate::StoreExt::queue_take).
+    fn queue_take_all(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        let _ = (max, timeout);
+        Err(unsupported(self, Operation::QueueTake, key))
     }
 
-    /// The store's keys that end with their owner, if it has any.
-    fn ephemeral(&self) -> Option<&dyn Ephemeral> {
-        None
+    /// The number of elements in the queue `key`; 0 for a missing queue.
+    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
+        Err(unsupported(self, Operation::QueueLen, key))
+    }
+
+    /// [`StoreExt::wait_change`](crate::StoreExt::wait_change).
+    fn wait_changed(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, StoreError> {
+        let _ = (known, timeout);
+        Err(unsupported(self, Operation::WaitChange, key))
+    }
+
+    /// Whether [`wait_change`](crate::StoreExt::wait_change) returns within milliseconds of a change: not on PyTorch's
+    /// servers.
+    fn has_prompt_watch(&self) -> bool {
+        false
+    }
+
+    /// Deletes all names that begin with `prefix`: see [`StoreExt`](crate::StoreExt#prefixes).
+    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
+        let _ = delay;
+        Err(unsupported(self, Operation::DeletePrefix, prefix))
+    }
+
+    /// Ends the calls that wait for a name that begins with `prefix`: see [`StoreExt`](crate::StoreExt#prefixes).
+    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
+        Err(unsupported(self, Operation::EndWaits, prefix))
+    }
+
+    /// [`StoreExt::set_ephemeral`](crate::StoreExt::set_ephemeral).
+    fn set_ephemeral_bytes(
+        &self,
+        key: &str,
+        value: &[u8],
+        will: Option<(&str, &[u8])>,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        let _ = (value, will);
+        Err(unsupported(self, Operation::SetEphemeral, key))
+    }
+
+    /// Reports that this process is alive: see [`StoreExt`](crate::StoreExt#ephemeral-keys).
+    fn keep_alive(&self, silence_max: Option<Duration>) -> Result<bool, StoreError> {
+        let _ = silence_max;
+        let context = ErrorContext::new(Operation::KeepAlive, [], self.label(), Duration::ZERO);
+        Err(StoreError::Unsupported { context })
+    }
+
+    /// Sends a request to a process group, for [`Membership`](crate::membership::Membership). A request that waits is a
+    /// poll, and is answered when there is news; `None` if there is no news in time. The answer is the reply and the list of
+    /// docs/spec/wire-extensions.md, section 9.13.
+    fn ask_group(
+        &self,
+        group: &str,
+        request: &[u8],
+        waits: bool,
+        timeout: Option<Duration>,
+    ) -> Result<Option<Vec<Vec<u8>>>, StoreError> {
+        let _ = (request, waits, timeout);
+        Err(unsupported(self, Operation::Membership, group))
     }
 }
 
@@ -151,4 +217,20 @@ pub trait StoreHandle: Debug + Send + Sync {
     /// [`StoreError::Closed`], and so do all later ones. The store and its other handles, including
     /// [clones](Self::clone_store), continue. A wrapper closes the handle that it wraps. Does not block.
     fn close(&self);
+}
+
+fn unsupported<S: Store + ?Sized>(store: &S, operation: Operation, key: &str) -> StoreError {
+    StoreError::Unsupported {
+        context: context(store, operation, key, Duration::ZERO),
+    }
+}
+
+pub(crate) fn context<S: Store + ?Sized>(
+    store: &S,
+    operation: Operation,
+    key: &str,
+    elapsed: Duration,
+) -> ErrorContext {
+    let key = store.full_key(key);
+    ErrorContext::new(operation, [key.as_str()], store.label(), elapsed)
 }

@@ -3,15 +3,14 @@
 use std::time::{Duration, Instant};
 
 use crate::compare_set::CompareSet;
-use crate::error::{ErrorContext, Operation, StoreError};
+use crate::error::{Operation, StoreError};
 use crate::known::Known;
 use crate::membership::Membership;
-use crate::queues::Queues;
-use crate::store::Store;
+use crate::store::{Store, context};
 
 /// The operations of every store, for any kind of bytes (strings, arrays, vectors) and with time limits as
-/// `Duration`, `Option<Duration>` or `None`. Each is one operation of [`Store`], [`Queues`](crate::Queues) or
-/// [`Watch`](crate::Watch); these cannot be generic, so that `dyn Store` exists. Errors are those of [`Store`] and the
+/// `Duration`, `Option<Duration>` or `None`. Each is one operation of [`Store`], which cannot be generic, so that
+/// `dyn Store` exists. Errors are those of [`Store`] and the
 /// ones that a method names. A method without a time limit that waits does so for at most the default
 /// [`timeout`](crate::StoreHandle::timeout) of the store.
 ///
@@ -43,6 +42,41 @@ use crate::store::Store;
 /// # Queues
 ///
 /// The methods `queue_..` and `try_queue_pop` fail with [`StoreError::Unsupported`] if the store has none.
+///
+/// [`Store::queue_pop`] fails with [`StoreError::Timeout`] if nothing was pushed in time, and with
+/// [`StoreError::QueueEmpty`] if another worker took the element first (only on PyTorch's server).
+/// [`Store::try_queue_pop`] does not wait.
+///
+/// # Prefixes
+///
+/// [`Store::delete_prefix`] deletes the values and queues of all names that begin with `prefix`, except names
+/// that are written in the meantime. Returns the number of names, when all are deleted. Waiting calls continue.
+///
+/// With a `delay` that is not zero, this returns 0 at once, and the names that begin with the prefix then are deleted after
+/// that time; a later call with the same prefix replaces the delay. A store with a journal remembers the delay, which
+/// begins again when its server starts.
+///
+/// It fails with [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate,
+/// [`StoreError::InvalidArgument`] for an empty prefix, [`StoreError::LimitExceeded`] if 4096 prefixes are deleted
+/// later.
+///
+/// [`Store::end_waits`] ends all calls, of all clients, that wait for a key, a barrier or a queue whose name begins
+/// with `prefix`: they fail at once with [`StoreError::WaitEnded`], and calls of PyTorch's clients fail with a `DistStoreError`. Returns the
+/// number of calls. The stores stay usable. An arrival at a barrier stays counted.
+///
+/// A call that starts later waits. A call also waits if it gives way to other calls of its process at that moment, or
+/// if its server lacks this operation: change a value that the call reads, too, if it must not miss the end.
+///
+/// It fails with [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate.
+///
+/// # Ephemeral keys
+///
+/// [`Store::keep_alive`] reports that this process is alive. From now on its [ephemeral keys](Self::set_ephemeral) also
+/// expire when it sets no such key and reports nothing for `silence_max`, which the server detects within 250 ms; `None` for no such
+/// limit. So call it at least three times as often. Returns `false` if its keys have expired by silence, or with their
+/// connection, since the last report: then set them again.
+///
+/// It fails as [`set_ephemeral`](Self::set_ephemeral).
 pub trait StoreExt: Store {
     /// Creates `key` or replaces its value: [`Store::multi_set`] of one pair.
     ///
@@ -152,7 +186,7 @@ pub trait StoreExt: Store {
     /// it. Returns at once if it differs already. Waits for a missing key.
     ///
     /// A value that changes and changes back between two checks can go unnoticed, more so where the store has no
-    /// [prompt watch](Self::has_prompt_watch).
+    /// [prompt watch](Store::has_prompt_watch).
     ///
     /// ```
     /// use std::time::Duration;
@@ -175,22 +209,14 @@ pub trait StoreExt: Store {
     ///
     /// # Errors
     /// [`StoreError::Timeout`] if the value did not change in time, [`StoreError::LimitExceeded`] for known bytes longer
-    /// than a value, [`StoreError::Unsupported`] if the store has no [`Watch`](crate::Watch).
+    /// than a value, [`StoreError::Unsupported`] if the store cannot wait for changes.
     fn wait_change(
         &self,
         key: &str,
         known: Known<'_>,
         timeout: impl Into<Option<Duration>>,
     ) -> Result<Vec<u8>, StoreError> {
-        match Store::watch(self) {
-            Some(watch) => watch.wait_change(key, known, timeout.into()),
-            None => Err(unsupported(self, Operation::WaitChange, key)),
-        }
-    }
-
-    /// Whether [`wait_change`](Self::wait_change) returns within milliseconds of a change: not on PyTorch's servers.
-    fn has_prompt_watch(&self) -> bool {
-        Store::watch(self).is_some_and(|watch| watch.is_prompt())
+        self.wait_changed(key, known, timeout.into())
     }
 
     /// Appends `value` to the queue `key`.
@@ -198,19 +224,10 @@ pub trait StoreExt: Store {
     /// # Errors
     /// As [`Store`].
     fn queue_push(&self, key: &str, value: impl AsRef<[u8]>) -> Result<(), StoreError> {
-        queues_of(self, Operation::QueuePush, key)?.push(key, value.as_ref())
+        self.queue_push_bytes(key, value.as_ref())
     }
 
-    /// Removes and returns the first element of the queue `key`. Waits for one.
-    ///
-    /// # Errors
-    /// [`StoreError::Timeout`] if nothing was pushed in time, [`StoreError::QueueEmpty`] if another
-    /// worker took the element first (only on PyTorch's server).
-    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
-        queues_of(self, Operation::QueuePop, key)?.pop(key)
-    }
-
-    /// As [`queue_pop`](Self::queue_pop), but waits for at most `timeout`.
+    /// As [`queue_pop`](Store::queue_pop), but waits for at most `timeout`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -241,15 +258,6 @@ pub trait StoreExt: Store {
         first.ok_or_else(|| StoreError::QueueEmpty {
             context: context(self, Operation::QueuePop, key, began.elapsed()),
         })
-    }
-
-    /// Removes and returns the first element of the queue `key`; `None` if the queue is empty. Does not
-    /// wait for one.
-    ///
-    /// # Errors
-    /// As [`Store`].
-    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        queues_of(self, Operation::QueuePop, key)?.try_pop(key)
     }
 
     /// Removes and returns elements from the head of the queue `key`, at least one and at most `max`. Waits
@@ -284,49 +292,7 @@ pub trait StoreExt: Store {
         max: usize,
         timeout: impl Into<Option<Duration>>,
     ) -> Result<Vec<Vec<u8>>, StoreError> {
-        queues_of(self, Operation::QueueTake, key)?.take(key, max, timeout.into())
-    }
-
-    /// The number of elements in the queue `key`; 0 for a missing one.
-    ///
-    /// # Errors
-    /// As [`Store`].
-    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
-        queues_of(self, Operation::QueueLen, key)?.len(key)
-    }
-
-    /// Deletes the values and queues of all names that begin with `prefix`, except of those that are written meanwhile. Returns
-    /// the number of names, when all are deleted. Calls that wait go on.
-    ///
-    /// With a `delay` that is not zero, this returns 0 at once, and the names that begin with the prefix then are deleted after
-    /// that time; a later call with the same prefix replaces the delay. A store with a journal remembers it, and starts the
-    /// time anew with its server.
-    ///
-    /// # Errors
-    /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate,
-    /// [`StoreError::InvalidArgument`] for an empty prefix, [`StoreError::LimitExceeded`] if 4096 prefixes are deleted
-    /// later.
-    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
-        match Store::prefixes(self) {
-            Some(prefixes) => prefixes.delete_prefix(prefix, delay),
-            None => Err(unsupported(self, Operation::DeletePrefix, prefix)),
-        }
-    }
-
-    /// Ends all calls, of all clients, that wait for a key, a barrier or a queue whose name begins with `prefix`: they fail
-    /// at once with [`StoreError::WaitEnded`], and those of PyTorch's clients with a `DistStoreError`. Returns how many. The
-    /// stores stay usable. An arrival at a barrier stays counted.
-    ///
-    /// A call that starts later waits. So does one that gives way to other calls of its process at that moment, or waits
-    /// on a server without this operation: change a value that it reads, too, if it must not miss the end.
-    ///
-    /// # Errors
-    /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate.
-    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
-        match Store::prefixes(self) {
-            Some(prefixes) => prefixes.end_waits(prefix),
-            None => Err(unsupported(self, Operation::EndWaits, prefix)),
-        }
+        self.queue_take_all(key, max, timeout.into())
     }
 
     /// Writes the value of `key` and owns it, or returns the value that is there and not this handle's: a lock, the
@@ -367,26 +333,7 @@ pub trait StoreExt: Store {
         value: impl AsRef<[u8]>,
         will: Option<(&str, &[u8])>,
     ) -> Result<Option<Vec<u8>>, StoreError> {
-        match Store::ephemeral(self) {
-            Some(ephemeral) => ephemeral.set_ephemeral(key, value.as_ref(), will),
-            None => Err(unsupported(self, Operation::SetEphemeral, key)),
-        }
-    }
-
-    /// Says that this process is alive. From now on its [ephemeral keys](Self::set_ephemeral) also end when it sets no
-    /// such key and says nothing for `silence_max`, which the server notices within 250 ms; `None` for no such end.
-    /// So call it at least three times as often. Returns `false` if its keys have ended by silence, or with their
-    /// connection, since it last said so: then set them again.
-    ///
-    /// # Errors
-    /// As [`set_ephemeral`](Self::set_ephemeral).
-    fn keep_alive(&self, silence_max: impl Into<Option<Duration>>) -> Result<bool, StoreError> {
-        match Store::ephemeral(self) {
-            Some(ephemeral) => ephemeral.keep_alive(silence_max.into()),
-            None => Err(StoreError::Unsupported {
-                context: ErrorContext::new(Operation::KeepAlive, [], self.label(), Duration::ZERO),
-            }),
-        }
+        self.set_ephemeral_bytes(key, value.as_ref(), will)
     }
 
     /// A process group whose members agree who takes part: survivors go on after a death. Opens one connection more.
@@ -396,10 +343,7 @@ pub trait StoreExt: Store {
     /// [`StoreError::Unsupported`] on other stores than TCP stores with a server of this crate; otherwise as
     /// [`StoreHandle::clone_store`](crate::StoreHandle::clone_store).
     fn membership(&self, group: &str) -> Result<Membership, StoreError> {
-        match Store::groups(self) {
-            Some(_) => Membership::new(self.clone_store()?, group),
-            None => Err(unsupported(self, Operation::Membership, group)),
-        }
+        Membership::new(self.clone_store()?, group)
     }
 
     /// Waits until `world_size` workers have arrived at the barrier `key`.
@@ -430,29 +374,3 @@ pub trait StoreExt: Store {
 }
 
 impl<S: Store + ?Sized> StoreExt for S {}
-
-fn queues_of<'s, S: Store + ?Sized>(
-    store: &'s S,
-    operation: Operation,
-    key: &str,
-) -> Result<&'s dyn Queues, StoreError> {
-    store
-        .queues()
-        .ok_or_else(|| unsupported(store, operation, key))
-}
-
-fn unsupported<S: Store + ?Sized>(store: &S, operation: Operation, key: &str) -> StoreError {
-    StoreError::Unsupported {
-        context: context(store, operation, key, Duration::ZERO),
-    }
-}
-
-fn context<S: Store + ?Sized>(
-    store: &S,
-    operation: Operation,
-    key: &str,
-    elapsed: Duration,
-) -> ErrorContext {
-    let key = store.full_key(key);
-    ErrorContext::new(operation, [key.as_str()], store.label(), elapsed)
-}

@@ -1,8 +1,9 @@
-//! The rules of `add` and `compare_set` that HashStore and FileStore share. Pure.
+//! The rules of `add`, `compare_set` and `queue_take` that several stores share. Pure.
 
 use c10d_socket::printable;
 
 use crate::decimal::parse_decimal;
+use crate::error::{ErrorContext, StoreError};
 
 /// The sum of `add`, or `None` if the current value is not a number. Overflow wraps.
 ///
@@ -26,6 +27,20 @@ pub(crate) fn is_expected(present: Option<&[u8]>, expected: &[u8]) -> bool {
 /// expected one, as in PyTorch.
 pub(crate) fn refusal<'a>(present: Option<&'a [u8]>, expected: &'a [u8]) -> &'a [u8] {
     present.unwrap_or(expected)
+}
+
+/// Refuses a maximum of no elements: a server closes the connection on it.
+pub(crate) fn check_take_max(
+    max: usize,
+    context: impl FnOnce() -> ErrorContext,
+) -> Result<(), StoreError> {
+    if max > 0 {
+        return Ok(());
+    }
+    Err(StoreError::InvalidArgument {
+        context: context(),
+        detail: "the maximum of elements must be at least 1".to_owned(),
+    })
 }
 
 /// A value as an error message shows it.

@@ -50,8 +50,8 @@ pub use failure::{
 pub use health::HealthCheck;
 #[cfg(feature = "launcher")]
 pub use launcher::{
-    EventOptions, ExitLimits, Launcher, LauncherError, LauncherOptions, LauncherReport, Screen,
-    StandardError, StopControl,
+    ExitLimits, Launcher, LauncherError, LauncherOptions, LauncherReport, Screen, StandardError,
+    StopControl,
 };
 pub use logs::{
     Destination, FilteredLog, LinePrefix, LogDirectory, LogDirectoryError, LogOptions, RoundLogs,

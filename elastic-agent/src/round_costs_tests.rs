@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use c10d_socket::{Cancel, HostPort};
 use c10d_store::{
-    CompareSet, HashStore, PrefixStore, Prefixes, Store, StoreError, StoreExt, StoreHandle,
-    WireLimits,
+    CompareSet, HashStore, PrefixStore, Store, StoreError, StoreExt, StoreHandle, WireLimits,
 };
 use elastic_rendezvous::{BoardError, BootstrapInfo, RendezvousInfo, RoundBoard, open_round};
 
@@ -142,12 +141,6 @@ impl Store for CountingStore {
         unreachable!("barrier of {key}")
     }
 
-    fn prefixes(&self) -> Option<&dyn Prefixes> {
-        Some(self)
-    }
-}
-
-impl Prefixes for CountingStore {
     fn delete_prefix(&self, prefix: &str, _: Duration) -> Result<u64, StoreError> {
         self.count(&[prefix], 0);
         let keys = self.store.list_keys()?;

@@ -15,8 +15,8 @@ use c10d_inspect::http::{HttpRequest, Target, fetch};
 use c10d_inspect::{FindingKind, Report};
 use c10d_store::{StoreExt, TcpStore};
 use elastic_agent::{
-    AgentOptions, AgentOutcome, CommandLine, EventOptions, KeepOptions, Launcher, LauncherError,
-    LauncherOptions, LauncherReport, Screen,
+    AgentOptions, AgentOutcome, CommandLine, KeepOptions, Launcher, LauncherError, LauncherOptions,
+    LauncherReport, Screen,
 };
 use elastic_rendezvous::RendezvousParameters;
 use log::{Level, LevelFilter, Log, Metadata, Record};
@@ -251,9 +251,7 @@ fn what_cannot_start_is_told_before_anything_has_started() {
     let folder = tempfile::tempdir().unwrap();
     let error_file = folder.path().join("error.json");
     let absent = folder.path().join("absent/events");
-    let mut events = EventOptions::default();
-    events.file = Some(absent);
-    let report = refused(options("exit 0").with_events(events));
+    let report = refused(options("exit 0").with_events_file(absent));
     assert!(
         matches!(report.result, Err(LauncherError::Invalid(_))),
         "{report:?}"

@@ -123,7 +123,7 @@ impl<'a> Lease<'a> {
         let deadline = holder.tcp().timeout().map(|it| Instant::now() + it);
         let intervals = BackoffOptions::default().with_max(ASK_INTERVAL);
         let mut pauses = Backoff::new(intervals, fastrand::u64(..));
-        holder.store().keep_alive(args.ttl)?;
+        holder.store().keep_alive(Some(args.ttl))?;
         while let Some(other) = holder.store().set_ephemeral(&args.key, &value, will)? {
             let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
@@ -181,7 +181,7 @@ impl<'a> Lease<'a> {
 
     /// Says that this process lives, and asks whether the key is still its own.
     fn ask(&self) -> Result<(), Failure> {
-        let is_kept = self.holder.store().keep_alive(self.args.ttl);
+        let is_kept = self.holder.store().keep_alive(Some(self.args.ttl));
         if !is_kept.map_err(|error| self.lost(error))? {
             return Err(self.lost("the server heard nothing of this process for too long"));
         }

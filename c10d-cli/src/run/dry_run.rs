@@ -215,7 +215,7 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
     let rules = plan.launcher.agent().restart_rules();
     let progress = plan.launcher.agent().progress();
     let progress = progress.cloned().unwrap_or_default();
-    let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+    let path = |path: Option<&PathBuf>| path.map(|path| path.display().to_string());
     let codes = rules.final_exit_codes.iter().map(i32::to_string);
     let codes = codes.collect::<Vec<_>>().join(",");
     let keep = plan.launcher.agent().keep_workers().map(|keep| {
@@ -234,10 +234,10 @@ fn restart_rules(plan: &RunPlan) -> Vec<(&'static str, String)> {
         ("restart budget", budget),
         ("without progress", without_progress),
         ("no restart after", Some(codes).filter(|it| !it.is_empty())),
-        ("progress file", path(&progress.file)),
+        ("progress file", path(progress.file.as_ref())),
         ("progress timeout", time(progress.timeout)),
         ("first progress", time(progress.first_timeout)),
-        ("events", path(&plan.launcher.events().file)),
+        ("events", path(plan.launcher.events_file())),
     ];
     let given = all
         .into_iter()

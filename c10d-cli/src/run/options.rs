@@ -190,7 +190,7 @@ impl RunOptions {
         let inherited = surroundings.environment.iter().cloned();
         let added = environment.iter();
         let added = added.map(|(name, value)| ((*name).into(), value.into()));
-        let events = self.output.events()?;
+        let events_file = self.output.events_file()?;
         let rules = self.restarts.rules()?;
         let keep = self.keep.options(&rules, &mut warnings)?;
         let mut agent = AgentOptions::new(command, worker_count)
@@ -198,7 +198,7 @@ impl RunOptions {
             .with_role(self.nodes.role.value()?)
             .with_restart_rules(rules)
             .with_keep_workers(keep)
-            .with_progress(self.restarts.progress(&events)?)
+            .with_progress(self.restarts.progress(events_file.is_some())?)
             .with_shutdown_timeout(limits.shutdown_timeout)
             .with_logs(self.output.logs()?)
             .with_virtual_local_rank(self.nodes.virtual_local_rank)
@@ -230,7 +230,7 @@ impl RunOptions {
             .with_status_page(self.hangs.status_page()?)
             .with_store_memory_max(self.nodes.store_memory_max()?)
             .with_health_port(health_port)
-            .with_events(events)
+            .with_events_file(events_file)
             .with_error_file(surroundings.path(ERROR_FILE));
         warnings.extend(timeouts::warnings(&launcher, explain_after));
         Ok(RunPlan {

@@ -94,7 +94,7 @@ impl Looker {
         let result = self.source.snapshot(SNAPSHOT_TIMEOUT).map(|snapshot| {
             let at = Instant::now();
             let (mut report, explain_time) =
-                with_cpu_time(|| self.source.explain(&snapshot, self.options.explain()));
+                with_cpu_time(|| self.source.explain(&snapshot, self.options.world_size()));
             let brief = rows::without_bystanders(&mut report);
             let store_time = snapshot.server_time;
             // The system may have run something else in the middle of it, which makes a single one seem expensive.

@@ -1,7 +1,6 @@
 //! Settings of a status server.
 
 use super::token::Token;
-use crate::ExplainOptions;
 
 /// Settings of a status server.
 #[derive(Debug, Clone, Default)]
@@ -10,7 +9,7 @@ use crate::ExplainOptions;
 pub struct StatusOptions {
     title: String,
     host_names: Vec<String>,
-    explain: ExplainOptions,
+    world_size: Option<usize>,
     token: Option<Token>,
 }
 
@@ -21,23 +20,17 @@ impl StatusOptions {
         self
     }
 
-    /// Adds a name under which browsers reach this server, as of a reverse proxy. IP addresses, `localhost` and
-    /// this machine's own name are always accepted; requests for other names are refused, because a stranger's page
+    /// Adds names under which browsers reach this server, for example that of a reverse proxy. IP addresses, `localhost`
+    /// and this machine's own name are always accepted; requests for other names are refused, because a stranger's page
     /// could send them (DNS rebinding).
-    pub fn with_host_name(mut self, name: impl Into<String>) -> Self {
-        self.host_names.push(name.into());
-        self
-    }
-
-    /// Adds several names; see [`with_host_name`](Self::with_host_name).
     pub fn with_host_names(mut self, names: impl IntoIterator<Item = String>) -> Self {
         self.host_names.extend(names);
         self
     }
 
-    /// Sets what is known about the job beforehand.
-    pub fn with_explain(mut self, explain: ExplainOptions) -> Self {
-        self.explain = explain;
+    /// Sets the number of ranks of the job, if it is known beforehand. The default is unknown.
+    pub fn with_world_size(mut self, world_size: impl Into<Option<usize>>) -> Self {
+        self.world_size = world_size.into();
         self
     }
 
@@ -64,8 +57,9 @@ impl StatusOptions {
         &self.host_names
     }
 
-    /// What is known about the job beforehand.
-    pub const fn explain(&self) -> &ExplainOptions {
-        &self.explain
+    /// The number of ranks of the job, if it is known beforehand.
+    #[must_use]
+    pub const fn world_size(&self) -> Option<usize> {
+        self.world_size
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use c10d_store::{Counters, Snapshot, SnapshotError, StoreObserver};
 
-use crate::{ExplainOptions, Report, explain};
+use crate::{Report, explain};
 
 /// Reads the state of a store. The status server calls it on its own thread, one call at a time.
 pub trait StatusSource: Send + 'static {
@@ -22,8 +22,8 @@ pub trait StatusSource: Send + 'static {
     fn counters(&self, timeout: Duration) -> Result<Counters, SnapshotError>;
 
     /// Explains a snapshot; [`explain`], unless a test knows the answer beforehand.
-    fn explain(&self, snapshot: &Snapshot, options: &ExplainOptions) -> Report {
-        explain(snapshot, options)
+    fn explain(&self, snapshot: &Snapshot, world_size: Option<usize>) -> Report {
+        explain(snapshot, world_size)
     }
 }
 

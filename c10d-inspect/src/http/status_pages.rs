@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Credentials, Deadline, HostPort, resolve};
-use c10d_store::{StoreError, StoreExt, TcpStore, TcpStoreOptions};
+use c10d_store::{Store, StoreError, TcpStore, TcpStoreOptions};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 

@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use fastrand::Rng;
 
 use super::*;
+use crate::WorkerEnd;
 use crate::announced::{AnnouncedNode, AnnouncedWorker};
 use crate::identity::Identities;
 use crate::index::Index;
 use crate::launched::Launched;
 use crate::nccl::{Counted, Members};
 use crate::sim::Script;
-use crate::{ExplainOptions, WorkerEnd};
 
 /// A process that uses NCCL. What NCCL says of it is its address and its id.
 #[derive(Debug, Clone)]
@@ -263,8 +263,7 @@ fn no_process_is_given_a_wrong_rank_in_1000_jobs() {
         let index = Index::new(&snapshot);
         let launched = Launched::new(&index);
         let who = Identities::new(&index, &launched);
-        let options = ExplainOptions::default();
-        let job = Job::new(&index, &launched, &who, &options);
+        let job = Job::new(&index, &launched, &who, None);
         let problems = [world.problem(&mut random), world.problem(&mut random)];
         let names = NcclNames::new(&job, &problems, snapshot.now);
         for problem in &problems {

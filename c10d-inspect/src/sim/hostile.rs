@@ -13,7 +13,7 @@ use fastrand::Rng;
 
 use crate::announced::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd};
 use crate::keys::encoded;
-use crate::{ExplainOptions, explain, translate};
+use crate::{explain, translate};
 
 const COMMANDS: [Opcode; 10] = [
     Opcode::Set,
@@ -204,7 +204,7 @@ fn any_snapshot_gives_a_harmless_report() {
     for seed in seeds {
         let mut random = Rng::with_seed(seed);
         let snapshot = snapshot(&mut random);
-        let result = std::panic::catch_unwind(|| explain(&snapshot, &ExplainOptions::default()));
+        let result = std::panic::catch_unwind(|| explain(&snapshot, None));
         let Ok(report) = result else {
             panic!("seed {seed} panics");
         };

@@ -10,7 +10,7 @@ use super::script::DEFAULT;
 use super::store::Store;
 use crate::announced::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker};
 use crate::keys::encoded;
-use crate::{ExplainOptions, FindingKind, Report, explain};
+use crate::{FindingKind, Report, explain};
 
 const RANKS: usize = 16_384;
 const RANKS_PER_HOST: usize = 8;
@@ -100,7 +100,7 @@ fn node(host: usize, absent: &BTreeSet<usize>) -> AnnouncedNode {
 /// The report; with optimization, that it took less than a second of the processor, whatever else runs.
 fn timed(snapshot: &Snapshot, what: &str) -> Report {
     let started = cpu_time();
-    let report = explain(snapshot, &ExplainOptions::default());
+    let report = explain(snapshot, None);
     let elapsed = cpu_time().saturating_sub(started);
     #[expect(clippy::print_stderr, reason = "a measurement")]
     {

@@ -9,7 +9,7 @@ use super::world::World;
 use crate::identity::Identities;
 use crate::index::Index;
 use crate::launched::Launched;
-use crate::{ExplainOptions, FindingKind, explain};
+use crate::{FindingKind, explain};
 
 /// How often connections of ranks were named.
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ fn check_names(seed: u64, world: &World, snapshot: &Snapshot, tally: &mut Tally)
 
 /// A rank that ends with another rank's process is not blamed, also while the report is young.
 fn check_victims(seed: u64, world: &World, snapshot: &Snapshot) {
-    let report = explain(snapshot, &ExplainOptions::default());
+    let report = explain(snapshot, None);
     let blamed = report.findings.iter().filter(|finding| {
         matches!(
             finding.kind,
@@ -65,7 +65,7 @@ fn check_victims(seed: u64, world: &World, snapshot: &Snapshot) {
 }
 
 fn check_culprits(seed: u64, world: &World, snapshot: &Snapshot, tally: &mut Tally) {
-    let report = explain(snapshot, &ExplainOptions::default());
+    let report = explain(snapshot, None);
     let causes = report
         .findings
         .iter()

@@ -8,7 +8,7 @@ use c10d_store::{ConnectionId, Snapshot};
 use super::store::Store;
 use crate::announced::{AnnouncedNode, AnnouncedProcess, AnnouncedWorker};
 use crate::keys::encoded;
-use crate::{ExplainOptions, Finding, Report, explain};
+use crate::{Finding, Report, explain};
 
 /// The default group's stem.
 pub(crate) const DEFAULT: &str = "/default_pg/0//cpu//0/";
@@ -181,7 +181,7 @@ impl Script {
     }
 
     pub(crate) fn report(&self) -> Report {
-        explain(&self.snapshot(), &ExplainOptions::default())
+        explain(&self.snapshot(), None)
     }
 
     /// The finding that ranks first.

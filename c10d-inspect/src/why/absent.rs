@@ -9,7 +9,7 @@ use super::absence::{Absence, absence, ended, outside};
 use super::draft::Draft;
 use crate::identity::shown_name;
 use crate::index::Slot;
-use crate::job::{GroupState, Job};
+use crate::job::{GroupState, Job, SILENCE_GRACE, WAIT_GRACE};
 use crate::keys::Family;
 use crate::progress::Progress;
 use crate::report::FindingKind;
@@ -71,7 +71,7 @@ fn find_in(job: &Job<'_>, state: &GroupState<'_>, drafts: &mut Vec<Draft>) {
     }
     let is_due = waiters.waiting.is_empty()
         || !waiters.gave_up.is_empty()
-        || job.ago(waiters.since) >= job.options.wait_grace;
+        || job.ago(waiters.since) >= WAIT_GRACE;
     let mut absent = Absent::default();
     for &rank in &state.missing {
         match absence(job, rank) {
@@ -128,7 +128,7 @@ impl<'a> Absent<'a> {
                     && job.index.process(slot).is_some()
                     && job.index.is_joining(slot)
                     && (!job.index.is_open(slot)
-                        || job.ago(job.index.last_active(slot)) >= job.options.silence_grace)
+                        || job.ago(job.index.last_active(slot)) >= SILENCE_GRACE)
             })
             .collect();
         // Those that are still there come before those that left.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::draft::{DRAFTS_MAX, Draft};
 use super::nccl::waiters;
-use crate::job::{Job, Waiting};
+use crate::job::{Job, WAIT_GRACE, Waiting};
 use crate::keys::{Family, family, is_hash};
 use crate::report::FindingKind;
 use crate::text;
@@ -14,7 +14,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         if drafts.len() > DRAFTS_MAX {
             return;
         }
-        if job.ago(waiting.since) < job.options.wait_grace {
+        if job.ago(waiting.since) < WAIT_GRACE {
             continue;
         }
         let draft = match (waiting.barrier, family(key)) {

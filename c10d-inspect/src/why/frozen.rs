@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::draft::{DRAFTS_MAX, Draft};
-use crate::job::{GroupState, Job};
+use crate::job::{GroupState, Job, SILENCE_GRACE};
 use crate::progress::Progress;
 use crate::report::FindingKind;
 use crate::text;
@@ -28,7 +28,7 @@ fn find_in(job: &Job<'_>, state: &GroupState<'_>) -> Option<Draft> {
         };
         if let Some(slot) = slot {
             let since = job.index.last_active(slot);
-            if job.ago(since) >= job.options.silence_grace {
+            if job.ago(since) >= SILENCE_GRACE {
                 frozen.push((since, slot, read, member));
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::draft::{DRAFTS_MAX, Draft};
 use crate::index::Slot;
-use crate::job::{GroupState, Job};
+use crate::job::{GroupState, Job, WAIT_GRACE};
 use crate::keys::{Maker, is_hash};
 use crate::progress::Progress;
 use crate::report::FindingKind;
@@ -73,7 +73,7 @@ impl<'s> Incomplete<'s> {
                 _ => {}
             }
         }
-        let is_due = job.ago(group.since) >= job.options.wait_grace;
+        let is_due = job.ago(group.since) >= WAIT_GRACE;
         (is_due && !group.slots.is_empty()).then_some(group)
     }
 

@@ -11,6 +11,9 @@ use crate::progress::Progress;
 use crate::report::FindingKind;
 use crate::text;
 
+/// How long after the first rank of a complete group the other ranks may leave.
+const LEAVE_GRACE: Duration = Duration::from_secs(5);
+
 pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     let reported: BTreeSet<usize> = drafts
         .iter()
@@ -167,7 +170,7 @@ fn later(
         Some(next) => next.at.saturating_sub(first.at),
         None => job.ago(first.at),
     };
-    let is_late = !open.is_empty() && job.ago(first.at) >= job.options.leave_grace;
+    let is_late = !open.is_empty() && job.ago(first.at) >= LEAVE_GRACE;
     let is_early = gap >= Duration::from_secs(1) && open.is_empty();
     if members < 2 || !(is_late || is_early) {
         return None;

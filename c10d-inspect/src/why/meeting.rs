@@ -1,7 +1,7 @@
 //! Launchers that wait for other nodes, of which the store alone knows nothing.
 
 use super::draft::Draft;
-use crate::job::Job;
+use crate::job::{Job, WAIT_GRACE};
 use crate::meeting::meetings;
 use crate::report::FindingKind;
 use crate::text;
@@ -10,7 +10,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     for meeting in meetings(job) {
         let waited = job.ago(meeting.since);
         let missing = meeting.announced.missing;
-        if missing == 0 || waited < job.options.wait_grace {
+        if missing == 0 || waited < WAIT_GRACE {
             continue;
         }
         let text = format!(

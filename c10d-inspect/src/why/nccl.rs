@@ -1,22 +1,27 @@
 //! Ranks that wait for the id of a NCCL communicator, or that have not read it.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use c10d_store::KeyRecord;
 
 use super::draft::{DRAFTS_MAX, Draft};
 use crate::index::Slot;
-use crate::job::{Job, Waiting};
+use crate::job::{Job, WAIT_GRACE, Waiting};
 use crate::keys::{Family, GroupName, family};
 use crate::report::FindingKind;
 use crate::text;
+
+/// How long after a NCCL id was published all launched ranks should have read it, and how long ranks launch no operation of
+/// NCCL while others have launched more.
+pub(super) const NCCL_GRACE: Duration = Duration::from_secs(10);
 
 /// The length of an id.
 const ID_BYTES: usize = 128;
 
 pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     for (key, waiting) in &job.waits {
-        let is_due = job.ago(waiting.since) >= job.options.wait_grace;
+        let is_due = job.ago(waiting.since) >= WAIT_GRACE;
         let (what, group, publisher) = match family(key) {
             Family::NcclId { group, root } => {
                 let publisher = match root {
@@ -120,7 +125,7 @@ fn not_read(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     let Some(key) = ids.max_by_key(|key| key.version) else {
         return;
     };
-    if job.ago(key.written) < job.options.nccl_grace || drafts.iter().any(|draft| draft.is_stall) {
+    if job.ago(key.written) < NCCL_GRACE || drafts.iter().any(|draft| draft.is_stall) {
         return;
     }
     // A connection that asked for something later may have read it before.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::draft::Draft;
+use super::nccl::NCCL_GRACE;
 use crate::identity::shown_name;
 use crate::job::Job;
 use crate::launched::{Node, Worker};
@@ -11,6 +12,9 @@ use crate::nccl::{AnnouncedNccl, NcclMember, NcclProblem, ProblemKind};
 use crate::nccl_names::NcclNames;
 use crate::report::FindingKind;
 use crate::text;
+
+/// Two answers: a connection that breaks is made again at once.
+const NCCL_SILENCE_GRACE: Duration = Duration::from_secs(4);
 
 /// The most processes that a sentence names.
 const NAMED_MAX: usize = 8;
@@ -26,7 +30,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         .collect();
     let mut is_silence_known = false;
     for problem in &nccl.problems {
-        if Duration::from_millis(problem.for_ms) < grace(job, problem.kind) {
+        if Duration::from_millis(problem.for_ms) < grace(problem.kind) {
             continue;
         }
         let answer = Answer {
@@ -49,11 +53,11 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
 }
 
 /// How long a problem lasts before it is told: see [`NcclReport::problems`](crate::nccl::NcclReport::problems).
-const fn grace(job: &Job<'_>, kind: ProblemKind) -> Duration {
+const fn grace(kind: ProblemKind) -> Duration {
     match kind {
         ProblemKind::Dead | ProblemKind::Failed => Duration::ZERO,
-        ProblemKind::Silent => job.options.nccl_silence_grace,
-        ProblemKind::Behind | ProblemKind::Apart => job.options.nccl_grace,
+        ProblemKind::Silent => NCCL_SILENCE_GRACE,
+        ProblemKind::Behind | ProblemKind::Apart => NCCL_GRACE,
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::draft::{DRAFTS_MAX, Draft};
 use super::nccl::waiters;
-use crate::job::Job;
+use crate::job::{Job, WAIT_GRACE};
 use crate::keys::{Family, family, meaning};
 use crate::report::FindingKind;
 use crate::text;
@@ -17,7 +17,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
             return;
         }
         let family = family(key);
-        let is_due = job.ago(waiting.since) >= job.options.wait_grace;
+        let is_due = job.ago(waiting.since) >= WAIT_GRACE;
         if !is_due || waiting.barrier.is_some() || has_finding_of_its_own(job, key, &family) {
             continue;
         }

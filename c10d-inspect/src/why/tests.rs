@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use crate::announced::WorkerEnd;
+use crate::explain;
 use crate::report::{Finding, FindingKind, RankSet, RankState, Sureness};
 use crate::report_text::TextStyle;
 use crate::sim::{DEFAULT, Script};
-use crate::{ExplainOptions, explain};
 
 fn set(ranks: &[usize]) -> RankSet {
     RankSet(ranks.iter().copied().collect::<BTreeSet<usize>>())
@@ -258,7 +258,7 @@ fn ranks_that_would_not_survive_another_server_are_a_note() {
     for record in &mut snapshot.connections {
         record.resumes = record.nonce != Some(4100);
     }
-    let explained = |snapshot: &c10d_store::Snapshot| explain(snapshot, &ExplainOptions::default());
+    let explained = |snapshot: &c10d_store::Snapshot| explain(snapshot, None);
     let is_note = |kind| kind == FindingKind::ConnectedDirectly;
     let lost = explained(&snapshot);
     assert!(!lost.findings.iter().any(|it| is_note(it.kind)));

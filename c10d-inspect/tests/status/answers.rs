@@ -73,7 +73,7 @@ fn a_store_and_its_page_share_a_port() {
 fn the_report_of_the_page_is_that_of_the_library() {
     let front = Front::of_a_store();
     let snapshot = front.store.observer().snapshot(LIMIT).expect("a snapshot");
-    let expected = explain(&snapshot, &Default::default());
+    let expected = explain(&snapshot, None);
     let text = front.get("/why.json").body;
     let answered: Report = serde_json::from_str(&text).expect("a report");
     assert_eq!(answered.headline, expected.headline);

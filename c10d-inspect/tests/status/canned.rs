@@ -4,9 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use c10d_inspect::http::StatusSource;
-use c10d_inspect::{
-    ExplainOptions, Finding, FindingKind, RankReport, RankState, Report, Sureness, WaitFor,
-};
+use c10d_inspect::{Finding, FindingKind, RankReport, RankState, Report, Sureness, WaitFor};
 use c10d_store::Opcode;
 use c10d_store::{Counters, Snapshot, SnapshotError};
 
@@ -64,7 +62,7 @@ impl StatusSource for Canned {
         }
     }
 
-    fn explain(&self, _: &Snapshot, _: &ExplainOptions) -> Report {
+    fn explain(&self, _: &Snapshot, _: Option<usize>) -> Report {
         let mut report = self.answers().report.clone();
         report.taken_unix_ms = unix_ms();
         report

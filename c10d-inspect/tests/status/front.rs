@@ -36,7 +36,7 @@ impl Front {
     fn with(store: TcpStoreServer, source: impl StatusSource) -> Self {
         let options = StatusOptions::default()
             .with_title("llama-7b")
-            .with_host_name("status.example.org");
+            .with_host_names(["status.example.org".to_owned()]);
         let status = StatusServer::start(source, options).expect("a thread");
         store.set_http_handler(Arc::clone(&status) as Arc<dyn HttpHandler>);
         Self {

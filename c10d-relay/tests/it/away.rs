@@ -61,7 +61,7 @@ fn the_keys_of_a_rank_end_with_it_or_with_its_relay() {
         let claimed = rank.set_ephemeral(key, b"here", Some((&will, b"1")));
         assert_eq!(claimed.expect("claimed"), None);
         assert!(
-            rank.keep_alive(std::time::Duration::from_secs(60))
+            rank.keep_alive(Some(std::time::Duration::from_secs(60)))
                 .expect("kept")
         );
     }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use super::TcpStore;
 use super::call::{Call, at_least_an_answer};
 use super::connection::Connection;
-use crate::ephemeral::Ephemeral;
 use crate::error::{Operation, StoreError};
 use crate::store::StoreHandle;
 use crate::wire::{
@@ -26,8 +25,9 @@ enum Claim {
     TooMany,
 }
 
-impl Ephemeral for TcpStore {
-    fn set_ephemeral(
+impl TcpStore {
+    /// [`Store::set_ephemeral_bytes`](crate::Store::set_ephemeral_bytes).
+    pub(super) fn claim_key(
         &self,
         key: &str,
         value: &[u8],
@@ -73,7 +73,11 @@ impl Ephemeral for TcpStore {
         }
     }
 
-    fn keep_alive(&self, silence_max: Option<Duration>) -> Result<bool, StoreError> {
+    /// [`Store::keep_alive`](crate::Store::keep_alive).
+    pub(super) fn keep_owner_alive(
+        &self,
+        silence_max: Option<Duration>,
+    ) -> Result<bool, StoreError> {
         let call = self.call_of(Operation::KeepAlive);
         let (owner, was_lost) = self.owner(&call, false)?;
         let call = call.over(&owner.handle.transport);
@@ -93,9 +97,7 @@ impl Ephemeral for TcpStore {
             other => Err(call.protocol_error(format!("the reply to KEEP_ALIVE was 0x{other:02x}"))),
         }
     }
-}
 
-impl TcpStore {
     /// The owner of this store's ephemeral keys, and whether another one was lost. If the request shows what was written
     /// before, that is acknowledged first.
     fn owner(&self, call: &Call<'_>, shows_writes: bool) -> Result<(Self, bool), StoreError> {

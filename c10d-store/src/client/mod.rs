@@ -9,7 +9,6 @@ mod closer;
 mod connection;
 mod ephemeral;
 mod explain;
-mod groups;
 mod lanes;
 mod link;
 mod master;

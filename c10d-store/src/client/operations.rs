@@ -14,19 +14,18 @@ use super::pool::PoolError;
 use super::queue_take::{LOST_RACE_PAUSE, take_one_by_one};
 use super::waiting::{Repeat, Wait};
 use crate::compare_set::CompareSet;
-use crate::ephemeral::Ephemeral;
 use crate::error::{Operation, StoreError};
-use crate::groups::Groups;
 use crate::key::key_from_bytes;
 use crate::known::Known;
-use crate::prefixes::Prefixes;
-use crate::queues::{Queues, check_take_max};
 use crate::store::{Store, StoreHandle};
-use crate::watch::Watch;
+use crate::value_rules::check_take_max;
 use crate::wire::{EXCHANGED, NOT_EXCHANGED, Opcode};
 
 /// The most prefixes that a server deletes later (docs/spec/wire-extensions.md, DELETE_PREFIX 4).
 const SCHEDULED_PREFIXES_MAX: usize = 4096;
+
+/// The answer about a process group: a reply and a list.
+const GROUP_BLOBS: usize = 2;
 
 impl Store for TcpStore {
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
@@ -223,24 +222,203 @@ impl Store for TcpStore {
         }
     }
 
-    fn queues(&self) -> Option<&dyn Queues> {
-        Some(self)
+    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.call(Operation::QueuePush, &[key], &[value])?
+            .tell(|request| {
+                request.opcode(Opcode::QueuePush).user_key(key).value(value);
+            })
     }
 
-    fn watch(&self) -> Option<&dyn Watch> {
-        Some(self)
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+        let timeout = self.timeout();
+        let keys = [key];
+        let call = self.call(Operation::QueuePop, &keys, &[])?;
+        // Pop first: an existing element then costs one round trip, and a server without queues fails
+        // at once instead of after the timeout. Another worker can take the element between a wakeup
+        // and the pop, and a value of the same name ends the wait without an element: then wait again.
+        let mut lease = call.lease(timeout)?;
+        let mut lost_races = 0;
+        loop {
+            if let Some(element) = call.pop_on(&mut lease, key)? {
+                return Ok(element);
+            }
+            if lost_races > 0 {
+                if call.deadline(timeout).has_passed(Instant::now()) {
+                    return Err(StoreError::QueueEmpty {
+                        context: call.context(),
+                    });
+                }
+                // Most likely a value of that name, which ends the next wait at once too.
+                thread::sleep(LOST_RACE_PAUSE);
+            }
+            let waited = call.wait_for_keys(&mut lease, timeout)?;
+            if waited == Waited::TimedOut {
+                return Err(call.timed_out(lease, timeout));
+            }
+            lost_races += 1;
+        }
     }
 
-    fn prefixes(&self) -> Option<&dyn Prefixes> {
-        Some(self)
+    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let keys = [key];
+        let call = self.call(Operation::QueuePop, &keys, &[])?;
+        let mut lease = call.lease(self.timeout())?;
+        call.pop_on(&mut lease, key)
     }
 
-    fn ephemeral(&self) -> Option<&dyn Ephemeral> {
-        Some(self)
+    fn queue_take_all(
+        &self,
+        key: &str,
+        max: usize,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, StoreError> {
+        let keys = [key];
+        let call = self.call(Operation::QueueTake, &keys, &[])?;
+        check_take_max(max, || call.context())?;
+        let mut lease = call.lease(timeout)?;
+        if !lease.has_queue_take() {
+            drop(lease);
+            return take_one_by_one(self, key, max, timeout);
+        }
+        // Elements that the server has taken out must not get lost.
+        let repeat = Repeat::Confirmed(call.answer_timeout());
+        let follows = Follows::Elements(max);
+        let waited = call.wait_on(&mut lease, timeout, repeat, follows, |request| {
+            request
+                .opcode(Opcode::QueueTake)
+                .user_key(key)
+                .u64(max as u64);
+        })?;
+        match waited {
+            Waited::Done(elements) => Ok(elements),
+            Waited::TimedOut if timeout == Some(Duration::ZERO) => Ok(Vec::new()),
+            Waited::TimedOut => Err(call.timed_out(lease, timeout)),
+        }
     }
 
-    fn groups(&self) -> Option<&dyn Groups> {
-        Some(self)
+    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
+        let keys = [key];
+        let call = self.call(Operation::QueueLen, &keys, &[])?;
+        let length = call.ask(
+            |request| {
+                request.opcode(Opcode::QueueLen).user_key(key);
+            },
+            Connection::read_i64,
+        )?;
+        call.as_count(length)
+    }
+
+    fn wait_changed(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, StoreError> {
+        self.call(Operation::WaitChange, &[key], &[known.bytes()])?
+            .wait_for_change(key, known, timeout)
+    }
+
+    /// True on this crate's server, false on PyTorch's.
+    fn has_prompt_watch(&self) -> bool {
+        self.handle.transport.pool.has_wait_change()
+    }
+
+    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
+        let keys = [prefix];
+        let call = self.call(Operation::DeletePrefix, &keys, &[])?;
+        if prefix.is_empty() {
+            let detail = "the prefix is empty: it would delete the whole store".to_owned();
+            let context = call.context();
+            return Err(StoreError::InvalidArgument { context, detail });
+        }
+        let mut lease = call.lease(self.timeout())?;
+        if !lease.has_delete_prefix() {
+            return Err(call.unsupported());
+        }
+        // At least 1 ms: 0 is at once.
+        let millis = delay.as_nanos().div_ceil(1_000_000);
+        let millis = u32::try_from(millis).unwrap_or(u32::MAX);
+        let count = call.ask_on(
+            &mut lease,
+            |request| {
+                request.opcode(Opcode::DeletePrefix).user_key(prefix);
+                request.u32(millis);
+            },
+            Connection::read_i64,
+        )?;
+        if count == -1 {
+            let actual = SCHEDULED_PREFIXES_MAX + 1;
+            return Err(call.limit_exceeded("prefixes to delete later", actual, actual - 1));
+        }
+        call.as_count(count)
+    }
+
+    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
+        let keys = [prefix];
+        let call = self.call(Operation::EndWaits, &keys, &[])?;
+        let mut lease = call.lease(self.timeout())?;
+        if !lease.has_end_waits() {
+            return Err(call.unsupported());
+        }
+        let count = call.ask_on(
+            &mut lease,
+            |request| {
+                request.opcode(Opcode::EndWaits).user_key(prefix);
+            },
+            Connection::read_i64,
+        )?;
+        call.as_count(count)
+    }
+
+    fn set_ephemeral_bytes(
+        &self,
+        key: &str,
+        value: &[u8],
+        will: Option<(&str, &[u8])>,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        self.claim_key(key, value, will)
+    }
+
+    fn keep_alive(&self, silence_max: Option<Duration>) -> Result<bool, StoreError> {
+        self.keep_owner_alive(silence_max)
+    }
+
+    fn ask_group(
+        &self,
+        group: &str,
+        request: &[u8],
+        waits: bool,
+        timeout: Option<Duration>,
+    ) -> Result<Option<Vec<Vec<u8>>>, StoreError> {
+        let keys = [group];
+        let call = self.call(Operation::Membership, &keys, &[request])?;
+        let mut lease = call.lease(timeout)?;
+        if !lease.has_membership() {
+            return Err(call.unsupported());
+        }
+        if !waits {
+            let timeout = at_least_an_answer(timeout);
+            let blobs = call.ask_by(
+                &mut lease,
+                call.deadline(timeout),
+                timeout,
+                |bytes| {
+                    bytes.opcode(Opcode::Membership).user_key(group);
+                    bytes.value(request);
+                },
+                |connection, deadline| connection.read_blobs(GROUP_BLOBS, deadline),
+            );
+            return blobs.map(Some);
+        }
+        let follows = Follows::Values(GROUP_BLOBS);
+        let waited = call.wait_on(&mut lease, timeout, Repeat::Free, follows, |bytes| {
+            bytes.opcode(Opcode::MembershipPoll).user_key(group);
+            bytes.value(request);
+        })?;
+        Ok(match waited {
+            Waited::TimedOut => None,
+            Waited::Done(blobs) => Some(blobs),
+        })
     }
 }
 
@@ -297,159 +475,5 @@ impl TcpStore {
             deadline,
             None,
         )
-    }
-}
-
-impl Queues for TcpStore {
-    fn push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.call(Operation::QueuePush, &[key], &[value])?
-            .tell(|request| {
-                request.opcode(Opcode::QueuePush).user_key(key).value(value);
-            })
-    }
-
-    fn pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
-        let timeout = self.timeout();
-        let keys = [key];
-        let call = self.call(Operation::QueuePop, &keys, &[])?;
-        // Pop first: an existing element then costs one round trip, and a server without queues fails
-        // at once instead of after the timeout. Another worker can take the element between a wakeup
-        // and the pop, and a value of the same name ends the wait without an element: then wait again.
-        let mut lease = call.lease(timeout)?;
-        let mut lost_races = 0;
-        loop {
-            if let Some(element) = call.pop_on(&mut lease, key)? {
-                return Ok(element);
-            }
-            if lost_races > 0 {
-                if call.deadline(timeout).has_passed(Instant::now()) {
-                    return Err(StoreError::QueueEmpty {
-                        context: call.context(),
-                    });
-                }
-                // Most likely a value of that name, which ends the next wait at once too.
-                thread::sleep(LOST_RACE_PAUSE);
-            }
-            let waited = call.wait_for_keys(&mut lease, timeout)?;
-            if waited == Waited::TimedOut {
-                return Err(call.timed_out(lease, timeout));
-            }
-            lost_races += 1;
-        }
-    }
-
-    fn try_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        let keys = [key];
-        let call = self.call(Operation::QueuePop, &keys, &[])?;
-        let mut lease = call.lease(self.timeout())?;
-        call.pop_on(&mut lease, key)
-    }
-
-    fn take(
-        &self,
-        key: &str,
-        max: usize,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<Vec<u8>>, StoreError> {
-        let keys = [key];
-        let call = self.call(Operation::QueueTake, &keys, &[])?;
-        check_take_max(max, || call.context())?;
-        let mut lease = call.lease(timeout)?;
-        if !lease.has_queue_take() {
-            drop(lease);
-            return take_one_by_one(self, key, max, timeout);
-        }
-        // Elements that the server has taken out must not get lost.
-        let repeat = Repeat::Confirmed(call.answer_timeout());
-        let follows = Follows::Elements(max);
-        let waited = call.wait_on(&mut lease, timeout, repeat, follows, |request| {
-            request
-                .opcode(Opcode::QueueTake)
-                .user_key(key)
-                .u64(max as u64);
-        })?;
-        match waited {
-            Waited::Done(elements) => Ok(elements),
-            Waited::TimedOut if timeout == Some(Duration::ZERO) => Ok(Vec::new()),
-            Waited::TimedOut => Err(call.timed_out(lease, timeout)),
-        }
-    }
-
-    fn len(&self, key: &str) -> Result<u64, StoreError> {
-        let keys = [key];
-        let call = self.call(Operation::QueueLen, &keys, &[])?;
-        let length = call.ask(
-            |request| {
-                request.opcode(Opcode::QueueLen).user_key(key);
-            },
-            Connection::read_i64,
-        )?;
-        call.as_count(length)
-    }
-}
-
-impl Prefixes for TcpStore {
-    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
-        let keys = [prefix];
-        let call = self.call(Operation::DeletePrefix, &keys, &[])?;
-        if prefix.is_empty() {
-            let detail = "the prefix is empty: it would delete the whole store".to_owned();
-            let context = call.context();
-            return Err(StoreError::InvalidArgument { context, detail });
-        }
-        let mut lease = call.lease(self.timeout())?;
-        if !lease.has_delete_prefix() {
-            return Err(call.unsupported());
-        }
-        // At least 1 ms: 0 is at once.
-        let millis = delay.as_nanos().div_ceil(1_000_000);
-        let millis = u32::try_from(millis).unwrap_or(u32::MAX);
-        let count = call.ask_on(
-            &mut lease,
-            |request| {
-                request.opcode(Opcode::DeletePrefix).user_key(prefix);
-                request.u32(millis);
-            },
-            Connection::read_i64,
-        )?;
-        if count == -1 {
-            let actual = SCHEDULED_PREFIXES_MAX + 1;
-            return Err(call.limit_exceeded("prefixes to delete later", actual, actual - 1));
-        }
-        call.as_count(count)
-    }
-
-    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
-        let keys = [prefix];
-        let call = self.call(Operation::EndWaits, &keys, &[])?;
-        let mut lease = call.lease(self.timeout())?;
-        if !lease.has_end_waits() {
-            return Err(call.unsupported());
-        }
-        let count = call.ask_on(
-            &mut lease,
-            |request| {
-                request.opcode(Opcode::EndWaits).user_key(prefix);
-            },
-            Connection::read_i64,
-        )?;
-        call.as_count(count)
-    }
-}
-
-impl Watch for TcpStore {
-    fn wait_change(
-        &self,
-        key: &str,
-        known: Known<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<u8>, StoreError> {
-        self.call(Operation::WaitChange, &[key], &[known.bytes()])?
-            .wait_for_change(key, known, timeout)
-    }
-
-    /// True on this crate's server, false on PyTorch's.
-    fn is_prompt(&self) -> bool {
-        self.handle.transport.pool.has_wait_change()
     }
 }

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use c10d_socket::Deadline;
 
 use crate::error::{ErrorContext, Operation, StoreError};
-use crate::queues::{Queues, check_take_max};
 use crate::store::Store;
+use crate::value_rules::check_take_max;
 
 /// The pause before another wait for a queue whose element another worker has taken, or whose name has a
 /// value, which ends each wait at once.
 pub(super) const LOST_RACE_PAUSE: Duration = Duration::from_millis(1);
 
 /// `queue_take` on servers that take one element at a time.
-pub(super) fn take_one_by_one<S: Store + Queues>(
+pub(super) fn take_one_by_one<S: Store>(
     store: &S,
     key: &str,
     max: usize,
@@ -32,7 +32,7 @@ pub(super) fn take_one_by_one<S: Store + Queues>(
     loop {
         let mut taken = Vec::new();
         while taken.len() < max {
-            match store.try_pop(key) {
+            match store.try_queue_pop(key) {
                 Ok(Some(element)) => taken.push(element),
                 Ok(None) => break,
                 // The next call fails too.

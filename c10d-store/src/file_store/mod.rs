@@ -22,7 +22,6 @@ use crate::key::{key_from_bytes, key_to_bytes};
 use crate::known::Known;
 use crate::store::{DEFAULT_TIMEOUT, Store, StoreHandle};
 use crate::value_rules;
-use crate::watch::Watch;
 
 /// The polling interval of a waiting call: short at first, since the write often follows soon; later
 /// PyTorch's 10 ms, which cost next to nothing.
@@ -450,8 +449,23 @@ impl Store for FileStore {
         meet_by_keys(self, key, world_size, timeout)
     }
 
-    fn watch(&self) -> Option<&dyn Watch> {
-        Some(self)
+    fn wait_changed(
+        &self,
+        key: &str,
+        known: Known<'_>,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<u8>, StoreError> {
+        let keys = [key];
+        let call = self.call_for(Operation::WaitChange, &keys, timeout);
+        self.read_when(&call, |entries| match entries.user(key) {
+            Some(value) if known.is_outdated_by(value) => Ok(value.to_vec()),
+            Some(_) | None => Err(vec![key]),
+        })
+    }
+
+    /// True: a change is noticed within 10 ms.
+    fn has_prompt_watch(&self) -> bool {
+        true
     }
 }
 
@@ -492,27 +506,6 @@ impl StoreHandle for FileStore {
 
     fn close(&self) {
         self.handle.file.close();
-    }
-}
-
-impl Watch for FileStore {
-    fn wait_change(
-        &self,
-        key: &str,
-        known: Known<'_>,
-        timeout: Option<Duration>,
-    ) -> Result<Vec<u8>, StoreError> {
-        let keys = [key];
-        let call = self.call_for(Operation::WaitChange, &keys, timeout);
-        self.read_when(&call, |entries| match entries.user(key) {
-            Some(value) if known.is_outdated_by(value) => Ok(value.to_vec()),
-            Some(_) | None => Err(vec![key]),
-        })
-    }
-
-    /// True: a change is noticed within 10 ms.
-    fn is_prompt(&self) -> bool {
-        true
     }
 }
 

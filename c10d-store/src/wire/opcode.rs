@@ -114,42 +114,13 @@ impl Opcode {
 
     /// The command of a byte; `None` for an unknown one.
     #[inline]
-    pub const fn from_byte(byte: u8) -> Option<Self> {
-        Some(match byte {
-            0 => Self::Validate,
-            1 => Self::Set,
-            2 => Self::CompareSet,
-            3 => Self::Get,
-            4 => Self::Add,
-            5 => Self::Check,
-            6 => Self::Wait,
-            7 => Self::GetNumKeys,
-            8 => Self::DeleteKey,
-            9 => Self::Append,
-            10 => Self::MultiGet,
-            11 => Self::MultiSet,
-            12 => Self::CancelWait,
-            13 => Self::Ping,
-            14 => Self::QueuePush,
-            15 => Self::QueuePop,
-            16 => Self::QueueLen,
-            17 => Self::ListKeys,
-            18 => Self::Barrier,
-            0x80 => Self::WaitGet,
-            0x81 => Self::WaitChange,
-            0x82 => Self::TryAdd,
-            0x83 => Self::CompareExchange,
-            0x84 => Self::Announce,
-            0x85 => Self::QueueTake,
-            0x86 => Self::Session,
-            0x87 => Self::SetEphemeral,
-            0x88 => Self::KeepAlive,
-            0x89 => Self::DeletePrefix,
-            0x8a => Self::EndWaits,
-            0x8b => Self::Membership,
-            0x8c => Self::MembershipPoll,
-            _ => return None,
-        })
+    pub fn from_byte(byte: u8) -> Option<Self> {
+        let index = match byte {
+            EXTENSIONS_START.. => byte - EXTENSIONS_START + PYTORCH_COMMANDS,
+            PYTORCH_COMMANDS.. => return None,
+            _ => byte,
+        };
+        Self::ALL.get(usize::from(index)).copied()
     }
 
     /// Whether the reply comes later if it must, and CANCEL_WAIT ends the wait for it.
@@ -200,6 +171,10 @@ mod tests {
 
     #[test]
     fn the_indices_of_all_commands_are_dense() {
+        for byte in 0..=u8::MAX {
+            let known = Opcode::ALL.into_iter().find(|it| *it as u8 == byte);
+            assert_eq!(Opcode::from_byte(byte), known, "{byte}");
+        }
         let known: Vec<Opcode> = (0..=u8::MAX).filter_map(Opcode::from_byte).collect();
         assert_eq!(known, Opcode::ALL);
         let indices: Vec<usize> = known.into_iter().map(Opcode::index).collect();

@@ -101,13 +101,21 @@ fn a_silent_owner_loses_its_keys_and_one_that_waits_does_not() {
     let start = Instant::now();
     for (store, key) in [(&silent, "silent"), (&waiting, "waiting")] {
         assert_eq!(store.set_ephemeral(key, b"", None).expect("claimed"), None);
-        assert!(store.keep_alive(Duration::from_secs(2)).expect("kept"));
+        assert!(
+            store
+                .keep_alive(Some(Duration::from_secs(2)))
+                .expect("kept")
+        );
     }
     thread::scope(|scope| {
         // These do not give way.
         let meeting = scope.spawn(|| waiting.barrier("meet", 2));
         while other.check(&["silent"]).expect("check") {
-            assert!(waiting.keep_alive(Duration::from_secs(2)).expect("kept"));
+            assert!(
+                waiting
+                    .keep_alive(Some(Duration::from_secs(2)))
+                    .expect("kept")
+            );
             assert!(start.elapsed() < LONG, "it does not end");
             thread::sleep(Duration::from_millis(5));
         }
@@ -147,7 +155,7 @@ fn other_stores_refuse_by_name() {
             let text = error.to_string();
             assert!(matches!(error, StoreError::Unsupported { .. }), "{text}");
             assert!(text.contains("k\"") && text.contains("EPHEMERAL"), "{text}");
-            let error = store.keep_alive(LONG).expect_err("refused");
+            let error = store.keep_alive(Some(LONG)).expect_err("refused");
             assert!(matches!(error, StoreError::Unsupported { .. }), "{error}");
             assert!(!store.check(&["k"]).expect("it stays usable"));
         }
@@ -162,7 +170,7 @@ fn a_prefix_holds_for_the_key_and_its_will() {
     let store = PrefixStore::new("p", Arc::new(client(&server)));
     let claimed = store.set_ephemeral("k", b"v", Some(("w", b"left")));
     assert_eq!(claimed.expect("claimed"), None);
-    assert!(store.keep_alive(LONG).expect("kept"));
+    assert!(store.keep_alive(Some(LONG)).expect("kept"));
     assert_eq!(other.get("p/k").expect("get"), b"v");
     store.close();
     assert_eq!(other.get("p/w").expect("get"), b"left");

@@ -24,7 +24,7 @@ pub(crate) struct Features {
     pub(crate) reports_every_swap: bool,
     /// A barrier with a world size of 0 is refused as an invalid argument.
     pub(crate) refuses_empty_barrier: bool,
-    /// The expected [`StoreExt::has_prompt_watch`].
+    /// The expected [`Store::has_prompt_watch`].
     pub(crate) wakes_on_change: bool,
 }
 

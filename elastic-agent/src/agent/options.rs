@@ -38,7 +38,6 @@ pub struct AgentOptions {
     pub(crate) restarts: RestartRules,
     pub(crate) progress: Option<ProgressOptions>,
     pub(crate) shutdown_timeout: Option<Duration>,
-    pub(crate) exit_barrier_timeout: Option<Duration>,
     pub(crate) logs: LogOptions,
     pub(crate) line_prefix_template: Option<String>,
     pub(crate) virtual_local_rank: bool,
@@ -59,9 +58,6 @@ impl AgentOptions {
     /// PyTorch's: how long workers have to exit after a signal.
     pub const DEFAULT_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
-    /// PyTorch's: enough for nodes that finish some minutes apart.
-    pub const DEFAULT_EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
-
     /// An agent that runs `command` in `local_world_size` workers, at least one.
     pub fn new(command: CommandLine, local_world_size: usize) -> Self {
         Self {
@@ -72,7 +68,6 @@ impl AgentOptions {
             restarts: RestartRules::default(),
             progress: None,
             shutdown_timeout: Some(Self::DEFAULT_SHUTDOWN_TIMEOUT),
-            exit_barrier_timeout: Some(Self::DEFAULT_EXIT_BARRIER_TIMEOUT),
             logs: LogOptions::default(),
             line_prefix_template: None,
             virtual_local_rank: false,
@@ -130,14 +125,6 @@ impl AgentOptions {
         self
     }
 
-    /// How long a node whose workers have succeeded waits for the other nodes. `None` waits
-    /// indefinitely, zero checks once. The default is
-    /// [`DEFAULT_EXIT_BARRIER_TIMEOUT`](Self::DEFAULT_EXIT_BARRIER_TIMEOUT).
-    pub fn with_exit_barrier_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Self {
-        self.exit_barrier_timeout = timeout.into();
-        self
-    }
-
     /// Where the output of workers goes. By default the console, unchanged.
     pub fn with_logs(mut self, logs: LogOptions) -> Self {
         self.logs = logs;
@@ -179,14 +166,6 @@ impl AgentOptions {
     /// name server may be asked for up to 2 s.
     pub fn with_host(mut self, host: impl Into<String>) -> Self {
         self.host = Some(host.into());
-        self
-    }
-
-    /// The directory for the sockets of debug servers in the workers: each worker finds the path of its own,
-    /// [`debug_socket`](Self::debug_socket), in `C10D_DEBUG_SOCKET`. None by default. The directory must exist,
-    /// and only this user should be able to enter it.
-    pub fn with_debug_sockets(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.debug_sockets = Some(directory.into());
         self
     }
 

@@ -57,7 +57,6 @@ impl<'a> Runtime<'a> {
             restarts: options.restarts.clone(),
             local_world_size: options.local_world_size,
             has_store_per_round: self.has_store_per_round,
-            exit_barrier_timeout: options.exit_barrier_timeout,
             keep: options.keep.clone(),
             name: options.name.clone(),
         };
@@ -113,7 +112,7 @@ impl<'a> Runtime<'a> {
                     if let Some(enough) = enough {
                         exit_barrier::open_if(board, enough)?;
                     }
-                    exit_barrier::wait(board, timeout, &cancel)
+                    exit_barrier::wait(board, Some(timeout), &cancel)
                 })
             }
             Effect::ReadDeath(exit) => self.read_death(exit),

@@ -250,11 +250,12 @@ fn make_log_lines(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, L
 }
 
 fn make_events(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
-    let options = making.options;
-    let names = || JobNames::of(options);
-    let recorder = Recorder::open(&options.events, names, Arc::clone(&options.screen))
+    let Some(file) = &making.options.events_file else {
+        return Ok(None);
+    };
+    let recorder = Recorder::open(file, JobNames::of(making.options))
         .map_err(|error| LauncherError::Invalid(format!("cannot record events: {error}")))?;
-    Ok(recorder.map(|recorder| Box::new(recorder) as Box<dyn Feature>))
+    Ok(Some(Box::new(recorder)))
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ mod stop;
 use elastic_rendezvous::{C10D_BACKEND, RendezvousSettings};
 
 pub use self::error::LauncherError;
-pub use self::options::{EventOptions, ExitLimits, LauncherOptions};
+pub use self::options::{ExitLimits, LauncherOptions};
 pub use self::report::LauncherReport;
 pub use self::screen::{Screen, StandardError};
 pub use self::stop::StopControl;

@@ -31,19 +31,9 @@ pub struct LauncherOptions {
     pub(super) status_page: Option<StatusOptions>,
     pub(super) store_memory_max: Option<usize>,
     pub(super) health_port: Option<u16>,
-    pub(super) events: EventOptions,
+    pub(super) events_file: Option<PathBuf>,
     pub(super) error_file: Option<PathBuf>,
     pub(super) screen: Arc<dyn Screen>,
-}
-
-/// What is recorded of each round. Nothing by default.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct EventOptions {
-    /// A file to which one JSON object a line is appended. `None` for no file.
-    pub file: Option<PathBuf>,
-    /// Whether a table of where the time went is written to the screen at the end.
-    pub has_summary: bool,
 }
 
 /// Limits of this process after a signal, so that it has ended before a scheduler kills it.
@@ -82,7 +72,7 @@ impl LauncherOptions {
             status_page: Some(StatusOptions::default()),
             store_memory_max: recommended_memory_max(),
             health_port: None,
-            events: EventOptions::default(),
+            events_file: None,
             error_file: None,
             screen: Arc::new(StandardError),
         }
@@ -151,9 +141,9 @@ impl LauncherOptions {
         self
     }
 
-    /// What is recorded of each round.
-    pub fn with_events(mut self, events: EventOptions) -> Self {
-        self.events = events;
+    /// A file to which one JSON object a line is appended about each round. None by default.
+    pub fn with_events_file(mut self, path: impl Into<Option<PathBuf>>) -> Self {
+        self.events_file = path.into();
         self
     }
 
@@ -180,10 +170,10 @@ impl LauncherOptions {
         &self.rendezvous
     }
 
-    /// What is recorded of each round.
+    /// The file about each round.
     #[must_use]
-    pub const fn events(&self) -> &EventOptions {
-        &self.events
+    pub const fn events_file(&self) -> Option<&PathBuf> {
+        self.events_file.as_ref()
     }
 
     /// Whether the workers are Python programs.

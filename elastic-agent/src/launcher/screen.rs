@@ -9,7 +9,7 @@ pub trait Screen: Debug + Send + Sync {
     /// Writes a message of whole lines that starts in the launcher's name. Must not fail: nobody may read it.
     fn message(&self, text: &str);
 
-    /// Writes whole lines as they are: a report on failures, a table.
+    /// Writes whole lines as they are, for example a report on failures.
     fn text(&self, text: &str);
 
     /// Whether [`show`](Self::show) has an effect.

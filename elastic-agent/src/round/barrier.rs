@@ -11,6 +11,9 @@ use super::machine::{Round, STOP_GRACE, finish, log};
 use super::outcome::AgentOutcome;
 use super::phase::{Barrier, Phase};
 
+/// PyTorch's: enough for nodes that finish some minutes apart.
+const EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
+
 impl Round {
     pub(super) fn enter_barrier(&self, nodes: usize, now: Duration, out: &mut Effects) -> Phase {
         let is_fixed = self.settings.keep.is_none();
@@ -66,9 +69,8 @@ impl Round {
                 return finish(Ok(outcome), out);
             }
             Input::BarrierClosed { membership, .. } => {
-                let timeout = self.settings.exit_barrier_timeout;
-                let mut left = timeout.map(|timeout| timeout.saturating_sub(waited));
-                if left == Some(Duration::ZERO) {
+                let mut left = EXIT_BARRIER_TIMEOUT.saturating_sub(waited);
+                if left.is_zero() {
                     out.push(Effect::ReadFinished);
                     return Phase::AtBarrier(Barrier {
                         is_late: true,
@@ -79,8 +81,7 @@ impl Round {
                 let enough = self.nodes_left(seen, barrier.nodes);
                 if !seen.is_some_and(|it| have_others_gone(it, enough, waited)) {
                     if seen.is_some_and(|it| it.is_closed) {
-                        let grace = STOP_GRACE.saturating_sub(waited);
-                        left = Some(left.map_or(grace, |left| left.min(grace)));
+                        left = left.min(STOP_GRACE.saturating_sub(waited));
                     }
                     out.push(Effect::WaitAtBarrier {
                         timeout: left,

@@ -126,7 +126,7 @@ pub(crate) enum Effect {
     /// Waits until all nodes have checked in, a signal stops the agent, or the membership is not `seen` any more; for at
     /// most `timeout`. So many are `enough`: all that are left, if workers survive the loss of a node.
     WaitAtBarrier {
-        timeout: Option<Duration>,
+        timeout: Duration,
         enough: Option<usize>,
         seen: Option<Box<Membership>>,
     },

@@ -31,7 +31,6 @@ pub(crate) struct Settings {
     pub(crate) local_world_size: usize,
     /// Whether keys of an earlier round are out of sight.
     pub(crate) has_store_per_round: bool,
-    pub(crate) exit_barrier_timeout: Option<Duration>,
     /// Whether the others run on when a worker dies.
     pub(crate) keep: Option<KeepOptions>,
 }

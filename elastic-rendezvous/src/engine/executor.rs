@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::engine::apply::{apply, make_spares, remove_dead};
-use crate::engine::decide::steps_of_action;
+use crate::engine::decide::step_of_action;
 use crate::engine::decide::{self, Action, Context, Decision, Entering, Rule};
 use crate::engine::last_round::{LastRound, REJOIN_GRACE};
 use crate::engine::observations::Observations;
@@ -121,11 +121,8 @@ pub(crate) struct Executor {
     /// The report from before this node began to undo a join that timed out.
     at_timeout: Option<WaitReport>,
     last_decision: Option<Decision>,
-    /// Dead nodes that were removed from this copy of the state and are still in the stored one.
-    dead: Vec<NodeId>,
-    /// The last change of the state and the result of its write, until they are recorded. A change that was
-    /// not written is replaced by the next one.
-    steps: Vec<Step>,
+    /// The last change of the state, until it is recorded. A change that was not written is replaced by the next one.
+    step: Option<Step>,
 }
 
 impl Executor {
@@ -158,8 +155,7 @@ impl Executor {
             has_entered: false,
             at_timeout: None,
             last_decision: None,
-            dead: Vec::new(),
-            steps: Vec::new(),
+            step: None,
         }
     }
 
@@ -301,9 +297,9 @@ impl Executor {
         self.phase = Phase::Sync;
     }
 
-    /// Adopts the stored state, or that there is none. Local changes are discarded, and with them their steps.
+    /// Adopts the stored state, or that there is none. Local changes are discarded, and with them their step.
     pub(crate) fn on_read(&mut self, stored: Option<(RendezvousState, Token)>, now: Now) {
-        self.steps.clear();
+        self.step = None;
         let (state, token) = match stored {
             Some((state, token)) => (state, Some(token)),
             None => (RendezvousState::default(), None),
@@ -316,22 +312,15 @@ impl Executor {
         match written {
             Written::Ours(token) => {
                 self.conflicts = 0;
-                let dead = std::mem::take(&mut self.dead);
-                if !dead.is_empty() {
-                    self.steps.push(Step::RemovedDead(dead));
-                }
-                self.steps.push(Step::Synced);
                 let state = std::mem::take(&mut self.state);
                 self.adopt(state, Some(token), now);
             }
             Written::Theirs(state, token) => {
                 self.conflicts = self.conflicts.saturating_add(1);
-                self.steps.push(Step::IsStale);
                 self.adopt(*state, Some(token), now);
             }
             Written::Nothing => {
                 self.conflicts = self.conflicts.saturating_add(1);
-                self.steps.push(Step::IsStale);
                 self.adopt(RendezvousState::default(), None, now);
             }
         }
@@ -409,9 +398,9 @@ impl Executor {
         std::mem::take(&mut self.newly_lost)
     }
 
-    /// Takes the steps since the last call: changes of the state and results of writes.
-    pub(crate) fn take_steps(&mut self) -> Vec<Step> {
-        std::mem::take(&mut self.steps)
+    /// Takes the step since the last call.
+    pub(crate) fn take_step(&mut self) -> Option<Step> {
+        self.step.take()
     }
 
     fn silent(&self, now: Now) -> Vec<LostNode> {
@@ -674,7 +663,7 @@ impl Executor {
             time,
             before,
         );
-        self.steps = steps_of_action(action, round, !was_complete && self.state.complete);
+        self.step = step_of_action(action, round, !was_complete && self.state.complete);
         if !was_complete {
             make_spares(&mut self.state, &self.settings);
         }
@@ -702,8 +691,7 @@ impl Executor {
             .silent(&self.me, &self.settings, self.requested_at);
         let dead = silent.iter().map(|silent| &silent.node);
         remove_dead(&mut self.state, dead, &self.settings);
-        self.dead = silent.iter().map(|silent| silent.node.clone()).collect();
-        let dead = self.dead.iter().cloned();
+        let dead = silent.iter().map(|silent| silent.node.clone());
         lost.extend(dead.map(|node| (node, now.monotonic)));
         self.last_round
             .observe(&self.state, now.monotonic, |node| lost.get(node).copied());

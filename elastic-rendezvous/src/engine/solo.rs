@@ -13,11 +13,10 @@ use crate::values::goal::{Answer, Joined};
 use crate::values::goal::{Operation, OperationError};
 use crate::values::membership::Membership;
 use crate::values::node::NodeId;
-use crate::values::recorded_event::step_of_keep_alive;
 use crate::values::report::{LostNode, WaitReport};
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
-use crate::values::step::Step;
+use crate::values::step::{Method, Step};
 use crate::values::stored::{Part, Token};
 
 /// How soon a heartbeat that could not be written is tried again: after three intervals the others drop this node.
@@ -64,7 +63,8 @@ pub(crate) struct Solo {
     entry_read: Option<(i64, Duration)>,
     /// When the join has reported last, and the round and the numbers of participants and waiting nodes.
     reported: Option<(Duration, (i64, usize, usize))>,
-    steps: Vec<Step>,
+    /// The failure of a heartbeat, until it is recorded.
+    failed_heartbeat: Option<Step>,
     random: fastrand::Rng,
 }
 
@@ -85,7 +85,7 @@ impl Solo {
             notices_read: None,
             entry_read: None,
             reported: None,
-            steps: Vec::new(),
+            failed_heartbeat: None,
             random: fastrand::Rng::with_seed(seed),
         }
     }
@@ -115,7 +115,6 @@ impl Solo {
         }
         let due = self.executor.heartbeat_due_at();
         if operation == Operation::KeepAlive {
-            self.steps.push(step_of_keep_alive(Ok(())));
             let interval = self.executor.settings().keep_alive_interval;
             self.rests_until = due.unwrap_or(now.monotonic.saturating_add(interval));
             return None;
@@ -321,7 +320,7 @@ impl Engine for Solo {
         let retry_at = now.monotonic.saturating_add(interval.min(RETRY_PAUSE));
         match operation {
             Some(Operation::KeepAlive) => {
-                self.steps.push(step_of_keep_alive(Err(error)));
+                self.failed_heartbeat = Some(Step::failed(Method::KeepAlive, error));
                 self.rests_until = retry_at;
             }
             // The next wait would fail at once.
@@ -386,10 +385,10 @@ impl Engine for Solo {
     }
 
     fn take_steps(&mut self) -> Vec<(NodeId, Step)> {
-        let mut steps = self.executor.take_steps();
-        steps.append(&mut self.steps);
+        let steps = [self.executor.take_step(), self.failed_heartbeat.take()];
         let me = self.executor.me();
-        steps.into_iter().map(|step| (me.clone(), step)).collect()
+        let steps = steps.into_iter().flatten();
+        steps.map(|step| (me.clone(), step)).collect()
     }
 }
 

@@ -24,7 +24,7 @@ pub const C10D_BACKEND: &str = "c10d";
 
 /// Keeps the state in any [`Store`], where PyTorch's nodes can use it too.
 ///
-/// With a store that can wait for changes ([`StoreExt::has_prompt_watch`]) this backend can be watched;
+/// With a store that can wait for changes ([`Store::has_prompt_watch`]) this backend can be watched;
 /// otherwise it is polled.
 #[derive(Debug)]
 pub struct C10dBackend {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use c10d_socket::Cancel;
-use c10d_store::{ErrorContext, Operation, Store, StoreError, StoreExt};
+use c10d_store::{ErrorContext, Operation, Store, StoreError};
 
 /// Where the nodes of a large rendezvous write to each other, beside its state: a few short keys for each node.
 ///
@@ -17,7 +17,7 @@ pub struct GroupStore {
 
 impl GroupStore {
     /// The group with keys below `prefix` in `store`. The store must have queues and
-    /// [wake on changes](StoreExt::has_prompt_watch).
+    /// [wake on changes](Store::has_prompt_watch).
     #[must_use]
     pub fn new(store: Arc<dyn Store>, prefix: &str) -> Self {
         Self {

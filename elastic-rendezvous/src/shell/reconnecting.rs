@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, HostPort, sleep};
 use c10d_store::{
-    CompareSet, ConnectOptions, Credentials, ErrorContext, Known, Operation, Prefixes, Queues,
-    Store, StoreAddress, StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions, Watch,
+    CompareSet, ConnectOptions, Credentials, ErrorContext, Known, Operation, Store, StoreAddress,
+    StoreError, StoreExt, StoreHandle, TcpStore, TcpStoreOptions,
 };
 
 use crate::values::error::is_outage;
@@ -401,75 +401,57 @@ impl Store for ReconnectingStore {
         self.ask(Repeat::Never, |store| store.meet(key, world_size, timeout))
     }
 
-    fn queues(&self) -> Option<&dyn Queues> {
-        Some(self)
+    fn queue_push_bytes(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        self.ask(Repeat::Never, |store| store.queue_push_bytes(key, value))
     }
 
-    fn watch(&self) -> Option<&dyn Watch> {
-        Some(self)
-    }
-
-    fn prefixes(&self) -> Option<&dyn Prefixes> {
-        Some(self)
-    }
-}
-
-impl Prefixes for ReconnectingStore {
-    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
-        self.ask(Repeat::Harmless, |store| store.delete_prefix(prefix, delay))
-    }
-
-    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
-        self.ask(Repeat::Harmless, |store| store.end_waits(prefix))
-    }
-}
-
-impl Queues for ReconnectingStore {
-    fn push(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        self.ask(Repeat::Never, |store| store.queue_push(key, value))
-    }
-
-    fn pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>, StoreError> {
         let timeout = self.timeout();
         self.wait(timeout, Repeat::Never, |store, piece| {
-            store.queue_pop_timeout(key, piece)
+            StoreExt::queue_pop_timeout(store, key, piece)
         })
     }
 
-    fn try_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+    fn try_queue_pop(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
         self.ask(Repeat::Never, |store| store.try_queue_pop(key))
     }
 
-    fn take(
+    fn queue_take_all(
         &self,
         key: &str,
         max: usize,
         timeout: Option<Duration>,
     ) -> Result<Vec<Vec<u8>>, StoreError> {
         self.wait(timeout, Repeat::Never, |store, piece| {
-            store.queue_take(key, max, piece)
+            store.queue_take_all(key, max, Some(piece))
         })
     }
 
-    fn len(&self, key: &str) -> Result<u64, StoreError> {
+    fn queue_len(&self, key: &str) -> Result<u64, StoreError> {
         self.ask(Repeat::Harmless, |store| store.queue_len(key))
     }
-}
 
-impl Watch for ReconnectingStore {
-    fn wait_change(
+    fn wait_changed(
         &self,
         key: &str,
         known: Known<'_>,
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, StoreError> {
         self.wait(timeout, Repeat::Harmless, |store, piece| {
-            StoreExt::wait_change(store, key, known, piece)
+            store.wait_changed(key, known, Some(piece))
         })
     }
 
-    fn is_prompt(&self) -> bool {
+    fn has_prompt_watch(&self) -> bool {
         self.link.lock().has_prompt_watch
+    }
+
+    fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
+        self.ask(Repeat::Harmless, |store| store.delete_prefix(prefix, delay))
+    }
+
+    fn end_waits(&self, prefix: &str) -> Result<u64, StoreError> {
+        self.ask(Repeat::Harmless, |store| store.end_waits(prefix))
     }
 }
 

@@ -6,15 +6,10 @@
 use std::error::Error;
 use std::fmt;
 
-use c10d_socket::printable;
-
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal};
 use crate::values::node::NodeId;
 use crate::values::step::{Failure, Method, Step};
-
-/// The most characters of another node's id: a full host name and two numbers.
-const NODE_CHARS_MAX: usize = 300;
 
 /// The state of a node when it records an event. In PyTorch: `NodeState`
 /// (`torch/distributed/elastic/events/api.py`).
@@ -23,7 +18,7 @@ const NODE_CHARS_MAX: usize = 300;
 pub enum NodeState {
     /// The node prepares its first join.
     Init,
-    /// The node is joining or is a member of a round.
+    /// The node has joined a round.
     Running,
     /// A round is complete, or the rendezvous is closed.
     Succeeded,
@@ -77,11 +72,6 @@ pub struct RecordedEvent {
     pub error_trace: String,
 }
 
-/// The step with which a call begins.
-pub(crate) fn step_of_start(goal: Goal) -> Option<Step> {
-    goal.is_join().then_some(Step::StartsJoin)
-}
-
 /// The step with which a call ends.
 pub(crate) fn step_of_result(goal: Goal, result: &Result<Answer, RendezvousError>) -> Option<Step> {
     Some(match (goal, result) {
@@ -101,14 +91,6 @@ pub(crate) fn step_of_result(goal: Goal, result: &Result<Answer, RendezvousError
         // PyTorch's nodes have no such calls or do not record them.
         (Goal::Leave | Goal::Exit, _) | (Goal::Read, Ok(_)) => return None,
     })
-}
-
-/// The step with which an attempt to write a heartbeat ends, whether or not one was due.
-pub(crate) fn step_of_keep_alive(result: Result<(), &RendezvousError>) -> Step {
-    match result {
-        Ok(()) => Step::SentKeepAlive,
-        Err(error) => Step::failed(Method::KeepAlive, error),
-    }
 }
 
 impl Step {
@@ -147,9 +129,7 @@ impl Step {
                 _ => None,
             },
             local_id: match self {
-                Self::HostsStore
-                | Self::RemovedDead(_)
-                | Self::Failed(Method::CreateBackend, _) => None,
+                Self::HostsStore | Self::Failed(Method::CreateBackend, _) => None,
                 _ => Some(me.local_id),
             },
             error_trace: match self {
@@ -164,7 +144,7 @@ impl Step {
             Self::HostsStore => NodeState::Init,
             Self::MarksComplete { .. } | Self::MarksClosed | Self::Closed => NodeState::Succeeded,
             Self::Failed(..) => NodeState::Failed,
-            _ => NodeState::Running,
+            Self::Joined { .. } => NodeState::Running,
         }
     }
 
@@ -184,23 +164,14 @@ impl Step {
         }
         match self {
             Self::HostsStore => "c10d_rendezvous_backend.py:_create_tcp_store",
-            Self::KeepsAlive => executor!("_keep_alive"),
-            Self::AddsToParticipants { .. } => executor!("_add_to_participants"),
-            Self::AddsToWaitList { .. } => executor!("_add_to_wait_list"),
-            Self::AddsToRedundancyList { .. } => executor!("_add_to_redundancy_list"),
-            Self::RemovesFromParticipants { .. } => executor!("_remove_from_participants"),
-            Self::RemovesFromWaitList { .. } => executor!("_remove_from_wait_list"),
-            Self::RemovesFromRedundancyList { .. } => executor!("_remove_from_redundancy_list"),
             Self::MarksComplete { .. } => executor!("_mark_rendezvous_complete"),
             Self::MarksClosed => executor!("_mark_rendezvous_closed"),
-            Self::RemovedDead(_) => "dynamic_rendezvous.py:_BackendRendezvousStateHolder.sync",
-            Self::Synced | Self::IsStale => executor!("run"),
             Self::Failed(Method::CreateBackend, _) => "c10d_rendezvous_backend.py:create_backend",
-            Self::StartsJoin | Self::Joined { .. } | Self::Failed(Method::NextRendezvous, _) => {
+            Self::Joined { .. } | Self::Failed(Method::NextRendezvous, _) => {
                 handler!("next_rendezvous")
             }
             Self::Closed => handler!("_close"),
-            Self::SentKeepAlive | Self::Failed(Method::KeepAlive, _) => handler!("_keep_alive"),
+            Self::Failed(Method::KeepAlive, _) => handler!("_keep_alive"),
             Self::Failed(Method::IsClosed, _) => handler!("is_closed"),
             Self::Failed(Method::SetClosed, _) => handler!("set_closed"),
             Self::Failed(Method::Shutdown, _) => handler!("shutdown"),
@@ -214,61 +185,12 @@ impl Step {
                 "Process {} hosts the TCP store for the C10d rendezvous backend.",
                 me.pid
             ),
-            Self::StartsJoin => {
-                format!("{node} attempts to join the next round of the rendezvous '{run}'.")
-            }
-            Self::KeepsAlive => format!(
-                "{node} updated its keep-alive heartbeat time for the rendezvous '{run}'. Pending sync."
-            ),
-            Self::AddsToParticipants { round } => format!(
-                "{node} added itself to the participants of round {round} of the rendezvous '{run}'. \
-                 Pending sync."
-            ),
-            Self::AddsToWaitList { round } => format!(
-                "{node} added itself to the wait list of round {round} of the rendezvous '{run}'. \
-                 Pending sync."
-            ),
-            Self::AddsToRedundancyList { round } => format!(
-                "{node} added itself to the redundancy list of round {round} of the rendezvous \
-                 '{run}'. Pending sync."
-            ),
-            Self::RemovesFromParticipants { round } => format!(
-                "{node} removed itself from the participants of round {round} of the rendezvous \
-                 '{run}'. Pending sync."
-            ),
-            Self::RemovesFromWaitList { round } => format!(
-                "{node} removed itself from the wait list of round {round} of the rendezvous \
-                 '{run}'. Pending sync."
-            ),
-            Self::RemovesFromRedundancyList { round } => format!(
-                "{node} removed itself from the redundant list of round {round} of the rendezvous \
-                 '{run}'. Pending sync."
-            ),
             Self::MarksComplete { round } => format!(
                 "{node} marked round {round} of the rendezvous '{run}' as complete. Pending sync."
             ),
             Self::MarksClosed => {
                 format!("{node} marked the rendezvous '{run}' as closed. Pending sync.")
             }
-            Self::RemovedDead(dead) => {
-                let dead: Vec<String> = dead
-                    .iter()
-                    .map(|node| format!("'{}'", shown(node)))
-                    .collect();
-                format!(
-                    "As part of the sync operation the node(s) {} have been removed from the \
-                     rendezvous '{run}' since they had no heartbeat.",
-                    dead.join(", ")
-                )
-            }
-            Self::Synced => format!(
-                "{node} has successfully synced its local changes with other nodes in the \
-                 rendezvous '{run}'."
-            ),
-            Self::IsStale => format!(
-                "{node} has a stale state and failed to sync its local changes with other nodes in \
-                 the rendezvous '{run}'."
-            ),
             Self::Joined {
                 round,
                 rank,
@@ -278,9 +200,6 @@ impl Step {
                  world of size {world_size}."
             ),
             Self::Closed => format!("{node} has closed the rendezvous '{run}'."),
-            Self::SentKeepAlive => {
-                format!("{node} has sent a keep-alive heartbeat to the rendezvous '{run}'.")
-            }
             Self::Failed(Method::KeepAlive, failure) => format!(
                 "{node} has failed to send a keep-alive heartbeat to the rendezvous '{run}' due to \
                  an error of type {}.",
@@ -293,11 +212,6 @@ impl Step {
             Self::Failed(_, failure) => format!("{}: {}", failure.class, failure.message),
         }
     }
-}
-
-/// Formats the id of another node, which chose its address and must not add lines to a log.
-fn shown(node: &NodeId) -> String {
-    printable(&node.to_string(), NODE_CHARS_MAX).to_string()
 }
 
 /// The closest error class of PyTorch (`rendezvous/api.py`).
@@ -328,7 +242,7 @@ mod tests {
             source: refused,
         };
         let me = NodeId::new("node1", 42, 3);
-        let event = step_of_keep_alive(Err(&error)).event("job", &me);
+        let event = Step::failed(Method::KeepAlive, &error).event("job", &me);
         assert_eq!(event.node_state, NodeState::Failed);
         assert_eq!(
             event.error_trace,
@@ -337,18 +251,6 @@ mod tests {
         assert_eq!(
             (&*event.hostname, event.pid, event.local_id),
             ("node1", 42, Some(3))
-        );
-    }
-
-    #[test]
-    fn the_names_of_other_nodes_add_no_lines() {
-        let peer = NodeId::new("node2\nERROR", 1, 0);
-        let me = NodeId::new("node1", 42, 3);
-        let event = Step::RemovedDead(vec![peer]).event("job", &me);
-        assert!(
-            event.message.contains(r"'node2\nERROR_1_0'"),
-            "{}",
-            event.message
         );
     }
 }

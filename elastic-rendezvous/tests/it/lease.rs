@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{HashStore, Store, StoreExt};
+use c10d_store::{HashStore, Store};
 use elastic_rendezvous::{
     C10dBackend, DynamicRendezvous, DynamicRendezvousOptions, RendezvousBackend, RendezvousHandler,
     RendezvousSettings, WriteLease,

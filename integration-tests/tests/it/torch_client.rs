@@ -4,7 +4,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use c10d_store::{Opcode, ServerOptions, StoreExt, TcpStore, TcpStoreServer};
+use c10d_store::{Opcode, ServerOptions, Store, TcpStore, TcpStoreServer};
 use integration_tests::contract::{self, TCP, Traits};
 use integration_tests::eventually::eventually;
 use integration_tests::peer::{Failure, Peer};

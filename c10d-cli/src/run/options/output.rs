@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use clap::Args;
-use elastic_agent::{EventOptions, LogOptions, StreamMap, StreamMapError, parse_line_filters};
+use elastic_agent::{LogOptions, StreamMap, StreamMapError, parse_line_filters};
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read, Surroundings};
@@ -17,10 +17,6 @@ pub(super) struct OutputArgs {
     /// Appends a line of JSON about each round to this file, and PyTorch's events.
     #[arg(hide_short_help = true, long, value_name = "FILE", default_value = "", value_parser = Read(path))]
     events: Parsed<Option<PathBuf>>,
-
-    /// Prints at the end where the time of this node went.
-    #[arg(hide_short_help = true, long)]
-    summary: bool,
 
     /// The directory for log files; each run creates a directory in it. [default: a new temporary one]
     #[arg(long, value_name = "DIR", default_value = "", value_parser = Read(path))]
@@ -85,11 +81,8 @@ impl OutputArgs {
         Ok(template.filter(|template| !template.is_empty()))
     }
 
-    pub(super) fn events(&self) -> Result<EventOptions, UsageError> {
-        let mut events = EventOptions::default();
-        events.file = self.events.value()?;
-        events.has_summary = self.summary;
-        Ok(events)
+    pub(super) fn events_file(&self) -> Result<Option<PathBuf>, UsageError> {
+        self.events.value()
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use elastic_agent::{EventOptions, ProgressOptions, RestartBudget, RestartRules};
+use elastic_agent::{ProgressOptions, RestartBudget, RestartRules};
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read, value_of};
@@ -73,18 +73,14 @@ impl RestartArgs {
     }
 
     /// `None` if nothing depends on the workers' progress.
-    pub(super) fn progress(
-        &self,
-        events: &EventOptions,
-    ) -> Result<Option<ProgressOptions>, UsageError> {
+    pub(super) fn progress(&self, has_events: bool) -> Result<Option<ProgressOptions>, UsageError> {
         let mut progress = ProgressOptions::default();
         progress.file = self.progress_file.value()?;
         progress.timeout = self.progress_timeout.value()?;
         progress.first_timeout = self.first_progress_timeout.value()?;
         let is_watched = progress != ProgressOptions::default()
             || self.max_restarts_without_progress.is_some()
-            || events.file.is_some()
-            || events.has_summary;
+            || has_events;
         Ok(is_watched.then_some(progress))
     }
 }

@@ -5,7 +5,7 @@ use c10d_store::{Counters, HttpHandler, Snapshot, SnapshotError};
 
 use super::*;
 use crate::http::{StatusOptions, StatusServer, StatusSource};
-use crate::{ExplainOptions, RankReport, Report};
+use crate::{RankReport, Report};
 
 /// How long anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ impl StatusSource for Large {
         Ok(Counters::default())
     }
 
-    fn explain(&self, _: &Snapshot, _: &ExplainOptions) -> Report {
+    fn explain(&self, _: &Snapshot, _: Option<usize>) -> Report {
         Report {
             headline: "x".repeat(20 << 20),
             ranks: vec![RankReport::default()],

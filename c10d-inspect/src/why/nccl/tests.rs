@@ -1,5 +1,5 @@
 use crate::sim::Script;
-use crate::{ExplainOptions, Finding, explain};
+use crate::{Finding, explain};
 
 /// What ranks of a job of this size wait for, of whose id all parts but the one of `root` are published.
 fn cause(size: usize, roots: usize, root: usize) -> Finding {
@@ -19,8 +19,7 @@ fn cause(size: usize, roots: usize, root: usize) -> Finding {
     }
     script.store.wait(waiter, &keys);
     script.pass(31.0);
-    let options = ExplainOptions::default().with_world_size(size);
-    explain(&script.snapshot(), &options).findings.remove(0)
+    explain(&script.snapshot(), Some(size)).findings.remove(0)
 }
 
 /// The first rank of each block, as `getRootIndex` of PyTorch 2.15 counts.

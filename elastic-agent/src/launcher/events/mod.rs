@@ -1,11 +1,11 @@
-//! `--events` and `--summary`: what happened in each round, and where the time went.
+//! `--events`: what happened in each round, and where the time went.
 
 mod file;
 mod round;
-mod summary;
 mod torch;
 
 use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,11 +17,8 @@ use elastic_rendezvous::{C10D_BACKEND, Listener, RecordedEvent, RendezvousError,
 use serde_json::Value;
 
 use self::file::EventFile;
-use self::summary::Summary;
 use self::torch::{Moment, WorkerPlace};
 use super::feature::{Feature, JobEnd};
-use super::options::EventOptions;
-use super::screen::Screen;
 
 pub(super) use self::torch::JobNames;
 
@@ -34,44 +31,26 @@ pub(super) struct Recorder {
 #[derive(Debug)]
 struct Shared {
     names: JobNames,
-    screen: Arc<dyn Screen>,
-    has_summary: bool,
     started: Instant,
-    file: Option<EventFile>,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    summary: Summary,
+    file: EventFile,
     /// The last round, whose workers' ends are the job's.
-    last: Option<RoundRecord>,
+    last: Mutex<Option<RoundRecord>>,
 }
 
 impl Recorder {
-    /// Opens the file. `None` if nothing is to be recorded.
+    /// Opens the file.
     ///
     /// # Errors
     /// The file cannot be opened.
-    pub(super) fn open(
-        options: &EventOptions,
-        names: impl FnOnce() -> JobNames,
-        screen: Arc<dyn Screen>,
-    ) -> io::Result<Option<Self>> {
-        if *options == EventOptions::default() {
-            return Ok(None);
-        }
-        let file = options.file.as_deref().map(EventFile::open).transpose()?;
-        Ok(Some(Self {
+    pub(super) fn open(file: &Path, names: JobNames) -> io::Result<Self> {
+        Ok(Self {
             shared: Arc::new(Shared {
-                names: names(),
-                screen,
-                has_summary: options.has_summary,
+                names,
                 started: Instant::now(),
-                file,
-                state: Mutex::default(),
+                file: EventFile::open(file)?,
+                last: Mutex::default(),
             }),
-        }))
+        })
     }
 }
 
@@ -80,10 +59,8 @@ impl Feature for Recorder {
     fn rendezvous_listener(&self) -> Option<Listener> {
         let shared = Arc::clone(&self.shared);
         Some(Arc::new(move |event| {
-            if let RendezvousEvent::Recorded(event) = event
-                && let Some(line) = torch::rendezvous_event(event)
-            {
-                shared.write(&line);
+            if let RendezvousEvent::Recorded(event) = event {
+                shared.file.write(&torch::rendezvous_event(event));
             }
         }))
     }
@@ -107,34 +84,24 @@ impl Feature for Recorder {
             return;
         }
         let event = RecordedEvent::of_failed_creation(&shared.names.run_id, error);
-        if let Some(line) = torch::rendezvous_event(&event) {
-            shared.write(&line);
-        }
-        if let Some(file) = &shared.file {
-            file.finish(stuck_max);
-        }
+        shared.file.write(&torch::rendezvous_event(&event));
+        shared.file.finish(stuck_max);
     }
 
-    /// Records how the job ended on this node, and prints the summary. Waits until all is in the file, unless it accepts
-    /// nothing for some time.
+    /// Records how the job ended on this node. Waits until all is in the file, unless it accepts nothing for some time.
     fn job_ended(&mut self, end: &JobEnd) {
         let (shared, result) = (&self.shared, &end.result);
-        let state = std::mem::take(&mut *lock(&shared.state));
-        if let Some(last) = state.last {
+        let last = lock(&shared.last).take();
+        if let Some(last) = last {
             for line in shared.last_events(result, &last) {
-                shared.write(&line);
+                shared.file.write(&line);
             }
             if let Some(has_failed) = torch::has_failed(result) {
                 let metrics = torch::metrics(&shared.names, has_failed, &last);
-                shared.write(&metrics);
+                shared.file.write(&metrics);
             }
         }
-        if shared.has_summary {
-            shared.screen.text(&state.summary.to_string());
-        }
-        if let Some(file) = &shared.file {
-            file.finish(end.stuck_max);
-        }
+        shared.file.finish(end.stuck_max);
     }
 }
 
@@ -148,7 +115,7 @@ impl Shared {
         for (phase, time) in phases {
             let line =
                 torch::agent_event(&self.names, phase, moment, Some(started), Some(time), None);
-            self.write(&line);
+            self.file.write(&line);
         }
         for worker in &started.workers {
             self.note_worker(started, worker);
@@ -159,15 +126,13 @@ impl Shared {
         let moment = self.moment(started.restarts_used);
         let place = WorkerPlace::of(started, worker);
         let line = torch::worker_event(&self.names, "START", moment, &place, None);
-        self.write(&line);
+        self.file.write(&line);
     }
 
     fn note_round(&self, record: &RoundRecord) {
         let line = round::line(&self.names, record);
-        self.write(&line);
-        let mut state = lock(&self.state);
-        state.summary.add(record);
-        state.last = Some(record.clone());
+        self.file.write(&line);
+        *lock(&self.last) = Some(record.clone());
     }
 
     fn last_events(
@@ -205,12 +170,6 @@ impl Shared {
             epoch_ms: now.map_or(0, |it| it.as_millis()),
             run_seconds: self.started.elapsed().as_secs(),
             restarts,
-        }
-    }
-
-    fn write(&self, line: &Value) {
-        if let Some(file) = &self.file {
-            file.write(line);
         }
     }
 }

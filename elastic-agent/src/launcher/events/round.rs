@@ -99,7 +99,7 @@ fn cause(cause: &RoundCause) -> (&'static str, Option<&str>) {
 }
 
 /// A word for programs, and a text for people.
-pub(super) fn ending(ending: &RoundEnding) -> (&'static str, Option<&str>) {
+fn ending(ending: &RoundEnding) -> (&'static str, Option<&str>) {
     match ending {
         RoundEnding::Succeeded => ("succeeded", None),
         RoundEnding::Failed => ("failed", None),

@@ -11,7 +11,7 @@ use crate::failure::ProcessFailure;
 use crate::launcher::options::LauncherOptions;
 use crate::round::{AgentError, AgentOutcome};
 use crate::worker::ExitKind;
-use elastic_rendezvous::{NodeState, RecordedEvent, this_host};
+use elastic_rendezvous::{RecordedEvent, this_host};
 use serde_json::{Value, json};
 
 /// What stays the same during a run.
@@ -151,12 +151,9 @@ fn event(
     })
 }
 
-/// A step of the rendezvous that changes what this node is a part of, or fails; `None` for others, such as heartbeats.
-pub(super) fn rendezvous_event(event: &RecordedEvent) -> Option<Value> {
-    if event.node_state == NodeState::Running && event.rank.is_none() {
-        return None;
-    }
-    Some(json!({
+/// A step of the rendezvous that changes what this node is a part of, or fails.
+pub(super) fn rendezvous_event(event: &RecordedEvent) -> Value {
+    json!({
         "name": event.name,
         "run_id": event.run_id,
         "message": event.message,
@@ -167,7 +164,7 @@ pub(super) fn rendezvous_event(event: &RecordedEvent) -> Option<Value> {
         "rank": event.rank,
         "local_id": event.local_id,
         "error_trace": event.error_trace,
-    }))
+    })
 }
 
 /// Whether the workers failed; `None` if PyTorch's agent has no result for them.

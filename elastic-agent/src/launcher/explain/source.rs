@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::agent::StartedWorkers;
 use c10d_inspect::http::{HttpRequest, Target, fetch};
-use c10d_inspect::{ExplainOptions, Report, explain};
+use c10d_inspect::{Report, explain};
 use c10d_socket::HostPort;
 use c10d_socket::{Cancel, Deadline, resolve, resolve_local};
 use c10d_store::Snapshot;
@@ -82,9 +82,7 @@ impl Source {
         match &self.store {
             Some(store) => {
                 let snapshot = store.snapshot(timeout);
-                let made = snapshot
-                    .as_ref()
-                    .map(|it| explain(it, &ExplainOptions::default()));
+                let made = snapshot.as_ref().map(|it| explain(it, None));
                 (made, snapshot)
             }
             None => (self.ask(timeout), None),

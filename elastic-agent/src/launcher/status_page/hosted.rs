@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::Duration;
 
 use c10d_inspect::http::{EventKind, RoundSize, StatusOptions, StatusServer, StatusSource};
-use c10d_inspect::{ExplainOptions, Report, explain};
+use c10d_inspect::{Report, explain};
 use c10d_store::journal::{JournalError, JournalSource};
 use c10d_store::{Counters, Snapshot, SnapshotError, StoreObserver, TcpStoreServer};
 use elastic_rendezvous::ServerHook;
@@ -225,7 +225,7 @@ impl HostedServer {
             return Some(Report::clone(&*status.report(timeout).ok()?));
         }
         let snapshot = self.snapshot(timeout)?;
-        Some(explain(&snapshot, &ExplainOptions::default()))
+        Some(explain(&snapshot, None))
     }
 
     /// The state of the store at this moment. Blocks for at most `timeout`; `None` as above.

@@ -1,12 +1,13 @@
 //! The simulated rendezvous.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use elastic_rendezvous::{LeftNode, LostNode, Membership, NodeId};
 
 use super::super::input::Input;
 use super::meeting::Meeting;
-use super::world::{BARRIER, Doing, Node, World};
+use super::world::{Doing, Node, World};
 
 impl World {
     pub(super) fn can_meet(&self) -> bool {
@@ -170,7 +171,9 @@ impl World {
         membership.members = Some(self.present());
         membership.is_closed = self.is_closed;
         let lost = others(&self.meeting.lost).into_iter();
-        membership.lost = lost.map(|node| LostNode::new(node, BARRIER)).collect();
+        membership.lost = lost
+            .map(|node| LostNode::new(node, Duration::from_secs(60)))
+            .collect();
         let left = others(&self.meeting.left).into_iter();
         membership.left = left.map(|node| LeftNode::new(node, true)).collect();
         let nodes = self.nodes.iter().enumerate();

@@ -19,8 +19,6 @@ use crate::worker::StartError;
 /// The exit code after which the job is not to be restarted.
 pub(super) const FINAL: i32 = 93;
 
-pub(super) const BARRIER: Duration = Duration::from_secs(60);
-
 pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
     Settings {
         restarts: RestartRules {
@@ -30,7 +28,6 @@ pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
         },
         local_world_size: workers,
         has_store_per_round: true,
-        exit_barrier_timeout: Some(BARRIER),
         keep: None,
         name: "train.py".to_owned(),
     }
@@ -576,7 +573,6 @@ impl World {
                 enough,
                 seen,
             } => {
-                let timeout = timeout.expect("the settings have a limit");
                 let is_enough = enough.is_some_and(|it| self.meeting.finished.len() >= it);
                 self.meeting.is_open |= is_enough && !is_down;
                 self.nodes[index].wait = (timeout, seen);

@@ -22,7 +22,7 @@ pub(crate) use exit::exit;
 pub(crate) use join::join;
 pub(crate) use keep_alive::keep_alive;
 pub(crate) use leave::leave;
-pub(crate) use steps::steps_of_action;
+pub(crate) use steps::step_of_action;
 
 /// The next action of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

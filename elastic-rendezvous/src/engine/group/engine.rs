@@ -17,11 +17,10 @@ use crate::values::goal::{Answer, Joined};
 use crate::values::goal::{Operation, OperationError};
 use crate::values::membership::Membership;
 use crate::values::node::NodeId;
-use crate::values::recorded_event::step_of_keep_alive;
 use crate::values::report::{DroppedNode, LeftNode, LostNode, WaitReport};
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
-use crate::values::step::Step;
+use crate::values::step::{Method, Step};
 use crate::values::stored::Token;
 
 /// When a waiting join reads the summary for its first report, and how often for the later ones. Most joins are over
@@ -49,7 +48,8 @@ pub(crate) struct GroupEngine {
     last_round: Option<i64>,
     /// The members of this node's round that were lost, and when this node has learned it.
     lost: BTreeMap<NodeId, Duration>,
-    steps: Vec<Step>,
+    /// The failure of a heartbeat, until it is recorded.
+    failed_heartbeat: Option<Step>,
     seed: u64,
 }
 
@@ -103,7 +103,7 @@ impl GroupEngine {
             round: None,
             last_round: None,
             lost: BTreeMap::new(),
-            steps: Vec::new(),
+            failed_heartbeat: None,
             seed,
         }
     }
@@ -287,10 +287,7 @@ impl Engine for GroupEngine {
                 };
                 self.on_summary(summary.unwrap_or_default(), now);
             }
-            Asked::Station { is_heartbeat } => {
-                if is_heartbeat && self.round.is_some() {
-                    self.steps.push(step_of_keep_alive(Ok(())));
-                }
+            Asked::Station { .. } => {
                 self.station.on_reply(reply, now);
             }
         }
@@ -298,7 +295,7 @@ impl Engine for GroupEngine {
 
     fn on_failure(&mut self, error: &RendezvousError, now: Now) {
         if self.asked == (Asked::Station { is_heartbeat: true }) && self.round.is_some() {
-            self.steps.push(step_of_keep_alive(Err(error)));
+            self.failed_heartbeat = Some(Step::failed(Method::KeepAlive, error));
         }
         self.station.on_failure(now);
         self.alone = None;
@@ -384,7 +381,7 @@ impl Engine for GroupEngine {
             Some(alone) => alone.take_steps(),
             None => self.station.take_steps(),
         };
-        let own = self.steps.drain(..);
+        let own = self.failed_heartbeat.take();
         steps.extend(own.map(|step| (self.station.me().clone(), step)));
         steps
     }

@@ -445,12 +445,8 @@ impl Holder {
     pub(super) fn on_written(&mut self, written: Written, now: Now) {
         // The reply shows the state as of the write.
         self.as_of.state = self.as_of.write;
-        if !matches!(written, Written::Ours(_)) {
-            self.steps.push((self.me.clone(), Step::IsStale));
-        }
         match written {
             Written::Ours(token) => {
-                self.note_synced();
                 self.draft.token = Some(token);
                 self.draft.status = DraftStatus::Stored;
                 self.draft.has_batch = false;
@@ -535,17 +531,6 @@ impl Holder {
         self.observations.observe(state, settings, now);
         self.rounds
             .observe(state, &self.observations, settings, now);
-    }
-
-    /// Records that the state is written, without the nodes that it no longer lists.
-    fn note_synced(&mut self) {
-        let lost = self.newly_lost.iter().map(|lost| &lost.node);
-        let dead = lost.filter(|node| !self.draft.lists(node));
-        let dead: Vec<NodeId> = dead.cloned().collect();
-        if !dead.is_empty() {
-            self.steps.push((self.me.clone(), Step::RemovedDead(dead)));
-        }
-        self.steps.push((self.me.clone(), Step::Synced));
     }
 
     /// Notes who is listed in the stored state, and warns of those that no longer are.

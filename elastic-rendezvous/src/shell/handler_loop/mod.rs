@@ -29,7 +29,7 @@ use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Operation, OperationError};
 use crate::values::membership::Membership;
 use crate::values::node::NodeId;
-use crate::values::recorded_event::{step_of_result, step_of_start};
+use crate::values::recorded_event::step_of_result;
 use crate::values::report::WaitReport;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
@@ -134,7 +134,6 @@ impl HandlerLoop {
                 if self.shared.is_new_host.swap(false, Ordering::AcqRel) {
                     self.record([Step::HostsStore]);
                 }
-                self.record(step_of_start(job.goal));
                 let result = self.carry_out(job.goal);
                 self.record(step_of_result(job.goal, &result));
                 self.is_settling = job.goal.is_join() && result.is_ok();

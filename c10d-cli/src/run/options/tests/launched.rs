@@ -3,8 +3,8 @@
 use c10d_inspect::http::StatusOptions;
 use c10d_store::recommended_memory_max;
 use elastic_agent::{
-    Entrypoint, EventOptions, ExitLimits, HealthCheck, KeepOptions, LogOptions, PreloadOptions,
-    ProgressOptions, RestartBudget, RestartRules, StreamMap, Streams,
+    Entrypoint, ExitLimits, HealthCheck, KeepOptions, LogOptions, PreloadOptions, ProgressOptions,
+    RestartBudget, RestartRules, StreamMap, Streams,
 };
 use elastic_rendezvous::RendezvousParameters;
 
@@ -344,16 +344,13 @@ fn restarts_progress_and_events_have_options() {
     progress.file = Some("/p".into());
     progress.timeout = Some(Duration::from_secs(300));
     progress.first_timeout = Some(Duration::from_secs(3600));
-    let mut events = EventOptions::default();
-    events.file = Some("/e".into());
-    events.has_summary = true;
     let expected = agent().with_restart_rules(rules).with_progress(progress);
     assert_launches(
         "--no-restart-exit-codes=93,-6 --restart-budget=10/1h --max-restarts-without-progress=3 \
          --restart-on-fatal-errors --progress-file=/p --progress-timeout=5m --first-progress-timeout=1h \
-         --events=/e --summary s.py",
+         --events=/e s.py",
         &[],
-        launcher(expected).with_events(events),
+        launcher(expected).with_events_file(PathBuf::from("/e")),
     );
 
     let mut rules = RestartRules::default();
@@ -361,24 +358,16 @@ fn restarts_progress_and_events_have_options() {
         restarts: 1,
         window: Duration::from_secs(120),
     });
-    let mut events = EventOptions::default();
-    events.has_summary = true;
     let expected = agent().with_restart_rules(rules);
-    let expected = expected.with_progress(ProgressOptions::default());
     assert_launches(
         "--progress-timeout=never s.py",
-        &[
-            ("PET_SUMMARY", "1"),
-            ("PET_RESTART_BUDGET", "1/2m"),
-            ("PET_EVENTS", ""),
-        ],
-        launcher(expected).with_events(events),
+        &[("PET_RESTART_BUDGET", "1/2m"), ("PET_EVENTS", "")],
+        launcher(expected),
     );
     for (line, is_watched) in [
         ("--max-restarts=3 s.py", false),
         ("--max-restarts-without-progress=3 s.py", true),
         ("--events=/e s.py", true),
-        ("--summary s.py", true),
     ] {
         let plan = plan(line, &[]);
         let progress = plan.launcher.agent().progress();

@@ -287,6 +287,6 @@ fn an_invalid_rule_for_restarts_is_named() {
         let text = refusal(line, &[]);
         assert!(text.starts_with(message), "{line}: {text}");
     }
-    let text = refusal("s.py", &[("PET_SUMMARY", "yes")]);
-    assert!(text.starts_with("PET_SUMMARY is \"yes\""), "{text}");
+    let text = refusal("s.py", &[("PET_JSON", "yes")]);
+    assert!(text.starts_with("PET_JSON is \"yes\""), "{text}");
 }

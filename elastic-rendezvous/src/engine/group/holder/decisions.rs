@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::clients::Status;
 use super::{Holder, Timer};
 use crate::engine::apply::{apply, make_spares, remove_dead};
-use crate::engine::decide::steps_of_action;
+use crate::engine::decide::step_of_action;
 use crate::engine::decide::{self, Action, Context, Decision, Entering};
 use crate::engine::group::message::{Answer, AnswerKind, Place, Request, RequestKind};
 use crate::engine::last_round::REJOIN_GRACE;
@@ -197,9 +197,8 @@ impl Holder {
         let round = state.round;
         let before = self.rounds.last.ranks_for(state);
         apply(state, action, node, settings, pass.time, before);
-        let steps = steps_of_action(action, round, !was_complete && state.complete);
-        self.steps
-            .extend(steps.into_iter().map(|step| (node.clone(), step)));
+        let step = step_of_action(action, round, !was_complete && state.complete);
+        self.steps.extend(step.map(|step| (node.clone(), step)));
         if was_complete != state.complete {
             self.rounds.observe_last(state, pass.now);
             pass.claims = None;
