@@ -8,6 +8,7 @@ pub mod broken_job;
 pub mod contract;
 pub mod durable_store;
 pub mod eventually;
+pub mod hosts;
 pub mod launcher;
 pub mod peer;
 pub mod planned_ranks;

@@ -13,6 +13,7 @@ mod file_store;
 mod groups;
 #[path = "../../../c10d-relay/tests/it/history.rs"]
 mod history;
+mod hosts;
 mod idle_waits;
 mod in_etcd;
 mod kill_matrix;
