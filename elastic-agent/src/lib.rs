@@ -54,6 +54,7 @@ pub use launcher::{
     ExitLimits, Launcher, LauncherError, LauncherOptions, LauncherReport, Screen, StandardError,
     StopControl,
 };
+pub use job_end::EndNotice;
 pub use logs::{
     Destination, FilteredLog, LinePrefix, LogDirectory, LogDirectoryError, LogOptions, RoundLogs,
     StreamMap, StreamMapError, Streams, WorkerLogs, parse_line_filters,

@@ -6,6 +6,7 @@
 //! [`AgentHandle`].
 
 mod event;
+mod first_failure;
 mod fitness;
 mod forking;
 mod group_link;
@@ -22,6 +23,7 @@ mod runtime;
 mod site;
 mod started;
 mod steps;
+mod told;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -37,7 +39,7 @@ pub use self::probes::Pulse;
 pub use self::record::RoundRecord;
 use self::runtime::Runtime;
 pub use self::started::{StartedWorker, StartedWorkers};
-use crate::failure::Failures;
+use crate::failure::{ExitRecord, Failures};
 use crate::round::{AgentError, AgentOutcome};
 
 /// Supervises the workers of one node.
@@ -107,6 +109,11 @@ impl ElasticAgent {
         node.forking.stop();
         node.logs.remove_empty();
         result
+    }
+
+    /// The first failure of the job, if workers were restarted after it.
+    pub(crate) fn first_failure(&self) -> Option<&ExitRecord> {
+        self.node.first_failure.as_ref()
     }
 
     /// The report on failures, as PyTorch's launcher writes it.

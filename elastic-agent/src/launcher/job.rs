@@ -56,7 +56,7 @@ fn run_agent(
             Err(error)
         }
         None => {
-            ending::conclude(options, &agent, &handler, &end);
+            ending::conclude(options, stop, &agent, &handler, &end);
             features.job_ended(&end);
             end.result.map_err(LauncherError::of_agent)
         }
