@@ -31,7 +31,6 @@ exec sleep 1000";
 struct Job {
     folder: TempDir,
     options: Vec<String>,
-    endpoint: String,
 }
 
 impl Job {
@@ -42,7 +41,6 @@ impl Job {
         Self {
             folder: tempfile::tempdir().unwrap(),
             options: all.into_iter().map(str::to_owned).collect(),
-            endpoint,
         }
     }
 
@@ -114,11 +112,6 @@ fn assert_stopped(node: &mut ChildProcess, cause: &str) {
     for line in lines(node) {
         assert!(line.len() <= 200, "{line}");
     }
-}
-
-fn host() -> String {
-    let output = Command::new("hostname").arg("-f").output().unwrap();
-    String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
 #[test]
@@ -248,10 +241,10 @@ fn lost_and_stopped_nodes_are_no_failures_of_the_job() {
 fn a_failure_at_exit_stops_no_worker() {
     let message = "terminate called without an active exception";
     let script = format!(
-        "touch up.$RANK.$$
+        "mktemp up.$RANK.XXXXXX >/dev/null
 if [ $RANK = 1 ]; then
     until [ -e result ]; do sleep 0.01; done
-    touch aborted; echo {message} >&2; ulimit -c 0; kill -ABRT $$
+    touch aborted; echo {message} >&2; ulimit -c 0; sh -c 'kill -ABRT $PPID'
 fi
 trap 'echo stopped >>result' TERM
 for i in 1 2 3 4 5 6 7 8 9 10; do echo $i >>result; sleep 0.3; done"
@@ -296,7 +289,7 @@ fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
     // A second signal ends the wait.
     let job = Job::new("2", &[]);
     let mut host = job.node(0, script);
-    let mut slow = job.node(1, &format!("touch up.other; {FOREVER}"));
+    let slow = job.node(1, &format!("touch up.other; {FOREVER}"));
     eventually("both run", || count(&host, "started") + count(&slow, "started") == 2);
     slow.pause();
     fs::write(job.path().join("go"), "").unwrap();
