@@ -109,19 +109,18 @@ impl EndNotice {
 /// The worker that failed with its last words, or the node and its reason.
 impl std::fmt::Display for EndNotice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Some(exit) = &self.exit else {
-            return write!(f, "{} ended the job: {}", self.host, self.reason);
-        };
-        write!(
-            f,
-            "rank {} on {} ended with {}",
-            exit.rank, exit.host, exit.exit
-        )?;
-        match &exit.last_line {
-            Some(line) => write!(f, ": {line}"),
-            None => Ok(()),
+        match &self.exit {
+            Some(exit) => f.write_str(&exit_text(exit)),
+            None => write!(f, "{} ended the job: {}", self.host, self.reason),
         }
     }
+}
+
+/// `rank 1 on node1 ended with exit code 3: bad shard 17`.
+pub(crate) fn exit_text(exit: &ExitRecord) -> String {
+    let last_line = exit.last_line.as_ref();
+    let last_line = last_line.map_or_else(String::new, |line| format!(": {line}"));
+    format!("rank {} on {} ended with {}{last_line}", exit.rank, exit.host, exit.exit)
 }
 
 impl OwnEnd {

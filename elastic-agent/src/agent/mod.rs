@@ -111,9 +111,27 @@ impl ElasticAgent {
         result
     }
 
-    /// The first failure of the job, if workers were restarted after it.
-    pub(crate) fn first_failure(&self) -> Option<&ExitRecord> {
-        self.node.first_failure.as_ref()
+    /// The first failure of a job that ended so, if workers were restarted after it.
+    #[cfg(feature = "launcher")]
+    pub(crate) fn first_failure(
+        &self,
+        result: &Result<AgentOutcome, AgentError>,
+    ) -> Option<&ExitRecord> {
+        let first = self.node.first_failure.as_ref()?;
+        let (failures, last) = match result {
+            Ok(AgentOutcome::Ended {
+                failures, notice, ..
+            }) => {
+                let last = notice.as_ref().and_then(|it| it.exit.as_ref());
+                (failures.as_ref(), last)
+            },
+            Ok(AgentOutcome::Failed(failures)) => (Some(failures), None),
+            _ => return None,
+        };
+        let own = failures.map_or(&[][..], Failures::all).iter();
+        let is_last = own.map(|it| (it.rank, it.pid)).any(|it| it == (first.rank, first.pid))
+            || last.is_some_and(|last| (last.rank, last.pid) == (first.rank, first.pid));
+        (!is_last).then_some(first)
     }
 
     /// The report on failures, as PyTorch's launcher writes it.

@@ -14,7 +14,10 @@ use super::leaving;
 use super::options::LauncherOptions;
 use super::stop::StopControl;
 use crate::agent::ElasticAgent;
-use crate::failure::{ErrorFileError, Failures, epoch_seconds, write_error_file};
+use crate::failure::{
+    ErrorFileError, ExitRecord, Failures, epoch_seconds, local_time_text, write_error_file,
+};
+use crate::job_end::exit_text;
 use crate::round::{AgentError, AgentOutcome};
 use crate::signal_name::name_of;
 
@@ -38,6 +41,11 @@ pub(super) fn conclude(
     if let Some(failures) = failures {
         show_failures(options, agent, failures, end.why.as_ref());
     }
+    if let Some(first) = &end.first_failure {
+        let time = local_time_text(epoch_seconds(first.ended_at()));
+        let text = exit_text(first);
+        log::error!("the first failure of the job, at {time}: {text}");
+    }
     match &end.result {
         Ok(AgentOutcome::Succeeded) => shut_down(),
         Ok(AgentOutcome::NotNeeded) => {
@@ -54,7 +62,11 @@ pub(super) fn conclude(
             }
             leave_error_file(options, |path| match failures {
                 Some(failures) => failures.write_error_file(path),
-                None => write_error_file(path, reason, reason, epoch_seconds(SystemTime::now())),
+                None => {
+                    let exit = notice.as_ref().and_then(|it| it.exit.as_ref());
+                    let at = exit.map_or_else(SystemTime::now, ExitRecord::ended_at);
+                    write_error_file(path, reason, reason, epoch_seconds(at))
+                }
             });
             shut_down();
         }

@@ -38,6 +38,7 @@ fn run_agent(
     stop.watch(agent.handle());
     let result = agent.run();
     let mut end = JobEnd {
+        first_failure: agent.first_failure(&result).cloned(),
         result,
         why: None,
         stuck_max: stop.stuck_max(),
@@ -63,6 +64,7 @@ fn run_agent(
     };
     Ok(LauncherReport {
         why: end.why,
+        first_failure: end.first_failure,
         log_directory: agent.log_directory(),
         ..LauncherReport::of(result)
     })
