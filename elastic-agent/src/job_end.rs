@@ -71,6 +71,12 @@ impl EndNotice {
         }
     }
 
+    /// `node0 ended the job: worker with rank 1 ended with exit code 93, after which the job is not to be restarted`.
+    #[must_use]
+    pub fn reason_text(&self) -> String {
+        format!("{} ended the job: {}", self.host, self.reason)
+    }
+
     fn to_json(&self) -> Value {
         let mut json = json!({ "host": self.host, "reason": self.reason });
         if let Some(exit) = &self.exit {
@@ -106,12 +112,12 @@ impl EndNotice {
     }
 }
 
-/// The worker that failed with its last words, or the node and its reason.
+/// The worker that failed with its last words, otherwise the node and its reason.
 impl std::fmt::Display for EndNotice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.exit {
             Some(exit) => f.write_str(&exit_text(exit)),
-            None => write!(f, "{} ended the job: {}", self.host, self.reason),
+            None => f.write_str(&self.reason_text()),
         }
     }
 }

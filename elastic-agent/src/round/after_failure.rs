@@ -49,7 +49,7 @@ impl Round {
                 return self.enter_barrier(nodes, now, out);
             }
             End::JobEnded(notice) => {
-                let reason = notice.to_string();
+                let reason = notice.reason_text();
                 let ending = RoundEnding::JobEnded(reason.clone());
                 self.report_round(ending, Some(reason), now, out);
                 if notice.is_at_exit {

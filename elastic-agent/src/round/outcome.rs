@@ -44,7 +44,7 @@ impl AgentOutcome {
     /// Another node ended the job.
     pub(super) fn ended_by(notice: EndNotice, failures: Option<Failures>) -> Self {
         Self::Ended {
-            reason: notice.to_string(),
+            reason: notice.reason_text(),
             failures,
             notice: Some(Box::new(notice)),
         }

@@ -272,7 +272,8 @@ impl Running {
             self.ended = Some(notice);
             return None;
         }
-        out.push(log(Level::Warn, format!("stopping the workers: {notice}")));
+        let why = notice.reason_text();
+        out.push(log(Level::Warn, format!("stopping the workers: {why}")));
         out.push(Effect::Confirm);
         Some(End::JobEnded(notice))
     }
