@@ -13,7 +13,7 @@ pub use shell::c10d_backend::{C10D_BACKEND, C10dBackend, Traffic};
 pub use shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 pub use shell::group_store::GroupStore;
 pub use shell::handler::{
-    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
+    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
 };
 pub use shell::open_store::READ_TIMEOUT;
 pub use shell::round_entry::{end_entry, open_round};

@@ -249,6 +249,10 @@ impl Bootstrap {
         let info = BootstrapInfo::new(master, true, true)
             .with_credentials(self.protection.of_clients().cloned())
             .with_state_key(state_key(round.run_id));
+        let info = BootstrapInfo {
+            is_rendezvous_store: self.shared.is_some(),
+            ..info
+        };
         Ok(match (own, &self.shared) {
             (_, Some(followed @ StoreAddress::LookedUp(_))) => {
                 let info = info.with_followed(followed.clone());

@@ -18,7 +18,7 @@ use crate::shell::board::RoundBoard;
 use crate::shell::bootstrap::{Bootstrap, NotFound, Protection, Round};
 use crate::shell::candidate::Candidate;
 use crate::shell::clock::Clock;
-use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo};
+use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo, StoreRoute};
 use crate::shell::handler_loop::{HandlerLoop, Parts};
 use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::shell::notices::{Notice, Notices};
@@ -102,6 +102,7 @@ pub struct DynamicRendezvousOptions {
     server_hook: Option<ServerHook>,
     protection: Protection,
     workers_at: Option<StoreAddress>,
+    route: Option<StoreRoute>,
 }
 
 impl Default for DynamicRendezvousOptions {
@@ -120,6 +121,7 @@ impl DynamicRendezvousOptions {
             server_hook: None,
             protection: Protection::Open,
             workers_at: None,
+            route: None,
         }
     }
 
@@ -161,6 +163,12 @@ impl DynamicRendezvousOptions {
     /// If this node has rank 0, the workers use the rendezvous' store, at this address.
     pub(crate) fn with_workers_at(mut self, address: StoreAddress) -> Self {
         self.workers_at = Some(address);
+        self
+    }
+
+    /// How this node reaches the rendezvous' store.
+    pub(crate) fn with_route(mut self, route: StoreRoute) -> Self {
+        self.route = Some(route);
         self
     }
 
@@ -397,6 +405,7 @@ impl DynamicRendezvous {
             joined.world_size,
             bootstrap,
         );
+        info.route = self.options.route.clone().unwrap_or_default();
         info.has_entered = joined.has_entered;
         Ok(info)
     }
