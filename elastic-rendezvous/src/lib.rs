@@ -16,6 +16,7 @@ pub use shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
 pub use shell::open_store::READ_TIMEOUT;
+pub use shell::reachable::{ReachOptions, Reached, Unreachable, find_reachable};
 pub use shell::round_entry::{end_entry, open_round};
 pub use shell::static_rendezvous::{STATIC_BACKEND, STATIC_TIMEOUT, StaticRendezvous};
 pub use shell::this_host;
