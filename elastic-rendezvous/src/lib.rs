@@ -28,6 +28,7 @@ pub use values::membership::Membership;
 pub use values::node::{NamedNode, NodeId};
 pub use values::parameters::{RendezvousParameters, parse_config};
 pub use values::parameters_error::{DEFAULT_PORT, EndpointError, ParametersError};
+pub use values::port_range::{PortRange, PortRangeError};
 pub use values::ranks_report::RanksReport;
 pub use values::recorded_event::{NodeState, RecordedEvent};
 pub use values::report::{DroppedNode, LeftNode, LostNode, NotJoining, WaitReport};

@@ -28,6 +28,7 @@ use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Joined};
 use crate::values::membership::Membership;
 use crate::values::node::NodeId;
+use crate::values::port_range::PortRange;
 use crate::values::report::{NotJoining, WaitReport};
 use crate::values::server_hook::ServerHook;
 use crate::values::settings::RendezvousSettings;
@@ -102,6 +103,7 @@ pub struct DynamicRendezvousOptions {
     server_hook: Option<ServerHook>,
     protection: Protection,
     workers_at: Option<StoreAddress>,
+    workers_port: Option<PortRange>,
 }
 
 impl Default for DynamicRendezvousOptions {
@@ -120,6 +122,7 @@ impl DynamicRendezvousOptions {
             server_hook: None,
             protection: Protection::Open,
             workers_at: None,
+            workers_port: None,
         }
     }
 
@@ -161,6 +164,12 @@ impl DynamicRendezvousOptions {
     /// If this node has rank 0, the workers use the rendezvous' store, at this address.
     pub(crate) fn with_workers_at(mut self, address: StoreAddress) -> Self {
         self.workers_at = Some(address);
+        self
+    }
+
+    /// The ports for the workers' store, if this node serves it: the first free one. Default: one that the system chooses.
+    pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
+        self.workers_port = ports.into();
         self
     }
 
@@ -367,6 +376,7 @@ impl DynamicRendezvous {
             has_entered: joined.has_entered,
             own_host,
             server_hook: self.options.server_hook.as_ref(),
+            ports: self.options.workers_port,
         };
         let timeout = self.store.timeout().unwrap_or(Duration::MAX);
         let cancel = &self.shared.settling;
