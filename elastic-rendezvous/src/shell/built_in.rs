@@ -108,7 +108,8 @@ pub fn create_c10d(
     let address = address.filter(|_| is_shared);
     let mut options = DynamicRendezvousOptions::new()
         .with_shared_store(has_agent_store)
-        .with_route(route);
+        .with_route(route)
+        .with_workers_port(parameters.workers_port());
     let needs_relays = settings.max_nodes > 1 || hosted.is_none();
     if let Some(address) = &address {
         if parameters.credentials().is_some() && !parameters.has_relays() && needs_relays {

@@ -28,6 +28,7 @@ use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Joined};
 use crate::values::membership::Membership;
 use crate::values::node::NodeId;
+use crate::values::port_range::PortRange;
 use crate::values::report::{NotJoining, WaitReport};
 use crate::values::server_hook::ServerHook;
 use crate::values::settings::RendezvousSettings;
@@ -103,6 +104,7 @@ pub struct DynamicRendezvousOptions {
     protection: Protection,
     workers_at: Option<StoreAddress>,
     route: Option<StoreRoute>,
+    workers_port: Option<PortRange>,
 }
 
 impl Default for DynamicRendezvousOptions {
@@ -122,6 +124,7 @@ impl DynamicRendezvousOptions {
             protection: Protection::Open,
             workers_at: None,
             route: None,
+            workers_port: None,
         }
     }
 
@@ -169,6 +172,12 @@ impl DynamicRendezvousOptions {
     /// How this node reaches the rendezvous' store.
     pub(crate) fn with_route(mut self, route: StoreRoute) -> Self {
         self.route = Some(route);
+        self
+    }
+
+    /// The ports for the workers' store, if this node serves it: the first free one. Default: one that the system chooses.
+    pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
+        self.workers_port = ports.into();
         self
     }
 
@@ -375,6 +384,7 @@ impl DynamicRendezvous {
             has_entered: joined.has_entered,
             own_host,
             server_hook: self.options.server_hook.as_ref(),
+            ports: self.options.workers_port,
         };
         let timeout = self.store.timeout().unwrap_or(Duration::MAX);
         let cancel = &self.shared.settling;
