@@ -12,6 +12,7 @@ use c10d_store::{Credentials, ServerOptions};
 use crate::values::parameters_error::ParametersError;
 use crate::values::server_hook::ServerHook;
 use crate::values::settings::RendezvousSettings;
+use crate::values::start_warnings::StartWarnings;
 use crate::values::store_directory::StoreDirectory;
 
 /// The parameters of a rendezvous, checked as far as possible without knowing the backend.
@@ -45,6 +46,7 @@ pub struct RendezvousParameters {
     has_relays: bool,
     journal: Option<JournalSource>,
     store: Option<StoreDirectory>,
+    start_warnings: StartWarnings,
     cancel: Cancel,
 }
 
@@ -80,6 +82,7 @@ impl RendezvousParameters {
             has_relays: false,
             journal: None,
             store: None,
+            start_warnings: StartWarnings::default(),
             cancel: Cancel::NEVER,
         })
     }
@@ -100,6 +103,17 @@ impl RendezvousParameters {
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);
         self
+    }
+
+    /// Where warnings about the start of this node go. Default: each one is logged at once.
+    pub fn with_start_warnings(mut self, warnings: StartWarnings) -> Self {
+        self.start_warnings = warnings;
+        self
+    }
+
+    /// The warnings about the start of this node.
+    pub const fn start_warnings(&self) -> &StartWarnings {
+        &self.start_warnings
     }
 
     /// The journal of the rendezvous' store, opened if this process serves it: the store survives the process. Default:
