@@ -15,6 +15,7 @@ pub(crate) mod recorded_event;
 pub(crate) mod report;
 pub(crate) mod server_hook;
 pub(crate) mod settings;
+pub(crate) mod start_warnings;
 pub(crate) mod state;
 pub(crate) mod step;
 pub(crate) mod store_directory;
