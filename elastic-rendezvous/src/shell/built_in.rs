@@ -90,6 +90,7 @@ pub fn create_c10d(
         store,
         address,
         hosted,
+        route,
         workers_host,
         candidate,
     } = open_store(parameters, &settings)?;
@@ -107,7 +108,8 @@ pub fn create_c10d(
     let address = address.filter(|_| is_shared);
     let mut options = DynamicRendezvousOptions::new()
         .with_shared_store(has_agent_store)
-        .with_workers_port(parameters.workers_port());
+        .with_workers_port(parameters.workers_port())
+        .with_route(route);
     let needs_relays = settings.max_nodes > 1 || hosted.is_none();
     if let Some(address) = &address {
         if parameters.credentials().is_some() && !parameters.has_relays() && needs_relays {

@@ -18,11 +18,12 @@ use crate::shell::board::RoundBoard;
 use crate::shell::bootstrap::{Bootstrap, NotFound, Protection, Round};
 use crate::shell::candidate::Candidate;
 use crate::shell::clock::Clock;
-use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo};
+use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo, StoreRoute};
 use crate::shell::handler_loop::{HandlerLoop, Parts};
 use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::shell::notices::{Notice, Notices};
 use crate::shell::shared::Shared;
+use crate::shell::workers_reach::{Known, Search, verify};
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Joined};
@@ -87,6 +88,8 @@ pub struct DynamicRendezvous {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Taken out while a join uses it.
     bootstrap: Mutex<Bootstrap>,
+    /// Where this node has reached the workers' store.
+    reached: Mutex<Option<Known>>,
     /// A client of the same store, if this process hosts it.
     hosted: Option<Arc<TcpStore>>,
     /// The server that this process has ready for a store that moves.
@@ -104,6 +107,7 @@ pub struct DynamicRendezvousOptions {
     protection: Protection,
     workers_at: Option<StoreAddress>,
     workers_port: Option<PortRange>,
+    route: Option<StoreRoute>,
 }
 
 impl Default for DynamicRendezvousOptions {
@@ -123,6 +127,7 @@ impl DynamicRendezvousOptions {
             protection: Protection::Open,
             workers_at: None,
             workers_port: None,
+            route: None,
         }
     }
 
@@ -170,6 +175,12 @@ impl DynamicRendezvousOptions {
     /// The ports for the workers' store, if this node serves it: the first free one. Default: one that the system chooses.
     pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
         self.workers_port = ports.into();
+        self
+    }
+
+    /// How this node reaches the rendezvous' store.
+    pub(crate) fn with_route(mut self, route: StoreRoute) -> Self {
+        self.route = Some(route);
         self
     }
 
@@ -251,6 +262,7 @@ impl DynamicRendezvous {
             to_loop,
             lease,
             thread: Mutex::new(Some(thread)),
+            reached: Mutex::default(),
             hosted: None,
             candidate: Mutex::new(None),
         })
@@ -388,6 +400,20 @@ impl DynamicRendezvous {
         } else {
             Bootstrap::settle_unshared(&round, timeout, cancel)
         };
+        let route = self.options.route.clone().unwrap_or_default();
+        let settled = settled.and_then(|bootstrap| {
+            let search = Search {
+                run_id: &self.settings.run_id,
+                first: &joined.first,
+                route: &route,
+                join_timeout: self.settings.join_timeout,
+                cancel,
+            };
+            let mut known = self.lock_reached().take();
+            let verified = verify(bootstrap, &mut known, joined.is_same_world, &search);
+            *self.lock_reached() = known;
+            verified
+        });
         let bootstrap = settled.map_err(|not_found| match not_found {
             NotFound::Failed(error) => error,
             NotFound::Interrupted => RendezvousError::Interrupted {
@@ -407,6 +433,7 @@ impl DynamicRendezvous {
             joined.world_size,
             bootstrap,
         );
+        info.route = route;
         info.has_entered = joined.has_entered;
         Ok(info)
     }
@@ -427,6 +454,10 @@ impl DynamicRendezvous {
                 self.settings.max_nodes,
             )
         }
+    }
+
+    fn lock_reached(&self) -> MutexGuard<'_, Option<Known>> {
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_bootstrap(&self) -> MutexGuard<'_, Bootstrap> {
