@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, ListenOptions, printable, sleep};
 use c10d_store::{
-    Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, TcpStore,
+    Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, StoreExt, TcpStore,
     TcpStoreOptions,
 };
 
 use crate::shell::board::{BoardError, RoundBoard, Wait};
 use crate::shell::handler::{BootstrapInfo, RendezvousInfo};
-use crate::shell::workers_keys::{is_kept, state_key};
+use crate::shell::workers_keys::{OWNER_KEY, is_kept, state_key};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
 use crate::values::port_range::PortRange;
@@ -338,6 +338,9 @@ impl Bootstrap {
         if let (Some(hook), Some(server)) = (round.server_hook, store.server()) {
             hook.call(server);
         }
+        // By which other nodes tell it from the store of another job at the same port.
+        let marked = store.set(OWNER_KEY, round.run_id);
+        marked.map_err(|error| round.failed(error))?;
         let master = own(&store, round);
         self.own = Some(Arc::new(store));
         Ok(master)
@@ -403,7 +406,8 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
             .state_key
             .as_ref()
             .is_some_and(|state| keys.contains(state));
-        let old = keys.iter().filter(|key| !is_shared || !is_kept(key));
+        let is_old = |key: &&String| *key != OWNER_KEY && !(is_shared && is_kept(key));
+        let old = keys.iter().filter(is_old);
         let mut count = 0;
         for key in old {
             store.delete_key(key)?;
@@ -536,7 +540,7 @@ fn free_port(round: &Round<'_>) -> Result<u16, RendezvousError> {
 
 #[cfg(test)]
 mod tests {
-    use c10d_store::{HashStore, StoreExt};
+    use c10d_store::HashStore;
 
     use super::*;
 

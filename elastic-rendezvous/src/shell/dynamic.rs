@@ -23,6 +23,7 @@ use crate::shell::handler_loop::{HandlerLoop, Parts};
 use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::shell::notices::{Notice, Notices};
 use crate::shell::shared::Shared;
+use crate::shell::workers_reach::{Known, Search, verify};
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Joined};
@@ -87,6 +88,8 @@ pub struct DynamicRendezvous {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Taken out while a join uses it.
     bootstrap: Mutex<Bootstrap>,
+    /// Where this node has reached the workers' store.
+    reached: Mutex<Option<Known>>,
     /// A client of the same store, if this process hosts it.
     hosted: Option<Arc<TcpStore>>,
     /// The server that this process has ready for a store that moves.
@@ -259,6 +262,7 @@ impl DynamicRendezvous {
             to_loop,
             lease,
             thread: Mutex::new(Some(thread)),
+            reached: Mutex::default(),
             hosted: None,
             candidate: Mutex::new(None),
         })
@@ -396,6 +400,20 @@ impl DynamicRendezvous {
         } else {
             Bootstrap::settle_unshared(&round, timeout, cancel)
         };
+        let route = self.options.route.clone().unwrap_or_default();
+        let settled = settled.and_then(|bootstrap| {
+            let search = Search {
+                run_id: &self.settings.run_id,
+                first: &joined.first,
+                route: &route,
+                join_timeout: self.settings.join_timeout,
+                cancel,
+            };
+            let mut known = self.lock_reached().take();
+            let verified = verify(bootstrap, &mut known, joined.is_same_world, &search);
+            *self.lock_reached() = known;
+            verified
+        });
         let bootstrap = settled.map_err(|not_found| match not_found {
             NotFound::Failed(error) => error,
             NotFound::Interrupted => RendezvousError::Interrupted {
@@ -415,7 +433,7 @@ impl DynamicRendezvous {
             joined.world_size,
             bootstrap,
         );
-        info.route = self.options.route.clone().unwrap_or_default();
+        info.route = route;
         info.has_entered = joined.has_entered;
         Ok(info)
     }
@@ -436,6 +454,10 @@ impl DynamicRendezvous {
                 self.settings.max_nodes,
             )
         }
+    }
+
+    fn lock_reached(&self) -> MutexGuard<'_, Option<Known>> {
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_bootstrap(&self) -> MutexGuard<'_, Bootstrap> {

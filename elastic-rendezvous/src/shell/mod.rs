@@ -26,4 +26,5 @@ mod stored_state;
 pub mod this_host;
 mod workers_claim;
 mod workers_keys;
+mod workers_reach;
 pub(crate) mod write_lease;

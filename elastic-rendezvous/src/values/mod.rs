@@ -21,3 +21,4 @@ pub(crate) mod step;
 pub(crate) mod store_directory;
 pub(crate) mod stored;
 pub(crate) mod timestamp;
+pub(crate) mod unreachable;
