@@ -4,6 +4,7 @@
 //! The shell's `handler_loop` drives any engine, and its `dynamic` creates the one that `access` allows: `solo`, of a
 //! node that writes the state itself, or `group`, where one node writes for all.
 
+pub(crate) mod advertised;
 mod apply;
 mod decide;
 pub(crate) mod duty;

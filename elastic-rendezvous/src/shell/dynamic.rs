@@ -18,10 +18,11 @@ use crate::shell::board::RoundBoard;
 use crate::shell::bootstrap::{Bootstrap, NotFound, Protection, Round};
 use crate::shell::candidate::Candidate;
 use crate::shell::clock::Clock;
-use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo, StoreRoute};
+use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo};
 use crate::shell::handler_loop::{HandlerLoop, Parts};
 use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::shell::notices::{Notice, Notices};
+use crate::shell::own_host::OwnHost;
 use crate::shell::shared::Shared;
 use crate::shell::workers_reach::{Known, Search, verify};
 use crate::shell::write_lease::WriteLease;
@@ -80,6 +81,7 @@ pub struct DynamicRendezvous {
     store: Arc<dyn Store>,
     settings: RendezvousSettings,
     options: DynamicRendezvousOptions,
+    own_host: OwnHost,
     node: NodeId,
     shared: Arc<Shared>,
     to_loop: Mailbox,
@@ -102,11 +104,11 @@ pub struct DynamicRendezvous {
 pub struct DynamicRendezvousOptions {
     local_addr: Option<String>,
     workers_host: Option<String>,
+    own_host: Option<OwnHost>,
     shares_store: bool,
     server_hook: Option<ServerHook>,
     protection: Protection,
     workers_at: Option<StoreAddress>,
-    route: Option<StoreRoute>,
     workers_port: Option<PortRange>,
 }
 
@@ -122,11 +124,11 @@ impl DynamicRendezvousOptions {
         Self {
             local_addr: None,
             workers_host: None,
+            own_host: None,
             shares_store: true,
             server_hook: None,
             protection: Protection::Open,
             workers_at: None,
-            route: None,
             workers_port: None,
         }
     }
@@ -172,15 +174,15 @@ impl DynamicRendezvousOptions {
         self
     }
 
-    /// How this node reaches the rendezvous' store.
-    pub(crate) fn with_route(mut self, route: StoreRoute) -> Self {
-        self.route = Some(route);
-        self
-    }
-
     /// The ports for the workers' store, if this node serves it: the first free one. Default: one that the system chooses.
     pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
         self.workers_port = ports.into();
+        self
+    }
+
+    /// What this node knows about its addresses, in place of those of the other options.
+    pub(crate) fn with_own_host(mut self, own_host: OwnHost) -> Self {
+        self.own_host = Some(own_host);
         self
     }
 
@@ -207,10 +209,18 @@ impl DynamicRendezvous {
         options: DynamicRendezvousOptions,
     ) -> Result<Self, RendezvousError> {
         settings.check()?;
-        let addr = options
-            .local_addr
-            .clone()
-            .unwrap_or_else(crate::shell::this_host::full_name);
+        let own_host = options.own_host.clone().unwrap_or_else(|| {
+            let given = options
+                .workers_host
+                .as_ref()
+                .or(options.local_addr.as_ref());
+            OwnHost::new(given.cloned(), false)
+        });
+        let addr = match (&options.local_addr, own_host.given()) {
+            (Some(addr), _) => addr.as_str(),
+            (None, Some(given)) if options.workers_host.is_none() => given,
+            (None, _) => own_host.name(),
+        };
         let local_id = NEXT_LOCAL_ID.fetch_add(1, Ordering::Relaxed);
         let node = NodeId::new(addr, i64::from(std::process::id()), local_id);
         let clock = Clock::start();
@@ -257,6 +267,7 @@ impl DynamicRendezvous {
                 options.workers_at.clone(),
             )),
             options,
+            own_host,
             node,
             shared,
             to_loop,
@@ -373,11 +384,6 @@ impl DynamicRendezvous {
 
     /// Agrees with the other nodes of the round `number` on the workers' store.
     fn settle(&self, number: i64, joined: &Joined) -> Result<RendezvousInfo, RendezvousError> {
-        let own_host = self
-            .options
-            .workers_host
-            .as_deref()
-            .unwrap_or(&self.node.addr);
         let round = Round {
             store: &self.store,
             run_id: &self.settings.run_id,
@@ -386,7 +392,8 @@ impl DynamicRendezvous {
             first: &joined.first,
             is_same_world: joined.is_same_world,
             has_entered: joined.has_entered,
-            own_host,
+            nodes: &joined.nodes,
+            own_host: &self.own_host,
             server_hook: self.options.server_hook.as_ref(),
             ports: self.options.workers_port,
         };
@@ -400,7 +407,7 @@ impl DynamicRendezvous {
         } else {
             Bootstrap::settle_unshared(&round, timeout, cancel)
         };
-        let route = self.options.route.clone().unwrap_or_default();
+        let route = self.own_host.route();
         let settled = settled.and_then(|bootstrap| {
             let search = Search {
                 run_id: &self.settings.run_id,
