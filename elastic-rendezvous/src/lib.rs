@@ -15,6 +15,7 @@ pub use shell::group_store::GroupStore;
 pub use shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
+pub use shell::marks::MarkBoard;
 pub use shell::open_store::READ_TIMEOUT;
 pub use shell::round_entry::{end_entry, open_round};
 pub use shell::static_rendezvous::{STATIC_BACKEND, STATIC_TIMEOUT, StaticRendezvous};
