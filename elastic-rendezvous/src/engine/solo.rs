@@ -170,6 +170,7 @@ impl Solo {
             world_size,
             first: nodes.first().unwrap_or(self.executor.me()).clone(),
             is_same_world: last == nodes,
+            has_lost_members: last.iter().any(|node| !nodes.contains(node)),
             nodes,
             has_entered,
         }
