@@ -15,6 +15,7 @@ pub use shell::group_store::GroupStore;
 pub use shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
 };
+pub use shell::marks::MarkBoard;
 pub use shell::open_store::READ_TIMEOUT;
 pub use shell::reachable::{ReachOptions, Reached, find_reachable};
 pub use shell::round_entry::{end_entry, open_round};

@@ -5,6 +5,7 @@ pub mod codec;
 pub(crate) mod endpoint;
 pub(crate) mod error;
 pub(crate) mod goal;
+pub(crate) mod link;
 pub(crate) mod membership;
 pub(crate) mod node;
 pub(crate) mod parameters;
