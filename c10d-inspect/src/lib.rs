@@ -41,4 +41,4 @@ pub use report::{
     Finding, FindingKind, Group, MembershipReport, NodeReport, Process, RankReport, RankSet,
     RankState, Report, Sureness, WaitFor, WorkersStore,
 };
-pub use translate::translate;
+pub use translate::{published_ranks, translate};

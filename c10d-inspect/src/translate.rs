@@ -59,6 +59,25 @@ pub fn translate(text: &str, snapshot: &Snapshot) -> Option<String> {
     (!sentences.is_empty()).then(|| sentences.join("; "))
 }
 
+/// The ranks by the addresses that gloo prints for them in errors: those on which they listen, with the bytes of the port
+/// swapped. An address that two ranks have published is left out, and so are ranks that the job does not have.
+#[must_use]
+pub fn published_ranks(snapshot: &Snapshot) -> HashMap<SocketAddr, usize> {
+    let index = Index::new(snapshot);
+    let launched = Launched::new(&index);
+    let who = Identities::new(&index, &launched);
+    let job = Job::new(&index, &launched, &who, None);
+    let exists = |rank: &usize| job.world_size.is_none_or(|size| *rank < size);
+    published(&job)
+        .into_iter()
+        .filter_map(|(address, found)| {
+            let rank = found.map(|(rank, _)| rank).filter(exists)?;
+            let printed = SocketAddr::new(address.ip(), address.port().swap_bytes());
+            Some((printed, rank))
+        })
+        .collect()
+}
+
 /// The ranks by the addresses that they listen on; `None` for one that two ranks have published.
 fn published(job: &Job<'_>) -> HashMap<SocketAddr, Option<(usize, Option<Slot>)>> {
     let mut published = HashMap::new();
