@@ -126,7 +126,10 @@ impl std::fmt::Display for EndNotice {
 pub(crate) fn exit_text(exit: &ExitRecord) -> String {
     let last_line = exit.last_line.as_ref();
     let last_line = last_line.map_or_else(String::new, |line| format!(": {line}"));
-    format!("rank {} on {} ended with {}{last_line}", exit.rank, exit.host, exit.exit)
+    format!(
+        "rank {} on {} ended with {}{last_line}",
+        exit.rank, exit.host, exit.exit
+    )
 }
 
 impl OwnEnd {
@@ -217,16 +220,16 @@ pub(crate) fn merge_first(
         let json = short.and_then(|value| serde_json::from_slice(value).ok());
         let known = json.and_then(|json: Value| ExitRecord::from_json(&json).ok());
         let is_earlier = |own: &&ExitRecord| {
-            known.as_ref().is_none_or(|it| own.ended_unix_ms < it.ended_unix_ms)
+            known
+                .as_ref()
+                .is_none_or(|it| own.ended_unix_ms < it.ended_unix_ms)
         };
         let Some(own) = own.filter(is_earlier) else {
             return Ok(known);
         };
         let json = own.to_json().to_string();
         // The next turn reads whether that has succeeded.
-        board
-            .store()
-            .compare_set(FIRST, &value, json.as_bytes())?;
+        board.store().compare_set(FIRST, &value, json.as_bytes())?;
     }
     Ok(own.cloned())
 }
@@ -337,13 +340,19 @@ mod tests {
         later.ended_unix_ms += 1;
         later.rank = 0;
         for (own, expected) in [(&later, &later), (&first, &first), (&later, &first)] {
-            assert_eq!(merge_first(&board, Some(own)).unwrap().as_ref(), Some(expected));
+            assert_eq!(
+                merge_first(&board, Some(own)).unwrap().as_ref(),
+                Some(expected)
+            );
         }
         assert_eq!(merge_first(&board, None).unwrap(), Some(first.clone()));
         for strange in [&b"\xff"[..], b"[]", b"{}"] {
             board.put(FIRST, strange).unwrap();
             assert_eq!(merge_first(&board, None).unwrap(), None);
-            assert_eq!(merge_first(&board, Some(&first)).unwrap(), Some(first.clone()));
+            assert_eq!(
+                merge_first(&board, Some(&first)).unwrap(),
+                Some(first.clone())
+            );
         }
     }
 

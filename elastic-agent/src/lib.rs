@@ -45,16 +45,16 @@ pub use c10d_socket::HostPort;
 pub use command_line::{CommandLine, Entrypoint};
 pub use environment::{EnvironmentError, WorkerEnvironment};
 pub use failure::{
-    ErrorFileError, ExitRecord, Failures, ProcessFailure, local_time_and_age, local_time_text,
-    write_error_file,
+    ErrorFileError, ExitRecord, Failures, ProcessFailure, RootExit, local_time_and_age,
+    local_time_text, write_error_file,
 };
 pub use health::HealthCheck;
+pub use job_end::EndNotice;
 #[cfg(feature = "launcher")]
 pub use launcher::{
     ExitLimits, Launcher, LauncherError, LauncherOptions, LauncherReport, Screen, StandardError,
     StopControl,
 };
-pub use job_end::EndNotice;
 pub use logs::{
     Destination, FilteredLog, LinePrefix, LogDirectory, LogDirectoryError, LogOptions, RoundLogs,
     StreamMap, StreamMapError, Streams, WorkerLogs, parse_line_filters,

@@ -31,7 +31,10 @@ impl Runtime<'_> {
     /// Tells the nodes of this round the first failure, and adopts an earlier one that they know.
     pub(super) fn share_first_failure(&mut self) {
         if let Some(board) = self.board_of_several() {
-            self.adopt(job_end::merge_first(&board, self.node.first_failure.as_ref()));
+            self.adopt(job_end::merge_first(
+                &board,
+                self.node.first_failure.as_ref(),
+            ));
         }
     }
 

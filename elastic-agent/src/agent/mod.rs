@@ -124,12 +124,14 @@ impl ElasticAgent {
             }) => {
                 let last = notice.as_ref().and_then(|it| it.exit.as_ref());
                 (failures.as_ref(), last)
-            },
+            }
             Ok(AgentOutcome::Failed(failures)) => (Some(failures), None),
             _ => return None,
         };
         let own = failures.map_or(&[][..], Failures::all).iter();
-        let is_last = own.map(|it| (it.rank, it.pid)).any(|it| it == (first.rank, first.pid))
+        let is_last = own
+            .map(|it| (it.rank, it.pid))
+            .any(|it| it == (first.rank, first.pid))
             || last.is_some_and(|last| (last.rank, last.pid) == (first.rank, first.pid));
         (!is_last).then_some(first)
     }

@@ -168,7 +168,9 @@ impl Rounds {
 
     pub(super) fn count_at_exit(&self) {
         if let Some(Err(error)) = self.board().as_ref().map(job_end::count_at_exit) {
-            log::warn!("cannot tell the other nodes that the workers of this one have ended: {error}");
+            log::warn!(
+                "cannot tell the other nodes that the workers of this one have ended: {error}"
+            );
         }
     }
 

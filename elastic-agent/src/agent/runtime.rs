@@ -29,6 +29,8 @@ pub(super) struct Runtime<'a> {
     /// When the current round began.
     pub(super) began_at: SystemTime,
     pub(super) has_store_per_round: bool,
+    /// Until when a node whose workers have failed waits for the news that another node was lost.
+    loss_due: Option<Instant>,
 }
 
 /// What an effect leads to.
@@ -48,6 +50,7 @@ impl<'a> Runtime<'a> {
             site: Site::Empty,
             epoch: Instant::now(),
             began_at: SystemTime::now(),
+            loss_due: None,
         }
     }
 
@@ -58,6 +61,12 @@ impl<'a> Runtime<'a> {
             stops_on_failure: options.stops_on_job_failure,
             local_world_size: options.local_world_size,
             has_store_per_round: self.has_store_per_round,
+            loss_wait: self
+                .node
+                .shared
+                .handler
+                .loss_wait()
+                .filter(|_| options.keep.is_none()),
             keep: options.keep.clone(),
             name: options.name.clone(),
         };
@@ -81,10 +90,17 @@ impl<'a> Runtime<'a> {
 
     fn run_effect(&mut self, effect: Effect) -> Done {
         let input = match effect {
-            Effect::Join(joins) => match self.join(joins) {
-                Ok(nodes) => Input::Joined { nodes },
-                Err(error) => self.not_started(error),
-            },
+            Effect::Join(joins) => {
+                self.loss_due = None;
+                match self.join(joins) {
+                    Ok(nodes) => Input::Joined { nodes },
+                    Err(error) => self.not_started(error),
+                }
+            }
+            Effect::ReadDepartures => {
+                let round = self.rounds.current();
+                Input::Departures(round.is_some_and(|round| round.has_lost_members))
+            }
             Effect::Prepare {
                 restarts,
                 restarts_max,
@@ -158,10 +174,14 @@ impl<'a> Runtime<'a> {
                 self.node.listeners.notify(&AgentEvent::WorkerLost(&exit));
             }
             Effect::TellStuck(stuck) => {
-                self.node.listeners.notify(&AgentEvent::WorkersStuck(&stuck));
+                self.node
+                    .listeners
+                    .notify(&AgentEvent::WorkersStuck(&stuck));
             }
             Effect::TellRestarting(why) => {
-                self.node.listeners.notify(&AgentEvent::Restarting { why: &why });
+                self.node
+                    .listeners
+                    .notify(&AgentEvent::Restarting { why: &why });
             }
             Effect::RoundEnded(summary) => {
                 let record = self.site.record(*summary, self.began_at);
@@ -171,6 +191,7 @@ impl<'a> Runtime<'a> {
             Effect::ReplaceAfter(local_rank, pause) => {
                 self.site.remind(Due::Replacement(local_rank), pause);
             }
+            Effect::AwaitLoss(wait) => self.loss_due = Some(Instant::now() + wait),
             Effect::ExpectMembers(pause) => self.site.remind(Due::Members, pause),
             Effect::OpenRound => self.rounds.open(),
             Effect::EndEntry => self.rounds.end_entry(),
@@ -183,7 +204,8 @@ impl<'a> Runtime<'a> {
     /// Waits for the next event that concerns the round.
     fn next_event(&mut self) -> Input {
         loop {
-            let due = self.site.next_due();
+            let loss_due = self.loss_due.map(|at| (at, Due::Loss));
+            let due = self.site.next_due().or(loss_due);
             let event = match due {
                 Some((at, _)) => self.node.events.recv_deadline(at),
                 None => self.node.events.recv().map_err(RecvTimeoutError::from),
@@ -193,6 +215,10 @@ impl<'a> Runtime<'a> {
                 (Err(RecvTimeoutError::Timeout), Some((_, due))) => {
                     self.site.remove_due(due);
                     return match due {
+                        Due::Loss => {
+                            self.loss_due = None;
+                            Input::LossDue
+                        }
                         Due::Replacement(local_rank) => Input::ReplaceDue { local_rank },
                         Due::Members => Input::MembersDue,
                         Due::Exits => Input::ExitsDue,

@@ -58,6 +58,8 @@ pub(super) enum Due {
     Members,
     /// Workers that run on although others have failed at the end of their program are stopped.
     Exits,
+    /// The wait for the news that another node was lost is over.
+    Loss,
 }
 
 /// What the workers have left.

@@ -51,7 +51,8 @@ impl Runtime<'_> {
     /// What a worker left that a signal of its own has ended.
     pub(super) fn read_crash(&mut self, exit: WorkerExit) -> Input {
         let record = self.site.exit_record(exit.rank, &self.node.host);
-        let record = record.unwrap_or_else(|| ExitRecord::of(&without_words(&exit), &self.node.host));
+        let record =
+            record.unwrap_or_else(|| ExitRecord::of(&without_words(&exit), &self.node.host));
         // What a traceback shows needs no other rank.
         let finished = match record.has_traceback {
             true => 0,

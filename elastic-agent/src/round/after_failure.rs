@@ -140,6 +140,9 @@ impl Round {
         now: Duration,
         out: &mut Effects,
     ) -> Phase {
+        if self.may_be_loss(nodes, &failure, &facts, now) {
+            return self.await_loss(nodes, failure, out);
+        }
         let verdict = verdict(&mut self.policy, &failure, facts, now);
         let Failure {
             stall,
@@ -161,10 +164,7 @@ impl Round {
             }
             _ => {}
         }
-        let (ending, cause) = match stall {
-            None => (RoundEnding::Failed, RoundCause::Failure),
-            Some(_) => (RoundEnding::Stuck, RoundCause::Stuck),
-        };
+        let (ending, cause) = ending_of(stall);
         let (why, counted) = match stall {
             None => ("a worker failed", "a failure"),
             Some(_) => ("the workers were stuck", "they were stuck"),
@@ -181,6 +181,7 @@ impl Round {
                 ));
                 out.push(Effect::TellRestarting(why.to_owned()));
                 self.report_round(ending, None, now, out);
+                self.is_count_open = self.settings.loss_wait.is_some() && !is_given_up;
                 let joins = match is_given_up {
                     true => Joins::Running,
                     false => Joins::Next,
@@ -189,10 +190,7 @@ impl Round {
             }
             Verdict::JoinUncounted => {
                 let why = "the workers of another node were stuck first";
-                out.push(log(Level::Info, format!("restarting the workers: {why}")));
-                out.push(Effect::TellRestarting(why.to_owned()));
-                self.report_round(ending, None, now, out);
-                return self.join_again(cause, failures, Joins::Next, now, out);
+                return self.restart_uncounted(why, (ending, cause), failures, now, out);
             }
             Verdict::OthersFinished(finished) => {
                 let error = AgentError::OthersFinished {
@@ -219,6 +217,21 @@ impl Round {
         self.report_round(ending, reason, now, out);
         finish(Ok(outcome), out)
     }
+
+    /// Starts the workers again, which uses up no restart of this node.
+    pub(super) fn restart_uncounted(
+        &mut self,
+        why: &str,
+        (ending, cause): (RoundEnding, RoundCause),
+        failures: Option<Failures>,
+        now: Duration,
+        out: &mut Effects,
+    ) -> Phase {
+        out.push(log(Level::Info, format!("restarting the workers: {why}")));
+        out.push(Effect::TellRestarting(why.to_owned()));
+        self.report_round(ending, None, now, out);
+        self.join_again(cause, failures, Joins::Next, now, out)
+    }
 }
 
 pub(super) fn first_of(failures: Option<&Failures>) -> Option<First> {
@@ -231,9 +244,10 @@ pub(super) fn used_up(stall: Option<Stall>, first: Option<First>) -> OwnEnd {
     let (what, rank) = match (stall, first) {
         (Some(_), _) => ("the workers made no progress".to_owned(), None),
         (None, None) => ("a worker failed".to_owned(), None),
-        (None, Some((rank, exit))) => {
-            (format!("worker with rank {rank} ended with {exit}"), Some(rank))
-        }
+        (None, Some((rank, exit))) => (
+            format!("worker with rank {rank} ended with {exit}"),
+            Some(rank),
+        ),
     };
     OwnEnd::of(what + ", and no restart is left", rank)
 }
@@ -253,13 +267,10 @@ pub(super) fn verdict(
         Known::Ended(notice) => return Verdict::Ended(notice.clone()),
         _ => return Verdict::GiveUp,
     }
+    let is_counted_elsewhere = is_counted_elsewhere(failure, &facts);
     if let Some(notice) = facts.job_end {
         return Verdict::Ended(notice);
     }
-    let is_counted_elsewhere = match failure.stall {
-        Some(stall) => !stall.is_first,
-        None => facts.is_any_stuck,
-    };
     if is_counted_elsewhere {
         policy.note_progress(failure.progress);
         return Verdict::JoinUncounted;
@@ -270,5 +281,20 @@ pub(super) fn verdict(
         // They wait in the exit barrier of this round and join no other.
         Decision::Restart if facts.finished > 0 => Verdict::OthersFinished(facts.finished),
         Decision::Restart => Verdict::Restart,
+    }
+}
+
+/// Whether another node counts the restart.
+pub(super) fn is_counted_elsewhere(failure: &Failure, facts: &Facts) -> bool {
+    match failure.stall {
+        Some(stall) => !stall.is_first,
+        None => facts.is_any_stuck,
+    }
+}
+
+pub(super) const fn ending_of(stall: Option<Stall>) -> (RoundEnding, RoundCause) {
+    match stall {
+        None => (RoundEnding::Failed, RoundCause::Failure),
+        Some(_) => (RoundEnding::Stuck, RoundCause::Stuck),
     }
 }

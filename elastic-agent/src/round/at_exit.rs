@@ -8,13 +8,13 @@ use std::time::Duration;
 use log::Level;
 use rustix::process::Signal;
 
+use super::after_failure::first_of;
 use super::barrier::EXIT_BARRIER_TIMEOUT;
 use super::ending::{RoundCause, RoundEnding};
 use super::input::{Crash, Effect, Effects, Facts, Input, Joins};
 use super::machine::{Round, finish, log};
 use super::members::{MembersChange, why_members_changed};
 use super::outcome::AgentOutcome;
-use super::after_failure::first_of;
 use super::phase::{AwaitingOthers, Failure, First, Known, Phase, Running};
 use crate::failure::{ExitRecord, is_abort_at_exit};
 use crate::job_end::OwnEnd;
@@ -64,7 +64,7 @@ impl Round {
         if running.at_exit == 0 {
             running.failed = Some((rank, crash.exit.exit));
             // Those of other nodes are not waited for before a restart is out of the question.
-            if self.ends_job_at_once(now) {
+            if self.ends_job_at_once(running.nodes, now) {
                 self.publish(failed_at_exit(running.failed), out);
                 running.known = Known::Published;
             }
@@ -185,7 +185,8 @@ impl Round {
     ) -> Phase {
         if failure.known == Known::Nothing {
             if self.policy.left(now) > 0 {
-                let text = "not restarting the workers: the programs of all ranks had reached their end";
+                let text =
+                    "not restarting the workers: the programs of all ranks had reached their end";
                 out.push(log(Level::Info, text));
             }
             if self.settings.stops_on_failure {

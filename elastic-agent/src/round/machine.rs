@@ -35,6 +35,9 @@ pub(crate) struct Settings {
     pub(crate) local_world_size: usize,
     /// Whether keys of an earlier round are out of sight.
     pub(crate) has_store_per_round: bool,
+    /// How long a node without a restart left waits for the news that another one was lost; `None` if the others cannot
+    /// continue without that node.
+    pub(crate) loss_wait: Option<Duration>,
     /// Whether the others run on when a worker dies.
     pub(crate) keep: Option<KeepOptions>,
 }
@@ -50,6 +53,10 @@ pub(crate) struct Round {
     pub(super) has_had_workers: bool,
     /// The members when this node asked last how many had ended.
     pub(super) seen: Option<Box<Membership>>,
+    /// The last restart was counted, which depends on the members of the next round.
+    pub(super) is_count_open: bool,
+    /// It has waited for the news that another node of the round was lost.
+    pub(super) has_awaited_loss: bool,
     pub(super) phase: Phase,
 }
 
@@ -64,6 +71,8 @@ impl Round {
             clock: RoundClock::start(0, now),
             has_had_workers: false,
             seen: None,
+            is_count_open: false,
+            has_awaited_loss: false,
             phase: Phase::Joining { failures: None },
         };
         let joins = match round.settings.keep {
@@ -83,6 +92,7 @@ impl Round {
         out: &mut Effects,
     ) -> Phase {
         self.cause = cause;
+        self.has_awaited_loss = false;
         self.clock = RoundClock::start(self.policy.used(), now);
         out.push(Effect::Join(joins));
         Phase::Joining { failures }
@@ -95,8 +105,9 @@ impl Round {
     }
 
     /// Whether a failure ends the job, whatever the workers have done until they have ended.
-    pub(super) fn ends_job_at_once(&self, now: Duration) -> bool {
-        self.settings.stops_on_failure && self.policy.is_used_up(now)
+    pub(super) fn ends_job_at_once(&self, nodes: usize, now: Duration) -> bool {
+        let may_be_loss = nodes > 1 && self.settings.loss_wait.is_some();
+        self.settings.stops_on_failure && !may_be_loss && self.policy.is_used_up(now)
     }
 
     pub(super) fn report_round(

@@ -179,7 +179,7 @@ impl Round {
         let nodes = running.nodes;
         self.clock.end(now, |phases| &mut phases.run);
         if let End::Failed(Known::Nothing) | End::Stuck(_, Known::Nothing) = &end
-            && self.ends_job_at_once(now)
+            && self.ends_job_at_once(nodes, now)
         {
             // The same, if the store does not say that the failure follows from that of another node.
             out.push(Effect::BeginStop(how_to_stop(&end)));

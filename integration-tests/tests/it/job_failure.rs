@@ -36,7 +36,16 @@ struct Job {
 impl Job {
     fn new(nodes: &str, options: &[&str]) -> Self {
         let endpoint = free_address().to_string();
-        let mut all = vec!["run", "--no-scheduler", "--nnodes", nodes, "--rdzv-endpoint", &endpoint, "--rdzv-id", "5"];
+        let mut all = vec![
+            "run",
+            "--no-scheduler",
+            "--nnodes",
+            nodes,
+            "--rdzv-endpoint",
+            &endpoint,
+            "--rdzv-id",
+            "5",
+        ];
         all.extend(options);
         Self {
             folder: tempfile::tempdir().unwrap(),
@@ -48,12 +57,20 @@ impl Job {
     fn node(&self, index: usize, script: &str) -> ChildProcess {
         let is_host = if index == 0 { "is_host=1" } else { "is_host=0" };
         let conf = format!("{is_host},join_timeout=60,last_call_timeout=1");
-        self.launch(index, &["--rdzv-backend", "c10d", "--rdzv-conf", &conf], script)
+        self.launch(
+            index,
+            &["--rdzv-backend", "c10d", "--rdzv-conf", &conf],
+            script,
+        )
     }
 
     fn static_node(&self, index: usize, script: &str) -> ChildProcess {
         let rank = index.to_string();
-        self.launch(index, &["--rdzv-backend", "static", "--node-rank", &rank], script)
+        self.launch(
+            index,
+            &["--rdzv-backend", "static", "--node-rank", &rank],
+            script,
+        )
     }
 
     fn launch(&self, index: usize, options: &[&str], script: &str) -> ChildProcess {
@@ -90,7 +107,9 @@ impl Job {
 
 fn code(node: &mut ChildProcess) -> i32 {
     let status = node.wait(LIMIT);
-    status.code().unwrap_or_else(|| panic!("{}: {status}", node.what()))
+    status
+        .code()
+        .unwrap_or_else(|| panic!("{}: {status}", node.what()))
 }
 
 /// The log lines of a launcher. Its workers write nothing.
@@ -99,13 +118,21 @@ fn lines(node: &ChildProcess) -> Vec<String> {
 }
 
 fn count(node: &ChildProcess, text: &str) -> usize {
-    lines(node).iter().filter(|line| line.contains(text)).count()
+    lines(node)
+        .iter()
+        .filter(|line| line.contains(text))
+        .count()
 }
 
 /// The other nodes stop their workers, and name the worker that failed.
 fn assert_stopped(node: &mut ChildProcess, cause: &str) {
     assert_eq!(code(node), 1, "{}", node.stderr());
-    assert_eq!(count(node, &format!("root cause: {cause}")), 1, "{}", node.stderr());
+    assert_eq!(
+        count(node, &format!("root cause: {cause}")),
+        1,
+        "{}",
+        node.stderr()
+    );
     let stopping = format!(" ended the job: worker with {}", cause.replace(" on ", " "));
     assert_eq!(count(node, &stopping), 1, "{}", node.stderr());
     assert!(lines(node).len() <= 6, "{}", node.stderr());
@@ -144,7 +171,9 @@ fn static_nodes_end_together() {
     for failing in [0, 1] {
         let job = Job::new("2", &[]);
         let script = RANK_1_FAILS.replace("$RANK = 1", &format!("$RANK = {failing}"));
-        let mut all: Vec<_> = (0..2).map(|index| job.static_node(index, &script)).collect();
+        let mut all: Vec<_> = (0..2)
+            .map(|index| job.static_node(index, &script))
+            .collect();
         let mut failed = all.remove(failing);
         assert_eq!(code(&mut failed), 1, "{}", failed.stderr());
         assert_stopped(&mut all[0], &format!("rank {failing} on "));
@@ -156,11 +185,15 @@ fn a_failure_ends_the_job_when_the_restarts_are_used_up() {
     let job = Job::new("2", &["--max-restarts", "1"]);
     let script = RANK_1_FAILS.replace("up.", "up.$TORCHELASTIC_RESTART_COUNT.");
     let script = script.replace("TORCHELASTIC_RESTART_COUNT", "GENERATION");
-    let script = format!("GENERATION=$(( $(ls gen.$RANK.* 2>/dev/null | wc -l) )); touch gen.$RANK.$GENERATION\n{script}");
+    let script = format!(
+        "GENERATION=$(( $(ls gen.$RANK.* 2>/dev/null | wc -l) )); touch gen.$RANK.$GENERATION\n{script}"
+    );
     let mut all: Vec<_> = (0..2).map(|index| job.node(index, &script)).collect();
     let codes: Vec<i32> = all.iter_mut().map(code).collect();
     assert_eq!(codes, [1, 1], "{}{}", all[0].stderr(), all[1].stderr());
-    let stopped = all.iter().filter(|node| count(node, "root cause: rank 1 on ") == 1);
+    let stopped = all
+        .iter()
+        .filter(|node| count(node, "root cause: rank 1 on ") == 1);
     assert_eq!(stopped.count(), 1, "{}{}", all[0].stderr(), all[1].stderr());
 }
 
@@ -178,11 +211,16 @@ fn the_other_workers_have_the_grace_period_of_a_signal() {
 #[test]
 fn nodes_that_have_succeeded_and_spares_exit_with_0_and_tell_the_failure() {
     let job = Job::new("2", &[]);
-    let script = "case $RANK in 0) exit 0;; esac; until [ -e spare ]; do sleep 0.01; done; sleep 1; exit 7";
+    let script =
+        "case $RANK in 0) exit 0;; esac; until [ -e spare ]; do sleep 0.01; done; sleep 1; exit 7";
     let mut all = [job.node(0, script), job.node(1, script)];
-    eventually("both run", || all.iter().all(|it| count(it, "started rank") == 1));
+    eventually("both run", || {
+        all.iter().all(|it| count(it, "started rank") == 1)
+    });
     let mut spare = job.node(2, script);
-    eventually("the spare waits", || count(&spare, "waiting for a place") == 1);
+    eventually("the spare waits", || {
+        count(&spare, "waiting for a place") == 1
+    });
     fs::write(job.path().join("spare"), "").unwrap();
     let mut codes = all.each_mut().map(code);
     codes.sort_unstable();
@@ -211,7 +249,10 @@ fn loosely_coupled_workers_run_on() {
     });
     fs::write(job.path().join("end"), "").unwrap();
     let codes = all.each_mut().map(code);
-    assert_eq!(codes.map(|it| it == 1), [failed == Some(0), failed == Some(1)]);
+    assert_eq!(
+        codes.map(|it| it == 1),
+        [failed == Some(0), failed == Some(1)]
+    );
     assert!(job.path().join("done").exists());
 }
 
@@ -251,7 +292,10 @@ for i in 1 2 3 4 5 6 7 8 9 10; do echo $i >>result; sleep 0.3; done"
     );
     for (restarts, workers) in [("0", "1"), ("2", "1"), ("2", "2")] {
         let nodes = if workers == "1" { "2" } else { "1" };
-        let job = Job::new(nodes, &["--max-restarts", restarts, "--nproc-per-node", workers]);
+        let job = Job::new(
+            nodes,
+            &["--max-restarts", restarts, "--nproc-per-node", workers],
+        );
         let count = nodes.parse().unwrap();
         let mut all: Vec<_> = (0..count).map(|index| job.node(index, &script)).collect();
         let codes: Vec<i32> = all.iter_mut().map(code).collect();
@@ -276,7 +320,9 @@ fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
     let script = "touch up.$GROUP_RANK.$RANK; until [ -e go ]; do sleep 0.01; done; exit 7";
     let mut host = job.node(0, script);
     let mut slow = job.node(1, &format!("touch up.other; {FOREVER}"));
-    eventually("both run", || count(&host, "started") + count(&slow, "started") == 2);
+    eventually("both run", || {
+        count(&host, "started") + count(&slow, "started") == 2
+    });
     slow.pause();
     fs::write(job.path().join("go"), "").unwrap();
     eventually("the report", || host.stderr().contains("FAILED"));
@@ -290,7 +336,9 @@ fn the_store_stays_open_until_all_nodes_have_read_the_reason() {
     let job = Job::new("2", &[]);
     let mut host = job.node(0, script);
     let slow = job.node(1, &format!("touch up.other; {FOREVER}"));
-    eventually("both run", || count(&host, "started") + count(&slow, "started") == 2);
+    eventually("both run", || {
+        count(&host, "started") + count(&slow, "started") == 2
+    });
     slow.pause();
     fs::write(job.path().join("go"), "").unwrap();
     eventually("the report", || host.stderr().contains("FAILED"));
@@ -312,7 +360,12 @@ fn a_torchrun_node_that_fails_stops_the_other_nodes_and_is_not_waited_for() {
     let mut torchrun = job.torchrun(1, &conf, fails);
     assert_eq!(code(&mut torchrun), 1);
     assert_eq!(code(&mut ours), 1, "{}", ours.stderr());
-    assert_eq!(count(&ours, "closed the rendezvous without a reason"), 2, "{}", ours.stderr());
+    assert_eq!(
+        count(&ours, "closed the rendezvous without a reason"),
+        2,
+        "{}",
+        ours.stderr()
+    );
 
     let job = Job::new("2", &[]);
     let mut ours = job.node(0, fails);
