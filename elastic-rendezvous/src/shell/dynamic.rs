@@ -575,14 +575,31 @@ impl RendezvousHandler for DynamicRendezvous {
         forgotten.map_err(|error| RendezvousError::connection(run_id, error))
     }
 
+    fn last_boards(&self) -> Result<Vec<RoundBoard>, RendezvousError> {
+        let last = self.ask(Goal::Read)?.round;
+        let rounds = [last, last - 1].into_iter().filter(|round| *round >= 0);
+        let board = |round| RoundBoard::of(&self.store, &self.settings.run_id, round);
+        Ok(rounds.map(board).collect())
+    }
+
+    fn keeps_store_for(&self) -> Option<Duration> {
+        let server = self.hosted.as_ref()?.server()?;
+        server.is_running().then(|| self.settings.dead_after())
+    }
+
+    fn detach(&self) {
+        self.stop();
+    }
+
     fn run_id(&self) -> &str {
         &self.settings.run_id
     }
 
     fn shutdown(&self) -> bool {
         let closed = self.ask(Goal::Shutdown).map(drop);
+        let is_detached = matches!(&closed, Err(RendezvousError::ShutDown { .. }));
         if let Err(error) = &closed
-            && !matches!(error, RendezvousError::ShutDown { .. })
+            && !is_detached
         {
             log::warn!(
                 "cannot close the rendezvous {:?}: {error}",
@@ -590,7 +607,7 @@ impl RendezvousHandler for DynamicRendezvous {
             );
         }
         self.stop();
-        if closed.is_ok() {
+        if closed.is_ok() || is_detached {
             self.await_disconnects();
         }
         closed.is_ok()
