@@ -184,6 +184,10 @@ impl TorchNode {
 }
 
 impl Engine for TorchNode {
+    fn me(&self) -> &NodeId {
+        &self.me
+    }
+
     fn begin(&mut self, operation: Operation, deadline: Duration, _: Now) {
         self.is_member &= operation == Operation::Close;
         self.joins_next = operation == Operation::Join;

@@ -43,7 +43,7 @@ impl HandlerLoop {
                 return Ok(Reply::IsSame(is_same));
             }
             Ask::ReadNotices => {
-                self.notices.refresh(&self.me);
+                self.notices.refresh(self.engine.me());
                 return Ok(Reply::Gone(self.notices.gone()));
             }
             Ask::ReadEntry { round } => {
