@@ -15,6 +15,7 @@ use super::handle::{Event, Shared};
 use super::options::AgentOptions;
 use crate::logs::LogDirectory;
 use crate::round::AgentError;
+use crate::workers_network::WorkersNetwork;
 
 #[derive(Debug)]
 pub(super) struct Node {
@@ -27,6 +28,8 @@ pub(super) struct Node {
     /// Where workers report their progress.
     pub(super) progress: Option<TempDir>,
     pub(super) forking: Forking,
+    /// Of the current round.
+    pub(super) network: WorkersNetwork,
     /// How often this agent has started workers.
     pub(super) generation: u64,
 }
@@ -62,6 +65,7 @@ impl Node {
             events,
             listeners: Listeners::default(),
             forking: Forking::default(),
+            network: WorkersNetwork::default(),
             generation: 0,
         })
     }
