@@ -11,7 +11,7 @@ mod tests;
 use std::time::Duration;
 
 use self::budget::Spent;
-pub(crate) use self::python_error::fatal_error;
+pub(crate) use self::python_error::{fatal_error, without_rank};
 pub use self::rules::{RestartBudget, RestartRules};
 use crate::worker::ExitKind;
 
@@ -127,6 +127,13 @@ impl RestartPolicy {
         self.without_progress += 1;
         self.spent.add(now);
         Decision::Restart
+    }
+
+    /// The last restart does not count, because the workers failed without a fault of their own.
+    pub(crate) fn take_back(&mut self) {
+        self.used = self.used.saturating_sub(1);
+        self.without_progress = self.without_progress.saturating_sub(1);
+        self.spent.take_back();
     }
 
     /// Why no start of these workers could succeed, if the rules care.

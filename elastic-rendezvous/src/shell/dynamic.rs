@@ -442,6 +442,7 @@ impl DynamicRendezvous {
         );
         info.route = route;
         info.has_entered = joined.has_entered;
+        info.has_lost_members = joined.has_lost_members;
         Ok(info)
     }
 
@@ -525,6 +526,11 @@ impl RendezvousHandler for DynamicRendezvous {
                 detail,
             }),
         }
+    }
+
+    fn loss_wait(&self) -> Option<Duration> {
+        let settings = &self.settings;
+        (settings.min_nodes < settings.max_nodes).then(|| settings.dead_after())
     }
 
     fn add_listener(&self, listener: Listener) {

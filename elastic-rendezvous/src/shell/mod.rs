@@ -15,6 +15,7 @@ pub(crate) mod handler;
 mod handler_loop;
 mod mailbox;
 mod many_keys;
+pub(crate) mod marks;
 mod notices;
 pub(crate) mod open_store;
 pub(crate) mod own_host;

@@ -13,6 +13,7 @@ use crate::values::parameters_error::ParametersError;
 use crate::values::port_range::PortRange;
 use crate::values::server_hook::ServerHook;
 use crate::values::settings::RendezvousSettings;
+use crate::values::start_warnings::StartWarnings;
 use crate::values::store_directory::StoreDirectory;
 
 /// The parameters of a rendezvous, checked as far as possible without knowing the backend.
@@ -47,6 +48,7 @@ pub struct RendezvousParameters {
     workers_port: Option<PortRange>,
     journal: Option<JournalSource>,
     store: Option<StoreDirectory>,
+    start_warnings: StartWarnings,
     cancel: Cancel,
 }
 
@@ -83,6 +85,7 @@ impl RendezvousParameters {
             workers_port: None,
             journal: None,
             store: None,
+            start_warnings: StartWarnings::default(),
             cancel: Cancel::NEVER,
         })
     }
@@ -103,6 +106,17 @@ impl RendezvousParameters {
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);
         self
+    }
+
+    /// Where warnings about the start of this node go. Default: each one is logged at once.
+    pub fn with_start_warnings(mut self, warnings: StartWarnings) -> Self {
+        self.start_warnings = warnings;
+        self
+    }
+
+    /// The warnings about the start of this node.
+    pub const fn start_warnings(&self) -> &StartWarnings {
+        &self.start_warnings
     }
 
     /// The journal of the rendezvous' store, opened if this process serves it: the store survives the process. Default:

@@ -17,6 +17,7 @@ use super::error::{Given, Refusal, UsageError};
 use crate::ephemeral_ports::EphemeralPorts;
 use elastic_agent::devices::{DeviceKind, DevicesError};
 use elastic_agent::scheduler::Site;
+use elastic_rendezvous::StartWarning;
 
 /// What the plan depends on besides the options.
 pub(crate) struct Surroundings<'a> {
@@ -89,9 +90,9 @@ impl Given {
         }
     }
 
-    pub(super) fn has_no_effect(&self, why: &str) -> String {
+    pub(super) fn has_no_effect(&self, why: &str) -> StartWarning {
         let Self { name, value } = self;
-        format!("{name} is {value:?}, which has no effect: {why}")
+        format!("{name} is {value:?}, which has no effect: {why}").into()
     }
 
     pub(super) fn refused(&self, refusal: Refusal) -> UsageError {

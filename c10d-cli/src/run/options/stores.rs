@@ -11,7 +11,7 @@ use c10d_socket::Cancel;
 #[cfg(feature = "journal")]
 use c10d_store::journal::JournalSource;
 use clap::Args;
-use elastic_rendezvous::{PortRange, RendezvousParameters, STATIC_BACKEND};
+use elastic_rendezvous::{PortRange, RendezvousParameters, STATIC_BACKEND, StartWarning};
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read, value_of};
@@ -86,7 +86,7 @@ impl StoreArgs {
     pub(super) fn candidates(
         &self,
         is_in_etcd: bool,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Option<usize>, UsageError> {
         let number = in_etcd(&self.store_candidates, is_in_etcd, warnings)?;
         Ok(is_in_etcd.then_some(number.unwrap_or(CANDIDATES)))
@@ -96,7 +96,7 @@ impl StoreArgs {
     pub(super) fn port(
         &self,
         is_in_etcd: bool,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Option<u16>, UsageError> {
         in_etcd(&self.store_port, is_in_etcd, warnings)
     }
@@ -106,7 +106,7 @@ impl StoreArgs {
         &self,
         parameters: RendezvousParameters,
         is_in_etcd: bool,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<RendezvousParameters, UsageError> {
         let directory = self.directory()?;
         if is_in_etcd {
@@ -156,7 +156,7 @@ impl StoreArgs {
     fn apply_port(
         &self,
         parameters: RendezvousParameters,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<RendezvousParameters, UsageError> {
         let Some(option) = &self.workers_port else {
             return Ok(parameters);
@@ -210,7 +210,7 @@ impl StoreArgs {
 fn in_etcd<T: Clone>(
     option: &Option<Parsed<T>>,
     is_in_etcd: bool,
-    warnings: &mut Vec<String>,
+    warnings: &mut Vec<StartWarning>,
 ) -> Result<Option<T>, UsageError> {
     match option {
         Some(option) if !is_in_etcd => {

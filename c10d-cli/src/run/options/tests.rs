@@ -287,6 +287,10 @@ fn several_workers_get_one_thread_each_by_default() {
         let plan = plan("--nproc-per-node=2 s.py", variables);
         let is_set = plan.environment.iter().any(|(name, _)| *name == THREADS);
         assert_eq!(is_set, is_default);
-        assert!(plan.warnings.is_empty(), "{:?}", plan.warnings);
+        assert!(
+            plan.warning_texts().is_empty(),
+            "{:?}",
+            plan.warning_texts()
+        );
     }
 }
