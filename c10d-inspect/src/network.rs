@@ -9,7 +9,7 @@ use crate::text;
 const INTERFACES_MAX: usize = 4;
 const INTERFACE_CHARS_MAX: usize = 32;
 
-/// Returns the assignment that makes NCCL use the interface of the rendezvous, in NCCL's form for exact names, as in
+/// Returns the assignment that makes NCCL use the interface of the rendezvous, in NCCL's form for exact names, for example
 /// `NCCL_SOCKET_IFNAME==eth0`.
 pub(crate) fn nccl_assignment(launched: &Launched) -> String {
     let names = interfaces(launched);
@@ -28,7 +28,7 @@ pub(crate) fn nccl_hint(launched: &Launched) -> Option<String> {
     })
 }
 
-/// Returns the assignment that makes gloo use the interface of the rendezvous, as in `GLOO_SOCKET_IFNAME=eth0`. gloo must
+/// Returns the assignment that makes gloo use the interface of the rendezvous, for example `GLOO_SOCKET_IFNAME=eth0`. gloo must
 /// have each interface that it is given, so several names are alternatives for different nodes.
 pub(crate) fn gloo_assignment(launched: &Launched) -> String {
     let names = interfaces(launched);
@@ -36,8 +36,8 @@ pub(crate) fn gloo_assignment(launched: &Launched) -> String {
         [] => "GLOO_SOCKET_IFNAME=eth0, with your interface".to_owned(),
         [name] => format!("GLOO_SOCKET_IFNAME={name}"),
         names => format!(
-            "GLOO_SOCKET_IFNAME to the one that the node has of {}",
-            names.join(", ")
+            "GLOO_SOCKET_IFNAME to the interface of the node: {}",
+            names.join(" or ")
         ),
     }
 }

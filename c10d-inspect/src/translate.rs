@@ -123,7 +123,7 @@ fn published(job: &Job<'_>) -> HashMap<SocketAddr, Option<(usize, Option<Slot>)>
     published
 }
 
-/// What a text reports about a network interface, which a variable chooses.
+/// A cause in a text that a variable for the network can cure.
 enum Chosen<'t> {
     /// NCCL could not connect.
     ByNccl,
@@ -150,11 +150,11 @@ impl<'t> Chosen<'t> {
         is_nccl.then_some(Self::ByNccl)
     }
 
-    /// What the user can do; `None` for a job of one node, whose ranks share the network.
+    /// The cause and the variable; `None` for a job of one node, whose ranks share the network.
     fn sentence(&self, launched: &Launched) -> Option<String> {
         if let Self::Unknown(name) = self {
             return Some(format!(
-                "GLOO_SOCKET_IFNAME has {}, which is no interface of this host: gloo takes exact names, as in {}",
+                "GLOO_SOCKET_IFNAME has {}, which is no interface of this host: gloo takes exact names. Set {}",
                 crate::text::shown_up_to(name.as_bytes(), INTERFACE_CHARS_MAX),
                 gloo_assignment(launched)
             ));

@@ -12,7 +12,7 @@ use elastic_rendezvous::RendezvousInfo;
 /// The limit for looking up the host's name.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What workers need to know about the network between the nodes of a round.
+/// The network between the nodes of a round, as far as workers need to know it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct WorkersNetwork {
     /// The interface with this node's address of the rendezvous connection; `None` in a job of one node, and for nodes that

@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn hosts_with_different_interfaces_are_told_both() {
         let report = report(["10.8.8.1", "10.8.8.2"], [Some("eth0"), Some("ib0")]);
-        let text = "Set GLOO_SOCKET_IFNAME to the one that the node has of eth0, ib0.";
+        let text = "Set GLOO_SOCKET_IFNAME to the interface of the node: eth0 or ib0.";
         assert!(report.headline.ends_with(text), "{}", report.headline);
     }
 
