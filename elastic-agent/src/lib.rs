@@ -35,6 +35,7 @@ mod threads;
 mod watchdog;
 mod worker;
 mod worker_list;
+mod workers_network;
 
 pub use agent::{
     AgentEvent, AgentHandle, AgentListener, AgentOptions, ElasticAgent, Pulse, RoundRecord,

@@ -17,6 +17,7 @@ use super::rounds::Told;
 use crate::failure::ExitRecord;
 use crate::logs::LogDirectory;
 use crate::round::AgentError;
+use crate::workers_network::WorkersNetwork;
 
 #[derive(Debug)]
 pub(super) struct Node {
@@ -33,6 +34,8 @@ pub(super) struct Node {
     pub(super) told: Option<Told>,
     /// The first failure of the job that this node knows, on any node.
     pub(super) first_failure: Option<ExitRecord>,
+    /// Of the current round.
+    pub(super) network: WorkersNetwork,
     /// How often this agent has started workers.
     pub(super) generation: u64,
 }
@@ -70,6 +73,7 @@ impl Node {
             forking: Forking::default(),
             told: None,
             first_failure: None,
+            network: WorkersNetwork::default(),
             generation: 0,
         })
     }

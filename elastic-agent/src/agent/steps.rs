@@ -13,6 +13,7 @@ use super::handle::Shared;
 use super::plan::PlannedStart;
 use super::runtime::{LOG, Runtime};
 use super::site::{Ended, Prepared, Running, Site};
+use crate::environment::GLOO_SOCKET_IFNAME;
 use crate::exit_barrier;
 use crate::failure::ExitRecord;
 use crate::places::{self, Place};
@@ -24,6 +25,7 @@ use crate::signal_name::name_of;
 use crate::watchdog::Watchdog;
 use crate::worker::{WorkerOutcome, WorkerSlots};
 use crate::worker_list;
+use crate::workers_network::WorkersNetwork;
 
 impl Runtime<'_> {
     /// Joins a round, and returns its number of nodes.
@@ -55,6 +57,7 @@ impl Runtime<'_> {
         // All nodes have told theirs.
         self.carry_first_failure();
         let ranks = place.ranks;
+        self.look_at_network(&round);
         let watchdog = self.node.options.watchdog(&self.node.shared)?;
         let workers = self.node.options.local_world_size;
         let members = match self.node.options.keep {
@@ -82,6 +85,23 @@ impl Runtime<'_> {
             members,
         }));
         Ok(())
+    }
+
+    /// Finds out which interface leads to the other nodes, and reports it if gloo has to be told.
+    fn look_at_network(&mut self, round: &RendezvousInfo) {
+        let network = WorkersNetwork::of(round);
+        let inherited = &self.node.options.environment;
+        let is_given = inherited.iter().any(|(name, _)| name == GLOO_SOCKET_IFNAME);
+        if let Some(interface) = network.for_gloo()
+            && !is_given
+            && network != self.node.network
+        {
+            log::info!(
+                target: LOG,
+                "set {GLOO_SOCKET_IFNAME}={interface} for the workers: the name of this host leads to loopback",
+            );
+        }
+        self.node.network = network;
     }
 
     /// Starts the relay of a round, if this agent has relays.

@@ -46,7 +46,7 @@ impl Running {
 impl Round {
     /// A signal of its own has ended a worker. Returns whether the others run on.
     pub(super) fn is_kept_to_its_end(
-        &mut self,
+        &self,
         running: &mut Running,
         crash: &Crash,
         now: Duration,

@@ -155,7 +155,7 @@ impl HandlerLoop {
             .as_mut()
             .filter(|_| !self.is_unknown && self.outage_since.is_none())
         {
-            marks.remove_own(&self.me);
+            marks.remove_own(self.engine.me());
         }
         for job in std::mem::take(&mut self.jobs) {
             let _ = job.reply.send(Err(self.shut_down_error()));

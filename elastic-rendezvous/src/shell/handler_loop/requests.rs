@@ -139,7 +139,7 @@ impl HandlerLoop {
         let Some(marks) = &mut self.marks else {
             return Ok(Reply::Marks(None));
         };
-        match request(marks, &self.me) {
+        match request(marks, self.engine.me()) {
             Ok(None) => Ok(Reply::Done),
             Ok(read) => Ok(Reply::Marks(read)),
             Err(StoreError::Unsupported { .. }) => {
