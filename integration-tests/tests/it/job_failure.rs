@@ -146,13 +146,11 @@ fn a_failure_stops_the_workers_of_all_nodes() {
     // The node that hosts the store has rank 0 or another one, as the nodes are sorted.
     for (nodes, failing) in [(2, 0), (2, 1), (3, 0), (3, 2)] {
         let job = Job::new(&nodes.to_string(), &[]);
-        let fails = format!(
-            "touch up.$RANK; while [ $(ls up.* | wc -l) -lt $WORLD_SIZE ]; do sleep 0.01; done\n\
-             echo bad shard 17 >&2; echo $RANK >failed; exit 7"
-        );
+        let fails = "touch up.$RANK; while [ $(ls up.* | wc -l) -lt $WORLD_SIZE ]; do sleep 0.01; done\n\
+             echo bad shard 17 >&2; echo $RANK >failed; exit 7";
         let runs = format!("touch up.$RANK; {FOREVER}");
         let mut all: Vec<_> = (0..nodes)
-            .map(|index| job.node(index, if index == failing { &fails } else { &runs }))
+            .map(|index| job.node(index, if index == failing { fails } else { &runs }))
             .collect();
         let mut failed = all.remove(failing);
         assert_eq!(code(&mut failed), 1, "{}", failed.stderr());
