@@ -383,3 +383,30 @@ impl Worker<'_> {
         self.node.closed.is_some() && self.worker.end.is_none()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use crate::sim::Script;
+
+    #[test]
+    fn hosts_with_one_name_are_shown_with_their_addresses() {
+        let hosts_of = |ips: [[u8; 4]; 2]| {
+            let mut script = Script::new();
+            let processes = script.processes(2);
+            for (rank, ip) in ips.into_iter().enumerate() {
+                script.launch_at(
+                    SocketAddr::from((ip, 40_000)),
+                    rank,
+                    &processes[rank..=rank],
+                );
+            }
+            let nodes = script.report().nodes.into_iter();
+            nodes.map(|node| node.host).collect::<Vec<_>>()
+        };
+        let (one, other) = ([10, 8, 8, 1], [10, 8, 8, 2]);
+        assert_eq!(hosts_of([one, other]), ["vm (10.8.8.1)", "vm (10.8.8.2)"]);
+        assert_eq!(hosts_of([one, one]), ["vm", "vm"]);
+    }
+}

@@ -1,12 +1,10 @@
 //! A thousand random jobs: no connection is ever given a wrong rank, and no innocent rank is blamed.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 
 use c10d_store::Snapshot;
 use fastrand::Rng;
 
-use super::script::Script;
 use super::world::World;
 use crate::identity::Identities;
 use crate::index::Index;
@@ -143,24 +141,4 @@ fn no_rank_is_ever_named_wrongly() {
             "{tally:?}"
         );
     }
-}
-
-#[test]
-fn hosts_with_one_name_are_shown_with_their_addresses() {
-    let hosts_of = |ips: [[u8; 4]; 2]| {
-        let mut script = Script::new();
-        let processes = script.processes(2);
-        for (rank, ip) in ips.into_iter().enumerate() {
-            script.launch_at(
-                SocketAddr::from((ip, 40_000)),
-                rank,
-                &processes[rank..=rank],
-            );
-        }
-        let nodes = script.report().nodes.into_iter();
-        nodes.map(|node| node.host).collect::<Vec<_>>()
-    };
-    let (one, other) = ([10, 8, 8, 1], [10, 8, 8, 2]);
-    assert_eq!(hosts_of([one, other]), ["vm (10.8.8.1)", "vm (10.8.8.2)"]);
-    assert_eq!(hosts_of([one, one]), ["vm", "vm"]);
 }

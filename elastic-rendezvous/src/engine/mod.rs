@@ -13,7 +13,9 @@ pub(crate) mod group;
 mod group_ranks;
 mod identity;
 mod last_round;
+mod links;
 mod observations;
+pub(crate) mod reach;
 #[cfg(test)]
 mod sim;
 pub(crate) mod solo;
@@ -104,6 +106,10 @@ pub(crate) enum Ask {
     ReadNotices,
     /// What the members of this round say about nodes that want to enter it: [`Reply::Entry`].
     ReadEntry { round: i64 },
+    /// The marks of these nodes (docs/spec/rendezvous.md, section 10.3): [`Reply::Marks`].
+    ReadMarks(Vec<NodeId>),
+    /// Marks this node as connected: [`Reply::Done`].
+    SetMark,
     /// A report of the waiting join to listeners and log: [`Reply::Nothing`].
     Report,
     /// A request to the keys of the group; the station says to itself what its result is.

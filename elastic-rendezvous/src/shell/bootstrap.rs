@@ -8,9 +8,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, printable, sleep};
+use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, ListenOptions, printable, sleep};
 use c10d_store::{
-    Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, TcpStore,
+    Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, StoreExt, TcpStore,
     TcpStoreOptions,
 };
 
@@ -18,9 +18,10 @@ use crate::engine::advertised::Advertised;
 use crate::shell::board::{BoardError, RoundBoard, Wait};
 use crate::shell::handler::{BootstrapInfo, RendezvousInfo};
 use crate::shell::own_host::OwnHost;
-use crate::shell::workers_keys::{is_kept, state_key};
+use crate::shell::workers_keys::{OWNER_KEY, is_kept, state_key};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
+use crate::values::port_range::PortRange;
 use crate::values::server_hook::ServerHook;
 
 const ADDR_KEY: &str = "MASTER_ADDR";
@@ -83,6 +84,8 @@ pub(crate) struct Round<'r> {
     pub(crate) own_host: &'r OwnHost,
     /// Called when this node starts to serve.
     pub(crate) server_hook: Option<&'r ServerHook>,
+    /// The ports for the workers' store; `None` for one that the system chooses.
+    pub(crate) ports: Option<PortRange>,
 }
 
 /// Why no address was found.
@@ -391,6 +394,11 @@ impl Bootstrap {
             Some(store) => store,
             None => self.serve(round, &advertised)?,
         };
+        if round.nodes.len() != 1 {
+            // Other nodes tell it from the store of another job at the same port.
+            let marked = own.set(OWNER_KEY, round.run_id);
+            marked.map_err(|error| round.failed(error))?;
+        }
         let master = named(HostPort::new(advertised.host.as_str(), own.port()));
         self.own = Some(own);
         if self.own_published.replace(master.address.clone()).as_ref() != Some(&master.address) {
@@ -409,17 +417,23 @@ impl Bootstrap {
         let credentials = self.protection.of_clients().cloned();
         let name = round.own_host.name_for_certificates();
         let credentials = credentials.map(|known| known.with_server_name(name));
-        let options = client_options(credentials.as_ref(), SERVE_TIMEOUT)
-            .with_master(true)
-            .with_multi_tenant(true)
-            .with_server_options(protected(
-                ServerOptions::default(),
-                self.protection.of_server(),
-            ))
-            .with_listen_on(ListenOn::Host)
-            .with_listen_also_on(advertised.also.clone());
-        let store =
-            TcpStore::open(&advertised.host, 0, options).map_err(|error| round.failed(error))?;
+        let open = |port| {
+            let options = client_options(credentials.as_ref(), SERVE_TIMEOUT)
+                .with_master(true)
+                // Not on a given port: the rendezvous' store of this process may have it.
+                .with_multi_tenant(port == 0)
+                .with_server_options(protected(
+                    ServerOptions::default(),
+                    self.protection.of_server(),
+                ))
+                .with_listen_on(ListenOn::Host)
+                .with_listen_also_on(advertised.also.clone());
+            TcpStore::open(&advertised.host, port, options)
+        };
+        let store = match round.ports {
+            None => open(0).map_err(|error| round.failed(error))?,
+            Some(ports) => first_free(ports, open)?,
+        };
         if let (Some(hook), Some(server)) = (round.server_hook, store.server()) {
             hook.call(server);
         }
@@ -486,7 +500,8 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
             .state_key
             .as_ref()
             .is_some_and(|state| keys.contains(state));
-        let old = keys.iter().filter(|key| !is_shared || !is_kept(key));
+        let is_old = |key: &&String| *key != OWNER_KEY && !(is_shared && is_kept(key));
+        let old = keys.iter().filter(is_old);
         let mut count = 0;
         for key in old {
             store.delete_key(key)?;
@@ -503,6 +518,27 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
         ),
     }
     Ok(())
+}
+
+/// Opens the first of these ports that no other process uses.
+fn first_free<T>(
+    ports: PortRange,
+    open: impl Fn(u16) -> Result<T, StoreError>,
+) -> Result<T, RendezvousError> {
+    let failed = |error| RendezvousError::WorkersPort {
+        ports,
+        source: Box::new(error),
+    };
+    let (mut port, last) = ports.ports().into_inner();
+    loop {
+        match open(port) {
+            Err(StoreError::Listen(error)) if error.is_address_in_use() && port < last => {
+                log::debug!("port {port} of --workers-port is in use");
+                port += 1;
+            }
+            opened => return opened.map_err(failed),
+        }
+    }
 }
 
 /// Reports that the name of this host is not what other nodes get.
@@ -602,8 +638,11 @@ fn await_published(
 
 /// Finds a port that is free on all interfaces at this moment.
 fn free_port(round: &Round<'_>) -> Result<u16, RendezvousError> {
-    let listener = c10d_socket::listen(&c10d_socket::ListenOptions::default())
-        .map_err(|error| round.failed(error.into()))?;
+    let listen = |port| c10d_socket::listen(&ListenOptions::default().with_port(port));
+    let listener = match round.ports {
+        None => listen(0).map_err(|error| round.failed(error.into()))?,
+        Some(ports) => first_free(ports, |port| Ok(listen(port)?))?,
+    };
     let address = listener
         .first()
         .and_then(|listener| listener.local_addr().ok());
@@ -614,7 +653,7 @@ fn free_port(round: &Round<'_>) -> Result<u16, RendezvousError> {
 mod tests {
     use std::sync::LazyLock;
 
-    use c10d_store::{HashStore, StoreExt};
+    use c10d_store::HashStore;
 
     use super::*;
 
@@ -646,6 +685,7 @@ mod tests {
             nodes: &[],
             own_host: &OWN_HOST,
             server_hook: None,
+            ports: None,
         }
     }
 

@@ -24,11 +24,13 @@ use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::shell::notices::{Notice, Notices};
 use crate::shell::own_host::OwnHost;
 use crate::shell::shared::Shared;
+use crate::shell::workers_reach::{Known, Search, verify};
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Joined};
 use crate::values::membership::Membership;
 use crate::values::node::NodeId;
+use crate::values::port_range::PortRange;
 use crate::values::report::{NotJoining, WaitReport};
 use crate::values::server_hook::ServerHook;
 use crate::values::settings::RendezvousSettings;
@@ -87,6 +89,8 @@ pub struct DynamicRendezvous {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Taken out while a join uses it.
     bootstrap: Mutex<Bootstrap>,
+    /// Where this node has reached the workers' store.
+    reached: Mutex<Option<Known>>,
     /// A client of the same store, if this process hosts it.
     hosted: Option<Arc<TcpStore>>,
     /// The server that this process has ready for a store that moves.
@@ -104,6 +108,7 @@ pub struct DynamicRendezvousOptions {
     server_hook: Option<ServerHook>,
     protection: Protection,
     workers_at: Option<StoreAddress>,
+    workers_port: Option<PortRange>,
 }
 
 impl Default for DynamicRendezvousOptions {
@@ -123,6 +128,7 @@ impl DynamicRendezvousOptions {
             server_hook: None,
             protection: Protection::Open,
             workers_at: None,
+            workers_port: None,
         }
     }
 
@@ -164,6 +170,12 @@ impl DynamicRendezvousOptions {
     /// If this node has rank 0, the workers use the rendezvous' store, at this address.
     pub(crate) fn with_workers_at(mut self, address: StoreAddress) -> Self {
         self.workers_at = Some(address);
+        self
+    }
+
+    /// The ports for the workers' store, if this node serves it: the first free one. Default: one that the system chooses.
+    pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
+        self.workers_port = ports.into();
         self
     }
 
@@ -263,6 +275,7 @@ impl DynamicRendezvous {
             to_loop,
             lease,
             thread: Mutex::new(Some(thread)),
+            reached: Mutex::default(),
             hosted: None,
             candidate: Mutex::new(None),
         })
@@ -385,6 +398,7 @@ impl DynamicRendezvous {
             nodes: &joined.nodes,
             own_host: &self.own_host,
             server_hook: self.options.server_hook.as_ref(),
+            ports: self.options.workers_port,
         };
         let timeout = self.store.timeout().unwrap_or(Duration::MAX);
         let cancel = &self.shared.settling;
@@ -396,6 +410,20 @@ impl DynamicRendezvous {
         } else {
             Bootstrap::settle_unshared(&round, timeout, cancel)
         };
+        let route = self.own_host.route();
+        let settled = settled.and_then(|bootstrap| {
+            let search = Search {
+                run_id: &self.settings.run_id,
+                first: &joined.first,
+                route: &route,
+                join_timeout: self.settings.join_timeout,
+                cancel,
+            };
+            let mut known = self.lock_reached().take();
+            let verified = verify(bootstrap, &mut known, joined.is_same_world, &search);
+            *self.lock_reached() = known;
+            verified
+        });
         let bootstrap = settled.map_err(|not_found| match not_found {
             NotFound::Failed(error) => error,
             NotFound::Interrupted => RendezvousError::Interrupted {
@@ -415,8 +443,9 @@ impl DynamicRendezvous {
             joined.world_size,
             bootstrap,
         );
-        info.route = self.own_host.route();
+        info.route = route;
         info.has_entered = joined.has_entered;
+        info.has_lost_members = joined.has_lost_members;
         Ok(info)
     }
 
@@ -436,6 +465,10 @@ impl DynamicRendezvous {
                 self.settings.max_nodes,
             )
         }
+    }
+
+    fn lock_reached(&self) -> MutexGuard<'_, Option<Known>> {
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_bootstrap(&self) -> MutexGuard<'_, Bootstrap> {
@@ -498,6 +531,11 @@ impl RendezvousHandler for DynamicRendezvous {
         }
     }
 
+    fn loss_wait(&self) -> Option<Duration> {
+        let settings = &self.settings;
+        (settings.min_nodes < settings.max_nodes).then(|| settings.dead_after())
+    }
+
     fn add_listener(&self, listener: Listener) {
         self.shared.add_listener(listener);
     }
@@ -540,14 +578,31 @@ impl RendezvousHandler for DynamicRendezvous {
         forgotten.map_err(|error| RendezvousError::connection(run_id, error))
     }
 
+    fn last_boards(&self) -> Result<Vec<RoundBoard>, RendezvousError> {
+        let last = self.ask(Goal::Read)?.round;
+        let rounds = [last, last - 1].into_iter().filter(|round| *round >= 0);
+        let board = |round| RoundBoard::of(&self.store, &self.settings.run_id, round);
+        Ok(rounds.map(board).collect())
+    }
+
+    fn keeps_store_for(&self) -> Option<Duration> {
+        let server = self.hosted.as_ref()?.server()?;
+        server.is_running().then(|| self.settings.dead_after())
+    }
+
+    fn detach(&self) {
+        self.stop();
+    }
+
     fn run_id(&self) -> &str {
         &self.settings.run_id
     }
 
     fn shutdown(&self) -> bool {
         let closed = self.ask(Goal::Shutdown).map(drop);
+        let is_detached = matches!(&closed, Err(RendezvousError::ShutDown { .. }));
         if let Err(error) = &closed
-            && !matches!(error, RendezvousError::ShutDown { .. })
+            && !is_detached
         {
             log::warn!(
                 "cannot close the rendezvous {:?}: {error}",
@@ -555,7 +610,7 @@ impl RendezvousHandler for DynamicRendezvous {
             );
         }
         self.stop();
-        if closed.is_ok() {
+        if closed.is_ok() || is_detached {
             self.await_disconnects();
         }
         closed.is_ok()

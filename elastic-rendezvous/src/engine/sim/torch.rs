@@ -124,6 +124,7 @@ impl TorchNode {
                 is_same_world: false,
                 nodes,
                 has_entered: false,
+                has_lost_members: false,
             }
         });
         Answer {
