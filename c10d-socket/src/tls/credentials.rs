@@ -34,7 +34,7 @@ enum Kind {
     Secrets(Vec<Secret>),
     Certificates {
         files: Arc<Certificates>,
-        /// By which clients know the server too.
+        /// Further names that the certificate of a server may have.
         names: Arc<[ServerName<'static>]>,
     },
 }

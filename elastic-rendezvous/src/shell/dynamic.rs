@@ -179,7 +179,7 @@ impl DynamicRendezvousOptions {
         self
     }
 
-    /// What this node knows about its addresses, in place of those of the other options.
+    /// The known addresses of this node, instead of the addresses in the other options.
     pub(crate) fn with_own_host(mut self, own_host: OwnHost) -> Self {
         self.own_host = Some(own_host);
         self
@@ -227,7 +227,7 @@ impl DynamicRendezvous {
         };
         let (addr, pid): (Arc<str>, _) = (addr.into(), i64::from(std::process::id()));
         let own_number = NEXT_LOCAL_ID.fetch_add(1, Ordering::Relaxed);
-        // A number in the group is that of one handler, whatever its host and process are called.
+        // A number in the group belongs to one handler, whatever its host and process are called.
         let id_of = move |index: Option<u32>| {
             let local_id = index.map_or(own_number, i64::from);
             NodeId::new(Arc::clone(&addr), pid, local_id)

@@ -52,7 +52,7 @@ pub(crate) struct OpenStore {
     pub(crate) address: Option<StoreAddress>,
     /// The same store, if this process serves it.
     pub(crate) hosted: Option<Arc<TcpStore>>,
-    /// What this node knows about its own addresses.
+    /// The known addresses of this node.
     pub(crate) own_host: OwnHost,
     /// The server that this process has ready for a store that moves.
     pub(crate) candidate: Option<Candidate>,
@@ -177,7 +177,7 @@ fn open_tcp(
     let hosted = store.server().is_some().then(|| Arc::clone(&store));
     let remote = route.remote.map(|remote| remote.ip());
     let own_host = own_host(parameters, is_one_host, remote).with_route(route, hosted.clone());
-    // Rank 0 needs it, and looks it up while the others join.
+    // Rank 0 needs it, and looks it up while the other nodes join.
     own_host.look_up();
     Ok(OpenStore {
         own_host,
