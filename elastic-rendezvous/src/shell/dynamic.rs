@@ -416,7 +416,8 @@ impl DynamicRendezvous {
                 run_id: &self.settings.run_id,
                 first: &joined.first,
                 route: &route,
-                join_timeout: self.settings.join_timeout,
+                // The other nodes wait for this one for the store's timeout.
+                limit: self.settings.join_timeout.min(timeout - timeout / 4),
                 cancel,
             };
             let mut known = self.lock_reached().take();

@@ -29,6 +29,7 @@ mod processes;
 #[path = "../../../c10d-relay/tests/it/proxy.rs"]
 mod proxy;
 mod public_rules;
+mod reachability;
 mod relays;
 mod rendezvous_backend;
 mod rendezvous_codec;
