@@ -17,6 +17,7 @@ mod hosts;
 mod idle_waits;
 mod in_etcd;
 mod kill_matrix;
+mod lost_nodes;
 mod mixed;
 mod outages;
 mod preload;

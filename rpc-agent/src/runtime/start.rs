@@ -149,9 +149,7 @@ const fn concerns_group(error: &StartError) -> bool {
         StartError::Store(_) => false,
         StartError::Directory(error) => matches!(
             **error,
-            DirectoryError::NameTaken { .. }
-                | DirectoryError::OwnAddress { .. }
-                | DirectoryError::WorkersMissing { .. }
+            DirectoryError::NameTaken { .. } | DirectoryError::OwnAddress { .. }
         ),
         _ => true,
     }
