@@ -11,7 +11,7 @@ mod tests;
 use std::time::Duration;
 
 use self::budget::Spent;
-pub(crate) use self::python_error::fatal_error;
+pub(crate) use self::python_error::{fatal_error, without_rank};
 pub use self::rules::{RestartBudget, RestartRules};
 use crate::worker::ExitKind;
 
@@ -86,6 +86,15 @@ impl RestartPolicy {
                 .map(|max| max.saturating_sub(self.without_progress)),
         ];
         limits.into_iter().flatten().min().unwrap_or_default()
+    }
+
+    /// Whether the limits allow no further restart at `now`, whatever progress the round has made.
+    pub(crate) fn is_used_up(&self, now: Duration) -> bool {
+        let rules = &self.rules;
+        rules.restarts_max().is_some_and(|max| max <= self.used)
+            || rules
+                .budget
+                .is_some_and(|budget| self.spent.left(budget, now) == 0)
     }
 
     /// Why the job must end although nothing is wrong with the restarts: a worker ended with a code that no

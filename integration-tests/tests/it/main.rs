@@ -2,6 +2,7 @@
 //!
 //! `tests/scale.rs` is a separate program because it raises the limit on open files.
 
+mod addresses;
 mod conform;
 mod debug_servers;
 mod documents;
@@ -10,12 +11,14 @@ mod durable;
 mod etcd;
 mod faults;
 mod file_store;
+mod gpu;
 mod groups;
 #[path = "../../../c10d-relay/tests/it/history.rs"]
 mod history;
 mod hosts;
 mod idle_waits;
 mod in_etcd;
+mod job_failure;
 mod kill_matrix;
 mod lost_nodes;
 mod mixed;

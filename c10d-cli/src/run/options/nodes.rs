@@ -6,7 +6,7 @@ use std::time::Duration;
 use c10d_store::recommended_memory_max;
 use clap::Args;
 use elastic_agent::HealthCheck;
-use elastic_rendezvous::parse_config;
+use elastic_rendezvous::{StartWarning, parse_config};
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read, Surroundings, value_of};
@@ -65,7 +65,8 @@ pub(super) struct NodeArgs {
     #[arg(hide_short_help = true, long, value_name = "PORT", allow_negative_numbers = true, value_parser = Read(master_port))]
     pub(super) master_port: Option<Parsed<u16>>,
 
-    /// The address of this node that other nodes get. [default: the full name of this machine]
+    /// Give other nodes this address of this node, or the address of this network interface, for example 10.0.0.7 or eth0.
+    /// [default: the address at which the nodes have met]
     #[arg(hide_short_help = true, long, value_name = "HOST", default_value = "", value_parser = Read(text))]
     pub(super) local_addr: Parsed<String>,
 
@@ -162,7 +163,7 @@ impl NodeArgs {
 
     pub(super) fn health_check(
         &self,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Option<HealthCheck>, UsageError> {
         let timeout = &self.health_check_timeout;
         let command = value_of(&self.health_check)?;
