@@ -1,4 +1,4 @@
-//! Nodes whose launchers are killed, or whose connections are cut: the other nodes go on without them, or do not notice.
+//! Nodes whose launchers are killed, or whose connections are cut: the other nodes continue without them, or do not notice.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -58,7 +58,7 @@ impl Nodes {
         self.start_at(name, self.address)
     }
 
-    /// The latest attempt of the worker with rank 0 in a world of this size, after so many others.
+    /// The latest attempt of the worker with rank 0 in a world of this size, if there are more than `after`.
     fn attempt(&self, world_size: u64, after: usize) -> Option<Value> {
         let mut attempts: Vec<Value> = self.job.attempts();
         attempts.retain(|it| it["rank"] == 0 && it["world_size"] == world_size);
@@ -97,7 +97,7 @@ fn a_killed_launcher_costs_the_other_node_seconds_and_no_restart() {
         let mut first = nodes.start("first");
         let second = nodes.start("second");
         nodes.await_world(2, 0);
-        // Each node has seen the mark of the other one.
+        // Both nodes have seen the mark of the other node.
         thread::sleep(Duration::from_secs(1));
         let killed = SystemTime::now();
         second.signal(Signal::KILL);
@@ -111,7 +111,7 @@ fn a_killed_launcher_costs_the_other_node_seconds_and_no_restart() {
     }
 }
 
-/// The workers fail, all nodes are there, and the job ends when no node was lost.
+/// The workers fail although all nodes are connected, so the job fails.
 #[test]
 fn a_failure_without_a_restart_left_ends_the_job_if_no_node_was_lost() {
     let _watchdog = Watchdog::start("a_failure_without_a_restart_left", LIMIT);
@@ -128,7 +128,7 @@ fn a_failure_without_a_restart_left_ends_the_job_if_no_node_was_lost() {
     for launcher in [&mut first, &mut second] {
         assert_eq!(launcher.wait(STEP_LIMIT), Some(1));
     }
-    // The keep-alive time, and that of the end.
+    // The keep-alive time, and the time to stop.
     let took = killed.elapsed();
     println!("the job ended {took:?} after the failure");
     assert!(took < Duration::from_secs(35), "{took:?}");
@@ -174,7 +174,7 @@ fn connections_that_are_cut_and_return_cost_no_restart() {
         thread::sleep(Duration::from_millis(refused));
         proxy.mend();
         eventually("the node is back", || proxy.accepted() > accepted);
-        // A lost node would be dropped by then.
+        // Within this time a lost node is dropped.
         thread::sleep(Duration::from_secs(5));
         assert_eq!(nodes.job.attempts().len(), 2, "refused for {refused} ms");
     }
