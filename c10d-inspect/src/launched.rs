@@ -388,7 +388,7 @@ impl Worker<'_> {
 mod tests {
     use std::net::SocketAddr;
 
-    use crate::sim::script::Script;
+    use crate::sim::Script;
 
     #[test]
     fn hosts_with_one_name_are_shown_with_their_addresses() {
