@@ -20,6 +20,7 @@ mod idle_waits;
 mod in_etcd;
 mod job_failure;
 mod kill_matrix;
+mod lost_nodes;
 mod mixed;
 mod outages;
 mod preload;
