@@ -1,13 +1,19 @@
 //! The system calls that need `unsafe`, each behind a safe function.
 #![expect(
     unsafe_code,
-    reason = "receiving into unset memory and duplicating a descriptor known by its number have no \
-              safe form; nothing else in the crate is allowed any"
+    reason = "receiving into unset memory, duplicating a descriptor known by its number, reading the \
+              disposition of a signal and code between fork and exec have no safe form; nothing else in \
+              the crate is allowed any"
 )]
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::ptr;
 
+use rustix::process::{Resource, Rlimit, setrlimit};
 use socket2::SockRef;
 
 /// Makes one receive into the spare capacity of `buf`, of at most `max` bytes, and returns the number
@@ -67,6 +73,34 @@ pub fn release_freed_memory() {
         // SAFETY: it has no arguments that could be invalid, and takes the allocator's locks.
         unsafe { libc::malloc_trim(0) };
     }
+}
+
+/// Returns whether this process ignores the signal with this number, as it ignores SIGHUP when nohup(1) has started it.
+/// A number that is not a signal is not ignored.
+///
+/// ```
+/// assert!(!c10d_socket::is_signal_ignored(15));
+/// ```
+#[must_use]
+pub fn is_signal_ignored(signal: i32) -> bool {
+    let mut present = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: a null new action changes nothing; the present one is written to valid memory.
+    let result = unsafe { libc::sigaction(signal, ptr::null(), present.as_mut_ptr()) };
+    // SAFETY: the call has filled it, or has left the zeroes, which are valid.
+    let action = unsafe { present.assume_init() };
+    result == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
+/// Makes the process that `command` starts set this limit on open files before it executes its program.
+pub(crate) fn set_file_limit(command: &mut Command, limit: Rlimit) {
+    // A program that gets a higher limit than its caller had is better than none.
+    let prepare = move || {
+        let _ = setrlimit(Resource::Nofile, limit.clone());
+        Ok(())
+    };
+    // SAFETY: between fork and exec of a process with threads only async-signal-safe calls are allowed. The closure
+    // makes one system call (prlimit) with a copied value; it takes no lock and neither allocates nor frees.
+    unsafe { command.pre_exec(prepare) };
 }
 
 /// A close-on-exec duplicate of `fd`, which stays unchanged.
