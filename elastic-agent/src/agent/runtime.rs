@@ -58,6 +58,8 @@ impl<'a> Runtime<'a> {
             local_world_size: options.local_world_size,
             has_store_per_round: self.has_store_per_round,
             keep: options.keep.clone(),
+            // A person may have stopped a worker of another node.
+            has_exit_limit: options.debug_rank.is_none(),
             name: options.name.clone(),
         };
         let (mut round, effects) = Round::begin(settings, self.epoch.elapsed());

@@ -8,7 +8,7 @@ use clap::Args;
 use elastic_agent::HealthCheck;
 use elastic_rendezvous::parse_config;
 
-use super::error::{Refusal, UsageError};
+use super::error::{Given, Refusal, UsageError};
 use super::given::{Parsed, Read, Surroundings, value_of};
 use super::origin::Origin;
 use super::values::{bytes, number, positive_time, text, time, whole_number};
@@ -134,6 +134,7 @@ impl NodeArgs {
         &self,
         surroundings: &Surroundings<'_>,
         found: Option<&Found>,
+        warnings: &mut Vec<String>,
     ) -> Result<(usize, Option<Origin>), UsageError> {
         let (number, from) = match &self.nproc_per_node {
             Some(option) => {
@@ -145,7 +146,9 @@ impl NodeArgs {
                     let refusal = Refusal::But(error.to_string());
                     option.given.refused(refusal)
                 });
-                (number?, option.given.name.clone())
+                let number = number?;
+                warnings.extend(quota_warning(option, number, surroundings));
+                (number, option.given.name.clone())
             }
             None => match found.and_then(|found| allotted_gpus(surroundings, found)) {
                 Some(gpus) => (gpus.value, gpus.from),
@@ -176,6 +179,48 @@ impl NodeArgs {
             None => check,
             Some(timeout) => check.with_timeout(timeout.value()?),
         }))
+    }
+}
+
+/// More workers than this for each processor of a quota are worth a warning: training on GPUs does with less than one, and
+/// workers that compute on processors are slower then than fewer ones would be.
+const WORKERS_PER_PROCESSOR: usize = 2;
+
+/// Says that the control group limits the processors, where that limits the workers or should.
+fn quota_warning(
+    option: &Parsed<Workers>,
+    number: usize,
+    surroundings: &Surroundings<'_>,
+) -> Option<String> {
+    let Given { name, value } = &option.given;
+    let cpus = || {
+        let cpus = (surroundings.count_cpus)()?;
+        Some((cpus.allowed, cpus.quota?))
+    };
+    match option.value().ok()? {
+        Workers::Number(1) => None,
+        Workers::Number(_) => {
+            let (_, quota) = cpus()?;
+            (number > quota.saturating_mul(WORKERS_PER_PROCESSOR)).then(|| {
+                format!(
+                    "{name} is {number}, but the control group's CPU quota is {quota}: the workers will wait for processors"
+                )
+            })
+        }
+        Workers::OneForEach(DeviceKind::Gpu | DeviceKind::Xpu) => None,
+        Workers::OneForEach(DeviceKind::Auto)
+            if (surroundings.count_devices)(DeviceKind::Gpu).is_ok() =>
+        {
+            None
+        }
+        Workers::OneForEach(DeviceKind::Cpu | DeviceKind::Auto) => {
+            let (allowed, quota) = cpus()?;
+            (number == quota && quota < allowed).then(|| {
+                format!(
+                    "{name} is {value:?}: {quota} for the control group's CPU quota, although {allowed} processors are visible"
+                )
+            })
+        }
     }
 }
 

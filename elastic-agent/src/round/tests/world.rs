@@ -29,6 +29,7 @@ pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
         local_world_size: workers,
         has_store_per_round: true,
         keep: None,
+        has_exit_limit: true,
         name: "train.py".to_owned(),
     }
 }
