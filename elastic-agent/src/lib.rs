@@ -35,6 +35,7 @@ mod threads;
 mod watchdog;
 mod worker;
 mod worker_list;
+mod workers_network;
 
 pub use agent::{
     AgentEvent, AgentHandle, AgentListener, AgentOptions, ElasticAgent, Pulse, RoundRecord,
@@ -45,9 +46,11 @@ pub use c10d_socket::HostPort;
 pub use command_line::{CommandLine, Entrypoint};
 pub use environment::{EnvironmentError, WorkerEnvironment};
 pub use failure::{
-    ErrorFileError, Failures, ProcessFailure, local_time_and_age, local_time_text, write_error_file,
+    ErrorFileError, ExitRecord, Failures, ProcessFailure, RootExit, local_time_and_age,
+    local_time_text, write_error_file,
 };
 pub use health::HealthCheck;
+pub use job_end::EndNotice;
 #[cfg(feature = "launcher")]
 pub use launcher::{
     ExitLimits, Launcher, LauncherError, LauncherOptions, LauncherReport, Screen, StandardError,

@@ -59,10 +59,10 @@ class Client:
 
     def wait(self, wanted: Callable[[Dict[str, Any]], bool]) -> Dict[str, Any]:
         """Return the first message of this kind, also one that has been read."""
-        for message in self.messages:
-            if wanted(message):
-                self.messages.remove(message)
-                return message
+        for known in self.messages:
+            if wanted(known):
+                self.messages.remove(known)
+                return known
         while True:
             length = 0
             while True:
@@ -123,6 +123,20 @@ class Debug(unittest.TestCase):
         self.addCleanup(self.run_.kill)
         return port
 
+    def attached(self, *options: str) -> Client:
+        """Start the job under a debugger, and return its session. A session can end while the debugger still starts."""
+        for attempt in range(5):
+            port = self.start(*options)
+            outer = Client("127.0.0.1", port)
+            self.addCleanup(outer.close)
+            try:
+                outer.attach({"connect": {"host": "127.0.0.1", "port": port}, "subProcess": True}, None)
+                return outer
+            except EOFError:
+                if attempt == 4:
+                    raise
+        raise AssertionError("unreachable")
+
     def end(self, *clients: Client) -> Tuple[int, str, str]:
         """Return the exit code, standard output and standard error. The debugger holds both until its clients leave."""
         code = self.run_.wait(timeout=LIMIT_SECS)
@@ -132,10 +146,7 @@ class Debug(unittest.TestCase):
         return code, output, log
 
     def test_a_breakpoint_stops_the_rank_that_is_debugged(self) -> None:
-        port = self.start("--debug-rank=1")
-        outer = Client("127.0.0.1", port)
-        self.addCleanup(outer.close)
-        outer.attach({"connect": {"host": "127.0.0.1", "port": port}, "subProcess": True}, None)
+        outer = self.attached("--debug-rank=1")
         child = outer.event("debugpyAttach")
         inner = Client(child["connect"]["host"], child["connect"]["port"])
         self.addCleanup(inner.close)
@@ -152,10 +163,7 @@ class Debug(unittest.TestCase):
 
     def test_the_exit_code_is_that_of_the_job(self) -> None:
         Path(self.script).write_text("import os, sys\nsys.exit(3 if os.environ['RANK'] == '0' else 0)\n")
-        port = self.start("--debug-rank=0")
-        outer = Client("127.0.0.1", port)
-        self.addCleanup(outer.close)
-        outer.attach({"connect": {"host": "127.0.0.1", "port": port}, "subProcess": True}, None)
+        outer = self.attached("--debug-rank=0")
         child = outer.event("debugpyAttach")
         inner = Client(child["connect"]["host"], child["connect"]["port"])
         self.addCleanup(inner.close)

@@ -18,6 +18,7 @@ use elastic_rendezvous::this_host::{self, Resolver, SystemResolver};
 
 use super::interpreter;
 use super::options::{DEBUGGER, RunOptions, RunPlan, Surroundings};
+use crate::ephemeral_ports::EphemeralPorts;
 #[cfg(feature = "etcd")]
 use crate::etcd::{EtcdAccessArgs, EtcdCandidateArgs};
 use crate::failure::Failure;
@@ -38,6 +39,7 @@ pub(super) fn plan(options: RunOptions) -> Result<RunPlan, Failure> {
             std::env::var_os(name)
         }),
         credentials,
+        ephemeral_ports: EphemeralPorts::of_this_system(),
         count_devices: &|kind| devices::count(kind, Path::new("/"), &variable),
         count_cpus: &|| Cpus::here(Path::new("/")).ok(),
         seed: fastrand::u64(..),

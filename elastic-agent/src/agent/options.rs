@@ -54,6 +54,7 @@ pub struct AgentOptions {
     pub(crate) signal_target: SignalTarget,
     pub(crate) debug_rank: Option<usize>,
     pub(crate) debugger: Vec<OsString>,
+    pub(crate) stops_on_job_failure: bool,
     pub(crate) has_watchdog: bool,
     timer_file: Option<PathBuf>,
 }
@@ -87,6 +88,7 @@ impl AgentOptions {
             signal_target: SignalTarget::default(),
             debug_rank: None,
             debugger: Vec::new(),
+            stops_on_job_failure: true,
             has_watchdog: false,
             timer_file: None,
         }
@@ -245,6 +247,14 @@ impl AgentOptions {
         self
     }
 
+    /// Whether the workers of this node are stopped when workers of another one have failed without a restart left, and
+    /// whether the other nodes learn of such a failure on this one. On by default. Otherwise nodes whose workers run are left
+    /// alone, as with torchrun, but cannot restart them.
+    pub const fn with_stop_on_job_failure(mut self, stops: bool) -> Self {
+        self.stops_on_job_failure = stops;
+        self
+    }
+
     /// Whether a watchdog ends workers whose timers expire (`torch.distributed.elastic.timer` with `FileTimerClient`, in
     /// PyTorch `TORCHELASTIC_ENABLE_FILE_TIMER`). Workers find its pipe in `TORCHELASTIC_TIMER_FILE`. Off by default.
     pub const fn with_watchdog(mut self, has_watchdog: bool) -> Self {
@@ -319,6 +329,12 @@ impl AgentOptions {
     #[must_use]
     pub const fn health_check(&self) -> Option<&HealthCheck> {
         self.health_check.as_ref()
+    }
+
+    /// Whether the failure of a node stops the workers of the others.
+    #[must_use]
+    pub const fn stops_on_job_failure(&self) -> bool {
+        self.stops_on_job_failure
     }
 
     /// How the other workers are kept when one dies.

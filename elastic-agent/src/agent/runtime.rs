@@ -29,6 +29,8 @@ pub(super) struct Runtime<'a> {
     /// When the current round began.
     pub(super) began_at: SystemTime,
     pub(super) has_store_per_round: bool,
+    /// Until when a node whose workers have failed waits for the news that another node was lost.
+    loss_due: Option<Instant>,
 }
 
 /// What an effect leads to.
@@ -48,6 +50,7 @@ impl<'a> Runtime<'a> {
             site: Site::Empty,
             epoch: Instant::now(),
             began_at: SystemTime::now(),
+            loss_due: None,
         }
     }
 
@@ -55,8 +58,15 @@ impl<'a> Runtime<'a> {
         let options = &self.node.options;
         let settings = Settings {
             restarts: options.restarts.clone(),
+            stops_on_failure: options.stops_on_job_failure,
             local_world_size: options.local_world_size,
             has_store_per_round: self.has_store_per_round,
+            loss_wait: self
+                .node
+                .shared
+                .handler
+                .loss_wait()
+                .filter(|_| options.keep.is_none()),
             keep: options.keep.clone(),
             // A person may have stopped a worker of another node.
             has_exit_limit: options.debug_rank.is_none(),
@@ -70,7 +80,10 @@ impl<'a> Runtime<'a> {
                 Some(effect) => match self.run_effect(effect) {
                     Done::Nothing => continue,
                     Done::Answer(input) => input,
-                    Done::Finished(result) => return result,
+                    Done::Finished(result) => {
+                        self.node.told = self.rounds.take_told();
+                        return result;
+                    }
                 },
             };
             effects.extend(round.step(self.epoch.elapsed(), input));
@@ -79,10 +92,17 @@ impl<'a> Runtime<'a> {
 
     fn run_effect(&mut self, effect: Effect) -> Done {
         let input = match effect {
-            Effect::Join(joins) => match self.join(joins) {
-                Ok(nodes) => Input::Joined { nodes },
-                Err(error) => self.not_started(error),
-            },
+            Effect::Join(joins) => {
+                self.loss_due = None;
+                match self.join(joins) {
+                    Ok(nodes) => Input::Joined { nodes },
+                    Err(error) => self.not_started(error),
+                }
+            }
+            Effect::ReadDepartures => {
+                let round = self.rounds.current();
+                Input::Departures(round.is_some_and(|round| round.has_lost_members))
+            }
             Effect::Prepare {
                 restarts,
                 restarts_max,
@@ -95,10 +115,12 @@ impl<'a> Runtime<'a> {
                 Err(error) => self.not_started(error),
             },
             Effect::ReadMembership => Input::Membership(self.membership()),
-            Effect::ReadJobEnd => Input::JobEnd(self.rounds.why_job_ended()),
+            Effect::ReadJobEnd => Input::JobEnd(self.why_job_ended()),
+            Effect::ReadCrash(exit) => self.read_crash(exit),
+            Effect::ReadEnded => Input::Ended(self.rounds.ended(self.has_store_per_round)),
             Effect::ReadFinished => Input::Finished(self.rounds.finished()),
             Effect::ReportStuck => Input::IsFirstStuck(self.rounds.report_stuck()),
-            Effect::ReadFacts => Input::Facts(self.rounds.facts(self.has_store_per_round)),
+            Effect::ReadFacts => Input::Facts(self.facts()),
             Effect::Stop(stop) => Input::Stopped(Box::new(self.stop(stop))),
             Effect::EnterBarrier(nodes) => self.at_barrier(|board| {
                 exit_barrier::check_in(board, nodes)?;
@@ -134,35 +156,44 @@ impl<'a> Runtime<'a> {
 
     /// The effects without an answer.
     fn tell(&mut self, effect: Effect) {
-        let node = &mut *self.node;
         match effect {
             Effect::TellStarted => self.tell_started(),
-            Effect::ForkAhead => node.forking.fork_ahead(),
-            Effect::PublishEnd(reason) => self.rounds.publish_end(&node.host, &reason),
+            Effect::ForkAhead => self.node.forking.fork_ahead(),
+            Effect::BeginStop(stop) => self.begin_stop(stop),
+            Effect::PublishEnd(end) => self.publish_end(end),
+            Effect::Confirm => self.confirm(),
+            Effect::CountAtExit => self.rounds.count_at_exit(),
+            Effect::ExpectExits(pause) => self.site.remind(Due::Exits, pause),
             Effect::Close => {
-                if let Err(error) = node.shared.handler.set_closed() {
+                if let Err(error) = self.node.shared.handler.set_closed() {
                     log::warn!("cannot close the rendezvous: {error}");
                 }
             }
             Effect::TellFailed(exit) => {
-                node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
+                self.node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
             }
             Effect::TellLost(exit) => {
-                node.listeners.notify(&AgentEvent::WorkerLost(&exit));
+                self.node.listeners.notify(&AgentEvent::WorkerLost(&exit));
             }
             Effect::TellStuck(stuck) => {
-                node.listeners.notify(&AgentEvent::WorkersStuck(&stuck));
+                self.node
+                    .listeners
+                    .notify(&AgentEvent::WorkersStuck(&stuck));
             }
             Effect::TellRestarting(why) => {
-                node.listeners.notify(&AgentEvent::Restarting { why: &why });
+                self.node
+                    .listeners
+                    .notify(&AgentEvent::Restarting { why: &why });
             }
             Effect::RoundEnded(summary) => {
                 let record = self.site.record(*summary, self.began_at);
-                node.listeners.notify(&AgentEvent::RoundEnded(&record));
+                self.note_first_failure(&record);
+                self.node.listeners.notify(&AgentEvent::RoundEnded(&record));
             }
             Effect::ReplaceAfter(local_rank, pause) => {
                 self.site.remind(Due::Replacement(local_rank), pause);
             }
+            Effect::AwaitLoss(wait) => self.loss_due = Some(Instant::now() + wait),
             Effect::ExpectMembers(pause) => self.site.remind(Due::Members, pause),
             Effect::OpenRound => self.rounds.open(),
             Effect::EndEntry => self.rounds.end_entry(),
@@ -175,7 +206,8 @@ impl<'a> Runtime<'a> {
     /// Waits for the next event that concerns the round.
     fn next_event(&mut self) -> Input {
         loop {
-            let due = self.site.next_due();
+            let loss_due = self.loss_due.map(|at| (at, Due::Loss));
+            let due = self.site.next_due().or(loss_due);
             let event = match due {
                 Some((at, _)) => self.node.events.recv_deadline(at),
                 None => self.node.events.recv().map_err(RecvTimeoutError::from),
@@ -185,8 +217,13 @@ impl<'a> Runtime<'a> {
                 (Err(RecvTimeoutError::Timeout), Some((_, due))) => {
                     self.site.remove_due(due);
                     return match due {
+                        Due::Loss => {
+                            self.loss_due = None;
+                            Input::LossDue
+                        }
                         Due::Replacement(local_rank) => Input::ReplaceDue { local_rank },
                         Due::Members => Input::MembersDue,
+                        Due::Exits => Input::ExitsDue,
                     };
                 }
                 // The agent itself holds a sender.

@@ -11,7 +11,7 @@ mod tests;
 use std::time::Duration;
 
 use self::budget::Spent;
-pub(crate) use self::python_error::fatal_error;
+pub(crate) use self::python_error::{fatal_error, without_rank};
 pub use self::rules::{RestartBudget, RestartRules};
 use crate::worker::ExitKind;
 
@@ -88,6 +88,15 @@ impl RestartPolicy {
         limits.into_iter().flatten().min().unwrap_or_default()
     }
 
+    /// Whether the limits allow no further restart at `now`, whatever progress the round has made.
+    pub(crate) fn is_used_up(&self, now: Duration) -> bool {
+        let rules = &self.rules;
+        rules.restarts_max().is_some_and(|max| max <= self.used)
+            || rules
+                .budget
+                .is_some_and(|budget| self.spent.left(budget, now) == 0)
+    }
+
     /// Why the job must end although nothing is wrong with the restarts: a worker ended with a code that no
     /// restart may follow. Also applies to workers that failed while the agent was about to stop them.
     pub(crate) fn final_exit(&self, failed: &[FailedWorker]) -> Option<String> {
@@ -127,6 +136,13 @@ impl RestartPolicy {
         self.without_progress += 1;
         self.spent.add(now);
         Decision::Restart
+    }
+
+    /// The last restart does not count, because the workers failed without a fault of their own.
+    pub(crate) fn take_back(&mut self) {
+        self.used = self.used.saturating_sub(1);
+        self.without_progress = self.without_progress.saturating_sub(1);
+        self.spent.take_back();
     }
 
     /// Why no start of these workers could succeed, if the rules care.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use elastic_rendezvous::Membership;
 use log::Level;
 
 use super::clock::RoundClock;
@@ -12,6 +13,7 @@ use super::keep_options::KeepOptions;
 use super::outcome::AgentOutcome;
 use super::phase::Phase;
 use crate::failure::Failures;
+use crate::job_end::OwnEnd;
 use crate::restart_policy::{RestartPolicy, RestartRules};
 
 /// How long workers have to exit when the members of the round change or one of them has failed, as in
@@ -28,9 +30,14 @@ pub(crate) struct Settings {
     /// What the workers run.
     pub(crate) name: String,
     pub(crate) restarts: RestartRules,
+    /// Whether a failure of this node without a restart left, or of another one, ends the job on all nodes.
+    pub(crate) stops_on_failure: bool,
     pub(crate) local_world_size: usize,
     /// Whether keys of an earlier round are out of sight.
     pub(crate) has_store_per_round: bool,
+    /// How long a node without a restart left waits for the news that another one was lost; `None` if the others cannot
+    /// continue without that node.
+    pub(crate) loss_wait: Option<Duration>,
     /// Whether the others run on when a worker dies.
     pub(crate) keep: Option<KeepOptions>,
     /// Whether the wait for the other nodes to finish is limited.
@@ -46,6 +53,12 @@ pub(crate) struct Round {
     cause: RoundCause,
     pub(super) clock: RoundClock,
     pub(super) has_had_workers: bool,
+    /// The members when this node asked last how many had ended.
+    pub(super) seen: Option<Box<Membership>>,
+    /// The last restart was counted, which depends on the members of the next round.
+    pub(super) is_count_open: bool,
+    /// It has waited for the news that another node of the round was lost.
+    pub(super) has_awaited_loss: bool,
     pub(super) phase: Phase,
 }
 
@@ -59,6 +72,9 @@ impl Round {
             cause: RoundCause::Start,
             clock: RoundClock::start(0, now),
             has_had_workers: false,
+            seen: None,
+            is_count_open: false,
+            has_awaited_loss: false,
             phase: Phase::Joining { failures: None },
         };
         let joins = match round.settings.keep {
@@ -78,9 +94,22 @@ impl Round {
         out: &mut Effects,
     ) -> Phase {
         self.cause = cause;
+        self.has_awaited_loss = false;
         self.clock = RoundClock::start(self.policy.used(), now);
         out.push(Effect::Join(joins));
         Phase::Joining { failures }
+    }
+
+    /// Ends the job on all nodes.
+    pub(super) fn publish(&self, end: OwnEnd, out: &mut Effects) {
+        out.push(Effect::PublishEnd(end));
+        out.push(Effect::Close);
+    }
+
+    /// Whether a failure ends the job, whatever the workers have done until they have ended.
+    pub(super) fn ends_job_at_once(&self, nodes: usize, now: Duration) -> bool {
+        let may_be_loss = nodes > 1 && self.settings.loss_wait.is_some();
+        self.settings.stops_on_failure && !may_be_loss && self.policy.is_used_up(now)
     }
 
     pub(super) fn report_round(

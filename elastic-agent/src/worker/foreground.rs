@@ -1,4 +1,4 @@
-//! The foreground of a terminal, for a worker that a person debugs: what is typed reaches this worker only, Ctrl-C included.
+//! The foreground of a terminal, for a worker that a person debugs: typed text and Ctrl-C reach this worker only.
 
 use std::io::{self, IsTerminal};
 

@@ -4,14 +4,18 @@
 //! The shell's `handler_loop` drives any engine, and its `dynamic` creates the one that `access` allows: `solo`, of a
 //! node that writes the state itself, or `group`, where one node writes for all.
 
+pub(crate) mod advertised;
 mod apply;
 mod decide;
 pub(crate) mod duty;
 mod executor;
 pub(crate) mod group;
 mod group_ranks;
+mod identity;
 mod last_round;
+mod links;
 mod observations;
+pub(crate) mod reach;
 #[cfg(test)]
 mod sim;
 pub(crate) mod solo;
@@ -33,6 +37,9 @@ use crate::values::stored::{Part, Token};
 
 /// Decides for one node what to ask of the store, operation by operation, and what a member does between them.
 pub(crate) trait Engine: Debug + Send {
+    /// The identity of the node. It changes while the node joins, if another process has the same one.
+    fn me(&self) -> &NodeId;
+
     /// Begins an operation that should end by `deadline`, in place of the one before. An operation of a member that
     /// leaves its round ends the membership at once.
     fn begin(&mut self, operation: Operation, deadline: Duration, now: Now);
@@ -99,6 +106,10 @@ pub(crate) enum Ask {
     ReadNotices,
     /// What the members of this round say about nodes that want to enter it: [`Reply::Entry`].
     ReadEntry { round: i64 },
+    /// The marks of these nodes (docs/spec/rendezvous.md, section 10.3): [`Reply::Marks`].
+    ReadMarks(Vec<NodeId>),
+    /// Marks this node as connected: [`Reply::Done`].
+    SetMark,
     /// A report of the waiting join to listeners and log: [`Reply::Nothing`].
     Report,
     /// A request to the keys of the group; the station says to itself what its result is.

@@ -22,12 +22,15 @@ use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo};
 use crate::shell::handler_loop::{HandlerLoop, Parts};
 use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::shell::notices::{Notice, Notices};
+use crate::shell::own_host::OwnHost;
 use crate::shell::shared::Shared;
+use crate::shell::workers_reach::{Known, Search, verify};
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Joined};
 use crate::values::membership::Membership;
 use crate::values::node::NodeId;
+use crate::values::port_range::PortRange;
 use crate::values::report::{NotJoining, WaitReport};
 use crate::values::server_hook::ServerHook;
 use crate::values::settings::RendezvousSettings;
@@ -78,7 +81,7 @@ pub struct DynamicRendezvous {
     store: Arc<dyn Store>,
     settings: RendezvousSettings,
     options: DynamicRendezvousOptions,
-    node: NodeId,
+    own_host: OwnHost,
     shared: Arc<Shared>,
     to_loop: Mailbox,
     /// The loop's, which may wait for it.
@@ -86,6 +89,8 @@ pub struct DynamicRendezvous {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Taken out while a join uses it.
     bootstrap: Mutex<Bootstrap>,
+    /// Where this node has reached the workers' store.
+    reached: Mutex<Option<Known>>,
     /// A client of the same store, if this process hosts it.
     hosted: Option<Arc<TcpStore>>,
     /// The server that this process has ready for a store that moves.
@@ -98,10 +103,12 @@ pub struct DynamicRendezvous {
 pub struct DynamicRendezvousOptions {
     local_addr: Option<String>,
     workers_host: Option<String>,
+    own_host: Option<OwnHost>,
     shares_store: bool,
     server_hook: Option<ServerHook>,
     protection: Protection,
     workers_at: Option<StoreAddress>,
+    workers_port: Option<PortRange>,
 }
 
 impl Default for DynamicRendezvousOptions {
@@ -116,10 +123,12 @@ impl DynamicRendezvousOptions {
         Self {
             local_addr: None,
             workers_host: None,
+            own_host: None,
             shares_store: true,
             server_hook: None,
             protection: Protection::Open,
             workers_at: None,
+            workers_port: None,
         }
     }
 
@@ -164,6 +173,18 @@ impl DynamicRendezvousOptions {
         self
     }
 
+    /// The ports for the workers' store, if this node serves it: the first free one. Default: one that the system chooses.
+    pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
+        self.workers_port = ports.into();
+        self
+    }
+
+    /// What this node knows about its addresses, in place of those of the other options.
+    pub(crate) fn with_own_host(mut self, own_host: OwnHost) -> Self {
+        self.own_host = Some(own_host);
+        self
+    }
+
     /// A callback for the server of the workers' store, if this node serves it. Default: none.
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);
@@ -187,23 +208,36 @@ impl DynamicRendezvous {
         options: DynamicRendezvousOptions,
     ) -> Result<Self, RendezvousError> {
         settings.check()?;
-        let addr = options
-            .local_addr
-            .clone()
-            .unwrap_or_else(crate::shell::this_host::full_name);
-        let local_id = NEXT_LOCAL_ID.fetch_add(1, Ordering::Relaxed);
-        let node = NodeId::new(addr, i64::from(std::process::id()), local_id);
+        let own_host = options.own_host.clone().unwrap_or_else(|| {
+            let given = options
+                .workers_host
+                .as_ref()
+                .or(options.local_addr.as_ref());
+            OwnHost::new(given.cloned(), false)
+        });
+        let addr = match (&options.local_addr, own_host.given()) {
+            (Some(addr), _) => addr.as_str(),
+            (None, Some(given)) if options.workers_host.is_none() => given,
+            (None, _) => own_host.name(),
+        };
+        let access = Access::open(&*backend, &settings)?;
+        let (index, lease) = match &access {
+            Access::Group(_, index) => (Some(*index), None),
+            Access::Own { lease, .. } => (None, lease.clone()),
+        };
+        let (addr, pid): (Arc<str>, _) = (addr.into(), i64::from(std::process::id()));
+        let own_number = NEXT_LOCAL_ID.fetch_add(1, Ordering::Relaxed);
+        // A number in the group is that of one handler, whatever its host and process are called.
+        let id_of = move |index: Option<u32>| {
+            let local_id = index.map_or(own_number, i64::from);
+            NodeId::new(Arc::clone(&addr), pid, local_id)
+        };
         let clock = Clock::start();
         let notices = Notices::new(Arc::clone(&store), &settings.run_id);
-        let shared = Shared::new(notices);
-        let access = Access::open(&*backend, &settings)?;
-        let lease = match &access {
-            Access::Group(..) => None,
-            Access::Own { lease, .. } => lease.clone(),
-        };
-        let of_engine = (node.clone(), settings.clone());
+        let shared = Shared::new(notices, id_of(index));
+        let of_engine = settings.clone();
         let new_engine = move |index: Option<u32>, now| -> Box<dyn Engine> {
-            let ((me, settings), seed) = (of_engine.clone(), fastrand::u64(..));
+            let ((me, settings), seed) = ((id_of(index), of_engine.clone()), fastrand::u64(..));
             match index {
                 Some(index) => Box::new(GroupEngine::new(me, index, settings, seed, now)),
                 None => Box::new(Solo::new(me, settings, seed, now)),
@@ -212,7 +246,6 @@ impl DynamicRendezvous {
         let (to_loop, inbox) = open_mailbox();
         let handler_loop = HandlerLoop::new(Parts {
             clock,
-            me: node.clone(),
             settings: settings.clone(),
             new_engine: Box::new(new_engine),
             access,
@@ -237,11 +270,12 @@ impl DynamicRendezvous {
                 options.workers_at.clone(),
             )),
             options,
-            node,
+            own_host,
             shared,
             to_loop,
             lease,
             thread: Mutex::new(Some(thread)),
+            reached: Mutex::default(),
             hosted: None,
             candidate: Mutex::new(None),
         })
@@ -253,10 +287,11 @@ impl DynamicRendezvous {
         &self.settings
     }
 
-    /// The identity of this node.
+    /// The identity of this node. It changes while the node joins, if another process has the same host name and process
+    /// id, as two containers can.
     #[must_use]
-    pub fn node(&self) -> &NodeId {
-        &self.node
+    pub fn node(&self) -> NodeId {
+        self.shared.me()
     }
 
     /// Declares that this process hosts the rendezvous' store, through its client `store`.
@@ -318,7 +353,7 @@ impl DynamicRendezvous {
             let joined = answer.joined.ok_or_else(|| self.shut_down_error())?;
             log::debug!(
                 "node {} has joined round {} of run {:?} as rank {} in a world of size {}",
-                self.node.named(),
+                self.node().named(),
                 answer.round,
                 self.settings.run_id,
                 joined.rank,
@@ -352,11 +387,6 @@ impl DynamicRendezvous {
 
     /// Agrees with the other nodes of the round `number` on the workers' store.
     fn settle(&self, number: i64, joined: &Joined) -> Result<RendezvousInfo, RendezvousError> {
-        let own_host = self
-            .options
-            .workers_host
-            .as_deref()
-            .unwrap_or(&self.node.addr);
         let round = Round {
             store: &self.store,
             run_id: &self.settings.run_id,
@@ -365,8 +395,10 @@ impl DynamicRendezvous {
             first: &joined.first,
             is_same_world: joined.is_same_world,
             has_entered: joined.has_entered,
-            own_host,
+            nodes: &joined.nodes,
+            own_host: &self.own_host,
             server_hook: self.options.server_hook.as_ref(),
+            ports: self.options.workers_port,
         };
         let timeout = self.store.timeout().unwrap_or(Duration::MAX);
         let cancel = &self.shared.settling;
@@ -378,6 +410,20 @@ impl DynamicRendezvous {
         } else {
             Bootstrap::settle_unshared(&round, timeout, cancel)
         };
+        let route = self.own_host.route();
+        let settled = settled.and_then(|bootstrap| {
+            let search = Search {
+                run_id: &self.settings.run_id,
+                first: &joined.first,
+                route: &route,
+                join_timeout: self.settings.join_timeout,
+                cancel,
+            };
+            let mut known = self.lock_reached().take();
+            let verified = verify(bootstrap, &mut known, joined.is_same_world, &search);
+            *self.lock_reached() = known;
+            verified
+        });
         let bootstrap = settled.map_err(|not_found| match not_found {
             NotFound::Failed(error) => error,
             NotFound::Interrupted => RendezvousError::Interrupted {
@@ -397,7 +443,9 @@ impl DynamicRendezvous {
             joined.world_size,
             bootstrap,
         );
+        info.route = route;
         info.has_entered = joined.has_entered;
+        info.has_lost_members = joined.has_lost_members;
         Ok(info)
     }
 
@@ -417,6 +465,10 @@ impl DynamicRendezvous {
                 self.settings.max_nodes,
             )
         }
+    }
+
+    fn lock_reached(&self) -> MutexGuard<'_, Option<Known>> {
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_bootstrap(&self) -> MutexGuard<'_, Bootstrap> {
@@ -479,6 +531,11 @@ impl RendezvousHandler for DynamicRendezvous {
         }
     }
 
+    fn loss_wait(&self) -> Option<Duration> {
+        let settings = &self.settings;
+        (settings.min_nodes < settings.max_nodes).then(|| settings.dead_after())
+    }
+
     fn add_listener(&self, listener: Listener) {
         self.shared.add_listener(listener);
     }
@@ -491,7 +548,7 @@ impl RendezvousHandler for DynamicRendezvous {
 
     fn leave(&self) -> Result<(), RendezvousError> {
         // Before the state changes: nodes that see that also find the notice. Not to a store that has just failed.
-        let left = Notice::Left(self.node.clone());
+        let left = Notice::Left(self.node());
         if !matches!(self.shared.membership(), Some(Err(_)))
             && let Err(error) = self.shared.notices.write(&left)
         {
@@ -508,7 +565,7 @@ impl RendezvousHandler for DynamicRendezvous {
         let written = match why {
             None => self.shared.notices.withdraw(),
             Some(why) => {
-                let it = NotJoining::new(self.node.clone(), why);
+                let it = NotJoining::new(self.node(), why);
                 self.shared.notices.write(&Notice::NotJoining(it))
             }
         };
@@ -521,14 +578,31 @@ impl RendezvousHandler for DynamicRendezvous {
         forgotten.map_err(|error| RendezvousError::connection(run_id, error))
     }
 
+    fn last_boards(&self) -> Result<Vec<RoundBoard>, RendezvousError> {
+        let last = self.ask(Goal::Read)?.round;
+        let rounds = [last, last - 1].into_iter().filter(|round| *round >= 0);
+        let board = |round| RoundBoard::of(&self.store, &self.settings.run_id, round);
+        Ok(rounds.map(board).collect())
+    }
+
+    fn keeps_store_for(&self) -> Option<Duration> {
+        let server = self.hosted.as_ref()?.server()?;
+        server.is_running().then(|| self.settings.dead_after())
+    }
+
+    fn detach(&self) {
+        self.stop();
+    }
+
     fn run_id(&self) -> &str {
         &self.settings.run_id
     }
 
     fn shutdown(&self) -> bool {
         let closed = self.ask(Goal::Shutdown).map(drop);
+        let is_detached = matches!(&closed, Err(RendezvousError::ShutDown { .. }));
         if let Err(error) = &closed
-            && !matches!(error, RendezvousError::ShutDown { .. })
+            && !is_detached
         {
             log::warn!(
                 "cannot close the rendezvous {:?}: {error}",
@@ -536,7 +610,7 @@ impl RendezvousHandler for DynamicRendezvous {
             );
         }
         self.stop();
-        if closed.is_ok() {
+        if closed.is_ok() || is_detached {
             self.await_disconnects();
         }
         closed.is_ok()

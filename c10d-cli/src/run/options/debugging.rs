@@ -4,15 +4,15 @@ use std::ffi::OsString;
 
 use clap::Args;
 use elastic_agent::{Entrypoint, PreloadOptions};
-use elastic_rendezvous::{RendezvousParameters, STATIC_BACKEND};
+use elastic_rendezvous::{RendezvousParameters, STATIC_BACKEND, StartWarning};
 
 use super::error::UsageError;
 use super::given::{Parsed, Read, Surroundings, value_of};
 use super::values::whole_number;
 use crate::run::headings::HANGS;
 
-/// Set by `python -m debugpy .. -m c10d_rs run`: the words with which pydevd in a Python worker connects to that debugger,
-/// one a line.
+/// Set by `python -m debugpy .. -m c10d_rs run`: the command line of pydevd in a Python worker, which connects to that
+/// debugger. One word a line.
 pub(crate) const DEBUGGER: &str = "C10D_DEBUGGER";
 
 /// Longer than a person debugs, and still a time that can be added to the current one.
@@ -72,13 +72,17 @@ pub(super) fn without_join_timeout(
     }
 }
 
-/// Forked workers lead sessions of their own, which no terminal belongs to.
+/// Drops the preloaded modules, because forked workers lead separate sessions without a terminal.
 pub(super) fn without_preload(
     preload: Option<PreloadOptions>,
-    warnings: &mut Vec<String>,
+    warnings: &mut Vec<StartWarning>,
 ) -> Option<PreloadOptions> {
     if preload.is_some() {
-        warnings.push("--preload has no effect with --debug-rank".to_owned());
+        warnings.push(
+            "--preload has no effect with --debug-rank"
+                .to_owned()
+                .into(),
+        );
     }
     None
 }

@@ -14,9 +14,11 @@ use clap::parser::ValueSource;
 use clap::{Arg, Command, Error};
 
 use super::error::{Given, Refusal, UsageError};
+use crate::ephemeral_ports::EphemeralPorts;
 use crate::run::interpreter::Interpreter;
 use elastic_agent::devices::{Cpus, DeviceKind, DevicesError};
 use elastic_agent::scheduler::Site;
+use elastic_rendezvous::StartWarning;
 
 /// What the plan depends on besides the options.
 pub(crate) struct Surroundings<'a> {
@@ -32,6 +34,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) count_devices: &'a dyn Fn(DeviceKind) -> Result<usize, DevicesError>,
     /// The processors that this process may use; `None` if they cannot be counted.
     pub(crate) count_cpus: &'a dyn Fn() -> Option<Cpus>,
+    /// The ports that the system gives to outgoing connections.
+    pub(crate) ephemeral_ports: EphemeralPorts,
     /// A random number, for the id of a standalone run.
     pub(crate) seed: u64,
     /// Facts besides variables by which a scheduler is recognized.
@@ -91,9 +95,9 @@ impl Given {
         }
     }
 
-    pub(super) fn has_no_effect(&self, why: &str) -> String {
+    pub(super) fn has_no_effect(&self, why: &str) -> StartWarning {
         let Self { name, value } = self;
-        format!("{name} is {value:?}, which has no effect: {why}")
+        format!("{name} is {value:?}, which has no effect: {why}").into()
     }
 
     pub(super) fn refused(&self, refusal: Refusal) -> UsageError {

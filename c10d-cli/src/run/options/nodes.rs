@@ -6,7 +6,7 @@ use std::time::Duration;
 use c10d_store::recommended_memory_max;
 use clap::Args;
 use elastic_agent::HealthCheck;
-use elastic_rendezvous::parse_config;
+use elastic_rendezvous::{StartWarning, WarningKind, parse_config};
 
 use super::error::{Given, Refusal, UsageError};
 use super::given::{Parsed, Read, Surroundings, value_of};
@@ -134,7 +134,7 @@ impl NodeArgs {
         &self,
         surroundings: &Surroundings<'_>,
         found: Option<&Found>,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<(usize, Option<Origin>), UsageError> {
         let (number, from) = match &self.nproc_per_node {
             Some(option) => {
@@ -147,7 +147,8 @@ impl NodeArgs {
                     option.given.refused(refusal)
                 });
                 let number = number?;
-                warnings.extend(quota_warning(option, number, surroundings));
+                let warning = quota_warning(option, number, surroundings);
+                warnings.extend(warning.map(|text| StartWarning::new(WarningKind::Quota, text)));
                 (number, option.given.name.clone())
             }
             None => match found.and_then(|found| allotted_gpus(surroundings, found)) {
@@ -165,7 +166,7 @@ impl NodeArgs {
 
     pub(super) fn health_check(
         &self,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Option<HealthCheck>, UsageError> {
         let timeout = &self.health_check_timeout;
         let command = value_of(&self.health_check)?;

@@ -12,7 +12,7 @@ use rustix::termios::tcgetpgrp;
 use super::*;
 use crate::pty::terminal;
 
-/// A launcher whose terminal is the controlling one of its session, as in a shell.
+/// A launcher whose session has a controlling terminal. A shell starts commands like this.
 struct InTerminal {
     running: Running,
     near: OwnedFd,
@@ -63,7 +63,7 @@ impl InTerminal {
         String::from_utf8_lossy(&self.text.lock().unwrap()).into_owned()
     }
 
-    /// Waits until the screen has had this text so many times.
+    /// Waits until this text has appeared on the screen at least `times` times.
     #[track_caller]
     fn await_text(&self, text: &str, times: usize) {
         until(&format!("{text} {times} times"), || {
@@ -76,7 +76,7 @@ impl InTerminal {
         near.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// The exit code and all that was on the screen.
+    /// The exit code and the whole text of the screen.
     fn end(self) -> (Option<i32>, String) {
         let code = self.running.end().code;
         self.reader.join().unwrap();
@@ -175,7 +175,7 @@ fn the_foreground_is_taken_back_and_given_to_the_rank_again_at_a_restart() {
     let (code, text) = debugged.end();
     assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("got second"), "{text}");
-    // The settings of the terminal are those of before: what is typed is shown.
+    // The settings of the terminal are restored: it shows typed text.
     assert_eq!(text.matches("second").count(), 2, "{text}");
     job.assert_nothing_runs();
 }

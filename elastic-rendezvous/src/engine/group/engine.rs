@@ -46,6 +46,8 @@ pub(crate) struct GroupEngine {
     round: Option<(i64, usize)>,
     /// The last round that this node joined.
     last_round: Option<i64>,
+    /// How many nodes it had.
+    last_size: Option<usize>,
     /// The members of this node's round that were lost, and when this node has learned it.
     lost: BTreeMap<NodeId, Duration>,
     /// The failure of a heartbeat, until it is recorded.
@@ -83,7 +85,7 @@ struct Joining {
 }
 
 impl GroupEngine {
-    /// The engine of the node `me`. `index` differs from that of all other handlers in this store, `seed` is of the
+    /// The engine of the node `me`, whose id no other process has. `index` differs from that of all other handlers in this store, `seed` is of the
     /// pauses after write conflicts.
     pub(crate) fn new(
         me: NodeId,
@@ -102,6 +104,7 @@ impl GroupEngine {
             paused_until: None,
             round: None,
             last_round: None,
+            last_size: None,
             lost: BTreeMap::new(),
             failed_heartbeat: None,
             seed,
@@ -153,7 +156,7 @@ impl GroupEngine {
         };
         if result == Err(Ending::NoHolder) && !operation.is_join() {
             let (me, settings) = (self.station.me().clone(), self.station.settings().clone());
-            let mut alone = Solo::new(me, settings, self.seed, now);
+            let mut alone = Solo::new(me, settings, self.seed, now).with_kept_id();
             alone.begin(operation, deadline, now);
             self.alone = Some(alone);
             return self.step(now);
@@ -182,6 +185,7 @@ impl GroupEngine {
 
     fn enter_round(&mut self, place: Place) -> Answer {
         let last = self.last_round.replace(place.round);
+        let last_size = self.last_size.replace(place.size);
         self.round = Some((place.round, place.size));
         self.joining = None;
         self.lost.clear();
@@ -195,12 +199,17 @@ impl GroupEngine {
                 is_same_world: last == Some(place.same_as),
                 nodes: Vec::new(),
                 has_entered: false,
+                has_lost_members: last_size.is_some_and(|last| place.size < last),
             }),
         }
     }
 }
 
 impl Engine for GroupEngine {
+    fn me(&self) -> &NodeId {
+        self.station.me()
+    }
+
     fn begin(&mut self, operation: Operation, deadline: Duration, now: Now) {
         if operation != Operation::Close {
             self.round = None;

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::torch::TorchNode;
-use crate::engine::Engine;
 use crate::engine::group::GroupEngine;
 use crate::engine::solo::Solo;
+use crate::engine::{Engine, Reply};
 use crate::values::clock::Now;
 use crate::values::goal::{Answer, Operation, OperationError};
 use crate::values::node::NodeId;
@@ -147,6 +147,12 @@ pub(super) struct SimNode {
     pub(super) cut_until: Duration,
     pub(super) is_silent: bool,
     pub(super) was_cut: bool,
+    /// When the last time without a connection began.
+    pub(super) cut_since: Duration,
+    /// Whether it was once without a connection for so long that others may have taken it for lost.
+    pub(super) was_long_gone: bool,
+    /// The number of its connection.
+    pub(super) connection: u32,
     pub(super) commands: VecDeque<Command>,
     pub(super) is_rejoin_planned: bool,
     /// Of the operation.
@@ -189,6 +195,9 @@ impl SimNode {
             cut_until: Duration::ZERO,
             is_silent: false,
             was_cut: false,
+            cut_since: Duration::ZERO,
+            was_long_gone: false,
+            connection: 0,
             commands: VecDeque::new(),
             is_rejoin_planned: false,
             deadline: Duration::ZERO,
@@ -244,6 +253,12 @@ impl SimNode {
             Implementation::Group(engine) => &mut **engine,
             Implementation::Torch(engine) => &mut **engine,
         }
+    }
+
+    /// The engine may then have another id.
+    pub(super) fn reply(&mut self, reply: Reply, now: Now) {
+        self.engine_mut().on_reply(reply, now);
+        self.me = self.engine().me().clone();
     }
 
     /// The state as a node knows it that writes itself.

@@ -20,6 +20,7 @@ use crate::shell::clock::Clock;
 use crate::shell::group_store::GroupStore;
 use crate::shell::handler::RendezvousEvent;
 use crate::shell::mailbox::{Inbox, Job, Message};
+use crate::shell::marks::MarkBoard;
 use crate::shell::notices::NoticeBoard;
 use crate::shell::shared::{LOG_INTERVAL, Shared, error_of, log_wait};
 use crate::shell::stored_state::StoredState;
@@ -28,7 +29,6 @@ use crate::values::clock::Now;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Operation, OperationError};
 use crate::values::membership::Membership;
-use crate::values::node::NodeId;
 use crate::values::recorded_event::step_of_result;
 use crate::values::report::WaitReport;
 use crate::values::settings::RendezvousSettings;
@@ -44,7 +44,6 @@ pub(crate) type NewEngine = Box<dyn Fn(Option<u32>, Now) -> Box<dyn Engine> + Se
 /// What the loop of a handler is made of.
 pub(crate) struct Parts {
     pub(crate) clock: Clock,
-    pub(crate) me: NodeId,
     pub(crate) settings: RendezvousSettings,
     pub(crate) new_engine: NewEngine,
     pub(crate) access: Access,
@@ -57,7 +56,6 @@ pub(crate) struct Parts {
 
 pub(crate) struct HandlerLoop {
     clock: Clock,
-    me: NodeId,
     settings: RendezvousSettings,
     engine: Box<dyn Engine>,
     new_engine: NewEngine,
@@ -66,6 +64,7 @@ pub(crate) struct HandlerLoop {
     group: Option<(GroupStore, u32)>,
     lease: Option<WriteLease>,
     watch: Option<Arc<dyn StateWatch>>,
+    marks: Option<MarkBoard>,
     shared: Arc<Shared>,
     inbox: Inbox,
     jobs: VecDeque<Job>,
@@ -91,9 +90,13 @@ pub(crate) struct HandlerLoop {
 
 impl HandlerLoop {
     pub(crate) fn new(parts: Parts) -> Self {
-        let (group, lease, watch) = match parts.access {
-            Access::Group(group, index) => (Some((group, index)), None, None),
-            Access::Own { lease, watch } => (None, lease, watch),
+        let (group, lease, watch, marks) = match parts.access {
+            Access::Group(group, index) => (Some((group, index)), None, None, None),
+            Access::Own {
+                lease,
+                watch,
+                marks,
+            } => (None, lease, watch, marks),
         };
         let index = group.as_ref().map(|(_, index)| *index);
         Self {
@@ -101,13 +104,13 @@ impl HandlerLoop {
             store: parts.store,
             notices: NoticeBoard::new(parts.shared.notices.clone()),
             clock: parts.clock,
-            me: parts.me,
             settings: parts.settings,
             engine: (parts.new_engine)(index, parts.clock.now()),
             new_engine: parts.new_engine,
             group,
             lease,
             watch,
+            marks,
             shared: parts.shared,
             inbox: parts.inbox,
             jobs: VecDeque::new(),
@@ -146,6 +149,14 @@ impl HandlerLoop {
             }
         }
         self.release();
+        // A store that is out of reach would delay the end.
+        if let Some(marks) = self
+            .marks
+            .as_mut()
+            .filter(|_| !self.is_unknown && self.outage_since.is_none())
+        {
+            marks.remove_own(self.engine.me());
+        }
         for job in std::mem::take(&mut self.jobs) {
             let _ = job.reply.send(Err(self.shut_down_error()));
         }
@@ -178,7 +189,7 @@ impl HandlerLoop {
             if let Err(error) = self.operate(Operation::Leave, limit) {
                 log::warn!(
                     "node {} cannot leave the rendezvous after an interrupted join: {error}",
-                    self.me.named()
+                    self.engine.me().named()
                 );
             }
         }
@@ -277,6 +288,12 @@ impl HandlerLoop {
                 Err(error)
             }
         };
+        if let Some(former) = self.shared.set_me(self.engine.me()) {
+            let (me, former) = (self.engine.me().local_id, former.named());
+            log::info!(
+                "another process is the node {former}: this one joins with the local id {me}"
+            );
+        }
         self.record_steps();
         for lost in self.engine.take_newly_lost(now) {
             log::warn!("lost node {lost}");
@@ -334,6 +351,9 @@ impl HandlerLoop {
     fn start_anew(&mut self, lost: Option<RendezvousError>) -> Result<Reply, RendezvousError> {
         self.states.backend().start_anew()?;
         self.notices.start_anew();
+        if let Some(marks) = &mut self.marks {
+            marks.start_anew();
+        }
         if let Some((group, index)) = &mut self.group {
             let counted = group.count_handler();
             *index = counted.map_err(|error| self.states.failed(error))?;
@@ -377,7 +397,7 @@ impl HandlerLoop {
         if !matches!(self.shared.membership(), Some(Ok(it)) if it.is_evicted) {
             log::warn!(
                 "the other nodes have heard nothing of node {} for {:.1} s, so its round is over: {error}",
-                self.me.named(),
+                self.engine.me().named(),
                 self.settings.dead_after().as_secs_f64(),
             );
         }
@@ -399,7 +419,7 @@ impl HandlerLoop {
         let now = self.clock.now();
         let has_lasted = |since: Duration| now.monotonic.saturating_sub(since);
         if has_lasted(self.began_at) >= NOTICES_AFTER {
-            self.notices.refresh(&self.me);
+            self.notices.refresh(self.engine.me());
         }
         let report = self.waiting();
         if has_lasted(self.logged_at) >= LOG_INTERVAL {
@@ -420,7 +440,7 @@ impl HandlerLoop {
         let operation = self.operation;
         let run_id = self.settings.run_id.clone();
         error_of(failure, operation, &run_id, waited, || {
-            self.notices.refresh(&self.me);
+            self.notices.refresh(self.engine.me());
             self.waiting()
         })
     }
@@ -436,7 +456,8 @@ impl HandlerLoop {
     }
 
     fn record(&self, steps: impl IntoIterator<Item = Step>) {
-        self.shared.record(&self.settings.run_id, &self.me, steps);
+        let me = self.engine.me();
+        self.shared.record(&self.settings.run_id, me, steps);
     }
 
     /// Records the engine's steps, each as an event of the node that it is about.

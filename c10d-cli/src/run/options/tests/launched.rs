@@ -41,6 +41,7 @@ fn launcher(agent: AgentOptions) -> LauncherOptions {
 #[track_caller]
 fn assert_launches(line: &str, variables: Variables<'_>, expected: LauncherOptions) {
     let given = plan(line, variables).launcher;
+    let given = given.with_start_warnings(Vec::new());
     assert_eq!(format!("{given:#?}"), format!("{expected:#?}"), "{line}");
 }
 
@@ -51,7 +52,7 @@ fn a_script_alone_has_torchruns_defaults() {
     assert_eq!((plan.scheduler, plan.node_rank), (None, None));
     assert_eq!(plan.origins, []);
     assert!(!plan.dry_run && !plan.json && plan.grace_period.is_none());
-    assert_eq!(plan.warnings, Vec::<String>::new());
+    assert_eq!(plan.warning_texts(), Vec::<String>::new());
 }
 
 #[test]
@@ -86,7 +87,7 @@ fn other_options_are_parsed_as_by_torchrun() {
     let expected = with_rendezvous(agent_options, rendezvous().with_local_addr("1.2.3.4"));
     let expected = expected.with_signals(["SIGTERM", "SIGUSR1"]);
     assert_launches(line, &variables, expected);
-    assert_eq!(plan(line, &variables).warnings, Vec::<String>::new());
+    assert_eq!(plan(line, &variables).warning_texts(), Vec::<String>::new());
 
     let logs = LogOptions::new().with_redirects("3".parse().unwrap());
     let logs = logs.with_tee("1".parse().unwrap());
@@ -178,7 +179,7 @@ fn preloaded_modules_come_from_the_option_or_its_variable() {
     );
     assert_launches("--preload= s.py", &[], launcher(agent()));
     assert_eq!(
-        plan("--preload-required s.py", &[]).warnings,
+        plan("--preload-required s.py", &[]).warning_texts(),
         ["--preload-required and --preload-standby have no effect: --preload is not given"]
     );
 }
@@ -268,7 +269,7 @@ fn a_health_check_has_a_command_and_a_timeout() {
     let check = |words: &[&str], variables: Variables<'_>| {
         let plan = plan_of(words.iter().copied(), variables).unwrap();
         let check = plan.launcher.agent().health_check().cloned();
-        (check, plan.warnings)
+        (check, plan.warning_texts())
     };
     let wanted = Some(HealthCheck::new("a b"));
     assert_eq!(check(&["--health-check", "a b", "s.py"], &[]).0, wanted);
@@ -394,17 +395,20 @@ fn workers_are_kept_as_the_options_say() {
             "--replace is \"none\", which has no effect: --keep-workers is not given",
         ),
     ] {
-        assert_eq!(plan(line, &[]).warnings, [warning]);
+        assert_eq!(plan(line, &[]).warning_texts(), [warning]);
     }
     let silent = "--keep-workers --replace=none s.py";
-    assert_eq!(plan(silent, &[]).warnings, Vec::<String>::new());
+    assert_eq!(plan(silent, &[]).warning_texts(), Vec::<String>::new());
 }
 
 #[test]
 fn a_cpu_quota_limits_counted_workers_and_leaves_a_given_number_with_a_warning() {
     let at = |quota: &str, line: &str| {
         let plan = plan(line, &[("TEST_CPU_QUOTA", quota), ("OMP_NUM_THREADS", "1")]);
-        (plan.launcher.agent().local_world_size(), plan.warnings)
+        (
+            plan.launcher.agent().local_world_size(),
+            plan.warning_texts(),
+        )
     };
     let counted = |value| {
         format!(
@@ -460,10 +464,13 @@ fn signals_go_to_python_workers_alone_and_to_the_groups_of_programs() {
 fn a_rank_that_a_person_debugs_turns_off_what_would_end_the_job() {
     let line = "--debug-rank=1 --nproc-per-node=2 --preload=json --progress-timeout=5s --explain-after=5s s.py";
     let timers = ("TORCHELASTIC_ENABLE_FILE_TIMER", "1");
-    let plan = self::plan(line, &[timers, ("OMP_NUM_THREADS", "1")]);
-    assert_eq!(plan.debug_rank, Some(1));
-    assert_eq!(plan.warnings, ["--preload has no effect with --debug-rank"]);
-    let (launcher, agent) = (&plan.launcher, plan.launcher.agent());
+    let debugged = plan(line, &[timers, ("OMP_NUM_THREADS", "1")]);
+    assert_eq!(debugged.debug_rank, Some(1));
+    assert_eq!(
+        debugged.warning_texts(),
+        ["--preload has no effect with --debug-rank"]
+    );
+    let (launcher, agent) = (&debugged.launcher, debugged.launcher.agent());
     assert!(agent.preload().is_none() && agent.progress().is_none());
     assert_eq!(launcher.rendezvous().get("timeout"), Some("900"));
     let shown = format!("{launcher:?}");
@@ -478,7 +485,7 @@ fn a_rank_that_a_person_debugs_turns_off_what_would_end_the_job() {
     let nodes = "--debug-rank=9 --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=h";
     for (options, expected) in [("", "31536000"), ("--rdzv-conf=join_timeout=7", "7")] {
         let line = format!("{nodes} {options} s.py").replace("  ", " ");
-        let plan = self::plan(&line, &[]);
+        let plan = plan(&line, &[]);
         assert_eq!(
             plan.launcher.rendezvous().get("join_timeout"),
             Some(expected)
