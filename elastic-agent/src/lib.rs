@@ -75,6 +75,6 @@ pub use round::{
 pub use rustix::process::Signal;
 pub use watchdog::WatchdogError;
 pub use worker::{
-    AbandonedWorker, ExitKind, GroupPlan, KillSwitch, StartError, StopReport, WorkerExit,
-    WorkerGroup, WorkerOutcome, WorkerPlan,
+    AbandonedWorker, ExitKind, GroupPlan, KillSwitch, SignalTarget, StartError, StopReport,
+    WorkerExit, WorkerGroup, WorkerOutcome, WorkerPlan,
 };

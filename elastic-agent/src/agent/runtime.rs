@@ -68,6 +68,8 @@ impl<'a> Runtime<'a> {
                 .loss_wait()
                 .filter(|_| options.keep.is_none()),
             keep: options.keep.clone(),
+            // A person may have stopped a worker of another node.
+            has_exit_limit: options.debug_rank.is_none(),
             name: options.name.clone(),
         };
         let (mut round, effects) = Round::begin(settings, self.epoch.elapsed());

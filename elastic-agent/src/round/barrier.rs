@@ -14,6 +14,9 @@ use super::phase::{Barrier, Phase};
 /// PyTorch's: enough for nodes that finish some minutes apart.
 pub(crate) const EXIT_BARRIER_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Without a limit: longer than any job.
+const NEVER: Duration = Duration::from_secs(365 * 86400);
+
 impl Round {
     pub(super) fn enter_barrier(&self, nodes: usize, now: Duration, out: &mut Effects) -> Phase {
         let is_fixed = self.settings.keep.is_none();
@@ -94,7 +97,11 @@ impl Round {
                 return Phase::AtBarrier(barrier);
             }
             Input::BarrierClosed { membership, .. } => {
-                let mut left = EXIT_BARRIER_TIMEOUT.saturating_sub(waited);
+                let limit = match self.settings.has_exit_limit {
+                    true => EXIT_BARRIER_TIMEOUT,
+                    false => NEVER,
+                };
+                let mut left = limit.saturating_sub(waited);
                 if left.is_zero() {
                     out.push(Effect::ReadFinished);
                     return Phase::AtBarrier(Barrier {

@@ -40,6 +40,8 @@ pub(crate) struct Settings {
     pub(crate) loss_wait: Option<Duration>,
     /// Whether the others run on when a worker dies.
     pub(crate) keep: Option<KeepOptions>,
+    /// Whether the wait for the other nodes to finish is limited.
+    pub(crate) has_exit_limit: bool,
 }
 
 /// The rounds of one node. Times are counted from any moment.
