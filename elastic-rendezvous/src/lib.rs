@@ -13,9 +13,10 @@ pub use shell::c10d_backend::{C10D_BACKEND, C10dBackend, Traffic};
 pub use shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 pub use shell::group_store::GroupStore;
 pub use shell::handler::{
-    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
+    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
 };
 pub use shell::open_store::READ_TIMEOUT;
+pub use shell::reachable::{ReachOptions, Reached, Unreachable, find_reachable};
 pub use shell::round_entry::{end_entry, open_round};
 pub use shell::static_rendezvous::{STATIC_BACKEND, STATIC_TIMEOUT, StaticRendezvous};
 pub use shell::this_host;
@@ -27,6 +28,7 @@ pub use values::membership::Membership;
 pub use values::node::{NamedNode, NodeId};
 pub use values::parameters::{RendezvousParameters, parse_config};
 pub use values::parameters_error::{DEFAULT_PORT, EndpointError, ParametersError};
+pub use values::port_range::{PortRange, PortRangeError};
 pub use values::ranks_report::RanksReport;
 pub use values::recorded_event::{NodeState, RecordedEvent};
 pub use values::report::{DroppedNode, LeftNode, LostNode, NotJoining, WaitReport};

@@ -11,6 +11,7 @@ mod keep;
 mod nodes;
 mod origin;
 mod output;
+mod ports;
 mod preload;
 mod rendezvous;
 mod restarts;
@@ -229,6 +230,8 @@ impl RunOptions {
             rendezvous = rendezvous.with_credentials(credentials.clone());
         }
         let explain_after = self.hangs.explain_after.value()?;
+        let doubt = ports::warning(&rendezvous, relay_port, store_port, surroundings);
+        warnings.extend(doubt);
         let launcher = LauncherOptions::new(agent, rendezvous)
             .with_entrypoint(entrypoint)
             .with_signals(signals.value()?)

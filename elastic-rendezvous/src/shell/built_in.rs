@@ -112,6 +112,7 @@ pub fn create_c10d(
         store,
         address,
         hosted,
+        route,
         workers_host,
         candidate,
     } = open_store(parameters, &settings)?;
@@ -127,7 +128,10 @@ pub fn create_c10d(
     // Over the store that repeats requests: what creates the key and claims the store may be sent twice.
     let mut backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
     let address = address.filter(|_| is_shared);
-    let mut options = DynamicRendezvousOptions::new().with_shared_store(has_agent_store);
+    let mut options = DynamicRendezvousOptions::new()
+        .with_shared_store(has_agent_store)
+        .with_route(route)
+        .with_workers_port(parameters.workers_port());
     let needs_relays = settings.max_nodes > 1 || hosted.is_none();
     if let Some(address) = &address {
         if parameters.credentials().is_some() && !parameters.has_relays() && needs_relays {

@@ -9,6 +9,7 @@ pub(crate) mod membership;
 pub(crate) mod node;
 pub(crate) mod parameters;
 pub(crate) mod parameters_error;
+pub(crate) mod port_range;
 pub(crate) mod ranks_report;
 pub(crate) mod recorded_event;
 pub(crate) mod report;

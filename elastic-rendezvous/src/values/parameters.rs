@@ -10,6 +10,7 @@ use c10d_store::journal::JournalSource;
 use c10d_store::{Credentials, ServerOptions};
 
 use crate::values::parameters_error::ParametersError;
+use crate::values::port_range::PortRange;
 use crate::values::server_hook::ServerHook;
 use crate::values::settings::RendezvousSettings;
 use crate::values::start_warnings::StartWarnings;
@@ -44,6 +45,7 @@ pub struct RendezvousParameters {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     has_relays: bool,
+    workers_port: Option<PortRange>,
     journal: Option<JournalSource>,
     store: Option<StoreDirectory>,
     start_warnings: StartWarnings,
@@ -80,6 +82,7 @@ impl RendezvousParameters {
             server_hook: None,
             credentials: None,
             has_relays: false,
+            workers_port: None,
             journal: None,
             store: None,
             start_warnings: StartWarnings::default(),
@@ -207,6 +210,19 @@ impl RendezvousParameters {
     pub const fn with_relays(mut self, has_relays: bool) -> Self {
         self.has_relays = has_relays;
         self
+    }
+
+    /// The ports for the workers' store where this node serves it: the first free one. Without an effect on a store that
+    /// is the rendezvous' too. Default: a free port that the system chooses.
+    pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
+        self.workers_port = ports.into();
+        self
+    }
+
+    /// The ports for the workers' store.
+    #[must_use]
+    pub const fn workers_port(&self) -> Option<PortRange> {
+        self.workers_port
     }
 
     /// Whether workers use relays.
