@@ -132,6 +132,8 @@ pub(crate) struct RunPlan {
     pub(crate) dry_run: bool,
     /// Whether to print the plan or the report as JSON.
     pub(crate) json: bool,
+    /// The timeouts that depend on each other, the shortest one first, with the options that set them.
+    pub(crate) timeouts: Vec<(&'static str, Duration)>,
     /// What is unusual about it, as far as that is known before the start.
     pub(crate) warnings: Vec<StartWarning>,
 }
@@ -244,6 +246,7 @@ impl RunOptions {
             .with_events_file(events_file)
             .with_error_file(surroundings.path(ERROR_FILE));
         warnings.extend(timeouts::warnings(&launcher, explain_after));
+        let timeouts = timeouts::table(&launcher, explain_after);
         let launcher = launcher.with_start_warnings(warnings.clone());
         warnings.extend(start_warnings(launcher.rendezvous()));
         Ok(RunPlan {
@@ -258,6 +261,7 @@ impl RunOptions {
             grace_period: limits.grace.map(|(grace, _)| grace),
             dry_run: self.nodes.dry_run,
             json: self.output.json,
+            timeouts,
             warnings,
         })
     }

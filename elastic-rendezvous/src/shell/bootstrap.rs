@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, ListenOptions, printable, sleep};
 use c10d_store::{
     Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, TcpStore,
-    TcpStoreOptions,
+    TcpStoreOptions, in_brief,
 };
 
 use crate::shell::board::{BoardError, RoundBoard, Wait};
@@ -320,7 +320,8 @@ impl Bootstrap {
             match TcpStore::open(before.host(), before.port(), options) {
                 Ok(_) => return Ok(before),
                 Err(error) => log::info!(
-                    "starting a new workers' store, as the previous one does not answer: {error}"
+                    "starting a new workers' store, as the previous one does not answer: {}",
+                    in_brief(&error)
                 ),
             }
         }

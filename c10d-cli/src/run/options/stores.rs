@@ -156,7 +156,7 @@ impl StoreArgs {
     fn apply_port(
         &self,
         parameters: RendezvousParameters,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<RendezvousParameters, UsageError> {
         let Some(option) = &self.workers_port else {
             return Ok(parameters);
