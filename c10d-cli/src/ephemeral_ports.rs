@@ -25,7 +25,7 @@ impl EphemeralPorts {
         let range = match (ends.next(), ends.next()) {
             (Some(Ok(first)), Some(Ok(last))) => first..=last,
             // No port: the range is empty.
-            _ => 1..=0,
+            _ => RangeInclusive::new(1, 0),
         };
         let reserved = reserved.trim().split(',').filter_map(|entry| {
             let (first, last) = entry.split_once('-').unwrap_or((entry, entry));

@@ -15,8 +15,9 @@ pub use shell::group_store::GroupStore;
 pub use shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
 };
+pub use shell::marks::MarkBoard;
 pub use shell::open_store::READ_TIMEOUT;
-pub use shell::reachable::{ReachOptions, Reached, Unreachable, find_reachable};
+pub use shell::reachable::{ReachOptions, Reached, find_reachable};
 pub use shell::round_entry::{end_entry, open_round};
 pub use shell::static_rendezvous::{STATIC_BACKEND, STATIC_TIMEOUT, StaticRendezvous};
 pub use shell::this_host;
@@ -39,3 +40,4 @@ pub use values::state::{DatetimeStyle, RendezvousState};
 pub use values::store_directory::StoreDirectory;
 pub use values::stored::{Part, SetState, Stored, Token, Watched};
 pub use values::timestamp::Timestamp;
+pub use values::unreachable::Unreachable;

@@ -55,6 +55,8 @@ pub(super) enum Due {
     Members,
     /// Whether there is a first output or step after a restart.
     FirstSign,
+    /// The wait for the news that another node was lost is over.
+    Loss,
 }
 
 /// What the workers have left.
