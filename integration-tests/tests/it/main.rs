@@ -35,6 +35,7 @@ mod resiliency;
 mod rpc;
 mod rules;
 mod run_torch;
+mod setups;
 mod store_kills;
 mod strangers_text;
 mod torch_client;
