@@ -17,6 +17,7 @@ mod history;
 mod hosts;
 mod idle_waits;
 mod in_etcd;
+mod job_failure;
 mod kill_matrix;
 mod mixed;
 mod outages;
