@@ -38,8 +38,8 @@ mod worker_list;
 mod workers_network;
 
 pub use agent::{
-    AgentEvent, AgentHandle, AgentListener, AgentOptions, ElasticAgent, Pulse, RoundRecord,
-    StartedWorker, StartedWorkers,
+    AgentEvent, AgentHandle, AgentListener, AgentOptions, ElasticAgent, Pulse, RestartTimes,
+    RoundRecord, StartedWorker, StartedWorkers,
 };
 pub use assignment::Assignment;
 pub use c10d_socket::HostPort;

@@ -31,7 +31,7 @@ use c10d_socket::Credentials;
 use clap::{Arg, Args, Command};
 use elastic_agent::scheduler;
 use elastic_agent::{AgentOptions, Entrypoint, LauncherOptions};
-use elastic_rendezvous::{StartWarning, WarningKind, start_warnings};
+use elastic_rendezvous::{StartWarning, start_warnings};
 
 use super::headings::{AFTER_HELP, AFTER_SHORT_HELP};
 #[cfg(feature = "etcd")]
@@ -139,6 +139,8 @@ pub(crate) struct RunPlan {
     pub(crate) dry_run: bool,
     /// Whether to print the plan or the report as JSON.
     pub(crate) json: bool,
+    /// The timeouts that depend on each other, the shortest one first, with the options that set them.
+    pub(crate) timeouts: Vec<(&'static str, Duration)>,
     /// What is unusual about it, as far as that is known before the start.
     pub(crate) warnings: Vec<StartWarning>,
 }
@@ -265,7 +267,7 @@ impl RunOptions {
         let explain_after = self.hangs.explain_after.value()?;
         let explain_after = explain_after.filter(|_| debug_rank.is_none());
         let doubt = ports::warning(&rendezvous, relay_port, store_port, surroundings);
-        warnings.extend(doubt.map(|text| StartWarning::new(WarningKind::Port, text)));
+        warnings.extend(doubt);
         let launcher = LauncherOptions::new(agent, rendezvous)
             .with_interpreter(interpreter)
             .with_entrypoint(entrypoint)
@@ -279,6 +281,7 @@ impl RunOptions {
             .with_events_file(events_file)
             .with_error_file(surroundings.path(ERROR_FILE));
         warnings.extend(timeouts::warnings(&launcher, explain_after));
+        let timeouts = timeouts::table(&launcher, explain_after);
         let launcher = launcher.with_start_warnings(warnings.clone());
         warnings.extend(start_warnings(launcher.rendezvous()));
         Ok(RunPlan {
@@ -294,6 +297,7 @@ impl RunOptions {
             debug_rank,
             dry_run: self.nodes.dry_run,
             json: self.output.json,
+            timeouts,
             warnings,
         })
     }

@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use elastic_rendezvous::{RendezvousEvent, RendezvousHandler};
 
-pub use self::event::{AgentEvent, AgentListener};
+pub use self::event::{AgentEvent, AgentListener, RestartTimes};
 pub use self::handle::AgentHandle;
 use self::handle::Event;
 use self::node::Node;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use c10d_socket::Cancel;
+use c10d_store::in_brief;
 use elastic_rendezvous::{BoardError, Membership, RendezvousInfo, RoundBoard, clear_workers_store};
 use rustix::process::Signal;
 
@@ -275,6 +276,8 @@ impl Runtime<'_> {
         self.node
             .listeners
             .notify(&AgentEvent::WorkersStarted(started));
+        let started = started.clone();
+        self.await_first_sign(&started);
         self.rounds.forget_old(&*self.node.shared.handler);
         self.node.shared.probes().set_supervising(true);
     }
@@ -305,12 +308,6 @@ impl Runtime<'_> {
 
     pub(super) fn stop(&mut self, stop: Stop) -> Stopped {
         self.node.shared.probes().set_supervising(false);
-        let text = match &mut self.site {
-            Site::Running(running) if matches!(stop, Stop::BySignal(_)) => {
-                Some(running.workers.running_text())
-            }
-            _ => None,
-        };
         // The signal comes before anything that could take time.
         self.begin_stop(stop);
         let (signal, grace) = self.signal_and_grace(stop);
@@ -318,14 +315,13 @@ impl Runtime<'_> {
             return Stopped::default();
         };
         let running = *running;
-        if let (Stop::BySignal(signal), Some(text)) = (stop, text) {
+        if let Stop::BySignal(signal) = stop {
             let kill = grace.map_or_else(String::new, |timeout| {
                 format!("after {} s, or ", timeout.as_secs())
             });
             log::info!(
                 target: LOG,
-                "received {}: passed it to the workers ({text}); SIGKILL follows {kill}at once when the launcher gets \
-                 a second signal",
+                "received {}: passed it to the workers; SIGKILL follows {kill}at once after a second signal",
                 name_of(signal),
             );
         }
@@ -385,7 +381,7 @@ impl Runtime<'_> {
                 signal: self.node.shared.stop_signal(),
                 membership: self.membership(),
             },
-            Err(error) => Input::BarrierFailed(error.to_string()),
+            Err(error) => Input::BarrierFailed(in_brief(&error)),
         }
     }
 }

@@ -51,11 +51,11 @@ impl Round {
         let waited = now.saturating_sub(barrier.since);
         let ending = match input {
             Input::BarrierOpen => None,
-            Input::BarrierFailed(error) => Some(format!(
-                "; cannot wait for the other nodes to finish: {error}"
-            )),
+            Input::BarrierFailed(error) => {
+                Some(format!("; not waiting for the other nodes: {error}"))
+            }
             Input::Finished(arrived) if barrier.is_late => Some(format!(
-                "; after {} s, {} of {} nodes have reported success: exiting without the others",
+                "; after {} s, {} of {} nodes have reported success: not waiting for the others",
                 waited.as_secs(),
                 arrived.map_or("an unknown number".to_owned(), |arrived| arrived
                     .to_string()),
@@ -127,7 +127,7 @@ impl Round {
             _ => return Phase::AtBarrier(barrier),
         };
         if let Some(why) = ending {
-            let text = format!("the workers of this node succeeded{why}");
+            let text = format!("the workers succeeded{why}");
             out.push(log(Level::Warn, text));
         }
         finish(Ok(AgentOutcome::Succeeded), out)

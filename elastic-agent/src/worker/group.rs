@@ -128,10 +128,9 @@ impl WorkerGroup {
         self.processes.are_forked
     }
 
-    /// The workers that are running, as text: `local rank 0 (pid 17), 1 (pid 18)`.
-    pub(crate) fn running_text(&mut self) -> String {
-        self.note_ended();
-        self.lifecycle.running_text()
+    /// When the first output of a worker passed through this process.
+    pub(crate) fn first_output(&self) -> Option<Instant> {
+        self.processes.first_output.get().copied()
     }
 
     /// The end of the worker with this global rank; `None` while it runs. A process that it has left behind may write more.
@@ -197,7 +196,7 @@ impl WorkerGroup {
                 .collect(),
             killed: self.lifecycle.killed(kill_switch.is_triggered()),
             abandoned: running.map(|index| abandoned(&workers[index])).collect(),
-            first_output: self.processes.first_output.get().copied(),
+            first_output: self.first_output(),
         }
     }
 

@@ -39,6 +39,7 @@ mod resiliency;
 mod rpc;
 mod rules;
 mod run_torch;
+mod setups;
 mod stop_signals;
 mod store_kills;
 mod strangers_text;
