@@ -41,7 +41,7 @@ pub fn raise_file_limit() {
 /// ```
 pub fn restore_file_limit(command: &mut Command) {
     if let Some(before) = BEFORE.get() {
-        sys::set_file_limit(command, before.clone());
+        sys::set_file_limit(command, *before);
     }
 }
 

@@ -97,7 +97,7 @@ pub fn is_signal_ignored(signal: i32) -> bool {
 pub(crate) fn set_file_limit(command: &mut Command, limit: Rlimit) {
     // A program that gets a higher limit than its caller had is better than none.
     let prepare = move || {
-        let _ = setrlimit(Resource::Nofile, limit.clone());
+        let _ = setrlimit(Resource::Nofile, limit);
         Ok(())
     };
     // SAFETY: between fork and exec of a process with threads only async-signal-safe calls are allowed. The closure
