@@ -6,6 +6,7 @@
 //! [`AgentHandle`].
 
 mod event;
+mod exits;
 mod fitness;
 mod forking;
 mod group_link;

@@ -8,11 +8,14 @@ use elastic_rendezvous::Membership;
 use rustix::process::Signal;
 
 use super::event::AgentEvent;
+use super::exits::ExitExchange;
 use super::handle::Event;
 use super::node::Node;
 use super::rounds::Rounds;
 use super::site::{Due, Site};
 use crate::exit_barrier;
+use crate::exit_exchange::NodeExits;
+use crate::failure::ExitRecord;
 use crate::round::{AgentError, AgentOutcome, Effect, Input, Round, Settings};
 
 /// Where the log lines of a round are from, for those who choose by it.
@@ -28,6 +31,12 @@ pub(super) struct Runtime<'a> {
     epoch: Instant,
     /// When the current round began.
     pub(super) began_at: SystemTime,
+    /// When the nodes of the round had exchanged their ranks, at the same moment for all of them.
+    pub(super) met_at: Option<SystemTime>,
+    /// Runs from the first failure of a worker until the workers are stopped.
+    pub(super) exchange: Option<ExitExchange>,
+    /// The exits that no other node knows, of a node whose workers succeeded.
+    pub(super) untold: Option<NodeExits>,
     pub(super) has_store_per_round: bool,
 }
 
@@ -48,6 +57,9 @@ impl<'a> Runtime<'a> {
             site: Site::Empty,
             epoch: Instant::now(),
             began_at: SystemTime::now(),
+            met_at: None,
+            exchange: None,
+            untold: None,
         }
     }
 
@@ -143,6 +155,9 @@ impl<'a> Runtime<'a> {
                 }
             }
             Effect::TellFailed(exit) => {
+                let exits = vec![ExitRecord::of_exit(&exit, &node.host)];
+                self.exchange = self.start_exchange(exits);
+                let node = &mut *self.node;
                 node.listeners.notify(&AgentEvent::WorkerFailed(&exit));
             }
             Effect::TellLost(exit) => {
