@@ -106,7 +106,9 @@ impl Exit {
             (None, None, None) => "exited".to_owned(),
         };
         match self.is_at_exit {
-            true => format!("{end} after its program had ended"),
+            true => format!(
+                "{end} at the end of its program, where threads of its process group still ran"
+            ),
             false => end,
         }
     }

@@ -174,3 +174,158 @@ pub(crate) fn collect(
 fn name(number: usize) -> String {
     format!("{COUNT}/{number}")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::UNIX_EPOCH;
+
+    use c10d_store::HashStore;
+
+    use super::*;
+    use crate::worker::{ExitKind, WorkerOutcome};
+
+    fn board() -> RoundBoard {
+        RoundBoard::new(Arc::new(HashStore::new()))
+    }
+
+    fn record(rank: usize, code: i32, ended_unix_ms: u64, stderr: &str) -> ExitRecord {
+        let outcome = WorkerOutcome {
+            local_rank: 0,
+            rank,
+            pid: 17,
+            exit: ExitKind::Code(code),
+            ended_at: UNIX_EPOCH + Duration::from_millis(ended_unix_ms),
+            was_stopped: false,
+            error_file: None,
+            stderr_tail: stderr.as_bytes().to_vec(),
+        };
+        ExitRecord::of(&outcome, "node1")
+    }
+
+    const fn reader(met_unix_ms: Option<u64>) -> Reader {
+        Reader {
+            world_size: 4,
+            started_unix_ms: 100_000,
+            met_unix_ms,
+        }
+    }
+
+    fn node(met_unix_ms: Option<u64>, exits: Vec<ExitRecord>) -> NodeExits {
+        NodeExits {
+            met_unix_ms,
+            exits,
+            is_complete: true,
+        }
+    }
+
+    fn within(patience: Duration) -> Deadline {
+        Deadline::after(Instant::now(), patience)
+    }
+
+    /// docs/spec/rendezvous.md, EXITS 3.
+    #[test]
+    fn times_of_another_clock_are_corrected_by_the_common_moment() {
+        let board = board();
+        assert!(!is_any_published(&board).unwrap());
+        let number = take_number(&board).unwrap();
+        // The clock of that node is 30 s ahead.
+        let other = node(Some(130_000), vec![record(1, 3, 131_500, "bad shard 17")]);
+        publish(&board, number, &other).unwrap();
+        assert!(is_any_published(&board).unwrap());
+        let own = take_number(&board).unwrap();
+        for (met, expected) in [(Some(100_000), 101_500), (None, 131_500)] {
+            let zero = within(Duration::ZERO);
+            let found = collect(&board, Some(own), &reader(met), zero, |_| false).unwrap();
+            assert_eq!(found.len(), 1);
+            assert_eq!(found[0].exits[0].ended_unix_ms, expected);
+            assert_eq!(found[0].exits[0].last_line.as_deref(), Some("bad shard 17"));
+        }
+    }
+
+    /// docs/spec/rendezvous.md, EXITS 4.
+    #[test]
+    fn values_of_strangers_are_ignored() {
+        let board = board();
+        let valid = node(None, vec![record(3, 1, 100_000, "")])
+            .to_json()
+            .to_string();
+        let values = [
+            valid.clone(),
+            // The rank does not exist.
+            node(None, vec![record(4, 1, 100_000, "")])
+                .to_json()
+                .to_string(),
+            "x".repeat(VALUE_BYTES_MAX + 1),
+            "\u{0}".to_owned(),
+            "{}".to_owned(),
+            "[]".to_owned(),
+            valid.replace("100000", "-1"),
+        ];
+        for value in &values {
+            let number = usize::try_from(take_number(&board).unwrap()).unwrap();
+            board.put(&name(number), value).unwrap();
+        }
+        let zero = within(Duration::ZERO);
+        let found = collect(&board, None, &reader(None), zero, |_| false).unwrap();
+        assert_eq!(found.len(), 1);
+        // Of an earlier round.
+        let old = node(None, vec![record(3, 1, 94_000, "")]);
+        let json = old.to_json().to_string();
+        let old = NodeExits::from_json(json.as_bytes(), 4).unwrap();
+        assert!(old.seen_by(&reader(None)).exits.is_empty());
+        // A counter that is no number.
+        board.put(COUNT, "many").unwrap();
+        let found = collect(&board, None, &reader(None), zero, |_| false).unwrap();
+        assert!(found.is_empty());
+    }
+
+    #[test]
+    fn a_node_waits_for_the_exits_that_explain_its_own() {
+        let board = board();
+        let own = take_number(&board).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let number = take_number(&board).unwrap();
+                publish(&board, number, &node(None, vec![record(1, 0, 100_000, "")])).unwrap();
+            });
+            let long = within(Duration::from_secs(60));
+            let enough = |nodes: &[NodeExits]| nodes.iter().any(NodeExits::explains_others);
+            let found = collect(&board, Some(own), &reader(None), long, enough).unwrap();
+            assert_eq!(found[0].exits[0].rank, 1);
+        });
+    }
+
+    /// docs/spec/rendezvous.md, EXITS 1.
+    #[test]
+    fn only_the_first_nodes_publish() {
+        let board = board();
+        for place in 0..NODES_MAX + 4 {
+            let number = take_number(&board).unwrap();
+            publish(
+                &board,
+                number,
+                &node(None, vec![record(place % 4, 0, 100_000, "")]),
+            )
+            .unwrap();
+        }
+        let zero = within(Duration::ZERO);
+        let found = collect(&board, None, &reader(None), zero, |_| false).unwrap();
+        assert_eq!(found.len(), NODES_MAX);
+        assert!(!board.has(&name(NODES_MAX + 1)).unwrap());
+    }
+
+    #[cfg(feature = "launcher")]
+    #[test]
+    fn a_lost_connection_does_not_explain_others() {
+        let lost = "RuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]:4711";
+        let explains = |record| node(None, vec![record]).explains_others();
+        assert!(!explains(record(1, 1, 0, lost)));
+        assert!(explains(record(1, 1, 0, "ValueError: bad shard")));
+        assert!(explains(record(1, 0, 0, lost)));
+        let mut stopped = record(1, 1, 0, "");
+        assert!(explains(stopped.clone()));
+        stopped.was_stopped = true;
+        assert!(!explains(stopped));
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use elastic_agent::{AgentOutcome, ExitKind, Failures, LauncherReport, ProcessFailure};
+use elastic_agent::{AgentOutcome, ExitKind, Failures, LauncherReport, ProcessFailure, RootExit};
 use serde_json::{Value, json};
 use signal_hook::low_level::signal_name;
 
@@ -42,6 +42,9 @@ fn json(report: &LauncherReport) -> Value {
         "log_directory": report.log_directory.as_ref().map(|path| path.to_string_lossy()),
         "failures": failures.map_or_else(Vec::new, of_failures),
     });
+    if let Some(root) = failures.and_then(Failures::root_exit) {
+        json["root_cause"] = of_root(root);
+    }
     if let Some(why) = &report.why {
         json["why"] = json!({ "headline": why.headline, "findings": why.findings });
     }
@@ -64,27 +67,47 @@ fn of_failures(failures: &Failures) -> Vec<Value> {
     let root = failures.first();
     let all = failures.all().iter();
     all.map(|failure| {
-        let is_root = std::ptr::eq(failure, root);
+        let is_root = std::ptr::eq(failure, root) && !failures.is_root_elsewhere();
         let cause = failures.blame_reason().filter(|_| is_root);
         of_failure(failure, is_root, cause)
     })
     .collect()
 }
 
+/// The exit that is the root cause, perhaps on another node or with code 0. Units as in [`of_failure`].
+fn of_root(root: &RootExit) -> Value {
+    let record = &root.record;
+    json!({
+        "rank": record.rank,
+        "host": record.host,
+        "pid": record.pid,
+        "exit_code": record.exit.code(),
+        "signal": signal_of(record.exit),
+        "time": record.ended_unix_ms / 1000,
+        "last_line": record.last_line,
+        "cause": root.text,
+        "is_certain": root.is_certain,
+        "cure": root.cure,
+    })
+}
+
+fn signal_of(exit: ExitKind) -> Option<&'static str> {
+    match exit {
+        ExitKind::Signal { number, .. } => Some(name_of(number)),
+        _ => None,
+    }
+}
+
 /// `cause` tells why it is the root cause although another worker failed first. `time` is in seconds since the
 /// epoch; `exit_code` is negative for a signal, as in PyTorch.
 fn of_failure(failure: &ProcessFailure, is_root_cause: bool, cause: Option<&str>) -> Value {
-    let signal = match failure.exit {
-        ExitKind::Signal { number, .. } => Some(name_of(number)),
-        _ => None,
-    };
     let error_file = failure.error_file.as_ref();
     json!({
         "rank": failure.rank,
         "local_rank": failure.local_rank,
         "pid": failure.pid,
         "exit_code": failure.exit.code(),
-        "signal": signal,
+        "signal": signal_of(failure.exit),
         "time": failure.timestamp,
         "error_file": error_file.map(|path| path.to_string_lossy().into_owned()),
         "message": failure.message,

@@ -256,7 +256,7 @@ fn an_abort_at_the_end_of_a_program_is_told_as_that() {
         &[aborted, exit(0, 0, 900, "")],
         &[1],
         true,
-        "rank 1 was ended by SIGABRT after its program had ended",
+        "rank 1 was ended by SIGABRT at the end of its program, where threads of its process group still ran",
     );
 }
 
