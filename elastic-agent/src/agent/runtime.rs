@@ -38,6 +38,8 @@ pub(super) struct Runtime<'a> {
     /// The exits that no other node knows, of a node whose workers succeeded.
     pub(super) untold: Option<NodeExits>,
     pub(super) has_store_per_round: bool,
+    /// Until when a node whose workers have failed waits for the news that another node was lost.
+    loss_due: Option<Instant>,
 }
 
 /// What an effect leads to.
@@ -60,6 +62,7 @@ impl<'a> Runtime<'a> {
             met_at: None,
             exchange: None,
             untold: None,
+            loss_due: None,
         }
     }
 
@@ -69,6 +72,12 @@ impl<'a> Runtime<'a> {
             restarts: options.restarts.clone(),
             local_world_size: options.local_world_size,
             has_store_per_round: self.has_store_per_round,
+            loss_wait: self
+                .node
+                .shared
+                .handler
+                .loss_wait()
+                .filter(|_| options.keep.is_none()),
             keep: options.keep.clone(),
             name: options.name.clone(),
         };
@@ -89,10 +98,17 @@ impl<'a> Runtime<'a> {
 
     fn run_effect(&mut self, effect: Effect) -> Done {
         let input = match effect {
-            Effect::Join(joins) => match self.join(joins) {
-                Ok(nodes) => Input::Joined { nodes },
-                Err(error) => self.not_started(error),
-            },
+            Effect::Join(joins) => {
+                self.loss_due = None;
+                match self.join(joins) {
+                    Ok(nodes) => Input::Joined { nodes },
+                    Err(error) => self.not_started(error),
+                }
+            }
+            Effect::ReadDepartures => {
+                let round = self.rounds.current();
+                Input::Departures(round.is_some_and(|round| round.has_lost_members))
+            }
             Effect::Prepare {
                 restarts,
                 restarts_max,
@@ -176,6 +192,7 @@ impl<'a> Runtime<'a> {
             Effect::ReplaceAfter(local_rank, pause) => {
                 self.site.remind(Due::Replacement(local_rank), pause);
             }
+            Effect::AwaitLoss(wait) => self.loss_due = Some(Instant::now() + wait),
             Effect::ExpectMembers(pause) => self.site.remind(Due::Members, pause),
             Effect::OpenRound => self.rounds.open(),
             Effect::EndEntry => self.rounds.end_entry(),
@@ -188,7 +205,8 @@ impl<'a> Runtime<'a> {
     /// Waits for the next event that concerns the round.
     fn next_event(&mut self) -> Input {
         loop {
-            let due = self.site.next_due();
+            let loss_due = self.loss_due.map(|at| (at, Due::Loss));
+            let due = self.site.next_due().or(loss_due);
             let event = match due {
                 Some((at, _)) => self.node.events.recv_deadline(at),
                 None => self.node.events.recv().map_err(RecvTimeoutError::from),
@@ -198,6 +216,10 @@ impl<'a> Runtime<'a> {
                 (Err(RecvTimeoutError::Timeout), Some((_, due))) => {
                     self.site.remove_due(due);
                     return match due {
+                        Due::Loss => {
+                            self.loss_due = None;
+                            Input::LossDue
+                        }
                         Due::Replacement(local_rank) => Input::ReplaceDue { local_rank },
                         Due::Members => Input::MembersDue,
                     };

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,8 +16,9 @@ use c10d_store::{
 
 use crate::shell::bootstrap::protected;
 use crate::shell::handler::{
-    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
+    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
 };
+use crate::shell::open_store::given_addresses;
 use crate::shell::reconnecting::{ReconnectingStore, connect_to};
 use crate::shell::this_host;
 use crate::values::endpoint::Endpoint;
@@ -77,6 +79,7 @@ pub struct StaticRendezvous {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     server_options: ServerOptions,
+    listen_also_on: Vec<IpAddr>,
     met: Mutex<Option<Met>>,
     /// Of this and all later joins.
     cancel: Cancel,
@@ -88,6 +91,7 @@ pub struct StaticRendezvous {
 struct Met {
     store: Arc<dyn Store>,
     port: u16,
+    route: StoreRoute,
     /// Keeps the server, if this process has it.
     _hosted: Option<Arc<TcpStore>>,
 }
@@ -144,6 +148,7 @@ struct Meeting {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     server_options: ServerOptions,
+    listen_also_on: Vec<IpAddr>,
     cancel: Cancel,
     named: BTreeMap<usize, NodeId>,
     /// The rank whose name is asked next.
@@ -174,10 +179,13 @@ impl Meeting {
             .with_server_options(server_options)
             .with_master(self.rank == 0)
             .with_multi_tenant(true)
+            .with_listen_also_on(self.listen_also_on.clone())
             .with_timeout(self.timeout)
             .with_cancel(self.cancel.clone());
         let connection = TcpStore::open(self.target.host(), self.target.port(), options)?;
         let port = connection.port();
+        let endpoint = HostPort::new(self.target.host(), port);
+        let route = StoreRoute::new(endpoint, connection.connection_ends());
         if self.rank == 0 {
             let host = self.target.host();
             log::debug!("this process hosts the rendezvous store at {host}:{port}");
@@ -217,6 +225,7 @@ impl Meeting {
                 return Ok(Some(Met {
                     store,
                     port,
+                    route,
                     _hosted: hosted,
                 }));
             }
@@ -345,6 +354,7 @@ impl StaticRendezvous {
             server_hook: parameters.server_hook().cloned(),
             credentials: parameters.credentials().cloned(),
             server_options: parameters.server_options(),
+            listen_also_on: given_addresses(parameters),
             met: Mutex::default(),
             cancel: Cancel::new(),
             listeners: Mutex::default(),
@@ -374,6 +384,7 @@ impl StaticRendezvous {
             server_hook: self.server_hook.clone(),
             credentials: self.credentials.clone(),
             server_options: self.server_options.clone(),
+            listen_also_on: self.listen_also_on.clone(),
             cancel: self.cancel.clone(),
             named: BTreeMap::new(),
             next_name: 0,
@@ -520,7 +531,7 @@ impl RendezvousHandler for StaticRendezvous {
             return Err(self.interrupted());
         }
         let known = self.met().clone();
-        let Met { store, port, .. } = match known {
+        let met = match known {
             Some(met) => met,
             None => {
                 let met = self.meet()?;
@@ -529,16 +540,18 @@ impl RendezvousHandler for StaticRendezvous {
                 met
             }
         };
-        let master = HostPort::new(self.target.host(), port);
+        let master = HostPort::new(self.target.host(), met.port);
         // Processes of a single node need none.
         let credentials = self.credentials.clone().filter(|_| self.world_size > 1);
-        Ok(RendezvousInfo::new(
-            0,
-            Arc::new(PrefixStore::new(self.run_id.clone(), store)),
-            self.rank,
-            self.world_size,
-            BootstrapInfo::new(master, true, false).with_credentials(credentials),
-        ))
+        let bootstrap = BootstrapInfo {
+            is_rendezvous_store: true,
+            ..BootstrapInfo::new(master, true, false).with_credentials(credentials)
+        };
+        let store = PrefixStore::new(self.run_id.clone(), met.store);
+        let mut info =
+            RendezvousInfo::new(0, Arc::new(store), self.rank, self.world_size, bootstrap);
+        info.route = met.route;
+        Ok(info)
     }
 
     fn is_closed(&self) -> Result<bool, RendezvousError> {
