@@ -33,7 +33,7 @@ pub mod workers;
 mod workers_stores;
 
 pub use announced::{
-    AnnouncedMeeting, AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd,
+    AnnouncedCause, AnnouncedMeeting, AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd,
 };
 pub use cause::{Exit, KeyWait, RootCause, root_cause};
 pub use explain::explain;
