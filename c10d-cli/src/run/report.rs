@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use elastic_agent::{AgentOutcome, ExitKind, Failures, LauncherReport, ProcessFailure, RootExit};
+use elastic_agent::{
+    AgentOutcome, ExitKind, ExitRecord, Failures, LauncherReport, ProcessFailure, RootExit,
+};
 use serde_json::{Value, json};
 use signal_hook::low_level::signal_name;
 
@@ -48,8 +50,16 @@ fn json(report: &LauncherReport) -> Value {
     if let Some(why) = &report.why {
         json["why"] = json!({ "headline": why.headline, "findings": why.findings });
     }
+    if let Some(first) = &report.first_failure {
+        json["first_failure"] = of_exit(first);
+    }
     match &report.result {
-        Ok(AgentOutcome::Ended { reason, .. }) => json["reason"] = reason.as_str().into(),
+        Ok(AgentOutcome::Ended { reason, notice, .. }) => {
+            json["reason"] = reason.as_str().into();
+            if let Some(exit) = notice.as_ref().and_then(|it| it.exit.as_ref()) {
+                json["remote_failure"] = of_exit(exit);
+            }
+        }
         Ok(AgentOutcome::Signalled { signal, .. }) => {
             json["signal"] = name_of(*signal).into();
         }
@@ -57,6 +67,26 @@ fn json(report: &LauncherReport) -> Value {
         Err(error) => json["error"] = error.to_string().into(),
     }
     json
+}
+
+/// The exit of a worker on any node. `time` is in seconds since the epoch, with a fraction.
+fn of_exit(exit: &ExitRecord) -> Value {
+    json!({
+        "rank": exit.rank,
+        "host": exit.host,
+        "pid": exit.pid,
+        "exit_code": exit.exit.code(),
+        "signal": signal_of(exit.exit),
+        "time": exit.ended_unix_ms as f64 / 1000.0,
+        "last_line": exit.last_line,
+    })
+}
+
+fn signal_of(exit: ExitKind) -> Option<&'static str> {
+    match exit {
+        ExitKind::Signal { number, .. } => Some(name_of(number)),
+        _ => None,
+    }
 }
 
 fn name_of(signal: i32) -> &'static str {
@@ -74,28 +104,13 @@ fn of_failures(failures: &Failures) -> Vec<Value> {
     .collect()
 }
 
-/// The exit that is the root cause, perhaps on another node or with code 0. Units as in [`of_failure`].
+/// The exit that is the root cause, perhaps on another node or with code 0.
 fn of_root(root: &RootExit) -> Value {
-    let record = &root.record;
-    json!({
-        "rank": record.rank,
-        "host": record.host,
-        "pid": record.pid,
-        "exit_code": record.exit.code(),
-        "signal": signal_of(record.exit),
-        "time": record.ended_unix_ms / 1000,
-        "last_line": record.last_line,
-        "cause": root.text,
-        "is_certain": root.is_certain,
-        "cure": root.cure,
-    })
-}
-
-fn signal_of(exit: ExitKind) -> Option<&'static str> {
-    match exit {
-        ExitKind::Signal { number, .. } => Some(name_of(number)),
-        _ => None,
-    }
+    let mut json = of_exit(&root.record);
+    json["cause"] = root.text.as_str().into();
+    json["is_certain"] = root.is_certain.into();
+    json["cure"] = root.cure.into();
+    json
 }
 
 /// `cause` tells why it is the root cause although another worker failed first. `time` is in seconds since the

@@ -12,6 +12,7 @@ use super::started::StartedWorkers;
 use crate::exit_exchange::{self, NodeExits, Reader};
 use crate::failure::ExitRecord;
 use crate::threads::JoinedThread;
+use crate::worker::WorkerExit;
 
 const THREAD: &str = "exits";
 
@@ -88,9 +89,14 @@ impl Drop for ExitExchange {
 }
 
 impl Runtime<'_> {
-    /// Tells the other nodes about these exits, if there are other nodes.
-    pub(super) fn start_exchange(&self, exits: Vec<ExitRecord>) -> Option<ExitExchange> {
+    /// Tells the other nodes about the failure of this worker, if there are other nodes.
+    pub(super) fn start_exchange(&mut self, exit: &WorkerExit) -> Option<ExitExchange> {
         let round = self.rounds.current().filter(|round| round.world_size > 1)?;
+        let exits = self
+            .site
+            .exit_record(exit.rank, &self.node.host)
+            .into_iter()
+            .collect();
         let Site::Running(running) = &self.site else {
             return None;
         };

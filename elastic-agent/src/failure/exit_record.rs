@@ -9,7 +9,7 @@ use c10d_socket::printable;
 use serde_json::{Value, json};
 
 use super::last_words::LastWords;
-use crate::worker::{ExitKind, WorkerExit, WorkerOutcome};
+use crate::worker::{ExitKind, WorkerOutcome};
 
 /// The most records that one node writes or reads: the first exits tell the cause, and a value stays far below 64 KiB.
 const RECORDS_MAX: usize = 64;
@@ -59,24 +59,6 @@ impl ExitRecord {
             has_traceback: words.has_traceback,
             was_stopped: outcome.was_stopped,
         }
-    }
-
-    /// The record of a worker whose standard error has not been read yet.
-    #[must_use]
-    pub(crate) fn of_exit(exit: &WorkerExit, host: &str) -> Self {
-        Self::of(
-            &WorkerOutcome {
-                local_rank: exit.local_rank,
-                rank: exit.rank,
-                pid: exit.pid,
-                exit: exit.exit,
-                ended_at: exit.ended_at,
-                was_stopped: false,
-                error_file: None,
-                stderr_tail: Vec::new(),
-            },
-            host,
-        )
     }
 
     /// When the worker exited, by the clock of its host.
