@@ -30,6 +30,8 @@ pub(crate) struct Shared {
     /// Ends the agreement on the workers' store after an interrupt, and when a member was lost: it may be the one that
     /// would have served that.
     pub(crate) settling: Cancel,
+    /// Whether the rendezvous was closed when its state was read last.
+    pub(crate) was_closed: AtomicBool,
     /// Set until the event that this process hosts the store is recorded.
     pub(crate) is_new_host: AtomicBool,
     pub(crate) notices: Notices,
@@ -55,6 +57,7 @@ impl Shared {
             membership: Mutex::default(),
             listeners: Mutex::default(),
             is_interrupted: AtomicBool::new(false),
+            was_closed: AtomicBool::new(false),
             is_new_host: AtomicBool::new(false),
             notices,
             me: Mutex::new(me),
@@ -117,6 +120,8 @@ impl Shared {
     }
 
     pub(crate) fn publish(&self, membership: Membership) {
+        self.was_closed
+            .store(membership.is_closed, Ordering::Release);
         if self.set_membership(Some(Ok(membership))) {
             self.notify(RendezvousEvent::MembershipChanged);
         }
@@ -125,8 +130,13 @@ impl Shared {
     pub(crate) fn publish_failure(&self, error: &RendezvousError) {
         let text = error.to_string();
         let was_known = matches!(self.membership(), Some(Ok(_)));
+        // A store that ends after the closing ends with the job.
+        let level = match self.was_closed.load(Ordering::Acquire) {
+            true => log::Level::Debug,
+            false => log::Level::Warn,
+        };
         if was_known {
-            log::warn!("cannot read the state of the rendezvous: {text}");
+            log::log!(level, "cannot read the state of the rendezvous: {text}");
         }
         if self.set_membership(Some(Err(text))) && was_known {
             self.notify(RendezvousEvent::MembershipChanged);
