@@ -15,6 +15,7 @@ pub use shell::group_store::GroupStore;
 pub use shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
 };
+pub use shell::listener_watch::find_listener;
 pub use shell::open_store::READ_TIMEOUT;
 pub use shell::round_entry::{end_entry, open_round};
 pub use shell::static_rendezvous::{STATIC_BACKEND, STATIC_TIMEOUT, StaticRendezvous};
@@ -23,6 +24,7 @@ pub use shell::write_lease::WriteLease;
 pub use values::codec;
 pub use values::endpoint::Endpoint;
 pub use values::error::RendezvousError;
+pub use values::found_listener::FoundListener;
 pub use values::membership::Membership;
 pub use values::node::{NamedNode, NodeId};
 pub use values::parameters::{RendezvousParameters, parse_config};

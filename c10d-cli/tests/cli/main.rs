@@ -38,6 +38,7 @@ mod run_keep;
 mod run_keep_in_etcd;
 mod run_nccl;
 mod run_options;
+mod run_other_listener;
 mod run_outages;
 mod run_restarts;
 mod run_spares;
