@@ -4,6 +4,7 @@
 mod client;
 mod completions;
 mod end_signals;
+mod ephemeral_ports;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod failure;

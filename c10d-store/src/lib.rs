@@ -65,7 +65,7 @@ pub use c10d_socket::{
 };
 #[cfg(feature = "tls")]
 pub use c10d_socket::{CertificateFiles, Secret};
-pub use client::{ListenOn, ListenerKind, SessionError, TcpStore, TcpStoreOptions};
+pub use client::{ConnectionEnds, ListenOn, ListenerKind, SessionError, TcpStore, TcpStoreOptions};
 pub use compare_set::CompareSet;
 pub use error::{ErrorContext, Operation, Outcome, StoreError};
 pub use file_store::{FileStore, FileStoreOptions};

@@ -45,7 +45,8 @@ pub use c10d_socket::HostPort;
 pub use command_line::{CommandLine, Entrypoint};
 pub use environment::{EnvironmentError, WorkerEnvironment};
 pub use failure::{
-    ErrorFileError, Failures, ProcessFailure, local_time_and_age, local_time_text, write_error_file,
+    ErrorFileError, ExitRecord, Failures, ProcessFailure, local_time_and_age, local_time_text,
+    write_error_file,
 };
 pub use health::HealthCheck;
 #[cfg(feature = "launcher")]

@@ -8,15 +8,16 @@ mod values;
 pub use shell::backend::{RendezvousBackend, StateWatch};
 pub use shell::board::{BoardError, RoundBoard, Wait};
 pub use shell::bootstrap::clear_workers_store;
-pub use shell::built_in::{C10D_SETTINGS, create_c10d, create_handler};
+pub use shell::built_in::{C10D_SETTINGS, create_c10d, create_handler, start_warnings};
 pub use shell::c10d_backend::{C10D_BACKEND, C10dBackend, Traffic};
 pub use shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 pub use shell::group_store::GroupStore;
 pub use shell::handler::{
-    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
+    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
 };
 pub use shell::listener_watch::find_listener;
 pub use shell::open_store::READ_TIMEOUT;
+pub use shell::reachable::{ReachOptions, Reached, Unreachable, find_reachable};
 pub use shell::round_entry::{end_entry, open_round};
 pub use shell::static_rendezvous::{STATIC_BACKEND, STATIC_TIMEOUT, StaticRendezvous};
 pub use shell::this_host;
@@ -29,11 +30,13 @@ pub use values::membership::Membership;
 pub use values::node::{NamedNode, NodeId};
 pub use values::parameters::{RendezvousParameters, parse_config};
 pub use values::parameters_error::{DEFAULT_PORT, EndpointError, ParametersError};
+pub use values::port_range::{PortRange, PortRangeError};
 pub use values::ranks_report::RanksReport;
 pub use values::recorded_event::{NodeState, RecordedEvent};
 pub use values::report::{DroppedNode, LeftNode, LostNode, NotJoining, WaitReport};
 pub use values::server_hook::ServerHook;
 pub use values::settings::RendezvousSettings;
+pub use values::start_warnings::{StartWarning, StartWarnings, WarningKind};
 pub use values::state::{DatetimeStyle, RendezvousState};
 pub use values::store_directory::StoreDirectory;
 pub use values::stored::{Part, SetState, Stored, Token, Watched};

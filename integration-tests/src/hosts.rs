@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use crate::torch::print_skipped;
+
 /// The name and the names of other machines that a host knows.
 #[derive(Debug, Clone)]
 pub struct HostSetup {
@@ -88,7 +90,7 @@ impl Hosts {
             .arg("true")
             .output();
         if !trial.is_ok_and(|output| output.status.success()) {
-            println!("LEFT OUT: the system allows no namespaces (they need root)");
+            print_skipped("hosts of namespaces, which the system does not allow (LEFT OUT)");
             return None;
         }
         let setups: Vec<HostSetup> = setups.into_iter().collect();

@@ -146,7 +146,7 @@ pub(super) fn json(plan: &RunPlan, is_host: bool) -> Value {
         "max_restarts": agent.restart_rules().restarts_max(),
         "shutdown_timeout": agent.shutdown_timeout().map(|timeout| timeout.as_secs_f64()),
         "grace_period": plan.grace_period.map(|period| period.as_secs_f64()),
-        "warnings": plan.warnings,
+        "warnings": plan.warning_texts(),
     })
 }
 

@@ -45,7 +45,7 @@ fn dry_run(plan: &RunPlan) -> Result<(), Failure> {
         .map_err(|error| Failure::Usage(error.to_string()))?;
     let mut plan = plan.clone();
     // The plan may be for another machine.
-    plan.warnings.extend(launcher.missing());
+    plan.warnings.extend(launcher.missing().map(Into::into));
     match plan.json {
         true => print_line(dry_run::json(&plan, is_host)),
         false => print_line(dry_run::text(&plan, is_host)),
@@ -54,9 +54,6 @@ fn dry_run(plan: &RunPlan) -> Result<(), Failure> {
 
 /// Returns the exit code.
 fn launch(plan: &RunPlan) -> Result<u8, Failure> {
-    for warning in &plan.warnings {
-        log::warn!("{warning}");
-    }
     if let Some(line) = dry_run::line(plan) {
         log::info!("{line}");
     }

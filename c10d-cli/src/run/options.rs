@@ -11,6 +11,7 @@ mod keep;
 mod nodes;
 mod origin;
 mod output;
+mod ports;
 mod preload;
 mod rendezvous;
 mod restarts;
@@ -29,6 +30,7 @@ use c10d_socket::Credentials;
 use clap::{Arg, Args, Command};
 use elastic_agent::scheduler;
 use elastic_agent::{AgentOptions, LauncherOptions};
+use elastic_rendezvous::{StartWarning, WarningKind, start_warnings};
 
 use super::headings::{AFTER_HELP, AFTER_SHORT_HELP};
 #[cfg(feature = "etcd")]
@@ -130,8 +132,15 @@ pub(crate) struct RunPlan {
     pub(crate) dry_run: bool,
     /// Whether to print the plan or the report as JSON.
     pub(crate) json: bool,
-    /// Warnings to log before the start, one line each.
-    pub(crate) warnings: Vec<String>,
+    /// What is unusual about it, as far as that is known before the start.
+    pub(crate) warnings: Vec<StartWarning>,
+}
+
+impl RunPlan {
+    /// The texts of the warnings.
+    pub(crate) fn warning_texts(&self) -> Vec<String> {
+        self.warnings.iter().map(ToString::to_string).collect()
+    }
 }
 
 impl RunOptions {
@@ -161,7 +170,7 @@ impl RunOptions {
             false => scheduler::find(surroundings.variable, surroundings.site),
         };
         let doubts = doubts.into_iter();
-        warnings.extend(doubts.map(|doubt| format!("{doubt}; it is not used")));
+        warnings.extend(doubts.map(|doubt| format!("{doubt}; it is not used").into()));
         let found = found.as_ref();
         let chosen = self.nodes.choose(found, surroundings, &mut warnings)?;
         let mut origins = chosen.origins;
@@ -221,6 +230,8 @@ impl RunOptions {
             rendezvous = rendezvous.with_credentials(credentials.clone());
         }
         let explain_after = self.hangs.explain_after.value()?;
+        let doubt = ports::warning(&rendezvous, relay_port, store_port, surroundings);
+        warnings.extend(doubt.map(|text| StartWarning::new(WarningKind::Port, text)));
         let launcher = LauncherOptions::new(agent, rendezvous)
             .with_entrypoint(entrypoint)
             .with_signals(signals.value()?)
@@ -233,6 +244,8 @@ impl RunOptions {
             .with_events_file(events_file)
             .with_error_file(surroundings.path(ERROR_FILE));
         warnings.extend(timeouts::warnings(&launcher, explain_after));
+        let launcher = launcher.with_start_warnings(warnings.clone());
+        warnings.extend(start_warnings(launcher.rendezvous()));
         Ok(RunPlan {
             launcher,
             scheduler: found.map(|found| found.scheduler),
@@ -251,7 +264,7 @@ impl RunOptions {
 }
 
 /// torchrun goes on without a server, too, if the variable is no number.
-fn health_port(surroundings: &Surroundings<'_>, warnings: &mut Vec<String>) -> Option<u16> {
+fn health_port(surroundings: &Surroundings<'_>, warnings: &mut Vec<StartWarning>) -> Option<u16> {
     let given = surroundings.variable("TORCHELASTIC_HEALTH_CHECK_PORT")?;
     match port(&given.value) {
         Ok(port) => Some(port),

@@ -17,6 +17,7 @@ use elastic_rendezvous::StoreDirectory;
 use elastic_rendezvous::this_host::{self, Resolver, SystemResolver};
 
 use super::options::{RunOptions, RunPlan, Surroundings};
+use crate::ephemeral_ports::EphemeralPorts;
 #[cfg(feature = "etcd")]
 use crate::etcd::{EtcdAccessArgs, EtcdCandidateArgs};
 use crate::failure::Failure;
@@ -32,6 +33,7 @@ pub(super) fn plan(options: RunOptions) -> Result<RunPlan, Failure> {
         variable: &variable,
         environment: std::env::vars_os().collect(),
         credentials,
+        ephemeral_ports: EphemeralPorts::of_this_system(),
         count_devices: &|kind| devices::count(kind, Path::new("/"), &variable),
         seed: fastrand::u64(..),
         site: &Site {

@@ -1,11 +1,11 @@
 //! What carries a lane's bytes: a connection, or a session that survives the loss of one.
 
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
 use std::task::Waker;
 
 use c10d_socket::{Cancel, Deadline};
 
+use super::ends::ConnectionEnds;
 use super::resumed::Resumed;
 use super::stream::Stream;
 
@@ -25,10 +25,10 @@ impl Channel {
         }
     }
 
-    pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
+    pub(super) fn ends(&self) -> io::Result<ConnectionEnds> {
         match self {
-            Self::Plain(stream) => stream.peer_addr(),
-            Self::Resumed(resumed) => resumed.peer_addr(),
+            Self::Plain(stream) => stream.ends(),
+            Self::Resumed(resumed) => resumed.ends(),
         }
     }
 

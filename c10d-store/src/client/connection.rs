@@ -4,13 +4,13 @@
 
 use std::fmt;
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline};
 
 use super::channel::Channel;
+use super::ends::ConnectionEnds;
 use super::listener_kind::ListenerKind;
 use super::stream::is_closed_by_peer;
 use crate::wire::{
@@ -178,12 +178,12 @@ impl Connection {
         Ok(connection)
     }
 
-    /// The address of the server.
+    /// The addresses of this end and of the server.
     ///
     /// # Errors
     /// If the connection has already failed.
-    pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.stream.peer_addr()
+    pub(super) fn ends(&self) -> io::Result<ConnectionEnds> {
+        self.stream.ends()
     }
 
     /// Whether the server has WAIT_GET.

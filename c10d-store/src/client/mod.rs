@@ -7,6 +7,7 @@ mod channel;
 mod close_reason;
 mod closer;
 mod connection;
+mod ends;
 mod ephemeral;
 mod explain;
 mod lanes;
@@ -36,6 +37,7 @@ use crate::wire::{ANNOUNCEMENT_BYTES_MAX, Opcode, WORKER_COUNT_KEY};
 use call::Call;
 pub use closer::Closer;
 use connection::Connection;
+pub use ends::ConnectionEnds;
 use explain::explain;
 pub use link::SessionLink;
 pub use listener_kind::ListenerKind;
@@ -216,6 +218,13 @@ impl TcpStore {
     #[must_use]
     pub fn server(&self) -> Option<&TcpStoreServer> {
         self.handle.server.as_deref()
+    }
+
+    /// Returns the addresses of the two ends of the store's first connection, or `None` if the system reported none.
+    /// With an [address that is looked up](Self::open_at), the server may have moved since. Does not block.
+    #[must_use]
+    pub fn connection_ends(&self) -> Option<ConnectionEnds> {
+        self.handle.transport.pool.ends()
     }
 
     /// Measures a round trip to the server. Blocks for at most the store's timeout.

@@ -18,6 +18,7 @@ use c10d_socket::{
 use super::channel::Channel;
 use super::closer::Closer;
 use super::connection::{Connection, Failure, Hello, REFUSED_WRITE};
+use super::ends::ConnectionEnds;
 use super::lanes::{Lanes, Need, Take, Wait};
 use super::resumed::{DELAY_MAX, Resumed};
 use super::session_dialer::{SessionDialer, SessionError};
@@ -62,6 +63,8 @@ struct Shared {
     /// The address of the first connection. All later connections use it: a name can have several
     /// addresses, and another address is another server.
     server: Option<HostPort>,
+    /// The ends of the first connection.
+    ends: Option<ConnectionEnds>,
     /// The server does not support the handshake with PING.
     wants_plain_hello: bool,
     /// The server has no sessions.
@@ -183,7 +186,9 @@ impl Pool {
                 return Err(PoolError::Ended(ended.clone()));
             }
             if shared.server.is_none() {
-                shared.server = peer_of(&connection).or_else(|| Some(self.target.clone()));
+                shared.ends = connection.ends().ok();
+                let server = shared.ends.and_then(|ends| server_of(&ends));
+                shared.server = server.or_else(|| Some(self.target.clone()));
             }
             shared.has_wait_change = connection.has_wait_change();
         }
@@ -194,6 +199,11 @@ impl Pool {
         }
         // The connection stays usable: a later call reads the reply.
         Err(PoolError::Failure(Failure::NoReply))
+    }
+
+    /// The ends of the first connection; `None` if the system did not tell them.
+    pub(super) fn ends(&self) -> Option<ConnectionEnds> {
+        self.lock().ends
     }
 
     /// Whether the server has WAIT_CHANGE.
@@ -577,11 +587,10 @@ fn wait_by<'s>(
 }
 
 /// The address of the server; `None` for a link-local address, since a `HostPort` has no interface.
-fn peer_of(connection: &Connection) -> Option<HostPort> {
-    match connection.peer_addr() {
-        Ok(SocketAddr::V6(address)) if address.scope_id() != 0 => None,
-        Ok(address) => Some(HostPort::new(address.ip().to_string(), address.port())),
-        Err(_) => None,
+fn server_of(ends: &ConnectionEnds) -> Option<HostPort> {
+    match ends.remote {
+        SocketAddr::V6(address) if address.scope_id() != 0 => None,
+        address => Some(HostPort::new(address.ip().to_string(), address.port())),
     }
 }
 

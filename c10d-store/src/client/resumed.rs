@@ -4,12 +4,12 @@
 //! those without a reply are sent again to a server that was restarted with its journal.
 
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Backoff, BackoffOptions, Cancel, Deadline, SendBuf, sleep};
 
+use super::ends::ConnectionEnds;
 use super::link::SessionLink;
 use super::session_dialer::{SILENCE_MAX, SessionDialer, SessionError};
 use super::stream::Stream;
@@ -114,8 +114,8 @@ impl Resumed {
         Ok(resumed)
     }
 
-    pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.link.peer_addr()
+    pub(super) fn ends(&self) -> io::Result<ConnectionEnds> {
+        self.link.ends()
     }
 
     pub(super) const fn waker(&self) -> Option<&Waker> {

@@ -12,6 +12,7 @@ use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token};
 
 use super::closer::Closer;
+use super::ends::ConnectionEnds;
 use super::lanes::GRACE;
 use super::link::SessionLink;
 
@@ -164,6 +165,17 @@ impl Stream {
     /// If the connection has already failed.
     pub(super) fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.socket.peer_addr()
+    }
+
+    /// The addresses of this end and of the peer.
+    ///
+    /// # Errors
+    /// If the connection has already failed.
+    pub(super) fn ends(&self) -> io::Result<ConnectionEnds> {
+        Ok(ConnectionEnds {
+            local: self.socket.local_addr()?,
+            remote: self.socket.peer_addr()?,
+        })
     }
 
     /// The connection, its TLS, and the received bytes that are unread.

@@ -4,12 +4,20 @@
 //! In PyTorch:
 //! `torch/distributed/elastic/multiprocessing/errors/__init__.py`.
 
+#[allow(dead_code)]
+mod abort_at_exit;
 mod error_file;
+#[allow(dead_code)]
+mod exit_record;
+mod last_words;
 mod local_time;
 mod process_failure;
 mod summary;
 
+#[allow(unused_imports)]
+pub(crate) use self::abort_at_exit::{CURE, is_abort_at_exit};
 pub use self::error_file::{ErrorFileError, write_error_file};
+pub use self::exit_record::ExitRecord;
 #[cfg(feature = "launcher")]
 pub(crate) use self::local_time::epoch_seconds;
 pub use self::local_time::{local_time_and_age, local_time_text};

@@ -1,5 +1,6 @@
 //! The report on failures, in PyTorch's layout, which operators and scripts know.
 
+use super::last_words::TRACEBACK_START;
 use super::process_failure::{Failures, ProcessFailure, STDERR_LINES_MAX};
 use crate::signal_name::signal_name;
 use crate::worker::ExitKind;
@@ -179,6 +180,3 @@ fn last_lines(failure: &ProcessFailure) -> String {
     }
     field
 }
-
-/// The first line of Python's tracebacks.
-const TRACEBACK_START: &str = "Traceback (most recent call last):";

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use c10d_socket::{Credentials, HostPort, host_name};
 use elastic_rendezvous::{
-    DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters,
+    DEFAULT_PORT, Endpoint, RendezvousError, RendezvousHandler, RendezvousParameters, StartWarnings,
 };
 
 use super::announce::{Announcer, Flusher, LocalView, NodeIdentity};
@@ -75,6 +75,7 @@ type Make = fn(&mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherErro
 /// What the features add to the agent and to the rendezvous, and what earlier ones have for later ones.
 struct Making<'l> {
     options: &'l LauncherOptions,
+    warnings: &'l StartWarnings,
     agent: AgentOptions,
     hosted: Arc<Hosted>,
     debug: Option<(PathBuf, ProxyAddress)>,
@@ -94,14 +95,20 @@ pub(super) struct Features {
 impl Features {
     /// # Errors
     /// The first feature that cannot be made.
-    pub(super) fn make(options: &LauncherOptions) -> Result<Self, LauncherError> {
+    pub(super) fn make(
+        options: &LauncherOptions,
+        warnings: &StartWarnings,
+    ) -> Result<Self, LauncherError> {
         let hosted = hosted(options);
-        let mut rendezvous = options.rendezvous.clone().with_server_hook(hosted.hook());
+        let mut rendezvous = options.rendezvous.clone();
+        rendezvous = rendezvous.with_server_hook(hosted.hook());
+        rendezvous = rendezvous.with_start_warnings(warnings.clone());
         if let Some(journal) = options.rendezvous.journal() {
             rendezvous = rendezvous.with_journal(hosted.watched(journal));
         }
         let mut making = Making {
             options,
+            warnings,
             agent: options.agent.clone(),
             hosted,
             debug: None,
@@ -245,7 +252,7 @@ fn make_status_page(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>,
 }
 
 fn make_log_lines(making: &mut Making<'_>) -> Result<Option<Box<dyn Feature>>, LauncherError> {
-    let spoken = Spoken::new(making.options, Arc::clone(&making.hosted));
+    let spoken = Spoken::new(making.options, Arc::clone(&making.hosted), making.warnings);
     Ok(Some(Box::new(spoken)))
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use elastic_rendezvous::{RendezvousHandler, create_handler};
+use elastic_rendezvous::{RendezvousHandler, StartWarnings, create_handler};
 
 use super::ending;
 use super::error::LauncherError;
@@ -19,16 +19,20 @@ use crate::signal_name::name_of;
 
 /// Runs the job on this node. See [`Launcher::run`](super::Launcher::run).
 pub(super) fn run(options: &LauncherOptions, stop: StopControl) -> LauncherReport {
-    let ended = run_agent(options, &stop).unwrap_or_else(LauncherReport::of_error);
+    let warnings = StartWarnings::collecting(options.start_warnings.clone());
+    let ended = run_agent(options, &stop, &warnings).unwrap_or_else(LauncherReport::of_error);
+    // If no workers have started.
+    warnings.report();
     ended.with_stop_control(stop)
 }
 
 fn run_agent(
     options: &LauncherOptions,
     stop: &StopControl,
+    warnings: &StartWarnings,
 ) -> Result<LauncherReport, LauncherError> {
     preflight::check(options).inspect_err(|error| ending::leave_reason(options, error))?;
-    let mut features = Features::make(options)?;
+    let mut features = Features::make(options, warnings)?;
     let Some(handler) = open_rendezvous(&mut features, stop)? else {
         return Ok(stopped_while_opening(stop));
     };

@@ -7,7 +7,7 @@ use std::time::Duration;
 use c10d_inspect::http::StatusOptions;
 use c10d_socket::Credentials;
 use c10d_store::recommended_memory_max;
-use elastic_rendezvous::{RendezvousParameters, StoreDirectory};
+use elastic_rendezvous::{RendezvousParameters, StartWarning, StoreDirectory};
 
 use super::screen::{Screen, StandardError};
 use crate::agent::AgentOptions;
@@ -33,6 +33,7 @@ pub struct LauncherOptions {
     pub(super) health_port: Option<u16>,
     pub(super) events_file: Option<PathBuf>,
     pub(super) error_file: Option<PathBuf>,
+    pub(super) start_warnings: Vec<StartWarning>,
     pub(super) screen: Arc<dyn Screen>,
 }
 
@@ -74,6 +75,7 @@ impl LauncherOptions {
             health_port: None,
             events_file: None,
             error_file: None,
+            start_warnings: Vec::new(),
             screen: Arc::new(StandardError),
         }
     }
@@ -151,6 +153,13 @@ impl LauncherOptions {
     /// (`TORCHELASTIC_ERROR_FILE`). None by default.
     pub fn with_error_file(mut self, path: impl Into<Option<PathBuf>>) -> Self {
         self.error_file = path.into();
+        self
+    }
+
+    /// What is unusual about this start. When the workers start, or earlier if the start takes long or fails, one line of
+    /// the log has the most severe warning, of these and of those that the launcher finds. None by default.
+    pub fn with_start_warnings(mut self, warnings: Vec<StartWarning>) -> Self {
+        self.start_warnings = warnings;
         self
     }
 

@@ -10,7 +10,7 @@ use crate::threads::lock;
 use c10d_socket::HostPort;
 use elastic_rendezvous::{
     DEFAULT_PORT, Endpoint, Listener, NodeId, RanksReport, RendezvousEvent, RendezvousParameters,
-    WaitReport,
+    StartWarnings, WaitReport,
 };
 
 use super::feature::{Feature, JobEnd};
@@ -33,6 +33,7 @@ pub(super) struct Spoken {
     /// A screen that can show a live line.
     live: Option<Arc<dyn Screen>>,
     hosted: Arc<Hosted>,
+    warnings: StartWarnings,
     /// Where the nodes meet, for people.
     meeting_point: String,
     /// Whether workers get a number of threads that the user has not chosen.
@@ -42,13 +43,18 @@ pub(super) struct Spoken {
 }
 
 impl Spoken {
-    pub(super) fn new(options: &LauncherOptions, hosted: Arc<Hosted>) -> Self {
+    pub(super) fn new(
+        options: &LauncherOptions,
+        hosted: Arc<Hosted>,
+        warnings: &StartWarnings,
+    ) -> Self {
         let is_set = |name: &OsString| name == THREADS;
         let environment = &options.agent.environment;
         let screen = &options.screen;
         Self {
             live: screen.is_live().then(|| Arc::clone(screen)),
             hosted,
+            warnings: warnings.clone(),
             meeting_point: meeting_point(&options.rendezvous),
             has_default_threads: environment.iter().any(|(name, _)| is_set(name))
                 && std::env::var_os(THREADS).is_none(),
@@ -63,6 +69,7 @@ impl Feature for Spoken {
     fn rendezvous_listener(&self) -> Option<Listener> {
         let at = format!(" at {}", self.meeting_point);
         let live = self.live.clone();
+        let warnings = self.warnings.clone();
         let said = Mutex::new(None::<Said>);
         Some(Arc::new(move |event| {
             let (waited, now, line): (_, _, &dyn Fn(&str) -> String) = match event {
@@ -83,6 +90,7 @@ impl Feature for Spoken {
                 *lock(&said) = None;
                 return;
             }
+            warnings.report();
             if let Some(screen) = &live {
                 screen.show(&(line("") + &names(event)));
             }
@@ -96,9 +104,10 @@ impl Feature for Spoken {
         self.live.iter().for_each(|screen| screen.hide());
     }
 
-    /// Two lines when workers start, and one when they start again at the same store.
+    /// Two lines when workers start, and one when they start again at the same store. A third one if something is unusual.
     fn agent_listener(&self) -> Option<AgentListener> {
         let hosted = Arc::clone(&self.hosted);
+        let warnings = self.warnings.clone();
         let has_default_threads = self.has_default_threads;
         let can_have_debug_server = self.can_have_debug_server;
         let shown = Mutex::new(None::<HostPort>);
@@ -116,6 +125,7 @@ impl Feature for Spoken {
                 }
                 *shown = Some(started.master.clone());
             }
+            warnings.report();
         }))
     }
 }

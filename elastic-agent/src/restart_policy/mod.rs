@@ -11,7 +11,7 @@ mod tests;
 use std::time::Duration;
 
 use self::budget::Spent;
-pub(crate) use self::python_error::fatal_error;
+pub(crate) use self::python_error::{fatal_error, without_rank};
 pub use self::rules::{RestartBudget, RestartRules};
 use crate::worker::ExitKind;
 

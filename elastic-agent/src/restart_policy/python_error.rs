@@ -67,7 +67,7 @@ pub(crate) fn fatal_error(
 }
 
 /// Without the prefix that PyTorch puts before each line of a traceback in a process group, as in `[rank3]: `.
-fn without_rank(line: &str) -> &str {
+pub(crate) fn without_rank(line: &str) -> &str {
     let rest = line
         .strip_prefix("[rank")
         .and_then(|rest| rest.split_once("]: "));

@@ -12,6 +12,7 @@ pub(crate) mod group;
 mod group_ranks;
 mod last_round;
 mod observations;
+pub(crate) mod reach;
 #[cfg(test)]
 mod sim;
 pub(crate) mod solo;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, printable, sleep};
+use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, ListenOptions, printable, sleep};
 use c10d_store::{
     Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, TcpStore,
     TcpStoreOptions,
@@ -18,6 +18,7 @@ use crate::shell::handler::{BootstrapInfo, RendezvousInfo};
 use crate::shell::workers_keys::{is_kept, state_key};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
+use crate::values::port_range::PortRange;
 use crate::values::server_hook::ServerHook;
 
 const ADDR_KEY: &str = "MASTER_ADDR";
@@ -70,6 +71,8 @@ pub(crate) struct Round<'r> {
     pub(crate) own_host: &'r str,
     /// Called when this node starts to serve.
     pub(crate) server_hook: Option<&'r ServerHook>,
+    /// The ports for the workers' store; `None` for one that the system chooses.
+    pub(crate) ports: Option<PortRange>,
 }
 
 /// Why no address was found.
@@ -249,6 +252,10 @@ impl Bootstrap {
         let info = BootstrapInfo::new(master, true, true)
             .with_credentials(self.protection.of_clients().cloned())
             .with_state_key(state_key(round.run_id));
+        let info = BootstrapInfo {
+            is_rendezvous_store: self.shared.is_some(),
+            ..info
+        };
         Ok(match (own, &self.shared) {
             (_, Some(followed @ StoreAddress::LookedUp(_))) => {
                 let info = info.with_followed(followed.clone());
@@ -320,16 +327,14 @@ impl Bootstrap {
         if let Some(store) = &self.own {
             return Ok(own(store, round));
         }
-        let options = client_options(self.protection.of_clients(), SERVE_TIMEOUT)
-            .with_master(true)
-            .with_multi_tenant(true)
-            .with_server_options(protected(
-                ServerOptions::default(),
-                self.protection.of_server(),
-            ))
-            .with_listen_on(ListenOn::Host);
-        let store =
-            TcpStore::open(round.own_host, 0, options).map_err(|error| round.failed(error))?;
+        let options = || {
+            let server = protected(ServerOptions::default(), self.protection.of_server());
+            client_options(self.protection.of_clients(), SERVE_TIMEOUT)
+                .with_master(true)
+                .with_server_options(server)
+                .with_listen_on(ListenOn::Host)
+        };
+        let store = serve(round, options)?;
         if let (Some(hook), Some(server)) = (round.server_hook, store.server()) {
             hook.call(server);
         }
@@ -417,6 +422,42 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// Serves the workers' store on the first free port.
+fn serve(
+    round: &Round<'_>,
+    options: impl Fn() -> TcpStoreOptions,
+) -> Result<TcpStore, RendezvousError> {
+    let Some(ports) = round.ports else {
+        let options = options().with_multi_tenant(true);
+        return TcpStore::open(round.own_host, 0, options).map_err(|error| round.failed(error));
+    };
+    // Not shared within this process: the rendezvous' store may have the same port.
+    first_free(ports, |port| {
+        TcpStore::open(round.own_host, port, options())
+    })
+}
+
+/// Opens the first of these ports that no other process uses.
+fn first_free<T>(
+    ports: PortRange,
+    open: impl Fn(u16) -> Result<T, StoreError>,
+) -> Result<T, RendezvousError> {
+    let failed = |error| RendezvousError::WorkersPort {
+        ports,
+        source: Box::new(error),
+    };
+    let (mut port, last) = ports.ports().into_inner();
+    loop {
+        match open(port) {
+            Err(StoreError::Listen(error)) if error.is_address_in_use() && port < last => {
+                log::debug!("port {port} of --workers-port is in use");
+                port += 1;
+            }
+            opened => return opened.map_err(failed),
+        }
+    }
+}
+
 /// Where other nodes reach the server of this node.
 fn own(store: &TcpStore, round: &Round<'_>) -> HostPort {
     HostPort::new(round.own_host, store.port())
@@ -482,8 +523,11 @@ fn await_published(
 
 /// Finds a port that is free on all interfaces at this moment.
 fn free_port(round: &Round<'_>) -> Result<u16, RendezvousError> {
-    let listener = c10d_socket::listen(&c10d_socket::ListenOptions::default())
-        .map_err(|error| round.failed(error.into()))?;
+    let listen = |port| c10d_socket::listen(&ListenOptions::default().with_port(port));
+    let listener = match round.ports {
+        None => listen(0).map_err(|error| round.failed(error.into()))?,
+        Some(ports) => first_free(ports, |port| Ok(listen(port)?))?,
+    };
     let address = listener
         .first()
         .and_then(|listener| listener.local_addr().ok());
@@ -513,6 +557,7 @@ mod tests {
             has_entered: false,
             own_host: "127.0.0.1",
             server_hook: None,
+            ports: None,
         }
     }
 

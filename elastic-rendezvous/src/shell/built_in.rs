@@ -15,6 +15,7 @@ use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
 use crate::values::parameters_error::{DEFAULT_PORT, ParametersError};
 use crate::values::settings::RendezvousSettings;
+use crate::values::start_warnings::{StartWarning, WarningKind};
 
 /// The settings that a `c10d` rendezvous reads: all of PyTorch's, `share_store`
 /// ([`DynamicRendezvousOptions::with_shared_store`]), `spare_wait` ([`RendezvousSettings::with_spare_wait`]) and
@@ -68,6 +69,27 @@ pub fn create_handler(
     }
 }
 
+/// The warnings about the start of a node that are known before it starts.
+#[must_use]
+pub fn start_warnings(parameters: &RendezvousParameters) -> Vec<StartWarning> {
+    if parameters.backend() != C10D_BACKEND {
+        return Vec::new();
+    }
+    let unknown = parameters.unknown_keys(C10D_SETTINGS).into_iter();
+    let mut warnings: Vec<StartWarning> = unknown
+        .map(|key| format!("the rendezvous setting {key:?} has no effect: it is unknown").into())
+        .collect();
+    let is_shared = parameters.shares_store().unwrap_or(false);
+    let has_secret = parameters.credentials().is_some() && !parameters.has_relays();
+    if has_secret && !is_shared && parameters.max_nodes() > 1 {
+        warnings.push(StartWarning::new(
+            WarningKind::Secret,
+            "the workers' store is open to everyone that reaches its port: with --relay it has the secret, too",
+        ));
+    }
+    warnings
+}
+
 /// Opens the store of a rendezvous and creates the handler of this node.
 ///
 /// Blocks until the store answers, for at most the join timeout and some seconds of name lookups: the host
@@ -81,8 +103,8 @@ pub fn create_c10d(
     parameters: &RendezvousParameters,
 ) -> Result<DynamicRendezvous, RendezvousError> {
     let settings = RendezvousSettings::from_parameters(parameters)?;
-    for key in parameters.unknown_keys(C10D_SETTINGS) {
-        log::warn!("ignoring the unknown rendezvous setting {key:?}");
+    for warning in start_warnings(parameters) {
+        parameters.start_warnings().push(warning);
     }
     let is_shared = parameters.shares_store()?;
     let has_agent_store = parameters.get_as_bool("share_store")?.unwrap_or(true);
@@ -90,6 +112,7 @@ pub fn create_c10d(
         store,
         address,
         hosted,
+        route,
         workers_host,
         candidate,
     } = open_store(parameters, &settings)?;
@@ -105,7 +128,10 @@ pub fn create_c10d(
     // Over the store that repeats requests: what creates the key and claims the store may be sent twice.
     let mut backend = C10dBackend::new(Arc::clone(&store), &settings.run_id)?;
     let address = address.filter(|_| is_shared);
-    let mut options = DynamicRendezvousOptions::new().with_shared_store(has_agent_store);
+    let mut options = DynamicRendezvousOptions::new()
+        .with_shared_store(has_agent_store)
+        .with_route(route)
+        .with_workers_port(parameters.workers_port());
     let needs_relays = settings.max_nodes > 1 || hosted.is_none();
     if let Some(address) = &address {
         if parameters.credentials().is_some() && !parameters.has_relays() && needs_relays {
@@ -134,11 +160,6 @@ pub fn create_c10d(
             options = options.with_workers_credentials(credentials.clone());
         } else if settings.max_nodes == 1 {
             options = options.with_own_user_only(credentials.clone());
-        } else {
-            log::warn!(
-                "the secret protects the rendezvous, not the workers' store, which is open to everyone that reaches \
-                 its port: PyTorch's clients on other nodes cannot use a secret without a relay (--relay)"
-            );
         }
     }
     let node = DynamicRendezvous::new(Arc::new(backend), store, settings, options)?;

@@ -18,7 +18,7 @@ use crate::shell::board::RoundBoard;
 use crate::shell::bootstrap::{Bootstrap, NotFound, Protection, Round};
 use crate::shell::candidate::Candidate;
 use crate::shell::clock::Clock;
-use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo};
+use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo, StoreRoute};
 use crate::shell::handler_loop::{HandlerLoop, Parts};
 use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::shell::notices::{Notice, Notices};
@@ -28,6 +28,7 @@ use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Joined};
 use crate::values::membership::Membership;
 use crate::values::node::NodeId;
+use crate::values::port_range::PortRange;
 use crate::values::report::{NotJoining, WaitReport};
 use crate::values::server_hook::ServerHook;
 use crate::values::settings::RendezvousSettings;
@@ -102,6 +103,8 @@ pub struct DynamicRendezvousOptions {
     server_hook: Option<ServerHook>,
     protection: Protection,
     workers_at: Option<StoreAddress>,
+    route: Option<StoreRoute>,
+    workers_port: Option<PortRange>,
 }
 
 impl Default for DynamicRendezvousOptions {
@@ -120,6 +123,8 @@ impl DynamicRendezvousOptions {
             server_hook: None,
             protection: Protection::Open,
             workers_at: None,
+            route: None,
+            workers_port: None,
         }
     }
 
@@ -161,6 +166,18 @@ impl DynamicRendezvousOptions {
     /// If this node has rank 0, the workers use the rendezvous' store, at this address.
     pub(crate) fn with_workers_at(mut self, address: StoreAddress) -> Self {
         self.workers_at = Some(address);
+        self
+    }
+
+    /// How this node reaches the rendezvous' store.
+    pub(crate) fn with_route(mut self, route: StoreRoute) -> Self {
+        self.route = Some(route);
+        self
+    }
+
+    /// The ports for the workers' store, if this node serves it: the first free one. Default: one that the system chooses.
+    pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
+        self.workers_port = ports.into();
         self
     }
 
@@ -367,6 +384,7 @@ impl DynamicRendezvous {
             has_entered: joined.has_entered,
             own_host,
             server_hook: self.options.server_hook.as_ref(),
+            ports: self.options.workers_port,
         };
         let timeout = self.store.timeout().unwrap_or(Duration::MAX);
         let cancel = &self.shared.settling;
@@ -397,6 +415,7 @@ impl DynamicRendezvous {
             joined.world_size,
             bootstrap,
         );
+        info.route = self.options.route.clone().unwrap_or_default();
         info.has_entered = joined.has_entered;
         Ok(info)
     }

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::fmt::Debug;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 
 use c10d_socket::HostPort;
-use c10d_store::{Credentials, Store, StoreAddress};
+use c10d_store::{ConnectionEnds, Credentials, Store, StoreAddress};
 
 use crate::shell::board::RoundBoard;
 use crate::values::error::RendezvousError;
@@ -209,6 +210,8 @@ pub struct RendezvousInfo {
     pub world_size: usize,
     /// The address of the workers' store.
     pub bootstrap: BootstrapInfo,
+    /// How this node reaches the rendezvous' store.
+    pub route: StoreRoute,
     /// Whether the round was running already when this node [entered](RendezvousHandler::enter_rendezvous) it. Its rank may
     /// then be that of a node that was lost, and some ranks below the number of nodes may be free.
     pub has_entered: bool,
@@ -242,6 +245,7 @@ impl RendezvousInfo {
             rank,
             world_size,
             bootstrap,
+            route: StoreRoute::default(),
             has_entered: false,
         }
     }
@@ -253,12 +257,42 @@ impl RendezvousInfo {
     }
 }
 
+/// How a node reaches the store of its rendezvous.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreRoute {
+    /// The endpoint that this node was given, with its port; `None` for a store in a file or in a directory. Behind
+    /// address translation it differs from node to node.
+    pub endpoint: Option<HostPort>,
+    /// The address of this node on the network that leads to the store. On the node that serves the store, the address at
+    /// which the first node of another host has reached it, if there is one. `None` for a store in a file.
+    pub local: Option<IpAddr>,
+    /// The other end of the node's connection to the store: its server, or what forwards to it.
+    pub remote: Option<SocketAddr>,
+}
+
+impl StoreRoute {
+    pub(crate) fn new(endpoint: impl Into<Option<HostPort>>, ends: Option<ConnectionEnds>) -> Self {
+        Self {
+            endpoint: endpoint.into(),
+            local: ends.map(|ends| ends.local.ip().to_canonical()),
+            remote: ends.map(|ends| ends.remote),
+        }
+    }
+}
+
 /// The address of the workers' store: their MASTER_ADDR and MASTER_PORT.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BootstrapInfo {
-    /// The host and port of the store.
+    /// The host and port of the store, as the node with rank 0 has published them: an address, if that is a node of this
+    /// release.
     pub master: HostPort,
+    /// The host name of the node with rank 0, which its certificate has; `None` if that node has published none, as
+    /// nodes of PyTorch and of earlier releases.
+    pub master_name: Option<String>,
+    /// Whether the rendezvous' store is the workers' too, so that this node reaches it as [`StoreRoute`] says.
+    pub is_rendezvous_store: bool,
     /// Whether an agent already serves the store; otherwise the worker with rank 0 will.
     pub is_agent_store: bool,
     /// Whether the store holds only data of workers and of the rendezvous, so that the workers' can be removed before
@@ -299,6 +333,8 @@ impl BootstrapInfo {
     pub fn new(master: HostPort, is_agent_store: bool, is_workers_own: bool) -> Self {
         Self {
             master,
+            master_name: None,
+            is_rendezvous_store: false,
             is_agent_store,
             is_workers_own,
             credentials: None,

@@ -18,6 +18,7 @@ mod mailbox;
 mod many_keys;
 mod notices;
 pub(crate) mod open_store;
+pub(crate) mod reachable;
 mod reconnecting;
 pub(crate) mod round_entry;
 mod shared;

@@ -13,6 +13,7 @@ use c10d_store::{
 
 use crate::shell::bootstrap::protected;
 use crate::shell::candidate::Candidate;
+use crate::shell::handler::StoreRoute;
 use crate::shell::listener_watch::ListenerWatch;
 use crate::shell::this_host::{self, SystemResolver, is_this_host};
 use crate::values::endpoint::Endpoint;
@@ -47,6 +48,7 @@ pub(crate) struct OpenStore {
     pub(crate) address: Option<StoreAddress>,
     /// The same store, if this process serves it.
     pub(crate) hosted: Option<Arc<TcpStore>>,
+    pub(crate) route: StoreRoute,
     /// The host under which other nodes reach this one, unless that is its own name.
     pub(crate) workers_host: Option<String>,
     /// The server that this process has ready for a store that moves.
@@ -78,6 +80,7 @@ pub(crate) fn open_store(
                 store: open_file(parameters)?,
                 address: None,
                 hosted: None,
+                route: StoreRoute::default(),
                 workers_host: None,
                 candidate: None,
             })
@@ -171,7 +174,10 @@ fn open_tcp(
         other_host(&target, lookup())
     };
     let store = Arc::new(store);
+    let endpoint = HostPort::new(target.host(), store.port());
+    let route = StoreRoute::new(endpoint, store.connection_ends());
     Ok(OpenStore {
+        route,
         address: Some(HostPort::new(target.host(), store.port()).into()),
         hosted: store.server().is_some().then(|| Arc::clone(&store)),
         store,
@@ -226,8 +232,10 @@ fn open_moving(
     let store = store.map_err(|error| RendezvousError::connection(&settings.run_id, error))?;
     let store = store.with_cancel(&Cancel::NEVER);
     store.set_timeout(Some(read_timeout));
+    let route = StoreRoute::new(None, store.connection_ends());
     Ok(OpenStore {
         store: Arc::new(store),
+        route,
         address: Some(address),
         hosted: None,
         workers_host,

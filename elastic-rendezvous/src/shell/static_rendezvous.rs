@@ -15,7 +15,7 @@ use c10d_store::{
 
 use crate::shell::bootstrap::protected;
 use crate::shell::handler::{
-    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo,
+    BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
 };
 use crate::shell::listener_watch::{ListenerWatch, runs_at};
 use crate::shell::reconnecting::{ReconnectingStore, connect_to};
@@ -95,6 +95,7 @@ pub struct StaticRendezvous {
 struct Met {
     store: Arc<dyn Store>,
     port: u16,
+    route: StoreRoute,
     /// Keeps the server, if this process has it.
     _hosted: Option<Arc<TcpStore>>,
 }
@@ -272,6 +273,8 @@ impl Meeting {
     /// Returns `None` if the join was interrupted, or the owner no longer waits.
     fn meet(&mut self, connection: TcpStore) -> Result<Option<Met>, StoreError> {
         let port = connection.port();
+        let endpoint = HostPort::new(self.target.host(), port);
+        let route = StoreRoute::new(endpoint, connection.connection_ends());
         if self.rank == 0 {
             let host = self.target.host();
             log::debug!("this process hosts the rendezvous store at {host}:{port}");
@@ -311,6 +314,7 @@ impl Meeting {
                 return Ok(Some(Met {
                     store,
                     port,
+                    route,
                     _hosted: hosted,
                 }));
             }
@@ -615,7 +619,7 @@ impl RendezvousHandler for StaticRendezvous {
             return Err(self.interrupted());
         }
         let known = self.met().clone();
-        let Met { store, port, .. } = match known {
+        let met = match known {
             Some(met) => met,
             None => {
                 let met = self.meet()?;
@@ -624,16 +628,18 @@ impl RendezvousHandler for StaticRendezvous {
                 met
             }
         };
-        let master = HostPort::new(self.target.host(), port);
+        let master = HostPort::new(self.target.host(), met.port);
         // Processes of a single node need none.
         let credentials = self.credentials.clone().filter(|_| self.world_size > 1);
-        Ok(RendezvousInfo::new(
-            0,
-            Arc::new(PrefixStore::new(self.run_id.clone(), store)),
-            self.rank,
-            self.world_size,
-            BootstrapInfo::new(master, true, false).with_credentials(credentials),
-        ))
+        let bootstrap = BootstrapInfo {
+            is_rendezvous_store: true,
+            ..BootstrapInfo::new(master, true, false).with_credentials(credentials)
+        };
+        let store = PrefixStore::new(self.run_id.clone(), met.store);
+        let mut info =
+            RendezvousInfo::new(0, Arc::new(store), self.rank, self.world_size, bootstrap);
+        info.route = met.route;
+        Ok(info)
     }
 
     fn is_closed(&self) -> Result<bool, RendezvousError> {

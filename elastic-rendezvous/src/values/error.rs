@@ -8,6 +8,7 @@ use c10d_store::StoreError;
 use crate::values::codec::CorruptState;
 use crate::values::found_listener::FoundListener;
 use crate::values::parameters_error::ParametersError;
+use crate::values::port_range::PortRange;
 use crate::values::ranks_report::RanksReport;
 use crate::values::report::WaitReport;
 
@@ -178,6 +179,18 @@ pub enum RendezvousError {
         store: String,
         /// The name of the other job.
         owner: String,
+    },
+
+    /// No given port for the workers' store can be used on this machine.
+    #[error(
+        "cannot serve the workers' store on port {ports} (--workers-port): {source}; give a free port or a range, or use \
+         the rendezvous' port for both (--workers-store rendezvous)"
+    )]
+    WorkersPort {
+        /// The ports that were tried.
+        ports: PortRange,
+        /// The error of the last one.
+        source: Box<StoreError>,
     },
 
     /// A parameter or setting is invalid.

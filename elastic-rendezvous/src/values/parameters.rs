@@ -10,8 +10,10 @@ use c10d_store::journal::JournalSource;
 use c10d_store::{Credentials, ServerOptions};
 
 use crate::values::parameters_error::ParametersError;
+use crate::values::port_range::PortRange;
 use crate::values::server_hook::ServerHook;
 use crate::values::settings::RendezvousSettings;
+use crate::values::start_warnings::StartWarnings;
 use crate::values::store_directory::StoreDirectory;
 
 /// The parameters of a rendezvous, checked as far as possible without knowing the backend.
@@ -43,8 +45,10 @@ pub struct RendezvousParameters {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     has_relays: bool,
+    workers_port: Option<PortRange>,
     journal: Option<JournalSource>,
     store: Option<StoreDirectory>,
+    start_warnings: StartWarnings,
     cancel: Cancel,
 }
 
@@ -78,8 +82,10 @@ impl RendezvousParameters {
             server_hook: None,
             credentials: None,
             has_relays: false,
+            workers_port: None,
             journal: None,
             store: None,
+            start_warnings: StartWarnings::default(),
             cancel: Cancel::NEVER,
         })
     }
@@ -100,6 +106,17 @@ impl RendezvousParameters {
     pub fn with_server_hook(mut self, hook: ServerHook) -> Self {
         self.server_hook = Some(hook);
         self
+    }
+
+    /// Where warnings about the start of this node go. Default: each one is logged at once.
+    pub fn with_start_warnings(mut self, warnings: StartWarnings) -> Self {
+        self.start_warnings = warnings;
+        self
+    }
+
+    /// The warnings about the start of this node.
+    pub const fn start_warnings(&self) -> &StartWarnings {
+        &self.start_warnings
     }
 
     /// The journal of the rendezvous' store, opened if this process serves it: the store survives the process. Default:
@@ -193,6 +210,19 @@ impl RendezvousParameters {
     pub const fn with_relays(mut self, has_relays: bool) -> Self {
         self.has_relays = has_relays;
         self
+    }
+
+    /// The ports for the workers' store where this node serves it: the first free one. Without an effect on a store that
+    /// is the rendezvous' too. Default: a free port that the system chooses.
+    pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
+        self.workers_port = ports.into();
+        self
+    }
+
+    /// The ports for the workers' store.
+    #[must_use]
+    pub const fn workers_port(&self) -> Option<PortRange> {
+        self.workers_port
     }
 
     /// Whether workers use relays.

@@ -102,12 +102,22 @@ fn the_rank_that_skips_a_collective_and_the_one_that_is_stopped_are_named() {
                     long, since ";
     assert!(flight.starts_with(expected), "{flight}");
 
-    let output = ask(store, &["stacks"]);
-    let stacks = text(&output);
-    assert_eq!(output.status.code(), Some(0), "{stacks}");
+    // On a busy machine `why` can suspect another rank for a moment, and then only that rank's stacks are shown.
     let script = "python/elastic_worker.py:";
+    let mut seen = Vec::new();
+    let stacks = loop {
+        let output = ask(store, &["stacks"]);
+        let stacks = text(&output);
+        assert_eq!(output.status.code(), Some(0), "{stacks}");
+        if stacks.lines().any(|line| line.starts_with("Rank 2: ")) {
+            break stacks;
+        }
+        seen.push(stacks);
+        assert!(seen.len() < 10, "{}", seen.join("\n----\n"));
+        thread::sleep(Duration::from_secs(1));
+    };
     let position = stacks.lines().find(|line| line.starts_with("Rank 2: "));
-    let position = position.unwrap_or_else(|| panic!("{stacks}"));
+    let position = position.expect("rank 2 is shown");
     assert!(
         position.contains(script) && position.ends_with(" in load_data"),
         "{stacks}"

@@ -10,6 +10,7 @@ mod durable;
 mod etcd;
 mod faults;
 mod file_store;
+mod gpu;
 mod groups;
 #[path = "../../../c10d-relay/tests/it/history.rs"]
 mod history;

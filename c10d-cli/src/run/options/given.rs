@@ -14,8 +14,10 @@ use clap::parser::ValueSource;
 use clap::{Arg, Command, Error};
 
 use super::error::{Given, Refusal, UsageError};
+use crate::ephemeral_ports::EphemeralPorts;
 use elastic_agent::devices::{DeviceKind, DevicesError};
 use elastic_agent::scheduler::Site;
+use elastic_rendezvous::StartWarning;
 
 /// What the plan depends on besides the options.
 pub(crate) struct Surroundings<'a> {
@@ -27,6 +29,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) credentials: Option<Credentials>,
     /// Counts devices, at least one.
     pub(crate) count_devices: &'a dyn Fn(DeviceKind) -> Result<usize, DevicesError>,
+    /// The ports that the system gives to outgoing connections.
+    pub(crate) ephemeral_ports: EphemeralPorts,
     /// A random number, for the id of a standalone run.
     pub(crate) seed: u64,
     /// Facts besides variables by which a scheduler is recognized.
@@ -86,9 +90,9 @@ impl Given {
         }
     }
 
-    pub(super) fn has_no_effect(&self, why: &str) -> String {
+    pub(super) fn has_no_effect(&self, why: &str) -> StartWarning {
         let Self { name, value } = self;
-        format!("{name} is {value:?}, which has no effect: {why}")
+        format!("{name} is {value:?}, which has no effect: {why}").into()
     }
 
     pub(super) fn refused(&self, refusal: Refusal) -> UsageError {

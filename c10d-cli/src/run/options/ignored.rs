@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use elastic_rendezvous::StartWarning;
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read};
@@ -46,7 +47,7 @@ pub(super) struct IgnoredArgs {
 impl IgnoredArgs {
     /// Rejects options without which the job would do something else than the user asked for, and warns of those that
     /// have no effect.
-    pub(super) fn check(&self, warnings: &mut Vec<String>) -> Result<(), UsageError> {
+    pub(super) fn check(&self, warnings: &mut Vec<StartWarning>) -> Result<(), UsageError> {
         let refuse = |name: String, why| Err(UsageError::Unsupported { name, why });
         if let Some(mode) = self.numa_binding.as_ref().filter(|mode| *mode != "none") {
             let why = "workers are not bound to processors; a script can call numactl";

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use elastic_agent::{KeepOptions, Replacement, RestartRules};
+use elastic_rendezvous::StartWarning;
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read};
@@ -40,7 +41,7 @@ impl KeepArgs {
     pub(super) fn options(
         &self,
         rules: &RestartRules,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Option<KeepOptions>, UsageError> {
         let mut keep = KeepOptions::new(1);
         let mut given = Vec::new();
@@ -64,7 +65,7 @@ impl KeepArgs {
         if keep.replacement != Replacement::None && rules.restarts_max() == Some(0) {
             warnings.push(
                 "--keep-workers replaces no dead worker: no restart is allowed, see --max-restarts"
-                    .to_owned(),
+                    .into(),
             );
         }
         Ok(Some(keep))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use c10d_store::recommended_memory_max;
 use clap::Args;
 use elastic_agent::HealthCheck;
-use elastic_rendezvous::parse_config;
+use elastic_rendezvous::{StartWarning, parse_config};
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read, Surroundings, value_of};
@@ -162,7 +162,7 @@ impl NodeArgs {
 
     pub(super) fn health_check(
         &self,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Option<HealthCheck>, UsageError> {
         let timeout = &self.health_check_timeout;
         let command = value_of(&self.health_check)?;

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use elastic_agent::{Entrypoint, PreloadOptions};
+use elastic_rendezvous::StartWarning;
 
 use super::error::UsageError;
 use super::given::{Parsed, Read};
@@ -31,7 +32,7 @@ impl PreloadArgs {
     pub(super) fn options(
         &self,
         entrypoint: &Entrypoint,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Option<PreloadOptions>, UsageError> {
         let modules = self.preload.value()?;
         if modules.is_empty() {
@@ -39,7 +40,7 @@ impl PreloadArgs {
                 warnings.push(
                     "--preload-required and --preload-standby have no effect: \
                      --preload is not given"
-                        .to_owned(),
+                        .into(),
                 );
             }
             return Ok(None);

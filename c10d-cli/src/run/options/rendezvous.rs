@@ -4,7 +4,8 @@
 
 use c10d_socket::is_loopback_name;
 use elastic_rendezvous::{
-    C10D_BACKEND, DEFAULT_PORT, Endpoint, EndpointError, RendezvousParameters,
+    C10D_BACKEND, DEFAULT_PORT, Endpoint, EndpointError, RendezvousParameters, StartWarning,
+    WarningKind,
 };
 
 use super::error::{Given, Refusal, UsageError};
@@ -68,7 +69,7 @@ impl NodeArgs {
         &self,
         found: Option<&Found>,
         surroundings: &Surroundings<'_>,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Chosen, UsageError> {
         let mut origins = Vec::new();
         let (min_nodes, max_nodes) = match self.nodes(found)? {
@@ -236,7 +237,7 @@ impl NodeArgs {
         &self,
         found: Option<&Found>,
         max_nodes: usize,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Meeting, UsageError> {
         let is_standalone = self.standalone;
         let endpoint = self.rdzv_endpoint.as_ref().map(|it| it.given.clone());
@@ -311,11 +312,11 @@ impl NodeArgs {
 }
 
 /// A warning about a default that fits only launchers on one machine.
-fn default_is_local(host: &str, port: u16, nodes: usize) -> String {
-    format!(
-        "the {nodes} nodes meet at {host}:{port}, as no endpoint is given: all of them must run on this machine; give \
-         --rdzv-endpoint if they do not"
-    )
+fn default_is_local(host: &str, port: u16, nodes: usize) -> StartWarning {
+    let text = format!(
+        "the {nodes} nodes meet at {host}:{port}, so all of them must run on this machine; otherwise give --rdzv-endpoint"
+    );
+    StartWarning::new(WarningKind::Address, text)
 }
 
 /// Refuses a loopback address only where it certainly is wrong: tests on one machine use it.

@@ -1,6 +1,7 @@
 //! The options about strangers, and about relays, which keep them out of the workers' store.
 
 use clap::Args;
+use elastic_rendezvous::StartWarning;
 
 use super::error::UsageError;
 use super::given::{Parsed, Read, value_of};
@@ -33,7 +34,7 @@ impl SecurityArgs {
     pub(super) fn relay_port(
         &self,
         has_relay: bool,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Option<u16>, UsageError> {
         match &self.relay_port {
             Some(port) if !has_relay => {

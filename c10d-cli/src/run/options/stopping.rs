@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use elastic_agent::{AgentOptions, ExitLimits};
+use elastic_rendezvous::{StartWarning, WarningKind};
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read, Surroundings, value_of};
@@ -60,7 +61,7 @@ impl StoppingArgs {
         &self,
         surroundings: &Surroundings<'_>,
         usual: Option<Duration>,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Limits, UsageError> {
         let shutdown = self.shutdown_timeout.clone().or_else(|| {
             let given = surroundings.variable("TORCH_ELASTIC_SHUTDOWN_TIMEOUT");
@@ -74,7 +75,7 @@ fn limits(
     shutdown: Option<Parsed<Duration>>,
     grace: Option<Duration>,
     usual: Option<Duration>,
-    warnings: &mut Vec<String>,
+    warnings: &mut Vec<StartWarning>,
 ) -> Result<Limits, UsageError> {
     let timeout = value_of(&shutdown)?;
     // Given without a grace period, the shutdown timeout may be for a longer one than usual.
@@ -86,10 +87,11 @@ fn limits(
     };
     let left = grace - reserve(grace);
     if let Some(Parsed { given, .. }) = shutdown.filter(|_| timeout > Some(left)) {
-        warnings.push(format!(
+        let text = format!(
             "{} is {:?}, but workers are killed {left:?} after a signal, before the grace period of {grace:?} ends",
             given.name, given.value,
-        ));
+        );
+        warnings.push(StartWarning::new(WarningKind::Timeouts, text));
     }
     Ok(Limits {
         shutdown_timeout: timeout.map_or(left, |timeout| timeout.min(left)),
@@ -162,7 +164,8 @@ mod tests {
             }
             Err(error) => error.to_string(),
         };
-        (text, warnings)
+        let warnings = warnings.iter().map(StartWarning::to_string);
+        (text, warnings.collect::<Vec<_>>())
     }
 
     #[test]

@@ -11,7 +11,7 @@ use c10d_socket::Cancel;
 #[cfg(feature = "journal")]
 use c10d_store::journal::JournalSource;
 use clap::Args;
-use elastic_rendezvous::{RendezvousParameters, STATIC_BACKEND};
+use elastic_rendezvous::{PortRange, RendezvousParameters, STATIC_BACKEND, StartWarning};
 
 use super::error::{Refusal, UsageError};
 use super::given::{Parsed, Read, value_of};
@@ -19,6 +19,7 @@ use super::given::{Parsed, Read, value_of};
 use super::values::path;
 use super::values::{port, whole_number};
 use crate::run::headings::NODES;
+use crate::store_place::is_in_etcd;
 
 /// The setting of the rendezvous that chooses the workers' store.
 const WORKERS_STORE: &str = "workers_store";
@@ -53,6 +54,13 @@ pub(super) struct StoreArgs {
     #[command(flatten)]
     pub(super) candidate: crate::etcd::EtcdCandidateArgs,
 
+    /// Serve the workers' store on this port, or on the first free port of this range, if this launcher serves it.
+    ///
+    /// Give it to all nodes, because each may get rank 0. The port has to be open between the nodes. [default: a free port]
+    /// Example: --workers-port 29600-29609
+    #[arg(hide_short_help = true, long, value_name = "N|A-B", allow_negative_numbers = true, value_parser = Read(ports))]
+    workers_port: Option<Parsed<PortRange>>,
+
     /// The store that the workers use: one that the agent with rank 0 serves (agent), or that of the rendezvous, which
     /// then has no other use than this job. All nodes need the same. [default: agent, or rendezvous with --store-dir and with
     /// an endpoint etcd://..]
@@ -78,7 +86,7 @@ impl StoreArgs {
     pub(super) fn candidates(
         &self,
         is_in_etcd: bool,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Option<usize>, UsageError> {
         let number = in_etcd(&self.store_candidates, is_in_etcd, warnings)?;
         Ok(is_in_etcd.then_some(number.unwrap_or(CANDIDATES)))
@@ -88,7 +96,7 @@ impl StoreArgs {
     pub(super) fn port(
         &self,
         is_in_etcd: bool,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<Option<u16>, UsageError> {
         in_etcd(&self.store_port, is_in_etcd, warnings)
     }
@@ -98,11 +106,12 @@ impl StoreArgs {
         &self,
         parameters: RendezvousParameters,
         is_in_etcd: bool,
-        warnings: &mut Vec<String>,
+        warnings: &mut Vec<StartWarning>,
     ) -> Result<RendezvousParameters, UsageError> {
         let directory = self.directory()?;
         if is_in_etcd {
-            return self.apply_in_etcd(&parameters, directory.is_some());
+            let chosen = self.apply_in_etcd(&parameters, directory.is_some())?;
+            return self.apply_port(chosen, warnings);
         }
         let parameters = match (&self.workers_store, &directory) {
             (Some(option), _) if parameters.backend() == STATIC_BACKEND => {
@@ -129,6 +138,7 @@ impl StoreArgs {
             }
             _ => parameters,
         };
+        let parameters = self.apply_port(parameters, warnings)?;
         Ok(match directory {
             #[cfg(feature = "journal")]
             Some(directory) => {
@@ -140,6 +150,29 @@ impl StoreArgs {
             }
             _ => parameters,
         })
+    }
+
+    /// The rendezvous with the port of the workers' store.
+    fn apply_port(
+        &self,
+        parameters: RendezvousParameters,
+        warnings: &mut Vec<StartWarning>,
+    ) -> Result<RendezvousParameters, UsageError> {
+        let Some(option) = &self.workers_port else {
+            return Ok(parameters);
+        };
+        let ports = option.value()?;
+        let why = if parameters.backend() == STATIC_BACKEND {
+            "the workers use the store of a static rendezvous, whose port --master-port or --rdzv-endpoint chooses"
+        } else if is_in_etcd(parameters.endpoint()) {
+            "the workers use the store in etcd, whose port --store-port chooses"
+        } else if parameters.shares_store().unwrap_or(false) {
+            "the workers use the rendezvous' store, whose port --rdzv-endpoint chooses"
+        } else {
+            return Ok(parameters.with_workers_port(ports));
+        };
+        warnings.push(option.given.has_no_effect(why));
+        Ok(parameters)
     }
 
     /// The rendezvous with its store in etcd, which is the workers' too.
@@ -177,7 +210,7 @@ impl StoreArgs {
 fn in_etcd<T: Clone>(
     option: &Option<Parsed<T>>,
     is_in_etcd: bool,
-    warnings: &mut Vec<String>,
+    warnings: &mut Vec<StartWarning>,
 ) -> Result<Option<T>, UsageError> {
     match option {
         Some(option) if !is_in_etcd => {
@@ -192,6 +225,11 @@ fn with_workers_store(parameters: &RendezvousParameters, choice: &str) -> Rendez
     let mut config = parameters.config().clone();
     config.insert(WORKERS_STORE.to_owned(), choice.to_owned());
     parameters.clone().with_config(config)
+}
+
+fn ports(text: &str) -> Result<PortRange, Refusal> {
+    text.parse()
+        .map_err(|_| Refusal::IsNot("a port, 1 to 65535, or a range of ports, as in 29600-29609"))
 }
 
 fn workers_store(text: &str) -> Result<&'static str, Refusal> {

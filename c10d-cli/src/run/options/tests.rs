@@ -16,6 +16,7 @@ use elastic_rendezvous::parse_config;
 
 use super::rendezvous::random_id;
 use super::*;
+use crate::ephemeral_ports::EphemeralPorts;
 
 #[derive(Debug, Parser)]
 #[command(name = "run", mut_args = crate::with_underscore)]
@@ -55,6 +56,7 @@ fn plan_of<'a>(
         },
         environment: Vec::new(),
         credentials: None,
+        ephemeral_ports: EphemeralPorts::parse("32768\t60999\n", "40000-40009,50000\n"),
         seed: 1,
         site: &Site {
             host_name: &|| "n1".to_owned(),
@@ -285,6 +287,10 @@ fn several_workers_get_one_thread_each_by_default() {
         let plan = plan("--nproc-per-node=2 s.py", variables);
         let is_set = plan.environment.iter().any(|(name, _)| *name == THREADS);
         assert_eq!(is_set, is_default);
-        assert!(plan.warnings.is_empty(), "{:?}", plan.warnings);
+        assert!(
+            plan.warning_texts().is_empty(),
+            "{:?}",
+            plan.warning_texts()
+        );
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use elastic_agent::LauncherOptions;
 use elastic_rendezvous::{
     ParametersError, READ_TIMEOUT, RendezvousSettings, STATIC_BACKEND, STATIC_TIMEOUT,
+    StartWarning, WarningKind,
 };
 
 /// The option that sets a timeout, and its time; `None` if it never expires.
@@ -17,15 +18,21 @@ type Order = (Timeout, Timeout, &'static str);
 const SILENCE: &str = "keep_alive_interval x keep_alive_max_attempt";
 
 /// Returns a warning for each pair of timeouts in the wrong order. The defaults have none.
-pub(super) fn warnings(launcher: &LauncherOptions, explain_after: Option<Duration>) -> Vec<String> {
+pub(super) fn warnings(
+    launcher: &LauncherOptions,
+    explain_after: Option<Duration>,
+) -> Vec<StartWarning> {
     // Starting a rendezvous whose settings cannot be read is an error.
     let mut orders = orders_of_meeting(launcher).unwrap_or_default();
     orders.extend(orders_of_progress(launcher, explain_after));
     let wrong = orders.into_iter().filter_map(|(first, second, result)| {
         let ((name, time), (other, limit)) = (first, second);
         let (time, limit) = (time?, limit?);
-        (time > limit)
-            .then(|| format!("{name} of {time:?} is longer than {other} of {limit:?}, so {result}"))
+        (time > limit).then(|| {
+            let text =
+                format!("{name} of {time:?} is longer than {other} of {limit:?}, so {result}");
+            StartWarning::new(WarningKind::Timeouts, text)
+        })
     });
     wrong.collect()
 }

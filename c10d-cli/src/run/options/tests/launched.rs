@@ -40,6 +40,7 @@ fn launcher(agent: AgentOptions) -> LauncherOptions {
 #[track_caller]
 fn assert_launches(line: &str, variables: Variables<'_>, expected: LauncherOptions) {
     let given = plan(line, variables).launcher;
+    let given = given.with_start_warnings(Vec::new());
     assert_eq!(format!("{given:#?}"), format!("{expected:#?}"), "{line}");
 }
 
@@ -50,7 +51,7 @@ fn a_script_alone_has_torchruns_defaults() {
     assert_eq!((plan.scheduler, plan.node_rank), (None, None));
     assert_eq!(plan.origins, []);
     assert!(!plan.dry_run && !plan.json && plan.grace_period.is_none());
-    assert_eq!(plan.warnings, Vec::<String>::new());
+    assert_eq!(plan.warning_texts(), Vec::<String>::new());
 }
 
 #[test]
@@ -84,7 +85,7 @@ fn other_options_are_parsed_as_by_torchrun() {
     let expected = with_rendezvous(agent_options, rendezvous().with_local_addr("1.2.3.4"));
     let expected = expected.with_signals(["SIGTERM", "SIGUSR1"]);
     assert_launches(line, &variables, expected);
-    assert_eq!(plan(line, &variables).warnings, Vec::<String>::new());
+    assert_eq!(plan(line, &variables).warning_texts(), Vec::<String>::new());
 
     let logs = LogOptions::new().with_redirects("3".parse().unwrap());
     let logs = logs.with_tee("1".parse().unwrap());
@@ -176,7 +177,7 @@ fn preloaded_modules_come_from_the_option_or_its_variable() {
     );
     assert_launches("--preload= s.py", &[], launcher(agent()));
     assert_eq!(
-        plan("--preload-required s.py", &[]).warnings,
+        plan("--preload-required s.py", &[]).warning_texts(),
         ["--preload-required and --preload-standby have no effect: --preload is not given"]
     );
 }
@@ -266,7 +267,7 @@ fn a_health_check_has_a_command_and_a_timeout() {
     let check = |words: &[&str], variables: Variables<'_>| {
         let plan = plan_of(words.iter().copied(), variables).unwrap();
         let check = plan.launcher.agent().health_check().cloned();
-        (check, plan.warnings)
+        (check, plan.warning_texts())
     };
     let wanted = Some(HealthCheck::new("a b"));
     assert_eq!(check(&["--health-check", "a b", "s.py"], &[]).0, wanted);
@@ -392,8 +393,8 @@ fn workers_are_kept_as_the_options_say() {
             "--replace is \"none\", which has no effect: --keep-workers is not given",
         ),
     ] {
-        assert_eq!(plan(line, &[]).warnings, [warning]);
+        assert_eq!(plan(line, &[]).warning_texts(), [warning]);
     }
     let silent = "--keep-workers --replace=none s.py";
-    assert_eq!(plan(silent, &[]).warnings, Vec::<String>::new());
+    assert_eq!(plan(silent, &[]).warning_texts(), Vec::<String>::new());
 }

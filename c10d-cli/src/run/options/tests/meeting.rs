@@ -148,7 +148,7 @@ fn the_precedence_of_members_over_spares_is_a_setting_of_the_rendezvous() {
         refusal(&format!("{c10d} --spare-wait soon s.py"), &[]),
         "--spare-wait is \"soon\", which is not a time as in 15s or 1m, or 0"
     );
-    let warned = plan("--nnodes=2 --rdzv-endpoint=a:1 --spare-wait=1s s.py", &[]).warnings;
+    let warned = plan("--nnodes=2 --rdzv-endpoint=a:1 --spare-wait=1s s.py", &[]).warning_texts();
     assert_eq!(
         warned,
         ["--spare-wait is \"1s\", which has no effect: the static backend has no spares"]
@@ -183,7 +183,7 @@ fn a_store_that_is_kept_is_the_workers_too() {
         assert_eq!(rendezvous(line, variables), expected, "{line}");
     }
     let line = "--nnodes=2 --rdzv-endpoint=a:1 --workers-store=agent s.py";
-    let warnings = plan(line, &[]).warnings;
+    let warnings = plan(line, &[]).warning_texts();
     let why = "the workers use the store of a static rendezvous";
     assert!(warnings.iter().any(|it| it.contains(why)), "{warnings:?}");
 }

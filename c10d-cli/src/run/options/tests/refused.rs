@@ -229,7 +229,7 @@ fn options_without_effect_cause_a_warning() {
             "TORCHELASTIC_HEALTH_CHECK_PORT is \"http\", which has no effect: it is not a port, 1 to 65535",
         ),
     ] {
-        let warnings = plan(line, variables).warnings;
+        let warnings = plan(line, variables).warning_texts();
         assert_eq!(warnings.len(), 1, "{line}: {warnings:?}");
         assert!(warnings[0].starts_with(warning), "{line}: {warnings:?}");
     }
@@ -238,7 +238,11 @@ fn options_without_effect_cause_a_warning() {
         "--nnodes=2 --node-rank=1 --master-addr=h --master-port=5 s.py",
         "--rdzv-backend=c10d --node-rank=0 s.py",
     ] {
-        assert_eq!(plan(line, &[]).warnings, Vec::<String>::new(), "{line}");
+        assert_eq!(
+            plan(line, &[]).warning_texts(),
+            Vec::<String>::new(),
+            "{line}"
+        );
     }
 }
 

@@ -51,12 +51,12 @@ fn a_timeout_that_cannot_fire_is_a_warning_with_both_options() {
                 .to_owned(),
         ),
     ] {
-        let warnings = plan(&format!("{ELASTIC} {options} s.py"), &[]).warnings;
+        let warnings = plan(&format!("{ELASTIC} {options} s.py"), &[]).warning_texts();
         assert_eq!(warnings.len(), 1, "{options}: {warnings:#?}");
         assert!(warnings[0].starts_with(&warning), "{options}: {warnings:#?}");
     }
     let line = "--nnodes=2 --master-addr=h --rdzv-conf=timeout=60 --health-check=true --health-check-timeout=61s s.py";
-    let warnings = plan(line, &[]).warnings;
+    let warnings = plan(line, &[]).warning_texts();
     assert!(
         warnings[0].starts_with("--health-check-timeout of 61s is longer than timeout of 60s"),
         "{warnings:?}"
@@ -81,6 +81,6 @@ fn timeouts_in_order_are_no_warning() {
         ),
         elastic("--explain-after=never"),
     ] {
-        assert_eq!(plan(&line, &[]).warnings, [""; 0], "{line}");
+        assert_eq!(plan(&line, &[]).warning_texts(), [""; 0], "{line}");
     }
 }

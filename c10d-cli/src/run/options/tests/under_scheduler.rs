@@ -139,7 +139,11 @@ fn options_of_kubeflow_are_given_options() {
         "2:2 static \"job-node-0-0.job:29400\" none rank=1,timeout=900"
     );
     assert_eq!(plan.launcher.agent().local_world_size(), 2);
-    assert!(plan.warnings.is_empty(), "{:?}", plan.warnings);
+    assert!(
+        plan.warning_texts().is_empty(),
+        "{:?}",
+        plan.warning_texts()
+    );
 
     let elastic = [
         ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
@@ -262,7 +266,11 @@ fn a_loopback_address_for_several_machines_is_refused() {
         "2:2 c10d \"localhost:26139\" 1234.0 is_host=0,timeout=900"
     );
     let given = plan("--nnodes=2 --rdzv-endpoint=127.0.0.1:1 s.py", &[]);
-    assert!(given.warnings.is_empty(), "{:?}", given.warnings);
+    assert!(
+        given.warning_texts().is_empty(),
+        "{:?}",
+        given.warning_texts()
+    );
 }
 
 #[test]
@@ -272,8 +280,8 @@ fn a_default_endpoint_for_several_nodes_causes_a_warning() {
         ("--nnodes=1:2 --master-port=5 s.py", "127.0.0.1:5"),
         ("--nnodes=2 --rdzv-backend=c10d s.py", "localhost:29400"),
     ] {
-        let warnings = plan(line, &[]).warnings;
-        let start = format!("the 2 nodes meet at {place}, as no endpoint is given: all of them");
+        let warnings = plan(line, &[]).warning_texts();
+        let start = format!("the 2 nodes meet at {place}, so all of them must run on this machine");
         assert!(
             warnings.len() == 1 && warnings[0].starts_with(&start),
             "{line}: {warnings:?}"
@@ -284,7 +292,7 @@ fn a_default_endpoint_for_several_nodes_causes_a_warning() {
         "--standalone --nnodes=2 s.py",
         "--rdzv-backend=c10d s.py",
     ] {
-        assert!(plan(line, &[]).warnings.is_empty(), "{line}");
+        assert!(plan(line, &[]).warning_texts().is_empty(), "{line}");
     }
 }
 
@@ -302,12 +310,12 @@ fn values_that_cannot_be_right_are_named() {
         "--rdzv-backend=c10d --rdzv-endpoint=a:1 s.py",
         "--standalone s.py",
     ] {
-        let warnings = plan(line, &seventh).warnings;
+        let warnings = plan(line, &seventh).warning_texts();
         assert_eq!(warnings[0], format!("{why}; it is not used"), "{line}");
     }
     assert!(
         plan("--no-scheduler --standalone s.py", &seventh)
-            .warnings
+            .warning_texts()
             .is_empty()
     );
 
@@ -320,7 +328,7 @@ fn values_that_cannot_be_right_are_named() {
     assert!(refusal("s.py", &mpi).contains(why));
     // Also where the value is not needed, and where no scheduler is recognized by it.
     for variables in [&mpi[..], &mpi[1..2]] {
-        let warnings = plan("--standalone s.py", variables).warnings;
+        let warnings = plan("--standalone s.py", variables).warning_texts();
         assert_eq!(warnings, [format!("{why}; it is not used")]);
     }
 
@@ -328,7 +336,7 @@ fn values_that_cannot_be_right_are_named() {
     let plan = plan("s.py", &many);
     assert_eq!(plan.launcher.agent().local_world_size(), 1);
     assert_eq!(
-        plan.warnings,
+        plan.warning_texts(),
         [
             "SLURM_GPUS_ON_NODE is \"18446744073709551616\", which is not a number of GPUs; it is not used"
         ]

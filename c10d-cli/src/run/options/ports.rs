@@ -1,0 +1,53 @@
+//! Whether a port that a server of this launcher is to use can be taken by a connection before.
+
+use c10d_socket::is_loopback_name;
+use elastic_rendezvous::{Endpoint, RendezvousParameters, STATIC_BACKEND};
+
+use super::given::Surroundings;
+
+/// The warning about given ports that the system also gives to outgoing connections.
+pub(super) fn warning(
+    rendezvous: &RendezvousParameters,
+    relay_port: Option<u16>,
+    store_port: Option<u16>,
+    surroundings: &Surroundings<'_>,
+) -> Option<String> {
+    let workers = rendezvous.workers_port().map(|range| range.ports());
+    // Of a range, a port that is taken costs nothing as long as another one is free.
+    let workers = workers.and_then(|mut ports| {
+        let all_taken = ports
+            .clone()
+            .all(|it| surroundings.ephemeral_ports.range_with(it).is_some());
+        ports.next().filter(|_| all_taken)
+    });
+    let served = [
+        ("--workers-port", workers),
+        ("--rdzv-endpoint", served_here(rendezvous, surroundings)),
+        ("--store-port", store_port),
+        ("--relay-port", relay_port),
+    ];
+    served.into_iter().find_map(|(option, port)| {
+        let port = port?;
+        let range = surroundings.ephemeral_ports.range_with(port)?;
+        Some(format!(
+            "port {port} ({option}) is one that the system gives to outgoing connections ({}-{}): it may be in use at the \
+             start; choose a port below, or add it to net.ipv4.ip_local_reserved_ports",
+            range.start(),
+            range.end(),
+        ))
+    })
+}
+
+/// The port of the endpoint, if this node is known to serve it without a name lookup.
+fn served_here(rendezvous: &RendezvousParameters, surroundings: &Surroundings<'_>) -> Option<u16> {
+    let endpoint: Endpoint = rendezvous.endpoint().parse().ok()?;
+    let host = endpoint.host();
+    let address = host.parse();
+    let has_address = address.is_ok_and(|address| (surroundings.site.has_address)(address));
+    let is_here = if rendezvous.backend() == STATIC_BACKEND {
+        rendezvous.get("rank") == Some("0")
+    } else {
+        is_loopback_name(host) || host == (surroundings.site.host_name)() || has_address
+    };
+    endpoint.port().filter(|_| is_here)
+}
