@@ -10,6 +10,7 @@ pub use shell::board::{BoardError, RoundBoard, Wait};
 pub use shell::bootstrap::clear_workers_store;
 pub use shell::built_in::{C10D_SETTINGS, create_c10d, create_handler, start_warnings};
 pub use shell::c10d_backend::{C10D_BACKEND, C10dBackend, Traffic};
+pub use shell::check_store::{CheckStore, open_check_store};
 pub use shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 pub use shell::group_store::GroupStore;
 pub use shell::handler::{

@@ -9,6 +9,7 @@ mod certificates;
 mod client;
 mod command;
 mod completions;
+mod doctor;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod gloo;

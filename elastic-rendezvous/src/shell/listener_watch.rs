@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use c10d_socket::{Cancel, Credentials, Deadline, HostPort, ListeningProcess, resolve_local};
 use c10d_store::{ListenerKind, Store as _, StoreHandle as _, TcpStore, TcpStoreOptions};
 
-use crate::shell::workers_keys::run_of;
+use crate::shell::workers_keys::{OWNER_KEY, run_of};
 use crate::values::error::RendezvousError;
 use crate::values::found_listener::FoundListener;
 
@@ -66,18 +66,22 @@ pub(crate) fn runs_at(
     if let Some(credentials) = credentials {
         options = options.with_credentials(credentials.clone());
     }
-    let keys = TcpStore::open(target.host(), target.port(), options).and_then(|store| {
+    let found = TcpStore::open(target.host(), target.port(), options).and_then(|store| {
         store.set_timeout(Some(READ_TIMEOUT));
-        store.list_keys()
+        let keys = store.list_keys()?;
+        let has_owner = keys.iter().any(|key| key == OWNER_KEY);
+        let owner = has_owner.then(|| store.try_get(OWNER_KEY)).transpose()?;
+        Ok((keys, owner.flatten()))
     });
-    let keys = keys.unwrap_or_else(|error| {
+    let (keys, owner) = found.unwrap_or_else(|error| {
         log::debug!("cannot list the keys of the store at {target}: {error}");
-        Vec::new()
+        Default::default()
     });
-    let mut runs: Vec<String> = keys
-        .iter()
+    let owner = owner.map(|owner| String::from_utf8_lossy(&owner).into_owned());
+    let mut runs: Vec<String> = (keys.iter())
         .filter_map(|key| run_of(key))
         .map(str::to_owned)
+        .chain(owner)
         .collect();
     runs.sort_unstable_by_key(|run| (run != own_run, run.clone()));
     runs.dedup();

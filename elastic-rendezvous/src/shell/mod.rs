@@ -7,6 +7,7 @@ pub(crate) mod bootstrap;
 pub(crate) mod built_in;
 pub(crate) mod c10d_backend;
 mod candidate;
+pub(crate) mod check_store;
 mod clock;
 pub(crate) mod dynamic;
 mod group_operations;

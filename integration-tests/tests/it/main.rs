@@ -4,6 +4,7 @@
 
 mod conform;
 mod debug_servers;
+mod doctor;
 mod documents;
 mod durable;
 #[path = "../../../c10d-cli/tests/cli/etcd.rs"]
