@@ -66,10 +66,10 @@ enum Command {
     Store(StoreCommand),
     /// Launches the workers of this node, as torchrun does.
     Run(Box<run::options::RunOptions>),
-    /// Checks the machines of a job before it occupies them: run it on each one at the same time.
+    /// Checks the machines of a job before it occupies them: run it on all of them at the same time.
     ///
     /// The node that the endpoint names serves a store for the check. Each node reports its limits, clock, version and names,
-    /// and tries to reach the other ones. Every problem is one sentence, with what to do about it.
+    /// and tries to reach the other nodes. Every problem is one sentence, with what to do about it.
     Doctor(Box<doctor::DoctorOptions>),
     /// Connects the ranks of this machine to a store over one connection, which has the secret and survives failures.
     Relay(relay::RelayArgs),

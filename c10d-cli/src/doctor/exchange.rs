@@ -24,10 +24,10 @@ use super::findings::{Node, targets};
 /// How often the host counts the nodes.
 const COUNT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a node waits for what other nodes write at once: their clocks and locks may be slow.
+/// How long a node waits for values that other nodes write at once.
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a node tries to reach another one.
+/// How long a node tries to reach another node.
 const REACH_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How many nodes are tried at a time.
@@ -45,13 +45,13 @@ pub(super) struct Exchange<'a> {
     board: RoundBoard,
     store: Arc<dyn Store>,
     credentials: Option<&'a Credentials>,
-    /// The number of this node, from 0 in the order of arrival.
+    /// The number of this node: the node that serves has 0, and the other nodes count in the order of arrival.
     pub(super) number: usize,
     /// Serves the other nodes' attempts.
     own: TcpStore,
 }
 
-/// What all nodes have reported.
+/// The reports of all nodes.
 pub(super) struct Reported {
     pub(super) nodes: Vec<Node>,
     /// The check began without this node.
@@ -70,7 +70,11 @@ impl<'a> Exchange<'a> {
         ));
         let board = RoundBoard::new(Arc::clone(&store));
         let own = serve(&own_host(check, parameters), parameters)?;
-        let number = board.take_numbers("arrived", 1)?.saturating_sub(1);
+        // Other nodes may arrive before the serving node.
+        let number = match check.is_host {
+            true => 0,
+            false => board.take_numbers("arrived", 1)?,
+        };
         Ok(Self {
             check,
             board,
@@ -172,17 +176,17 @@ impl<'a> Exchange<'a> {
     }
 
     fn await_nodes(&self, expected: usize, deadline: Deadline) -> Result<usize, StoreError> {
-        let count = self.count_until("arrived", expected, deadline)?;
+        let others = expected.saturating_sub(1);
+        let others = (self.count_until("arrived", others, deadline)?).min(others);
         // They write their facts at once after that.
         let until = Deadline::after(Instant::now(), STEP_TIMEOUT);
-        let count = count.min(expected);
-        for number in 1..count {
+        for number in 1..=others {
             let name = format!("facts/{number}");
             while !self.board.has(&name)? && !until.has_passed(Instant::now()) {
                 let _ = sleep(COUNT_INTERVAL, [&Cancel::NEVER]);
             }
         }
-        Ok(count)
+        Ok(others + 1)
     }
 
     fn count_until(
@@ -279,7 +283,7 @@ impl<'a> Exchange<'a> {
                             .push(link);
                     }
                 };
-                // Without a thread the other ones try its nodes.
+                // Without a thread the other threads try its nodes.
                 let thread = thread::Builder::new().name("doctor-reach".to_owned());
                 let _ = thread.spawn_scoped(scope, attempts);
             }
@@ -355,15 +359,16 @@ fn has_own_address(facts: &NodeFacts) -> bool {
 }
 
 /// The host that a node advertises: --local-addr, or the address of its connection to the store. The node that serves the store
-/// advertises the address at which it listens.
+/// advertises the address at which it listens, or listens by the same rule again.
 fn own_host(check: &CheckStore, parameters: &RendezvousParameters) -> String {
     if let Some(given) = parameters.local_addr() {
         return given.to_owned();
     }
-    let listening = check.store.server().map(|server| server.local_addr().ip());
-    let listening = listening.filter(|ip| !ip.is_unspecified());
-    let connected = check.store.connection_ends().map(|ends| ends.local.ip());
-    match listening.or(connected) {
+    let own = match check.store.server() {
+        Some(server) => Some(server.local_addr().ip()).filter(|ip| !ip.is_unspecified()),
+        None => check.store.connection_ends().map(|ends| ends.local.ip()),
+    };
+    match own {
         Some(ip) => ip.to_canonical().to_string(),
         None => check.endpoint.host().to_owned(),
     }

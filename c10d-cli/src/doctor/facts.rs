@@ -1,4 +1,4 @@
-//! What a machine reports about itself, and what it has found out about the other machines.
+//! The facts that a machine reports about itself, and its measurements of the other machines.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +32,7 @@ pub(super) struct NodeFacts {
     pub(super) address: Address,
     /// The address at which it has reached the store of the check.
     pub(super) store_at: Option<IpAddr>,
-    /// What its host name leads to on this node itself.
+    /// The addresses of its host name on this node itself.
     pub(super) name_leads_to: Vec<IpAddr>,
     /// How many files a process may open: the hard limit, which `c10d run` uses.
     pub(super) open_files: Option<u64>,
@@ -51,12 +51,12 @@ pub(super) struct Address {
     pub(super) port: u16,
 }
 
-/// What a node has measured.
+/// The measurements of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Measured {
     /// The median round trip to the store of the check, in microseconds.
     pub(super) round_trip_us: Option<u64>,
-    /// How far its clock is ahead of that of the node which serves the store.
+    /// How far its clock is ahead of the clock of the serving node.
     pub(super) clock: Option<Clock>,
     pub(super) links: Vec<Link>,
 }
@@ -76,7 +76,7 @@ pub(super) struct Link {
     pub(super) to: usize,
     /// The time from the attempt to the answer in microseconds, or why there was none.
     pub(super) took_us: Result<u64, String>,
-    /// What the other node's host name leads to here; `None` if the lookup fails.
+    /// The addresses of the other node's host name here; `None` if the lookup fails.
     pub(super) name_leads_to: Option<Vec<IpAddr>>,
 }
 

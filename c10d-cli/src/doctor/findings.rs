@@ -1,4 +1,4 @@
-//! Decides what is wrong with the machines of a job. Pure: what the nodes have reported goes in, findings come out.
+//! Finds the problems of the machines of a job. Pure: the reports of the nodes go in, findings come out.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::facts::{Measured, NodeFacts};
 
-/// Beyond this many nodes, each one tries the host and some neighbours only.
+/// Beyond this many nodes, each node tries the host and some neighbours only.
 pub(super) const TABLE_NODES_MAX: usize = 32;
 const NEIGHBOURS: usize = 8;
 
@@ -18,7 +18,7 @@ const CLOCK_MS_MAX: u64 = 1_000;
 /// What Docker gives a container by default: batches of DataLoader processes soon fill it.
 const SHARED_MEMORY_MIN: u64 = 64 << 20;
 
-/// How many files the node that serves a store needs: some of its own, and one for each worker or node.
+/// How many open files the serving node needs, for itself and for each node with its workers.
 const OWN_FILES: u64 = 64;
 const FILES_PER_NODE: u64 = 16;
 
@@ -77,7 +77,7 @@ pub(super) fn targets(own: usize, count: usize) -> Vec<usize> {
     host.chain(neighbours.filter(|other| *other != 0)).collect()
 }
 
-/// What is wrong, failures first. The node with number 0 serves the store.
+/// Returns the problems, failures first. The node with number 0 serves the store.
 pub(super) fn findings(nodes: &[Node]) -> Vec<Finding> {
     let mut found = Vec::new();
     same_options(nodes, &mut found);
@@ -312,7 +312,7 @@ fn limits(count: usize, number: usize, node: &Node, found: &mut Vec<Finding>) {
         found.push(Finding::warning(
             &[number],
             format!(
-                "port {port} ({}) of {} is one that the system gives to outgoing connections ({first}-{last})",
+                "port {port} ({}) of {} can be taken by an outgoing connection of the system ({first}-{last})",
                 text(option),
                 shown(number, node)
             ),
@@ -340,7 +340,7 @@ fn clock(number: usize, node: &Node, found: &mut Vec<Finding>) {
                 shown(number, node),
                 difference as f64 / 1e3
             ),
-            "synchronize the clocks (chrony, NTP): torchrun's nodes take a node for lost whose clock differs by some seconds",
+            "synchronize the clocks (chrony, NTP): to torchrun's nodes, a node whose clock differs by some seconds is lost",
         ));
     }
 }

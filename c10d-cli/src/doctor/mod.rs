@@ -1,6 +1,6 @@
 //! `c10d doctor`: checks the machines of a job before it occupies them.
 //!
-//! Its nodes meet as those of `c10d run` do. [`findings`] decides what is wrong.
+//! Its nodes meet as the nodes of `c10d run` do. [`findings`] finds the problems.
 
 mod exchange;
 mod facts;
@@ -76,7 +76,7 @@ fn show_some(arg: Arg) -> Arg {
     arg.hide(!is_shown).hide_short_help(false)
 }
 
-/// Checks this machine and its links to the other ones, and prints the report.
+/// Checks this machine and its links to the other machines, and prints the report.
 pub(crate) fn run(options: DoctorOptions) -> Result<(), Failure> {
     let plan = plan_of(options.run.without_script())?;
     let parameters = plan.launcher.rendezvous().clone();

@@ -1,4 +1,4 @@
-//! What a check has found, as text and as JSON. Pure.
+//! The report of a check, as text and as JSON. Pure.
 
 use std::fmt::Write as _;
 
@@ -114,7 +114,7 @@ impl Report<'_> {
                 or_dash(
                     measured
                         .and_then(|it| it.round_trip_us)
-                        .map(|it| format!("{} ms", ms(it))),
+                        .map(|it| format!("{:.2} ms", it as f64 / 1e3)),
                 ),
                 or_dash(clock.map(|it| format!("{:+.3} s", it.ahead_ms as f64 / 1e3))),
                 facts

@@ -1,6 +1,8 @@
 //! `c10d doctor` on one machine: its exit codes and reports.
 
+use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -12,7 +14,7 @@ fn start(words: &[&str]) -> Running {
     Running::start(command(["doctor"].iter().chain(words)))
 }
 
-/// Two nodes at one endpoint of this machine, with these options too.
+/// Two nodes at one endpoint of this machine, with these additional options.
 fn two_nodes(options: &[&str]) -> [Ended; 2] {
     let endpoint = format!("127.0.0.1:{}", free_port());
     let words = [
@@ -59,7 +61,8 @@ fn the_report_can_be_json() {
     let folder = TempDir::new().unwrap();
     let secret = folder.path().join("secret");
     let new = Running::start(command(["secret", "new"])).end();
-    std::fs::write(&secret, &new.stdout).unwrap();
+    fs::write(&secret, &new.stdout).unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     let secret = secret.to_str().unwrap();
     for ended in two_nodes(&["--json", "--secret-file", secret]) {
         assert_eq!(ended.code, Some(0), "{ended:?}");

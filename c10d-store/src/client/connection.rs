@@ -163,7 +163,7 @@ impl Connection {
                 if answer & !CAPABILITY_MASK != CAPABILITY_NONCE {
                     return Err(Failure::Protocol(format!(
                         "the peer does not speak the TCPStore protocol: its reply to PING was \
-                         0x{answer:08x} instead of 0x{CAPABILITY_NONCE:08x}, as of {}",
+                         0x{answer:08x} instead of 0x{CAPABILITY_NONCE:08x}, like the reply of {}",
                         ListenerKind::of_answer(&bytes),
                     )));
                 }

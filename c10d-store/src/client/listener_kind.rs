@@ -1,4 +1,5 @@
-//! What listens at an address where a store was expected. The kind follows from what the listener sends; a thin shell asks.
+//! The kind of program that listens where a store was expected. It follows from the bytes that the listener sends; a thin shell
+//! asks.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -26,15 +27,15 @@ const GET: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
 const CLIENT_HELLO: &[u8] = b"\x16\x03\x01\x00\x2f\x01\x00\x00\x2b\x03\x03\
     c10d asks who listens at a port.\x00\x00\x02\x13\x01\x01\x00\x00\x00";
 
-/// What accepts connections at an address where a store was expected.
+/// The kind of program that accepts connections where a store was expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ListenerKind {
     /// A TCPStore without a secret.
     Store,
-    /// A server that speaks TLS: a store that asks for a secret, or another program.
+    /// A TLS server: a store with a secret, or another program.
     Tls,
-    /// A server that speaks HTTP.
+    /// An HTTP server.
     Http,
     /// Another protocol, with the printable start of its answer.
     Other(String),
@@ -57,7 +58,7 @@ enum Question {
     Tls,
 }
 
-/// What the listener has sent after a question.
+/// The answer of the listener to a question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Heard {
     Bytes(Vec<u8>),
@@ -84,7 +85,7 @@ impl ListenerKind {
         matches!(self, Self::Store | Self::Tls)
     }
 
-    /// The kind of a listener with this answer, which is not that of a store.
+    /// The kind of a listener with this answer, which a store does not send.
     pub(super) fn of_answer(bytes: &[u8]) -> Self {
         if bytes.starts_with(b"HTTP") || bytes.starts_with(b"<") {
             return Self::Http;
@@ -97,14 +98,14 @@ impl ListenerKind {
 }
 
 impl fmt::Display for ListenerKind {
-    /// A noun phrase with its clause, such as `a program that speaks HTTP`.
+    /// A noun phrase with its clause, such as `an HTTP server`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Store => f.write_str("a store"),
             Self::Tls => {
-                f.write_str("a server that speaks TLS: a store with a secret, or another program")
+                f.write_str("a TLS server, which is a store with a secret or another program")
             }
-            Self::Http => f.write_str("a program that speaks HTTP"),
+            Self::Http => f.write_str("an HTTP server"),
             Self::Other(start) => {
                 write!(f, "a program of another protocol, which sends \"{start}\"")
             }

@@ -43,7 +43,7 @@ pub struct CheckStore {
 }
 
 /// Opens the store for a check of the machines of a job: serves it on the node that the endpoint names, by the rule of the
-/// launcher, and connects to it on other nodes. Neither reads nor writes a store that another program serves. Blocks for at most
+/// launcher, and connects to it on other nodes. Does not write into a store that another program serves. Blocks for at most
 /// `timeout` and some seconds of name lookups and questions.
 ///
 /// # Errors
@@ -84,7 +84,7 @@ pub fn open_check_store(
 struct Opening<'a> {
     parameters: &'a RendezvousParameters,
     target: HostPort,
-    /// The key by which nodes know a store of a check of this job.
+    /// The key that marks the store of a check of this job.
     mark: String,
 }
 

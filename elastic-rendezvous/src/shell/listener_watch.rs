@@ -10,7 +10,7 @@ use crate::shell::workers_keys::{OWNER_KEY, run_of};
 use crate::values::error::RendezvousError;
 use crate::values::found_listener::FoundListener;
 
-/// A node asks after this time, and then at this interval. Silence shows after 3 s more.
+/// When a node first asks, and how long it then waits before it asks again. A silent listener is noticed 3 s later.
 const ASK_AFTER: Duration = Duration::from_secs(2);
 const ASK_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -52,7 +52,7 @@ pub fn find_listener(
     }
 }
 
-/// The runs that have met at a store, as its keys show, this node's first.
+/// The runs that have met at a store, found in its keys. The run of this node is first.
 pub(crate) fn runs_at(
     target: &HostPort,
     credentials: Option<&Credentials>,
@@ -144,7 +144,7 @@ impl<'a> ListenerWatch<'a> {
         self.found = found.is_there().then_some(found);
     }
 
-    /// The error of a node that ends its attempts: this one, unless something else listens at the endpoint.
+    /// The error after the last attempt: this one, unless something else listens at the endpoint.
     pub(crate) fn error(mut self, otherwise: RendezvousError) -> RendezvousError {
         let is_interrupted = self.cancel.is_cancelled();
         if self.found.is_none() && !is_interrupted {

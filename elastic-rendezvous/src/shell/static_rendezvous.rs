@@ -66,7 +66,7 @@ const FIRST_ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long a store that is being opened may exceed the timeout to report its own error, for which it asks what listens there.
+/// How long a store that is being opened may exceed the timeout to report its own error, which includes questions to the listener.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// A node of a rendezvous in which each node is given its rank.
@@ -226,7 +226,7 @@ impl Meeting {
     }
 
     /// Whether a later attempt may succeed after this failure: the store may start later, and what else listens at the endpoint
-    /// may end. The only node of a job has nobody to wait for.
+    /// may end. The only node of a job waits for no other node.
     fn may_become_free(&self, error: &StoreError) -> bool {
         match error {
             StoreError::Listen(error) => error.is_address_in_use() && self.world_size > 1,
@@ -235,7 +235,7 @@ impl Meeting {
         }
     }
 
-    /// Whether the store is not that of this start of the job: another process has this node's rank there, or node rank 0 has not
+    /// Whether the store belongs to another job or to an earlier start of this job: another process has this node's rank there, or node rank 0 has not
     /// come there, but nodes of another job have, or all nodes.
     fn is_foreign(&self, store: &TcpStore) -> bool {
         if self.rank == 0 {
@@ -248,7 +248,7 @@ impl Meeting {
         match names.try_get(&name_key(self.rank)) {
             Ok(Some(name)) => return name != self.name().as_bytes(),
             Ok(None) => {}
-            // The next request finds it too.
+            // The next request fails for the same reason.
             Err(_) => return false,
         }
         if names.check(&[&name_key(0)]).unwrap_or(true) {

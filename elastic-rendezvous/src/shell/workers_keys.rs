@@ -10,7 +10,7 @@ pub(crate) fn state_key(run_id: &str) -> String {
     format!("{RENDEZVOUS_PREFIX}{run_id}")
 }
 
-/// What follows the run id in the names of a static rendezvous.
+/// The part after the run id in the names of a static rendezvous.
 pub(crate) const STATIC_NAMES: &str = "/c10d/static/";
 
 /// The run id in the key of a state, or of a node's name in a static rendezvous.

@@ -10,11 +10,11 @@ const RUN_CHARS_MAX: usize = 40;
 
 /// A program that listens at the endpoint of a rendezvous.
 ///
-/// `Display` is a noun phrase with what is known, such as ``a program that speaks HTTP (process 17, `python3 -m http.server`)``.
+/// `Display` is a noun phrase with the known facts, such as ``an HTTP server (process 17, `python3 -m http.server`)``.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FoundListener {
-    /// What it is.
+    /// The kind of program.
     pub kind: ListenerKind,
     /// If it is a store that this node can read: the runs which have met there, at most 3.
     pub runs: Vec<String>,
@@ -88,6 +88,6 @@ mod tests {
             found(store(), &["a", "job"]),
             "a store of an earlier start of this job"
         );
-        assert_eq!(found(ListenerKind::Http, &[]), "a program that speaks HTTP");
+        assert_eq!(found(ListenerKind::Http, &[]), "an HTTP server");
     }
 }

@@ -16,7 +16,7 @@ type HandleConnection = fn(TcpStream) -> Option<TcpStream>;
 const PEERS: [(&str, HandleConnection); 3] = [
     ("a program that never answers", Some),
     ("closes each connection", |_| None),
-    ("speaks HTTP", |mut stream| {
+    ("an HTTP server", |mut stream| {
         // The client may have closed by now.
         let _ = stream.write_all(b"HTTP/1.0 400 Bad Request");
         Some(stream)
@@ -121,7 +121,7 @@ fn nodes_of_a_static_rendezvous_meet_as_soon_as_the_port_is_free() {
             let config = format!("rank={rank},timeout=60");
             thread::spawn(move || join("static", &endpoint, &config, "job"))
         });
-        // Each has tried by then.
+        // Each node has failed once after this time.
         thread::sleep(Duration::from_secs(1));
         drop(store);
         let nodes = nodes.map(|node| node.join().expect("no panic"));

@@ -97,6 +97,23 @@ fn stale_and_unknown_names_are_a_warning() {
 }
 
 #[test]
+fn a_host_whose_own_name_leads_to_loopback_is_reached() {
+    let setups = [
+        HostSetup::new("node0", "127.0.0.1 localhost\n127.0.1.1 node0\n"),
+        HostSetup::new("node1", NAMES),
+    ];
+    let Some(hosts) = Hosts::start(setups) else {
+        return;
+    };
+    for (code, output) in check(&hosts, 2, &["--rdzv-endpoint=node0:29500"]) {
+        assert_eq!(code, 0, "{output}");
+        let text = "the host name of node 0 (node0) leads to 127.0.1.1 there";
+        assert!(output.contains(text), "{output}");
+        assert!(output.contains("  0     node0  10.8.8.1 "), "{output}");
+    }
+}
+
+#[test]
 fn an_unreachable_pair_fails_on_both_nodes_only() {
     let mut setups = named(3);
     // The network between two of the nodes is cut; both reach the host.

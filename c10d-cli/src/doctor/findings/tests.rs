@@ -46,7 +46,7 @@ fn nodes(count: usize) -> Vec<Node> {
     (0..count).map(|number| node(number, count)).collect()
 }
 
-/// The findings of three nodes of which `change` has changed the second.
+/// The findings of three nodes, after `change` has changed the second node.
 fn found(change: impl FnOnce(&mut Node)) -> Vec<Finding> {
     let mut nodes = nodes(3);
     change(&mut nodes[1]);
@@ -222,7 +222,7 @@ fn limits_are_checked() {
     assert_one(&memory, false, &[1], problem, "--shm-size");
 
     let ports = found(|node| node.facts.ports_at_risk = vec![("--workers-port".to_owned(), 40000)]);
-    let problem = "port 40000 (--workers-port) of node 1 (node1) is one that the system gives to outgoing connections (32768-60999)";
+    let problem = "port 40000 (--workers-port) of node 1 (node1) can be taken by an outgoing connection of the system (32768-60999)";
     assert_one(&ports, false, &[1], problem, "ip_local_reserved_ports");
 }
 
