@@ -7,7 +7,7 @@ use c10d_store::Opcode;
 
 use crate::identity::{Identities, shown_name};
 use crate::index::{GlooGroup, Index, Published, Slot};
-use crate::keys::{Family, GROUP_SIZE_MAX, meaning};
+use crate::keys::{Family, GROUP_SIZE_MAX, family, meaning};
 use crate::launched::Launched;
 use crate::progress::{Progress, progress};
 use crate::report::{RankSet, WorkersStore};
@@ -184,7 +184,8 @@ impl<'a> Job<'a> {
             // Of a group that connects lazily, only what is waited for is known to be missing.
             missing.extend(members.iter().filter_map(|member| match member.progress {
                 Progress::Waiting { member, .. } => {
-                    group.member(member).is_none().then_some(member)
+                    let exists = self.world_size.is_none_or(|size| member < size);
+                    (exists && group.member(member).is_none()).then_some(member)
                 }
                 _ => None,
             }));
@@ -281,7 +282,7 @@ impl<'a> Job<'a> {
                 format!("{process}, left {} ago", text::age(self.ago(closed.at)))
             }
             (None, Some(wait)) => {
-                let what = wait.missing.first().map(|key| meaning(key));
+                let what = wait.missing.first().map(|key| self.meaning(key));
                 format!("{process}, waits for {}", what.unwrap_or_default())
             }
             (None, None) => {
@@ -289,6 +290,16 @@ impl<'a> Job<'a> {
                 format!("{process}, connected, idle for {}", text::age(idle))
             }
         }
+    }
+
+    /// What a key means in this job.
+    pub(crate) fn family<'k>(&self, key: &'k [u8]) -> Family<'k> {
+        family(key).within(self.world_size)
+    }
+
+    /// The same in words.
+    pub(crate) fn meaning(&self, key: &[u8]) -> String {
+        meaning(key, self.world_size)
     }
 
     pub(crate) fn ago(&self, moment: Duration) -> Duration {

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod announced;
+mod cause;
 mod explain;
 pub mod flight;
 #[cfg(feature = "http")]
@@ -23,6 +24,7 @@ pub mod report_text;
 #[allow(dead_code, reason = "further tests use all of it")]
 mod sim;
 pub mod stacks;
+mod symptom;
 mod text;
 mod translate;
 mod why;
@@ -33,9 +35,10 @@ mod workers_stores;
 pub use announced::{
     AnnouncedMeeting, AnnouncedNode, AnnouncedProcess, AnnouncedWorker, WorkerEnd,
 };
+pub use cause::{Exit, KeyWait, RootCause, root_cause};
 pub use explain::explain;
 pub use report::{
     Finding, FindingKind, Group, MembershipReport, NodeReport, Process, RankReport, RankSet,
     RankState, Report, Sureness, WaitFor, WorkersStore,
 };
-pub use translate::translate;
+pub use translate::{published_ranks, translate};

@@ -10,7 +10,7 @@ use c10d_store::{GroupRecord, Opcode, PendingWait};
 use crate::identity::shown_name;
 use crate::index::Slot;
 use crate::job::Job;
-use crate::keys::{Maker, meaning};
+use crate::keys::Maker;
 use crate::ranks::{last_request, milliseconds};
 use crate::report::{Group, MembershipReport, NodeReport, Process, RankSet, WaitFor};
 use crate::text;
@@ -87,7 +87,7 @@ pub(crate) fn waits(job: &Job<'_>) -> Vec<WaitFor> {
     waits.truncate(ENTRIES_MAX);
     let wait_for = |(key, waiting): (&[u8], Waiting)| WaitFor {
         key: text::shown(key),
-        meaning: meaning(key),
+        meaning: job.meaning(key),
         connections: waiting.connections,
         ranks: RankSet(waiting.ranks.into_iter().collect()),
         age_ms: milliseconds(job.ago(waiting.since)),

@@ -8,7 +8,7 @@ use c10d_store::ConnectionRecord;
 use crate::identity::shown_name;
 use crate::index::Slot;
 use crate::job::{Job, MemberState};
-use crate::keys::{Family, meaning};
+use crate::keys::Family;
 use crate::progress::Progress;
 use crate::report::{Finding, RankReport, RankState, Sureness};
 use crate::text;
@@ -189,7 +189,7 @@ fn open_state(
         let what = wait
             .missing
             .first()
-            .map_or_else(|| "others".to_owned(), |key| meaning(key));
+            .map_or_else(|| "others".to_owned(), |key| job.meaning(key));
         let more = match wait.missing_count {
             0 | 1 => String::new(),
             count => format!(" and {} more", text::count(count - 1, "key")),

@@ -8,7 +8,7 @@ use c10d_store::Snapshot;
 use crate::identity::Identities;
 use crate::index::{Index, Slot};
 use crate::job::Job;
-use crate::keys::{Family, family, meaning};
+use crate::keys::Family;
 use crate::launched::Launched;
 
 /// The most bytes of a text that are read, and the most sentences of the answer.
@@ -47,16 +47,35 @@ pub fn translate(text: &str, snapshot: &Snapshot) -> Option<String> {
     });
     let of_keys = keys
         .into_iter()
-        .filter_map(|key| match family(key.as_bytes()) {
+        .filter_map(|key| match job.family(key.as_bytes()) {
             Family::Unknown => None,
             _ => Some(format!(
                 "{} is {}",
                 crate::text::shown(key.as_bytes()),
-                meaning(key.as_bytes())
+                job.meaning(key.as_bytes())
             )),
         });
     let sentences: Vec<String> = of_addresses.chain(of_keys).take(SENTENCES_MAX).collect();
     (!sentences.is_empty()).then(|| sentences.join("; "))
+}
+
+/// The ranks by the addresses that gloo prints for them in errors: those on which they listen, with the bytes of the port
+/// swapped. An address that two ranks have published is left out, and so are ranks that the job does not have.
+#[must_use]
+pub fn published_ranks(snapshot: &Snapshot) -> HashMap<SocketAddr, usize> {
+    let index = Index::new(snapshot);
+    let launched = Launched::new(&index);
+    let who = Identities::new(&index, &launched);
+    let job = Job::new(&index, &launched, &who, None);
+    let exists = |rank: &usize| job.world_size.is_none_or(|size| *rank < size);
+    published(&job)
+        .into_iter()
+        .filter_map(|(address, found)| {
+            let rank = found.map(|(rank, _)| rank).filter(exists)?;
+            let printed = SocketAddr::new(address.ip(), address.port().swap_bytes());
+            Some((printed, rank))
+        })
+        .collect()
 }
 
 /// The ranks by the addresses that they listen on; `None` for one that two ranks have published.
@@ -80,7 +99,7 @@ fn published(job: &Job<'_>) -> HashMap<SocketAddr, Option<(usize, Option<Slot>)>
 }
 
 /// The addresses in a text, written as `[127.0.0.1]:42420`.
-fn addresses(text: &str) -> impl Iterator<Item = SocketAddr> {
+pub(crate) fn addresses(text: &str) -> impl Iterator<Item = SocketAddr> {
     text.match_indices("]:").filter_map(|(end, _)| {
         let start = text[..end].rfind('[')?;
         let ip: IpAddr = text[start + 1..end].parse().ok()?;
@@ -96,7 +115,7 @@ fn addresses(text: &str) -> impl Iterator<Item = SocketAddr> {
 }
 
 /// The keys that a wait timed out for: `keys: /default_pg/0//cpu//0/2`, several separated by commas.
-fn keys(text: &str) -> impl Iterator<Item = &str> {
+pub(crate) fn keys(text: &str) -> impl Iterator<Item = &str> {
     text.match_indices("keys: ").flat_map(|(at, found)| {
         let rest = &text[at + found.len()..];
         let end = rest.find(char::is_whitespace).unwrap_or(rest.len());

@@ -1,11 +1,13 @@
 //! The system calls that need `unsafe`, each behind a safe function.
 #![expect(
     unsafe_code,
-    reason = "receiving into unset memory and duplicating a descriptor known by its number have no \
-              safe form; nothing else in the crate is allowed any"
+    reason = "receiving into unset memory, duplicating a descriptor known by its number and listing the \
+              interfaces have no safe form; nothing else in the crate is allowed any"
 )]
 
+use std::ffi::CStr;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 
 use socket2::SockRef;
@@ -82,4 +84,44 @@ pub(crate) fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: the system just made `copy`, so it is open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// Calls `visit` with the name and the address of each interface that has one.
+///
+/// # Errors
+/// The error of getifaddrs(3).
+pub(crate) fn for_each_interface_address(mut visit: impl FnMut(&[u8], IpAddr)) -> io::Result<()> {
+    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: getifaddrs(3) writes one pointer to `first`, which is valid for that.
+    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut next = first;
+    // SAFETY: until freeifaddrs(3), `next` is null or an element of the list that getifaddrs(3) has made.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        next = entry.ifa_next;
+        if entry.ifa_addr.is_null() || entry.ifa_name.is_null() {
+            continue;
+        }
+        // SAFETY: `ifa_addr` is an address whose family says which type it has, and is read without an assumption about
+        // its alignment; `ifa_name` is a string with an end. Both belong to the list.
+        let (address, name) = unsafe {
+            let address: IpAddr = match i32::from((*entry.ifa_addr).sa_family) {
+                libc::AF_INET => {
+                    let v4 = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned();
+                    Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr)).into()
+                }
+                libc::AF_INET6 => {
+                    let v6 = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                    Ipv6Addr::from(v6.sin6_addr.s6_addr).into()
+                }
+                _ => continue,
+            };
+            (address, CStr::from_ptr(entry.ifa_name))
+        };
+        visit(name.to_bytes(), address);
+    }
+    // SAFETY: `first` is the list of getifaddrs(3), and nothing refers to it any more.
+    unsafe { libc::freeifaddrs(first) };
+    Ok(())
 }

@@ -45,8 +45,8 @@ pub use c10d_socket::HostPort;
 pub use command_line::{CommandLine, Entrypoint};
 pub use environment::{EnvironmentError, WorkerEnvironment};
 pub use failure::{
-    ErrorFileError, ExitRecord, Failures, ProcessFailure, local_time_and_age, local_time_text,
-    write_error_file,
+    ErrorFileError, ExitRecord, Failures, ProcessFailure, RootExit, local_time_and_age,
+    local_time_text, write_error_file,
 };
 pub use health::HealthCheck;
 #[cfg(feature = "launcher")]

@@ -10,15 +10,16 @@ pub use shell::board::{BoardError, RoundBoard, Wait};
 pub use shell::bootstrap::clear_workers_store;
 pub use shell::built_in::{C10D_SETTINGS, create_c10d, create_handler, start_warnings};
 pub use shell::c10d_backend::{C10D_BACKEND, C10dBackend, Traffic};
-pub use shell::check_store::{CheckStore, open_check_store};
+pub use shell::check_store::{CheckServer, CheckStore, open_check_store};
 pub use shell::dynamic::{DynamicRendezvous, DynamicRendezvousOptions};
 pub use shell::group_store::GroupStore;
 pub use shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
 };
 pub use shell::listener_watch::find_listener;
+pub use shell::marks::MarkBoard;
 pub use shell::open_store::READ_TIMEOUT;
-pub use shell::reachable::{ReachOptions, Reached, Unreachable, find_reachable};
+pub use shell::reachable::{ReachOptions, Reached, find_reachable};
 pub use shell::round_entry::{end_entry, open_round};
 pub use shell::static_rendezvous::{STATIC_BACKEND, STATIC_TIMEOUT, StaticRendezvous};
 pub use shell::this_host;
@@ -42,3 +43,4 @@ pub use values::state::{DatetimeStyle, RendezvousState};
 pub use values::store_directory::StoreDirectory;
 pub use values::stored::{Part, SetState, Stored, Token, Watched};
 pub use values::timestamp::Timestamp;
+pub use values::unreachable::Unreachable;

@@ -2,23 +2,21 @@
 //!
 //! All values are JSON below the prefix of the check. The node with number 0 serves the store, and says when the check begins.
 
-use std::net::IpAddr;
+use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use c10d_socket::{Cancel, Deadline, HostPort, sleep};
-use c10d_store::{
-    Credentials, PrefixStore, Store, StoreError, StoreExt, TcpStore, TcpStoreOptions,
-};
+use c10d_store::{PrefixStore, Store, StoreError, StoreExt};
 use elastic_rendezvous::{
-    BoardError, CheckStore, PortRange, ReachOptions, RendezvousParameters, RoundBoard, Wait,
+    BoardError, CheckServer, CheckStore, ReachOptions, RendezvousParameters, RoundBoard, Wait,
     find_reachable,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::facts::{Address, Clock, Link, Measured, NodeFacts, addresses_of};
+use super::facts::{Clock, Link, Measured, NodeFacts, addresses_of};
 use super::findings::{Node, targets};
 
 /// How often the host counts the nodes.
@@ -36,6 +34,9 @@ const THREADS_MAX: usize = 8;
 /// How many round trips are measured.
 const PINGS: usize = 9;
 
+/// Why a check ends early.
+pub(super) type Failed = Box<dyn Error + Send + Sync>;
+
 /// The most nodes of a check.
 const NODES_MAX: usize = 65_536;
 
@@ -44,11 +45,11 @@ pub(super) struct Exchange<'a> {
     check: &'a CheckStore,
     board: RoundBoard,
     store: Arc<dyn Store>,
-    credentials: Option<&'a Credentials>,
+    parameters: &'a RendezvousParameters,
+    /// Serves the attempts of other nodes; later on the node that serves the check.
+    server: Option<CheckServer>,
     /// The number of this node: the node that serves has 0, and the other nodes count in the order of arrival.
     pub(super) number: usize,
-    /// Serves the other nodes' attempts.
-    own: TcpStore,
 }
 
 /// The reports of all nodes.
@@ -59,17 +60,18 @@ pub(super) struct Reported {
 }
 
 impl<'a> Exchange<'a> {
-    /// Arrives: takes a number, and starts a store for the attempts of other nodes, as the workers' store would be.
+    /// Arrives: serves a store for the attempts of other nodes, and takes a number.
     pub(super) fn arrive(
         check: &'a CheckStore,
         parameters: &'a RendezvousParameters,
-    ) -> Result<Self, StoreError> {
+    ) -> Result<Self, Failed> {
+        let server = (!check.is_host).then(|| check.serve_workers(parameters));
+        let server = server.transpose()?;
         let store: Arc<dyn Store> = Arc::new(PrefixStore::new(
             check.prefix.clone(),
             Arc::new(check.store.with_cancel(&Cancel::NEVER)),
         ));
         let board = RoundBoard::new(Arc::clone(&store));
-        let own = serve(&own_host(check, parameters), parameters)?;
         // Other nodes may arrive before the serving node.
         let number = match check.is_host {
             true => 0,
@@ -79,49 +81,24 @@ impl<'a> Exchange<'a> {
             check,
             board,
             store,
-            credentials: parameters.credentials(),
+            parameters,
+            server,
             number: usize::try_from(number).unwrap_or(usize::MAX),
-            own,
         })
-    }
-
-    /// Where other nodes reach the store of this node.
-    pub(super) fn address(&self) -> Address {
-        Address {
-            host: self.own.host().to_owned(),
-            port: self.own.port(),
-        }
-    }
-
-    /// The address at which this node has reached the store of the check.
-    pub(super) fn store_at(&self) -> Option<IpAddr> {
-        let ends = self.check.store.connection_ends()?;
-        Some(ends.remote.ip().to_canonical())
     }
 
     /// Reports this node, waits until the expected number of nodes has arrived, or until the deadline, and exchanges what all of
     /// them find out.
-    pub(super) fn run(
-        &self,
-        mut facts: NodeFacts,
-        expected: usize,
-        deadline: Deadline,
-    ) -> Result<Reported, BoardError> {
+    pub(super) fn run(&mut self, expected: usize, deadline: Deadline) -> Result<Reported, Failed> {
         let count = if self.check.is_host {
             let count = self.await_nodes(expected, deadline)?;
-            // Where the first node of another machine has reached it.
-            let others = self.read_all::<NodeFacts>("facts", 1..count)?;
-            let seen = others.iter().flatten().filter_map(|other| other.store_at);
-            if let Some(seen) = seen.filter(|ip| !ip.is_loopback()).next()
-                && !has_own_address(&facts)
-            {
-                facts.address.host = seen.to_string();
-            }
-            self.put(&format!("facts/{}", self.number), &facts)?;
+            // From now on it is known at which address other hosts reach this one.
+            self.server = Some(self.check.serve_workers(self.parameters)?);
+            self.put_facts()?;
             self.board.put("begin", count.to_string())?;
             count
         } else {
-            self.put(&format!("facts/{}", self.number), &facts)?;
+            self.put_facts()?;
             let left = deadline.remaining(Instant::now()).unwrap_or_default();
             let wait = Wait::new(left + STEP_TIMEOUT);
             let count = self.board.await_one("begin", "start of the check", wait)?;
@@ -173,6 +150,15 @@ impl<'a> Exchange<'a> {
             nodes,
             left_out: false,
         })
+    }
+
+    fn put_facts(&self) -> Result<(), StoreError> {
+        let Some(server) = &self.server else {
+            return Ok(());
+        };
+        let port = self.check.is_host.then(|| self.check.endpoint.port());
+        let facts = NodeFacts::of_this_machine(self.parameters, port, server);
+        self.put(&format!("facts/{}", self.number), &facts)
     }
 
     fn await_nodes(&self, expected: usize, deadline: Deadline) -> Result<usize, StoreError> {
@@ -299,7 +285,9 @@ impl<'a> Exchange<'a> {
 
     fn link(&self, to: usize, other: &NodeFacts) -> Link {
         let address = HostPort::new(other.address.host.as_str(), other.address.port);
-        let options = ReachOptions::new(REACH_TIMEOUT).with_credentials(self.credentials.cloned());
+        let credentials = self.parameters.credentials().cloned();
+        let credentials = credentials.map(|known| known.with_server_name(&other.name));
+        let options = ReachOptions::new(REACH_TIMEOUT).with_credentials(credentials);
         let reached = find_reachable(&[address], &options);
         let cause = |tried: Vec<(HostPort, Option<String>)>| {
             let cause = tried.into_iter().find_map(|(_, cause)| cause);
@@ -350,51 +338,6 @@ impl<'a> Exchange<'a> {
             }
         }
     }
-}
-
-/// Whether the address was given, or is the one of an interface.
-fn has_own_address(facts: &NodeFacts) -> bool {
-    let address: Option<IpAddr> = facts.address.host.parse().ok();
-    address.is_some_and(|ip| !ip.is_loopback() && !ip.is_unspecified())
-}
-
-/// The host that a node advertises: --local-addr, or the address of its connection to the store. The node that serves the store
-/// advertises the address at which it listens, or listens by the same rule again.
-fn own_host(check: &CheckStore, parameters: &RendezvousParameters) -> String {
-    if let Some(given) = parameters.local_addr() {
-        return given.to_owned();
-    }
-    let own = match check.store.server() {
-        Some(server) => Some(server.local_addr().ip()).filter(|ip| !ip.is_unspecified()),
-        None => check.store.connection_ends().map(|ends| ends.local.ip()),
-    };
-    match own {
-        Some(ip) => ip.to_canonical().to_string(),
-        None => check.endpoint.host().to_owned(),
-    }
-}
-
-fn serve(host: &str, parameters: &RendezvousParameters) -> Result<TcpStore, StoreError> {
-    let open = |port: u16| {
-        let mut options = TcpStoreOptions::default()
-            .with_master(true)
-            .with_timeout(STEP_TIMEOUT);
-        if let Some(credentials) = parameters.credentials() {
-            options = options.with_credentials(credentials.clone());
-        }
-        TcpStore::open(host, port, options)
-    };
-    let Some(ports) = parameters.workers_port().map(PortRange::ports) else {
-        return open(0);
-    };
-    let mut last = None;
-    for port in ports {
-        match open(port) {
-            Err(error @ StoreError::Listen(_)) => last = Some(error),
-            result => return result,
-        }
-    }
-    last.map_or_else(|| open(0), Err)
 }
 
 fn micros(duration: Duration) -> u64 {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, Deadline, HostPort, host_name, resolve};
-use elastic_rendezvous::RendezvousParameters;
+use elastic_rendezvous::{CheckServer, RendezvousParameters};
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
@@ -30,8 +30,8 @@ pub(super) struct NodeFacts {
     pub(super) version: String,
     /// The address that it advertises, and the port of its store for this check.
     pub(super) address: Address,
-    /// The address at which it has reached the store of the check.
-    pub(super) store_at: Option<IpAddr>,
+    /// The name in its certificate, if it has one.
+    pub(super) name: String,
     /// The addresses of its host name on this node itself.
     pub(super) name_leads_to: Vec<IpAddr>,
     /// How many files a process may open: the hard limit, which `c10d run` uses.
@@ -85,8 +85,7 @@ impl NodeFacts {
     pub(super) fn of_this_machine(
         parameters: &RendezvousParameters,
         served_port: Option<u16>,
-        address: Address,
-        store_at: Option<IpAddr>,
+        server: &CheckServer,
     ) -> Self {
         let host = host_name();
         let ephemeral = EphemeralPorts::of_this_system();
@@ -106,8 +105,11 @@ impl NodeFacts {
             node_rank: parameters.get_as_int("rank").ok().flatten(),
             nodes: (parameters.min_nodes(), parameters.max_nodes()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            address,
-            store_at,
+            name: server.name.clone(),
+            address: Address {
+                host: server.store.host().to_owned(),
+                port: server.store.port(),
+            },
             open_files: getrlimit(Resource::Nofile).maximum,
             shared_memory: shared_memory_bytes(),
             ephemeral_ports: ephemeral.range(),

@@ -20,7 +20,6 @@ use crate::quantity::parse_duration;
 use crate::run::options::RunOptions;
 use crate::run::plan_of;
 use exchange::{Exchange, Reported};
-use facts::NodeFacts;
 use findings::findings;
 use report::Report;
 
@@ -96,16 +95,9 @@ pub(crate) fn run(options: DoctorOptions) -> Result<(), Failure> {
         let (endpoint, timeout) = (&check.endpoint, options.timeout);
         log::info!("waiting for {nodes} nodes at {endpoint} for up to {timeout:?}");
     }
-    let exchange = Exchange::arrive(&check, &parameters).map_err(|error| lost(&error))?;
-    let facts = NodeFacts::of_this_machine(
-        &parameters,
-        check.is_host.then(|| check.endpoint.port()),
-        exchange.address(),
-        exchange.store_at(),
-    );
-    let reported = exchange
-        .run(facts, nodes, deadline)
-        .map_err(|error| lost(&error))?;
+    let lost = |error| Failure::No(format!("cannot finish the check: {error}"));
+    let mut exchange = Exchange::arrive(&check, &parameters).map_err(lost)?;
+    let reported = exchange.run(nodes, deadline).map_err(lost)?;
     let Reported { nodes, left_out } = reported;
     if left_out {
         return Err(Failure::No(format!(
@@ -136,10 +128,6 @@ pub(crate) fn run(options: DoctorOptions) -> Result<(), Failure> {
 /// The least number of nodes that have to report.
 fn expected(parameters: &RendezvousParameters) -> usize {
     parameters.min_nodes()
-}
-
-fn lost(error: &dyn std::error::Error) -> Failure {
-    Failure::No(format!("cannot finish the check: {error}"))
 }
 
 /// This node can neither serve nor reach the store of the check.

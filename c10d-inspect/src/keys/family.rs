@@ -145,6 +145,35 @@ pub(crate) enum Maker {
     Saver,
 }
 
+impl Family<'_> {
+    /// The same key in a job of `world_size` ranks, in which a key about a rank that cannot exist is a program's own.
+    pub(crate) fn within(self, world_size: Option<usize>) -> Self {
+        let exists = |rank| world_size.is_none_or(|size| rank < size);
+        match self.rank().is_none_or(exists) {
+            true => self,
+            false => Self::Unknown,
+        }
+    }
+
+    /// The highest rank that the key is about: of the job, or in one of its groups.
+    const fn rank(&self) -> Option<usize> {
+        match *self {
+            Self::Member(Member { rank, .. })
+            | Self::NcclPair { higher: rank, .. }
+            | Self::DebugServer { rank }
+            | Self::RpcName { rank }
+            | Self::NcclTrace { rank }
+            | Self::Reconfigured { rank }
+            | Self::SymmetricMemory { rank }
+            | Self::Broadcast { rank }
+            | Self::SentTo { rank }
+            | Self::Attendance { rank, .. }
+            | Self::InProcessRank { rank } => Some(rank),
+            _ => None,
+        }
+    }
+}
+
 impl GroupName<'_> {
     /// Whether ranks in this group are global ranks.
     pub(crate) fn is_default(&self) -> bool {

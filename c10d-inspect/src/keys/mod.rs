@@ -192,7 +192,7 @@ fn in_group<'a>(key: &'a [u8], path: &'a [u8]) -> Option<Family<'a>> {
         let colon = tail.iter().position(|&byte| byte == b':')?;
         let lower = decimal(&tail[..colon])?;
         let higher = decimal(&tail[colon + 1..])?;
-        return Some(Family::NcclPair {
+        return (lower < higher).then_some(Family::NcclPair {
             group,
             lower,
             higher,
@@ -214,6 +214,12 @@ fn in_group<'a>(key: &'a [u8], path: &'a [u8]) -> Option<Family<'a>> {
             maker: Maker::Rpc,
         }
     } else {
+        // gloo counts its contexts, below "pg_wrapper:0" or at the top: another name is that of a program, such as "batch/7".
+        let number = after_last(context, b'/');
+        decimal(number)?;
+        if number != context && !context.contains(&b':') {
+            return None;
+        }
         group
     };
     Some(Family::Member(Member { stem, group, rank }))
@@ -265,9 +271,10 @@ fn is_device(part: &[u8]) -> bool {
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
 }
 
-/// The meaning in a sentence, as in "the address of rank 2 in the default group"; an unknown key as it is, escaped.
-pub(crate) fn meaning(key: &[u8]) -> String {
-    match family(key) {
+/// The meaning in a sentence, as in "the address of rank 2 in the default group"; an unknown key as it is, escaped. Of a job of
+/// `world_size` ranks, no other rank is named.
+pub(crate) fn meaning(key: &[u8], world_size: Option<usize>) -> String {
+    match family(key).within(world_size) {
         Family::Init => "the number of clients that have joined".to_owned(),
         Family::Member(member) => member_meaning(&member),
         Family::InitBarrier { group, .. } => {

@@ -247,14 +247,14 @@ fn every_other_family_is_recognized() {
 #[test]
 fn meanings_are_harmless_text() {
     assert_eq!(
-        meaning(b"/default_pg/0//cpu//0/2"),
+        meaning(b"/default_pg/0//cpu//0/2", None),
         "the address of rank 2 in the default group"
     );
     assert_eq!(
-        meaning(b"/default_pg/0//1//cpu//0/2"),
+        meaning(b"/default_pg/0//1//cpu//0/2", None),
         "the address of member 2 of group 1"
     );
-    assert_eq!(meaning(b"/my\x1b[2J"), "the key /my\\u{1b}[2J");
+    assert_eq!(meaning(b"/my\x1b[2J", None), "the key /my\\u{1b}[2J");
     let mut random = fastrand::Rng::with_seed(1);
     for _ in 0..10_000 {
         let parts: [&[u8]; 8] = [
@@ -270,6 +270,83 @@ fn meanings_are_harmless_text() {
         let key: Vec<u8> = (0..random.usize(..12))
             .flat_map(|_| parts[random.usize(..parts.len())].to_vec())
             .collect();
-        assert!(!meaning(&key).contains(|c: char| c.is_control()));
+        assert!(!meaning(&key, None).contains(|c: char| c.is_control()));
     }
+}
+
+#[test]
+fn a_programs_own_key_is_about_no_rank() {
+    for key in [
+        "batch/7",
+        "result/1",
+        "shard/0/2",
+        "7:2",
+        "a:b/7",
+        "x/pg_wrapper:0/y/2",
+    ] {
+        let key = format!("/default_pg/0//{key}");
+        assert_eq!(
+            meaning(key.as_bytes(), Some(3)),
+            format!("the key {key}"),
+            "{:?}",
+            family(key.as_bytes())
+        );
+    }
+}
+
+/// A number that no rank of the job has is not shown as one, whatever the key looks like.
+#[test]
+fn no_rank_is_named_that_cannot_exist() {
+    for (shape, rank, other) in KEY_SHAPES
+        .iter()
+        .flat_map(|shape| (0..144).map(move |it| (shape, it / 12, it % 12)))
+    {
+        let key = shape
+            .replace("{a}", &rank.to_string())
+            .replace("{b}", &other.to_string());
+        for size in 1..9 {
+            let text = meaning(key.as_bytes(), Some(size));
+            assert!(
+                named(&text).iter().all(|named| *named < size),
+                "{key} of {size}: {text}"
+            );
+            if rank.max(other) < size {
+                assert_eq!(text, meaning(key.as_bytes(), None), "{key} of {size}");
+            }
+        }
+    }
+}
+
+/// Keys about the ranks `{a}` and `{b}`, of each kind that names a rank.
+const KEY_SHAPES: [&str; 14] = [
+    "/default_pg/0//cpu//0/{a}",
+    "/default_pg/0//1//cpu//0/{a}",
+    "/default_pg/0//0/{a}",
+    "/default_pg/0//batch/{a}",
+    "/rpc_prefix_0/0/{a}",
+    "/rpc_prefix_0/names/{a}",
+    "/default_pg/debug_server/rank{a}",
+    "/default_pg/0//cuda//{a}:{b}",
+    "/NCCL_{a}_trace_start",
+    "/reconfigure/u/0/{a}",
+    "/CUDASymmetricMemory/x/{a}",
+    "/broadcast_from/{a}/{b}",
+    "/arrival_barrier_u_{a}",
+    "/_inprocess_0/heartbeat_{a}",
+];
+
+/// The numbers after "rank", "ranks", "member" or "worker" in a text, outside of keys.
+fn named(text: &str) -> Vec<usize> {
+    let text = text.split("the key ").next().unwrap_or_default();
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let mut numbers = Vec::new();
+    for (place, word) in words.iter().enumerate() {
+        if ["rank", "ranks", "member", "worker", "and"].contains(word)
+            && let Some(next) = words.get(place + 1)
+        {
+            let digits = next.split(|c: char| !c.is_ascii_digit()).next();
+            numbers.extend(digits.and_then(|digits| digits.parse::<usize>().ok()));
+        }
+    }
+    numbers
 }

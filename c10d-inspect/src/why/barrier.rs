@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::draft::{DRAFTS_MAX, Draft};
 use super::nccl::waiters;
 use crate::job::{Job, WAIT_GRACE, Waiting};
-use crate::keys::{Family, family, is_hash};
+use crate::keys::{Family, is_hash};
 use crate::report::FindingKind;
 use crate::text;
 
@@ -17,7 +17,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         if job.ago(waiting.since) < WAIT_GRACE {
             continue;
         }
-        let draft = match (waiting.barrier, family(key)) {
+        let draft = match (waiting.barrier, job.family(key)) {
             (Some(clients), _) => {
                 let name = format!("the barrier {}", text::shown(key));
                 draft(job, waiting, &name, Some(clients), None)

@@ -8,7 +8,7 @@ use c10d_store::KeyRecord;
 use super::draft::{DRAFTS_MAX, Draft};
 use crate::index::Slot;
 use crate::job::{Job, WAIT_GRACE, Waiting};
-use crate::keys::{Family, GroupName, family};
+use crate::keys::{Family, GroupName};
 use crate::report::FindingKind;
 use crate::text;
 
@@ -22,7 +22,7 @@ const ID_BYTES: usize = 128;
 pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     for (key, waiting) in &job.waits {
         let is_due = job.ago(waiting.since) >= WAIT_GRACE;
-        let (what, group, publisher) = match family(key) {
+        let (what, group, publisher) = match job.family(key) {
             Family::NcclId { group, root } => {
                 let publisher = match root {
                     0 => Some(0),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::draft::{DRAFTS_MAX, Draft};
 use super::nccl::waiters;
 use crate::job::{Job, WAIT_GRACE};
-use crate::keys::{Family, family, meaning};
+use crate::keys::{Family, family};
 use crate::report::FindingKind;
 use crate::text;
 
@@ -16,9 +16,9 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         if drafts.len() > DRAFTS_MAX {
             return;
         }
-        let family = family(key);
+        let family = job.family(key);
         let is_due = job.ago(waiting.since) >= WAIT_GRACE;
-        if !is_due || waiting.barrier.is_some() || has_finding_of_its_own(job, key, &family) {
+        if !is_due || waiting.barrier.is_some() || has_finding_of_its_own(job, key) {
             continue;
         }
         let ranks: BTreeSet<usize> = waiting
@@ -33,7 +33,7 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
         let mut text = format!(
             "{who} {} for {} for {}.",
             text::verb(waiting.slots.len(), "waits", "wait"),
-            meaning(key),
+            job.meaning(key),
             text::age(job.ago(waiting.since)),
         );
         text.push_str(advice(&family));
@@ -46,12 +46,13 @@ pub(super) fn find(job: &Job<'_>, drafts: &mut Vec<Draft>) {
     }
 }
 
-fn has_finding_of_its_own(job: &Job<'_>, key: &[u8], family: &Family<'_>) -> bool {
-    match family {
+fn has_finding_of_its_own(job: &Job<'_>, key: &[u8]) -> bool {
+    // The rank of a member may be too high because ranks disagree about the world size.
+    match family(key) {
         Family::Member(member) => job.index.has_group(member.stem),
         Family::NcclId { .. } | Family::NcclPair { .. } => true,
-        Family::InitBarrier { is_last, .. } | Family::Barrier { is_last, .. } => *is_last,
-        Family::InProcessBarrier { is_last, .. } => *is_last,
+        Family::InitBarrier { is_last, .. } | Family::Barrier { is_last, .. } => is_last,
+        Family::InProcessBarrier { is_last, .. } => is_last,
         // Launchers wait for each other's end, for changes of the rendezvous, and ranks for a restart, as long as the job
         // runs.
         Family::ElasticExit { .. }

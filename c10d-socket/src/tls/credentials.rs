@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption};
+use rustls::client::{AlwaysResolvesClientRawPublicKeys, Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -20,6 +20,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, Server
 use super::Protocol;
 use super::error::CredentialsError;
 use super::layer::TlsLayer;
+use super::named::Named;
 use super::raw_key::{Expected, Role, derive, id_of, key_of};
 use super::secret::{SECRETS_MAX, Secret};
 
@@ -31,7 +32,11 @@ pub struct Credentials(Kind);
 enum Kind {
     /// Not empty. The first is used to connect.
     Secrets(Vec<Secret>),
-    Certificates(Arc<Certificates>),
+    Certificates {
+        files: Arc<Certificates>,
+        /// By which clients know the server too.
+        names: Arc<[ServerName<'static>]>,
+    },
 }
 
 struct Certificates {
@@ -61,7 +66,9 @@ impl PartialEq for Credentials {
     fn eq(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
             (Kind::Secrets(one), Kind::Secrets(other)) => one == other,
-            (Kind::Certificates(one), Kind::Certificates(other)) => Arc::ptr_eq(one, other),
+            (Kind::Certificates { files: one, .. }, Kind::Certificates { files: other, .. }) => {
+                Arc::ptr_eq(one, other)
+            }
             _ => false,
         }
     }
@@ -73,7 +80,7 @@ impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Kind::Secrets(secrets) => write!(f, "Credentials({} secrets)", secrets.len()),
-            Kind::Certificates(_) => f.write_str("Credentials(certificate)"),
+            Kind::Certificates { .. } => f.write_str("Credentials(certificate)"),
         }
     }
 }
@@ -136,7 +143,29 @@ impl Credentials {
             own,
             roots: Arc::new(roots),
         };
-        Ok(Self(Kind::Certificates(Arc::new(certificates))))
+        Ok(Self(Kind::Certificates {
+            files: Arc::new(certificates),
+            names: Arc::new([]),
+        }))
+    }
+
+    /// Clients also accept a certificate for `name`, besides one for the host that they connect to: for a server that is
+    /// reached by an address, and has a certificate for its name. Text that is no name, and a secret, change nothing.
+    #[must_use]
+    pub fn with_server_name(self, name: &str) -> Self {
+        match (self.0, ServerName::try_from(name.to_owned())) {
+            (Kind::Certificates { files, names }, Ok(name)) => Self(Kind::Certificates {
+                files,
+                names: names.iter().cloned().chain([name]).collect(),
+            }),
+            (kind, _) => Self(kind),
+        }
+    }
+
+    /// Whether clients check the name of a server: with certificates, not with a secret.
+    #[must_use]
+    pub const fn check_names(&self) -> bool {
+        matches!(self.0, Kind::Certificates { .. })
     }
 
     /// The server's side of connections.
@@ -169,7 +198,7 @@ impl Credentials {
                 config.alpn_protocols = alpn;
                 config
             }
-            Kind::Certificates(files) => {
+            Kind::Certificates { files, .. } => {
                 let own = files.own.as_ref().ok_or_else(no_certificate)?;
                 let verifier =
                     WebPkiClientVerifier::builder_with_provider(Arc::clone(&files.roots), provider)
@@ -223,8 +252,14 @@ impl Credentials {
                 config.enable_sni = false;
                 (config, ServerName::try_from("c10d").map_err(unusable)?)
             }
-            Kind::Certificates(files) => {
-                let builder = builder.with_root_certificates(Arc::clone(&files.roots));
+            Kind::Certificates { files, names } => {
+                let roots = Arc::clone(&files.roots);
+                let verifier = WebPkiServerVerifier::builder_with_provider(roots, provider);
+                let verifier = verifier.build().map_err(unusable)?;
+                let names = Arc::clone(names);
+                let builder = builder
+                    .dangerous()
+                    .with_custom_certificate_verifier(Arc::new(Named { verifier, names }));
                 let mut config = match &files.own {
                     Some(own) => builder
                         .with_client_auth_cert(own.chain.clone(), own.key.clone_key())
@@ -256,7 +291,7 @@ impl Credentials {
             Kind::Secrets(secrets) => {
                 Some(URL_SAFE_NO_PAD.encode(derive(&secrets[0], &["http token"])))
             }
-            Kind::Certificates(_) => None,
+            Kind::Certificates { .. } => None,
         }
     }
 }

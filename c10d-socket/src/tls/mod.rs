@@ -10,6 +10,8 @@ mod credentials;
 mod error;
 #[cfg(feature = "tls")]
 mod layer;
+#[cfg(feature = "tls")]
+mod named;
 #[cfg(not(feature = "tls"))]
 mod off;
 #[cfg(feature = "tls")]

@@ -37,6 +37,14 @@ impl Credentials {
         match self.0 {}
     }
 
+    pub const fn check_names(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub fn with_server_name(self, _: &str) -> Self {
+        match self.0 {}
+    }
+
     pub fn http_token(&self) -> Option<String> {
         match self.0 {}
     }

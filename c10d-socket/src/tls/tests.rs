@@ -769,6 +769,20 @@ fn certificates_of_the_same_authority_meet_under_the_right_name() {
         let met = meet(&mut client, &mut server, usize::MAX);
         assert_eq!(met.client.is_ok(), is_right, "{host}");
     }
+    for (name, is_right) in [
+        ("store.test", true),
+        ("other.test", false),
+        ("not a name", false),
+    ] {
+        let named = node
+            .clone()
+            .with_server_name("third.test")
+            .with_server_name(name);
+        let client = named.client(Protocol::Store, "127.0.0.2").expect("a key");
+        let (mut client, mut server) = (client.start().expect("it"), server.start().expect("it"));
+        let met = meet(&mut client, &mut server, usize::MAX);
+        assert_eq!(met.client.is_ok(), is_right, "{name}");
+    }
     assert!(node.client(Protocol::Store, "not a name").is_err());
     assert!(files("missing", "authority").is_err());
     let wrong = files("node", "README.md").map(drop);

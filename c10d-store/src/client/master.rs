@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{
-    Cancel, Deadline, HostPort, ListenError, ListenOptions, adopt_listener, is_loopback_name,
-    listen, resolve_local,
+    Deadline, HostPort, ListenError, ListenOptions, adopt_listener, is_loopback_name, listen,
+    resolve_local,
 };
 
 use super::options::{ListenOn, TcpStoreOptions};
@@ -78,7 +78,7 @@ fn start_new(
 ) -> Result<TcpStoreServer, StoreError> {
     let listeners = match options.listener.take() {
         Some(listener) => vec![adopt_listener(listener.into(), target.port())?],
-        None => listen_for(target, options.listen_on, deadline, &options.cancel)?,
+        None => listen_for(target, options, deadline)?,
     };
     let mut server_options = options.server_options.clone();
     if server_options.credentials.is_none() {
@@ -89,12 +89,12 @@ fn start_new(
 
 fn listen_for(
     target: &HostPort,
-    listen_on: ListenOn,
+    options: &TcpStoreOptions,
     deadline: Deadline,
-    cancel: &Cancel,
 ) -> Result<Vec<TcpListener>, ListenError> {
     let on_port = |port: u16| ListenOptions::default().with_port(port);
-    match listen_on {
+    let cancel = &options.cancel;
+    match options.listen_on {
         ListenOn::AllInterfaces => return listen(&on_port(target.port())),
         ListenOn::Address(ip) => {
             return listen(&on_port(target.port()).with_host(ip.to_string()));
@@ -105,19 +105,29 @@ fn listen_for(
         ListenOn::Host => {}
     }
     let local = match resolve_local(target, deadline, cancel) {
-        Ok(local) => local,
+        Ok(local) => local.iter().map(SocketAddr::ip).collect(),
         Err(error) if cancel.is_cancelled() => return Err(error),
         Err(error) => {
-            log::warn!("listening on all interfaces: {error}");
+            log::debug!("looking for addresses to listen on: {error}");
             Vec::new()
         }
     };
-    match choose_addresses(&local) {
-        Choice::These(addresses) => listen_on_each(&addresses, target.port()),
+    match choose_addresses(&local, &options.listen_also_on) {
+        Choice::These { first, further } => {
+            let mut listeners = listen_on_each(&first, target.port())?;
+            for ip in further {
+                let port = listeners[0].local_addr();
+                let port = port.map_err(|source| no_address(ip, target.port(), source))?;
+                match listen_on_each(&[ip], port.port()) {
+                    Ok(more) => listeners.extend(more),
+                    Err(error) => log::debug!("not listening for {target} there too: {error}"),
+                }
+            }
+            Ok(listeners)
+        }
         Choice::AllInterfaces(reason) => {
             log::warn!(
-                "listening on all interfaces for the store {target}, since {} {reason}: \
-                 anyone who reaches this machine can read and change the store",
+                "listening on all interfaces for the store {target}: {} {reason}; anyone who reaches this host can use it",
                 target.host()
             );
             listen(&on_port(target.port()))
@@ -127,28 +137,34 @@ fn listen_for(
 
 #[derive(Debug, PartialEq, Eq)]
 enum Choice {
-    These(Vec<IpAddr>),
+    /// All of the first ones, not empty, and those of the others that can be used.
+    These {
+        first: Vec<IpAddr>,
+        further: Vec<IpAddr>,
+    },
     AllInterfaces(&'static str),
 }
 
-/// Decides where to listen, given the addresses of a name that this machine has.
-fn choose_addresses(local: &[SocketAddr]) -> Choice {
-    let reachable: Vec<IpAddr> = local
-        .iter()
-        .map(SocketAddr::ip)
-        .filter(|ip| !is_link_local(*ip))
-        .collect();
-    if reachable.is_empty() {
+/// Decides where to listen, given the addresses of a name that this machine has, and those where it is to listen too.
+fn choose_addresses(local: &[IpAddr], also: &[IpAddr]) -> Choice {
+    let reachable = |ips: &[IpAddr]| -> Vec<IpAddr> {
+        let ips = ips.iter().copied();
+        ips.filter(|ip| !is_link_local(*ip)).collect()
+    };
+    let (mut first, mut further) = (reachable(local), reachable(also));
+    further.retain(|ip| !first.contains(ip));
+    if first.is_empty() {
+        first.append(&mut further);
+    }
+    if first.is_empty() {
         return Choice::AllInterfaces("is not an address of this machine");
     }
-    if reachable.iter().all(IpAddr::is_loopback) {
+    if first.iter().chain(&further).all(IpAddr::is_loopback) {
         // Many distributions map a machine's own name to 127.0.1.1, while other nodes resolve it to
         // the real address: they could not connect to a server on loopback only.
-        return Choice::AllInterfaces(
-            "resolves to a loopback address here, and may resolve to another one elsewhere",
-        );
+        return Choice::AllInterfaces("leads to loopback here, and may lead elsewhere on others");
     }
-    Choice::These(reachable)
+    Choice::These { first, further }
 }
 
 /// A link-local address is only valid with an interface, which a list of addresses does not contain.
@@ -187,33 +203,56 @@ fn no_address(ip: IpAddr, port: u16, source: io::Error) -> ListenError {
 mod tests {
     use super::*;
 
-    fn choose(local: &[&str]) -> Choice {
-        let local: Vec<SocketAddr> = local
+    fn choose(local: &[&str], also: &[&str]) -> Choice {
+        choose_addresses(&ips(local), &ips(also))
+    }
+
+    fn ips(texts: &[&str]) -> Vec<IpAddr> {
+        texts
             .iter()
-            .map(|text| SocketAddr::new(text.parse().expect("an address"), 1))
-            .collect();
-        choose_addresses(&local)
+            .map(|text| text.parse().expect("an address"))
+            .collect()
     }
 
     #[test]
     fn a_master_listens_on_the_addresses_of_its_name() {
-        let these = |ips: &[&str]| {
-            Choice::These(
-                ips.iter()
-                    .map(|ip| ip.parse().expect("an address"))
-                    .collect(),
-            )
+        let these = |first: &[&str], further: &[&str]| Choice::These {
+            first: ips(first),
+            further: ips(further),
         };
-        assert_eq!(choose(&["10.0.0.5"]), these(&["10.0.0.5"]));
-        assert_eq!(
-            choose(&["fe80::1", "fd00::5", "10.0.0.5"]),
-            these(&["fd00::5", "10.0.0.5"])
-        );
-        assert!(matches!(choose(&[]), Choice::AllInterfaces(_)));
-        assert!(matches!(choose(&["fe80::1"]), Choice::AllInterfaces(_)));
-        assert!(
-            matches!(choose(&["127.0.1.1"]), Choice::AllInterfaces(_)),
-            "a host name in the hosts file"
-        );
+        for (local, also, expected) in [
+            (&["10.0.0.5"][..], &[][..], these(&["10.0.0.5"], &[])),
+            (
+                &["fe80::1", "fd00::5", "10.0.0.5"],
+                &[],
+                these(&["fd00::5", "10.0.0.5"], &[]),
+            ),
+            (
+                &["10.0.0.5"],
+                &["10.0.0.5", "10.8.0.5"],
+                these(&["10.0.0.5"], &["10.8.0.5"]),
+            ),
+            // A host name in the hosts file.
+            (
+                &["127.0.1.1"],
+                &["10.0.0.5"],
+                these(&["127.0.1.1"], &["10.0.0.5"]),
+            ),
+            (&[], &["10.0.0.5"], these(&["10.0.0.5"], &[])),
+        ] {
+            assert_eq!(choose(local, also), expected, "{local:?} {also:?}");
+        }
+        for (local, also) in [
+            (&[][..], &[][..]),
+            (&["fe80::1"], &[]),
+            (&["127.0.1.1"], &[]),
+            (&["127.0.1.1"], &["127.0.0.1", "fe80::1"]),
+        ] {
+            let choice = choose(local, also);
+            assert!(
+                matches!(choice, Choice::AllInterfaces(_)),
+                "{local:?} {also:?}"
+            );
+        }
     }
 }

@@ -37,6 +37,7 @@ pub struct TcpStoreOptions {
     pub(super) multi_tenant: bool,
     pub(super) listener: Option<TcpListener>,
     pub(super) listen_on: ListenOn,
+    pub(super) listen_also_on: Vec<IpAddr>,
     pub(super) connect_options: ConnectOptions,
     pub(super) server_options: ServerOptions,
     pub(super) limits: WireLimits,
@@ -73,6 +74,7 @@ impl Default for TcpStoreOptions {
             multi_tenant: false,
             listener: None,
             listen_on: ListenOn::default(),
+            listen_also_on: Vec::new(),
             connect_options: ConnectOptions::default(),
             server_options: ServerOptions::default(),
             limits: WireLimits::default(),
@@ -162,6 +164,14 @@ impl TcpStoreOptions {
     /// The addresses on which a master listens. Default [`ListenOn::Host`].
     pub const fn with_listen_on(mut self, listen_on: ListenOn) -> Self {
         self.listen_on = listen_on;
+        self
+    }
+
+    /// Further addresses of this machine on which a master listens with [`ListenOn::Host`]. One that cannot be used is left
+    /// out. With an address here that other machines can reach, a host name that leads to loopback is no reason to listen
+    /// on all interfaces. Default: none.
+    pub fn with_listen_also_on(mut self, addresses: Vec<IpAddr>) -> Self {
+        self.listen_also_on = addresses;
         self
     }
 

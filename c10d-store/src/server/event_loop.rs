@@ -18,7 +18,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::carrying::{Begun, Parts};
 use super::connection::{
-    Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of,
+    Accepted, Carrier, Connection, Connections, PAUSE_UNSENT_BYTES, Phase, conn_id_of, token_of,
 };
 use super::counts::Counts;
 use super::http::InstalledHandler;
@@ -574,8 +574,9 @@ impl EventLoop {
         if let Some(connection) = self.connections.get_mut(token) {
             if parser.is_handshake_done()
                 && let Some(accepted) = connection.accepted_mut()
+                && accepted.deadline.take().is_some()
             {
-                accepted.deadline = None;
+                note_reached_at(&self.counts, accepted);
             }
             connection.parser = parser;
             let has_stopped = outcome == Ok(Flow::Pause);
@@ -587,6 +588,19 @@ impl EventLoop {
             self.pause_if_full(token);
         }
         outcome.map(|_| hello)
+    }
+}
+
+/// Remembers where the first client of another host has reached this one. A connection within a host has the same address
+/// at both ends, unless it is bound to another.
+fn note_reached_at(counts: &Counts, accepted: &Accepted) {
+    let peer = accepted.peer.ip().to_canonical();
+    if counts.reached_at.get().is_none()
+        && !peer.is_loopback()
+        && let Ok(local) = accepted.stream.local_addr()
+        && local.ip().to_canonical() != peer
+    {
+        let _ = counts.reached_at.set(local.ip().to_canonical());
     }
 }
 

@@ -24,7 +24,7 @@ mod timers;
 mod turn;
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -211,6 +211,13 @@ impl TcpStoreServer {
     #[must_use]
     pub fn local_addrs(&self) -> &[SocketAddr] {
         &self.local_addrs
+    }
+
+    /// Returns the address of this host at which the first client of another host has reached the server, or `None`
+    /// without such a client. A peer that did not complete the handshake is no client. Does not block.
+    #[must_use]
+    pub fn reached_at(&self) -> Option<IpAddr> {
+        self.counts.reached_at.get().copied()
     }
 
     /// Whether the server [stands by](Self::stand_by): it does not serve the store yet.

@@ -29,6 +29,8 @@ pub(super) struct Runtime<'a> {
     /// When the current round began.
     pub(super) began_at: SystemTime,
     pub(super) has_store_per_round: bool,
+    /// Until when a node whose workers have failed waits for the news that another node was lost.
+    loss_due: Option<Instant>,
 }
 
 /// What an effect leads to.
@@ -48,6 +50,7 @@ impl<'a> Runtime<'a> {
             site: Site::Empty,
             epoch: Instant::now(),
             began_at: SystemTime::now(),
+            loss_due: None,
         }
     }
 
@@ -57,6 +60,12 @@ impl<'a> Runtime<'a> {
             restarts: options.restarts.clone(),
             local_world_size: options.local_world_size,
             has_store_per_round: self.has_store_per_round,
+            loss_wait: self
+                .node
+                .shared
+                .handler
+                .loss_wait()
+                .filter(|_| options.keep.is_none()),
             keep: options.keep.clone(),
             name: options.name.clone(),
         };
@@ -77,10 +86,17 @@ impl<'a> Runtime<'a> {
 
     fn run_effect(&mut self, effect: Effect) -> Done {
         let input = match effect {
-            Effect::Join(joins) => match self.join(joins) {
-                Ok(nodes) => Input::Joined { nodes },
-                Err(error) => self.not_started(error),
-            },
+            Effect::Join(joins) => {
+                self.loss_due = None;
+                match self.join(joins) {
+                    Ok(nodes) => Input::Joined { nodes },
+                    Err(error) => self.not_started(error),
+                }
+            }
+            Effect::ReadDepartures => {
+                let round = self.rounds.current();
+                Input::Departures(round.is_some_and(|round| round.has_lost_members))
+            }
             Effect::Prepare {
                 restarts,
                 restarts_max,
@@ -161,6 +177,7 @@ impl<'a> Runtime<'a> {
             Effect::ReplaceAfter(local_rank, pause) => {
                 self.site.remind(Due::Replacement(local_rank), pause);
             }
+            Effect::AwaitLoss(wait) => self.loss_due = Some(Instant::now() + wait),
             Effect::ExpectMembers(pause) => self.site.remind(Due::Members, pause),
             Effect::OpenRound => self.rounds.open(),
             Effect::EndEntry => self.rounds.end_entry(),
@@ -173,7 +190,8 @@ impl<'a> Runtime<'a> {
     /// Waits for the next event that concerns the round.
     fn next_event(&mut self) -> Input {
         loop {
-            let due = self.site.next_due();
+            let loss_due = self.loss_due.map(|at| (at, Due::Loss));
+            let due = self.site.next_due().or(loss_due);
             let event = match due {
                 Some((at, _)) => self.node.events.recv_deadline(at),
                 None => self.node.events.recv().map_err(RecvTimeoutError::from),
@@ -183,6 +201,10 @@ impl<'a> Runtime<'a> {
                 (Err(RecvTimeoutError::Timeout), Some((_, due))) => {
                     self.site.remove_due(due);
                     return match due {
+                        Due::Loss => {
+                            self.loss_due = None;
+                            Input::LossDue
+                        }
                         Due::Replacement(local_rank) => Input::ReplaceDue { local_rank },
                         Due::Members => Input::MembersDue,
                     };

@@ -53,6 +53,8 @@ pub(super) enum Due {
     Replacement(usize),
     /// The service is asked whether the workers are members.
     Members,
+    /// The wait for the news that another node was lost is over.
+    Loss,
 }
 
 /// What the workers have left.

@@ -14,6 +14,7 @@ use super::plan::PlannedStart;
 use super::runtime::{LOG, Runtime};
 use super::site::{Ended, Prepared, Running, Site};
 use crate::exit_barrier;
+use crate::failure::ExitRecord;
 use crate::places::{self, Place};
 use crate::progress::Poller;
 use crate::ranks::{RankBlock, RoleInfo, exchange_ranks};
@@ -297,8 +298,12 @@ impl Runtime<'_> {
         }
         let seen = running.progress.map(Poller::finish).unwrap_or_default();
         let has_failed = |end: &WorkerOutcome| !end.exit.is_success() && !end.was_stopped;
+        let host = &self.node.host;
+        let exits = replaced.iter().chain(&report.outcomes);
+        let exits: Vec<ExitRecord> = exits.map(|end| ExitRecord::of(end, host)).collect();
+        let failures = report.failures();
         let stopped = Stopped {
-            failures: report.failures(),
+            failures: failures.map(|failures| failures.with_exits(vec![exits])),
             has_own_failure: report.outcomes.iter().any(has_failed),
             has_abandoned: !report.abandoned.is_empty(),
             progress: seen.clone(),

@@ -4,7 +4,6 @@
 //! In PyTorch:
 //! `torch/distributed/elastic/multiprocessing/errors/__init__.py`.
 
-#[allow(dead_code)]
 mod abort_at_exit;
 mod error_file;
 #[allow(dead_code)]
@@ -14,14 +13,14 @@ mod local_time;
 mod process_failure;
 mod summary;
 
-#[allow(unused_imports)]
+#[cfg(feature = "launcher")]
 pub(crate) use self::abort_at_exit::{CURE, is_abort_at_exit};
 pub use self::error_file::{ErrorFileError, write_error_file};
 pub use self::exit_record::ExitRecord;
 #[cfg(feature = "launcher")]
 pub(crate) use self::local_time::epoch_seconds;
 pub use self::local_time::{local_time_and_age, local_time_text};
-pub use self::process_failure::{Failures, ProcessFailure};
+pub use self::process_failure::{Failures, ProcessFailure, RootExit};
 
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error_file::{self, ERROR_FILE_BYTES_MAX, ErrorFile, ErrorFileError};
+use super::exit_record::ExitRecord;
 use super::local_time::epoch_seconds;
 use crate::regular_file;
 use crate::signal_name::{OUT_OF_MEMORY, signal_name};
@@ -178,8 +179,33 @@ impl ProcessFailure {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failures {
     all: Vec<ProcessFailure>,
-    /// The position of the root cause and why it is that, if the caller knows it.
-    blamed: Option<(usize, String)>,
+    /// The root cause, if it is known to be another than the failure that was observed first.
+    blamed: Option<Blamed>,
+    /// The exits of the round by node, those of this node first.
+    exits: Vec<Vec<ExitRecord>>,
+}
+
+/// What was blamed, and why.
+#[derive(Debug, Clone, PartialEq)]
+enum Blamed {
+    /// A worker of this node that was stopped while it was running, by its position, with a clause about it.
+    Stopped(usize, String),
+    Exit(Box<RootExit>),
+}
+
+/// The exit of a worker that is the root cause of a failure. The worker can be on another node, and its exit code can be 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RootExit {
+    /// The exit. Its time is by the clock of this host.
+    pub record: ExitRecord,
+    /// One sentence without a full stop, such as "rank 1 exited with code 0, 0.1 s before rank 0 lost its connection to
+    /// it".
+    pub text: String,
+    /// Whether it is the cause beyond doubt, as far as the exits tell.
+    pub is_certain: bool,
+    /// What prevents it, as an imperative, if that is known.
+    pub cure: Option<&'static str>,
 }
 
 impl Failures {
@@ -189,7 +215,22 @@ impl Failures {
         (!failures.is_empty()).then_some(Self {
             all: failures,
             blamed: None,
+            exits: Vec::new(),
         })
+    }
+
+    /// The same failures, with the exits of the round by node, those of this node first.
+    #[must_use]
+    pub(crate) fn with_exits(mut self, exits: Vec<Vec<ExitRecord>>) -> Self {
+        self.exits = exits;
+        self
+    }
+
+    /// The exits of the round by node, those of this node first: of its other workers and other nodes as far as they are
+    /// known, also with exit code 0.
+    #[must_use]
+    pub fn exits(&self) -> &[Vec<ExitRecord>] {
+        &self.exits
     }
 
     /// All failures, in the order in which the agent noticed.
@@ -198,8 +239,8 @@ impl Failures {
         &self.all
     }
 
-    /// The root cause: the [blamed](Self::blame) failure, or else the
-    /// [first observed](Self::first_observed).
+    /// The root cause among the failures of this node: the [blamed](Self::blame) failure, otherwise the
+    /// [first observed](Self::first_observed). See [`root_exit`](Self::root_exit) for a cause that is none of them.
     #[must_use]
     pub fn first(&self) -> &ProcessFailure {
         &self.all[self.first_index()]
@@ -222,7 +263,7 @@ impl Failures {
             .iter()
             .position(|it| it.rank == rank && it.was_stopped);
         if let Some(index) = position {
-            self.blamed = Some((index, why.into()));
+            self.blamed = Some(Blamed::Stopped(index, why.into()));
         }
         position.is_some()
     }
@@ -230,7 +271,37 @@ impl Failures {
     /// Why the root cause is not the failure that was observed first; `None` if it is.
     #[must_use]
     pub fn blame_reason(&self) -> Option<&str> {
-        self.blamed.as_ref().map(|(_, why)| why.as_str())
+        match self.blamed.as_ref()? {
+            Blamed::Stopped(_, why) => Some(why),
+            Blamed::Exit(root) => Some(&root.text),
+        }
+    }
+
+    /// Makes an exit the root cause: of a worker of this node or another one, also with exit code 0.
+    pub(crate) fn blame_exit(&mut self, root: RootExit) {
+        self.blamed = Some(Blamed::Exit(Box::new(root)));
+    }
+
+    /// The exit that is the root cause; `None` if it is the failure that was observed first, or a worker that was running.
+    #[must_use]
+    pub fn root_exit(&self) -> Option<&RootExit> {
+        match self.blamed.as_ref()? {
+            Blamed::Exit(root) => Some(root),
+            Blamed::Stopped(..) => None,
+        }
+    }
+
+    /// Whether the root cause is none of these failures.
+    #[must_use]
+    pub fn is_root_elsewhere(&self) -> bool {
+        self.root_exit()
+            .is_some_and(|root| self.position(&root.record).is_none())
+    }
+
+    /// The place of an exit among the failures.
+    fn position(&self, record: &ExitRecord) -> Option<usize> {
+        let is_here = |it: &ProcessFailure| it.rank == record.rank && it.pid == record.pid;
+        self.all.iter().position(is_here)
     }
 
     /// Writes to `path` why the root cause failed, as
@@ -243,8 +314,11 @@ impl Failures {
         let Some(why) = self.blame_reason() else {
             return self.first().write_error_file(path);
         };
-        let (culprit, observed) = (self.first(), self.first_observed());
-        let message = format!("worker with rank {} is the root cause: {why}", culprit.rank);
+        let observed = self.first_observed();
+        let culprit = self
+            .root_exit()
+            .map_or(self.first().rank, |root| root.record.rank);
+        let message = format!("worker with rank {culprit} is the root cause: {why}");
         let mut lines = vec![
             message.clone(),
             format!(
@@ -271,10 +345,12 @@ impl Failures {
     }
 
     pub(super) fn first_index(&self) -> usize {
-        match self.blamed {
-            Some((index, _)) => index,
-            None => self.first_observed_index(),
-        }
+        let blamed = match &self.blamed {
+            Some(Blamed::Stopped(index, _)) => Some(*index),
+            Some(Blamed::Exit(root)) => self.position(&root.record),
+            None => None,
+        };
+        blamed.unwrap_or_else(|| self.first_observed_index())
     }
 
     fn first_observed_index(&self) -> usize {

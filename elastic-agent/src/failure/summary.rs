@@ -1,6 +1,8 @@
 //! The report on failures, in PyTorch's layout, which operators and scripts know.
 
+use super::exit_record::ExitRecord;
 use super::last_words::TRACEBACK_START;
+use super::local_time::epoch_seconds;
 use super::process_failure::{Failures, ProcessFailure, STDERR_LINES_MAX};
 use crate::signal_name::signal_name;
 use crate::worker::ExitKind;
@@ -39,7 +41,7 @@ fn summary(
                 .max()
                 .unwrap_or(0),
         );
-        if index == first {
+        if index == first && !failures.is_root_elsewhere() {
             root = text;
         } else {
             let is_first = std::ptr::eq(failure, failures.first_observed());
@@ -54,16 +56,41 @@ fn summary(
     if others.is_empty() {
         others.push("  <NO_OTHER_FAILURES>".to_owned());
     }
+    if let Some(exit) = failures
+        .root_exit()
+        .filter(|_| failures.is_root_elsewhere())
+    {
+        root = elsewhere(failures.all().len(), &exit.record, local_time);
+        let lines = root.lines().map(|line| line.chars().count());
+        width = width.max(lines.max().unwrap_or(0));
+    }
     let heading = match failures.blame_reason() {
         None => "first observed failure".to_owned(),
         Some(why) => {
             root.push_str("\n  cause     : ");
             root.push_str(why);
-            let observed = failures.first_observed().rank;
-            format!("the first observed failure is that of rank {observed}")
+            let cure = failures.root_exit().and_then(|root| root.cure);
+            if let Some(cure) = cure {
+                root.push_str("\n  cure      : ");
+                root.push_str(cure);
+            }
+            let observed = failures.first_observed();
+            match std::ptr::eq(observed, failures.first()) && !failures.is_root_elsewhere() {
+                true => "first observed failure".to_owned(),
+                false => format!(
+                    "the first observed failure is that of rank {}",
+                    observed.rank
+                ),
+            }
         }
     };
-    root.push_str(&last_lines(failures.first()));
+    root.push_str(&match failures
+        .root_exit()
+        .filter(|_| failures.is_root_elsewhere())
+    {
+        Some(exit) => last_line(&exit.record),
+        None => last_lines(failures.first()),
+    });
     let width = width.min(WIDTH_MAX);
     let (rule, thin) = ("=".repeat(width), "-".repeat(width));
     let others = others.join("\n");
@@ -114,11 +141,7 @@ fn block(
     host: &str,
     local_time: &dyn Fn(i64) -> String,
 ) -> String {
-    let signal = match failure.exit {
-        ExitKind::Signal { number, .. } => signal_name(number),
-        _ => None,
-    };
-    let signal = signal.map_or_else(String::new, |name| format!(" ({name})"));
+    let signal = signal_field(failure.exit);
     let error_file = failure.error_file.as_ref();
     let error_file = error_file.map_or("<N/A>".into(), |path| path.to_string_lossy());
     let ProcessFailure {
@@ -152,6 +175,37 @@ fn block(
         text.push_str(note);
     }
     text
+}
+
+/// The root cause, if it is the exit of a worker that is not among the failures of this node.
+fn elsewhere(index: usize, record: &ExitRecord, local_time: &dyn Fn(i64) -> String) -> String {
+    let ExitRecord {
+        host, rank, pid, ..
+    } = record;
+    let time = local_time(epoch_seconds(record.ended_at()));
+    let code = record.exit.code();
+    format!(
+        "[{index}]:\n  time      : {time}\n  host      : {host}\n  rank      : {rank}\n  \
+         exitcode  : {code} (pid: {pid}) {}\n  error_file: <N/A>\n  traceback : <N/A>",
+        signal_field(record.exit)
+    )
+}
+
+/// The last line of such a worker; empty if it wrote none.
+fn last_line(record: &ExitRecord) -> String {
+    let line = record.last_line.as_ref();
+    line.map_or_else(String::new, |line| {
+        format!("\n  stderr    : the last line\n    {line}")
+    })
+}
+
+/// ` (SIGKILL)`, or nothing.
+fn signal_field(exit: ExitKind) -> String {
+    let signal = match exit {
+        ExitKind::Signal { number, .. } => signal_name(number),
+        _ => None,
+    };
+    signal.map_or_else(String::new, |name| format!(" ({name})"))
 }
 
 /// The field with the last lines of standard error; empty if there are none. Leaves out a traceback that

@@ -22,6 +22,11 @@ impl Spent {
         self.times.push_back(now);
     }
 
+    /// The last restart does not count.
+    pub(super) fn take_back(&mut self) {
+        self.times.pop_back();
+    }
+
     /// How many restarts are left in the window that ends at `now`. A restart counts until the window's length has
     /// passed.
     pub(super) fn left(&self, budget: RestartBudget, now: Duration) -> usize {

@@ -129,6 +129,13 @@ impl RestartPolicy {
         Decision::Restart
     }
 
+    /// The last restart does not count, because the workers failed without a fault of their own.
+    pub(crate) fn take_back(&mut self) {
+        self.used = self.used.saturating_sub(1);
+        self.without_progress = self.without_progress.saturating_sub(1);
+        self.spent.take_back();
+    }
+
     /// Why no start of these workers could succeed, if the rules care.
     pub(crate) fn why_hopeless(&self, failed: &[FailedWorker]) -> Option<String> {
         hopeless(failed).filter(|_| !self.rules.restarts_on_fatal_errors)

@@ -10,7 +10,8 @@ use super::error::AgentError;
 use super::input::{Effect, Effects, Facts, Joins, Stopped};
 use super::machine::{Round, finish, log};
 use super::outcome::AgentOutcome;
-use super::phase::{End, Failure, Phase};
+use super::phase::{End, Failure, Phase, Stall};
+use crate::failure::Failures;
 use crate::restart_policy::{Decision, RestartPolicy};
 
 /// What follows from a failure.
@@ -125,6 +126,9 @@ impl Round {
         now: Duration,
         out: &mut Effects,
     ) -> Phase {
+        if self.may_be_loss(nodes, &failure, &facts, now) {
+            return self.await_loss(nodes, failure, out);
+        }
         let verdict = verdict(&mut self.policy, &failure, facts, now);
         if let Verdict::EndJob(reason) = &verdict {
             out.push(Effect::PublishEnd(reason.clone()));
@@ -135,10 +139,7 @@ impl Round {
             failures,
             ..
         } = failure;
-        let (ending, cause) = match stall {
-            None => (RoundEnding::Failed, RoundCause::Failure),
-            Some(_) => (RoundEnding::Stuck, RoundCause::Stuck),
-        };
+        let (ending, cause) = ending_of(stall);
         let (why, counted) = match stall {
             None => ("a worker failed", "a failure"),
             Some(_) => ("the workers were stuck", "they were stuck"),
@@ -155,6 +156,7 @@ impl Round {
                 ));
                 out.push(Effect::TellRestarting(why.to_owned()));
                 self.report_round(ending, None, now, out);
+                self.is_count_open = self.settings.loss_wait.is_some() && !is_given_up;
                 let joins = match is_given_up {
                     true => Joins::Running,
                     false => Joins::Next,
@@ -163,10 +165,7 @@ impl Round {
             }
             Verdict::JoinUncounted => {
                 let why = "the workers of another node were stuck first";
-                out.push(log(Level::Info, format!("restarting the workers: {why}")));
-                out.push(Effect::TellRestarting(why.to_owned()));
-                self.report_round(ending, None, now, out);
-                return self.join_again(cause, failures, Joins::Next, now, out);
+                return self.restart_uncounted(why, (ending, cause), failures, now, out);
             }
             Verdict::OthersFinished(finished) => {
                 let error = AgentError::OthersFinished {
@@ -199,6 +198,21 @@ impl Round {
         self.report_round(ending, reason, now, out);
         finish(Ok(outcome), out)
     }
+
+    /// Starts the workers again, which uses up no restart of this node.
+    pub(super) fn restart_uncounted(
+        &mut self,
+        why: &str,
+        (ending, cause): (RoundEnding, RoundCause),
+        failures: Option<Failures>,
+        now: Duration,
+        out: &mut Effects,
+    ) -> Phase {
+        out.push(log(Level::Info, format!("restarting the workers: {why}")));
+        out.push(Effect::TellRestarting(why.to_owned()));
+        self.report_round(ending, None, now, out);
+        self.join_again(cause, failures, Joins::Next, now, out)
+    }
 }
 
 /// Each row of the table is one `if` or arm, in its order. Counts the restart, if one follows.
@@ -214,13 +228,10 @@ pub(super) fn verdict(
     if failure.has_abandoned {
         return Verdict::GiveUp;
     }
+    let is_counted_elsewhere = is_counted_elsewhere(failure, &facts);
     if let Some(reason) = facts.job_end.filter(|_| policy.left(now) > 0) {
         return Verdict::Ended(reason);
     }
-    let is_counted_elsewhere = match failure.stall {
-        Some(stall) => !stall.is_first,
-        None => facts.is_any_stuck,
-    };
     if is_counted_elsewhere {
         policy.note_progress(failure.progress);
         return Verdict::JoinUncounted;
@@ -231,5 +242,20 @@ pub(super) fn verdict(
         // They wait in the exit barrier of this round and join no other.
         Decision::Restart if facts.finished > 0 => Verdict::OthersFinished(facts.finished),
         Decision::Restart => Verdict::Restart,
+    }
+}
+
+/// Whether another node counts the restart.
+pub(super) fn is_counted_elsewhere(failure: &Failure, facts: &Facts) -> bool {
+    match failure.stall {
+        Some(stall) => !stall.is_first,
+        None => facts.is_any_stuck,
+    }
+}
+
+pub(super) const fn ending_of(stall: Option<Stall>) -> (RoundEnding, RoundCause) {
+    match stall {
+        None => (RoundEnding::Failed, RoundCause::Failure),
+        Some(_) => (RoundEnding::Stuck, RoundCause::Stuck),
     }
 }

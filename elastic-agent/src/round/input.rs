@@ -21,6 +21,8 @@ pub(crate) type Effects = Vec<Effect>;
 pub(crate) enum Input {
     /// Answers [`Effect::Join`]: a round of this many nodes is complete.
     Joined { nodes: usize },
+    /// Answers [`Effect::ReadDepartures`]: whether a member of the last round is missing.
+    Departures(bool),
     /// Answers [`Effect::Prepare`].
     Prepared,
     /// Answers [`Effect::Start`]: all workers run.
@@ -49,6 +51,8 @@ pub(crate) enum Input {
     MembersChanged,
     /// The workers report no progress.
     Stuck(Box<StuckWorkers>),
+    /// The time of [`Effect::AwaitLoss`] is over.
+    LossDue,
     /// A signal stops the agent.
     Signal(i32),
     /// Answers [`Effect::ReadMembership`]; `None` if the store does not answer.
@@ -79,6 +83,8 @@ pub(crate) enum Input {
 pub(crate) enum Effect {
     /// Joins a round. Answered by [`Input::Joined`] or [`Input::NotStarted`].
     Join(Joins),
+    /// Compares the members of the round with those of the last one. Answered by [`Input::Departures`].
+    ReadDepartures,
     /// Starts the relay, gets the ranks, and plans the workers. Answered by [`Input::Prepared`] or
     /// [`Input::NotStarted`].
     Prepare {
@@ -112,6 +118,8 @@ pub(crate) enum Effect {
     /// Counts this node among those of the round whose workers are stuck.
     ReportStuck,
     ReadFacts,
+    /// Answered by [`Input::LossDue`] after this time, unless the node joins before.
+    AwaitLoss(Duration),
     /// Has workers of the next round prepared while those of this one are stopped.
     ForkAhead,
     /// Stops the workers, and ends what they leave behind.

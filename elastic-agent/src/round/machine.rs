@@ -31,6 +31,9 @@ pub(crate) struct Settings {
     pub(crate) local_world_size: usize,
     /// Whether keys of an earlier round are out of sight.
     pub(crate) has_store_per_round: bool,
+    /// How long a node without a restart left waits for the news that another one was lost; `None` if the others cannot
+    /// continue without that node.
+    pub(crate) loss_wait: Option<Duration>,
     /// Whether the others run on when a worker dies.
     pub(crate) keep: Option<KeepOptions>,
 }
@@ -44,6 +47,10 @@ pub(crate) struct Round {
     cause: RoundCause,
     pub(super) clock: RoundClock,
     pub(super) has_had_workers: bool,
+    /// The last restart was counted, which depends on the members of the next round.
+    pub(super) is_count_open: bool,
+    /// It has waited for the news that another node of the round was lost.
+    pub(super) has_awaited_loss: bool,
     pub(super) phase: Phase,
 }
 
@@ -57,6 +64,8 @@ impl Round {
             cause: RoundCause::Start,
             clock: RoundClock::start(0, now),
             has_had_workers: false,
+            is_count_open: false,
+            has_awaited_loss: false,
             phase: Phase::Joining { failures: None },
         };
         let joins = match round.settings.keep {
@@ -76,6 +85,7 @@ impl Round {
         out: &mut Effects,
     ) -> Phase {
         self.cause = cause;
+        self.has_awaited_loss = false;
         self.clock = RoundClock::start(self.policy.used(), now);
         out.push(Effect::Join(joins));
         Phase::Joining { failures }

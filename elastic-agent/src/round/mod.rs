@@ -13,6 +13,7 @@ mod error;
 mod input;
 mod keep;
 mod keep_options;
+mod loss;
 mod machine;
 mod members;
 mod not_started;

@@ -13,6 +13,11 @@ pub(super) enum Phase {
     Joining {
         failures: Option<Failures>,
     },
+    /// The round is complete, and it is asked whether members of the last one are missing.
+    Joined {
+        nodes: usize,
+        failures: Option<Failures>,
+    },
     /// The round is complete; the relay starts, and the nodes exchange ranks.
     Preparing {
         nodes: usize,
@@ -39,6 +44,8 @@ pub(super) enum Phase {
         nodes: usize,
         failure: Box<Failure>,
     },
+    /// Workers have failed or were stuck, and no restart is left unless another node of the round turns out to be lost.
+    AwaitingLoss(AwaitingLoss),
     /// The workers of this node have succeeded.
     AtBarrier(Barrier),
     Over,
@@ -103,6 +110,15 @@ pub(super) struct Failure {
     pub(super) failed: Vec<FailedWorker>,
     pub(super) has_abandoned: bool,
     pub(super) progress: RoundProgress,
+}
+
+/// A node without a restart left, which waits for the news that another one was lost.
+#[derive(Debug)]
+pub(super) struct AwaitingLoss {
+    pub(super) nodes: usize,
+    pub(super) failure: Box<Failure>,
+    /// Whether the time is over, and the membership is read for the last time.
+    pub(super) is_late: bool,
 }
 
 /// A node that waits for the others to finish.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::input::{Effect, Effects, Input, StartTimes};
 use super::machine::Round;
 use super::phase::{Phase, Running, Waiting};
+use crate::failure::Failures;
 
 impl Round {
     /// Takes an input, and returns what to do. Ignores what comes too late for the phase, as the end of a worker that is
@@ -26,12 +27,17 @@ impl Round {
         match (phase, input) {
             (Phase::Joining { failures }, Input::Joined { nodes }) => {
                 self.clock.end(now, |phases| &mut phases.rendezvous);
-                let restarts = self.policy.used();
-                out.push(Effect::Prepare {
-                    restarts,
-                    restarts_max: restarts.saturating_add(self.policy.left(now)),
-                });
-                Phase::Preparing { nodes, failures }
+                if std::mem::take(&mut self.is_count_open) {
+                    out.push(Effect::ReadDepartures);
+                    return Phase::Joined { nodes, failures };
+                }
+                self.prepare(nodes, failures, now, out)
+            }
+            (Phase::Joined { nodes, failures }, Input::Departures(has_any)) => {
+                if has_any {
+                    self.do_not_count(now, out);
+                }
+                self.prepare(nodes, failures, now, out)
             }
             (Phase::Preparing { nodes, failures }, Input::Prepared) => {
                 self.clock.end(now, |phases| &mut phases.ranks);
@@ -83,8 +89,24 @@ impl Round {
             (Phase::Judging { nodes, failure }, Input::Facts(facts)) => {
                 self.judge(nodes, *failure, facts, now, out)
             }
+            (Phase::AwaitingLoss(awaiting), input) => self.awaiting_loss(awaiting, input, now, out),
             (Phase::AtBarrier(barrier), input) => self.in_barrier(barrier, input, now, out),
             (phase, _) => phase,
         }
+    }
+
+    fn prepare(
+        &self,
+        nodes: usize,
+        failures: Option<Failures>,
+        now: Duration,
+        out: &mut Effects,
+    ) -> Phase {
+        let restarts = self.policy.used();
+        out.push(Effect::Prepare {
+            restarts,
+            restarts_max: restarts.saturating_add(self.policy.left(now)),
+        });
+        Phase::Preparing { nodes, failures }
     }
 }

@@ -10,9 +10,11 @@ use crate::engine::apply::{apply, make_spares, remove_dead};
 use crate::engine::decide::step_of_action;
 use crate::engine::decide::{self, Action, Context, Decision, Entering, Rule};
 use crate::engine::last_round::{LastRound, REJOIN_GRACE};
+use crate::engine::links::Links;
 use crate::engine::observations::Observations;
 use crate::values::clock::Now;
 use crate::values::goal::{Entry, Operation, OperationError};
+use crate::values::link::Marks;
 use crate::values::node::NodeId;
 use crate::values::report::{DroppedNode, LeftNode, LostNode, WaitReport};
 use crate::values::settings::{ROLLBACK_WINDOW, RendezvousSettings};
@@ -22,6 +24,9 @@ use crate::values::stored::{Token, Written};
 
 /// How many dropped nodes are remembered for reports.
 const DROPPED_MAX: usize = 256;
+
+/// How many names of a state a node looks up, so that a state with many does not cost many requests.
+const LINKED_MAX: usize = 256;
 
 /// How often a node checks whether a suspect has written, because heartbeats wake nobody.
 const SUSPECT_INTERVAL: Duration = Duration::from_secs(1);
@@ -58,6 +63,17 @@ pub(crate) enum Need {
 struct Dropped {
     at: Duration,
     silence: Duration,
+    is_disconnected: bool,
+}
+
+impl Dropped {
+    fn lost(self, node: &NodeId) -> LostNode {
+        LostNode {
+            node: node.clone(),
+            silence: self.silence,
+            is_disconnected: self.is_disconnected,
+        }
+    }
 }
 
 /// How a member has left the round that this node joined last.
@@ -291,6 +307,35 @@ impl Executor {
         Some(written_at.saturating_add(self.settings.dead_after()))
     }
 
+    /// The marks of other nodes.
+    pub(crate) const fn links(&self) -> &Links {
+        &self.observations.links
+    }
+
+    pub(crate) const fn links_mut(&mut self) -> &mut Links {
+        &mut self.observations.links
+    }
+
+    /// Adopts marks that were requested at `requested_at`. Returns whether a node was lost; then the state must be read.
+    pub(crate) fn on_marks(
+        &mut self,
+        marks: Option<&Marks>,
+        requested_at: Duration,
+        now: Now,
+    ) -> bool {
+        let links = &mut self.observations.links;
+        links.on_read(&self.me, marks, requested_at, now.monotonic)
+    }
+
+    /// The nodes whose marks matter: this one, the listed ones, and members of the last rounds, which may have been dropped.
+    pub(crate) fn linked(&self) -> Vec<NodeId> {
+        let listed = self.state.last_heartbeats.keys();
+        let known = listed.chain(&self.world).chain(self.last_round.members());
+        let mut nodes: BTreeSet<&NodeId> = known.take(LINKED_MAX).collect();
+        nodes.insert(&self.me);
+        nodes.into_iter().cloned().collect()
+    }
+
     /// Makes the next step begin with a read.
     #[cfg(test)]
     pub(crate) fn wake(&mut self) {
@@ -384,10 +429,11 @@ impl Executor {
     pub(crate) fn departed(&self) -> (Vec<LostNode>, Vec<LeftNode>) {
         let (mut lost, mut left) = (Vec::new(), Vec::new());
         for (node, departure) in &self.departures {
-            let node = node.clone();
             match *departure {
-                Departure::Left { is_joining } => left.push(LeftNode { node, is_joining }),
-                Departure::Lost(Dropped { silence, .. }) => lost.push(LostNode { node, silence }),
+                Departure::Left { is_joining } => {
+                    left.push(LeftNode::new(node.clone(), is_joining))
+                }
+                Departure::Lost(dropped) => lost.push(dropped.lost(node)),
             }
         }
         (lost, left)
@@ -408,10 +454,7 @@ impl Executor {
         let others = listed.filter(|node| **node != self.me);
         let silent = others.filter_map(|node| {
             let silence = self.observations.silence_of(node, now.monotonic)?;
-            (silence > self.overdue_after()).then(|| LostNode {
-                node: node.clone(),
-                silence,
-            })
+            (silence > self.overdue_after()).then(|| LostNode::new(node.clone(), silence))
         });
         silent.collect()
     }
@@ -460,18 +503,23 @@ impl Executor {
                 // It was already unlisted.
                 continue;
             };
-            let departure = if silence > self.overdue_after() {
-                let at = now.monotonic;
-                Departure::Lost(Dropped { at, silence })
+            let links = &self.observations.links;
+            let closed_since = links.closed_since(node);
+            let is_disconnected = closed_since.is_some() || links.was_found_closed(node);
+            let departure = if silence > self.overdue_after() || is_disconnected {
+                Departure::Lost(Dropped {
+                    at: now.monotonic,
+                    silence: closed_since.map_or(silence, |at| moment.saturating_sub(at)),
+                    is_disconnected,
+                })
             } else {
                 Departure::Left { is_joining: false }
             };
             let is_new = !matches!(self.departures.get(node), Some(Departure::Lost(_)));
-            if matches!(departure, Departure::Lost(_)) && is_new {
-                self.newly_lost.push(LostNode {
-                    node: node.clone(),
-                    silence,
-                });
+            if let Departure::Lost(dropped) = departure
+                && is_new
+            {
+                self.newly_lost.push(dropped.lost(node));
             }
             if is_new {
                 self.departures.insert(node.clone(), departure);
@@ -706,12 +754,10 @@ impl Executor {
             let dropped = Dropped {
                 silence: silent.silence,
                 at: now.monotonic,
+                is_disconnected: silent.is_disconnected,
             };
             self.note_lost(&silent.node, dropped);
-            self.newly_lost.push(LostNode {
-                node: silent.node.clone(),
-                silence: silent.silence,
-            });
+            self.newly_lost.push(silent.clone());
             self.dropped.insert(silent.node, dropped);
         }
         let state = &self.state;
@@ -726,12 +772,14 @@ impl Executor {
             let is_overdue = |silence: Option<Duration>| {
                 silence.is_some_and(|silence| silence > self.overdue_after())
             };
-            if is_overdue(self.observations.silence_of(node, self.known_as_of)) {
+            let has_closed = self.observations.links.closed_since(node).is_some();
+            if has_closed || is_overdue(self.observations.silence_of(node, self.known_as_of)) {
                 return Some(now.monotonic);
             }
-            // A live member looks like that if its clock is behind; then it is back soon.
+            // A live member looks like that if its clock is behind, or if it is about to connect again; then it is back soon.
             let age = self.observations.age_of(node, self.known_as_of);
-            is_overdue(age).then(|| now.monotonic.saturating_add(REJOIN_GRACE))
+            let is_behind = is_overdue(age) || self.observations.links.was_found_closed(node);
+            is_behind.then(|| now.monotonic.saturating_add(REJOIN_GRACE))
         };
         self.last_round
             .members()

@@ -4,6 +4,7 @@
 //! The shell's `handler_loop` drives any engine, and its `dynamic` creates the one that `access` allows: `solo`, of a
 //! node that writes the state itself, or `group`, where one node writes for all.
 
+pub(crate) mod advertised;
 mod apply;
 mod decide;
 pub(crate) mod duty;
@@ -11,6 +12,7 @@ mod executor;
 pub(crate) mod group;
 mod group_ranks;
 mod last_round;
+mod links;
 mod observations;
 pub(crate) mod reach;
 #[cfg(test)]
@@ -100,6 +102,10 @@ pub(crate) enum Ask {
     ReadNotices,
     /// What the members of this round say about nodes that want to enter it: [`Reply::Entry`].
     ReadEntry { round: i64 },
+    /// The marks of these nodes (docs/spec/rendezvous.md, section 10.3): [`Reply::Marks`].
+    ReadMarks(Vec<NodeId>),
+    /// Marks this node as connected: [`Reply::Done`].
+    SetMark,
     /// A report of the waiting join to listeners and log: [`Reply::Nothing`].
     Report,
     /// A request to the keys of the group; the station says to itself what its result is.

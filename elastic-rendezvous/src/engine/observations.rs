@@ -8,8 +8,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use crate::engine::links::Links;
 use crate::values::clock::Now;
 use crate::values::node::NodeId;
+use crate::values::report::LostNode;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
 use crate::values::timestamp::Timestamp;
@@ -18,11 +20,12 @@ use crate::values::timestamp::Timestamp;
 const LEAD_MAX: Duration = Duration::from_secs(3600);
 
 /// What a node has observed of the others, with times of its monotonic clock.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Observations {
     /// When this node started. Its wall clock is advanced monotonically from here.
     start: Now,
     peers: HashMap<NodeId, Sighting>,
+    pub(crate) links: Links,
     round: RoundTimes,
     /// The same as of the last state that was read or written.
     stored_round: RoundTimes,
@@ -57,18 +60,12 @@ struct Sighting {
     is_suspect: bool,
 }
 
-/// A node that has been silent for too long.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Silent {
-    pub(crate) node: NodeId,
-    pub(crate) silence: Duration,
-}
-
 impl Observations {
     pub(crate) fn new(start: Now) -> Self {
         Self {
             start,
             peers: HashMap::new(),
+            links: Links::new(start.monotonic),
             round: RoundTimes::default(),
             stored_round: RoundTimes::default(),
             read_at: None,
@@ -78,8 +75,9 @@ impl Observations {
     }
 
     /// The store is out of reach.
-    pub(crate) const fn on_outage(&mut self) {
+    pub(crate) fn on_outage(&mut self) {
         self.had_outage = true;
+        self.links.on_outage();
     }
 
     /// Adopts a state that was just read or written.
@@ -173,7 +171,8 @@ impl Observations {
         }
     }
 
-    /// The nodes other than `me` that had been silent for too long at `moment`, longest silence first.
+    /// The listed nodes other than `me` that had been silent for too long at `moment`, or have lost their connection,
+    /// longest silence first.
     ///
     /// `moment` is when the current state was requested, not when it arrived: this process may have been
     /// stopped in between and missed later heartbeats.
@@ -182,15 +181,22 @@ impl Observations {
         me: &NodeId,
         settings: &RendezvousSettings,
         moment: Duration,
-    ) -> Vec<Silent> {
-        let mut silent: Vec<Silent> = self
+    ) -> Vec<LostNode> {
+        let mut silent: Vec<LostNode> = self
             .peers
             .iter()
             .filter(|(node, _)| *node != me)
-            .filter(|(_, sighting)| sighting.is_silent_at(moment, settings))
-            .map(|(node, sighting)| Silent {
-                node: node.clone(),
-                silence: moment.saturating_sub(sighting.seen_at),
+            .filter_map(|(node, sighting)| {
+                let lost_since = self.links.lost_since(node);
+                let is_silent = sighting.is_silent_at(moment, settings);
+                (is_silent || lost_since.is_some()).then(|| {
+                    let since = lost_since.unwrap_or(sighting.seen_at);
+                    LostNode {
+                        node: node.clone(),
+                        silence: moment.saturating_sub(since),
+                        is_disconnected: lost_since.is_some(),
+                    }
+                })
             })
             .collect();
         silent.sort_by(|a, b| (b.silence, &a.node).cmp(&(a.silence, &b.node)));
@@ -399,10 +405,7 @@ mod tests {
         observations.observe(&state, &settings(), late);
         assert_eq!(observations.silent(&me, &settings(), late.monotonic), []);
         let late = start().after(SECOND * 16);
-        let expected = [Silent {
-            node: peer,
-            silence: SECOND * 16,
-        }];
+        let expected = [LostNode::new(peer, SECOND * 16)];
         assert_eq!(
             observations.silent(&me, &settings(), late.monotonic),
             expected

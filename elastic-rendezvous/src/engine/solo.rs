@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use crate::engine::executor::{Executor, Need};
+use crate::engine::links::RETURN_PAUSE;
 use crate::engine::{Ask, Engine, Reply};
 use crate::values::clock::Now;
 use crate::values::error::RendezvousError;
@@ -65,6 +66,8 @@ pub(crate) struct Solo {
     reported: Option<(Duration, (i64, usize, usize))>,
     /// The failure of a heartbeat, until it is recorded.
     failed_heartbeat: Option<Step>,
+    /// When the marks were last requested.
+    marks_asked_at: Duration,
     random: fastrand::Rng,
 }
 
@@ -86,6 +89,7 @@ impl Solo {
             entry_read: None,
             reported: None,
             failed_heartbeat: None,
+            marks_asked_at: now.monotonic,
             random: fastrand::Rng::with_seed(seed),
         }
     }
@@ -97,6 +101,9 @@ impl Solo {
         self.paused_until = None;
         self.reported = None;
         self.entry_read = None;
+        if operation.is_join() {
+            self.executor.links_mut().delay_read(now.monotonic);
+        }
         self.executor.begin(operation, deadline, now);
     }
 
@@ -163,15 +170,45 @@ impl Solo {
             world_size,
             first: nodes.first().unwrap_or(self.executor.me()).clone(),
             is_same_world: last == nodes,
+            has_lost_members: last.iter().any(|node| !nodes.contains(node)),
             nodes,
             has_entered,
         }
+    }
+
+    /// What is due of the marks. Otherwise reduces `until` to when something will be.
+    fn ask_for_marks(&mut self, until: &mut Duration, now: Now) -> Option<Ask> {
+        if self.executor.settings().max_nodes < 2 {
+            return None;
+        }
+        let links = self.executor.links();
+        if links.is_own_due() {
+            return Some(Ask::SetMark);
+        }
+        let due_at = links.read_due_at()?;
+        if due_at > now.monotonic {
+            *until = due_at.min(*until);
+            return None;
+        }
+        self.marks_asked_at = now.monotonic;
+        Some(Ask::ReadMarks(self.executor.linked()))
+    }
+
+    /// How soon a request that has failed is made again.
+    fn retry_pause(&self) -> Duration {
+        let settings = self.executor.settings();
+        let is_marked = settings.max_nodes > 1 && self.executor.links().read_due_at().is_some();
+        let pause = if is_marked { RETURN_PAUSE } else { RETRY_PAUSE };
+        settings.keep_alive_interval.min(pause)
     }
 
     /// What is due before the executor's wait, or the wait.
     fn wait(&mut self, until: Duration, now: Now) -> Ask {
         let at = now.monotonic;
         let mut until = until;
+        if let Some(ask) = self.ask_for_marks(&mut until, now) {
+            return ask;
+        }
         if self.executor.awaits_notices(now) {
             // A node writes its notice before it leaves the state.
             let token = self.executor.to_write().1;
@@ -261,10 +298,9 @@ impl Engine for Solo {
             let operation = match self.operation {
                 Some(operation) => operation,
                 None if now.monotonic < self.rests_until => {
-                    return Ask::AwaitState {
-                        part: Part::Members,
-                        until: self.rests_until,
-                    };
+                    let (part, mut until) = (Part::Members, self.rests_until);
+                    let marks = self.ask_for_marks(&mut until, now);
+                    return marks.unwrap_or(Ask::AwaitState { part, until });
                 }
                 None => {
                     let limit = self.executor.settings().heartbeat_timeout;
@@ -302,6 +338,15 @@ impl Engine for Solo {
                 let is_new = self.executor.on_entry(round, entry);
                 self.waits_until = self.waits_until.filter(|_| !is_new);
             }
+            Reply::Done => self.executor.links_mut().on_set(),
+            Reply::Marks(marks) => {
+                let asked_at = self.marks_asked_at;
+                if self.executor.on_marks(marks.as_ref(), asked_at, now) {
+                    // Reads the state, in which the lost node may be listed no more.
+                    self.waits_until = None;
+                    self.rests_until = now.monotonic;
+                }
+            }
             Reply::Gone(gone) => {
                 let is_new = self.executor.on_gone(gone);
                 self.waits_until = self.waits_until.filter(|_| !is_new);
@@ -316,8 +361,12 @@ impl Engine for Solo {
             self.executor.on_outage();
         }
         let operation = self.operation.take();
-        let interval = self.executor.settings().keep_alive_interval;
-        let retry_at = now.monotonic.saturating_add(interval.min(RETRY_PAUSE));
+        let pause = if error.is_outage() {
+            self.retry_pause()
+        } else {
+            RETRY_PAUSE.min(self.executor.settings().keep_alive_interval)
+        };
+        let retry_at = now.monotonic.saturating_add(pause);
         match operation {
             Some(Operation::KeepAlive) => {
                 self.failed_heartbeat = Some(Step::failed(Method::KeepAlive, error));
@@ -335,7 +384,7 @@ impl Engine for Solo {
     fn on_outage(&mut self, now: Now) {
         self.waits_until = None;
         self.executor.on_outage();
-        self.paused_until = Some(now.monotonic.saturating_add(RETRY_PAUSE));
+        self.paused_until = Some(now.monotonic.saturating_add(self.retry_pause()));
     }
 
     fn is_kept_until(&self) -> Option<Duration> {
@@ -465,6 +514,7 @@ mod tests {
     #[test]
     fn a_waiting_join_reads_and_reports_each_second() {
         let (mut engine, mut stored) = (node(2), None);
+        engine.on_reply(Reply::Marks(None), start());
         engine.begin(Operation::Join, Duration::MAX, start());
         for seconds in 0..3 {
             let now = start().after(SECOND * seconds);

@@ -7,6 +7,7 @@ use c10d_socket::{Backoff, Deadline, sleep};
 
 use crate::shell::backend::{RendezvousBackend, StateWatch};
 use crate::shell::group_store::GroupStore;
+use crate::shell::marks::MarkBoard;
 use crate::shell::reconnecting::between_attempts;
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
@@ -30,6 +31,8 @@ pub(crate) enum Access {
         lease: Option<WriteLease>,
         /// `None`: the state is polled.
         watch: Option<Arc<dyn StateWatch>>,
+        /// `None`: the store cannot have marks.
+        marks: Option<MarkBoard>,
     },
 }
 
@@ -53,6 +56,7 @@ impl Access {
                 .transpose()?
                 .flatten(),
             watch: backend.watch()?,
+            marks: backend.marks(),
         })
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use c10d_socket::Cancel;
 
 use crate::shell::group_store::GroupStore;
+use crate::shell::marks::MarkBoard;
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
 use crate::values::stored::{Part, SetState, Stored, Token, Watched};
@@ -87,6 +88,12 @@ pub trait RendezvousBackend: Debug + Send + Sync {
     /// [`RendezvousError::Connection`] when the store fails.
     fn group(&self) -> Result<Option<GroupStore>, RendezvousError> {
         Ok(None)
+    }
+
+    /// Where the nodes mark themselves as connected, where the store removes marks with their connections
+    /// (`docs/spec/rendezvous.md`, section 10.3).
+    fn marks(&self) -> Option<MarkBoard> {
+        None
     }
 
     /// Names the backend in messages: `TCP store 10.0.0.1:29400`.

@@ -4,18 +4,21 @@
 //! never finds it, and a late node with rank 0 splits the world (docs/spec/rendezvous.md, section 12). Here it
 //! is published in every round and stays the same while its server runs.
 
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use c10d_socket::{Cancel, ConnectOptions, Deadline, HostPort, ListenOptions, printable, sleep};
 use c10d_store::{
-    Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, TcpStore,
+    Credentials, ListenOn, ServerOptions, Store, StoreAddress, StoreError, StoreExt, TcpStore,
     TcpStoreOptions,
 };
 
+use crate::engine::advertised::Advertised;
 use crate::shell::board::{BoardError, RoundBoard, Wait};
 use crate::shell::handler::{BootstrapInfo, RendezvousInfo};
-use crate::shell::workers_keys::{is_kept, state_key};
+use crate::shell::own_host::OwnHost;
+use crate::shell::workers_keys::{OWNER_KEY, is_kept, state_key};
 use crate::values::error::RendezvousError;
 use crate::values::node::NodeId;
 use crate::values::port_range::PortRange;
@@ -23,6 +26,12 @@ use crate::values::server_hook::ServerHook;
 
 const ADDR_KEY: &str = "MASTER_ADDR";
 const PORT_KEY: &str = "MASTER_PORT";
+
+/// Ours: the host name of the node that has published the address.
+const NAME_KEY: &str = "c10d/master_name";
+
+/// The longest host name (RFC 1035).
+const NAME_BYTES_MAX: usize = 255;
 
 /// Ours: how many nodes have offered to clear the workers' store.
 const CLEARING_KEY: &str = "c10d/clearing";
@@ -52,6 +61,9 @@ const ADDR_BYTES_MAX: usize = 1024;
 /// The most characters that an error shows of a value.
 const VALUE_CHARS_MAX: usize = 100;
 
+/// The most characters that the log shows of the name of this host.
+const NAME_CHARS_MAX: usize = 60;
+
 /// The facts about a complete round that the choice depends on.
 #[derive(Debug)]
 pub(crate) struct Round<'r> {
@@ -67,8 +79,9 @@ pub(crate) struct Round<'r> {
     pub(crate) is_same_world: bool,
     /// Whether the round was running when this node entered it: its address is published.
     pub(crate) has_entered: bool,
-    /// The host under which other nodes reach this one.
-    pub(crate) own_host: &'r str,
+    /// The nodes in the order of their ranks; empty if unknown.
+    pub(crate) nodes: &'r [NodeId],
+    pub(crate) own_host: &'r OwnHost,
     /// Called when this node starts to serve.
     pub(crate) server_hook: Option<&'r ServerHook>,
     /// The ports for the workers' store; `None` for one that the system chooses.
@@ -98,10 +111,20 @@ pub(crate) struct Bootstrap {
     protection: Protection,
     /// The rendezvous' store, if it is also the workers'.
     shared: Option<StoreAddress>,
+    /// Where the server of this node was published last.
+    own_published: Option<HostPort>,
     /// The address in the last round that had one.
-    master: Option<HostPort>,
+    master: Option<Master>,
     /// The node with rank 0 of the last round; `None` if that round had no address.
     first: Option<NodeId>,
+}
+
+/// Where the workers' store of a round is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Master {
+    address: HostPort,
+    /// Of the node that has published the address; `None` from nodes that publish none.
+    name: Option<String>,
 }
 
 /// Whom the workers' stores of a job serve.
@@ -151,15 +174,27 @@ impl Round<'_> {
     }
 
     /// The published address of a round, if any.
-    fn published(&self, number: i64) -> Result<Option<HostPort>, RendezvousError> {
+    fn published(&self, number: i64) -> Result<Option<Master>, RendezvousError> {
         let board = self.board(number);
         let read = |name| board.read(name).map_err(|error| self.failed(error));
         let Some(port) = read(PORT_KEY)? else {
             return Ok(None);
         };
-        let addr = read(ADDR_KEY)?;
-        addr.map(|addr| self.address_of(number, &addr, &port))
-            .transpose()
+        let Some(addr) = read(ADDR_KEY)? else {
+            return Ok(None);
+        };
+        self.master_of(number, &addr, &port).map(Some)
+    }
+
+    /// The store at a published address, with the name that is published too.
+    fn master_of(&self, number: i64, addr: &[u8], port: &[u8]) -> Result<Master, RendezvousError> {
+        let address = self.address_of(number, addr, port)?;
+        let name = self.board(number).read(NAME_KEY);
+        let name = name.map_err(|error| self.failed(error))?;
+        Ok(Master {
+            address,
+            name: name.and_then(host_name),
+        })
     }
 
     fn address_of(
@@ -181,25 +216,21 @@ impl Round<'_> {
         }
     }
 
-    fn publish(&self, master: &HostPort) -> Result<(), RendezvousError> {
-        let board = self.board(self.number);
-        let published = board
-            .put(ADDR_KEY, master.host())
-            .and_then(|()| board.put(PORT_KEY, master.port().to_string()));
+    fn publish(&self, master: &Master) -> Result<(), RendezvousError> {
+        let published = self.board(self.number).put_all(&values_of(master));
         published.map_err(|error| self.failed(error))
     }
 
     /// Publishes for a rank 0 that never will. Does not replace a published address.
-    fn publish_if_missing(&self, master: &HostPort) -> Result<(), RendezvousError> {
+    fn publish_if_missing(&self, master: &Master) -> Result<(), RendezvousError> {
         let board = self.board(self.number);
-        let published = board
-            .put_if_missing(ADDR_KEY, master.host())
-            .and_then(|()| board.put_if_missing(PORT_KEY, master.port().to_string()));
+        let mut values = values_of(master).into_iter();
+        let published = values.try_for_each(|(name, value)| board.put_if_missing(&name, value));
         published.map_err(|error| self.failed(error))
     }
 
     /// The address of the newest earlier round that has one.
-    fn published_earlier(&self) -> Result<Option<HostPort>, RendezvousError> {
+    fn published_earlier(&self) -> Result<Option<Master>, RendezvousError> {
         let oldest = self.number.saturating_sub(EARLIER_ROUNDS_MAX).max(0);
         for number in (oldest..self.number).rev() {
             if let Some(master) = self.published(number)? {
@@ -248,14 +279,17 @@ impl Bootstrap {
         };
         self.master = Some(master.clone());
         self.first = Some(round.first.clone());
-        let own = self.own.as_ref().filter(|it| own(it, round) == master);
-        let info = BootstrapInfo::new(master, true, true)
-            .with_credentials(self.protection.of_clients().cloned())
-            .with_state_key(state_key(round.run_id));
+        let is_own = self.own_published.as_ref() == Some(&master.address);
+        let own = self.own.as_ref().filter(|_| is_own);
+        let credentials = self.credentials_for(&master, round);
         let info = BootstrapInfo {
+            master_name: master.name,
             is_rendezvous_store: self.shared.is_some(),
-            ..info
+            ..BootstrapInfo::new(master.address, true, true)
         };
+        let info = info
+            .with_credentials(credentials)
+            .with_state_key(state_key(round.run_id));
         Ok(match (own, &self.shared) {
             (_, Some(followed @ StoreAddress::LookedUp(_))) => {
                 let info = info.with_followed(followed.clone());
@@ -269,6 +303,19 @@ impl Bootstrap {
         })
     }
 
+    /// What clients of the store need, with the names that its certificate may have.
+    fn credentials_for(&self, master: &Master, round: &Round<'_>) -> Option<Credentials> {
+        let shared = match &self.shared {
+            Some(StoreAddress::At(endpoint)) => Some(endpoint.host()),
+            _ => None,
+        };
+        let own = round.own_host.endpoint().filter(|_| shared.is_some());
+        let names = [master.name.as_deref(), shared, own.map(HostPort::host)];
+        let known = self.protection.of_clients().cloned()?;
+        let names = names.into_iter().flatten();
+        Some(names.fold(known, Credentials::with_server_name))
+    }
+
     /// Returns a new address for each round, where the worker with rank 0 will serve: PyTorch's behaviour
     /// when agents share no store.
     pub(crate) fn settle_unshared(
@@ -278,22 +325,37 @@ impl Bootstrap {
     ) -> Result<BootstrapInfo, NotFound> {
         let master = if round.is_chosen_here() {
             let port = free_port(round)?;
-            let master = HostPort::new(round.own_host, port);
+            let advertised = round.own_host.advertised(round.nodes);
+            let master = Master {
+                address: HostPort::new(advertised.host.as_str(), port),
+                name: Some(round.own_host.name_for_certificates().to_owned()),
+            };
+            report(&advertised, round.own_host.name(), port);
             round.publish(&master)?;
             master
         } else {
             let deadline = Deadline::after(Instant::now(), timeout);
             await_published(round, deadline, cancel)?.ok_or(NotFound::Missing)?
         };
-        Ok(BootstrapInfo::new(master, false, false))
+        Ok(BootstrapInfo {
+            master_name: master.name,
+            ..BootstrapInfo::new(master.address, false, false)
+        })
     }
 
     /// Rank 0's choice: the rendezvous' store, if it is shared; or else the previous address if its server still answers, because members may have cached
     /// it; otherwise our own.
-    fn choose(&mut self, round: &Round<'_>) -> Result<HostPort, RendezvousError> {
+    fn choose(&mut self, round: &Round<'_>) -> Result<Master, RendezvousError> {
+        let named = |address| Master {
+            address,
+            name: Some(round.own_host.name_for_certificates().to_owned()),
+        };
         match &self.shared {
             None => {}
-            Some(StoreAddress::At(shared)) => return Ok(shared.clone()),
+            Some(StoreAddress::At(shared)) => {
+                let address = round.own_host.reached(shared, round.nodes);
+                return Ok(named(address));
+            }
             // Only for messages: all follow the store.
             Some(followed @ StoreAddress::LookedUp(_)) => {
                 let deadline = Deadline::after(Instant::now(), PROBE_TIMEOUT);
@@ -302,45 +364,78 @@ impl Bootstrap {
                     log::debug!("cannot look up the workers' store: {error}");
                     HostPort::new(followed.to_string(), UNKNOWN_PORT)
                 };
-                return Ok(current.unwrap_or_else(unknown));
+                return Ok(Master {
+                    address: current.unwrap_or_else(unknown),
+                    name: None,
+                });
             }
         }
         let before = match &self.master {
             None if round.number > 0 => round.published_earlier()?,
             master => master.clone(),
         };
-        if let Some(before) = before {
-            match &self.own {
-                Some(store) if own(store, round) == before => return Ok(before),
-                _ => {}
-            }
+        if let Some(before) = before
+            && self.own_published.as_ref() != Some(&before.address)
+        {
             // It listened a moment ago: a refusal means that it has ended.
-            let options = client_options(self.protection.of_clients(), PROBE_TIMEOUT)
+            let credentials = self.credentials_for(&before, round);
+            let options = client_options(credentials.as_ref(), PROBE_TIMEOUT)
                 .with_connect_options(ConnectOptions::default().with_rounds_max(1));
-            match TcpStore::open(before.host(), before.port(), options) {
+            match TcpStore::open(before.address.host(), before.address.port(), options) {
                 Ok(_) => return Ok(before),
                 Err(error) => log::info!(
                     "starting a new workers' store, as the previous one does not answer: {error}"
                 ),
             }
         }
-        if let Some(store) = &self.own {
-            return Ok(own(store, round));
-        }
-        let options = || {
-            let server = protected(ServerOptions::default(), self.protection.of_server());
-            client_options(self.protection.of_clients(), SERVE_TIMEOUT)
-                .with_master(true)
-                .with_server_options(server)
-                .with_listen_on(ListenOn::Host)
+        let advertised = round.own_host.advertised(round.nodes);
+        let own = self.own.take();
+        let own = match own.filter(|store| listens_at(store, &advertised.host)) {
+            Some(store) => store,
+            None => self.serve(round, &advertised)?,
         };
-        let store = serve(round, options)?;
+        let master = named(HostPort::new(advertised.host.as_str(), own.port()));
+        self.own = Some(own);
+        if self.own_published.replace(master.address.clone()).as_ref() != Some(&master.address) {
+            report(&advertised, round.own_host.name(), master.address.port());
+        }
+        Ok(master)
+    }
+
+    /// Starts a server.
+    fn serve(
+        &self,
+        round: &Round<'_>,
+        advertised: &Advertised,
+    ) -> Result<Arc<TcpStore>, RendezvousError> {
+        // This process reaches its own server by an address.
+        let credentials = self.protection.of_clients().cloned();
+        let name = round.own_host.name_for_certificates();
+        let credentials = credentials.map(|known| known.with_server_name(name));
+        let open = |port| {
+            let options = client_options(credentials.as_ref(), SERVE_TIMEOUT)
+                .with_master(true)
+                // Not on a given port: the rendezvous' store of this process may have it.
+                .with_multi_tenant(port == 0)
+                .with_server_options(protected(
+                    ServerOptions::default(),
+                    self.protection.of_server(),
+                ))
+                .with_listen_on(ListenOn::Host)
+                .with_listen_also_on(advertised.also.clone());
+            TcpStore::open(&advertised.host, port, options)
+        };
+        let store = match round.ports {
+            None => open(0).map_err(|error| round.failed(error))?,
+            Some(ports) => first_free(ports, open)?,
+        };
         if let (Some(hook), Some(server)) = (round.server_hook, store.server()) {
             hook.call(server);
         }
-        let master = own(&store, round);
-        self.own = Some(Arc::new(store));
-        Ok(master)
+        // By which other nodes tell it from the store of another job at the same port.
+        let marked = store.set(OWNER_KEY, round.run_id);
+        marked.map_err(|error| round.failed(error))?;
+        Ok(Arc::new(store))
     }
 
     /// The address that rank 0 publishes, or that of an earlier round if it publishes none.
@@ -349,7 +444,7 @@ impl Bootstrap {
         round: &Round<'_>,
         timeout: Duration,
         cancel: &Cancel,
-    ) -> Result<HostPort, NotFound> {
+    ) -> Result<Master, NotFound> {
         let deadline = Deadline::after(Instant::now(), timeout);
         let grace = Deadline::after(Instant::now(), GRACE).min(deadline);
         match await_published(round, grace, cancel) {
@@ -364,9 +459,9 @@ impl Bootstrap {
         };
         if let Some(before) = before {
             log::info!(
-                "rank 0 has not published the workers' store of round {}: using {before}, as in an \
-                 earlier round",
+                "rank 0 has not published the workers' store of round {}: using {}, as in an earlier round",
                 round.number,
+                before.address,
             );
             round.publish_if_missing(&before)?;
         }
@@ -403,7 +498,8 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
             .state_key
             .as_ref()
             .is_some_and(|state| keys.contains(state));
-        let old = keys.iter().filter(|key| !is_shared || !is_kept(key));
+        let is_old = |key: &&String| *key != OWNER_KEY && !(is_shared && is_kept(key));
+        let old = keys.iter().filter(is_old);
         let mut count = 0;
         for key in old {
             store.delete_key(key)?;
@@ -422,23 +518,8 @@ pub fn clear_workers_store(round: &RendezvousInfo) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Serves the workers' store on the first free port.
-fn serve(
-    round: &Round<'_>,
-    options: impl Fn() -> TcpStoreOptions,
-) -> Result<TcpStore, RendezvousError> {
-    let Some(ports) = round.ports else {
-        let options = options().with_multi_tenant(true);
-        return TcpStore::open(round.own_host, 0, options).map_err(|error| round.failed(error));
-    };
-    // Not shared within this process: the rendezvous' store may have the same port.
-    first_free(ports, |port| {
-        TcpStore::open(round.own_host, port, options())
-    })
-}
-
 /// Opens the first of these ports that no other process uses.
-fn first_free<T>(
+pub(crate) fn first_free<T>(
     ports: PortRange,
     open: impl Fn(u16) -> Result<T, StoreError>,
 ) -> Result<T, RendezvousError> {
@@ -458,9 +539,41 @@ fn first_free<T>(
     }
 }
 
-/// Where other nodes reach the server of this node.
-fn own(store: &TcpStore, round: &Round<'_>) -> HostPort {
-    HostPort::new(round.own_host, store.port())
+/// Reports that the name of this host is not what other nodes get.
+fn report(advertised: &Advertised, name: &str, port: u16) {
+    if let Some(reason) = &advertised.instead_of_name {
+        let address = HostPort::new(advertised.host.as_str(), port);
+        let name = printable(name.as_bytes(), NAME_CHARS_MAX);
+        log::info!("the workers' store is at {address}: the name of this host, {name}, {reason}");
+    }
+}
+
+/// Whether the server may be published with this host.
+fn listens_at(store: &TcpStore, host: &str) -> bool {
+    let Ok(ip) = host.parse::<IpAddr>() else {
+        return true;
+    };
+    let addresses = store.server().map_or(&[][..], |it| it.local_addrs());
+    let mut ips = addresses.iter().map(SocketAddr::ip);
+    ips.any(|own| own == ip || own.is_unspecified())
+}
+
+/// What a node with rank 0 publishes, in the order in which it is written.
+fn values_of(master: &Master) -> Vec<(String, String)> {
+    let name = master.name.iter().map(|name| (NAME_KEY, name.clone()));
+    let address = [
+        (ADDR_KEY, master.address.host().to_owned()),
+        (PORT_KEY, master.address.port().to_string()),
+    ];
+    let values = name.chain(address);
+    values.map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// A published host name; `None` for what cannot be one.
+fn host_name(value: Vec<u8>) -> Option<String> {
+    let is_name = (1..=NAME_BYTES_MAX).contains(&value.len()) && value.is_ascii();
+    let is_name = is_name && value.iter().all(u8::is_ascii_graphic);
+    String::from_utf8(value).ok().filter(|_| is_name)
 }
 
 /// Options of a server for workers. With credentials, it serves only clients that have them, and processes of its
@@ -498,14 +611,14 @@ fn await_published(
     round: &Round<'_>,
     deadline: Deadline,
     cancel: &Cancel,
-) -> Result<Option<HostPort>, NotFound> {
+) -> Result<Option<Master>, NotFound> {
     let board = round.board(round.number).with_cancel(cancel);
     loop {
         let left = deadline.remaining(Instant::now());
         let error = match board.await_all(&[ADDR_KEY, PORT_KEY], "address", Wait::new(left)) {
             Ok(values) => {
-                let address = round.address_of(round.number, &values[0], &values[1])?;
-                return Ok(Some(address));
+                let master = round.master_of(round.number, &values[0], &values[1])?;
+                return Ok(Some(master));
             }
             Err(BoardError::Interrupted) => return Err(NotFound::Interrupted),
             Err(BoardError::Store(error)) => error,
@@ -536,7 +649,9 @@ fn free_port(round: &Round<'_>) -> Result<u16, RendezvousError> {
 
 #[cfg(test)]
 mod tests {
-    use c10d_store::{HashStore, StoreExt};
+    use std::sync::LazyLock;
+
+    use c10d_store::HashStore;
 
     use super::*;
 
@@ -544,6 +659,16 @@ mod tests {
 
     fn node(name: &str) -> NodeId {
         NodeId::new(name, 7, 0)
+    }
+
+    static OWN_HOST: LazyLock<OwnHost> =
+        LazyLock::new(|| OwnHost::new(Some("127.0.0.1".to_owned()), false));
+
+    fn at(host: &str, port: u16) -> Master {
+        Master {
+            address: HostPort::new(host, port),
+            name: None,
+        }
     }
 
     fn round<'r>(store: &'r Arc<dyn Store>, number: i64, first: &'r NodeId) -> Round<'r> {
@@ -555,7 +680,8 @@ mod tests {
             first,
             is_same_world: false,
             has_entered: false,
-            own_host: "127.0.0.1",
+            nodes: &[],
+            own_host: &OWN_HOST,
             server_hook: None,
             ports: None,
         }
@@ -571,11 +697,11 @@ mod tests {
     fn a_node_reuses_the_address_only_in_the_same_world() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let (a, b) = (node("a"), node("b"));
-        let (old, new) = (HostPort::new("old", 1), HostPort::new("new", 2));
+        let (old, new) = (at("old", 1), at("new", 2));
         let mut bootstrap = Bootstrap::default();
         let in_round = |number, first| round(&store, number, first);
         in_round(0, &b).publish(&old).expect("to publish");
-        assert_eq!(settled(&mut bootstrap, &in_round(0, &b)), old);
+        assert_eq!(settled(&mut bootstrap, &in_round(0, &b)), old.address);
 
         // Nothing is published.
         let same = Round {
@@ -583,7 +709,7 @@ mod tests {
             has_entered: false,
             ..in_round(1, &b)
         };
-        assert_eq!(settled(&mut bootstrap, &same), old);
+        assert_eq!(settled(&mut bootstrap, &same), old.address);
         assert!(
             !store
                 .check(&["torch.rendezvous.job.1/MASTER_PORT"])
@@ -591,25 +717,25 @@ mod tests {
         );
 
         in_round(2, &b).publish(&new).expect("to publish");
-        assert_eq!(settled(&mut bootstrap, &in_round(2, &b)), new);
+        assert_eq!(settled(&mut bootstrap, &in_round(2, &b)), new.address);
         let other_first = Round {
             is_same_world: true,
             has_entered: false,
             ..in_round(3, &a)
         };
         other_first.publish(&old).expect("to publish");
-        assert_eq!(settled(&mut bootstrap, &other_first), old);
+        assert_eq!(settled(&mut bootstrap, &other_first), old.address);
     }
 
     #[test]
     fn a_round_without_an_address_is_not_one_to_reuse() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let b = node("b");
-        let (old, new) = (HostPort::new("old", 1), HostPort::new("new", 2));
+        let (old, new) = (at("old", 1), at("new", 2));
         let mut bootstrap = Bootstrap::default();
         let first = round(&store, 0, &b);
         first.publish(&old).expect("to publish");
-        assert_eq!(settled(&mut bootstrap, &first), old);
+        assert_eq!(settled(&mut bootstrap, &first), old.address);
         let cancel = Cancel::new();
         cancel.cancel();
         let interrupted = bootstrap.settle(&round(&store, 1, &b), LONG, &cancel);
@@ -623,7 +749,7 @@ mod tests {
             ..round(&store, 2, &b)
         };
         same.publish(&new).expect("to publish");
-        assert_eq!(settled(&mut bootstrap, &same), new);
+        assert_eq!(settled(&mut bootstrap, &same), new.address);
     }
 
     /// docs/spec/rendezvous.md, BOOT 4. Rank 0 is a node of PyTorch, which publishes in its first round only.
@@ -631,21 +757,24 @@ mod tests {
     fn a_node_that_knows_the_address_publishes_it_for_a_rank_0_that_does_not() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let (torch, b) = (node("torch"), node("b"));
-        let master = HostPort::new("host", 1);
+        let master = at("host", 1);
         round(&store, 0, &torch)
             .publish(&master)
             .expect("to publish");
         let mut member = Bootstrap::default();
-        assert_eq!(settled(&mut member, &round(&store, 0, &torch)), master);
+        assert_eq!(
+            settled(&mut member, &round(&store, 0, &torch)),
+            master.address
+        );
         std::thread::scope(|scope| {
             // One knows it from its last round, one finds it in the store.
             scope.spawn(|| {
                 let round = round(&store, 1, &b);
-                assert_eq!(settled(&mut member, &round), master);
+                assert_eq!(settled(&mut member, &round), master.address);
             });
             scope.spawn(|| {
                 let round = round(&store, 1, &b);
-                assert_eq!(settled(&mut Bootstrap::default(), &round), master);
+                assert_eq!(settled(&mut Bootstrap::default(), &round), master.address);
             });
         });
         let found = store
@@ -661,7 +790,7 @@ mod tests {
         let store: Arc<dyn Store> =
             Arc::new(c10d_store::FileStore::open(&path, None).expect("a file"));
         let a = node("a");
-        let master = HostPort::new("host", 1);
+        let master = at("host", 1);
         round(&store, 0, &a).publish(&master).expect("to publish");
         round(&store, 1, &a)
             .publish_if_missing(&master)

@@ -112,8 +112,7 @@ pub fn create_c10d(
         store,
         address,
         hosted,
-        route,
-        workers_host,
+        own_host,
         candidate,
     } = open_store(parameters, &settings)?;
     let mut for_rounds: Option<Arc<dyn Store>> = None;
@@ -130,8 +129,8 @@ pub fn create_c10d(
     let address = address.filter(|_| is_shared);
     let mut options = DynamicRendezvousOptions::new()
         .with_shared_store(has_agent_store)
-        .with_route(route)
-        .with_workers_port(parameters.workers_port());
+        .with_workers_port(parameters.workers_port())
+        .with_own_host(own_host);
     let needs_relays = settings.max_nodes > 1 || hosted.is_none();
     if let Some(address) = &address {
         if parameters.credentials().is_some() && !parameters.has_relays() && needs_relays {
@@ -149,11 +148,6 @@ pub fn create_c10d(
             hook.call(server);
         }
         options = options.with_server_hook(hook.clone());
-    }
-    if let Some(addr) = parameters.local_addr() {
-        options = options.with_local_addr(addr);
-    } else if let Some(host) = workers_host {
-        options = options.with_workers_host(host);
     }
     if let Some(credentials) = parameters.credentials() {
         if parameters.has_relays() && (settings.max_nodes > 1 || address.is_some()) {
@@ -189,7 +183,13 @@ fn keep_connected(
             target.with_default_port(DEFAULT_PORT).into()
         }
     };
-    let connect = connect_to(target, hosted, parameters.credentials().cloned());
+    // A process reaches its own server by an address.
+    let endpoint = parameters.endpoint().parse::<Endpoint>();
+    let credentials = parameters.credentials().cloned().map(|it| match &endpoint {
+        Ok(endpoint) => it.with_server_name(endpoint.host()),
+        Err(_) => it,
+    });
+    let connect = connect_to(target, hosted, credentials);
     Ok(ReconnectingStore::of_connections(
         store,
         Arc::new(connect),

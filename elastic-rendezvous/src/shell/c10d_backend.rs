@@ -11,6 +11,7 @@ use c10d_store::{Known, Store, StoreError, StoreExt};
 
 use crate::shell::backend::{RendezvousBackend, StateWatch};
 use crate::shell::group_store::GroupStore;
+use crate::shell::marks::MarkBoard;
 use crate::shell::workers_claim::claim;
 use crate::shell::workers_keys::state_key;
 use crate::shell::write_lease::WriteLease;
@@ -256,6 +257,11 @@ impl RendezvousBackend for C10dBackend {
         let group = GroupStore::new(Arc::clone(&self.store), &self.key);
         let has_queue = group.has_queue().map_err(|error| self.failed(error))?;
         Ok(has_queue.then_some(group))
+    }
+
+    fn marks(&self) -> Option<MarkBoard> {
+        let may_have_marks = self.store.has_prompt_watch();
+        may_have_marks.then(|| MarkBoard::new(Arc::clone(&self.store), &self.key))
     }
 
     fn label(&self) -> String {

@@ -1,16 +1,20 @@
 //! A server of the rendezvous' store that stands by in this process, while and as its [`Duty`] says.
 
 use std::error::Error;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, HostPort, ListenOptions, is_loopback_name, listen};
+use c10d_socket::{
+    Cancel, Deadline, HostPort, ListenError, ListenOptions, is_loopback_name, listen,
+};
 use c10d_store::{Leader, Lookup, ServerOptions, StoreError, TcpStoreServer};
 
+use crate::engine::advertised::Advertised;
 use crate::engine::duty::Duty;
 use crate::shell::bootstrap::protected;
+use crate::shell::own_host::listen_at;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
 use crate::values::server_hook::ServerHook;
@@ -93,10 +97,10 @@ impl Shared {
 }
 
 impl Candidate {
-    /// Starts the thread. `host` is where others find the servers of this process.
+    /// Starts the thread. `advertised` is where others find the servers of this process.
     pub(crate) fn start(
         directory: &StoreDirectory,
-        host: String,
+        advertised: Advertised,
         parameters: &RendezvousParameters,
     ) -> Result<Self, RendezvousError> {
         let shared = Arc::new(Shared {
@@ -109,7 +113,7 @@ impl Candidate {
         });
         let servers = Servers {
             directory: directory.clone(),
-            host,
+            advertised,
             options: protected(ServerOptions::default(), parameters.credentials()),
             hook: parameters.server_hook().cloned(),
             shared: Arc::clone(&shared),
@@ -160,7 +164,7 @@ impl Drop for Candidate {
 /// The thread.
 struct Servers {
     directory: StoreDirectory,
-    host: String,
+    advertised: Advertised,
     options: ServerOptions,
     hook: Option<ServerHook>,
     shared: Arc<Shared>,
@@ -186,15 +190,12 @@ impl Servers {
     }
 
     fn stand_by(&self) -> Result<TcpStoreServer, StoreError> {
-        let options = match is_loopback_name(&self.host) {
-            true => ListenOptions::default().with_host(self.host.as_str()),
-            false => ListenOptions::default(),
-        };
-        let listeners = listen(&options.with_port(self.directory.port()))?;
+        let host = self.advertised.host.as_str();
+        let listeners = self.listen()?;
         let port = listeners
             .first()
             .and_then(|it: &TcpListener| it.local_addr().ok());
-        let address = HostPort::new(self.host.as_str(), port.map_or(0, |at| at.port()));
+        let address = HostPort::new(host, port.map_or(0, |at| at.port()));
         let options = match self.directory.journal_at(address) {
             Some(journal) => self.options.clone().with_journal(journal),
             None => self.options.clone(),
@@ -204,6 +205,22 @@ impl Servers {
             hook.call(&server);
         }
         Ok(server)
+    }
+
+    fn listen(&self) -> Result<Vec<TcpListener>, ListenError> {
+        let (host, port) = (self.advertised.host.as_str(), self.directory.port());
+        if is_loopback_name(host) {
+            return listen(&ListenOptions::default().with_host(host).with_port(port));
+        }
+        let mut ips: Vec<IpAddr> = host.parse().into_iter().collect();
+        ips.extend(&self.advertised.also);
+        if ips.is_empty() {
+            log::warn!(
+                "listening on all interfaces for the store {}: no address of this host is known (--local-addr)",
+                self.directory.lookup().name()
+            );
+        }
+        listen_at(&ips, port)
     }
 
     /// Until the server has ended.

@@ -1,13 +1,15 @@
 //! The store at which machines are checked before a job: served and reached as the store of its rendezvous would be.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, DialStage, HostPort, sleep};
-use c10d_store::{
-    ServerOptions, StoreError, StoreExt, StoreHandle as _, TcpStore, TcpStoreOptions,
-};
+use c10d_socket::{Cancel, Deadline, DialStage, HostPort, is_loopback_name, sleep};
+use c10d_store::{StoreError, StoreExt, StoreHandle as _, TcpStore, TcpStoreOptions};
 
+use crate::shell::bootstrap::first_free;
+use crate::shell::handler::StoreRoute;
 use crate::shell::listener_watch::find_listener;
+use crate::shell::open_store::{given_addresses, own_host};
 use crate::shell::static_rendezvous::STATIC_BACKEND;
 use crate::shell::this_host::{SystemResolver, is_this_host};
 use crate::values::endpoint::Endpoint;
@@ -33,13 +35,63 @@ const VALUE_BYTES_MAX: usize = 256 << 10;
 #[non_exhaustive]
 pub struct CheckStore {
     /// A connection to the store, and its server on the node that the endpoint names.
-    pub store: TcpStore,
+    pub store: Arc<TcpStore>,
     /// The endpoint with its port.
     pub endpoint: HostPort,
     /// Whether this node serves the store.
     pub is_host: bool,
     /// The prefix of all keys of the check.
     pub prefix: String,
+}
+
+/// A store that is served for a check as the workers' store of a job would be.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct CheckServer {
+    /// The store at the address that this node advertises.
+    pub store: TcpStore,
+    /// The name in the certificate of this node, if it has one.
+    pub name: String,
+}
+
+impl CheckStore {
+    /// Serves a store at the address that this node advertises, on the ports for the workers' store. The node that serves the store of
+    /// the check advertises the address at which the first node of another host has reached it, so call this there when all nodes
+    /// have connected. May block for some seconds to look up names.
+    ///
+    /// # Errors
+    /// [`RendezvousError::Connection`] or the error of the launcher if it cannot listen there.
+    pub fn serve_workers(
+        &self,
+        parameters: &RendezvousParameters,
+    ) -> Result<CheckServer, RendezvousError> {
+        let is_one_host = parameters.max_nodes() == 1 || is_loopback_name(self.endpoint.host());
+        let route = StoreRoute::new(self.endpoint.clone(), self.store.connection_ends());
+        let remote = route.remote.map(|remote| remote.ip());
+        let hosted = self.is_host.then(|| Arc::clone(&self.store));
+        let own_host = own_host(parameters, is_one_host, remote).with_route(route, hosted);
+        let advertised = own_host.advertised(&[]);
+        let name = own_host.name_for_certificates().to_owned();
+        let credentials = parameters.credentials().cloned();
+        let credentials = credentials.map(|known| known.with_server_name(&name));
+        let open = |port| {
+            let mut options = TcpStoreOptions::default()
+                .with_master(true)
+                .with_timeout(READ_TIMEOUT)
+                .with_listen_also_on(advertised.also.clone());
+            if let Some(credentials) = &credentials {
+                options = options.with_credentials(credentials.clone());
+            }
+            TcpStore::open(&advertised.host, port, options)
+        };
+        let store = match parameters.workers_port() {
+            Some(ports) => first_free(ports, open)?,
+            None => {
+                open(0).map_err(|error| RendezvousError::connection(parameters.run_id(), error))?
+            }
+        };
+        Ok(CheckServer { store, name })
+    }
 }
 
 /// Opens the store for a check of the machines of a job: serves it on the node that the endpoint names, by the rule of the
@@ -104,7 +156,7 @@ impl Opening<'_> {
         store.set_timeout(Some(READ_TIMEOUT));
         CheckStore {
             endpoint: HostPort::new(self.target.host(), store.port()),
-            store: store.with_cancel(&Cancel::NEVER),
+            store: Arc::new(store.with_cancel(&Cancel::NEVER)),
             is_host,
             prefix: format!("c10d/doctor/{}", self.parameters.run_id()),
         }
@@ -117,7 +169,7 @@ impl Opening<'_> {
     /// Neither with the journal of the job nor with its limits.
     fn serve(&self) -> Result<TcpStore, StoreError> {
         let options = self.options(ATTEMPT_TIMEOUT).with_master(true);
-        let options = options.with_server_options(ServerOptions::default());
+        let options = options.with_listen_also_on(given_addresses(self.parameters));
         let store = TcpStore::open(self.target.host(), self.target.port(), options)?;
         store.set(&self.mark, b"1")?;
         Ok(store)

@@ -18,11 +18,13 @@ use crate::shell::board::RoundBoard;
 use crate::shell::bootstrap::{Bootstrap, NotFound, Protection, Round};
 use crate::shell::candidate::Candidate;
 use crate::shell::clock::Clock;
-use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo, StoreRoute};
+use crate::shell::handler::{Listener, RendezvousHandler, RendezvousInfo};
 use crate::shell::handler_loop::{HandlerLoop, Parts};
 use crate::shell::mailbox::{Job, Mailbox, Message, open_mailbox};
 use crate::shell::notices::{Notice, Notices};
+use crate::shell::own_host::OwnHost;
 use crate::shell::shared::Shared;
+use crate::shell::workers_reach::{Known, Search, verify};
 use crate::shell::write_lease::WriteLease;
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Goal, Joined};
@@ -79,6 +81,7 @@ pub struct DynamicRendezvous {
     store: Arc<dyn Store>,
     settings: RendezvousSettings,
     options: DynamicRendezvousOptions,
+    own_host: OwnHost,
     node: NodeId,
     shared: Arc<Shared>,
     to_loop: Mailbox,
@@ -87,6 +90,8 @@ pub struct DynamicRendezvous {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Taken out while a join uses it.
     bootstrap: Mutex<Bootstrap>,
+    /// Where this node has reached the workers' store.
+    reached: Mutex<Option<Known>>,
     /// A client of the same store, if this process hosts it.
     hosted: Option<Arc<TcpStore>>,
     /// The server that this process has ready for a store that moves.
@@ -99,11 +104,11 @@ pub struct DynamicRendezvous {
 pub struct DynamicRendezvousOptions {
     local_addr: Option<String>,
     workers_host: Option<String>,
+    own_host: Option<OwnHost>,
     shares_store: bool,
     server_hook: Option<ServerHook>,
     protection: Protection,
     workers_at: Option<StoreAddress>,
-    route: Option<StoreRoute>,
     workers_port: Option<PortRange>,
 }
 
@@ -119,11 +124,11 @@ impl DynamicRendezvousOptions {
         Self {
             local_addr: None,
             workers_host: None,
+            own_host: None,
             shares_store: true,
             server_hook: None,
             protection: Protection::Open,
             workers_at: None,
-            route: None,
             workers_port: None,
         }
     }
@@ -169,15 +174,15 @@ impl DynamicRendezvousOptions {
         self
     }
 
-    /// How this node reaches the rendezvous' store.
-    pub(crate) fn with_route(mut self, route: StoreRoute) -> Self {
-        self.route = Some(route);
-        self
-    }
-
     /// The ports for the workers' store, if this node serves it: the first free one. Default: one that the system chooses.
     pub fn with_workers_port(mut self, ports: impl Into<Option<PortRange>>) -> Self {
         self.workers_port = ports.into();
+        self
+    }
+
+    /// What this node knows about its addresses, in place of those of the other options.
+    pub(crate) fn with_own_host(mut self, own_host: OwnHost) -> Self {
+        self.own_host = Some(own_host);
         self
     }
 
@@ -204,10 +209,18 @@ impl DynamicRendezvous {
         options: DynamicRendezvousOptions,
     ) -> Result<Self, RendezvousError> {
         settings.check()?;
-        let addr = options
-            .local_addr
-            .clone()
-            .unwrap_or_else(crate::shell::this_host::full_name);
+        let own_host = options.own_host.clone().unwrap_or_else(|| {
+            let given = options
+                .workers_host
+                .as_ref()
+                .or(options.local_addr.as_ref());
+            OwnHost::new(given.cloned(), false)
+        });
+        let addr = match (&options.local_addr, own_host.given()) {
+            (Some(addr), _) => addr.as_str(),
+            (None, Some(given)) if options.workers_host.is_none() => given,
+            (None, _) => own_host.name(),
+        };
         let local_id = NEXT_LOCAL_ID.fetch_add(1, Ordering::Relaxed);
         let node = NodeId::new(addr, i64::from(std::process::id()), local_id);
         let clock = Clock::start();
@@ -254,11 +267,13 @@ impl DynamicRendezvous {
                 options.workers_at.clone(),
             )),
             options,
+            own_host,
             node,
             shared,
             to_loop,
             lease,
             thread: Mutex::new(Some(thread)),
+            reached: Mutex::default(),
             hosted: None,
             candidate: Mutex::new(None),
         })
@@ -369,11 +384,6 @@ impl DynamicRendezvous {
 
     /// Agrees with the other nodes of the round `number` on the workers' store.
     fn settle(&self, number: i64, joined: &Joined) -> Result<RendezvousInfo, RendezvousError> {
-        let own_host = self
-            .options
-            .workers_host
-            .as_deref()
-            .unwrap_or(&self.node.addr);
         let round = Round {
             store: &self.store,
             run_id: &self.settings.run_id,
@@ -382,7 +392,8 @@ impl DynamicRendezvous {
             first: &joined.first,
             is_same_world: joined.is_same_world,
             has_entered: joined.has_entered,
-            own_host,
+            nodes: &joined.nodes,
+            own_host: &self.own_host,
             server_hook: self.options.server_hook.as_ref(),
             ports: self.options.workers_port,
         };
@@ -396,6 +407,20 @@ impl DynamicRendezvous {
         } else {
             Bootstrap::settle_unshared(&round, timeout, cancel)
         };
+        let route = self.own_host.route();
+        let settled = settled.and_then(|bootstrap| {
+            let search = Search {
+                run_id: &self.settings.run_id,
+                first: &joined.first,
+                route: &route,
+                join_timeout: self.settings.join_timeout,
+                cancel,
+            };
+            let mut known = self.lock_reached().take();
+            let verified = verify(bootstrap, &mut known, joined.is_same_world, &search);
+            *self.lock_reached() = known;
+            verified
+        });
         let bootstrap = settled.map_err(|not_found| match not_found {
             NotFound::Failed(error) => error,
             NotFound::Interrupted => RendezvousError::Interrupted {
@@ -415,8 +440,9 @@ impl DynamicRendezvous {
             joined.world_size,
             bootstrap,
         );
-        info.route = self.options.route.clone().unwrap_or_default();
+        info.route = route;
         info.has_entered = joined.has_entered;
+        info.has_lost_members = joined.has_lost_members;
         Ok(info)
     }
 
@@ -436,6 +462,10 @@ impl DynamicRendezvous {
                 self.settings.max_nodes,
             )
         }
+    }
+
+    fn lock_reached(&self) -> MutexGuard<'_, Option<Known>> {
+        self.reached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_bootstrap(&self) -> MutexGuard<'_, Bootstrap> {
@@ -496,6 +526,11 @@ impl RendezvousHandler for DynamicRendezvous {
                 detail,
             }),
         }
+    }
+
+    fn loss_wait(&self) -> Option<Duration> {
+        let settings = &self.settings;
+        (settings.min_nodes < settings.max_nodes).then(|| settings.dead_after())
     }
 
     fn add_listener(&self, listener: Listener) {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use c10d_socket::HostPort;
 use c10d_store::{ConnectionEnds, Credentials, Store, StoreAddress};
@@ -90,6 +91,12 @@ pub trait RendezvousHandler: Debug + Send + Sync {
     /// # Errors
     /// [`RendezvousError::MembershipUnknown`] when the last access to the store failed.
     fn membership(&self) -> Result<Membership, RendezvousError>;
+
+    /// How long a node without a restart left waits for the news that its workers failed because another node was lost, if
+    /// the other nodes can continue without that node; `None` if they cannot, because the round needs all its nodes.
+    fn loss_wait(&self) -> Option<Duration> {
+        None
+    }
 
     /// Adds a listener, which a thread of the handler calls with each later [`RendezvousEvent`]. It must not
     /// block or call the handler.
@@ -215,6 +222,9 @@ pub struct RendezvousInfo {
     /// Whether the round was running already when this node [entered](RendezvousHandler::enter_rendezvous) it. Its rank may
     /// then be that of a node that was lost, and some ranks below the number of nodes may be free.
     pub has_entered: bool,
+    /// Whether a member of the last round that this node joined is not in this one, because it was lost or has left. In a
+    /// [group](crate::GroupStore), only if this round has fewer nodes.
+    pub has_lost_members: bool,
 }
 
 impl Debug for RendezvousInfo {
@@ -247,6 +257,7 @@ impl RendezvousInfo {
             bootstrap,
             route: StoreRoute::default(),
             has_entered: false,
+            has_lost_members: false,
         }
     }
 

@@ -10,7 +10,7 @@ use crate::shell::workers_keys::{OWNER_KEY, run_of};
 use crate::values::error::RendezvousError;
 use crate::values::found_listener::FoundListener;
 
-/// When a node first asks, and how long it then waits before it asks again. A silent listener is noticed 3 s later.
+/// The time before the first questions of a node, and between two rounds of questions. A silent listener is noticed 3 s later.
 const ASK_AFTER: Duration = Duration::from_secs(2);
 const ASK_INTERVAL: Duration = Duration::from_secs(60);
 

@@ -2,11 +2,15 @@
 
 use std::fs::OpenOptions;
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, DialStage, HostPort, is_loopback_name, resolve_local};
+use c10d_socket::{
+    Cancel, Credentials, Deadline, DialStage, HostPort, is_loopback_name, own_address_towards,
+    resolve,
+};
 use c10d_store::{
     FileStore, Store, StoreAddress, StoreError, StoreHandle, TcpStore, TcpStoreOptions,
 };
@@ -15,7 +19,8 @@ use crate::shell::bootstrap::protected;
 use crate::shell::candidate::Candidate;
 use crate::shell::handler::StoreRoute;
 use crate::shell::listener_watch::ListenerWatch;
-use crate::shell::this_host::{self, SystemResolver, is_this_host};
+use crate::shell::own_host::{OwnHost, address_of_interface};
+use crate::shell::this_host::{SystemResolver, is_this_host};
 use crate::values::endpoint::Endpoint;
 use crate::values::error::RendezvousError;
 use crate::values::parameters::RendezvousParameters;
@@ -48,9 +53,8 @@ pub(crate) struct OpenStore {
     pub(crate) address: Option<StoreAddress>,
     /// The same store, if this process serves it.
     pub(crate) hosted: Option<Arc<TcpStore>>,
-    pub(crate) route: StoreRoute,
-    /// The host under which other nodes reach this one, unless that is its own name.
-    pub(crate) workers_host: Option<String>,
+    /// What this node knows about its own addresses.
+    pub(crate) own_host: OwnHost,
     /// The server that this process has ready for a store that moves.
     pub(crate) candidate: Option<Candidate>,
 }
@@ -80,8 +84,7 @@ pub(crate) fn open_store(
                 store: open_file(parameters)?,
                 address: None,
                 hosted: None,
-                route: StoreRoute::default(),
-                workers_host: None,
+                own_host: own_host(parameters, parameters.max_nodes() == 1, None),
                 candidate: None,
             })
         }
@@ -168,22 +171,35 @@ fn open_tcp(
     let store = store?.with_cancel(&Cancel::NEVER);
     store.set_timeout(Some(read_timeout));
     // Nodes that meet at a loopback address are on one machine.
-    let workers_host = if settings.max_nodes == 1 || is_loopback_name(target.host()) {
-        Some("127.0.0.1".to_owned())
-    } else {
-        other_host(&target, lookup())
-    };
+    let is_one_host = settings.max_nodes == 1 || is_loopback_name(target.host());
     let store = Arc::new(store);
     let endpoint = HostPort::new(target.host(), store.port());
-    let route = StoreRoute::new(endpoint, store.connection_ends());
+    let route = StoreRoute::new(endpoint.clone(), store.connection_ends());
+    let hosted = store.server().is_some().then(|| Arc::clone(&store));
+    let remote = route.remote.map(|remote| remote.ip());
+    let own_host = own_host(parameters, is_one_host, remote).with_route(route, hosted.clone());
+    // Rank 0 needs it, and looks it up while the others join.
+    own_host.look_up();
     Ok(OpenStore {
-        route,
-        address: Some(HostPort::new(target.host(), store.port()).into()),
-        hosted: store.server().is_some().then(|| Arc::clone(&store)),
+        own_host,
+        address: Some(endpoint.into()),
+        hosted,
         store,
-        workers_host,
         candidate: None,
     })
+}
+
+/// The own addresses of this node, which reaches the rendezvous' store at `remote`.
+pub(crate) fn own_host(
+    parameters: &RendezvousParameters,
+    is_one_host: bool,
+    remote: Option<IpAddr>,
+) -> OwnHost {
+    let given = parameters.local_addr().map(|text| {
+        let of_interface = address_of_interface(text, remote);
+        of_interface.unwrap_or_else(|| text.to_owned())
+    });
+    OwnHost::new(given, is_one_host)
 }
 
 /// Opens a store that is found in a directory. If nobody serves it, this process may.
@@ -197,18 +213,29 @@ fn open_moving(
         return Err(ParametersError::StoreMoves.into());
     }
     let network = directory.network();
-    let workers_host = if is_loopback_name(network.host()) {
-        Some("127.0.0.1".to_owned())
-    } else {
-        other_host(network, Deadline::after(Instant::now(), LOOKUP_TIMEOUT))
-    };
+    let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
+    let remote = resolve(network, deadline, parameters.cancel()).unwrap_or_default();
+    let remote = remote.first().copied();
+    let is_one_host = is_loopback_name(network.host());
+    let own_host = own_host(parameters, is_one_host, remote.map(|remote| remote.ip()));
     let mut lookup = Arc::clone(directory.lookup());
     let mut candidate = None;
     if directory.candidates_max() > 0 {
-        let own_host = parameters.local_addr().map(str::to_owned);
-        let host = own_host.or_else(|| workers_host.clone());
-        let host = host.unwrap_or_else(this_host::full_name);
-        let started = Candidate::start(directory, host, parameters)?;
+        let towards = StoreRoute {
+            local: remote.and_then(|remote| own_address_towards(remote).ok()),
+            remote,
+            ..StoreRoute::default()
+        };
+        let mut advertised = own_host.clone().with_route(towards, None).advertised(&[]);
+        let credentials = parameters.credentials();
+        if parameters.local_addr().is_none()
+            && !is_one_host
+            && credentials.is_some_and(Credentials::check_names)
+        {
+            // The directory has no place for the name that certificates have.
+            own_host.name().clone_into(&mut advertised.host);
+        }
+        let started = Candidate::start(directory, advertised, parameters)?;
         lookup = started.observed(directory);
         candidate = Some(started);
     }
@@ -235,10 +262,9 @@ fn open_moving(
     let route = StoreRoute::new(None, store.connection_ends());
     Ok(OpenStore {
         store: Arc::new(store),
-        route,
+        own_host: own_host.with_route(route, None),
         address: Some(address),
         hosted: None,
-        workers_host,
         candidate,
     })
 }
@@ -264,6 +290,7 @@ fn serve(
     let options = client_options(parameters)
         .with_master(true)
         .with_multi_tenant(true)
+        .with_listen_also_on(given_addresses(parameters))
         .with_server_options(server_options)
         .with_timeout(timeout);
     let store = TcpStore::open(target.host(), target.port(), options)?;
@@ -350,31 +377,14 @@ fn is_unknown_host(error: &StoreError) -> bool {
     }
 }
 
-/// The host to publish when this machine's full name does not resolve to it, as in many containers.
-/// PyTorch publishes the name anyway, and then even this machine cannot connect.
-fn other_host(target: &HostPort, deadline: Deadline) -> Option<String> {
-    let name = this_host::full_name();
-    if resolve_local(&HostPort::new(name.as_str(), 0), deadline, &Cancel::NEVER)
-        .is_ok_and(|ips| !ips.is_empty())
-    {
-        return None;
-    }
-    let host = address_towards(target)?;
-    log::warn!(
-        "this machine's name {name:?} does not resolve to one of its addresses; publishing {host} \
-         instead (set --local-addr to choose another)"
-    );
-    Some(host)
-}
-
-/// The local address of a connection to `target`. Sends nothing.
-fn address_towards(target: &HostPort) -> Option<String> {
-    let socket = std::net::UdpSocket::bind("[::]:0")
-        .or_else(|_| std::net::UdpSocket::bind("0.0.0.0:0"))
-        .ok()?;
-    socket.connect((target.host(), target.port())).ok()?;
-    let address = socket.local_addr().ok()?;
-    Some(address.ip().to_canonical().to_string())
+/// The addresses that the user has given for this node.
+pub(crate) fn given_addresses(parameters: &RendezvousParameters) -> Vec<IpAddr> {
+    let given = parameters.local_addr();
+    let ip = given.and_then(|text| {
+        let of_interface = address_of_interface(text, None);
+        of_interface.as_deref().unwrap_or(text).parse().ok()
+    });
+    ip.into_iter().collect()
 }
 
 #[cfg(all(test, unix))]

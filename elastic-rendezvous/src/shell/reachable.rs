@@ -1,6 +1,5 @@
 //! Finds out at which of several addresses this machine reaches a store, before anything depends on it.
 
-use std::fmt;
 use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -10,23 +9,26 @@ use c10d_socket::{Cancel, ConnectOptions, DialStage, HostPort, printable, sleep}
 use c10d_store::{Credentials, Store, StoreError, StoreHandle, TcpStore, TcpStoreOptions};
 
 use crate::engine::reach::{Reach, ReachStep};
+use crate::shell::workers_keys::OWNER_KEY;
+use crate::values::unreachable::Unreachable;
 
 const THREAD: &str = "reach";
 
 /// The least time for a request that the store answers at once.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The question that the store must answer. The key need not exist.
-const ASKED_KEY: &str = "c10d/reach";
-
 /// The most characters of an error of a store in a message.
 const CAUSE_CHARS_MAX: usize = 200;
+
+/// The most characters of the name of another job.
+const RUN_ID_CHARS_MAX: usize = 100;
 
 /// The limits and the credentials of [`find_reachable`].
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct ReachOptions {
     limit: Duration,
+    owner: Option<String>,
     credentials: Option<Credentials>,
     cancel: Cancel,
 }
@@ -41,26 +43,21 @@ pub struct Reached {
     pub took: Duration,
 }
 
-/// No address works, or the search was cancelled.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Unreachable {
-    /// The addresses with the last failure of each, in a few words; without one if its attempt did not end.
-    pub tried: Vec<(HostPort, Option<String>)>,
-    /// The time that was spent.
-    pub waited: Duration,
-    /// Whether the search was cancelled before its end.
-    pub is_cancelled: bool,
-}
-
 impl ReachOptions {
     /// Tries for at most `limit`, without credentials.
     pub const fn new(limit: Duration) -> Self {
         Self {
             limit,
+            owner: None,
             credentials: None,
             cancel: Cancel::NEVER,
         }
+    }
+
+    /// Refuses a store that the launcher of another run than this one has marked as its own. Default: every store.
+    pub fn with_owner(mut self, run_id: impl Into<String>) -> Self {
+        self.owner = Some(run_id.into());
+        self
     }
 
     /// Shows these credentials to the store, which has to have them too.
@@ -75,19 +72,6 @@ impl ReachOptions {
         self
     }
 }
-
-impl fmt::Display for Unreachable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, (address, cause)) in self.tried.iter().enumerate() {
-            let separator = if index == 0 { "" } else { ", " };
-            let cause = cause.as_deref().unwrap_or("no answer");
-            write!(f, "{separator}{address} ({cause})")?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for Unreachable {}
 
 /// Returns the first of these addresses at which a store answers a request.
 ///
@@ -110,7 +94,7 @@ pub fn find_reachable(
     let seen = Arc::clone(&ended);
     let mut attempts = Attempts {
         addresses,
-        credentials: options.credentials.as_ref(),
+        options,
         news: Cancel::with_check(move || !lock(&seen).is_empty()),
         ended,
         cancel: Cancel::new(),
@@ -156,7 +140,7 @@ pub fn find_reachable(
 /// The attempts that run. Drop ends and joins them.
 struct Attempts<'a> {
     addresses: &'a [HostPort],
-    credentials: Option<&'a Credentials>,
+    options: &'a ReachOptions,
     /// Ends a wait when an attempt has ended.
     news: Cancel,
     ended: Arc<Mutex<Vec<Ended>>>,
@@ -173,11 +157,13 @@ struct Ended {
 impl Attempts<'_> {
     fn begin(&mut self, index: usize, timeout: Duration) {
         let address = self.addresses[index].clone();
-        let credentials = self.credentials.cloned();
+        let ReachOptions {
+            owner, credentials, ..
+        } = self.options.clone();
         let (cancel, news) = (self.cancel.clone(), self.news.clone());
         let ended = Arc::clone(&self.ended);
         let attempt = move || {
-            let result = try_once(&address, credentials, timeout, cancel);
+            let result = try_once(&address, owner.as_deref(), credentials, timeout, cancel);
             lock(&ended).push(Ended { index, result });
             news.wake();
         };
@@ -215,6 +201,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Connects and asks one question.
 fn try_once(
     address: &HostPort,
+    owner: Option<&str>,
     credentials: Option<Credentials>,
     timeout: Duration,
     cancel: Cancel,
@@ -230,9 +217,13 @@ fn try_once(
     }
     let answered = TcpStore::open(address.host(), address.port(), options).and_then(|store| {
         store.set_timeout(Some(timeout.saturating_sub(began_at.elapsed())));
-        store.check(&[ASKED_KEY])
+        store.try_get(OWNER_KEY)
     });
     match answered {
+        Ok(Some(other)) if owner.is_some_and(|owner| other != owner.as_bytes()) => Err(format!(
+            "the store of another job, \"{}\"",
+            printable(&other, RUN_ID_CHARS_MAX)
+        )),
         Ok(_) => Ok(began_at.elapsed()),
         Err(error) => Err(cause(&error)),
     }

@@ -446,6 +446,18 @@ impl Store for ReconnectingStore {
         self.link.lock().has_prompt_watch
     }
 
+    /// The key ends with the connection. A second request finds the key of the first one, if its answer was lost.
+    fn set_ephemeral_bytes(
+        &self,
+        key: &str,
+        value: &[u8],
+        will: Option<(&str, &[u8])>,
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        self.ask(Repeat::Harmless, |store| {
+            store.set_ephemeral_bytes(key, value, will)
+        })
+    }
+
     fn delete_prefix(&self, prefix: &str, delay: Duration) -> Result<u64, StoreError> {
         self.ask(Repeat::Harmless, |store| store.delete_prefix(prefix, delay))
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ use crate::shell::handler::{
     BootstrapInfo, Listener, RendezvousEvent, RendezvousHandler, RendezvousInfo, StoreRoute,
 };
 use crate::shell::listener_watch::{ListenerWatch, runs_at};
+use crate::shell::open_store::given_addresses;
 use crate::shell::reconnecting::{ReconnectingStore, connect_to};
 use crate::shell::this_host;
 use crate::shell::workers_keys::STATIC_NAMES;
@@ -84,6 +86,7 @@ pub struct StaticRendezvous {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     server_options: ServerOptions,
+    listen_also_on: Vec<IpAddr>,
     met: Mutex<Option<Met>>,
     /// Of this and all later joins.
     cancel: Cancel,
@@ -152,6 +155,7 @@ struct Meeting {
     server_hook: Option<ServerHook>,
     credentials: Option<Credentials>,
     server_options: ServerOptions,
+    listen_also_on: Vec<IpAddr>,
     cancel: Cancel,
     named: BTreeMap<usize, NodeId>,
     /// The rank whose name is asked next.
@@ -218,6 +222,7 @@ impl Meeting {
             .with_server_options(server_options)
             .with_master(self.rank == 0)
             .with_multi_tenant(true)
+            .with_listen_also_on(self.listen_also_on.clone())
             .with_timeout(timeout)
             .with_cancel(self.cancel.clone());
         let store = TcpStore::open(self.target.host(), self.target.port(), options)?;
@@ -444,6 +449,7 @@ impl StaticRendezvous {
             server_hook: parameters.server_hook().cloned(),
             credentials: parameters.credentials().cloned(),
             server_options: parameters.server_options(),
+            listen_also_on: given_addresses(parameters),
             met: Mutex::default(),
             cancel: Cancel::new(),
             listeners: Mutex::default(),
@@ -473,6 +479,7 @@ impl StaticRendezvous {
             server_hook: self.server_hook.clone(),
             credentials: self.credentials.clone(),
             server_options: self.server_options.clone(),
+            listen_also_on: self.listen_also_on.clone(),
             cancel: self.cancel.clone(),
             named: BTreeMap::new(),
             next_name: 0,

@@ -11,6 +11,7 @@ use crate::values::parameters_error::ParametersError;
 use crate::values::port_range::PortRange;
 use crate::values::ranks_report::RanksReport;
 use crate::values::report::WaitReport;
+use crate::values::unreachable::Unreachable;
 
 /// Why a node takes part in no round.
 ///
@@ -83,7 +84,7 @@ pub enum RendezvousError {
         run_id: String,
         /// Where the store was expected.
         endpoint: HostPort,
-        /// What listens there.
+        /// The program that listens there.
         found: Box<FoundListener>,
         /// How long this node waited for the store.
         waited: Duration,
@@ -179,6 +180,21 @@ pub enum RendezvousError {
         store: String,
         /// The name of the other job.
         owner: String,
+    },
+
+    /// This node does not reach the workers' store. No worker was started.
+    #[error(
+        "cannot reach the workers' store of {node}: tried {error} for {:.0} s; open port {port} between the nodes \
+         (--workers-port chooses it), or give {node} an address that this node reaches (--local-addr)",
+        error.waited.as_secs_f64()
+    )]
+    StoreUnreachable {
+        /// The address of the node with rank 0.
+        node: String,
+        /// The port of the store, as published.
+        port: u16,
+        /// The addresses, and why each one does not work.
+        error: Unreachable,
     },
 
     /// No given port for the workers' store can be used on this machine.

@@ -40,6 +40,8 @@ pub(crate) struct Joined {
     pub(crate) nodes: Vec<NodeId>,
     /// Whether the round was running already.
     pub(crate) has_entered: bool,
+    /// Whether a member of the last round is not in this one.
+    pub(crate) has_lost_members: bool,
 }
 
 /// An operation of a node.

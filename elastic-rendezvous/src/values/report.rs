@@ -83,23 +83,33 @@ impl fmt::Display for NotJoining {
 pub struct LostNode {
     /// As it names itself in the state.
     pub node: NodeId,
-    /// For how long this node has observed no new heartbeat of it.
+    /// For how long this node has observed no new heartbeat of it, or no connection.
     pub silence: Duration,
+    /// Whether it is lost because its connection to the store has closed.
+    pub is_disconnected: bool,
 }
 
 impl LostNode {
     /// Creates a lost node, for handlers in other crates.
     #[must_use]
     pub fn new(node: NodeId, silence: Duration) -> Self {
-        Self { node, silence }
+        Self {
+            node,
+            silence,
+            is_disconnected: false,
+        }
     }
 }
 
-/// `node1 (pid 42): no heartbeat for 15 s`.
+/// `node1 (pid 42): no heartbeat for 15 s`, or `node1 (pid 42): its connection closed 2 s ago`.
 impl fmt::Display for LostNode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let silence = self.silence.as_secs();
-        write!(f, "{}: no heartbeat for {silence} s", self.node.named())
+        let (node, silence) = (self.node.named(), self.silence.as_secs());
+        if self.is_disconnected {
+            write!(f, "{node}: its connection closed {silence} s ago")
+        } else {
+            write!(f, "{node}: no heartbeat for {silence} s")
+        }
     }
 }
 
@@ -307,10 +317,10 @@ mod tests {
     #[test]
     fn the_text_names_missing_nodes() {
         let report = WaitReport {
-            silent: vec![LostNode {
-                node: NodeId::new("b", 2, 0),
-                silence: Duration::from_millis(9900),
-            }],
+            silent: vec![LostNode::new(
+                NodeId::new("b", 2, 0),
+                Duration::from_millis(9900),
+            )],
             absent: vec![NodeId::new("c", 3, 0)],
             ..report()
         };

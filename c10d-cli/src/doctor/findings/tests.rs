@@ -24,7 +24,7 @@ fn node(number: usize, count: usize) -> Node {
                 host: address(number),
                 port: 4711,
             },
-            store_at: Some(ip("10.8.8.1")),
+            name: format!("node{number}"),
             name_leads_to: vec![ip(&address(number))],
             open_files: Some(1 << 20),
             shared_memory: Some(8 << 30),

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use crate::agent::StartedWorkers;
 use c10d_socket::{
-    Backoff, BackoffOptions, Cancel, Credentials, Deadline, HostPort, resolve, resolve_local,
+    Backoff, BackoffOptions, Cancel, Credentials, Deadline, HostPort, own_address_towards, resolve,
+    resolve_local,
 };
 use c10d_store::{StoreAddress as Address, TcpStore, TcpStoreOptions};
 
-use crate::launcher::own_address::own_address_towards;
 use crate::launcher::processes::StoreAddress;
 
 /// How long connecting, one announcement or one name lookup may take.

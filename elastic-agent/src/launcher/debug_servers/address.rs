@@ -4,9 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-use c10d_socket::{Cancel, Deadline, HostPort, resolve};
-
-use crate::launcher::own_address::own_address_towards;
+use c10d_socket::{Cancel, Deadline, HostPort, own_address_towards, resolve};
 
 /// How long the name of the store's host may take. The workers have started already, and the agent waits.
 const NAME_TIMEOUT: Duration = Duration::from_millis(500);

@@ -1,19 +1,33 @@
 //! Names the root cause of a failure: the rank that the others waited for. Pure.
 
-use crate::failure::Failures;
-use c10d_inspect::{Finding, FindingKind, Report, translate};
+use std::collections::BTreeSet;
+
+use crate::failure::{CURE, ExitRecord, Failures, RootExit, is_abort_at_exit};
+use crate::signal_name::signal_name;
+use crate::worker::ExitKind;
+use c10d_inspect::{Exit, Finding, FindingKind, Report, published_ranks, root_cause, translate};
 
 use super::failure_reports::FailureReports;
 
-/// The report that explains a failure, if any does. Makes the rank that it names the root cause, if that is
-/// certain: the rank was still running when this launcher stopped it. Translates the addresses in the workers'
-/// last lines.
+/// The report that explains a failure, if any does. Makes what it names the root cause, if that is certain enough: an exit
+/// that explains failures of other ranks, or a rank that was still running when this launcher stopped it. Translates the
+/// addresses in the workers' last lines.
 pub(in crate::launcher) fn explain(
     reports: &FailureReports,
     mut failures: Option<&mut Failures>,
 ) -> Option<Report> {
     if let (Some(failures), Some(snapshot)) = (&mut failures, &reports.snapshot) {
         failures.explain_stderr(|text| translate(text, snapshot));
+    }
+    let root = failures
+        .as_deref()
+        .and_then(|it| RootFinding::of(it, reports));
+    if let (Some(failures), Some(root)) = (&mut failures, &root)
+        && root.is_telling
+    {
+        failures.blame_exit(root.exit.clone());
+        let report = reports.at_failure.clone().unwrap_or_default();
+        return Some(led_by(&report, &root.finding));
     }
     // By the time a rank has timed out, others may have given up too, so the report of shortly before can
     // know more.
@@ -31,8 +45,112 @@ pub(in crate::launcher) fn explain(
             return Some(led_by(report, cause));
         }
     }
-    let report = candidates().next().filter(|report| report.is_stuck);
-    report.cloned()
+    let stuck = candidates().next().filter(|report| report.is_stuck);
+    match (failures, root.filter(|root| root.is_unexplained)) {
+        (Some(failures), Some(root)) => {
+            failures.blame_exit(root.exit.clone());
+            let report = stuck.cloned().unwrap_or_default();
+            Some(led_by(&report, &root.finding))
+        }
+        _ => stuck.cloned(),
+    }
+}
+
+/// The root cause that the exits tell.
+struct RootFinding {
+    exit: RootExit,
+    finding: Finding,
+    /// Whether it names a worker or a cure that the first observed failure alone does not.
+    is_telling: bool,
+    /// Whether the first worker that failed lost a connection or gave up a wait, and no exit explains that.
+    is_unexplained: bool,
+}
+
+impl RootFinding {
+    fn of(failures: &Failures, reports: &FailureReports) -> Option<Self> {
+        let records: Vec<(usize, &ExitRecord)> = failures
+            .exits()
+            .iter()
+            .enumerate()
+            .flat_map(|(node, exits)| exits.iter().map(move |record| (node, record)))
+            .collect();
+        let has_other_nodes = records.iter().any(|(node, _)| *node > 0);
+        let all: Vec<ExitRecord> = records
+            .iter()
+            .map(|(_, record)| (*record).clone())
+            .collect();
+        let exits: Vec<Exit> = records
+            .iter()
+            .map(|(node, record)| exit(*node, record, &all, has_other_nodes))
+            .collect();
+        let world_size = reports
+            .at_failure
+            .as_ref()
+            .and_then(|report| report.world_size);
+        let published = reports
+            .snapshot
+            .as_ref()
+            .map(published_ranks)
+            .unwrap_or_default();
+        let rank_at = |address| published.get(&address).copied();
+        let cause = root_cause(&exits, &[], world_size, &rank_at)?;
+        let place = *cause.culprits.first()?;
+        let is_at_exit = exits[place].is_at_exit;
+        let record = &all[place];
+        let first = failures.first_observed();
+        let is_first = record.rank == first.rank && record.pid == first.pid;
+        let is_one = cause.culprits.len() == 1;
+        let culprits = cause.culprits.iter().map(|&it| exits[it].rank);
+        let mut finding = Finding::new(FindingKind::WorkerEnded, sentence(&cause.text));
+        finding.culprits.0.extend(culprits);
+        let has_failed = |exit: &&Exit| exit.code != Some(0) && !exit.is_stopped;
+        let victims = exits.iter().filter(has_failed).map(|exit| exit.rank);
+        let victims: Vec<usize> = victims
+            .filter(|rank| !finding.culprits.0.contains(rank))
+            .collect();
+        finding.waiting.0.extend(victims);
+        Some(Self {
+            exit: RootExit {
+                record: record.clone(),
+                is_certain: cause.is_certain,
+                text: cause.text,
+                cure: is_at_exit.then_some(CURE),
+            },
+            finding,
+            is_telling: !is_first || is_at_exit || cause.has_victims || !is_one,
+            is_unexplained: is_one && !cause.is_certain && !cause.has_victims,
+        })
+    }
+}
+
+fn exit(node: usize, record: &ExitRecord, all: &[ExitRecord], has_other_nodes: bool) -> Exit {
+    let mut exit = Exit::default();
+    exit.rank = record.rank;
+    exit.node = node;
+    if has_other_nodes {
+        exit.host.clone_from(&record.host);
+    }
+    match record.exit {
+        ExitKind::Code(code) => exit.code = Some(code),
+        ExitKind::Signal { number, .. } => {
+            exit.signal = Some(number);
+            exit.signal_name = signal_name(number).map(str::to_owned);
+        }
+        ExitKind::Unknown => {}
+    }
+    exit.at_ms = i64::try_from(record.ended_unix_ms).unwrap_or(i64::MAX);
+    exit.is_stopped = record.was_stopped;
+    exit.is_at_exit = is_abort_at_exit(record, all);
+    exit.has_traceback = record.has_traceback;
+    exit.last_line.clone_from(&record.last_line);
+    exit
+}
+
+/// The text as a sentence.
+fn sentence(text: &str) -> String {
+    let mut chars = text.chars();
+    let first = chars.next().map(|first| first.to_ascii_uppercase());
+    first.into_iter().chain(chars).chain(['.']).collect()
 }
 
 /// The first cause that is a rank which has not ended by itself, and a clause about the rank.
@@ -68,25 +186,45 @@ const fn clause(kind: FindingKind) -> Option<&'static str> {
 
 /// Whether a finding is only about ranks that ended because they had waited for those of `cause`.
 fn follows_from(finding: &Finding, cause: &Finding) -> bool {
-    let is_end = matches!(
+    is_end(finding) && finding.culprits.0.is_subset(&cause.waiting.0)
+}
+
+const fn is_end(finding: &Finding) -> bool {
+    matches!(
         finding.kind,
         FindingKind::WorkerEnded
             | FindingKind::LostInInit
             | FindingKind::LostLater
             | FindingKind::GaveUp
-    );
-    is_end && finding.culprits.0.is_subset(&cause.waiting.0)
+    )
 }
 
 /// The same report with this cause in front.
 fn led_by(report: &Report, cause: &Finding) -> Report {
     let mut led = report.clone();
     led.headline.clone_from(&cause.text);
+    // What the store has seen of the same exit is said by the cause.
+    let is_same = |finding: &Finding| finding != cause && finding.culprits == cause.culprits;
+    led.findings
+        .retain(|finding| finding.kind != FindingKind::WorkerEnded || !is_same(finding));
     for finding in &mut led.findings {
         finding.is_consequence |= finding != cause && follows_from(finding, cause);
     }
+    if !led.findings.contains(cause) {
+        led.findings.push(cause.clone());
+    }
     led.findings
         .sort_by_key(|finding| (finding != cause, finding.is_consequence));
+    let causes = led
+        .findings
+        .iter()
+        .filter(|finding| !finding.is_consequence);
+    let suspects: BTreeSet<usize> = causes
+        .flat_map(|finding| finding.culprits.0.clone())
+        .collect();
+    for rank in &mut led.ranks {
+        rank.is_suspect = suspects.contains(&rank.rank);
+    }
     led
 }
 
@@ -95,7 +233,7 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use crate::failure::ProcessFailure;
-    use crate::worker::{ExitKind, WorkerOutcome};
+    use crate::worker::WorkerOutcome;
     use c10d_inspect::Finding;
 
     use super::*;

@@ -24,11 +24,29 @@ impl World {
                 "two nodes count a restart for one standstill"
             );
         }
+        node.restarts_before = node.restarts;
         node.restarts = used;
         node.replaced = 0;
         if summary.ending == RoundEnding::Succeeded {
             assert!(node.have_all_succeeded(), "node {index}");
         }
+    }
+
+    /// A restart counts only if all members of the last round are back.
+    pub(super) fn check_count(&mut self, index: usize) {
+        let node = &mut self.nodes[index];
+        let used = node.round.policy.used();
+        let [members, before] = &node.members;
+        if node.round.settings.loss_wait.is_some() && !before.is_subset(members) {
+            assert_eq!(
+                used, node.restarts_before,
+                "node {index} counts a restart although a node is gone"
+            );
+        } else {
+            assert_eq!(used, node.restarts, "node {index} forgets a restart");
+        }
+        node.restarts = used;
+        node.restarts_before = used;
     }
 
     pub(super) fn finish(&mut self, index: usize, outcome: Result<AgentOutcome, AgentError>) {
@@ -40,6 +58,13 @@ impl World {
                 assert!(node.faults > 0, "node {index}");
                 let left = node.round.policy.left(self.now);
                 assert_eq!(left, 0, "node {index} gives up with restarts left");
+                let is_elastic =
+                    node.round.settings.loss_wait.is_some() && self.meeting.finished.is_empty();
+                let is_any_lost = self.meeting.lost.iter().any(|lost| *lost != index);
+                assert!(
+                    !is_elastic || !is_any_lost || self.is_store_down || self.is_closed,
+                    "node {index} fails although another one is lost"
+                );
             }
             Ok(AgentOutcome::Signalled { signal, .. }) => {
                 assert_eq!(Some(*signal), node.signal, "node {index}");

@@ -111,6 +111,32 @@ fn two_nodes_in_every_order() {
     assert!(tried >= 20_000, "{tried}");
 }
 
+/// A node that was lost costs no restart, however often another one joins in its place.
+#[test]
+fn twenty_lost_nodes_use_up_no_restart() {
+    for restarts in [0, 1] {
+        let mut world = World::new(Shape {
+            nodes: 22,
+            late: 20,
+            restarts,
+            ..TWO_NODES
+        });
+        world.apply(Event::CompleteRound);
+        for lost in 1..21 {
+            world.apply(Event::EndPreparation(0));
+            world.apply(Event::EndPreparation(lost));
+            world.apply(Event::Lose(lost));
+            world.apply(Event::Exit(0, 1));
+            world.apply(Event::EndStop(0));
+            assert_eq!(world.nodes[0].doing, Doing::Joining, "after {lost} nodes");
+            world.nodes[lost + 1].doing = Doing::Joining;
+            world.apply(Event::CompleteRound);
+            assert_eq!(world.nodes[0].round.policy.used(), 0, "after {lost} nodes");
+        }
+        end(&mut world);
+    }
+}
+
 /// One worker can fail while the other has succeeded, runs, or fails too.
 #[test]
 fn two_nodes_with_two_workers_in_every_order() {

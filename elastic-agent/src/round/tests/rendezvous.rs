@@ -54,6 +54,8 @@ impl World {
         };
         for index in members.iter().copied() {
             self.nodes[index].begin_round();
+            let before = std::mem::replace(&mut self.nodes[index].members[0], members.clone());
+            self.nodes[index].members[1] = before;
             self.nodes[index].has_entered = false;
             self.nodes[index].has_news = false;
             let nodes = members.len();
@@ -175,7 +177,16 @@ impl World {
             .map(|node| LostNode::new(node, Duration::from_secs(60)))
             .collect();
         let left = others(&self.meeting.left).into_iter();
-        membership.left = left.map(|node| LeftNode::new(node, true)).collect();
+        let is_joining = |node: &NodeId| {
+            let mut others = self.nodes.iter().enumerate();
+            others.any(|(other, it)| it.joins() && id(&other) == *node)
+        };
+        membership.left = left
+            .map(|node| {
+                let is_joining = is_joining(&node);
+                LeftNode::new(node, is_joining)
+            })
+            .collect();
         let nodes = self.nodes.iter().enumerate();
         let waiting = nodes.filter(|(_, node)| node.doing == Doing::Joining);
         membership.waiting = waiting.map(|(index, _)| id(&index)).collect();

@@ -28,10 +28,14 @@ pub(super) fn settings(restarts: usize, workers: usize) -> Settings {
         },
         local_world_size: workers,
         has_store_per_round: true,
+        loss_wait: None,
         keep: None,
         name: "train.py".to_owned(),
     }
 }
+
+/// How long a node without a restart left waits for the loss of another one.
+const LOSS_WAIT: Duration = Duration::from_secs(15);
 
 /// What can happen next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +59,8 @@ pub(super) enum Event {
     EndStop(usize),
     TellMembers(usize),
     LookAtBarrier(usize),
+    /// The wait for the news that another node was lost is over.
+    EndWait(usize),
     /// The pause before a replacement is over.
     EndPause(usize),
     /// A late node starts.
@@ -75,6 +81,7 @@ pub(super) enum Doing {
     Preparing,
     Running,
     Stopping,
+    AwaitingLoss,
     AtBarrier,
     Over,
     /// Its host has failed.
@@ -98,6 +105,10 @@ pub(super) struct Node {
     /// How many of its workers failed or were stuck, and how often it has counted a restart.
     pub(super) faults: usize,
     pub(super) restarts: usize,
+    /// The same before its last round.
+    pub(super) restarts_before: usize,
+    /// The members of its last round, and of the one before.
+    pub(super) members: [BTreeSet<usize>; 2],
     /// How many workers of this round were replaced.
     pub(super) replaced: usize,
     pub(super) outcome: Option<Result<AgentOutcome, String>>,
@@ -170,6 +181,8 @@ impl World {
         let first_late = shape.nodes - shape.late;
         let node = |index| {
             let mut settings = settings(shape.restarts, shape.workers);
+            let is_elastic = shape.nodes_min < shape.nodes_max && shape.keep.is_none();
+            settings.loss_wait = is_elastic.then_some(LOSS_WAIT);
             settings.keep = shape.keep.map(|(replacement, replace_after)| KeepOptions {
                 replacement,
                 replace_after,
@@ -192,6 +205,8 @@ impl World {
                 pausing: BTreeSet::new(),
                 faults: 0,
                 restarts: 0,
+                restarts_before: 0,
+                members: Default::default(),
                 replaced: 0,
                 outcome: None,
                 wait: (Duration::ZERO, None),
@@ -297,6 +312,12 @@ impl World {
                 Doing::Running if node.has_news => events.push(Event::TellMembers(index)),
                 Doing::Running if !node.pausing.is_empty() => events.push(Event::EndPause(index)),
                 Doing::Stopping => events.push(Event::EndStop(index)),
+                Doing::AwaitingLoss => {
+                    if node.has_news {
+                        events.push(Event::TellMembers(index));
+                    }
+                    events.push(Event::EndWait(index));
+                }
                 Doing::AtBarrier => events.push(Event::LookAtBarrier(index)),
                 _ => {}
             }
@@ -313,7 +334,7 @@ impl World {
     pub(super) fn settle(&mut self) {
         let events = self.consequences();
         // Barriers last: they cost time.
-        let is_wait = |event: &&Event| matches!(event, Event::LookAtBarrier(_));
+        let is_wait = |event: &&Event| matches!(event, Event::LookAtBarrier(_) | Event::EndWait(_));
         let ready = events.iter().find(|event| !is_wait(event)).copied();
         let running = self.nodes.iter();
         let running = running
@@ -344,7 +365,7 @@ impl World {
             Event::Signal(index) => {
                 self.nodes[index].signal = Some(15);
                 match self.nodes[index].doing {
-                    Doing::Running => self.step(index, Input::Signal(15)),
+                    Doing::Running | Doing::AwaitingLoss => self.step(index, Input::Signal(15)),
                     Doing::Preparing => {
                         self.fail(index, AgentError::Board(BoardError::Interrupted))
                     }
@@ -425,6 +446,10 @@ impl World {
                 );
             }
             Event::LookAtBarrier(index) => self.look_at_barrier(index),
+            Event::EndWait(index) => {
+                self.now += LOSS_WAIT;
+                self.step(index, Input::LossDue);
+            }
             Event::AdvanceGroup => self.meeting.group += 1,
             Event::EndPause(index) => {
                 let local_rank = self.nodes[index].pausing.pop_first();
@@ -513,7 +538,18 @@ impl World {
                 self.meeting.started.insert(index);
             }
             Effect::EndEntry if !is_down => self.meeting.is_entry_over = true,
-            Effect::Prepare { .. } => self.nodes[index].doing = Doing::Preparing,
+            Effect::ReadDepartures => {
+                let [members, before] = &self.nodes[index].members;
+                return Some(Input::Departures(!before.is_subset(members)));
+            }
+            Effect::AwaitLoss(wait) => {
+                assert_eq!(wait, LOSS_WAIT);
+                self.nodes[index].doing = Doing::AwaitingLoss;
+            }
+            Effect::Prepare { .. } => {
+                self.check_count(index);
+                self.nodes[index].doing = Doing::Preparing;
+            }
             Effect::Start(_) => {
                 if self.nodes[index].signal.is_some() {
                     let error = Box::new(AgentError::Start(StartError::Interrupted));

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::message::Place;
 use crate::values::goal::Entry;
+use crate::values::link::Marks;
 use crate::values::node::NodeId;
 use crate::values::state::RendezvousState;
 use crate::values::stored::Token;
@@ -82,6 +83,8 @@ pub(crate) enum Reply {
     Gone(BTreeSet<NodeId>),
     /// What the members of this round say about nodes that want to enter it.
     Entry(i64, Entry),
+    /// The marks that were asked for; `None` if the store cannot have any.
+    Marks(Option<Marks>),
     /// A wait is over without a result.
     Nothing,
 }

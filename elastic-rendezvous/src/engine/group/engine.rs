@@ -46,6 +46,8 @@ pub(crate) struct GroupEngine {
     round: Option<(i64, usize)>,
     /// The last round that this node joined.
     last_round: Option<i64>,
+    /// How many nodes it had.
+    last_size: Option<usize>,
     /// The members of this node's round that were lost, and when this node has learned it.
     lost: BTreeMap<NodeId, Duration>,
     /// The failure of a heartbeat, until it is recorded.
@@ -102,6 +104,7 @@ impl GroupEngine {
             paused_until: None,
             round: None,
             last_round: None,
+            last_size: None,
             lost: BTreeMap::new(),
             failed_heartbeat: None,
             seed,
@@ -182,6 +185,7 @@ impl GroupEngine {
 
     fn enter_round(&mut self, place: Place) -> Answer {
         let last = self.last_round.replace(place.round);
+        let last_size = self.last_size.replace(place.size);
         self.round = Some((place.round, place.size));
         self.joining = None;
         self.lost.clear();
@@ -195,6 +199,7 @@ impl GroupEngine {
                 is_same_world: last == Some(place.same_as),
                 nodes: Vec::new(),
                 has_entered: false,
+                has_lost_members: last_size.is_some_and(|last| place.size < last),
             }),
         }
     }

@@ -15,9 +15,10 @@ use self::clients::{Client, Clients, NODES_MAX, Status};
 use self::rounds::Rounds;
 use super::message::{Answer, AnswerKind, Request, RequestKind, Summary};
 use super::timers::Timers;
-use crate::engine::observations::{Observations, Silent};
+use crate::engine::observations::Observations;
 use crate::values::clock::Now;
 use crate::values::node::NodeId;
+use crate::values::report::LostNode;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
 use crate::values::step::Step;
@@ -79,7 +80,7 @@ pub(crate) struct Holder {
     summary: Vec<u8>,
     sent_summary: Vec<u8>,
     /// Those that the next write drops.
-    newly_lost: Vec<Silent>,
+    newly_lost: Vec<LostNode>,
     /// Changes of the state, each with the node that it is for, and results of writes, until they are recorded.
     steps: Vec<(NodeId, Step)>,
     timers: Timers<Timer>,
@@ -537,11 +538,7 @@ impl Holder {
     fn note_listed(&mut self) {
         for lost in std::mem::take(&mut self.newly_lost) {
             if !self.draft.lists(&lost.node) {
-                log::warn!(
-                    "lost node {}: no heartbeat for {} s",
-                    lost.node.named(),
-                    lost.silence.as_secs()
-                );
+                log::warn!("lost node {lost}");
             }
         }
         for (_, client) in self.clients.iter_mut() {

@@ -6,15 +6,20 @@ use c10d_store::{ErrorContext, StoreError};
 
 use super::node::{Command, Outcome, SimNode, Stage, Waiting, Watching};
 use super::store::{Request, Response};
-use super::{ATTEMPT, Event, UNAWAITED, World};
+use super::{ATTEMPT, Event, Network, UNAWAITED, World, is_long_gone};
 use crate::engine::group::Ask as GroupAsk;
+use crate::engine::links::READ_INTERVAL;
 use crate::engine::{Ask, Reply, decide};
 use crate::values::error::RendezvousError;
 use crate::values::goal::{Answer, Entry, Operation, OperationError};
+use crate::values::node::NodeId;
 use crate::values::stored::Part;
 
 /// How often a node polls that does not watch the state.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A node whose connection returns within this time is not lost.
+const RETURNS_WITHIN: Duration = Duration::from_secs(2);
 
 /// How long workers wait for others that never come.
 const WORKERS_FAIL_AFTER: Duration = Duration::from_secs(30);
@@ -31,6 +36,13 @@ impl World {
         let error = self.no_reply();
         let node = &mut self.nodes[index];
         node.request_id += 1;
+        // The next request makes another connection.
+        // Where answers are late, or the node stands still, it may return late.
+        node.was_long_gone |= node.was_paused || self.network != Network::CALM;
+        let (closed_at, closed) = (node.cut_until.max(self.now), node.connection);
+        node.connection += 1;
+        self.schedule(closed_at, index, Event::Closed(closed));
+        let node = &mut self.nodes[index];
         let now = node.clock(self.now);
         match node.stage {
             Stage::Busy(_) => node.engine_mut().on_outage(now),
@@ -170,6 +182,11 @@ impl World {
                     let node = &mut self.nodes[index];
                     node.engine_mut().on_reply(Reply::Entry(round, entry), now);
                 }
+                Ask::ReadMarks(nodes) => return self.send(index, Request::ReadMarks(nodes)),
+                Ask::SetMark => {
+                    let mark = Request::SetMark(node.me.clone(), node.connection);
+                    return self.send(index, mark);
+                }
                 Ask::Report => node.engine_mut().on_reply(Reply::Nothing, now),
                 Ask::Group(ask) => return self.send(index, Request::Group(Box::new(ask))),
                 Ask::Pause { until } => return self.pause(index, until, Event::Wake),
@@ -246,6 +263,9 @@ impl World {
             (Operation::KeepAlive, Ok(_)) => unreachable!("no operation of a handler"),
         };
         self.worlds.on_stop(&node.me);
+        if matches!(node.stage, Stage::Ended(_)) {
+            self.store.remove_mark(&node.me);
+        }
         if let Some(ask) = node.engine_mut().release() {
             let at = self.now + self.latency();
             let request = Request::Group(Box::new(ask));
@@ -314,9 +334,11 @@ impl World {
         if let (Some(version), Some(invariants)) = (version, &mut self.invariants)
             && !node.is_torch()
         {
-            invariants.on_adopt(&node.me, version, answer.at, node.state());
+            let node = &self.nodes[index];
+            let may_be_lost = |node: &NodeId| is_long_gone(&self.nodes, node);
+            invariants.on_adopt(&node.me, version, answer.at, node.state(), &may_be_lost);
         }
-        node.request_id += 1;
+        self.nodes[index].request_id += 1;
         self.turn(index);
     }
 
@@ -352,7 +374,12 @@ impl World {
         match command {
             Command::Cut { time, is_silent } => {
                 node.was_cut = true;
+                // Others may not have seen a return that was short.
+                if node.cut_until + READ_INTERVAL * 2 < self.now {
+                    node.cut_since = self.now;
+                }
                 node.cut_until = node.cut_until.max(self.now + time);
+                node.was_long_gone |= node.cut_until - node.cut_since > RETURNS_WITHIN;
                 node.is_silent = is_silent;
                 if !is_silent {
                     self.lose_connection(index);
@@ -363,6 +390,8 @@ impl World {
                 self.laws.on_death(&node.me, self.now);
                 node.request_id += 1;
                 node.stage = Stage::Ended(Outcome::Crashed);
+                node.was_long_gone = true;
+                self.store.on_closed(&node.me, node.connection);
                 self.store.end_waits(index);
             }
             Command::Pause(duration) => {

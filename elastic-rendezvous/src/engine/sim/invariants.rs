@@ -10,6 +10,9 @@ use crate::values::node::NodeId;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
 
+/// Something about a node that the world knows.
+pub(super) type Known<'w> = &'w dyn Fn(&NodeId) -> bool;
+
 /// Records the history, and panics when an invariant is violated.
 #[derive(Debug)]
 pub(super) struct Invariants {
@@ -70,13 +73,14 @@ impl Invariants {
     }
 
     /// Checks a write: `writer` has replaced `before` by `after`. `comes_back`: whether a node
-    /// runs and has not left for good.
+    /// runs and has not left for good. `may_be_lost`: whether it was
+    /// once without a connection for longer than 2 s.
     pub(super) fn on_write(
         &mut self,
         (writer, is_torch): (&NodeId, bool),
         before: Option<&Version>,
         after: &RendezvousState,
-        comes_back: &dyn Fn(&NodeId) -> bool,
+        (comes_back, may_be_lost): (Known<'_>, Known<'_>),
         now: Duration,
     ) {
         let nothing = RendezvousState::default();
@@ -141,7 +145,7 @@ impl Invariants {
             if node != writer && !after.last_heartbeats.contains_key(node) {
                 let silence = now - *at;
                 assert!(
-                    silence > self.settings.dead_after(),
+                    silence > self.settings.dead_after() || may_be_lost(node),
                     "{writer} drops {node}, which wrote {silence:?} ago"
                 );
             }
@@ -174,7 +178,7 @@ impl Invariants {
         writer: &NodeId,
         old: &RendezvousState,
         after: &RendezvousState,
-        comes_back: &dyn Fn(&NodeId) -> bool,
+        comes_back: Known<'_>,
         now: Duration,
     ) {
         let was_in = old.round == after.round && old.participants.contains_key(writer);
@@ -216,6 +220,7 @@ impl Invariants {
         version: &Version,
         at: Duration,
         seen: &RendezvousState,
+        may_be_lost: Known<'_>,
     ) {
         if seen.complete {
             let last = self.seen.entry(reader.clone()).or_default();
@@ -230,7 +235,7 @@ impl Invariants {
             if !seen.last_heartbeats.contains_key(node) {
                 let silence = at - *written_at;
                 assert!(
-                    silence > self.settings.dead_after(),
+                    silence > self.settings.dead_after() || may_be_lost(node),
                     "{reader} drops {node}, which wrote {silence:?} before"
                 );
             }

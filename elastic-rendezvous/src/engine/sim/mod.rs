@@ -21,7 +21,7 @@ mod worlds;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use self::invariants::Invariants;
+use self::invariants::{Invariants, Known};
 use self::laws::Laws;
 use self::node::{Command, Implementation, Kind, SimNode, Stage, Waiting};
 use self::store::{Request, Response, SimStore, Version, Wait};
@@ -88,6 +88,8 @@ enum Event {
     Wake(u64),
     /// A node that does not watch the state reads it.
     Poll(u64),
+    /// The store learns that this connection of the node has closed.
+    Closed(u32),
     Command(Command),
 }
 
@@ -171,6 +173,9 @@ impl World {
     /// What is on its way between the node and the store is lost, and the node knows it.
     fn lose_connection(&mut self, index: usize) {
         self.store.end_waits(index);
+        self.store
+            .on_closed(&self.nodes[index].me, self.nodes[index].connection);
+        self.nodes[index].connection += 1;
         self.events.retain(|_, (node, event)| {
             *node != index || !matches!(event, Event::Request(..) | Event::Response(..))
         });
@@ -350,6 +355,9 @@ impl World {
             // Also from a node that has died meanwhile.
             return self.serve(index, request_id, request);
         }
+        if let Event::Closed(connection) = event {
+            return self.store.on_closed(&self.nodes[index].me, connection);
+        }
         if let (Event::Response(request_id, _), Some(at)) = (&event, self.fails_at(index)) {
             let request_id = *request_id;
             return self.schedule(at, index, Event::Failure(request_id));
@@ -419,6 +427,17 @@ impl World {
                     self.wake_waiting();
                 }
                 response
+            }
+            Request::ReadMarks(nodes) => {
+                let marks = self.store.marks_of(nodes);
+                Some(Response::Group(Reply::Marks(Some(marks))))
+            }
+            Request::SetMark(me, connection) => {
+                let node = &self.nodes[index];
+                if node.is_alive() && node.connection == *connection {
+                    self.store.set_mark(me.clone(), *connection);
+                }
+                Some(Response::Group(Reply::Done))
             }
             Request::Open => Some(Response::Opened(self.store.open())),
             Request::EndWait if self.store.end_wait(index, request_id) => {
@@ -502,7 +521,9 @@ impl World {
                 !gone.contains(node) && others.any(|other| other.me == *node)
             };
             let before = before.as_deref();
-            invariants.on_write((me, is_torch), before, state, &comes_back, self.now);
+            let may_be_lost = |node: &NodeId| is_long_gone(nodes, node);
+            let known = (&comes_back as Known<'_>, &may_be_lost as Known<'_>);
+            invariants.on_write((me, is_torch), before, state, known, self.now);
         }
         self.store.put(state, self.now);
         self.check_punctual(writer, before.as_deref());
@@ -526,6 +547,12 @@ impl World {
             assert!(pause <= pause_max, "{} wrote {pause:?} ago", node.me);
         }
     }
+}
+
+/// Whether this node was without a connection for so long that others may have taken it for lost.
+fn is_long_gone(nodes: &[SimNode], node: &NodeId) -> bool {
+    let mut nodes = nodes.iter();
+    nodes.any(|it| it.me == *node && it.was_long_gone)
 }
 
 /// The state without heartbeats, for a person.

@@ -147,6 +147,12 @@ pub(super) struct SimNode {
     pub(super) cut_until: Duration,
     pub(super) is_silent: bool,
     pub(super) was_cut: bool,
+    /// When the last time without a connection began.
+    pub(super) cut_since: Duration,
+    /// Whether it was once without a connection for so long that others may have taken it for lost.
+    pub(super) was_long_gone: bool,
+    /// The number of its connection.
+    pub(super) connection: u32,
     pub(super) commands: VecDeque<Command>,
     pub(super) is_rejoin_planned: bool,
     /// Of the operation.
@@ -189,6 +195,9 @@ impl SimNode {
             cut_until: Duration::ZERO,
             is_silent: false,
             was_cut: false,
+            cut_since: Duration::ZERO,
+            was_long_gone: false,
+            connection: 0,
             commands: VecDeque::new(),
             is_rejoin_planned: false,
             deadline: Duration::ZERO,

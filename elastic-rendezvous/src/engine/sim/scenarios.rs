@@ -406,10 +406,10 @@ fn heartbeats_wake_no_other_node() {
     let before = (world.writes_tried, world.events_made);
     world.run_for(100 * SECOND);
     let writes = world.writes_tried - before.0;
-    // 12 nodes, one write each in 5 s, and few conflicts.
+    // 12 nodes, one write each in 5 s, and few conflicts. Ten times as often, each node reads the marks.
     assert!((230..=300).contains(&writes), "{writes}");
     let events_by_write = (world.events_made - before.1) / writes;
-    assert!(events_by_write <= 10, "{events_by_write}");
+    assert!(events_by_write <= 60, "{events_by_write}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::engine::Reply;
 use crate::engine::group::Ask as GroupAsk;
 use crate::values::codec::{self, CodecLimits, WatchRanges};
+use crate::values::link::{Mark, Marks};
 use crate::values::node::NodeId;
 use crate::values::state::RendezvousState;
 use crate::values::stored::{Part, Token, Written};
@@ -35,6 +36,9 @@ pub(super) enum Request {
     /// Until a time of the node's monotonic clock.
     AwaitState(Watched, Duration),
     Group(Box<GroupAsk>),
+    ReadMarks(Vec<NodeId>),
+    /// Over this connection of the node.
+    SetMark(NodeId, u32),
     /// A handler begins anew: it makes the key of the state if that is missing, and takes an index.
     Open,
     /// The time of the wait is over.
@@ -91,6 +95,8 @@ pub(super) struct SimStore {
     summary: Vec<u8>,
     answers: BTreeMap<u32, Vec<u8>>,
     heartbeats: BTreeMap<u32, Vec<u8>>,
+    /// The mark of each node, and the connection that has set it.
+    marks: BTreeMap<NodeId, (Mark, u32)>,
     /// How many nodes have taken an index.
     count: u32,
     waits: Vec<Wait>,
@@ -145,6 +151,36 @@ impl SimStore {
             is_lost: true,
             ..Self::default()
         };
+    }
+
+    pub(super) fn marks_of(&self, nodes: &[NodeId]) -> Marks {
+        let mark_of = |node: &NodeId| {
+            self.marks
+                .get(node)
+                .map_or(Mark::Missing, |(mark, _)| *mark)
+        };
+        nodes
+            .iter()
+            .map(|node| (node.clone(), mark_of(node)))
+            .collect()
+    }
+
+    pub(super) fn set_mark(&mut self, node: NodeId, connection: u32) {
+        self.marks.insert(node, (Mark::Connected, connection));
+    }
+
+    /// This connection of the node has closed.
+    pub(super) fn on_closed(&mut self, node: &NodeId, connection: u32) {
+        if let Some((mark, owner)) = self.marks.get_mut(node)
+            && *owner == connection
+        {
+            *mark = Mark::Closed;
+        }
+    }
+
+    /// Its process has ended with a goodbye.
+    pub(super) fn remove_mark(&mut self, node: &NodeId) {
+        self.marks.remove(node);
     }
 
     pub(super) const fn is_lost(&self) -> bool {

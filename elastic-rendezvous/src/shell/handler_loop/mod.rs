@@ -20,6 +20,7 @@ use crate::shell::clock::Clock;
 use crate::shell::group_store::GroupStore;
 use crate::shell::handler::RendezvousEvent;
 use crate::shell::mailbox::{Inbox, Job, Message};
+use crate::shell::marks::MarkBoard;
 use crate::shell::notices::NoticeBoard;
 use crate::shell::shared::{LOG_INTERVAL, Shared, error_of, log_wait};
 use crate::shell::stored_state::StoredState;
@@ -66,6 +67,7 @@ pub(crate) struct HandlerLoop {
     group: Option<(GroupStore, u32)>,
     lease: Option<WriteLease>,
     watch: Option<Arc<dyn StateWatch>>,
+    marks: Option<MarkBoard>,
     shared: Arc<Shared>,
     inbox: Inbox,
     jobs: VecDeque<Job>,
@@ -91,9 +93,13 @@ pub(crate) struct HandlerLoop {
 
 impl HandlerLoop {
     pub(crate) fn new(parts: Parts) -> Self {
-        let (group, lease, watch) = match parts.access {
-            Access::Group(group, index) => (Some((group, index)), None, None),
-            Access::Own { lease, watch } => (None, lease, watch),
+        let (group, lease, watch, marks) = match parts.access {
+            Access::Group(group, index) => (Some((group, index)), None, None, None),
+            Access::Own {
+                lease,
+                watch,
+                marks,
+            } => (None, lease, watch, marks),
         };
         let index = group.as_ref().map(|(_, index)| *index);
         Self {
@@ -108,6 +114,7 @@ impl HandlerLoop {
             group,
             lease,
             watch,
+            marks,
             shared: parts.shared,
             inbox: parts.inbox,
             jobs: VecDeque::new(),
@@ -146,6 +153,14 @@ impl HandlerLoop {
             }
         }
         self.release();
+        // A store that is out of reach would delay the end.
+        if let Some(marks) = self
+            .marks
+            .as_mut()
+            .filter(|_| !self.is_unknown && self.outage_since.is_none())
+        {
+            marks.remove_own(&self.me);
+        }
         for job in std::mem::take(&mut self.jobs) {
             let _ = job.reply.send(Err(self.shut_down_error()));
         }
@@ -334,6 +349,9 @@ impl HandlerLoop {
     fn start_anew(&mut self, lost: Option<RendezvousError>) -> Result<Reply, RendezvousError> {
         self.states.backend().start_anew()?;
         self.notices.start_anew();
+        if let Some(marks) = &mut self.marks {
+            marks.start_anew();
+        }
         if let Some((group, index)) = &mut self.group {
             let counted = group.count_handler();
             *index = counted.map_err(|error| self.states.failed(error))?;

@@ -9,9 +9,12 @@ use super::HandlerLoop;
 use crate::engine::group::Ask as GroupAsk;
 use crate::engine::{Ask, Reply};
 use crate::shell::board::RoundBoard;
+use crate::shell::marks::MarkBoard;
 use crate::shell::round_entry::read_entry;
 use crate::values::error::RendezvousError;
 use crate::values::goal::Operation;
+use crate::values::link::Marks;
+use crate::values::node::NodeId;
 use crate::values::stored::{Part, Watched, Written};
 
 /// How often a store that cannot be watched is polled, as in PyTorch.
@@ -50,6 +53,10 @@ impl HandlerLoop {
                     Ok(entry) => Ok(Reply::Entry(round, entry)),
                     Err(error) => Err(RendezvousError::connection(&self.settings.run_id, error)),
                 };
+            }
+            Ask::ReadMarks(nodes) => return self.ask_marks(|marks, _| marks.read(nodes).map(Some)),
+            Ask::SetMark => {
+                return self.ask_marks(|marks, me| marks.set_own(me).map(|()| None));
             }
             Ask::Report => self.report(),
             Ask::Pause { until } => {
@@ -121,6 +128,25 @@ impl HandlerLoop {
                 self.watch = None;
                 Ok(Reply::Nothing)
             }
+        }
+    }
+
+    /// Carries out a request to the marks, which returns those it has read.
+    fn ask_marks(
+        &mut self,
+        request: impl FnOnce(&mut MarkBoard, &NodeId) -> Result<Option<Marks>, StoreError>,
+    ) -> Result<Reply, RendezvousError> {
+        let Some(marks) = &mut self.marks else {
+            return Ok(Reply::Marks(None));
+        };
+        match request(marks, &self.me) {
+            Ok(None) => Ok(Reply::Done),
+            Ok(read) => Ok(Reply::Marks(read)),
+            Err(StoreError::Unsupported { .. }) => {
+                self.marks = None;
+                Ok(Reply::Marks(None))
+            }
+            Err(error) => Err(RendezvousError::connection(&self.settings.run_id, error)),
         }
     }
 

@@ -6,9 +6,10 @@ use std::time::Duration;
 use crate::engine::group::message::Summary;
 use crate::engine::last_round::LastRound;
 use crate::engine::last_round::REJOIN_GRACE;
-use crate::engine::observations::{Observations, Silent};
+use crate::engine::observations::Observations;
 use crate::values::clock::Now;
 use crate::values::node::NodeId;
+use crate::values::report::LostNode;
 use crate::values::settings::RendezvousSettings;
 use crate::values::state::RendezvousState;
 
@@ -50,7 +51,7 @@ impl Rounds {
         }
     }
 
-    pub(super) fn on_dropped(&mut self, silent: &[Silent]) {
+    pub(super) fn on_dropped(&mut self, silent: &[LostNode]) {
         let silent = silent.iter().map(|it| (it.node.clone(), it.silence));
         self.dropped.extend(silent);
     }

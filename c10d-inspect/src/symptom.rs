@@ -1,0 +1,109 @@
+//! What the last line of a failed worker tells of a cause that lies elsewhere. Pure.
+
+use std::net::SocketAddr;
+
+use crate::translate::{addresses, keys};
+
+/// Texts of an error because a connection to another rank was lost: of gloo and of NCCL.
+const LOST_PEER: [&str; 9] = [
+    "Connection closed by peer",
+    "Connection closed by remote peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused, remote=",
+    "remote process exited or there was a network error",
+    "ncclRemoteError",
+    "Socket closed",
+    "Software caused connection abort",
+];
+
+/// Texts of PyTorch's store client whose server has closed the connection. They contain texts of [`LOST_PEER`] as well.
+const LOST_STORE: [&str; 5] = [
+    "Connection was likely closed. Did the remote server shutdown or crash?",
+    "recvValue failed on",
+    "sendBytes failed on",
+    "recvVector failed on",
+    "failed to recv, got 0 bytes",
+];
+
+/// Texts of an operation whose other ranks did not take part in time.
+const TIMEOUT: [&str; 6] = [
+    "Watchdog caught collective operation timeout",
+    "Some NCCL operations have failed or timed out",
+    "Application timeout caused pair closure",
+    "Timed out waiting",
+    "timed out connecting",
+    "NCCL communicator was aborted",
+];
+
+/// Why a worker failed that waited for another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Symptom {
+    /// It lost its connection to the rank behind this address, as gloo prints it.
+    LostPeer(Option<SocketAddr>),
+    /// It gave up waiting for this key of the store.
+    Key(String),
+    LostStore,
+    /// An operation of several ranks took too long.
+    Timeout,
+}
+
+impl Symptom {
+    /// `None` for a reason that lies in the worker itself, as far as the line tells.
+    pub(crate) fn of(line: &str) -> Option<Self> {
+        let has = |texts: &[&str]| texts.iter().any(|text| line.contains(text));
+        if let Some(key) = keys(line).next().filter(|_| line.contains("timeout")) {
+            return Some(Self::Key(key.to_owned()));
+        }
+        if has(&LOST_STORE) {
+            return Some(Self::LostStore);
+        }
+        if has(&TIMEOUT) {
+            return Some(Self::Timeout);
+        }
+        has(&LOST_PEER).then(|| Self::LostPeer(addresses(line).next()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_libraries_are_told_apart_from_a_programs_own() {
+        let peer = |text: &str| Some(Symptom::LostPeer(Some(text.parse().unwrap())));
+        for (line, expected) in [
+            (
+                "RuntimeError: [/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:49804. This is \
+                 typically caused by a remote worker crashing.",
+                peer("127.0.0.1:49804"),
+            ),
+            (
+                "RuntimeError: [/gloo/transport/tcp/pair.cc:545] Read error [fd00::2]:9135: Connection reset by peer.",
+                peer("[fd00::2]:9135"),
+            ),
+            (
+                "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, remote process exited or there was \
+                 a network error, NCCL version 2.27.5",
+                Some(Symptom::LostPeer(None)),
+            ),
+            (
+                "torch.distributed.DistStoreError: wait timeout after 5000ms, keys: /default_pg/0//result/1",
+                Some(Symptom::Key("/default_pg/0//result/1".to_owned())),
+            ),
+            (
+                "torch.distributed.DistNetworkError: Connection was likely closed. Did the remote server shutdown or crash?",
+                Some(Symptom::LostStore),
+            ),
+            (
+                "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE)",
+                Some(Symptom::Timeout),
+            ),
+            ("ValueError: bad shard 17", None),
+            ("KeyError: 'keys: none'", None),
+            ("", None),
+        ] {
+            assert_eq!(Symptom::of(line), expected, "{line}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The addresses of this host.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use crate::sys;
+
+/// Returns the addresses of this host's network interfaces, each with the name of its interface, as `eth0`. An interface
+/// without an address is missing. Does not block.
+///
+/// ```
+/// let addresses = c10d_socket::interface_addresses()?;
+/// assert!(addresses.iter().any(|(_, address)| address.is_loopback()));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// # Errors
+/// The error of getifaddrs(3).
+pub fn interface_addresses() -> io::Result<Vec<(String, IpAddr)>> {
+    let mut found = Vec::new();
+    sys::for_each_interface_address(|name, address| {
+        let name = String::from_utf8_lossy(name).into_owned();
+        found.push((name, address));
+    })?;
+    Ok(found)
+}
+
+/// Returns the local address of connections to `remote`. Sends nothing: the system only chooses a route. Does not block.
+///
+/// ```
+/// let own = c10d_socket::own_address_towards("127.0.0.1:29500".parse().unwrap())?;
+/// assert!(own.is_loopback());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// # Errors
+/// The error of the system, for example if no route leads there.
+pub fn own_address_towards(remote: SocketAddr) -> io::Result<IpAddr> {
+    let any: IpAddr = match remote {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind(SocketAddr::new(any, 0))?;
+    socket.connect(remote)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_is_found() {
+        let addresses = interface_addresses().unwrap();
+        let is_loopback = |(_, address): &(String, IpAddr)| address.is_loopback();
+        assert!(addresses.iter().any(is_loopback), "{addresses:?}");
+        assert!(
+            addresses.iter().all(|(name, _)| !name.is_empty()),
+            "{addresses:?}"
+        );
+    }
+
+    #[test]
+    fn this_host_sees_itself_by_loopback() {
+        for address in ["127.0.0.1:1", "127.0.0.7:1"] {
+            let seen = own_address_towards(address.parse().unwrap()).unwrap();
+            assert!(seen.is_loopback(), "{seen}");
+        }
+    }
+}

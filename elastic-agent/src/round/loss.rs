@@ -1,0 +1,119 @@
+//! A round whose workers failed because another node was lost, where the others can continue without that node. Such a restart
+//! does not count; whether it was one, is known when the next round completes, or when the loss is noticed.
+
+use std::time::Duration;
+
+use elastic_rendezvous::Membership;
+use log::Level;
+
+use super::after_failure::{ending_of, is_counted_elsewhere};
+use super::ending::RoundEnding;
+use super::input::{Effect, Effects, Facts, Input};
+use super::machine::{Round, finish, log};
+use super::outcome::AgentOutcome;
+use super::phase::{AwaitingLoss, Failure, Phase};
+
+impl Round {
+    /// Whether no restart is left, and another node that is not known to be lost yet may be the cause.
+    pub(super) fn may_be_loss(
+        &mut self,
+        nodes: usize,
+        failure: &Failure,
+        facts: &Facts,
+        now: Duration,
+    ) -> bool {
+        let is_decided = self.has_awaited_loss
+            || failure.has_abandoned
+            || facts.job_end.is_some()
+            || facts.finished > 0
+            || is_counted_elsewhere(failure, facts)
+            || self.policy.final_exit(&failure.failed).is_some()
+            || self.policy.why_hopeless(&failure.failed).is_some();
+        if is_decided || nodes < 2 || self.settings.loss_wait.is_none() {
+            return false;
+        }
+        self.policy.note_progress(failure.progress);
+        self.policy.left(now) == 0
+    }
+
+    pub(super) fn await_loss(&self, nodes: usize, failure: Failure, out: &mut Effects) -> Phase {
+        let wait = self.settings.loss_wait.unwrap_or_default();
+        let text = format!(
+            "no restart is left: waiting for up to {} s for the news that another node was lost, because then this failure \
+             does not count",
+            wait.as_secs()
+        );
+        out.push(log(Level::Warn, text));
+        out.push(Effect::AwaitLoss(wait));
+        out.push(Effect::ReadMembership);
+        Phase::AwaitingLoss(AwaitingLoss {
+            nodes,
+            failure: Box::new(failure),
+            is_late: false,
+        })
+    }
+
+    pub(super) fn awaiting_loss(
+        &mut self,
+        mut awaiting: AwaitingLoss,
+        input: Input,
+        now: Duration,
+        out: &mut Effects,
+    ) -> Phase {
+        match input {
+            Input::MembersChanged => out.push(Effect::ReadMembership),
+            Input::LossDue => {
+                awaiting.is_late = true;
+                out.push(Effect::ReadMembership);
+            }
+            Input::Membership(membership) => {
+                let membership = membership.as_deref();
+                let is_member_lost = membership.is_some_and(|it| is_any_lost(it, awaiting.is_late));
+                let (nodes, failure) = (awaiting.nodes, &awaiting.failure);
+                if is_member_lost {
+                    let why = "another node was lost, and this failure does not count";
+                    let ending = ending_of(failure.stall);
+                    let failures = awaiting.failure.failures;
+                    return self.restart_uncounted(why, ending, failures, now, out);
+                }
+                if awaiting.is_late || membership.is_some_and(|it| it.is_closed) {
+                    self.has_awaited_loss = true;
+                    // Another node may have ended the job in the meantime.
+                    out.push(Effect::ReadFacts);
+                    let failure = awaiting.failure;
+                    return Phase::Judging { nodes, failure };
+                }
+            }
+            Input::Signal(signal) => {
+                self.report_round(RoundEnding::Signalled, None, now, out);
+                let had_workers = true;
+                let outcome = AgentOutcome::Signalled {
+                    signal,
+                    had_workers,
+                };
+                return finish(Ok(outcome), out);
+            }
+            _ => {}
+        }
+        Phase::AwaitingLoss(awaiting)
+    }
+
+    /// The restart that led to the current round does not count.
+    pub(super) fn do_not_count(&mut self, now: Duration, out: &mut Effects) {
+        self.policy.take_back();
+        let left = self.policy.left(now);
+        let text = format!(
+            "the restart does not count, because a node of the last round is gone: {left} restarts left"
+        );
+        out.push(log(Level::Info, text));
+    }
+}
+
+/// Whether a member was lost. One that has left may be about to join again, and counts only at the end of the wait.
+fn is_any_lost(membership: &Membership, is_late: bool) -> bool {
+    let has_left = membership.left.iter().any(|node| !node.is_joining);
+    !membership.is_closed
+        && (membership.is_evicted
+            || !membership.lost.is_empty()
+            || (is_late && (has_left || membership.unnamed > 0)))
+}

@@ -1,0 +1,232 @@
+//! Which nodes have lost their connection to the store, as the marks of the nodes show it (docs/spec/rendezvous.md,
+//! section 10.3). Pure.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::values::link::{Mark, Marks};
+use crate::values::node::NodeId;
+
+/// How often a node reads the marks.
+pub(crate) const READ_INTERVAL: Duration = Duration::from_millis(500);
+
+/// For how long a node may be without a connection before it is lost: 2 s, and the time of its next attempt to connect.
+pub(crate) const RETURN_GRACE: Duration = Duration::from_millis(2500);
+
+/// How soon a node tries again to reach the store, so that it returns within [`RETURN_GRACE`].
+pub(crate) const RETURN_PAUSE: Duration = Duration::from_millis(250);
+
+/// What this node has seen of the marks of all nodes, with times of its monotonic clock.
+#[derive(Debug)]
+pub(crate) struct Links {
+    /// Whether the store can have marks, as far as this node knows.
+    is_supported: bool,
+    read_due_at: Duration,
+    /// Whether the mark of this node must be set.
+    is_own_due: bool,
+    peers: BTreeMap<NodeId, Link>,
+}
+
+/// The mark of a node, as this node knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Link {
+    Missing,
+    Connected,
+    /// The connection had closed when this node read the mark first. The node may be about to return, or may have returned
+    /// and left since.
+    FoundClosed,
+    /// When this node first saw that the connection had closed.
+    Closed(Duration),
+    /// The same, and the node did not return in time.
+    Lost(Duration),
+}
+
+impl Links {
+    pub(crate) const fn new(now: Duration) -> Self {
+        Self {
+            is_supported: true,
+            read_due_at: now,
+            is_own_due: false,
+            peers: BTreeMap::new(),
+        }
+    }
+
+    /// When the marks have to be read; `None` if the store cannot have any.
+    pub(crate) fn read_due_at(&self) -> Option<Duration> {
+        self.is_supported.then_some(self.read_due_at)
+    }
+
+    /// Puts the next read off: a join that is over soon needs none.
+    pub(crate) fn delay_read(&mut self, now: Duration) {
+        self.read_due_at = self.read_due_at.max(now.saturating_add(READ_INTERVAL));
+    }
+
+    /// Whether this node has to set its mark.
+    pub(crate) const fn is_own_due(&self) -> bool {
+        self.is_own_due
+    }
+
+    /// The mark of this node is set.
+    pub(crate) const fn on_set(&mut self) {
+        self.is_own_due = false;
+    }
+
+    /// The store was out of reach. Perhaps the connections of all nodes have closed, so earlier marks do not count.
+    pub(crate) fn on_outage(&mut self) {
+        self.peers.clear();
+        self.read_due_at = Duration::ZERO;
+    }
+
+    /// Adopts marks that were requested at `requested_at`; `None` if the store cannot have any. Returns whether another node
+    /// was lost.
+    pub(crate) fn on_read(
+        &mut self,
+        me: &NodeId,
+        marks: Option<&Marks>,
+        requested_at: Duration,
+        now: Duration,
+    ) -> bool {
+        let Some(marks) = marks else {
+            self.is_supported = false;
+            self.is_own_due = false;
+            self.peers.clear();
+            return false;
+        };
+        self.is_own_due = marks.get(me) != Some(&Mark::Connected);
+        self.peers.retain(|node, _| marks.contains_key(node));
+        self.read_due_at = now.saturating_add(READ_INTERVAL);
+        let mut is_any_new = false;
+        for (node, mark) in marks.iter().filter(|(node, _)| *node != me) {
+            let link = match (mark, self.peers.get(node)) {
+                (Mark::Missing, _) => Link::Missing,
+                (Mark::Connected, _) => Link::Connected,
+                (Mark::Closed, None) => Link::FoundClosed,
+                (Mark::Closed, Some(Link::Missing | Link::Connected)) => Link::Closed(now),
+                // This process may have been stopped between the two reads: the second one must be late enough.
+                (Mark::Closed, Some(Link::Closed(at)))
+                    if at.saturating_add(RETURN_GRACE) <= requested_at =>
+                {
+                    is_any_new = true;
+                    Link::Lost(*at)
+                }
+                (Mark::Closed, Some(known)) => *known,
+            };
+            if let Link::Closed(at) = link {
+                let lost_at = at.saturating_add(RETURN_GRACE);
+                self.read_due_at = self.read_due_at.min(lost_at.max(now));
+            }
+            self.peers.insert(node.clone(), link);
+        }
+        is_any_new
+    }
+
+    /// Since when the node has had no connection, if that is known.
+    pub(crate) fn closed_since(&self, node: &NodeId) -> Option<Duration> {
+        match *self.peers.get(node)? {
+            Link::Missing | Link::Connected | Link::FoundClosed => None,
+            Link::Closed(at) | Link::Lost(at) => Some(at),
+        }
+    }
+
+    /// Whether the connection of the node had closed when this node read its mark first.
+    pub(crate) fn was_found_closed(&self, node: &NodeId) -> bool {
+        self.peers.get(node) == Some(&Link::FoundClosed)
+    }
+
+    /// Since when the node has had no connection, if it is lost.
+    pub(crate) fn lost_since(&self, node: &NodeId) -> Option<Duration> {
+        match *self.peers.get(node)? {
+            Link::Lost(at) => Some(at),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name, 1, 0)
+    }
+
+    /// Reads the mark of the node `b` at each of these times, in milliseconds, and returns when it was lost.
+    fn lost_at(reads: &[(u64, Mark)]) -> Option<u64> {
+        let mut links = Links::new(Duration::ZERO);
+        for (millis, mark) in reads {
+            let marks = Marks::from([(node("b"), *mark)]);
+            let at = Duration::from_millis(*millis);
+            if links.on_read(&node("a"), Some(&marks), at, at) {
+                assert!(links.lost_since(&node("b")).is_some());
+                return Some(*millis);
+            }
+        }
+        None
+    }
+
+    /// docs/spec/rendezvous.md, LINK 3.
+    #[test]
+    fn a_node_is_lost_when_its_connection_has_closed_and_it_does_not_return() {
+        let (here, gone) = (Mark::Connected, Mark::Closed);
+        assert_eq!(lost_at(&[(0, here), (500, gone), (2999, gone)]), None);
+        assert_eq!(lost_at(&[(0, here), (500, gone), (3000, gone)]), Some(3000));
+        // It returns, and is cut again.
+        let again = [(0, here), (500, gone), (2400, here), (2900, gone)];
+        assert_eq!(lost_at(&[&again[..], &[(5300, gone)]].concat()), None);
+        assert_eq!(lost_at(&[&again[..], &[(5400, gone)]].concat()), Some(5400));
+    }
+
+    /// docs/spec/rendezvous.md, LINK 3 and 4.
+    #[test]
+    fn a_node_without_a_mark_or_never_seen_connected_is_judged_by_its_heartbeats() {
+        let (none, here, gone) = (Mark::Missing, Mark::Connected, Mark::Closed);
+        assert_eq!(lost_at(&[(0, none), (500, none), (9000, none)]), None);
+        assert_eq!(lost_at(&[(0, gone), (500, gone), (9000, gone)]), None);
+        // A goodbye.
+        assert_eq!(lost_at(&[(0, here), (500, none), (9000, none)]), None);
+        assert_eq!(
+            lost_at(&[(0, here), (500, gone), (900, none), (9000, none)]),
+            None
+        );
+        // It has connected and was cut off between two reads.
+        assert_eq!(lost_at(&[(0, none), (500, gone), (3000, gone)]), Some(3000));
+    }
+
+    /// docs/spec/rendezvous.md, LINK 5.
+    #[test]
+    fn after_an_outage_of_the_store_no_mark_counts_that_was_seen_before() {
+        let mut links = Links::new(Duration::ZERO);
+        let marks = |mark| Marks::from([(node("a"), mark), (node("b"), mark)]);
+        let read =
+            |links: &mut Links, mark, at| links.on_read(&node("a"), Some(&marks(mark)), at, at);
+        assert!(!read(&mut links, Mark::Connected, SECOND));
+        assert!(!links.is_own_due());
+        links.on_outage();
+        assert_eq!(links.read_due_at(), Some(Duration::ZERO));
+        for seconds in 2..30 {
+            assert!(!read(&mut links, Mark::Closed, SECOND * seconds));
+            assert!(links.is_own_due(), "its own connection has closed, too");
+        }
+    }
+
+    #[test]
+    fn a_process_that_was_stopped_reads_again_before_it_decides() {
+        let (me, mut links) = (node("a"), Links::new(Duration::ZERO));
+        let marks = |mark| Marks::from([(node("b"), mark)]);
+        links.on_read(&me, Some(&marks(Mark::Connected)), SECOND, SECOND);
+        links.on_read(&me, Some(&marks(Mark::Closed)), SECOND * 2, SECOND * 2);
+        // Requested at 3 s, and the answer was read at 60 s.
+        assert!(!links.on_read(&me, Some(&marks(Mark::Closed)), SECOND * 3, SECOND * 60));
+        assert_eq!(links.read_due_at(), Some(SECOND * 60));
+        assert!(links.on_read(&me, Some(&marks(Mark::Closed)), SECOND * 60, SECOND * 60));
+    }
+
+    #[test]
+    fn a_store_without_marks_is_asked_once() {
+        let mut links = Links::new(Duration::ZERO);
+        assert!(!links.on_read(&node("a"), None, SECOND, SECOND));
+        assert_eq!(links.read_due_at(), None);
+    }
+}

@@ -1,0 +1,183 @@
+//! The keys with which nodes mark themselves as connected (docs/spec/rendezvous.md, section 10.3).
+//!
+//! The store itself changes the mark of a node whose connection closes. PyTorch's nodes do not know these keys.
+
+use std::sync::Arc;
+
+use c10d_store::{Store, StoreError, StoreExt};
+
+use crate::shell::many_keys::read_present;
+use crate::values::link::{Mark, Marks};
+use crate::values::node::NodeId;
+
+const CONNECTED: &[u8] = b"connected";
+const CLOSED: &[u8] = b"closed";
+
+/// The marks of all nodes of a rendezvous, in its store.
+#[derive(Debug)]
+pub struct MarkBoard {
+    store: Arc<dyn Store>,
+    prefix: String,
+    /// As they were read last.
+    known: Option<Known>,
+    /// Whether this node has set its own.
+    has_own: bool,
+}
+
+#[derive(Debug)]
+struct Known {
+    /// The value that changes with every mark.
+    bell: Option<Vec<u8>>,
+    nodes: Vec<NodeId>,
+    marks: Marks,
+}
+
+impl MarkBoard {
+    /// The marks below `prefix` in `store`.
+    pub(crate) fn new(store: Arc<dyn Store>, prefix: &str) -> Self {
+        Self {
+            store,
+            prefix: format!("{prefix}/link"),
+            known: None,
+            has_own: false,
+        }
+    }
+
+    fn key(&self, node: &NodeId) -> String {
+        let NodeId {
+            addr,
+            pid,
+            local_id,
+        } = node;
+        format!("{}/{pid} {local_id} {addr}", self.prefix)
+    }
+
+    /// The key that rings the bell when the connection of the node closes. A connection has one will for each of its keys.
+    fn bell_key(&self, node: &NodeId) -> String {
+        format!("{}/bell", self.key(node))
+    }
+
+    /// The store has lost its data.
+    pub(crate) fn start_anew(&mut self) {
+        self.known = None;
+        self.has_own = false;
+    }
+
+    /// Reads the marks of these nodes: one request while no mark of any node changes. Blocks for at most the store's timeout,
+    /// for each request.
+    pub(crate) fn read(&mut self, nodes: Vec<NodeId>) -> Result<Marks, StoreError> {
+        // Before the marks: one that changes meanwhile is read again.
+        let bell = self.store.try_get(&self.prefix)?;
+        if let Some(known) = &self.known
+            && (&known.bell, &known.nodes) == (&bell, &nodes)
+        {
+            return Ok(known.marks.clone());
+        }
+        let keys: Vec<String> = nodes.iter().map(|node| self.key(node)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let values = match bell {
+            Some(_) => read_present(&*self.store, &keys)?,
+            None => vec![None; nodes.len()],
+        };
+        let values = nodes.iter().cloned().zip(values);
+        let marks: Marks = values
+            .map(|(node, value)| (node, mark_of(value.as_deref())))
+            .collect();
+        self.known = Some(Known {
+            bell,
+            nodes,
+            marks: marks.clone(),
+        });
+        Ok(marks)
+    }
+
+    /// Marks this node as connected, by a connection that ends with the process. A mark of an earlier connection, of which
+    /// the store may not know yet that it has closed, is replaced. Blocks for at most the store's timeout, five times.
+    pub(crate) fn set_own(&mut self, me: &NodeId) -> Result<(), StoreError> {
+        let (key, bell_key) = (self.key(me), self.bell_key(me));
+        self.store.delete_key(&key)?;
+        self.store.delete_key(&bell_key)?;
+        let store = &self.store;
+        store.set_ephemeral(&key, CONNECTED, Some((&key, CLOSED)))?;
+        let closed = format!("closed {:016x}", fastrand::u64(..));
+        let will = (self.prefix.as_str(), closed.as_bytes());
+        store.set_ephemeral(&bell_key, CONNECTED, Some(will))?;
+        self.has_own = true;
+        let connected = format!("connected {:016x}", fastrand::u64(..));
+        store.set(&self.prefix, connected)
+    }
+
+    /// Says goodbye: the end of the connection is no loss then. A failure is logged only, because the process ends.
+    pub(crate) fn remove_own(&mut self, me: &NodeId) {
+        if !std::mem::take(&mut self.has_own) {
+            return;
+        }
+        for key in [self.key(me), self.bell_key(me)] {
+            if let Err(error) = self.store.delete_key(&key) {
+                return log::debug!("cannot remove the mark of this node: {error}");
+            }
+        }
+    }
+}
+
+/// A value that no node of this version writes is no mark.
+fn mark_of(value: Option<&[u8]>) -> Mark {
+    match value {
+        Some(CONNECTED) => Mark::Connected,
+        Some(CLOSED) => Mark::Closed,
+        _ => Mark::Missing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use c10d_store::{TcpStore, TcpStoreOptions};
+
+    use super::*;
+
+    fn node(name: &str) -> NodeId {
+        NodeId::new(name, 1, 0)
+    }
+
+    fn wait_for(board: &mut MarkBoard, nodes: &[NodeId], expected: &Marks) {
+        while board.read(nodes.to_vec()).unwrap() != *expected {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    /// docs/spec/rendezvous.md, LINK 1 and 2.
+    #[test]
+    fn a_mark_shows_that_a_connection_has_closed_unless_the_node_said_goodbye() {
+        let options = TcpStoreOptions::default().with_master(true);
+        let hosted = TcpStore::open("127.0.0.1", 0, options).unwrap();
+        let connect = || -> Arc<dyn Store> {
+            let options = TcpStoreOptions::default();
+            Arc::new(TcpStore::open("127.0.0.1", hosted.port(), options).unwrap())
+        };
+        let board = || MarkBoard::new(connect(), "torch.rendezvous.job");
+        let (a, b, never) = (node("a"), node("b"), node("never"));
+        let all = [a.clone(), b.clone(), never.clone()];
+        let marks = |of_a, of_b| {
+            Marks::from([
+                (a.clone(), of_a),
+                (b.clone(), of_b),
+                (never.clone(), Mark::Missing),
+            ])
+        };
+        let (mut first, mut second, mut reader) = (board(), board(), board());
+        let none = marks(Mark::Missing, Mark::Missing);
+        assert_eq!(reader.read(all.to_vec()).unwrap(), none);
+        first.set_own(&a).unwrap();
+        second.set_own(&b).unwrap();
+        let both = marks(Mark::Connected, Mark::Connected);
+        assert_eq!(reader.read(all.to_vec()).unwrap(), both);
+        // It comes back, over another connection, although the server may not know that the first one has closed.
+        let mut again = board();
+        again.set_own(&a).unwrap();
+        drop(first);
+        assert_eq!(reader.read(all.to_vec()).unwrap(), both);
+        second.remove_own(&b);
+        drop((again, second));
+        wait_for(&mut reader, &all, &marks(Mark::Closed, Mark::Missing));
+    }
+}

@@ -1,0 +1,217 @@
+//! What this node knows about its own addresses.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use c10d_socket::{
+    Cancel, Deadline, HostPort, ListenError, ListenOptions, interface_addresses, listen,
+    own_address_towards, resolve, resolve_local,
+};
+use c10d_store::TcpStore;
+
+use crate::engine::advertised::{Advertised, Facts, advertised, is_usable};
+use crate::shell::handler::StoreRoute;
+use crate::shell::this_host;
+use crate::values::node::NodeId;
+
+/// The limit for looking up names.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How many other nodes of a round are looked up for a route to one of them.
+const LOOKED_UP_MAX: usize = 4;
+
+/// The own addresses of a node of a dynamic rendezvous.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct OwnHost {
+    given: Option<String>,
+    is_one_host: bool,
+    name: Arc<OnceLock<(String, Vec<IpAddr>)>>,
+    route: StoreRoute,
+    hosted: Option<Arc<TcpStore>>,
+}
+
+impl OwnHost {
+    /// `is_one_host`: all nodes are on this host.
+    pub(crate) fn new(given: Option<String>, is_one_host: bool) -> Self {
+        Self {
+            given,
+            is_one_host,
+            ..Self::default()
+        }
+    }
+
+    /// Of a node with this connection to the rendezvous' store, or that serves it.
+    pub(crate) fn with_route(mut self, route: StoreRoute, hosted: Option<Arc<TcpStore>>) -> Self {
+        self.route = route;
+        self.hosted = hosted;
+        self
+    }
+
+    /// The host that the user has chosen.
+    pub(crate) fn given(&self) -> Option<&str> {
+        self.given.as_deref()
+    }
+
+    /// Looks up what [`name`](Self::name) and [`advertised`](Self::advertised) need, so that they do not block for it. Not
+    /// if all nodes are on this host.
+    pub(crate) fn look_up(&self) {
+        if !self.is_one_host {
+            self.named();
+        }
+    }
+
+    /// The full name of this host, which the first call looks up for at most 2 s.
+    pub(crate) fn name(&self) -> &str {
+        &self.named().0
+    }
+
+    /// The name, and those of its addresses that this host has; none if all nodes are on it. The first call blocks for at
+    /// most 4 s.
+    fn named(&self) -> &(String, Vec<IpAddr>) {
+        self.name.get_or_init(|| {
+            let name = this_host::full_name();
+            let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
+            let local = |host: &str| {
+                let target = HostPort::new(host, 0);
+                let found = resolve_local(&target, deadline, &Cancel::NEVER);
+                let ips = found.unwrap_or_default().into_iter();
+                ips.map(|at| at.ip().to_canonical()).collect::<Vec<_>>()
+            };
+            let mut of_name = Vec::new();
+            if !self.is_one_host {
+                of_name = local(&name);
+                of_name.extend(self.given.as_deref().map(local).unwrap_or_default());
+            }
+            (name, of_name)
+        })
+    }
+
+    /// The name that a certificate of this node has, besides its address.
+    pub(crate) fn name_for_certificates(&self) -> &str {
+        let given = self.given.as_deref();
+        let given = given.filter(|given| given.parse::<IpAddr>().is_err());
+        given.unwrap_or_else(|| self.name())
+    }
+
+    /// The endpoint that this node was given.
+    pub(crate) fn endpoint(&self) -> Option<&HostPort> {
+        self.route.endpoint.as_ref()
+    }
+
+    /// Where other nodes reach the rendezvous' store, which this node was told to find at `endpoint`.
+    pub(crate) fn reached(&self, endpoint: &HostPort, nodes: &[NodeId]) -> HostPort {
+        let host = match (&self.hosted, self.route.remote) {
+            _ if self.is_one_host => None,
+            (Some(_), _) => Some(self.advertised(nodes).host),
+            (None, Some(remote)) if is_usable(remote.ip()) => Some(remote.ip().to_string()),
+            (None, _) => None,
+        };
+        let host = host.unwrap_or_else(|| endpoint.host().to_owned());
+        HostPort::new(host, endpoint.port())
+    }
+
+    /// How this node reaches the rendezvous' store at this moment.
+    pub(crate) fn route(&self) -> StoreRoute {
+        let local = self.met(&[]).first().copied();
+        StoreRoute {
+            local: local.or(self.route.local),
+            ..self.route.clone()
+        }
+    }
+
+    /// How other nodes reach this one. Blocks for at most 2 s to look up `others`, the other nodes of its round, if the
+    /// rendezvous' store is a file.
+    pub(crate) fn advertised(&self, others: &[NodeId]) -> Advertised {
+        let (name, of_name) = self.named();
+        let is_file = self.route.remote.is_none();
+        let met = match self.is_one_host || self.given.is_some() {
+            true => Vec::new(),
+            false => self.met(others),
+        };
+        let has_use = met.iter().any(|ip| is_usable(*ip));
+        let is_unknown = !has_use && (is_file || of_name.is_empty());
+        advertised(&Facts {
+            given: self.given.as_deref(),
+            is_one_host: self.is_one_host,
+            name,
+            of_name,
+            met: &met,
+            other: is_unknown.then(some_address).flatten(),
+        })
+    }
+
+    /// The own addresses at which other nodes have met this one, or will.
+    fn met(&self, others: &[NodeId]) -> Vec<IpAddr> {
+        let server = self.hosted.as_ref().and_then(|store| store.server());
+        if let Some(server) = server {
+            let listening = server.local_addrs().iter().map(SocketAddr::ip);
+            return server.reached_at().into_iter().chain(listening).collect();
+        }
+        match self.route.local {
+            Some(local) => vec![local],
+            None => route_to_one(others, self.name()).into_iter().collect(),
+        }
+    }
+}
+
+/// The own address on the way to the first of these nodes that has another name and is found.
+fn route_to_one(others: &[NodeId], own_name: &str) -> Option<IpAddr> {
+    let deadline = Deadline::after(Instant::now(), LOOKUP_TIMEOUT);
+    let mut hosts: Vec<&str> = others.iter().map(|node| &*node.addr).collect();
+    hosts.retain(|host| *host != own_name);
+    hosts.dedup();
+    let routes = hosts.into_iter().take(LOOKED_UP_MAX).filter_map(|host| {
+        let found = resolve(&HostPort::new(host, 0), deadline, &Cancel::NEVER).ok()?;
+        own_address_towards(SocketAddr::new(found.first()?.ip(), 1)).ok()
+    });
+    routes.into_iter().find(|ip| is_usable(*ip))
+}
+
+/// An address of this host, best that of its default route.
+fn some_address() -> Option<IpAddr> {
+    // It belongs to no host (RFC 5737), and nothing is sent to it.
+    let elsewhere = SocketAddr::new(Ipv4Addr::new(198, 51, 100, 1).into(), 1);
+    let by_default = own_address_towards(elsewhere).ok();
+    by_default.filter(|ip| is_usable(*ip)).or_else(|| {
+        let interfaces = interface_addresses().unwrap_or_default();
+        let ips = interfaces.into_iter().map(|(_, ip)| ip);
+        let mut ips: Vec<IpAddr> = ips.filter(|ip| is_usable(*ip)).collect();
+        ips.sort_by_key(IpAddr::is_ipv6);
+        ips.first().copied()
+    })
+}
+
+/// The address that `--local-addr` means: that of the interface with this name, best of the kind of `remote`, or the same
+/// text.
+pub(crate) fn address_of_interface(text: &str, remote: Option<IpAddr>) -> Option<String> {
+    if text.parse::<IpAddr>().is_ok() {
+        return None;
+    }
+    let interfaces = interface_addresses().unwrap_or_default();
+    let of_it = interfaces.into_iter().filter(|(name, _)| name == text);
+    let mut ips: Vec<IpAddr> = of_it.map(|(_, ip)| ip).collect();
+    ips.retain(|ip| is_usable(*ip) || ip.is_loopback());
+    let is_v6 = remote.is_some_and(|ip| ip.to_canonical().is_ipv6());
+    ips.sort_by_key(|ip| ip.is_ipv6() != is_v6);
+    ips.first().map(IpAddr::to_string)
+}
+
+/// Opens sockets on these addresses, all with one port. Those after the first are left out if they cannot be used. On all
+/// interfaces without an address.
+pub(crate) fn listen_at(ips: &[IpAddr], port: u16) -> Result<Vec<TcpListener>, ListenError> {
+    let on = ListenOptions::default().with_port(port);
+    let Some((first, further)) = ips.split_first() else {
+        return listen(&on);
+    };
+    let mut listeners = listen(&on.with_host(first.to_string()))?;
+    let port = listeners[0].local_addr().map_or(port, |at| at.port());
+    for ip in further.iter().filter(|ip| *ip != first) {
+        let on = ListenOptions::default().with_port(port);
+        match listen(&on.with_host(ip.to_string())) {
+            Ok(more) => listeners.extend(more),
+            Err(error) => log::debug!("not listening there too: {error}"),
+        }
+    }
+    Ok(listeners)
+}

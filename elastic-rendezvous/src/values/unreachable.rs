@@ -1,0 +1,31 @@
+//! Why a store is not reached.
+
+use std::fmt;
+use std::time::Duration;
+
+use c10d_socket::HostPort;
+
+/// No address works, or the search was cancelled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unreachable {
+    /// The addresses with the last failure of each, in a few words; without one if its attempt did not end.
+    pub tried: Vec<(HostPort, Option<String>)>,
+    /// The time that was spent.
+    pub waited: Duration,
+    /// Whether the search was cancelled before its end.
+    pub is_cancelled: bool,
+}
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (address, cause)) in self.tried.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            let cause = cause.as_deref().unwrap_or("no answer");
+            write!(f, "{separator}{address} ({cause})")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Unreachable {}
